@@ -1,0 +1,25 @@
+"""The one exception users meet, and the sentence that names what came, what was expected and the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GenError(ValueError):
+    """Bad input or a failed run, with a message made for people. The command line prints it and exits with 2."""
+
+
+def unknown(kind: str, got: object, options: Iterable[str], where: str = "") -> GenError:
+    """``unknown sampler 'sdj' in configs/a.yaml. Did you mean 'sjd'? Known: ...``"""
+    options = sorted(str(o) for o in options)
+    near = difflib.get_close_matches(str(got), options, 1, 0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    place = f" in {where}" if where else ""
+    return GenError(f"unknown {kind} {got!r}{place}.{hint} Known: {', '.join(options)}")
+
+
+def bad_value(name: str, got: object, expected: str, where: str = "") -> GenError:
+    """``window is 0; expected an integer of at least 1``"""
+    place = f" in {where}" if where else ""
+    return GenError(f"{name} is {got!r}{place}; expected {expected}")

@@ -1,0 +1,60 @@
+"""The architecture of the embedded models: Llama plus one learned embedding table per axis of the token grid.
+
+A sequence is a condition of ``prefix_length`` tokens and then the grid in raster order. Rotary positions alone make
+a small model draw stripes; a learned row and a learned column embedding let it see the token above at once.
+
+The causal model adds the location of the token to be predicted (position + 1), the masked model the location of the
+token itself. Apart from that both are ``LlamaForCausalLM``; the masked one is called with a full attention mask.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class GridLlamaConfig(LlamaConfig):
+    """``LlamaConfig`` plus the token layout.
+
+    ``grid``: sizes of the axes, slowest first. ``prefix_length``: condition tokens before the grid.
+    ``codebook_size``: ids ``[0, codebook_size)`` are codes, the rest condition words and the mask.
+    ``causal``: whether position i predicts i + 1 (else i).
+    """
+
+    model_type = "gen_grid_llama"
+
+    def __init__(self, grid=(16, 16), prefix_length=8, codebook_size=512, causal=True, mask_token_id=None, **kwargs):
+        super().__init__(**kwargs)
+        self.grid, self.prefix_length, self.codebook_size = list(grid), prefix_length, codebook_size
+        self.causal, self.mask_token_id = causal, mask_token_id
+
+
+class GridLlamaForCausalLM(LlamaForCausalLM):
+    """See the module. ``position_ids`` [B, L] are absolute: 0 is the first condition token."""
+
+    config_class = GridLlamaConfig
+
+    def __init__(self, config: GridLlamaConfig):
+        super().__init__(config)
+        self.axes = nn.ModuleList(nn.Embedding(n, config.hidden_size) for n in config.grid)
+        self.prefix = nn.Embedding(config.prefix_length, config.hidden_size)
+        self.post_init()
+
+    def locate(self, position_ids: Tensor) -> Tensor:
+        """Embeddings [B, L, D] of the places that absolute positions stand for."""
+        n = self.config.prefix_length
+        total = torch.Size(self.config.grid).numel()
+        cell = position_ids + (1 if self.config.causal else 0) - n
+        rest, out = cell.clamp(0, total - 1), 0
+        for axis, size in zip(reversed(self.axes), reversed(self.config.grid), strict=True):
+            out = out + axis(rest % size)
+            rest = rest // size
+        return torch.where((cell < 0)[..., None], self.prefix(position_ids.clamp(0, n - 1)), out)
+
+    def forward(self, input_ids=None, position_ids=None, inputs_embeds=None, **kwargs):
+        if inputs_embeds is None:
+            if position_ids is None:
+                position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
+            inputs_embeds = self.model.embed_tokens(input_ids) + self.locate(position_ids)
+        return super().forward(inputs_embeds=inputs_embeds, position_ids=position_ids, **kwargs)
