@@ -41,6 +41,12 @@ class Average:
                 self.state[k].copy_(v)
 
 
+def _cast(model: nn.Module, dtype: torch.dtype) -> Callable:
+    """The model's forward with cast weights, differentiable with respect to the uncast ones."""
+    weights = {k: p.to(dtype) for k, p in model.named_parameters()}
+    return lambda *args, **kwargs: torch.func.functional_call(model, weights, args, kwargs)
+
+
 def fit(
     model: nn.Module,
     batches: Iterator,
@@ -53,6 +59,7 @@ def fit(
     betas: tuple[float, float] = (0.9, 0.95),
     clip: float = 1.0,
     autocast: bool = False,
+    bfloat16_weights: bool = False,
     log_every: int = 50,
     save_every: int = 500,
     on_step: Callable[[int, nn.Module], None] | None = None,
@@ -60,7 +67,8 @@ def fit(
 ) -> Average:
     """Trains ``model`` and returns the moving average of its weights.
 
-    ``loss_fn(model, batch)`` returns the loss and figures to log. ``batches`` must yield its batch of step s as its
+    ``loss_fn(model, batch)`` returns the loss and figures to log. ``bfloat16_weights`` hands it the model with its
+    weights cast for the forward and backward pass, while the optimiser keeps them in full precision. ``batches`` must yield its batch of step s as its
     s-th item, so that a resumed run only skips. ``out`` receives ``checkpoint.pt``.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +93,7 @@ def fit(
         for g in optimizer.param_groups:
             g["lr"] = lr * cosine(step, steps)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            loss, figures = loss_fn(model, next(batches))
+            loss, figures = loss_fn(_cast(model, torch.bfloat16) if bfloat16_weights else model, next(batches))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)

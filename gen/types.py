@@ -50,7 +50,7 @@ class Stats:
 
     ``nfe``: model forward calls (both halves of guidance count as one). ``tokens``: tokens produced.
     ``tokens_computed``: positions sent through the model, prompt included. ``mean_acceptance_length``: tokens per forward call,
-    bonus included. ``draft_acceptance_rate``: accepted / examined drafts, ``None`` where nothing is drafted.
+    bonus included. ``draft_acceptance_rate``: accepted / drafted tokens, ``None`` where nothing is drafted.
     ``acceptance_histogram``: entry k = forward calls after which k drafts were accepted (empty where nothing is drafted).
     ``seconds``: wall time of the batch the item was in, divided by its rows. ``peak_memory``: bytes on the device, ``None`` on CPU.
     """

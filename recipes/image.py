@@ -32,8 +32,8 @@ class Plan:
     vq_steps: int = 2600
     vq_batch: int = 16
     pictures: int = 80_000
-    lm_steps: int = 6000
-    lm_batch: int = 48
+    lm_steps: int = 3200
+    lm_batch: int = 32
     width: int = 160
     layers: int = 5
 
@@ -129,16 +129,121 @@ def kmeans(points: Tensor, k: int, generator: torch.Generator, rounds: int = 10)
     return centres
 
 
+WORD0 = 512  # ids below are codes, then come the caption words, then the mask
+MASK = WORD0 + len(shapes.WORDS)
+
+
+def make_tokens(work: Path, plan: Plan, log=print) -> None:
+    """Draws the training pictures and keeps their codes (uint16 [N, 256]) and caption slots (uint8 [N, 8])."""
+    from diffusers import VQModel
+
+    model = VQModel.from_pretrained(work / "vq" / "model").eval()
+    rng, chunk = np.random.default_rng(2), 32
+    codes, slots = [], []
+    for start in range(0, plan.pictures, chunk):
+        captions = []
+        while len(captions) < min(chunk, plan.pictures - start):
+            caption = shapes.random_caption(rng)
+            if not shapes.held_out(caption):
+                captions.append(caption)
+        drawn = np.stack([shapes.draw(c, rng) for c in captions])
+        x = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 127.5 - 1
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            latents = model.encode(x).latents.float()
+        with torch.no_grad():
+            codes.append(model.quantize(latents)[2][2].view(len(x), -1).to(torch.int16))
+        slots.append(torch.tensor([c.slots() for c in captions], dtype=torch.uint8))
+        if start // chunk % 250 == 0:
+            log(f"{start}/{plan.pictures} pictures")
+    torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
+
+
+def new_lm(plan: Plan, causal: bool):
+    from gen.models.grid import GridLlamaConfig, GridLlamaForCausalLM
+
+    return GridLlamaForCausalLM(
+        GridLlamaConfig(
+            grid=(16, 16),
+            prefix_length=shapes.SLOTS,
+            codebook_size=WORD0,
+            causal=causal,
+            mask_token_id=MASK,
+            vocab_size=MASK + 1,
+            hidden_size=plan.width,
+            intermediate_size=plan.width * 8 // 3 // 32 * 32,
+            num_hidden_layers=plan.layers,
+            num_attention_heads=plan.width // 32,
+            num_key_value_heads=plan.width // 32,
+            max_position_embeddings=shapes.SLOTS + 256,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def token_batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (condition ids [B, 8], codes [B, 256]). A tenth of the captions is dropped whole, for guidance, and a
+    twentieth of the single words but the shape, so that a caption may leave them out."""
+    data = torch.load(work / "tokens.pt", weights_only=True)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        for rows in torch.randperm(len(data["codes"]), generator=generator).split(batch):
+            if len(rows) < batch:
+                continue
+            slots = data["slots"][rows].long()
+            drop = torch.rand(slots.shape, generator=generator) < 0.05
+            drop[:, 2::4] = False
+            drop |= torch.rand(len(rows), 1, generator=generator) < 0.1
+            whole = drop.all(1, keepdim=True)
+            slots = torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots)
+            yield slots + WORD0, data["codes"][rows].long()
+
+
+def train_lm(work: Path, plan: Plan, causal: bool, log=print) -> None:
+    name = "causal" if causal else "masked"
+    torch.manual_seed(0)
+    model = new_lm(plan, causal)
+    generator = torch.Generator().manual_seed(3)
+
+    def causal_loss(m, batch):
+        condition, codes = batch
+        out = m(input_ids=torch.cat([condition, codes[:, :-1]], 1), logits_to_keep=256, use_cache=False)
+        loss = F.cross_entropy(out.logits.float().flatten(0, 1), codes.flatten())
+        return loss, {}
+
+    def masked_loss(m, batch):
+        condition, codes = batch
+        share = torch.cos(math.pi / 2 * torch.rand(len(codes), 1, generator=generator))
+        hidden = torch.rand(codes.shape, generator=generator).argsort(1) < (share * 256).ceil()
+        ids = torch.cat([condition, codes.masked_fill(hidden, MASK)], 1)
+        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bfloat16)
+        out = m(input_ids=ids, attention_mask=full, logits_to_keep=256, use_cache=False)
+        return F.cross_entropy(out.logits[hidden].float(), codes[hidden]), {}
+
+    average = fit(
+        model, token_batches(work, plan.lm_batch, seed=4 + causal), causal_loss if causal else masked_loss,
+        steps=plan.lm_steps, lr=2e-3, weight_decay=0.05, out=work / name, bfloat16_weights=True, log=log,
+    )
+    model.load_state_dict(average.state)
+    model.save_pretrained(work / name / "model")
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["vq"])
+    parser.add_argument("stage", choices=["vq", "tokens", "causal", "masked"])
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and data")
     parser.add_argument("--quick", action="store_true", help="a smoke run of the same path")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     plan = QUICK if args.quick else Plan()
     args.work.mkdir(parents=True, exist_ok=True)
-    train_vq(args.work, plan)
+    stages = {
+        "vq": lambda: train_vq(args.work, plan),
+        "tokens": lambda: make_tokens(args.work, plan),
+        "causal": lambda: train_lm(args.work, plan, causal=True),
+        "masked": lambda: train_lm(args.work, plan, causal=False),
+    }
+    stages[args.stage]()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,97 @@
+"""Draws: every random decision goes through one injected object.
+
+Production draws are counter-based. A decision is an integer hash of (item key, purpose, position, round), so an item
+gets the same draws whatever the batch, shard, worker or window, on any device. ``round=None`` leaves the round out:
+the noise then belongs to the position, and asking again with another law answers with the same noise (that is what
+Gumbel coupling means).
+
+Tests inject an object with the same three methods that enumerates all outcomes of the production code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_MASK53 = (1 << 53) - 1
+
+
+class Draws(Protocol):
+    """Decisions for the rows of a batch. ``rows`` [b] picks rows of the batch; ``positions`` is long [b, L], the grid
+    position each decision is about; ``round`` long [b] or None; ``active`` bool [b, L] marks decisions that count
+    (the others may return anything)."""
+
+    def categorical(self, logp: Tensor, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None,
+                    active: Tensor) -> Tensor:
+        """Ids long [b, L] drawn from log-probabilities [b, L, V]."""
+
+    def flip(self, p: Tensor, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None,
+             active: Tensor) -> Tensor:
+        """Bool [b, L], true with probability ``p`` [b, L]."""
+
+    def uniform(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
+        """Float64 [b, L] in (0, 1)."""
+
+
+def item_key(*parts: object) -> int:
+    """A 63-bit key from what identifies an item, such as its prompt and seed."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+class CounterDraws:
+    """See the module. ``keys``: one integer per row of the batch."""
+
+    def __init__(self, keys: Sequence[int], device: torch.device | str = "cpu"):
+        self.keys = torch.tensor([k - (1 << 64) if k >> 63 else k for k in keys], dtype=torch.int64, device=device)
+
+    def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
+        h = _mix(self.keys[rows] ^ _constant(purpose))
+        if round is not None:
+            h = _mix(h + (round + 1) * _GOLDEN)
+        return _mix(h[:, None] + (positions + 1) * _ODD)
+
+    def uniform(self, rows, positions, purpose, round) -> Tensor:
+        return _unit(_mix(self._bits(rows, positions, purpose, round)))
+
+    def flip(self, p, rows, positions, purpose, round, active) -> Tensor:
+        return self.uniform(rows, positions, purpose, round) < p
+
+    def categorical(self, logp, rows, positions, purpose, round, active) -> Tensor:
+        """The Gumbel-max rule: argmax of log p + G, with one G per (position, id)."""
+        bits = self._bits(rows, positions, purpose, round)
+        ids = torch.arange(logp.shape[-1], device=logp.device)
+        noise = -torch.log(-torch.log(_unit(_mix(bits[..., None] + (ids + 1) * _GOLDEN))))
+        return (logp + noise).argmax(-1)
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+_GOLDEN, _ODD = _signed(0x9E3779B97F4A7C15), _signed(0xD1342543DE82EF95)
+_M1, _M2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def _constant(purpose: str) -> int:
+    return _signed(int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big"))
+
+
+def _shift(x: Tensor, n: int) -> Tensor:
+    """A logical right shift: int64 has only the arithmetic one."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014), on wrapping int64."""
+    x = (x ^ _shift(x, 30)) * _M1
+    x = (x ^ _shift(x, 27)) * _M2
+    return x ^ _shift(x, 31)
+
+
+def _unit(bits: Tensor) -> Tensor:
+    """53 bits to float64, strictly between 0 and 1."""
+    return ((bits & _MASK53).double() + 0.5) * 2.0**-53

@@ -1,0 +1,88 @@
+"""Adapters: a transformers class seen through the model protocols. Nothing here knows a modality or a sampler."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gen.models.cache import SlotCache
+
+
+class CausalModel(Protocol):
+    """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the positions after them."""
+
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def new_cache(self, slots: int) -> Any:
+        """An empty cache; it has ``keep(rows)``."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor: ...
+
+
+class MaskedModel(Protocol):
+    """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas."""
+
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def forward(self, ids: Tensor, canvas_length: int) -> Tensor: ...
+
+
+class CausalLM:
+    """Any causal language model of transformers whose attention takes a 4-D mask and explicit positions."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model = model.eval()
+        config = model.config.get_text_config()
+        self.vocab_size, self.layers = config.vocab_size, config.num_hidden_layers
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    def new_cache(self, slots: int) -> SlotCache:
+        return SlotCache(self.layers, slots)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        inputs = dict(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=cache.at(positions, self.dtype),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        if self.model.config.model_type == "chameleon":  # its own forward forbids every image id
+            return self.model.lm_head(self.model.model(**inputs).last_hidden_state)
+        return self.model(**inputs).logits
+
+
+class MaskedLM:
+    """A transformers language model called with a full attention mask; logits at i are about position i."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model = model.eval()
+        self.vocab_size = model.config.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
+        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=self.dtype, device=ids.device)
+        mask = full.expand(len(ids), -1, -1, -1)
+        return self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=canvas_length).logits

@@ -1,0 +1,71 @@
+"""A key-value cache whose slot is the absolute position.
+
+Rows of a batch stand at different positions, drafts are rejected, windows slide: with one slot per position all of that
+is the same operation. New keys and values are written to the slots of their positions; a slot above a query's own
+position is never attended to, and by the time a query passes it, it has been written again. So a rejected draft needs
+no rollback, no crop and no gather.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's buffers: keys and values [B, S, H, D], B rows and S slots."""
+
+    def __init__(self, owner: SlotCache):
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        b, h, _, d = key_states.shape
+        self.keys = key_states.new_zeros(b, self.owner.slots, h, d)
+        self.values = value_states.new_zeros(b, self.owner.slots, h, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Writes [B, H, L, D] to the owner's positions and returns all slots in use."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        positions, used = self.owner.positions, self.owner.used
+        rows = torch.arange(len(positions), device=positions.device)[:, None]
+        self.keys[rows, positions] = key_states.transpose(1, 2)
+        self.values[rows, positions] = value_states.transpose(1, 2)
+        return self.keys[:, :used].transpose(1, 2), self.values[:, :used].transpose(1, 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.used, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.used
+
+    def get_max_length(self) -> int:
+        return self.owner.slots
+
+
+class SlotCache(Cache):
+    """``layers`` buffers of ``slots`` positions each; filled by ``at(positions)`` before every forward call."""
+
+    def __init__(self, layers: int, slots: int):
+        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+        self.slots, self.used = slots, 0
+        self.positions: Tensor | None = None
+
+    def at(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1, L, used]:
+        0 for slots up to the query's own position, the smallest number above."""
+        self.positions, self.used = positions, max(self.used, int(positions.max()) + 1)
+        if self.used > self.slots:
+            raise ValueError(f"position {self.used - 1} is beyond the cache of {self.slots} slots")
+        above = torch.arange(self.used, device=positions.device) > positions[..., None]
+        mask = torch.zeros(above.shape, dtype=dtype, device=positions.device)
+        return mask.masked_fill_(above, torch.finfo(dtype).min)[:, None]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but the given ones (long or bool [B])."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = layer.keys[rows], layer.values[rows]

@@ -1,0 +1,103 @@
+"""A target is a model with its condition and the law: all that a sampler sees of a model.
+
+Guidance runs both halves in one batched forward call. Rows leave the batch when they are finished (``keep``).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.law import Law
+from gen.models.adapters import CausalModel, MaskedModel
+from gen.types import TokenSpace
+
+
+class Target:
+    """What both kinds share. ``prompt`` long [B, P] padded on the right, ``prompt_length`` long [B]; ``uncond`` likewise,
+    needed if the law is guided."""
+
+    def __init__(self, model, prompt: Tensor, space: TokenSpace, law: Law, uncond: Tensor | None = None,
+                 prompt_length: Tensor | None = None, uncond_length: Tensor | None = None):
+        if law.guided and uncond is None:
+            raise ValueError("a guided law needs the unconditional prompt")
+        self.model, self.space, self.law = model, space, law
+        self.device = model.device
+        full = lambda ids, n: torch.full((len(ids),), ids.shape[1]) if n is None else n  # noqa: E731
+        halves = [(prompt, full(prompt, prompt_length))]
+        if law.guided:
+            halves.append((uncond, full(uncond, uncond_length)))
+        width = max(p.shape[1] for p, _ in halves)
+        pad = [torch.nn.functional.pad(p, (0, width - p.shape[1])) for p, _ in halves]
+        self.prompt = torch.cat(pad).to(self.device)  # [H B, P], H halves
+        self.prompt_length = torch.cat([n for _, n in halves]).to(self.device)
+        self.halves = len(halves)
+        self.rows = len(prompt)  # rows still in the batch
+        self.legal = space.legal.to(self.device)
+
+    @property
+    def length(self) -> int:
+        """Positions to generate."""
+        return self.space.length
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but the given ones (bool [B])."""
+        both = rows.repeat(self.halves)
+        self.prompt, self.prompt_length = self.prompt[both], self.prompt_length[both]
+        self.rows = int(rows.sum())
+
+    def _law(self, logits: Tensor, legal: Tensor) -> Tensor:
+        cond, *uncond = logits.chunk(self.halves)
+        return self.law(cond, uncond[0] if uncond else None, legal)
+
+
+class CausalTarget(Target):
+    """The law of the next positions given drafts, against a cache of everything committed."""
+
+    model: CausalModel
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
+        self._started = False
+
+    @property
+    def last_prompt_token(self) -> Tensor:
+        """Long [B]: what stands before position 0."""
+        return self.prompt.gather(1, self.prompt_length[:, None] - 1)[: self.rows, 0]
+
+    def logp(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+        """Log-probabilities [B, L, V] of grid positions [B, L], given that ``tokens`` [B, L] stand one place before each;
+        and the number of places per row that were sent through the model.
+
+        A position may be repeated in a row if its token is repeated with it (padding of ragged windows).
+        """
+        width = tokens.shape[1]
+        given = positions
+        tokens, positions = tokens.repeat(self.halves, 1), positions.repeat(self.halves, 1)
+        slots = positions + self.prompt_length[:, None] - 1
+        if not self._started:  # the first call brings the prompt along; shorter prompts repeat their last token
+            self._started = True
+            at = torch.arange(self.prompt.shape[1] - 1, device=self.device).expand(len(self.prompt), -1)
+            at = torch.minimum(at, self.prompt_length[:, None] - 1)
+            tokens, slots = torch.cat([self.prompt.gather(1, at), tokens], 1), torch.cat([at, slots], 1)
+        logits = self.model.forward(tokens, slots, self.cache)[:, -width:]
+        return self._law(logits, self.legal[given]), tokens.shape[1] * self.halves
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        self.cache.keep(rows.repeat(self.halves))
+
+
+class MaskedTarget(Target):
+    """The law of every place of a partly filled canvas."""
+
+    model: MaskedModel
+
+    def logp(self, canvas: Tensor) -> tuple[Tensor, int]:
+        """Canvas [B, T] -> log-probabilities [B, T, V]; and the places per row that were sent through the model."""
+        if int(self.prompt_length.min()) != self.prompt.shape[1]:
+            raise ValueError("masked models need conditions of one length")
+        ids = torch.cat([self.prompt, canvas.repeat(self.halves, 1)], 1)
+        logits = self.model.forward(ids, canvas.shape[1])
+        return self._law(logits, self.legal), ids.shape[1] * self.halves

@@ -1,0 +1,98 @@
+"""What a sampler is, what a preset is, and how a name with knobs becomes one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from gen.draws import Draws
+from gen.errors import GenError, unknown
+from gen.law import Law
+from gen.registry import registry
+from gen.types import EXACTNESS, SampleOutput
+
+Callback = Callable[[dict[str, int]], None]
+
+
+class Sampler(ABC):
+    """A decoding method: a frozen dataclass whose fields are its knobs.
+
+    ``protocol``: the model it needs, ``causal`` or ``masked``. ``reference``: what ``exactness`` is relative to.
+    """
+
+    protocol: ClassVar[str]
+    reference: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def exactness(self) -> str:
+        """One of ``gen.types.EXACTNESS``, for these knobs."""
+
+    @abstractmethod
+    def __call__(self, target, draws: Draws, *, canvas=None, trace: bool = False,
+                 callback: Callback | None = None) -> SampleOutput:
+        """Decodes every row of the target.
+
+        ``canvas`` long [B, T] (masked samplers only) holds the mask id where a token is wanted. ``callback`` is called once
+        per forward call with ``{"step", "done", "total"}``.
+        """
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A paper's name for a sampler with knobs, and a law where the method implies one."""
+
+    name: str
+    sampler: str
+    knobs: dict[str, Any] = field(default_factory=dict)
+    law: dict[str, Any] = field(default_factory=dict)
+    about: str = ""
+
+
+def knobs(sampler: type[Sampler]) -> dict[str, Any]:
+    """A sampler's knobs and their defaults."""
+    return {f.name: f.default for f in dataclasses.fields(sampler)}
+
+
+def resolve_sampler(spec: str | Mapping[str, Any] | Sampler, law: Mapping[str, Any] | Law | None = None,
+                    where: str = "") -> tuple[Sampler, Law]:
+    """The sampler and law that a name, ``{"name": ..., knob: value}`` or a sampler stands for.
+
+    Raises ``GenError`` for an unknown name, knob or law key (with the nearest one), for a bad value, and for a law that
+    contradicts the preset's.
+    """
+    said = dataclasses.asdict(law) if isinstance(law, Law) else dict(law or {})
+    for key in said:
+        if key not in Law.__dataclass_fields__:
+            raise unknown("law key", key, Law.__dataclass_fields__, where)
+    if isinstance(spec, Sampler):
+        return spec, Law(**said)
+    given = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = given.pop("name", None)
+    if not isinstance(name, str):
+        raise GenError(f"the sampler has no name; expected one of {', '.join([*registry.table('sampler'), *registry.table('preset')])}")
+    samplers, presets = registry.table("sampler"), registry.table("preset")
+    if name not in samplers and name not in presets:
+        raise unknown("sampler", name, [*samplers, *presets], where)
+    if name in presets:
+        preset: Preset = presets[name]
+        for key, value in preset.law.items():
+            if said.setdefault(key, value) != value:
+                raise GenError(f"law.{key} is {said[key]!r}; the preset {name!r} means {value!r}")
+        cls, given = samplers[preset.sampler], {**preset.knobs, **given}
+    else:
+        cls = samplers[name]
+    for key in given:
+        if key not in cls.__dataclass_fields__:
+            raise unknown(f"knob of sampler {name!r}:", key, cls.__dataclass_fields__, where)
+    try:
+        return cls(**given), Law(**said)
+    except GenError as error:
+        raise GenError(f"{error} ({where})") if where else error from None
+
+
+def describe_exactness(sampler: Sampler) -> str:
+    return f"{EXACTNESS[sampler.exactness]} ({sampler.reference})"

@@ -1,0 +1,152 @@
+"""The causal loop: draft, one target forward, verify, commit. Every causal method is a drafter in this loop.
+
+Per row: n tokens are committed. The forward call gets the last committed token and the drafts of positions n, n+1, ...
+and gives the law of n, n+1, ..., one place further than the drafts. The drafter says how many drafts are accepted and
+which token follows them; those are committed. Rows advance independently, each with its own n, window and round, and
+leave the batch when they are done. Nothing a row draws depends on another row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gen.draws import Draws
+from gen.models.targets import CausalTarget
+from gen.types import SampleOutput, Stats, TraceStep
+
+
+@dataclass
+class Round:
+    """What the parts of a method may look at in one round. b rows are left, W = columns computed.
+
+    ``rows`` [b]: their numbers in the batch. ``round`` [b]: forward calls before this one. ``start`` [b]: tokens
+    committed. ``positions`` [b, W] grid positions of the columns, ``valid`` [b, W] whether they exist.
+    """
+
+    draws: Draws
+    rows: Tensor
+    round: Tensor
+    start: Tensor
+    positions: Tensor
+    valid: Tensor
+
+    def categorical(self, logp: Tensor, purpose: str, active: Tensor, first: int | Tensor = 0,
+                    shared: bool = False) -> Tensor:
+        """Ids [b, L] for the L columns from ``first`` on, or for the one column ``first`` [b] of each row. ``shared``: the
+        noise belongs to the position, not the round."""
+        if isinstance(first, Tensor):
+            at = self.positions.gather(1, first[:, None])
+        else:
+            at = self.positions[:, first : first + logp.shape[1]]
+        return self.draws.categorical(logp, self.rows, at, purpose, None if shared else self.round, active)
+
+    def flip(self, p: Tensor, purpose: str, active: Tensor) -> Tensor:
+        return self.draws.flip(p, self.rows, self.positions[:, : p.shape[1]], purpose, self.round, active)
+
+
+class Drafter(Protocol):
+    """Proposes, and learns what became of it. Its state has one row per row left in the batch."""
+
+    window: int  # columns computed per forward call at most; drafts are at most window - 1
+
+    def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Drafts long [b, L] for the first L <= W columns and bool [b, L], which of them exist. ``tokens`` [b, T] are the
+        committed ones."""
+
+    def verify(self, now: Round, logp: Tensor) -> tuple[Tensor, Tensor]:
+        """From the law [b, W, V]: accepted drafts per row [b], and long [b, W] whose column ``accepted`` is the token that
+        follows (columns before it are the accepted drafts)."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but the given ones (bool [b])."""
+
+
+def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace: bool = False,
+                  callback: Callable | None = None) -> SampleOutput:
+    """Decodes every row of ``target``."""
+    total, batch, device = target.length, target.rows, target.device
+    began = time.perf_counter()
+    tokens = torch.zeros(batch, total, dtype=torch.long, device=device)
+    book = _Book(batch, drafter.window, trace)
+    rows = torch.arange(batch, device=device)
+    start = torch.zeros(batch, dtype=torch.long, device=device)
+    round_ = torch.zeros(batch, dtype=torch.long, device=device)
+    before = target.last_prompt_token
+    step = 0
+    while len(rows):
+        width = min(drafter.window, total - int(start.min()))
+        positions = start[:, None] + torch.arange(width, device=device)
+        valid = positions < total
+        # a column that does not exist repeats the row's first one, token and place, which changes nothing
+        positions = torch.where(valid, positions, start[:, None])
+        now = Round(draws, rows, round_, start, positions, valid)
+        drafts, drafted = drafter.propose(now, tokens[rows])
+        last = torch.where(start > 0, tokens[rows, (start - 1).clamp_min(0)], before)
+        given = torch.cat([last[:, None], drafts], 1)[:, :width]
+        logp, computed = target.logp(torch.where(valid, given, last[:, None]), positions)
+        accepted, chosen = drafter.verify(now, logp)
+        count = torch.minimum(accepted + 1, valid.sum(1))
+        new = torch.arange(width, device=device) < count[:, None]
+        where = rows[:, None].expand_as(positions)[new], positions[new]
+        tokens[where] = chosen[new]
+        book.add(rows, start, valid.sum(1), accepted, count, drafted, chosen, computed)
+        start, round_, step = start + count, round_ + 1, step + 1
+        if callback:
+            done = batch * total - int((total - start).sum())
+            callback({"step": step, "done": done, "total": batch * total})
+        left = start < total
+        if not bool(left.all()):
+            rows, start, round_, before = rows[left], start[left], round_[left], before[left]
+            if len(rows):
+                target.keep(left)
+                drafter.keep(left)
+    return book.output(tokens, time.perf_counter() - began, device)
+
+
+class _Book:
+    """Statistics and traces per row."""
+
+    def __init__(self, batch: int, window: int, trace: bool):
+        self.nfe, self.computed = [0] * batch, [0] * batch
+        self.accepted, self.drafted = [0] * batch, [0] * batch
+        self.histogram = [[0] * window for _ in range(batch)]
+        self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
+
+    def add(self, rows, start, width, accepted, count, drafted, chosen, computed) -> None:
+        drafted = drafted.sum(1).tolist()
+        ids = chosen.tolist() if self.traces is not None else None
+        for i, (row, n, w, a, c) in enumerate(
+            zip(rows.tolist(), start.tolist(), width.tolist(), accepted.tolist(), count.tolist(), strict=True)
+        ):
+            self.nfe[row] += 1
+            self.computed[row] += computed
+            self.accepted[row] += a
+            self.drafted[row] += drafted[i]
+            self.histogram[row][a] += 1
+            if self.traces is not None:
+                committed = {n + k: ids[i][k] for k in range(c)}
+                self.traces[row].append(TraceStep(list(range(n, n + w)), list(range(n, n + a)), committed))
+
+    def output(self, tokens: Tensor, seconds: float, device: torch.device) -> SampleOutput:
+        total = tokens.shape[1]
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        stats = [
+            Stats(
+                nfe=n,
+                tokens=total,
+                tokens_computed=self.computed[row],
+                mean_acceptance_length=total / n,
+                draft_acceptance_rate=self.accepted[row] / self.drafted[row] if self.drafted[row] else None,
+                acceptance_histogram=self.histogram[row] if self.drafted[row] else [],
+                seconds=seconds / len(tokens),
+                peak_memory=memory,
+            )
+            for row, n in enumerate(self.nfe)
+        ]
+        return SampleOutput(tokens, stats, self.traces)

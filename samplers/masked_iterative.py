@@ -1,0 +1,142 @@
+"""Masked iterative decoding: predict all masked places, commit some, repeat.
+
+    step s of S, r = (s + 1) / S, N masked places at the start:
+    propose   x_i ~ p_i for every masked place i
+    select    the places that stay masked are the floor(N schedule(r)) with the lowest score (at least one fewer than
+              before; none after the last step)
+
+Scores are an ``order``. ``confidence`` is MaskGIT (Chang et al., arXiv 2202.04200): log p(x_i) + t (1 - r) Gumbel, with
+t = ``choice_temperature``. ``halton`` is Besnier et al. (arXiv 2503.17076). The start may be any partly filled canvas:
+what it holds is kept, which is inpainting.
+
+Guarantee: places committed in the same step are drawn independently of each other, so the law is not the model's
+(exactness ``none``). With one place per step (schedule ``linear``, as many steps as places) and an order that does not
+look at the tokens, it is the law of sequential decoding in that order.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gen.errors import GenError, bad_value
+from gen.registry import register, registry
+from gen.sampling import Preset, Sampler
+from gen.types import SampleOutput, Stats, TraceStep
+
+
+@register("sampler", "masked_iterative")
+@dataclass(frozen=True)
+class MaskedIterative(Sampler):
+    """All masked places at once, the best of them kept, in a fixed number of forward calls.
+
+    ``steps``: forward calls at most. ``order``: confidence, random, halton or raster. ``schedule``: cosine, linear, pow or
+    arccos. ``exponent``: of pow. ``choice_temperature``: of the noise on the confidence.
+    """
+
+    steps: int = 12
+    order: str = "confidence"
+    schedule: str = "cosine"
+    exponent: float = 2.0
+    choice_temperature: float = 4.5
+
+    protocol = "masked"
+    reference = "one place per step in the same order"
+    exactness = "none"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
+            raise bad_value("sampler.steps", self.steps, "an integer of at least 1")
+        for name, low in (("exponent", 1e-9), ("choice_temperature", 0.0)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value < float("inf"):
+                raise bad_value(f"sampler.{name}", value, f"a number {'above' if low else 'of at least'} 0")
+        registry.get("order", self.order, "sampler.order")
+        registry.get("schedule", self.schedule, "sampler.schedule")
+
+    def __call__(self, target, draws, *, canvas: Tensor | None = None, trace=False, callback=None):
+        began = time.perf_counter()
+        order, schedule = registry.get("order", self.order), registry.get("schedule", self.schedule)
+        mask_id, batch, total = target.space.mask_id, target.rows, target.length
+        device = target.device
+        if canvas is None:
+            canvas = torch.full((batch, total), mask_id, dtype=torch.long)
+        canvas = canvas.to(device).clone()
+        _check_canvas(canvas, batch, total, mask_id, target.legal)
+        wanted = (canvas == mask_id).sum(1)
+        rows = torch.arange(batch, device=device)[wanted > 0]
+        if len(rows) < batch and len(rows):
+            target.keep(wanted > 0)
+        nfe, computed = [0] * batch, [0] * batch
+        traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
+        positions = torch.arange(total, device=device)
+        step = 0
+        while len(rows):
+            r = (step + 1) / self.steps
+            logp, places = target.logp(canvas[rows])
+            masked = canvas[rows] == mask_id
+            here = positions.expand(len(rows), -1)
+            round_ = torch.full((len(rows),), step, device=device)
+            proposed = draws.categorical(logp, rows, here, "propose", round_, masked)
+            chosen = logp.gather(-1, proposed[..., None])[..., 0].double()
+            temperature = torch.full((len(rows),), self.choice_temperature * (1 - r), device=device, dtype=torch.float64)
+            score = order(draws, rows, here, round_, chosen, temperature, target.space.grid)
+            unknown = masked.sum(1)
+            share = schedule(r, self.exponent) if step + 1 < self.steps else 0.0
+            stay = (wanted[rows] * share + 1e-9).floor().long().clamp_min(1 if share else 0)
+            commit = unknown - torch.minimum(stay, unknown - 1)
+            # rank 0 is the highest score among the masked places
+            ranked = score.masked_fill(~masked, float("-inf")).argsort(dim=1, descending=True, stable=True)
+            rank = torch.empty_like(ranked).scatter_(1, ranked, here)
+            new = masked & (rank < commit[:, None])
+            canvas[rows] = torch.where(new, proposed, canvas[rows])
+            for i, row in enumerate(rows.tolist()):
+                nfe[row] += 1
+                computed[row] += places
+                if traces is not None:
+                    at = new[i].nonzero()[:, 0].tolist()
+                    ids = proposed[i, new[i]].tolist()
+                    window = masked[i].nonzero()[:, 0].tolist()
+                    traces[row].append(TraceStep(window, [], dict(zip(at, ids, strict=True))))
+            step += 1
+            if callback:
+                done = batch * total - int((canvas == mask_id).sum())
+                callback({"step": step, "done": done, "total": batch * total})
+            left = (canvas[rows] == mask_id).any(1)
+            if not bool(left.all()):
+                rows = rows[left]
+                if len(rows):
+                    target.keep(left)
+        return self._output(canvas, wanted.tolist(), nfe, computed, traces, time.perf_counter() - began)
+
+    def _output(self, canvas, wanted, nfe, computed, traces, seconds) -> SampleOutput:
+        memory = torch.cuda.max_memory_allocated(canvas.device) if canvas.device.type == "cuda" else None
+        stats = [
+            Stats(nfe=n, tokens=w, tokens_computed=c, mean_acceptance_length=w / n if n else 0.0,
+                  seconds=seconds / len(canvas), peak_memory=memory)
+            for n, w, c in zip(nfe, wanted, computed, strict=True)
+        ]
+        return SampleOutput(canvas, stats, traces)
+
+
+def _check_canvas(canvas: Tensor, batch: int, total: int, mask_id: int, legal: Tensor) -> None:
+    if canvas.shape != (batch, total):
+        raise GenError(f"the canvas has shape {tuple(canvas.shape)}; expected {(batch, total)}")
+    known = canvas != mask_id
+    inside = (canvas >= 0) & (canvas < legal.shape[1])
+    fine = legal[torch.arange(total, device=canvas.device), canvas.clamp(0, legal.shape[1] - 1)] & inside
+    if bool((known & ~fine).any()):
+        row, at = (known & ~fine).nonzero()[0].tolist()
+        raise GenError(f"the canvas holds id {int(canvas[row, at])} at place {at} of row {row}, which is not legal there")
+
+
+for _preset in (
+    Preset("maskgit", "masked_iterative", {"steps": 12, "order": "confidence", "schedule": "cosine"},
+           about="MaskGIT: confidence order, cosine schedule"),
+    Preset("halton", "masked_iterative", {"steps": 12, "order": "halton", "schedule": "arccos"},
+           about="Halton scheduler: low-discrepancy order"),
+):
+    register("preset", _preset.name)(_preset)
