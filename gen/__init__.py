@@ -5,3 +5,10 @@ from pathlib import Path
 _root = Path(__file__).parents[1]
 if (_root / "pyproject.toml").is_file():  # a checkout keeps samplers/, tokenizers/, modalities/ and configs/ beside gen/
     __path__.insert(0, str(_root))  # a wheel holds them inside it
+
+
+def load(modality, model=None, *, device="cpu", dtype="float32"):
+    """A pipeline for a modality; see ``gen.pipeline``, which this imports (and torch with it) on the first call."""
+    from gen.pipeline import load as _load
+
+    return _load(modality, model, device=device, dtype=dtype)

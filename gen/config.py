@@ -74,7 +74,8 @@ class Job:
 
     def labels(self) -> list[str]:
         """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart."""
-        flats = [{**{k: v for k, v in _flat(e.relevant()).items() if k != "prompts"}} for e in self.entries]
+        unsaid = ("prompts", "image", "mask")  # too long for a name
+        flats = [{k: v for k, v in _flat(e.relevant()).items() if k not in unsaid} for e in self.entries]
         labels = []
         for e, mine in zip(self.entries, flats, strict=True):
             twins = [f for o, f in zip(self.entries, flats, strict=True) if o.sampler["name"] == e.sampler["name"]]

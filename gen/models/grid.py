@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 
 class GridLlamaConfig(LlamaConfig):
@@ -58,3 +58,7 @@ class GridLlamaForCausalLM(LlamaForCausalLM):
                 position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
             inputs_embeds = self.model.embed_tokens(input_ids) + self.locate(position_ids)
         return super().forward(inputs_embeds=inputs_embeds, position_ids=position_ids, **kwargs)
+
+
+AutoConfig.register(GridLlamaConfig.model_type, GridLlamaConfig)
+AutoModelForCausalLM.register(GridLlamaConfig, GridLlamaForCausalLM)

@@ -1,0 +1,70 @@
+"""The command ``gen``. Whatever goes wrong ends as one line on stderr and an exit code.
+
+0 done, 1 some items failed or some media are broken, 2 wrong input or a disk that cannot be written, 3 a fault in gen,
+130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+
+from gen.errors import GenError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    from gen.cli import parse
+
+    previous = None
+    try:
+        args = parse(sys.argv[1:] if argv is None else list(argv))
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.signal(signal.SIGTERM, _interrupt)  # schedulers ask so; temporary files still go
+        return args.command(args)
+    except SystemExit as leaving:  # --help and --version
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except KeyboardInterrupt as error:
+        return _say("interrupted; what is finished is kept, and the same command resumes", 130, error)
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except GenError as error:
+        return _say(str(error), 2, error)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _say(f"{place}{error.strerror or error}", 2, error)
+    except Exception as error:  # noqa: BLE001  the last line of defence
+        if _out_of_memory(error):
+            return _say(f"out of memory: {error}", 2, error)
+        return _say(f"internal error, {type(error).__name__}: {error} (GEN_DEBUG=1 shows where)", 3, error)
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _say(text: str, code: int, error: BaseException) -> int:
+    if os.environ.get("GEN_DEBUG"):
+        traceback.print_exception(error)
+    print("gen: " + " ".join(text.split()), file=sys.stderr, flush=True)
+    return code
+
+
+def _out_of_memory(error: Exception) -> bool:
+    if "gen.jobs" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from gen.jobs import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""The commands that tell: ``ls``, ``show``, ``cp``, ``status``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gen.errors import GenError
+
+EMPTY = "-"
+
+
+def ls(args: argparse.Namespace) -> int:
+    table = {"samplers": samplers, "presets": presets, "tokenizers": lambda: simple("tokenizer"),
+             "modalities": modalities, "models": models, "configs": configs}[args.kind]()  # fmt: skip
+    if args.json:
+        print(json.dumps(table, ensure_ascii=False, indent=2))
+        return 0
+    if not table:
+        print(f"no {args.kind}")
+        return 0
+    keys = list(table[0])
+    rows = [[k.replace("_", " ") for k in keys], *([_cell(row[k]) for k in keys] for row in table)]
+    print(columns(rows))
+    return 0
+
+
+def samplers() -> list[dict[str, Any]]:
+    from gen.registry import registry
+
+    table = []
+    for name, cls in registry.table("sampler").items():
+        knobs = {f.name: _default(f) for f in dataclasses.fields(cls)}
+        table.append({"name": name, "protocol": cls.protocol, "exactness": _exactness(name), "knobs": knobs, "about": first_line(cls)})
+    return table
+
+
+def presets() -> list[dict[str, Any]]:
+    from gen.registry import registry
+
+    return [
+        {"name": name, "sampler": p.sampler, "exactness": _exactness(name), "knobs": dict(p.knobs), "law": dict(p.law), "about": p.about}
+        for name, p in registry.table("preset").items()
+    ]
+
+
+def modalities() -> list[dict[str, Any]]:
+    from gen.registry import registry
+
+    return [
+        {"name": name, "files": cls.extension, "default_law": dict(getattr(cls, "default_law", {})), "about": first_line(cls)}
+        for name, cls in registry.table("modality").items()
+    ]
+
+
+def simple(kind: str) -> list[dict[str, Any]]:
+    from gen.registry import registry
+
+    return [{"name": name, "about": first_line(obj)} for name, obj in registry.table(kind).items()]
+
+
+def models() -> list[dict[str, Any]]:
+    """The models that come with gen. A folder or hub id of your own goes wherever a name of these does."""
+    table = []
+    for folder in zoo():
+        config = _json_of(folder / "config.json")
+        size = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+        about = next((line.strip() for line in _readable(folder / "README.md").splitlines() if _is_prose(line)), "")
+        kind = config.get("model_type") or config.get("_class_name") or EMPTY
+        table.append({"name": folder.name, "type": kind, "megabytes": round(size / 1e6, 2), "about": about})
+    return table
+
+
+def configs() -> list[dict[str, Any]]:
+    from gen.config import packaged
+
+    table = []
+    for name, path in packaged().items():
+        line = next((x.lstrip("# ").strip() for x in _readable(path).splitlines() if x.startswith("#")), "")
+        table.append({"name": name, "about": line})
+    return table
+
+
+def show(args: argparse.Namespace) -> int:
+    from gen.config import fingerprint, load_config
+
+    job = load_config(args.config, args.overrides)
+    print(job.to_yaml() + f"# fingerprint: {fingerprint(job)}")
+    return 0
+
+
+def cp(args: argparse.Namespace) -> int:
+    from gen.config import find_config
+    from gen.ledger import writing
+
+    source, dest = find_config(args.config), Path(args.dest)
+    if dest.is_dir():
+        dest = dest / source.name
+    with writing(dest):
+        try:
+            with dest.open("xb") as file:
+                file.write(source.read_bytes())
+        except FileExistsError as error:
+            raise GenError(f"{dest} exists; expected a name that is free") from error
+    print(dest)
+    return 0
+
+
+def status(args: argparse.Namespace) -> int:
+    from gen.config import stored_job
+    from gen.ledger import read_rows, require_job
+
+    folder = require_job(args.folder)
+    job = stored_job(folder)
+    rows = {r["id"]: r for r in read_rows(folder)}
+    total = sum(len(e.prompts) * e.num_samples for e in job.entries)
+    counts = Counter(r["status"] for r in rows.values())
+    by_sampler = {label: {"items": len(e.prompts) * e.num_samples, "ok": 0, "failed": 0}
+                  for label, e in zip(job.labels(), job.entries, strict=True)}  # fmt: skip
+    for row in rows.values():
+        group = by_sampler.setdefault(row["sampler"], {"items": 0, "ok": 0, "failed": 0})
+        group[row["status"]] += 1
+    report = {"folder": str(folder), "items": total, "ok": counts["ok"], "failed": counts["failed"],
+              "pending": total - counts["ok"] - counts["failed"], "by_sampler": by_sampler}  # fmt: skip
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False, indent=2))
+        return 0
+    print(columns([("sampler", "items", "ok", "failed", "pending")] + [
+        (name, *map(str, (g["items"], g["ok"], g["failed"], g["items"] - g["ok"] - g["failed"])))
+        for name, g in [*by_sampler.items(), *([("all", report)] if len(by_sampler) > 1 else [])]
+    ]))  # fmt: skip
+    for row in rows.values():
+        if row["status"] == "failed":
+            print(f"{row['id']} {row['prompt']!r}: {row['error']}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------ small parts
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the first one a heading, in aligned columns."""
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows)
+
+
+def first_line(obj: Any) -> str:
+    return next((line.strip() for line in (obj.__doc__ or "").splitlines() if line.strip()), "")
+
+
+def zoo() -> list[Path]:
+    """The folders of the models that come with gen."""
+    import gen
+
+    roots = [Path(p) / "zoo" for p in gen.__path__]
+    return sorted(f for r in roots if r.is_dir() for f in r.iterdir() if (f / "config.json").is_file())
+
+
+def _exactness(name: str) -> str:
+    """With the default knobs."""
+    from gen.sampling import resolve_sampler
+
+    return resolve_sampler(name, None)[0].exactness
+
+
+def _default(f: dataclasses.Field) -> Any:
+    if f.default is not dataclasses.MISSING:
+        return f.default
+    return f.default_factory() if f.default_factory is not dataclasses.MISSING else "required"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{k}={v}" for k, v in value.items()) or EMPTY
+    return str(value) or EMPTY
+
+
+def _readable(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(_readable(path))
+    except ValueError:
+        return {}
+
+
+def _is_prose(line: str) -> bool:
+    """A line of a model card that is neither its YAML head nor a heading."""
+    return bool(line.strip()) and line[0] not in "#-|" and ":" not in line.split(" ")[0]

@@ -1,0 +1,121 @@
+"""The commands that make or read media: ``sample``, ``run``, ``gallery``, ``check``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gen.cli_info import columns
+from gen.errors import GenError
+from gen.registry import registry
+
+LAW = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+SAMPLER = "speculative_jacobi"
+
+
+def sample(args: argparse.Namespace) -> int:
+    from gen.config import make_job
+
+    sampler = args.sampler or SAMPLER
+    tree: dict[str, Any] = {"modality": args.modality, "prompts": [args.prompt], "sampler": sampler,
+                            "law": law_of(args, sampler)}  # fmt: skip
+    for key in ("num_samples", "seed", "out", "image", "mask", "batch_size", "trace", "model", "device", "dtype"):
+        if getattr(args, key) is not None:
+            tree[key] = getattr(args, key)
+    return _run(make_job(tree, args.sets, where="the command line"))
+
+
+def law_of(args: argparse.Namespace, sampler: str) -> dict[str, Any]:
+    """What the user said, over what the preset implies, over what the modality suggests."""
+    modality = registry.get("modality", args.modality, "the command line")
+    implied = getattr(registry.table("preset").get(sampler), "law", {})
+    said = {k: getattr(args, k) for k in LAW if getattr(args, k) is not None}
+    return {**getattr(modality, "default_law", {}), **implied, **said}
+
+
+def run(args: argparse.Namespace) -> int:
+    from gen.config import load_config
+
+    job = load_config(args.config, args.overrides)
+    return _dry_run(job) if args.dry_run else _run(job)
+
+
+def _run(job: Any) -> int:
+    from gen.jobs import run_job
+    from gen.progress import for_terminal
+
+    summary = run_job(job, progress=for_terminal())
+    for name, s in summary["by_sampler"].items():
+        print(f"{name}: {s['items']} items, {s['nfe']:g} forward calls and {s['seconds']:.3g} s per item (medians)")
+    print(f"gallery: {summary['gallery']}")
+    failed = summary["failed"]
+    if failed:
+        first = " ".join(f"{failed[0]['id']}: {failed[0]['error']}".split())
+        print(f"gen: {len(failed)} of {summary['items']} items failed ({first}); the same command tries them again",
+              file=sys.stderr)  # fmt: skip
+    return 1 if failed else 0
+
+
+def _dry_run(job: Any) -> int:
+    from pathlib import Path
+
+    from gen.config import fingerprint
+    from gen.jobs import check_target
+
+    check_target(Path(job.out), job)
+    rows = [("sampler", "modality", "prompts", "samples", "items")]
+    for entry, label in zip(job.entries, job.labels(), strict=True):
+        modality = registry.get("modality", entry.modality)()
+        for prompt in entry.prompts:
+            modality.condition(prompt)
+        n = len(entry.prompts)
+        rows.append((label, entry.modality, str(n), str(entry.num_samples), str(n * entry.num_samples)))
+    print(columns(rows))
+    print(f"out: {job.out}  fingerprint: {fingerprint(job)}")
+    return 0
+
+
+def gallery(args: argparse.Namespace) -> int:
+    from gen.gallery import write_gallery
+    from gen.ledger import require_job, writing
+
+    folder = require_job(args.folder)
+    with writing(folder):
+        print(write_gallery(folder))
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    from gen.jobs import check_folder
+
+    report = check_folder(args.folder)
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False, indent=2))
+    else:
+        _print_report(report)
+    return 0 if report["valid"] == 1 else 1
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    rows: list[Sequence[str]] = [("sampler", "items", "fulfilled", "valid")]
+    groups = [*report["by_sampler"].items(), *([("all", report)] if len(report["by_sampler"]) > 1 else [])]
+    rows += [(name, str(s["items"]), f"{s['fulfilled']:.1%}", f"{s['valid']:.1%}") for name, s in groups]
+    print(columns(rows))
+    for item in report["failed"][:10]:
+        print(f"{item['id']} {item['prompt']!r}: {item['detail']}")
+    if len(report["failed"]) > 10:
+        print(f"... and {len(report['failed']) - 10} more (--json lists all)")
+
+
+def positive(text: str, name: str) -> list[int]:
+    """``1,8,32`` as integers of at least 1."""
+    try:
+        values = [int(x) for x in text.split(",")]
+    except ValueError:
+        values = [0]
+    if min(values) < 1:
+        raise GenError(f"{name} is {text!r}; expected integers of at least 1, separated by commas")
+    return list(dict.fromkeys(values))

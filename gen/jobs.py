@@ -1,0 +1,339 @@
+"""Running a job: plan, microbatches, resume, retries, and the folder that comes out.
+
+An item is a prompt with a seed of its own, so what it becomes does not depend on the microbatch it runs in. That is
+what makes everything here free of choices that would show in the media: microbatches shrink when memory runs out,
+failed items are retried alone, and the same command again does only what is missing (see `gen.ledger` for commits).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gen.config import Entry, Job, difference, fingerprint, make_job, stored_job
+from gen.errors import GenError
+from gen.ledger import (CHECK, CONFIG, TEMPORARY, TRACES, Ledger, inside, is_job, put, put_text, read_json, read_rows,
+                        require_job, sha256, slug, writing)  # fmt: skip
+from gen.progress import Silent
+
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
+                 "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """One item of a job. ``plan``: what the pipeline planned, with its ``prompt`` and its own ``seed``."""
+
+    id: str
+    entry: Entry
+    label: str
+    plan: Any
+    trace: bool
+    file: str
+
+
+def run_job(job: Job, *, progress: Silent | None = None, load: Callable[..., Any] | None = None) -> dict[str, Any]:
+    """Make everything of a job that is not there yet; returns the summary (see `summarise`).
+
+    Raises ``GenError`` before anything is written if a prompt or value is wrong or the folder holds something else, and
+    later if it cannot be written. Items that fail become rows with ``status`` ``failed``; the others go on.
+    """
+    if load is None:
+        from gen.pipeline import load
+    progress = progress or Silent()
+    folder = Path(job.out)
+    check_target(folder, job)
+    pipes: dict[tuple, Any] = {}
+    for entry in job.entries:
+        key = _pipe_key(entry)
+        if key not in pipes:
+            pipes[key] = load(entry.modality, model=entry.model, device=entry.device, dtype=entry.dtype)
+    works = plan_job(job, lambda entry: pipes[_pipe_key(entry)])
+    open_folder(folder, job)
+    with Ledger(folder, {w.id: w.file for w in works}) as ledger:
+        progress.start(len(works), len(ledger.done))
+        try:
+            for entry in job.entries:
+                due = [w for w in works if w.entry is entry and w.id not in ledger.done]
+                run_entry(pipes[_pipe_key(entry)], entry, due, ledger, progress)
+        finally:
+            progress.close()
+        rows = ledger.finish()
+    return summarise(folder, rows, skipped=len(ledger.done))
+
+
+def plan_job(job: Job, pipe_of: Callable[[Entry], Any]) -> list[Work]:
+    """Every item, in an order that only the job decides. Planning checks every prompt."""
+    works: list[Work] = []
+    for entry, label in zip(job.entries, job.labels(), strict=True):
+        pipe = pipe_of(entry)
+        for i, plan in enumerate(pipe.plan(list(entry.prompts), entry.num_samples, entry.seed)):
+            number = f"{len(works):06d}"
+            name = f"{number}-{slug(plan.prompt)}-s{plan.seed}.{pipe.modality.extension}"
+            works.append(Work(number, entry, label, plan, i < entry.trace, name))
+    return works
+
+
+def run_entry(pipe: Any, entry: Entry, due: list[Work], ledger: Ledger, progress: Silent) -> None:
+    """The items of one entry in microbatches. Running out of memory halves them for the rest of the entry."""
+    size, queue = entry.batch_size, list(due)
+    alone = 0  # so many items at the head of the queue run one by one, to find the one that fails
+    while queue:
+        batch = queue[: 1 if alone else size]
+        progress.batch(batch[0].label, len(batch))
+        out, error, full = None, "", False
+        try:
+            out = pipe.generate([w.plan for w in batch], dict(entry.sampler), dict(entry.law),
+                                trace=any(w.trace for w in batch), callback=progress.step,
+                                image=entry.image, mask=entry.mask)  # fmt: skip
+        except (GenError, OSError):
+            raise  # a wrong value or a broken disk, not a matter of one item
+        except Exception as problem:  # noqa: BLE001  what a model may raise is open
+            full, error = is_out_of_memory(problem), _describe(problem)
+        if out is None:  # here, not in the handler: its traceback would keep the tensors alive
+            if full:
+                free_memory()
+            if len(batch) > 1:
+                if full:
+                    size = max(1, len(batch) // 2)
+                    progress.note(f"out of memory with {len(batch)} items at once; going on with {size}")
+                else:
+                    alone = len(batch)
+                continue
+            ledger.add(row_of(batch[0], None, 0, status="failed", error=error))
+            progress.note(f"item {batch[0].id} failed: {error}")
+        else:
+            commit(out, pipe.modality, batch, ledger, progress)
+        alone = max(0, alone - 1)
+        del queue[: len(batch)]
+        progress.items(len(batch))
+
+
+def commit(out: Any, modality: Any, batch: list[Work], ledger: Ledger, progress: Silent) -> None:
+    """Put a finished microbatch into the folder: traces first, then item by item media and row."""
+    traces = {w.id: [_trace_step(s) for s in out.traces[i]] for i, w in enumerate(batch) if w.trace and out.traces}
+    if traces:
+        path = ledger.folder / TRACES
+        known = {**read_json(path), **traces}
+        put_text(path, _json({k: known[k] for k in sorted(known)}))
+    for i, work in enumerate(batch):
+        row = row_of(work, out, i)
+        path = ledger.folder / work.file
+        info = {"prompt": work.plan.prompt, "seed": work.plan.seed, "sampler": work.entry.sampler,
+                "model": row["model"], "law": work.entry.law}  # fmt: skip
+        try:
+            put(path, lambda temporary: modality.save(out.media[i], temporary, info))  # noqa: B023
+        except GenError:
+            raise
+        except Exception as problem:  # noqa: BLE001  a medium that cannot be encoded is one failed item
+            row = row_of(work, None, 0, status="failed", error=f"could not be saved: {_describe(problem)}")
+            progress.note(f"item {work.id} failed: {row['error']}")
+        else:
+            row["sha256"] = sha256(path)
+        ledger.add(row)
+
+
+def row_of(work: Work, out: Any, i: int, status: str = "ok", error: str | None = None) -> dict[str, Any]:
+    """The manifest line of an item; ``out`` is ``None`` for one that failed."""
+    stats = out.stats[i].to_dict() if out is not None else {}
+    counts = ("nfe", "tokens", "tokens_computed", "mean_acceptance_length", "draft_acceptance_rate", "seconds")
+    return {
+        "id": work.id, "modality": work.entry.modality, "prompt": work.plan.prompt, "seed": work.plan.seed,
+        "sampler": work.label, "model": out.model if out is not None else work.entry.model,
+        "file": work.file if out is not None else None, "sha256": None, **{k: stats.get(k) for k in counts},
+        "status": status, "error": error, "exactness": exactness(work.entry), "batch": len(out.stats) if out is not None else 1,
+    }  # fmt: skip
+
+
+def exactness(entry: Entry) -> str:
+    from gen.sampling import resolve_sampler
+
+    return resolve_sampler(entry.sampler, entry.law)[0].exactness
+
+
+# ------------------------------------------------------------------------------------------------------ the folder
+
+
+def check_target(folder: Path, job: Job) -> None:
+    """Refuse a folder that holds anything but this very job."""
+    if folder.exists() and not folder.is_dir():
+        raise GenError(f"out is {str(folder)!r}, which is a file; expected a folder")
+    if is_job(folder):
+        stored = stored_job(folder)
+        if fingerprint(stored) != fingerprint(job):
+            lines = difference(stored, job)
+            more = f"; and {len(lines) - 4} more" if len(lines) > 4 else ""
+            raise GenError(f"{folder} holds a different job ({'; '.join(lines[:4])}{more}). "
+                           "Choose another out folder, or remove this one")  # fmt: skip
+    elif folder.is_dir() and any(not p.name.startswith(TEMPORARY) for p in folder.iterdir()):
+        raise GenError(f"{folder} is not empty and holds no job; expected a new or empty folder, or one to resume")
+
+
+def open_folder(folder: Path, job: Job) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not is_job(folder):
+        head = f"# gen {_version('gen-toolkit')}, torch {_version('torch')}, fingerprint {fingerprint(job)}\n"
+        put_text(folder / CONFIG, head + job.to_yaml())
+
+
+def summarise(folder: Path, rows: list[dict[str, Any]], skipped: int = 0) -> dict[str, Any]:
+    """Writes the gallery, then: folder, gallery, items, skipped, failed, and per sampler items, nfe, seconds."""
+    from gen.gallery import write_gallery
+
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "ok":
+            groups[row["sampler"]].append(row)
+    by_sampler = {
+        name: {"items": len(g), "nfe": median(r["nfe"] for r in g), "seconds": median(r["seconds"] for r in g)}
+        for name, g in groups.items()
+    }
+    failed = [{"id": r["id"], "prompt": r["prompt"], "error": r["error"]} for r in rows if r["status"] != "ok"]
+    with writing(folder):
+        gallery = write_gallery(folder)
+    return {"folder": str(folder), "gallery": str(gallery), "items": len(rows), "skipped": skipped, "failed": failed,
+            "by_sampler": by_sampler}  # fmt: skip
+
+
+def save_output(out: Any, folder: str | Path) -> Path:
+    """What ``out.save(folder)`` does: the same folder as a job with these prompts would leave. Returns its gallery.
+
+    ``out``: media, tokens, stats, traces, items, modality (the object), model (name), sampler (as the user gave it),
+    law, device, dtype, and image and mask (paths or ``None``).
+    """
+    folder = Path(folder)
+    seeds = list(dict.fromkeys(i.seed for i in out.items))
+    prompts = [i.prompt for i in out.items[:: len(seeds)]]
+    if [(i.prompt, i.seed) for i in out.items] != [(p, s) for p in prompts for s in seeds]:
+        raise GenError("items to save are no whole run; expected every prompt with the same seeds, in that order")
+    tree = {"modality": out.modality.name, "model": out.model, "sampler": out.sampler, "law": _knobs(out.law),
+            "prompts": prompts, "num_samples": len(seeds), "seed": seeds[0], "device": str(out.device),
+            "dtype": str(out.dtype).removeprefix("torch."), "image": out.image, "mask": out.mask,
+            "trace": len(out.items) if out.traces else 0, "out": str(folder)}  # fmt: skip
+    job = make_job(tree, where="the output to save", name=folder.name)
+    check_target(folder, job)
+    open_folder(folder, job)
+    entry, label = job.entries[0], job.labels()[0]
+    works = [
+        Work(f"{n:06d}", entry, label, item, bool(out.traces), f"{n:06d}-{slug(item.prompt)}-s{item.seed}.{out.modality.extension}")
+        for n, item in enumerate(out.items)
+    ]
+    with Ledger(folder, {w.id: w.file for w in works}) as ledger:
+        commit(out, out.modality, works, ledger, Silent())
+        rows = ledger.finish()
+    summary = summarise(folder, rows)
+    if summary["failed"]:
+        raise GenError(f"item {summary['failed'][0]['id']} {summary['failed'][0]['error']}")
+    return Path(summary["gallery"])
+
+
+def check_folder(folder: str | Path) -> dict[str, Any]:
+    """Ask the modality about every medium of a folder; writes ``check.json`` and the gallery.
+
+    Returns ``items``, the shares ``fulfilled`` and ``valid``, both ``by_sampler`` as well, and ``failed``: the items
+    that are not both. A medium that is missing, altered or unreadable is one that is not valid.
+    """
+    from gen.gallery import write_gallery
+    from gen.registry import registry
+
+    folder = require_job(folder)
+    rows = read_rows(folder)
+    if not rows:
+        raise GenError(f"{folder} has no items yet; expected a manifest with at least one")
+    verdicts: dict[str, dict[str, Any]] = {}
+    modalities: dict[str, Any] = {}
+    for row in rows:
+        name = row["modality"]
+        if name not in modalities:
+            modalities[name] = registry.get("modality", name, str(folder))()
+        verdicts[row["id"]] = _check_row(folder, row, modalities[name])
+    put_text(folder / CHECK, _json(verdicts))
+    with writing(folder):
+        write_gallery(folder)
+    by_sampler: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_sampler[row["sampler"]].append(verdicts[row["id"]])
+    failed = [{"id": r["id"], "prompt": r["prompt"], "file": r["file"], **verdicts[r["id"]]} for r in rows
+              if not (verdicts[r["id"]]["fulfilled"] and verdicts[r["id"]]["valid"])]  # fmt: skip
+    shares = {name: _shares(v) for name, v in by_sampler.items()}
+    return {**_shares(list(verdicts.values())), "by_sampler": shares, "failed": failed}
+
+
+def _check_row(folder: Path, row: dict[str, Any], modality: Any) -> dict[str, Any]:
+    wrong = lambda detail: {"fulfilled": False, "valid": False, "detail": detail}  # noqa: E731
+    path = inside(folder, row)
+    if row["status"] != "ok":
+        return wrong(f"the item failed: {row['error']}")
+    if path is None or not path.is_file():
+        return wrong(f"file {row['file']!r} is missing")
+    if sha256(path) != row["sha256"]:
+        return wrong(f"file {path.name} is not the one the manifest describes (its sha256 differs)")
+    try:
+        verdict = modality.check(modality.load(path), row["prompt"])
+    except Exception as problem:  # noqa: BLE001  a decoder may raise anything on a broken file
+        return wrong(f"file {path.name} cannot be checked: {_describe(problem)}")
+    return {"fulfilled": bool(verdict.fulfilled), "valid": bool(verdict.valid), "detail": verdict.detail}
+
+
+def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
+    share = lambda key: sum(v[key] for v in verdicts) / len(verdicts)  # noqa: E731
+    return {"items": len(verdicts), "fulfilled": share("fulfilled"), "valid": share("valid")}
+
+
+# ------------------------------------------------------------------------------------------------------ small parts
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    if isinstance(problem, MemoryError) or torch is not None and isinstance(problem, torch.OutOfMemoryError):
+        return True
+    return isinstance(problem, RuntimeError) and any(mark.lower() in str(problem).lower() for mark in OUT_OF_MEMORY)
+
+
+def free_memory() -> None:
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _describe(problem: BaseException) -> str:
+    if os.environ.get("GEN_DEBUG"):
+        traceback.print_exception(problem)
+    text = " ".join(str(problem).split())[:300]
+    return text if isinstance(problem, GenError) else f"{type(problem).__name__}: {text}"
+
+
+def _pipe_key(entry: Entry) -> tuple:
+    return entry.modality, entry.model, entry.device, entry.dtype
+
+
+def _trace_step(step: Any) -> dict[str, Any]:
+    tree = asdict(step) if is_dataclass(step) else dict(step)
+    return {**tree, "committed": {str(k): v for k, v in tree["committed"].items()}}
+
+
+def _knobs(law: Any) -> dict[str, Any]:
+    return asdict(law) if is_dataclass(law) else dict(law or {})
+
+
+def _json(tree: Any) -> str:
+    return json.dumps(tree, ensure_ascii=False) + "\n"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,73 @@
+"""The modality contract: the glue between a prompt, a model, a frontend and files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from gen.frontend import TokenFrontend
+from gen.types import TokenSpace
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a checker says of one medium. ``valid``: it parses as something of this modality's language at all."""
+
+    fulfilled: bool
+    valid: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A modality with a model of its own: the space it generates in, and how conditions become its prompt."""
+
+    space: TokenSpace
+    prompt: Any  # Callable[[condition], list[int]]
+    unconditional: list[int]
+
+
+class Modality(ABC):
+    """See the module. ``models``: zoo name by protocol; ``default_law``: what a user gets who says nothing."""
+
+    name: ClassVar[str]
+    media_kind: ClassVar[str]  # "image" | "audio" | "video" | "data"
+    extension: ClassVar[str]
+    models: ClassVar[dict[str, str]]
+    frontend_name: ClassVar[str]
+    default_law: ClassVar[dict[str, Any]]
+
+    @abstractmethod
+    def condition(self, prompt: str) -> Any:
+        """The typed condition a prompt states; ``str()`` of it is the canonical prompt. Raises ``GenError``."""
+
+    @abstractmethod
+    def frontend(self, device, dtype) -> TokenFrontend: ...
+
+    @abstractmethod
+    def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
+        """Raises ``GenError`` if a model with this config cannot serve the modality."""
+
+    @abstractmethod
+    def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        """Tokens [B, T] -> codes [B, Q, *grid]."""
+
+    @abstractmethod
+    def save(self, media: Any, path: Path, info: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def load(self, path: Path) -> Any: ...
+
+    @abstractmethod
+    def check(self, media: Any, prompt: str) -> Verdict:
+        """Whether the medium fulfils the prompt, from the medium alone."""
+
+    def edit(self, image: Any, mask: Any, frontend: TokenFrontend, space: TokenSpace) -> tuple[Tensor, Any]:
+        """A canvas [T] with the mask id where to regenerate, and a function that lays the result over the original."""
+        from gen.errors import GenError
+
+        raise GenError(f"modality {self.name!r} cannot be edited")

@@ -1,0 +1,202 @@
+"""The Python API: ``gen.load("image")`` gives a pipeline, calling it gives media.
+
+    pipe = gen.load("image")
+    out = pipe(["a small blue ring in the centre"], sampler="speculative_jacobi", num_samples=4, seed=0)
+    out.media[0]; out.tokens; out.stats; out.save("out/api")
+
+Sample j of a prompt has the seed ``seed + j``, and its draws depend on prompt and seed alone: ``seed=that, num_samples=1``
+makes the same item again, in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gen.draws import CounterDraws, item_key
+from gen.errors import GenError, bad_value
+from gen.law import Law
+from gen.modality import Binding, Modality
+from gen.models.adapters import CausalLM, MaskedLM
+from gen.models.loading import load_lm, pick_device, pick_dtype, read_config
+from gen.models.targets import CausalTarget, MaskedTarget
+from gen.registry import registry
+from gen.sampling import Callback, Sampler, resolve_sampler
+from gen.types import Stats, TraceStep
+
+SamplerSpec = str | Mapping[str, Any] | Sampler
+BATCH_SIZE = 8
+
+
+@dataclass(frozen=True)
+class ItemPlan:
+    """One medium to make. ``index``: its place among all items; ``prompt``: as the user wrote it; ``seed``: its own."""
+
+    index: int
+    prompt: str
+    seed: int
+
+
+@dataclass
+class PipelineOutput:
+    """``media`` and ``items`` in the same order, ``tokens`` long [N, T], ``stats`` and ``traces`` (if asked for) per item."""
+
+    media: list[Any]
+    tokens: Tensor
+    stats: list[Stats]
+    traces: list[list[TraceStep]] | None
+    items: list[ItemPlan]
+    modality: str
+    model: str
+    sampler: str
+    exactness: str
+    law: Law
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""
+        from gen.jobs import save_output
+
+        return save_output(self, Path(folder))
+
+
+class Pipeline:
+    """A modality with its models, loaded when a sampler first needs them.
+
+    ``model``: a zoo name, folder or hub id; ``None`` is the modality's default for the sampler's protocol.
+    """
+
+    def __init__(self, modality: str | Modality, model: str | Path | None = None, device: str | torch.device = "cpu",
+                 dtype: str | torch.dtype = "float32"):
+        self.modality: Modality = registry.get("modality", modality)() if isinstance(modality, str) else modality
+        self.device, self.dtype = pick_device(device), pick_dtype(dtype)
+        self.model = None if model is None else str(model)
+        if self.model is not None:
+            read_config(self.model)  # an unknown name fails here, not after the first batch
+        self._frontend = None
+        self._loaded: dict[str, tuple[torch.nn.Module, Binding]] = {}
+
+    @property
+    def frontend(self):
+        if self._frontend is None:
+            self._frontend = self.modality.frontend(self.device, self.dtype)
+        return self._frontend
+
+    def model_name(self, sampler: Sampler) -> str:
+        """The model that serves a sampler. Raises ``GenError`` if the modality has none for its protocol."""
+        if self.model is not None:
+            causal = read_config(self.model).get("causal", True)
+            if causal != (sampler.protocol == "causal"):
+                raise GenError(f"model {self.model} is {'causal' if causal else 'masked'}, but the sampler needs a {sampler.protocol} one")
+            return self.model
+        if sampler.protocol not in self.modality.models:
+            raise GenError(f"modality {self.modality.name!r} has no {sampler.protocol} model; it has {', '.join(self.modality.models)}")
+        return self.modality.models[sampler.protocol]
+
+    def _model(self, name: str) -> tuple[torch.nn.Module, Binding]:
+        if name not in self._loaded:
+            model = load_lm(name, self.device, self.dtype)
+            self._loaded[name] = model, self.modality.bind(model.config, self.frontend, name)
+        return self._loaded[name]
+
+    def plan(self, prompts: str | Sequence[str], num_samples: int = 1, seed: int = 0) -> list[ItemPlan]:
+        """The items of a call, prompt-major; every prompt is read first. A prompt given twice goes on with fresh seeds."""
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not prompts:
+            raise GenError("there are no prompts; expected at least one")
+        for name, value, low in (("num_samples", num_samples, 1), ("seed", seed, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**62:
+                raise bad_value(name, value, f"an integer of at least {low}")
+        items, used = [], {}
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                raise GenError(f"prompt {prompt!r} is a {type(prompt).__name__}; expected a string")
+            canonical = str(self.modality.condition(prompt))
+            first = used.get(canonical, 0)
+            used[canonical] = first + num_samples
+            items += [ItemPlan(len(items) + j, prompt, seed + first + j) for j in range(num_samples)]
+        return items
+
+    def resolve(self, sampler: SamplerSpec, law: Mapping[str, Any] | Law | None) -> tuple[Sampler, Law]:
+        """The sampler and law of a call; without a law, the modality's default one, as far as a preset leaves it open."""
+        if law is None:
+            preset = registry.table("preset").get(sampler if isinstance(sampler, str) else "")
+            law = {**self.modality.default_law, **(preset.law if preset else {})}
+        return resolve_sampler(sampler, law)
+
+    def target(self, sampler: Sampler, law: Law, items: Sequence[ItemPlan]) -> CausalTarget | MaskedTarget:
+        """What the sampler will see: model, conditions and law."""
+        model, binding = self._model(self.model_name(sampler))
+        conditions = [self.modality.condition(i.prompt) for i in items]
+        prompts = [binding.prompt(c) for c in conditions]
+        width = max(map(len, prompts))
+        padded = torch.tensor([p + p[-1:] * (width - len(p)) for p in prompts])
+        lengths = torch.tensor([len(p) for p in prompts])
+        uncond = torch.tensor([binding.unconditional]).expand(len(items), -1) if law.guided else None
+        make, adapt = (CausalTarget, CausalLM) if sampler.protocol == "causal" else (MaskedTarget, MaskedLM)
+        return make(adapt(model), padded, binding.space, law, uncond, prompt_length=lengths)
+
+    def generate(self, items: Sequence[ItemPlan], sampler: SamplerSpec = "speculative_jacobi",
+                 law: Mapping[str, Any] | Law | None = None, *, trace: bool = False, callback: Callback | None = None,
+                 image: Any = None, mask: Any = None) -> PipelineOutput:
+        """Makes the items in one batch."""
+        name = sampler if isinstance(sampler, str) else type(sampler).__name__
+        if isinstance(sampler, Mapping):
+            name = str(sampler.get("name"))
+        sampler, law = self.resolve(sampler, law)
+        target = self.target(sampler, law, items)
+        canvas, overlay = None, lambda media: media
+        if (image is None) != (mask is None):
+            raise GenError("editing needs both an image and a mask")
+        if image is not None:
+            if sampler.protocol != "masked":
+                raise GenError(f"sampler {name!r} decodes left to right and cannot edit; use a masked one such as 'maskgit' or 'halton'")
+            canvas, overlay = self.modality.edit(image, mask, self.frontend, target.space)
+            canvas = canvas.expand(len(items), -1)
+        draws = CounterDraws([self.draw_key(i) for i in items], self.device)
+        out = sampler(target, draws, canvas=canvas, trace=trace, callback=callback)
+        # one at a time, so that an item's pixels do not depend on its batch either
+        codes = self.modality.to_codes(out.tokens, target.space)
+        media = [overlay(self.frontend.postprocess(self.frontend.decode(c[None])[0])) for c in codes]
+        return PipelineOutput(media, out.tokens.cpu(), out.stats, out.traces, list(items), self.modality.name,
+                              self.model_name(sampler), name, sampler.exactness, law)
+
+    def draw_key(self, item: ItemPlan) -> int:
+        return item_key(self.modality.name, str(self.modality.condition(item.prompt)), item.seed)
+
+    def __call__(self, prompts: str | Sequence[str], sampler: SamplerSpec = "speculative_jacobi",
+                 law: Mapping[str, Any] | Law | None = None, *, num_samples: int = 1, seed: int = 0,
+                 batch_size: int | None = None, trace: bool = False, callback: Callback | None = None,
+                 image: Any = None, mask: Any = None) -> PipelineOutput:
+        """Makes ``num_samples`` media per prompt.
+
+        ``sampler``: a sampler's or preset's name, ``{"name": ..., knob: value}`` or a sampler. ``law``: see ``gen.law.Law``;
+        ``None`` is the modality's default. ``batch_size``: items decoded together (8), which changes no draw. ``image`` and
+        ``mask``: regenerate only what the mask marks. Raises ``GenError`` for anything it cannot do.
+        """
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise bad_value("batch_size", batch_size, "an integer of at least 1")
+        items = self.plan(prompts, num_samples, seed)
+        size = batch_size or BATCH_SIZE
+        parts = [
+            self.generate(items[i : i + size], sampler, law, trace=trace, callback=callback, image=image, mask=mask)
+            for i in range(0, len(items), size)
+        ]
+        return replace(
+            parts[0],
+            media=[m for p in parts for m in p.media],
+            tokens=torch.cat([p.tokens for p in parts]),
+            stats=[s for p in parts for s in p.stats],
+            traces=[t for p in parts for t in p.traces] if trace else None,
+            items=items,
+        )
+
+
+def load(modality: str, model: str | Path | None = None, *, device: str | torch.device = "cpu",
+         dtype: str | torch.dtype = "float32") -> Pipeline:
+    """A pipeline for a modality (see ``gen ls modalities``). Raises ``GenError`` for unknown names, devices and dtypes."""
+    return Pipeline(modality, model, device, dtype)

@@ -1,0 +1,97 @@
+"""Images: 64x64 RGB pictures of captioned shapes as 16x16 VQ tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
+from torch import Tensor
+
+from gen.errors import GenError
+from gen.modalities import shapes
+from gen.modality import Binding, Modality, Verdict
+from gen.models.loading import ZOO
+from gen.registry import register
+from gen.types import TokenSpace
+
+
+@register("modality", "image")
+class ImageModality(Modality):
+    """Captioned shapes (``gen.modalities.shapes``). The condition is a ``Caption``; a model's prompt is its eight slots."""
+
+    name = "image"
+    media_kind = "image"
+    extension = "png"
+    models = {"causal": "image-causal", "masked": "image-masked"}
+    frontend_name = "image-vq"
+    default_law = {"guidance_scale": 2.0, "top_k": 100}
+
+    def condition(self, prompt: str) -> shapes.Caption:
+        try:
+            return shapes.parse(prompt)
+        except ValueError as error:
+            raise GenError(str(error)) from None
+
+    def frontend(self, device="cpu", dtype=torch.float32):
+        from gen.tokenizers.vq import VQ
+
+        return VQ.from_pretrained(ZOO / self.frontend_name, device, dtype)
+
+    def bind(self, config: Any, frontend, model_name: str) -> Binding:
+        for key in ("prefix_length", "codebook_size", "grid"):
+            if not hasattr(config, key):
+                raise GenError(f"model {model_name} is a {config.model_type!r} without {key!r}; the modality 'image' needs a model "
+                               "trained on captioned shapes, such as 'image-causal'")
+        size, need = frontend.config.codebook_sizes[0], config.codebook_size + len(shapes.WORDS)
+        if config.codebook_size != size or config.prefix_length != shapes.SLOTS or config.vocab_size < need:
+            raise GenError(f"model {model_name} has codebook_size {config.codebook_size}, prefix_length {config.prefix_length} and "
+                           f"vocab_size {config.vocab_size}; expected {size}, {shapes.SLOTS} and at least {need}")
+        space = TokenSpace.codes(tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0])
+        return Binding(space, lambda c: [s + size for s in c.slots()], [shapes.ANY + size] * shapes.SLOTS)
+
+    def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        return tokens.view(len(tokens), 1, *space.grid)
+
+    def save(self, media: Image.Image, path: Path, info: dict[str, Any]) -> None:
+        meta = PngImagePlugin.PngInfo()
+        for key, value in info.items():
+            meta.add_text(key, str(value))
+        media.save(path, format="PNG", pnginfo=meta)
+
+    def load(self, path: Path) -> Image.Image:
+        try:
+            with Image.open(path) as picture:
+                return picture.convert("RGB")
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise GenError(f"picture {path} cannot be read: {error}") from None
+
+    def check(self, media: Image.Image, prompt: str) -> Verdict:
+        from gen.modalities import shapes_check
+
+        if media.size != (shapes.IMAGE_SIZE, shapes.IMAGE_SIZE):
+            return Verdict(False, False, f"the picture is {media.size[0]}x{media.size[1]}, expected 64x64")
+        found = shapes_check.check(np.asarray(media), self.condition(prompt))
+        return Verdict(found.fulfilled, found.valid, found.detail)
+
+    def edit(self, image, mask, frontend, space):
+        """``mask``: white (above half) is regenerated; a 4x4 cell is, if any of its pixels is. Other cells keep their pixels."""
+        picture = self.load(Path(image)) if isinstance(image, (str, Path)) else image
+        side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
+        marks = np.asarray(self.load(Path(mask)).convert("L") if isinstance(mask, (str, Path)) else mask)
+        if marks.dtype != bool:
+            marks = np.asarray(Image.fromarray(marks).convert("L")) if marks.ndim == 3 else marks
+            marks = marks > (127 if marks.max(initial=0) > 1 else 0)
+        pixels = np.asarray(picture.convert("RGB") if isinstance(picture, Image.Image) else picture)
+        if pixels.shape[:2] != side or marks.shape != side:
+            raise GenError(f"picture and mask are {pixels.shape[:2]} and {marks.shape}; expected both {side}")
+        if not marks.any():
+            raise GenError("the mask is empty: nothing to regenerate")
+        h, w = frontend.config.compression
+        cells = marks.reshape(space.grid[0], h, space.grid[1], w).any((1, 3))
+        codes = frontend.encode(frontend.preprocess(pixels)[None])[0, 0].cpu()
+        canvas = torch.where(torch.from_numpy(cells), space.mask_id, codes).flatten()
+        inside = np.kron(cells, np.ones((h, w), dtype=bool))[..., None]
+        return canvas, lambda media: Image.fromarray(np.where(inside, np.asarray(media), pixels).astype(np.uint8))

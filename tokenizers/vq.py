@@ -1,0 +1,76 @@
+"""VQ image tokens: a frontend over ``diffusers.VQModel``, so weights published for that class load as they are.
+
+Traps of the class that this adapter owns: ``encode`` returns latents that are not quantised yet, ids come flat over the
+batch, and ``decode`` quantises again unless told not to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gen.errors import GenError
+from gen.frontend import FrontendConfig, TokenFrontend
+from gen.models.loading import quiet, readable
+from gen.registry import register
+
+
+@register("tokenizer", "vq")
+class VQ(TokenFrontend):
+    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
+
+    def __init__(self, model):
+        self.model = model.eval()
+        factor = 2 ** (len(model.config.block_out_channels) - 1)
+        self.config = FrontendConfig("image", "codes", (model.config.num_vq_embeddings,), (factor, factor))
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> VQ:
+        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read."""
+        from diffusers import VQModel
+
+        with readable("tokenizer", path), quiet():
+            model, info = VQModel.from_pretrained(path, torch_dtype=dtype, output_loading_info=True, low_cpu_mem_usage=False)
+        if info["missing_keys"]:
+            raise GenError(f"tokenizer {path} lacks the weight {sorted(info['missing_keys'])[0]!r}")
+        return cls(model.to(device))
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        return [self.model.quantize.embedding.weight.detach()]
+
+    def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n // f for n, f in zip(input_shape[-2:], self.config.compression, strict=True))
+
+    def preprocess(self, media: Image.Image | np.ndarray) -> Tensor:
+        array = np.asarray(media.convert("RGB") if isinstance(media, Image.Image) else media)
+        if array.ndim != 3 or array.shape[-1] != 3 or any(n % f for n, f in zip(array.shape, self.config.compression, strict=False)):
+            raise GenError(f"the picture has shape {array.shape}; expected RGB with sides divisible by {self.config.compression[0]}")
+        x = torch.from_numpy(array.copy()).permute(2, 0, 1)
+        return x.to(self.model.device, self.model.dtype) / 127.5 - 1
+
+    @torch.no_grad()
+    def encode(self, x: Tensor) -> Tensor:
+        latents = self.model.encode(x).latents
+        ids = self.model.quantize(latents)[2][2]
+        return ids.view(len(x), 1, *latents.shape[-2:])
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        top = self.config.codebook_sizes[0]
+        if codes.ndim != 4 or codes.shape[1] != 1 or int(codes.min()) < 0 or int(codes.max()) >= top:
+            raise GenError(f"codes have shape {tuple(codes.shape)}, range {int(codes.min())}..{int(codes.max())}; "
+                           f"expected [B, 1, H, W] in 0..{top - 1}")
+        table = self.codebooks[0]
+        shape = (len(codes), *codes.shape[2:], table.shape[1])
+        if self.model.config.lookup_from_codebook:
+            return self.model.decode(codes.flatten(), force_not_quantize=True, shape=shape).sample
+        return self.model.decode(table[codes[:, 0]].permute(0, 3, 1, 2), force_not_quantize=True).sample
+
+    def postprocess(self, x: Tensor) -> Image.Image:
+        pixels = ((x.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        return Image.fromarray(pixels.permute(1, 2, 0).numpy())
