@@ -89,7 +89,7 @@ def gallery(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    from gen.jobs import check_folder
+    from gen.check import check_folder
 
     report = check_folder(args.folder)
     if args.json:

@@ -177,8 +177,10 @@ def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str) -> E
     for key, least in (("num_samples", 1), ("seed", 0), ("batch_size", 1), ("trace", 0)):
         if not isinstance(v[key], int) or isinstance(v[key], bool) or v[key] < least:
             raise bad_value(key, v[key], f"an integer of at least {least}", at(key))
-    if v["seed"] + v["num_samples"] >= 2**63:
-        raise bad_value("seed", v["seed"], "an integer below 2**63 - num_samples", at("seed"))
+    if v["seed"] >= 2**62:
+        raise bad_value("seed", v["seed"], "an integer below 2**62", at("seed"))
+    if (v["image"] is None) != (v["mask"] is None):
+        raise GenError(f"editing needs both image and mask; {place} gives one of them")
     v["prompts"] = _prompts(v["prompts"], v.pop("prompts_file"), at)
     v["sampler"], v["law"] = _resolve_sampler(v["sampler"], v["law"], places, place)
     return Entry(**v)

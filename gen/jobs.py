@@ -22,8 +22,8 @@ from typing import Any
 
 from gen.config import Entry, Job, difference, fingerprint, make_job, stored_job
 from gen.errors import GenError
-from gen.ledger import (CHECK, CONFIG, TEMPORARY, TRACES, Ledger, inside, is_job, put, put_text, read_json, read_rows,
-                        require_job, sha256, slug, writing)  # fmt: skip
+from gen.ledger import (CONFIG, INPUTS, MANIFEST, TEMPORARY, TRACES, Ledger, is_job, put, put_text, read_json, sha256,
+                        slug, writing)  # fmt: skip
 from gen.progress import Silent
 
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
@@ -59,13 +59,17 @@ def run_job(job: Job, *, progress: Silent | None = None, load: Callable[..., Any
         if key not in pipes:
             pipes[key] = load(entry.modality, model=entry.model, device=entry.device, dtype=entry.dtype)
     works = plan_job(job, lambda entry: pipes[_pipe_key(entry)])
-    open_folder(folder, job)
+    made = open_folder(folder, job)
     with Ledger(folder, {w.id: w.file for w in works}) as ledger:
         progress.start(len(works), len(ledger.done))
         try:
             for entry in job.entries:
                 due = [w for w in works if w.entry is entry and w.id not in ledger.done]
                 run_entry(pipes[_pipe_key(entry)], entry, due, ledger, progress)
+        except GenError:
+            if made and not ledger.rows:
+                leave(folder)  # so that the corrected command is not refused as another job
+            raise
         finally:
             progress.close()
         rows = ledger.finish()
@@ -78,10 +82,13 @@ def plan_job(job: Job, pipe_of: Callable[[Entry], Any]) -> list[Work]:
     for entry, label in zip(job.entries, job.labels(), strict=True):
         pipe = pipe_of(entry)
         for i, plan in enumerate(pipe.plan(list(entry.prompts), entry.num_samples, entry.seed)):
-            number = f"{len(works):06d}"
-            name = f"{number}-{slug(plan.prompt)}-s{plan.seed}.{pipe.modality.extension}"
-            works.append(Work(number, entry, label, plan, i < entry.trace, name))
+            works.append(work_of(len(works), entry, label, plan, i < entry.trace, pipe.modality))
     return works
+
+
+def work_of(number: int, entry: Entry, label: str, plan: Any, trace: bool, modality: Any) -> Work:
+    name = f"{number:06d}-{slug(plan.prompt)}-s{plan.seed}.{modality.extension}"
+    return Work(f"{number:06d}", entry, label, plan, trace, name)
 
 
 def run_entry(pipe: Any, entry: Entry, due: list[Work], ledger: Ledger, progress: Silent) -> None:
@@ -99,7 +106,7 @@ def run_entry(pipe: Any, entry: Entry, due: list[Work], ledger: Ledger, progress
         except (GenError, OSError):
             raise  # a wrong value or a broken disk, not a matter of one item
         except Exception as problem:  # noqa: BLE001  what a model may raise is open
-            full, error = is_out_of_memory(problem), _describe(problem)
+            full, error = is_out_of_memory(problem), describe(problem)
         if out is None:  # here, not in the handler: its traceback would keep the tensors alive
             if full:
                 free_memory()
@@ -125,7 +132,7 @@ def commit(out: Any, modality: Any, batch: list[Work], ledger: Ledger, progress:
     if traces:
         path = ledger.folder / TRACES
         known = {**read_json(path), **traces}
-        put_text(path, _json({k: known[k] for k in sorted(known)}))
+        put_text(path, json.dumps({k: known[k] for k in sorted(known)}) + "\n")
     for i, work in enumerate(batch):
         row = row_of(work, out, i)
         path = ledger.folder / work.file
@@ -136,7 +143,7 @@ def commit(out: Any, modality: Any, batch: list[Work], ledger: Ledger, progress:
         except GenError:
             raise
         except Exception as problem:  # noqa: BLE001  a medium that cannot be encoded is one failed item
-            row = row_of(work, None, 0, status="failed", error=f"could not be saved: {_describe(problem)}")
+            row = row_of(work, None, 0, status="failed", error=f"could not be saved: {describe(problem)}")
             progress.note(f"item {work.id} failed: {row['error']}")
         else:
             row["sha256"] = sha256(path)
@@ -175,16 +182,27 @@ def check_target(folder: Path, job: Job) -> None:
             more = f"; and {len(lines) - 4} more" if len(lines) > 4 else ""
             raise GenError(f"{folder} holds a different job ({'; '.join(lines[:4])}{more}). "
                            "Choose another out folder, or remove this one")  # fmt: skip
-    elif folder.is_dir() and any(not p.name.startswith(TEMPORARY) for p in folder.iterdir()):
+    elif folder.is_dir() and any(not (p.name.startswith(TEMPORARY) or p.name == INPUTS) for p in folder.iterdir()):
         raise GenError(f"{folder} is not empty and holds no job; expected a new or empty folder, or one to resume")
 
 
-def open_folder(folder: Path, job: Job) -> None:
+def open_folder(folder: Path, job: Job) -> bool:
+    """Whether the job is new there."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if not is_job(folder):
+    new = not is_job(folder)
+    if new:
         head = f"# gen {_version('gen-toolkit')}, torch {_version('torch')}, fingerprint {fingerprint(job)}\n"
         put_text(folder / CONFIG, head + job.to_yaml())
+    return new
+
+
+def leave(folder: Path) -> None:
+    """Take back what opening a folder wrote."""
+    for name in (CONFIG, MANIFEST, TRACES):
+        (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def summarise(folder: Path, rows: list[dict[str, Any]], skipped: int = 0) -> dict[str, Any]:
@@ -207,30 +225,27 @@ def summarise(folder: Path, rows: list[dict[str, Any]], skipped: int = 0) -> dic
 
 
 def save_output(out: Any, folder: str | Path) -> Path:
-    """What ``out.save(folder)`` does: the same folder as a job with these prompts would leave. Returns its gallery.
+    """What ``out.save(folder)`` does: leaves the folder that a job with these prompts would leave. Returns its gallery.
 
-    ``out``: media, tokens, stats, traces, items, modality (the object), model (name), sampler (as the user gave it),
-    law, device, dtype, and image and mask (paths or ``None``).
+    ``out``: media, stats, traces, items, modality, model, spec (the sampler's name and knobs), law, device, dtype, and
+    image and mask (a path, a medium, or ``None``).
     """
-    folder = Path(folder)
-    seeds = list(dict.fromkeys(i.seed for i in out.items))
-    prompts = [i.prompt for i in out.items[:: len(seeds)]]
-    if [(i.prompt, i.seed) for i in out.items] != [(p, s) for p in prompts for s in seeds]:
-        raise GenError("items to save are no whole run; expected every prompt with the same seeds, in that order")
-    tree = {"modality": out.modality.name, "model": out.model, "sampler": out.sampler, "law": _knobs(out.law),
-            "prompts": prompts, "num_samples": len(seeds), "seed": seeds[0], "device": str(out.device),
-            "dtype": str(out.dtype).removeprefix("torch."), "image": out.image, "mask": out.mask,
-            "trace": len(out.items) if out.traces else 0, "out": str(folder)}  # fmt: skip
+    from gen.registry import registry
+
+    folder, modality = Path(folder), registry.get("modality", out.modality)()
+    prompts, samples = whole_run(out.items, modality)
+    tree = {"modality": out.modality, "model": out.model, "sampler": dict(out.spec), "law": asdict(out.law),
+            "prompts": prompts, "num_samples": samples, "seed": out.items[0].seed, "device": str(out.device),
+            "dtype": str(out.dtype).removeprefix("torch."), "trace": len(out.items) if out.traces else 0,
+            "image": _as_file(out.image, folder, "image", modality), "mask": _as_file(out.mask, folder, "mask", modality),
+            "out": str(folder)}  # fmt: skip
     job = make_job(tree, where="the output to save", name=folder.name)
     check_target(folder, job)
     open_folder(folder, job)
     entry, label = job.entries[0], job.labels()[0]
-    works = [
-        Work(f"{n:06d}", entry, label, item, bool(out.traces), f"{n:06d}-{slug(item.prompt)}-s{item.seed}.{out.modality.extension}")
-        for n, item in enumerate(out.items)
-    ]
+    works = [work_of(n, entry, label, item, bool(out.traces), modality) for n, item in enumerate(out.items)]
     with Ledger(folder, {w.id: w.file for w in works}) as ledger:
-        commit(out, out.modality, works, ledger, Silent())
+        commit(out, modality, works, ledger, Silent())
         rows = ledger.finish()
     summary = summarise(folder, rows)
     if summary["failed"]:
@@ -238,57 +253,32 @@ def save_output(out: Any, folder: str | Path) -> Path:
     return Path(summary["gallery"])
 
 
-def check_folder(folder: str | Path) -> dict[str, Any]:
-    """Ask the modality about every medium of a folder; writes ``check.json`` and the gallery.
+def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
+    """The prompts and the samples per prompt that plan to these items. Raises ``GenError`` if none do."""
+    for samples in range(len(items), 0, -1):
+        prompts = [i.prompt for i in items[::samples]]
+        used: dict[str, int] = {}
+        seeds = []
+        for prompt in prompts:
+            first = used.setdefault(str(modality.condition(prompt)), items[0].seed)
+            used[str(modality.condition(prompt))] += samples
+            seeds += [(prompt, first + j) for j in range(samples)]
+        if seeds == [(i.prompt, i.seed) for i in items]:
+            return prompts, samples
+    raise GenError("the items to save are no whole run; expected every prompt with the same number of seeds in a row")
 
-    Returns ``items``, the shares ``fulfilled`` and ``valid``, both ``by_sampler`` as well, and ``failed``: the items
-    that are not both. A medium that is missing, altered or unreadable is one that is not valid.
-    """
-    from gen.gallery import write_gallery
-    from gen.registry import registry
 
-    folder = require_job(folder)
-    rows = read_rows(folder)
-    if not rows:
-        raise GenError(f"{folder} has no items yet; expected a manifest with at least one")
-    verdicts: dict[str, dict[str, Any]] = {}
-    modalities: dict[str, Any] = {}
-    for row in rows:
-        name = row["modality"]
-        if name not in modalities:
-            modalities[name] = registry.get("modality", name, str(folder))()
-        verdicts[row["id"]] = _check_row(folder, row, modalities[name])
-    put_text(folder / CHECK, _json(verdicts))
+def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
+    """A path as it is; a medium is kept with the job, under a name that says its content."""
+    if value is None or isinstance(value, (str, Path)):
+        return None if value is None else str(value)
     with writing(folder):
-        write_gallery(folder)
-    by_sampler: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_sampler[row["sampler"]].append(verdicts[row["id"]])
-    failed = [{"id": r["id"], "prompt": r["prompt"], "file": r["file"], **verdicts[r["id"]]} for r in rows
-              if not (verdicts[r["id"]]["fulfilled"] and verdicts[r["id"]]["valid"])]  # fmt: skip
-    shares = {name: _shares(v) for name, v in by_sampler.items()}
-    return {**_shares(list(verdicts.values())), "by_sampler": shares, "failed": failed}
-
-
-def _check_row(folder: Path, row: dict[str, Any], modality: Any) -> dict[str, Any]:
-    wrong = lambda detail: {"fulfilled": False, "valid": False, "detail": detail}  # noqa: E731
-    path = inside(folder, row)
-    if row["status"] != "ok":
-        return wrong(f"the item failed: {row['error']}")
-    if path is None or not path.is_file():
-        return wrong(f"file {row['file']!r} is missing")
-    if sha256(path) != row["sha256"]:
-        return wrong(f"file {path.name} is not the one the manifest describes (its sha256 differs)")
-    try:
-        verdict = modality.check(modality.load(path), row["prompt"])
-    except Exception as problem:  # noqa: BLE001  a decoder may raise anything on a broken file
-        return wrong(f"file {path.name} cannot be checked: {_describe(problem)}")
-    return {"fulfilled": bool(verdict.fulfilled), "valid": bool(verdict.valid), "detail": verdict.detail}
-
-
-def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
-    share = lambda key: sum(v[key] for v in verdicts) / len(verdicts)  # noqa: E731
-    return {"items": len(verdicts), "fulfilled": share("fulfilled"), "valid": share("valid")}
+        (folder / INPUTS).mkdir(parents=True, exist_ok=True)
+    path = folder / INPUTS / f"{name}.{modality.extension}"
+    put(path, lambda temporary: modality.save(value, temporary, {}))
+    named = path.with_name(f"{name}-{sha256(path)[:12]}.{modality.extension}")
+    os.replace(path, named)
+    return str(named)
 
 
 # ------------------------------------------------------------------------------------------------------ small parts
@@ -308,7 +298,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _describe(problem: BaseException) -> str:
+def describe(problem: BaseException) -> str:
     if os.environ.get("GEN_DEBUG"):
         traceback.print_exception(problem)
     text = " ".join(str(problem).split())[:300]
@@ -322,14 +312,6 @@ def _pipe_key(entry: Entry) -> tuple:
 def _trace_step(step: Any) -> dict[str, Any]:
     tree = asdict(step) if is_dataclass(step) else dict(step)
     return {**tree, "committed": {str(k): v for k, v in tree["committed"].items()}}
-
-
-def _knobs(law: Any) -> dict[str, Any]:
-    return asdict(law) if is_dataclass(law) else dict(law or {})
-
-
-def _json(tree: Any) -> str:
-    return json.dumps(tree, ensure_ascii=False) + "\n"
 
 
 def _version(distribution: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from gen.errors import GenError
 
 MANIFEST, CONFIG, TRACES, CHECK, GALLERY = "manifest.jsonl", "config.yaml", "traces.json", "check.json", "index.html"
+INPUTS = "inputs"  # what an edit started from
 TEMPORARY = ".tmp-"
 
 

@@ -46,7 +46,8 @@ class Modality(ABC):
         """The typed condition a prompt states; ``str()`` of it is the canonical prompt. Raises ``GenError``."""
 
     @abstractmethod
-    def frontend(self, device, dtype) -> TokenFrontend: ...
+    def frontend(self, device, dtype, folder: Path | None = None) -> TokenFrontend:
+        """The frontend in ``folder``, by default the embedded one."""
 
     @abstractmethod
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:

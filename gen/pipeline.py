@@ -83,7 +83,10 @@ class Pipeline:
     @property
     def frontend(self):
         if self._frontend is None:
-            self._frontend = self.modality.frontend(self.device, self.dtype)
+            # a model trained elsewhere brings its frontend along: the folder of that name beside its own
+            beside = Path(self.model or "").expanduser().resolve().parent / self.modality.frontend_name
+            folder = beside if self.model and beside.is_dir() else None
+            self._frontend = self.modality.frontend(self.device, self.dtype, folder)
         return self._frontend
 
     def model_name(self, sampler: Sampler) -> str:

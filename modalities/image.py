@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from gen.modality import Binding, Modality, Verdict
 from gen.models.loading import ZOO
 from gen.registry import register
 from gen.types import TokenSpace
+
+
+def codebook_digest(table: Tensor) -> str:
+    """A name for a codebook [V, D], the same in every floating-point type that holds half precision."""
+    return hashlib.sha256(table.detach().cpu().to(torch.float16).contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 @register("modality", "image")
@@ -35,10 +41,10 @@ class ImageModality(Modality):
         except ValueError as error:
             raise GenError(str(error)) from None
 
-    def frontend(self, device="cpu", dtype=torch.float32):
+    def frontend(self, device="cpu", dtype=torch.float32, folder: Path | None = None):
         from gen.tokenizers.vq import VQ
 
-        return VQ.from_pretrained(ZOO / self.frontend_name, device, dtype)
+        return VQ.from_pretrained(folder or ZOO / self.frontend_name, device, dtype)
 
     def bind(self, config: Any, frontend, model_name: str) -> Binding:
         for key in ("prefix_length", "codebook_size", "grid"):
@@ -49,6 +55,10 @@ class ImageModality(Modality):
         if config.codebook_size != size or config.prefix_length != shapes.SLOTS or config.vocab_size < need:
             raise GenError(f"model {model_name} has codebook_size {config.codebook_size}, prefix_length {config.prefix_length} and "
                            f"vocab_size {config.vocab_size}; expected {size}, {shapes.SLOTS} and at least {need}")
+        digest = codebook_digest(frontend.codebooks[0])
+        if getattr(config, "codebook_digest", digest) != digest:
+            raise GenError(f"model {model_name} was trained on codebook {config.codebook_digest}, the frontend has {digest}; "
+                           "put the frontend it was trained with beside it as 'image-vq'")
         space = TokenSpace.codes(tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0])
         return Binding(space, lambda c: [s + size for s in c.slots()], [shapes.ANY + size] * shapes.SLOTS)
 

@@ -32,6 +32,7 @@ CORE_DISTANCE = 60.0  # RGB distance of a pixel to the nearest shade of a colour
 PURE_DISTANCE = 40.0  # the same for the median pixel of a region: orange is neither red nor yellow
 STRAY_DISTANCE = 75.0  # RGB distance to the local background
 SIZE_BORDER = (shapes.RADII["small"][1] + shapes.RADII["large"][0]) / 2
+SLACK = 0.75  # pixels that a radius may leave the drawn range by; a fragment of a triangle is a triangle, but too small
 _HALF, _REACH = 19, 4  # the search window is 38 pixels wide; centres up to 4 pixels from the centroid
 
 
@@ -80,11 +81,14 @@ def detect(picture: object) -> list[Found]:
 
 
 def _judge(found: list[Found], stray: int, caption: Caption) -> Verdict:
-    vague = [f for f in found if f.iou < MIN_IOU]
+    least, most = shapes.RADII["small"][0] - SLACK, shapes.RADII["large"][1] + SLACK
+    vague = [f for f in found if f.iou < MIN_IOU or not least <= f.radius <= most]
     valid = not vague and stray <= MAX_STRAY
     seen = " and ".join(f.item.phrase() for f in found) or "no shape"
     if vague:
-        return Verdict(False, False, f"the {vague[0].colour} region is no clean shape (overlap {vague[0].iou:.2f})")
+        f = vague[0]
+        nearest = f"nearest: {f.shape}, radius {f.radius:.1f}, overlap {f.iou:.2f}"
+        return Verdict(False, False, f"the {f.colour} region is no clean shape ({nearest})")
     if not valid:
         return Verdict(False, False, f"{stray} pixels have neither a shape's colour nor the background's; saw {seen}")
     if len(found) == len(caption.items) and any(

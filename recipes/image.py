@@ -3,9 +3,11 @@
     python -m gen.recipes.image all --work DIR            what gen/zoo/image-* was made with
     python -m gen.recipes.image all --work DIR --quick    the same path in about a minute, for a look
 
-Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``export``, ``evaluate``; ``all`` runs them in this order. Each
-stage resumes from its checkpoint in ``--work``. ``causal`` and ``masked`` may run at the same time.
-Measured on 2 cores of a Xeon with bfloat16 matrix instructions, one thread per stage: see the model cards.
+Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``export``, ``evaluate``; ``all`` runs them in this order. Training
+stages resume from their checkpoints in ``--work``; ``causal`` and ``masked`` may run at the same time. ``export`` writes
+half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those and writes their model cards.
+On 2 cores of a Xeon with bfloat16 matrix instructions, one thread per stage: vq 18 minutes, tokens 4, causal and
+masked 95 side by side, evaluate 8.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.modalities import shapes
+from gen.modalities.image import codebook_digest
+from gen.recipes.image_evaluation import evaluate
 from gen.train import fit
 
 
@@ -36,9 +40,10 @@ class Plan:
     lm_batch: int = 32
     width: int = 160
     layers: int = 5
+    held_out: int = 200
 
 
-QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, lm_batch=8, width=32, layers=1)
+QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, lm_batch=8, width=32, layers=1, held_out=2)
 
 
 def pictures(batch: int, seed: int) -> Iterator[Tensor]:
@@ -228,22 +233,44 @@ def train_lm(work: Path, plan: Plan, causal: bool, log=print) -> None:
     model.save_pretrained(work / name / "model")
 
 
+def export(work: Path, zoo: Path, log=print) -> None:
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook."""
+    from diffusers import VQModel
+
+    from gen.models.grid import GridLlamaForCausalLM
+
+    vq = VQModel.from_pretrained(work / "vq" / "model").half()
+    vq.save_pretrained(zoo / "image-vq")
+    for name in ("causal", "masked"):
+        model = GridLlamaForCausalLM.from_pretrained(work / name / "model").half()
+        model.config.frontend = "image-vq"
+        model.config.codebook_digest = codebook_digest(vq.quantize.embedding.weight)
+        model.save_pretrained(zoo / f"image-{name}")
+    log(f"wrote {zoo}")
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["vq", "tokens", "causal", "masked"])
+    stages = ("vq", "tokens", "causal", "masked", "export", "evaluate")
+    parser.add_argument("stage", choices=[*stages, "all"])
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and data")
+    parser.add_argument("--zoo", type=Path, help="folder for the finished models (default: WORK/zoo)")
     parser.add_argument("--quick", action="store_true", help="a smoke run of the same path")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     plan = QUICK if args.quick else Plan()
     args.work.mkdir(parents=True, exist_ok=True)
-    stages = {
+    zoo = args.zoo or args.work / "zoo"
+    run = {
         "vq": lambda: train_vq(args.work, plan),
         "tokens": lambda: make_tokens(args.work, plan),
         "causal": lambda: train_lm(args.work, plan, causal=True),
         "masked": lambda: train_lm(args.work, plan, causal=False),
+        "export": lambda: export(args.work, zoo),
+        "evaluate": lambda: evaluate(zoo, plan.held_out),
     }
-    stages[args.stage]()
+    for stage in stages if args.stage == "all" else [args.stage]:
+        run[stage]()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+# `make demo` and `make test` need Python 3.11 or 3.12 and nothing else: the first call sets up .venv.
+#   make demo PYTHON=/path/to/python3.12      another interpreter
+#   make demo TORCH='torch==2.13.0+cpu'       another build of torch
+
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+# An exact version: newer ones may exist only as builds for accelerators, with gigabytes of libraries.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
+# More threads than this slow models of this size down.
+TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+ARGS ?=
+
+.PHONY: demo test test-slow setup clean
+
+demo: $(STAMP)
+	@$(BIN)/gen run configs/demo.yaml
+	@echo "gallery: $(CURDIR)/out/demo/index.html"
+
+test: $(STAMP)
+	@$(TESTS) $(ARGS)
+
+test-slow: $(STAMP)
+	@$(TESTS) -m slow $(ARGS)
+
+setup: $(STAMP)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "$(PYTHON) is not Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot create virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	@echo "setting up .venv (once; a minute or two)"
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || $(PIP) "$(TORCH)"
+	@$(PIP) --quiet -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,158 @@
+"""Models in closed form: the logits after every full prefix, or for every canvas, are numbers of their own.
+
+They behave like production models where it matters. The causal cache is a buffer with one slot per absolute position
+that later calls overwrite, so a stale or missing slot changes the law, and so does any mistake in a row's positions.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gen.law import Law
+from gen.models.targets import CausalTarget, MaskedTarget
+from gen.types import TokenSpace
+
+LOW = -1e3  # the logit of an impossible token
+_A, _B, _C = 0x5DEECE66D, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """Wrapping int64 arithmetic; the high bits of a product are the good ones."""
+    for factor in (_B, _C):
+        x = (x ^ ((x >> 29) & ((1 << 35) - 1))) * factor
+    return x ^ ((x >> 32) & ((1 << 32) - 1))
+
+
+def _logits(state: Tensor, vocab_size: int, low: float) -> Tensor:
+    """[...] -> float64 [..., V]: between -2 and 2, and a share ``low`` of them impossible."""
+    bits = _scramble(state[..., None] + (torch.arange(vocab_size) + 1) * _A)
+    unit = lambda x: ((x >> 11) & ((1 << 53) - 1)).double() * 2.0**-53  # noqa: E731
+    return torch.where(unit(_scramble(bits + 1)) < low, LOW, 4 * unit(bits) - 2)
+
+
+class _Model:
+    device, dtype = torch.device("cpu"), torch.float64
+
+    def __init__(self, vocab_size: int, seed: int = 0, low: float = 0.15):
+        self.vocab_size, self.seed, self.low = vocab_size, seed, low
+
+    def _states(self, ids: Tensor) -> Tensor:
+        """ids [B, S] -> the state after every id [B, S]."""
+        state, out = torch.full((len(ids),), self.seed + 1), []
+        for column in ids.unbind(1):
+            state = _scramble(state * _A + column + 2)
+            out.append(state)
+        return torch.stack(out, 1)
+
+
+class TokenBuffer:
+    """A cache: which token was last written to which slot."""
+
+    def __init__(self, slots: int):
+        self.slots, self.ids = slots, None
+
+    def write(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self.ids is None:
+            self.ids = torch.full((len(tokens), self.slots), -1)
+        self.ids = self.ids.clone()
+        self.ids.scatter_(1, positions, tokens)
+        return self.ids
+
+    def keep(self, rows: Tensor) -> None:
+        self.ids = self.ids[rows]
+
+
+class TabularCausal(_Model):
+    """Implements ``gen.models.adapters.CausalModel``."""
+
+    def new_cache(self, slots: int) -> TokenBuffer:
+        return TokenBuffer(slots)
+
+    def forward(self, tokens: Tensor, positions: Tensor, cache: TokenBuffer) -> Tensor:
+        ids = cache.write(tokens, positions)
+        return _logits(self._states(ids).gather(1, positions), self.vocab_size, self.low)
+
+    def after(self, sequence: list[int]) -> Tensor:
+        """The logits [V] after a sequence, without any cache."""
+        return _logits(self._states(torch.tensor([sequence]))[0, -1], self.vocab_size, self.low)
+
+
+class TabularMasked(_Model):
+    """Implements ``gen.models.adapters.MaskedModel``."""
+
+    def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
+        state = self._states(ids)[:, -1:] + torch.arange(1, canvas_length + 1) * _C
+        return _logits(_scramble(state), self.vocab_size, self.low)
+
+    def at(self, ids: list[int], canvas_length: int, place: int) -> Tensor:
+        """The logits [V] of one place."""
+        return self.forward(torch.tensor([ids]), canvas_length)[0, place]
+
+
+PROMPTS = ((11,), (12, 13, 14), (15, 16))  # three contexts of different lengths
+EMPTY = ((21, 11), (14,), (21, 16))  # TMP
+
+
+def _padded(prompts, context: list[int]) -> tuple[Tensor, Tensor]:
+    """On the right, with ids that are wrong on purpose."""
+    width = max(len(p) for p in prompts)
+    ids = torch.tensor([[*prompts[c], *([99] * (width - len(prompts[c])))] for c in context])
+    return ids, torch.tensor([len(prompts[c]) for c in context])
+
+
+def causal_target(model, space: TokenSpace, law: Law, context: list[int], prompts=PROMPTS, empty=EMPTY) -> CausalTarget:
+    """A production target whose row i has the context ``context[i]``."""
+    prompt, length = _padded(prompts, context)
+    uncond, uncond_length = _padded(empty, context) if law.guided else (None, None)
+    return CausalTarget(model, prompt, space, law, uncond, length, uncond_length)
+
+
+def masked_target(model, space: TokenSpace, law: Law, context: list[int]) -> MaskedTarget:
+    """Masked models have conditions of one length."""
+    prompt = torch.tensor([[31 + c, 40] for c in context])
+    return MaskedTarget(model, prompt, space, law, torch.tensor([[50, 51 + c] for c in context]) if law.guided else None)
+
+
+def causal_law(model: TabularCausal, space: TokenSpace, law: Law, context: int) -> dict[tuple[int, ...], float]:
+    """The law of plain autoregression, straight from its definition."""
+
+    def extend(prefix: tuple[int, ...], mass: float, out: dict) -> dict:
+        n = len(prefix)
+        if n == space.length:
+            out[prefix] = mass
+            return out
+        cond = model.after([*PROMPTS[context], *prefix])
+        uncond = model.after([*EMPTY[context], *prefix]) if law.guided else None
+        for token, p in enumerate(law(cond, uncond, space.legal[n]).exp().tolist()):
+            if p > 0:
+                extend((*prefix, token), mass * p, out)
+        return out
+
+    return extend((), 1.0, {})
+
+
+def masked_law(model: TabularMasked, space: TokenSpace, law: Law, context: int, order: list[int]) -> dict[tuple[int, ...], float]:
+    """The law of filling one place after the other in that order."""
+
+    def extend(canvas: tuple[int, ...], mass: float, left: list[int], out: dict) -> dict:
+        if not left:
+            out[canvas] = mass
+            return out
+        place, *rest = left
+        cond = model.at([31 + context, 40, *canvas], space.length, place)
+        uncond = model.at([50, 51 + context, *canvas], space.length, place) if law.guided else None
+        for token, p in enumerate(law(cond, uncond, space.legal[place]).exp().tolist()):
+            if p > 0:
+                extend((*canvas[:place], token, *canvas[place + 1 :]), mass * p, rest, out)
+        return out
+
+    return extend((space.mask_id,) * space.length, 1.0, order, {})
+
+
+@cache
+def space_of(grid: tuple[int, ...], vocab_size: int, masked: bool = False) -> TokenSpace:
+    """All ids legal everywhere; for masked models one more id, the mask."""
+    return TokenSpace.codes(grid, vocab_size, vocab_size + masked, vocab_size if masked else None)
