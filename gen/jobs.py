@@ -68,7 +68,7 @@ def run_job(job: Job, *, progress: Silent | None = None, load: Callable[..., Any
                 run_entry(pipes[_pipe_key(entry)], entry, due, ledger, progress)
         except GenError:
             if made and not ledger.rows:
-                leave(folder)  # so that the corrected command is not refused as another job
+                leave(folder, [w.file for w in works])  # so that the corrected command is not refused as another job
             raise
         finally:
             progress.close()
@@ -197,9 +197,9 @@ def open_folder(folder: Path, job: Job) -> bool:
     return new
 
 
-def leave(folder: Path) -> None:
-    """Take back what opening a folder wrote."""
-    for name in (CONFIG, MANIFEST, TRACES):
+def leave(folder: Path, files: list[str]) -> None:
+    """Take back what a new job wrote that has no item done yet."""
+    for name in (CONFIG, MANIFEST, TRACES, *files):
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -69,7 +69,7 @@ class Law:
             kept = z.topk(self.top_k, -1)  # exactly k ids, whatever the ties
             z = torch.full_like(z, float("-inf")).scatter_(-1, kept.indices, kept.values)
         if self.top_p < 1:
-            ordered, ids = z.sort(-1, descending=True, stable=True)
+            ordered, ids = z.sort(dim=-1, descending=True, stable=True)
             mass = ordered.softmax(-1)
             before = mass.cumsum(-1) - mass  # an id stays while the larger ones do not reach p yet, so one always does
             z = z.masked_fill(torch.zeros_like(z, dtype=torch.bool).scatter_(-1, ids, before >= self.top_p), float("-inf"))

@@ -133,7 +133,7 @@ def apart(a: str, b: str) -> bool:
     return abs(ra - rb) == 2 or abs(ca - cb) == 2
 
 
-def random_caption(rng: np.random.Generator, two: float = 0.4) -> Caption:
+def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
     """A caption with every attribute said; two shapes with probability ``two``."""
     pick = lambda options: options[rng.integers(len(options))]  # noqa: E731
     items = [Item(pick(SHAPES), pick(COLOURS), pick(SIZES), pick(PLACES)) for _ in range(2 if rng.random() < two else 1)]
@@ -152,7 +152,7 @@ def held_out(caption: Caption) -> bool:
     return hashlib.sha256(str(caption).encode()).digest()[0] % 10 == 0
 
 
-def captions(n: int, seed: int, *, held: bool, two: float = 0.4) -> list[Caption]:
+def captions(n: int, seed: int, *, held: bool, two: float = 0.35) -> list[Caption]:
     """``n`` captions, all held out or none of them."""
     rng, out = np.random.default_rng(seed), []
     while len(out) < n:
@@ -185,20 +185,14 @@ def coverage(shape: str, radius: float, cx: float, cy: float) -> np.ndarray:
     return np.clip(0.5 - d, 0, 1).astype(np.float32)
 
 
-def _muted(rng: np.random.Generator) -> np.ndarray:
-    grey = rng.uniform(45, 115)
-    return grey + rng.uniform(-16, 16, 3)
-
-
 def background(rng: np.random.Generator) -> np.ndarray:
     """A muted textured background: float32 [64, 64, 3], 0..255."""
+    base = rng.uniform(50, 100) + rng.uniform(-11, 11, 3)
     angle = rng.uniform(0, 2 * np.pi)
-    along = (_X * np.cos(angle) + _Y * np.sin(angle)) / IMAGE_SIZE
-    t = np.clip(0.5 + along - along.mean(), 0, 1)[..., None]
-    base = _muted(rng) * (1 - t) + _muted(rng) * t
+    light = rng.uniform(0, 14) * (_X * np.cos(angle) + _Y * np.sin(angle)) / (IMAGE_SIZE / 2)
     kind = rng.integers(4)
-    amplitude = rng.uniform(6, 14)
-    phase, period, turn = rng.uniform(0, 2 * np.pi), rng.uniform(9, 20), rng.uniform(0, np.pi)
+    amplitude = rng.uniform(3, 9)
+    phase, period, turn = rng.uniform(0, 2 * np.pi), rng.uniform(10, 20), rng.uniform(0, np.pi)
     u = (_X * np.cos(turn) + _Y * np.sin(turn)) * (2 * np.pi / period)
     v = (_Y * np.cos(turn) - _X * np.sin(turn)) * (2 * np.pi / period)
     if kind == 0:
@@ -206,7 +200,7 @@ def background(rng: np.random.Generator) -> np.ndarray:
     elif kind == 1:
         texture = np.sin(u + phase) * np.sin(v)
     elif kind == 2:  # blotches: coarse noise, bilinearly enlarged
-        k = int(rng.integers(5, 9))
+        k = int(rng.integers(4, 8))
         coarse = rng.standard_normal((k + 1, k + 1))
         s = np.linspace(0, k, IMAGE_SIZE, endpoint=False)
         i, f = s.astype(int), s - s.astype(int)
@@ -214,8 +208,9 @@ def background(rng: np.random.Generator) -> np.ndarray:
         texture = rows[:, i] * (1 - f) + rows[:, i + 1] * f
     else:
         texture = np.zeros_like(_X)
-    grain = rng.standard_normal((IMAGE_SIZE, IMAGE_SIZE, 1)) * 1.5
-    return (base + amplitude * texture[..., None] + grain).astype(np.float32)
+    grain = rng.standard_normal((IMAGE_SIZE, IMAGE_SIZE, 1))
+    shade = light - light.mean() + amplitude * texture
+    return (base + shade[..., None] + grain).astype(np.float32)
 
 
 def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:

@@ -55,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``fulfilled``: the picture shows what the caption says and nothing more. ``valid``: it shows only clean shapes."""
+    """``fulfilled``: the picture shows what the caption says, nothing more. ``valid``: it shows only clean shapes."""
 
     fulfilled: bool
     valid: bool

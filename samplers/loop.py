@@ -77,7 +77,6 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
     rows = torch.arange(batch, device=device)
     start = torch.zeros(batch, dtype=torch.long, device=device)
     round_ = torch.zeros(batch, dtype=torch.long, device=device)
-    before = target.last_prompt_token
     step = 0
     while len(rows):
         width = min(drafter.window, total - int(start.min()))
@@ -87,7 +86,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
         positions = torch.where(valid, positions, start[:, None])
         now = Round(draws, rows, round_, start, positions, valid)
         drafts, drafted = drafter.propose(now, tokens[rows])
-        last = torch.where(start > 0, tokens[rows, (start - 1).clamp_min(0)], before)
+        last = tokens[rows, (start - 1).clamp_min(0)]  # before position 0 the target puts its prompt
         given = torch.cat([last[:, None], drafts], 1)[:, :width]
         logp, computed = target.logp(torch.where(valid, given, last[:, None]), positions)
         accepted, chosen = drafter.verify(now, logp)
@@ -102,7 +101,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
             callback({"step": step, "done": done, "total": batch * total})
         left = start < total
         if not bool(left.all()):
-            rows, start, round_, before = rows[left], start[left], round_[left], before[left]
+            rows, start, round_ = rows[left], start[left], round_[left]
             if len(rows):
                 target.keep(left)
                 drafter.keep(left)

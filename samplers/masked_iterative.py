@@ -62,6 +62,8 @@ class MaskedIterative(Sampler):
         order, schedule = registry.get("order", self.order), registry.get("schedule", self.schedule)
         mask_id, batch, total = target.space.mask_id, target.rows, target.length
         device = target.device
+        if mask_id is None:
+            raise GenError("masked_iterative needs a token space with a mask id; this model has none")
         if canvas is None:
             canvas = torch.full((batch, total), mask_id, dtype=torch.long)
         canvas = canvas.to(device).clone()

@@ -5,10 +5,10 @@ decisions, in order. Where a script ends, the row takes the first possible outco
 scripts, so each row is one leaf of the decision tree, with its probability. Rows advance independently, so thousands of
 leaves are decoded in one batch.
 
-Noise that belongs to a position (``round=None``) is asked again and again with different laws. It is never sampled, and
-it is not approximated either: with E_v independent Exp(1) variables, argmax(log p_v + G_v) = argmin(E_v / p_v), so what
-the answers so far say about E is a cone {E : E_v p_k >= E_k p_v}. A simplicial cone with generators r_i that each sum to
-one has probability |det R|; cones are cut by bisecting edges, so they stay simplicial.
+Noise that belongs to a position (``round=None``) is asked again and again with different laws. It is never sampled,
+and it is not approximated either: with E_v independent Exp(1) variables, argmax(log p_v + G_v) = argmin(E_v / p_v), so
+what the answers so far say about E is a cone {E : E_v p_k >= E_k p_v}. A simplicial cone with generators r_i that each
+sum to one has probability |det R|; cones are cut by bisecting edges, so they stay simplicial.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _clip(simplex: Simplex, win: int, lose: int, p: Sequence[float]) -> list[Sim
 
 
 class Noise:
-    """What is known about the noise of one position: a union of simplicial cones. Remembers how it was split, since many
-    rows share a history."""
+    """What is known about the noise of one position: a union of simplicial cones. Remembers how it was split, since
+    many rows share a history."""
 
     def __init__(self, cones: list[Simplex]):
         self.cones = cones
@@ -142,8 +142,11 @@ class ScriptedDraws:
         return out
 
     def uniform(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
-        number = lambda i, row, at: hashed(self.rows[row].key, at, purpose, None if round is None else int(round[i]))  # noqa: E731
-        table = [[number(i, row, at) for at in positions[i].tolist()] for i, row in enumerate(rows.tolist())]
+        rounds = [None] * len(rows) if round is None else round.tolist()
+        table = [
+            [hashed(self.rows[row].key, at, purpose, r) for at in places]
+            for row, places, r in zip(rows.tolist(), positions.tolist(), rounds, strict=True)
+        ]
         return torch.tensor(table, dtype=torch.float64)
 
     def _active(self, active: Tensor, rows: Tensor, positions: Tensor) -> list[tuple[int, int, _Row, int]]:
@@ -154,15 +157,16 @@ class ScriptedDraws:
 
 def hashed(key: int, position: int, purpose: str, round: int | None) -> float:
     """The fixed number in (0, 1) that orders are made of."""
-    return (int.from_bytes(hashlib.sha256(repr((key, position, purpose, round)).encode()).digest()[:6], "big") + 0.5) / 2**48
+    digest = hashlib.sha256(repr((key, position, purpose, round)).encode()).digest()
+    return (int.from_bytes(digest[:6], "big") + 0.5) / 2**48
 
 
 Decode = Callable[[ScriptedDraws, list[int]], Tensor]
 
 
 def enumerate_law(decode: Decode, contexts: int, rows: int = 4096) -> list[dict[tuple[int, ...], float]]:
-    """The law of the tokens in every context. ``decode(draws, context)`` runs the sampler on a batch whose row i has the
-    context ``context[i]`` and returns tokens [n, T]."""
+    """The law of the tokens in every context. ``decode(draws, context)`` runs the sampler on a batch whose row i has
+    the context ``context[i]`` and returns tokens [n, T]."""
     found: list[dict[tuple[int, ...], list[float]]] = [defaultdict(list) for _ in range(contexts)]
     todo: list[tuple[int, tuple[int, ...]]] = [(c, ()) for c in range(contexts)]
     roots: dict[int, Noise] = {}

@@ -26,18 +26,23 @@ def _scramble(x: Tensor) -> Tensor:
     return x ^ ((x >> 32) & ((1 << 32) - 1))
 
 
-def _logits(state: Tensor, vocab_size: int, low: float) -> Tensor:
-    """[...] -> float64 [..., V]: between -2 and 2, and a share ``low`` of them impossible."""
+def _logits(state: Tensor, vocab_size: int, low: float, spread: float) -> Tensor:
+    """[...] -> float64 [..., V]: within ``spread`` of each other, and a share ``low`` of them impossible."""
     bits = _scramble(state[..., None] + (torch.arange(vocab_size) + 1) * _A)
     unit = lambda x: ((x >> 11) & ((1 << 53) - 1)).double() * 2.0**-53  # noqa: E731
-    return torch.where(unit(_scramble(bits + 1)) < low, LOW, 4 * unit(bits) - 2)
+    return torch.where(unit(_scramble(bits + 1)) < low, LOW, spread * unit(bits))
 
 
 class _Model:
     device, dtype = torch.device("cpu"), torch.float64
 
-    def __init__(self, vocab_size: int, seed: int = 0, low: float = 0.15):
-        self.vocab_size, self.seed, self.low = vocab_size, seed, low
+    def __init__(self, vocab_size: int, seed: int = 0, low: float = 0.15, spread: float = 4.0):
+        self.vocab_size, self.seed, self.low, self.spread = vocab_size, seed, low, spread
+
+    @classmethod
+    def under(cls, law: Law, vocab_size: int):
+        """One that leaves the law some choice: guidance would make a model with impossible tokens nearly certain."""
+        return cls(vocab_size, low=0.0, spread=1.5) if law.guided else cls(vocab_size)
 
     def _states(self, ids: Tensor) -> Tensor:
         """ids [B, S] -> the state after every id [B, S]."""
@@ -73,11 +78,11 @@ class TabularCausal(_Model):
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: TokenBuffer) -> Tensor:
         ids = cache.write(tokens, positions)
-        return _logits(self._states(ids).gather(1, positions), self.vocab_size, self.low)
+        return _logits(self._states(ids).gather(1, positions), self.vocab_size, self.low, self.spread)
 
     def after(self, sequence: list[int]) -> Tensor:
         """The logits [V] after a sequence, without any cache."""
-        return _logits(self._states(torch.tensor([sequence]))[0, -1], self.vocab_size, self.low)
+        return _logits(self._states(torch.tensor([sequence]))[0, -1], self.vocab_size, self.low, self.spread)
 
 
 class TabularMasked(_Model):
@@ -85,15 +90,15 @@ class TabularMasked(_Model):
 
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
         state = self._states(ids)[:, -1:] + torch.arange(1, canvas_length + 1) * _C
-        return _logits(_scramble(state), self.vocab_size, self.low)
+        return _logits(_scramble(state), self.vocab_size, self.low, self.spread)
 
     def at(self, ids: list[int], canvas_length: int, place: int) -> Tensor:
         """The logits [V] of one place."""
         return self.forward(torch.tensor([ids]), canvas_length)[0, place]
 
 
-PROMPTS = ((11,), (12, 13, 14), (15, 16))  # three contexts of different lengths
-EMPTY = ((21, 11), (14,), (21, 16))  # TMP
+PROMPTS = ((19,), (12, 13, 19), (15, 19))  # three contexts of different lengths, with one begin-of-grid token
+EMPTY = ((21, 19), (19,), (21, 22, 19))  # their unconditional prompts
 
 
 def _padded(prompts, context: list[int]) -> tuple[Tensor, Tensor]:
@@ -113,10 +118,12 @@ def causal_target(model, space: TokenSpace, law: Law, context: list[int], prompt
 def masked_target(model, space: TokenSpace, law: Law, context: list[int]) -> MaskedTarget:
     """Masked models have conditions of one length."""
     prompt = torch.tensor([[31 + c, 40] for c in context])
-    return MaskedTarget(model, prompt, space, law, torch.tensor([[50, 51 + c] for c in context]) if law.guided else None)
+    uncond = torch.tensor([[50, 51 + c] for c in context])
+    return MaskedTarget(model, prompt, space, law, uncond if law.guided else None)
 
 
-def causal_law(model: TabularCausal, space: TokenSpace, law: Law, context: int) -> dict[tuple[int, ...], float]:
+def causal_law(model: TabularCausal, space: TokenSpace, law: Law, context: int, prompts=PROMPTS,
+               empty=EMPTY) -> dict[tuple[int, ...], float]:
     """The law of plain autoregression, straight from its definition."""
 
     def extend(prefix: tuple[int, ...], mass: float, out: dict) -> dict:
@@ -124,8 +131,8 @@ def causal_law(model: TabularCausal, space: TokenSpace, law: Law, context: int) 
         if n == space.length:
             out[prefix] = mass
             return out
-        cond = model.after([*PROMPTS[context], *prefix])
-        uncond = model.after([*EMPTY[context], *prefix]) if law.guided else None
+        cond = model.after([*prompts[context], *prefix])
+        uncond = model.after([*empty[context], *prefix]) if law.guided else None
         for token, p in enumerate(law(cond, uncond, space.legal[n]).exp().tolist()):
             if p > 0:
                 extend((*prefix, token), mass * p, out)
@@ -134,7 +141,8 @@ def causal_law(model: TabularCausal, space: TokenSpace, law: Law, context: int) 
     return extend((), 1.0, {})
 
 
-def masked_law(model: TabularMasked, space: TokenSpace, law: Law, context: int, order: list[int]) -> dict[tuple[int, ...], float]:
+def masked_law(model: TabularMasked, space: TokenSpace, law: Law, context: int,
+               order: list[int]) -> dict[tuple[int, ...], float]:
     """The law of filling one place after the other in that order."""
 
     def extend(canvas: tuple[int, ...], mass: float, left: list[int], out: dict) -> dict:

@@ -61,14 +61,9 @@ class CausalTarget(Target):
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
         self._started = False
 
-    @property
-    def last_prompt_token(self) -> Tensor:
-        """Long [B]: what stands before position 0."""
-        return self.prompt.gather(1, self.prompt_length[:, None] - 1)[: self.rows, 0]
-
     def logp(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        """Log-probabilities [B, L, V] of grid positions [B, L], given that ``tokens`` [B, L] stand one place before each;
-        and the number of places per row that were sent through the model.
+        """Log-probabilities [B, L, V] of grid positions [B, L], given that ``tokens`` [B, L] stand one place before each
+        (before position 0 the prompt does, whatever is given); and the number of places per row sent through the model.
 
         A position may be repeated in a row if its token is repeated with it (padding of ragged windows).
         """
@@ -76,6 +71,8 @@ class CausalTarget(Target):
         given = positions
         tokens, positions = tokens.repeat(self.halves, 1), positions.repeat(self.halves, 1)
         slots = positions + self.prompt_length[:, None] - 1
+        # before position 0 stands each half's own prompt, which may end differently
+        tokens = torch.where(positions == 0, self.prompt.gather(1, self.prompt_length[:, None] - 1), tokens)
         if not self._started:  # the first call brings the prompt along; shorter prompts repeat their last token
             self._started = True
             at = torch.arange(self.prompt.shape[1] - 1, device=self.device).expand(len(self.prompt), -1)

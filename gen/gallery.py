@@ -1,0 +1,353 @@
+"""The gallery of a job folder: one static page that opens from the disk, without a server or a network.
+
+It reads only what lies in the folder (manifest, config, verdicts, traces, media) and refers to the media by relative
+paths, so a folder can be moved, zipped or served as it is. The page is a template, ``gallery.html``, with its style and
+script inside; everything that came from a user is escaped here. Traces are drawn in plain SVG, so they show without a
+script; the events of every step lie beside the drawing as JSON, which the page's player replays.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from html import escape
+from math import ceil, prod, sqrt
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import quote
+
+from gen.errors import GenError, bad_value
+from gen.ledger import CHECK, CONFIG, GALLERY, MANIFEST, TRACES, inside, put_text, read_json, read_rows
+
+TEMPLATE = Path(__file__).with_name("gallery.html")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".avif")
+AUDIO = (".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a")
+VIDEO = (".mp4", ".webm", ".mov")
+SMALL = 160  # pixels; smaller pictures are enlarged with their pixels kept square
+EXCERPT = 400  # characters of a text that are shown
+# Dark indigo over teal to yellow: lightness rises evenly in OKLCH, so equal distances in time look equal, also in grey.
+RAMP = ((58, 39, 112), (66, 75, 156), (43, 119, 176), (31, 161, 173), (82, 199, 154), (177, 216, 100), (242, 221, 90))
+GAP = 1  # cells between two planes, such as the frames of a video
+Row = dict[str, Any]
+
+
+def write_gallery(folder: Path) -> Path:
+    """Writes ``index.html`` into a job folder in one step; returns its path. Raises ``GenError`` if it is no job."""
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        raise GenError(f"{folder} has no {MANIFEST}; expected a folder that gen run or gen sample wrote")
+    config = _config(folder)
+    rows = list({r["id"]: r for r in read_rows(folder)}.values())  # the last line of an item counts
+    verdicts, traces = read_json(folder / CHECK), read_json(folder / TRACES)
+    for name, verdict in verdicts.items():
+        if not isinstance(verdict, dict) or "fulfilled" not in verdict:
+            raise bad_value(f"item {name}", verdict, "a verdict with fulfilled, valid and detail", str(folder / CHECK))
+    for row in rows:
+        row["method"] = str(row.get("sampler"))
+        row["verdict"] = verdicts.get(row["id"], row if "fulfilled" in row else None)
+    models = sorted({str(r["model"]) for r in rows if r.get("model")})
+    if len(models) > 1:  # then a sampler alone does not say what made a picture
+        for row in rows:
+            row["method"] += f" · {row.get('model')}"
+    files = [n for n in (CONFIG, MANIFEST, CHECK, TRACES) if (folder / n).is_file()]
+    parts = {
+        "title": escape(str(config.get("name") or folder.resolve().name)),
+        "summary": _summary(rows, models),
+        "methods": _methods(rows),
+        "comparison": _comparison(folder, rows),
+        "traces": _traces(folder, rows, traces, config.get("grid")),
+        "failures": _failures(rows),
+        "files": " ".join(f'<a href="{n}">{n}</a>' for n in files),
+    }
+    template = TEMPLATE.read_text(encoding="utf-8")
+    # One pass, so that braces inside a prompt are never taken for a placeholder.
+    put_text(folder / GALLERY, re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], template))
+    return folder / GALLERY
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    from gen.layers import read_yaml
+
+    return read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+
+
+# The parts of the page ---------------------------------------------------------------------------------------------
+
+
+def _summary(rows: list[Row], models: list[str]) -> str:
+    failed = sum(r.get("status") != "ok" for r in rows)
+    judged = [r["verdict"] for r in rows if r["verdict"]]
+    facts = [
+        ("modality", escape(", ".join(sorted({str(r.get("modality")) for r in rows})) or "none")),
+        ("items", str(len(rows))),
+        ("failed", f'<b class="no">{failed}</b>' if failed else "0"),
+    ]
+    if judged:
+        facts.append(("fulfilled", f"{sum(bool(v['fulfilled']) for v in judged)} of {len(judged)}"))
+    facts.append(("models" if len(models) > 1 else "model", escape(", ".join(models)) or "none"))
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
+
+
+def _methods(rows: list[Row]) -> str:
+    """One line per method. Bars are relative to the largest number of their column, shares to one."""
+    lines = []
+    for method, group in _group(rows, "method").items():
+        good = [r for r in group if r.get("status") == "ok"]
+        judged = [r["verdict"] for r in group if r["verdict"]]
+        middle = lambda key: _median([r.get(key) for r in good])  # noqa: E731, B023
+        lines.append({
+            "method": method, "exactness": str(next((r["exactness"] for r in group if r.get("exactness")), "")),
+            "items": len(group), "nfe": middle("nfe"), "mal": middle("mean_acceptance_length"),
+            "seconds": middle("seconds"), "judged": len(judged),
+            "share": sum(bool(v["fulfilled"]) for v in judged) / len(judged) if judged else None,
+        })  # fmt: skip
+    if not lines:
+        return '<p class="none">No items yet.</p>'
+    columns = [("nfe", "forward calls"), ("mal", "tokens per call"), ("seconds", "seconds per item")]
+    most = {key: max((li[key] or 0 for li in lines), default=0) for key, _ in columns}
+    shares = any(li["share"] is not None for li in lines)
+    head = "".join(f'<th scope="col" class="num">{n}</th>' for n in
+                   ("items", *(n for _, n in columns), *(["fulfilled"] if shares else [])))  # fmt: skip
+    body = ""
+    for li in lines:
+        tag = f'<small class="tag" title="exactness">{escape(li["exactness"])}</small>' if li["exactness"] else ""
+        cells = f'<td data-label="items">{li["items"]}</td>'
+        for key, name in columns:
+            text = f"{li[key]:g}" if key == "nfe" and li[key] is not None else _number(li[key])
+            cells += f'<td data-label="{name}">{_bar(text, (li[key] or 0) / (most[key] or 1))}</td>'
+        if shares:
+            text = "–" if li["share"] is None else f"{li['share']:.0%}"
+            cells += f'<td data-label="fulfilled">{_bar(text, li["share"] or 0, "share")}</td>'
+        body += f'<tr><th scope="row">{escape(li["method"])} {tag}</th>{cells}</tr>\n'
+    head = f'<thead><tr><th scope="col">method</th>{head}</tr></thead>'
+    return f'<table class="methods">{head}\n<tbody>{body}</tbody></table>{_key({li["exactness"] for li in lines})}'
+
+
+def _key(used: set[str]) -> str:
+    """What the exactness words on the page mean."""
+    from gen.types import EXACTNESS
+
+    said = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in EXACTNESS.items() if k in used)
+    return f'<dl class="key">{said}</dl>' if said else ""
+
+
+def _comparison(folder: Path, rows: list[Row]) -> str:
+    methods = list(_group(rows, "method"))
+    cell = lambda row, name: f'<div role="{row}" class="head">{escape(name)}</div>'  # noqa: E731
+    head = cell("columnheader", "prompt") + "".join(cell("columnheader", m) for m in methods)
+    out = f'<div class="line top" role="row">{head}</div>\n'
+    for prompt, group in _group(rows, "prompt").items():
+        out += f'<div class="line" role="row"><h3 role="rowheader">{escape(prompt)}</h3>'
+        by_method = _group(group, "method")
+        for method in methods:
+            tiles = "".join(_tile(folder, r) for r in by_method.get(method, []))
+            out += f'<div role="cell" class="cell" data-method="{escape(method)}">{tiles or "<i>–</i>"}</div>'
+        out += "</div>\n"
+    return f'<div class="compare" role="table" aria-label="prompt by method" style="--n:{len(methods)}">{out}</div>'
+
+
+def _tile(folder: Path, row: Row) -> str:
+    seed, calls = row.get("seed"), row.get("nfe")
+    label = f"seed {seed}" + (f" · {calls} calls" if calls is not None else "")
+    caption = f"<figcaption>{_mark(row['verdict'])}{escape(label)}</figcaption>"
+    return f'<figure class="tile">{_media(folder, row)}{caption}</figure>'
+
+
+def _mark(verdict: dict[str, Any] | None) -> str:
+    if not verdict:
+        return ""
+    detail = escape(str(verdict.get("detail") or ""))
+    if verdict["fulfilled"]:
+        return f'<b class="yes" title="fulfils its prompt: {detail}">✓</b> '
+    return f'<b class="no" title="does not fulfil its prompt: {detail}">✗</b> '
+
+
+def _media(folder: Path, row: Row) -> str:
+    """The medium of an item, loaded when it comes into sight; a box that says why where there is none."""
+    if row.get("status") != "ok":
+        return f'<div class="box failed" title="{escape(str(row.get("error")))}">failed</div>'
+    path = inside(folder, row)
+    if path is None or not path.is_file():
+        return f'<div class="box missing">{escape(str(row.get("file")))} is missing</div>'
+    source, kind, prompt = quote(path.name), path.suffix.lower(), escape(str(row.get("prompt")))
+    if kind in IMAGES:
+        facts = [row["method"], f"seed {row.get('seed')}", f"{row.get('nfe')} forward calls", f"item {row['id']}"]
+        if row["verdict"]:
+            facts.append(("✓ " if row["verdict"]["fulfilled"] else "✗ ") + str(row["verdict"].get("detail") or ""))
+        info = escape(" · ".join(facts))
+        return (f'<a class="pic" href="{source}" data-info="{info}"><img src="{source}" alt="{prompt}" loading="lazy" '
+                f"{_size(path)}></a>")  # fmt: skip
+    if kind in AUDIO:
+        return f'<audio controls preload="none" loading="lazy" src="{source}" aria-label="{prompt}"></audio>'
+    if kind in VIDEO:
+        return (f'<video controls loop muted playsinline preload="metadata" loading="lazy" src="{source}" '
+                f'aria-label="{prompt}"></video>')  # fmt: skip
+    if kind == ".txt":
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return f'<a class="text" href="{source}">{escape(text[:EXCERPT])}{" …" if len(text) > EXCERPT else ""}</a>'
+    return f'<a class="box" href="{source}">{escape(path.name)}</a>'
+
+
+def _size(path: Path) -> str:
+    """Width and height, so that the page does not jump as pictures load."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:  # reads the header alone
+            width, height = picture.size
+    except OSError:
+        return 'class="broken"'
+    return f'width="{width}" height="{height}"' + (' class="px"' if max(width, height) <= SMALL else "")
+
+
+def _traces(folder: Path, rows: list[Row], traces: dict[str, Any], grid: Any) -> str:
+    drawn = [(r, traces[r["id"]]) for r in rows if r["id"] in traces and r.get("status") == "ok"]
+    if not drawn:
+        return ""
+    cards = ""
+    for row, steps in drawn:
+        facts = [row["method"], f"seed {row.get('seed')}", f"{row.get('nfe')} forward calls",
+                 f"{_number(row.get('mean_acceptance_length'))} tokens per call"]  # fmt: skip
+        title = f"<h3>{escape(str(row.get('prompt')))}</h3><p>{escape(' · '.join(facts))}</p>"
+        cards += draw_trace(row["id"], steps, grid, title, _media(folder, row), f"{TRACES}, item {row['id']}")
+    about = "Each cell is a token, coloured by the forward call that committed it. The bars count the tokens of a call."
+    return f'<section id="traces"><h2>How it was decoded</h2><p class="about">{about}</p>\n{cards}</section>'
+
+
+def _failures(rows: list[Row]) -> str:
+    lines = "".join(
+        f"<tr><th scope='row'>{escape(r['id'])}</th><td>{escape(str(r.get('prompt')))}</td>"
+        f"<td>{escape(r['method'])}</td><td class='error'>{escape(str(r.get('error')))}</td></tr>\n"
+        for r in rows if r.get("status") != "ok"
+    )  # fmt: skip
+    if not lines:
+        return ""
+    head = "<thead><tr><th>item</th><th>prompt</th><th>method</th><th>error</th></tr></thead>"
+    table = f'<table class="failures">{head}<tbody>{lines}</tbody></table>'
+    return f'<section id="failed"><h2>Failed</h2>{table}</section>'
+
+
+# Traces --------------------------------------------------------------------------------------------------------------
+
+
+def colour(step: int, steps: int) -> str:
+    """The colour of a step, counted from 1."""
+    at = (step - 1) / max(steps - 1, 1) * (len(RAMP) - 1)
+    low = min(int(at), len(RAMP) - 2)
+    pairs = zip(RAMP[low], RAMP[low + 1], strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in pairs)
+
+
+def replay(steps: list[dict[str, Any]]) -> dict[int, int]:
+    """Position -> the step, counted from 1, that committed the token which stands there in the end."""
+    at: dict[int, int] = {}
+    for number, step in enumerate(steps, 1):
+        for position in step.get("removed", ()):
+            at.pop(int(position), None)
+        at.update({int(position): number for position in step["committed"]})
+    return at
+
+
+def layout(grid: Any, length: int, where: str) -> tuple[int, int, int]:
+    """Planes, rows and columns of the drawing. Without a grid: a square, or nearly one."""
+    if grid is None:
+        columns = ceil(sqrt(length))
+        return 1, ceil(length / columns), columns
+    sizes = [grid] if isinstance(grid, int) else list(grid)
+    if not sizes or not all(isinstance(n, int) and n > 0 for n in sizes) or prod(sizes) < length:
+        raise bad_value("grid", grid, f"sizes that hold the {length} positions of {where}")
+    *planes, rows, columns = [1, 1, *sizes]
+    return prod(planes), rows, columns
+
+
+def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: str) -> str:
+    """The card of one traced item. ``title`` and ``media`` are HTML already."""
+    try:
+        final = replay(steps)
+        events = []
+        for s in steps:
+            committed = [[int(p), int(v)] for p, v in s["committed"].items()]
+            events.append({"w": _ranges(s["window"]), "c": committed, "r": [int(p) for p in s.get("removed", ())]})
+        ends = [*final, *(b for e in events for _, b in e["w"]), *(p for e in events for p in e["r"])]
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise GenError(f"{where} is no trace ({type(error).__name__}: {error}); "
+                       "expected a list of steps with window and committed") from error  # fmt: skip
+    n = len(steps)
+    planes, rows, columns = layout(grid, max(ends, default=0) + 1, where)
+    cells = ""
+    for p in range(planes * rows * columns):
+        plane, rest = divmod(p, rows * columns)
+        x, y = rest % columns + plane * (columns + GAP) + 0.05, rest // columns + 0.05
+        done = f'data-step="{final[p]}" fill="{colour(final[p], n)}"' if p in final else 'class="off"'
+        cells += f'<rect data-p="{p}" x="{x:.2f}" y="{y:.2f}" width=".9" height=".9" {done}/>'
+    width = planes * (columns + GAP) - GAP
+    token_grid = (f'<svg class="grid" viewBox="0 0 {width} {rows}" role="img" aria-label="the step at which each of '
+                  f'{len(final)} tokens was committed, of {n}">{cells}</svg>')  # fmt: skip
+    data = json.dumps(events, separators=(",", ":")).replace("<", "\\u003c")
+    return f"""<article class="trace" id="trace-{escape(name)}" data-planes="{planes}">
+<header>{title}</header>
+<div class="stage"><div class="shot">{media}</div><div class="tokens">{token_grid}</div>
+<div class="time">{_chart([len(s["committed"]) for s in steps])}
+<div class="player" hidden><button type="button" aria-label="play">▶</button>
+<input type="range" min="0" max="{n}" value="{n}" aria-label="step"><output></output></div></div></div>
+<script type="application/json">{data}</script>
+</article>
+"""
+
+
+def _chart(counts: list[int]) -> str:
+    """Tokens committed per step, on the colours of the grid, so that the chart is its legend as well."""
+    n, most = len(counts), max(counts, default=0)
+    top = max(most, 6)  # one token per call should look like little, not fill the chart
+    wide = 0.86 if n < 120 else 1
+    bars = "".join(
+        f'<rect data-n="{c}" x="{i}" y="{top - c}" width="{wide}" height="{c}" fill="{colour(i + 1, n)}"/>'
+        for i, c in enumerate(counts)
+    )
+    said = f"at most {most} token{'' if most == 1 else 's'} in one call, {sum(counts)} in {n} calls"
+    ramp = ", ".join(colour(1 + i, len(RAMP)) for i in range(len(RAMP)))
+    return (f'<div class="most">{said}</div>'
+            f'<svg class="bars" viewBox="0 0 {max(n, 1)} {top}" preserveAspectRatio="none" role="img" '
+            f'aria-label="tokens committed by each of {n} forward calls">{bars}</svg>'
+            f'<div class="ramp" style="background:linear-gradient(90deg, {ramp})"></div>'
+            f'<div class="ends"><span>step 1</span><span>{n}</span></div>')  # fmt: skip
+
+
+def _ranges(positions: list[int]) -> list[list[int]]:
+    """``[3, 4, 5, 9]`` -> ``[[3, 5], [9, 9]]``."""
+    out: list[list[int]] = []
+    for p in sorted(map(int, positions)):
+        if out and p == out[-1][1] + 1:
+            out[-1][1] = p
+        else:
+            out.append([p, p])
+    return out
+
+
+# Small parts -------------------------------------------------------------------------------------------------------
+
+
+def _group(rows: list[Row], key: str) -> dict[str, list[Row]]:
+    """Rows by a key, in the order in which its values first appear."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[str(row.get(key))].append(row)
+    return groups
+
+
+def _median(values: list[Any]) -> float | None:
+    known = [v for v in values if isinstance(v, (int, float))]
+    return median(known) if known else None
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _bar(text: str, share: float, kind: str = "") -> str:
+    bar = f'<span class="bar {kind}"><i style="width:{100 * min(share, 1):.1f}%"></i></span>'
+    return f'{bar}<span class="n">{text}</span>'

@@ -1,0 +1,90 @@
+"""Every command and every Python block of the README and the pages in docs/ runs, in one folder per page.
+
+What takes minutes (``SLOW``) runs here in its ``--quick`` form and in full under ``-m slow``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gen.__main__ import main as gen_main
+from gen.recipes.image import main as image_recipe
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOW = {"gen bench": "--quick"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def run(command: str, quick: bool) -> int:
+    if quick:
+        command += "".join(f" {extra}" for start, extra in SLOW.items() if command.startswith(start))
+    words = shlex.split(command)
+    if words[0] == "gen":
+        return gen_main(words[1:])
+    if words[:3] == ["python", "-m", "gen.recipes.image"]:
+        image_recipe(words[3:])
+        return 0
+    if words[0] == "make":  # make test runs this test; that the target exists is what can be asked here
+        return 0 if re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M) else 1
+    if words[0] in ("git", "cd", "source", "."):
+        return 0
+    raise AssertionError(f"the pages hold a command no test runs: {command}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_every_command_of_a_page_runs(page, tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    for command in commands(page):
+        assert run(command, quick=True) == 0, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_every_python_block_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), {"__name__": "gen_docs"})
+
+
+@pytest.mark.slow
+def test_the_measuring_commands_run_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = [c for page in PAGES for c in commands(page) if c.startswith(tuple(SLOW))]
+    assert found
+    for command in found:
+        assert run(command, quick=False) == 0, command
+
+
+def test_the_pages_hold_commands_at_all():
+    """Negative control: were the blocks not found, the tests above would pass without running anything."""
+    assert sum(len(commands(p)) for p in PAGES) > 15
+    with pytest.raises(AssertionError, match="no test runs"):
+        run("rm -rf x", quick=True)
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_config_runs_in_its_quick_form(config, tmp_path):
+    words = ["run", str(config), "num_samples=1", "prompts=[a small blue ring in the centre]", f"out={tmp_path / 'out'}"]
+    assert gen_main(words) == 0
+    assert (tmp_path / "out" / "index.html").is_file()
+    assert gen_main(["status", str(tmp_path / "out")]) == 0
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,253 @@
+"""The gallery: one static page that shows a job folder completely, honestly and without executing anybody's prompt."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from gen.errors import GenError
+from gen.gallery import EXCERPT, colour, layout, replay, write_gallery
+
+EVIL = '<script>alert("x")</script> & {{title}} <img src=x onerror=alert(1)>'
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and the text inside each, in order."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._raw: str | None = None
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._raw = tag if tag in ("script", "style") else None
+
+    def handle_endtag(self, tag):
+        self._raw = None
+
+    def handle_data(self, data):
+        if self._raw == "script":
+            self.scripts.append(data)
+        elif self._raw is None and data.strip():
+            self.text.append(data.strip())
+
+    def all(self, tag: str, **wanted: str) -> list[dict[str, str | None]]:
+        return [a for t, a in self.elements if t == tag and all(a.get(k) == v for k, v in wanted.items())]
+
+
+def row(number: int, file: str | None, prompt: str, sampler: str = "autoregressive", **changes) -> dict:
+    return {"id": f"{number:06d}", "modality": "image", "prompt": prompt, "seed": number, "sampler": sampler,
+            "model": "a-model", "file": file, "sha256": "", "nfe": 4, "tokens": 16, "tokens_computed": 40,
+            "mean_acceptance_length": 4.0, "draft_acceptance_rate": 0.5, "seconds": 0.25, "status": "ok", "error": None,
+            "exactness": "law", "batch": 2, **changes}  # fmt: skip
+
+
+STEPS = [
+    {"window": [0, 1, 2, 3], "accepted": [], "committed": {"0": 7, "1": 7}, "removed": []},
+    {"window": [2, 3, 4, 5, 6, 7], "accepted": [2], "committed": {"2": 1, "3": 2, "4": 3, "5": 4}, "removed": []},
+    {"window": [1, 6, 7, 8], "accepted": [], "committed": {"6": 5, "1": 9}, "removed": [1, 5]},
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [
+        row(0, "000000-a b#1.png", "a red circle"),
+        row(1, "000001.png", EVIL, "jacobi"),
+        row(2, None, "a red circle", "jacobi", status="failed", error="RuntimeError: <NaN> at 3", nfe=None),
+        row(3, "gone.png", "a blue ring"),
+        row(4, "000004.wav", "seven", "jacobi", nfe=8),
+        row(5, "000005.mp4", "moving", "jacobi", nfe=10),
+        row(6, "000006.txt", "sort"),
+    ]
+    for name in ("000000-a b#1.png", "000001.png"):
+        Image.new("RGB", (64, 48), (200, 30, 30)).save(tmp_path / name)
+    for name in ("000004.wav", "000005.mp4"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "000006.txt").write_text("1 < 2 " + "x" * 1000)
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "config.yaml").write_text("name: a <b> job\nmodality: image\n")
+    (tmp_path / "traces.json").write_text(json.dumps({"000000": STEPS}))
+    verdicts = {"000000": (True, "saw a red circle"), "000001": (False, "saw nothing")}
+    (tmp_path / "check.json").write_text(
+        json.dumps({k: {"fulfilled": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()})
+    )
+    return tmp_path
+
+
+def page(folder: Path) -> Page:
+    path = write_gallery(folder)
+    assert path == folder / "index.html"
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def section(folder: Path, name: str) -> str:
+    text = write_gallery(folder).read_text(encoding="utf-8")
+    found = re.search(rf'<section id="{name}">.*?</section>', text, re.S)
+    return found[0] if found else ""
+
+
+def test_every_ok_item_is_referenced_by_a_relative_quoted_path(folder):
+    html = page(folder)
+    sources = {a.get("src") for tag in ("img", "audio", "video") for a in html.all(tag)}
+    sources |= {a["href"] for a in html.all("a")}
+    assert {"000000-a%20b%231.png", "000001.png", "000004.wav", "000005.mp4", "000006.txt"} <= sources
+    assert not any(s and re.match(r"/|\w+:|\.\.", s) for s in sources)
+    assert all(a["loading"] == "lazy" for tag in ("audio", "video") for a in html.all(tag))
+    assert all(a["loading"] == "lazy" for a in html.all("img") if a.get("src"))
+
+
+def test_pictures_keep_their_size_and_small_ones_their_pixels(folder):
+    (picture,) = page(folder).all("img", src="000001.png")
+    assert (picture["width"], picture["height"], picture["class"]) == ("64", "48", "px")
+    Image.new("RGB", (512, 512)).save(folder / "000001.png")
+    (picture,) = page(folder).all("img", src="000001.png")
+    assert picture["width"] == "512" and "class" not in picture
+
+
+def test_prompts_names_and_errors_are_inert(folder):
+    html = page(folder)
+    assert EVIL in html.text  # shown letter by letter, its braces included
+    assert "a <b> job" in html.text and "RuntimeError: <NaN> at 3" in html.text
+    assert not html.all("img", src="x") and not any("alert(" in s for s in html.scripts)
+    assert not any(name.startswith("on") for _, attributes in html.elements for name in attributes)
+
+
+def test_a_trace_cannot_close_its_script(folder):
+    steps = [{**STEPS[0], "committed": {"0": 7}, "note": "</script><b>"}]
+    (folder / "traces.json").write_text(json.dumps({"000000": steps}))
+    (folder / "config.yaml").write_text("name: </script><script>alert(2)</script>\n")
+    assert not any("alert(" in s for s in page(folder).scripts)
+
+
+def test_the_page_needs_no_network(folder):
+    text = write_gallery(folder).read_text(encoding="utf-8")
+    assert not re.search(r"https?:|src=\"//|@import|url\(", text)
+    assert not Page(text).all("link", rel="stylesheet")
+
+
+def test_the_trace_shows_for_each_position_the_step_that_committed_it(folder):
+    cells = [a for a in page(folder).all("rect") if "data-p" in a]
+    drawn = {int(a["data-p"]): int(a["data-step"]) for a in cells if "data-step" in a}
+    assert drawn == {0: 1, 2: 2, 3: 2, 4: 2, 6: 3, 1: 3}  # 1 was taken back and committed again, 5 only taken back
+    assert len(cells) == 9  # a square that holds positions 0..8
+    assert all(a["fill"] == colour(drawn[int(a["data-p"])], 3) for a in cells if "data-step" in a)
+    assert [int(a["data-n"]) for a in page(folder).all("rect") if "data-n" in a] == [2, 4, 2]
+
+
+def test_the_player_gets_every_event_of_the_trace(folder):
+    (data,) = [json.loads(s) for s in page(folder).scripts if s.startswith("[")]
+    assert [dict(map(tuple, e["c"])) for e in data] == [{int(k): v for k, v in s["committed"].items()} for s in STEPS]
+    assert [[p for a, b in e["w"] for p in range(a, b + 1)] for e in data] == [s["window"] for s in STEPS]
+    assert [e["r"] for e in data] == [s["removed"] for s in STEPS]
+
+
+def test_the_grid_comes_from_the_config_and_must_hold_the_trace(folder):
+    config = folder / "config.yaml"
+    config.write_text("grid: [2, 5]\n")
+    cells = [a for a in page(folder).all("rect") if "data-p" in a]
+    assert len(cells) == 10 and max(float(a["x"]) for a in cells) > 4
+    config.write_text("grid: [2, 2]\n")
+    with pytest.raises(GenError, match=r"grid is \[2, 2\].*9 positions"):
+        write_gallery(folder)
+    assert layout(None, 256, "") == (1, 16, 16) and layout([4, 8, 8], 256, "") == (4, 8, 8)
+
+
+def test_replaying_honours_removals():
+    assert replay(STEPS[:2]) == {0: 1, 1: 1, 2: 2, 3: 2, 4: 2, 5: 2}
+    assert replay(STEPS)[1] == 3 and 5 not in replay(STEPS)
+
+
+def test_colours_of_steps_are_distinct_and_ever_lighter():
+    ramp = [colour(s, 12) for s in range(1, 13)]
+    light = [0.2126 * int(c[1:3], 16) + 0.7152 * int(c[3:5], 16) + 0.0722 * int(c[5:7], 16) for c in ramp]
+    assert len(set(ramp)) == 12 and light == sorted(light)
+    assert colour(1, 1) == colour(1, 12)
+
+
+def test_failed_and_missing_items_are_shown_as_such(folder):
+    html = page(folder)
+    failed = section(folder, "failed")
+    assert "000002" in failed and "&lt;NaN&gt;" in failed and "000003" not in failed
+    assert "gone.png is missing" in html.text and "failed" in html.text
+    assert not html.all("img", src="gone.png")
+
+
+def test_a_folder_without_failures_or_traces_has_no_such_sections(folder):
+    manifest = folder / "manifest.jsonl"
+    manifest.write_text(manifest.read_text().splitlines()[0] + "\n")
+    (folder / "traces.json").unlink()
+    assert section(folder, "failed") == "" and section(folder, "traces") == "" and section(folder, "comparison")
+
+
+def test_the_table_of_methods_holds_medians_and_shares(folder):
+    lines = re.findall(r'<tr><th scope="row">(.*?)</tr>', section(folder, "methods"), re.S)
+    texts = {line.split()[0]: Page(line).text for line in lines}
+    assert texts["autoregressive"] == ["autoregressive", "law", "3", "4", "4.00", "0.25", "100%"]
+    assert texts["jacobi"] == ["jacobi", "law", "4", "8", "4.00", "0.25", "0%"]  # the failed item has no calls
+
+
+def test_marks_follow_the_verdicts_and_are_absent_without_them(folder):
+    marks = [a["title"] for a in page(folder).all("b") if "prompt" in (a.get("title") or "")]
+    assert marks == ["fulfils its prompt: saw a red circle", "does not fulfil its prompt: saw nothing"]
+    (folder / "check.json").unlink()
+    text = write_gallery(folder).read_text(encoding="utf-8")
+    assert "✓" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S) and "fulfilled" not in Page(text).text
+
+
+def test_methods_of_several_models_are_kept_apart(folder):
+    with (folder / "manifest.jsonl").open("a") as file:
+        file.write(json.dumps(row(7, None, "a red circle", model="another", status="failed", error="no")) + "\n")
+    text = section(folder, "methods")
+    assert "autoregressive · a-model" in text and "autoregressive · another" in text
+
+
+def test_the_last_line_of_an_item_counts(folder):
+    with (folder / "manifest.jsonl").open("a") as file:
+        file.write(json.dumps(row(2, "000001.png", "a red circle", "jacobi")) + "\n")
+    assert section(folder, "failed") == ""
+
+
+def test_a_long_text_is_shown_in_part(folder):
+    (text,) = [t for t in page(folder).text if t.startswith("1 < 2")]
+    assert len(text) <= EXCERPT + 2 and text.endswith("…")
+
+
+def test_writing_again_changes_nothing_and_leaves_nothing_behind(folder):
+    first = write_gallery(folder).read_bytes()
+    names = sorted(p.name for p in folder.iterdir())
+    assert write_gallery(folder).read_bytes() == first
+    assert sorted(p.name for p in folder.iterdir()) == names
+
+
+def test_a_moved_folder_makes_the_same_page(folder, tmp_path):
+    moved = tmp_path / "elsewhere" / "job"
+    shutil.copytree(folder, moved, ignore=shutil.ignore_patterns("elsewhere"))
+    assert write_gallery(moved).read_bytes() == write_gallery(folder).read_bytes()
+
+
+def test_a_folder_without_manifest_and_a_broken_trace_are_refused(folder, tmp_path):
+    with pytest.raises(GenError, match="has no manifest.jsonl"):
+        write_gallery(tmp_path / "nowhere")
+    (folder / "traces.json").write_text(json.dumps({"000000": [{"committed": 3}]}))
+    with pytest.raises(GenError, match="traces.json, item 000000 is no trace"):
+        write_gallery(folder)
+    assert not (folder / "index.html").exists()
+    (folder / "check.json").write_text('{"000000": true}')
+    with pytest.raises(GenError, match="item 000000 is True in .*check.json"):
+        write_gallery(folder)
+
+
+def test_an_empty_manifest_makes_an_empty_page(folder):
+    (folder / "manifest.jsonl").write_text("")
+    assert "No items yet." in page(folder).text

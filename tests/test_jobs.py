@@ -1,0 +1,480 @@
+"""The job engine: batches, resume, retries, crashes and full disks, on a pipeline that needs no model."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import sys
+import types
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from gen import jobs, ledger
+from gen.check import check_folder
+from gen.config import load_config, make_job
+from gen.errors import GenError
+from gen.jobs import run_job, save_output
+from gen.law import Law
+from gen.ledger import Ledger, read_rows, slug
+from gen.modality import Verdict
+from gen.progress import Silent
+from gen.registry import registry
+from gen.types import Stats, TraceStep
+
+PROMPTS = ["alpha", "beta", "gamma"]
+
+
+class Toy:
+    """A modality of one-line texts."""
+
+    name, extension, media_kind, default_law = "toy", "txt", "data", {}
+
+    def condition(self, prompt):
+        if "!" in prompt:
+            raise GenError(f"prompt {prompt!r} holds '!'")
+        return prompt
+
+    def save(self, media, path, info):
+        if media == "unsavable":
+            raise ValueError("no such format")
+        path.write_text(f"{media} {sorted(info)}")
+
+    def load(self, path):
+        return path.read_text()
+
+    def check(self, media, prompt):
+        return Verdict(prompt in media, bool(media), "looked")
+
+
+class Pipe:
+    """Media that depend on prompt and seed alone. ``limit``: items that fit into memory; ``bad``: prompts that raise."""
+
+    def __init__(self, limit=99, bad=(), oom=torch.OutOfMemoryError):
+        self.modality, self.limit, self.bad, self.oom, self.batches = Toy(), limit, bad, oom, []
+
+    def plan(self, prompts, num_samples, seed):
+        for p in prompts:
+            self.modality.condition(p)
+        items = [(p, seed + j) for p in prompts for j in range(num_samples)]
+        return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
+
+    def generate(self, items, sampler, law, *, trace=False, callback=None, image=None, mask=None):
+        self.batches.append([i.prompt for i in items])
+        if len(items) > self.limit:
+            raise self.oom("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes")
+        for item in items:
+            if item.prompt in self.bad:
+                raise KeyError(item.prompt)
+        callback({"step": 1, "done": 4, "total": 4})
+        media = [f"{i.prompt} {hashlib.sha256(repr((i.prompt, i.seed, sampler)).encode()).hexdigest()[:8]}" for i in items]
+        stats = [Stats(nfe=3, tokens=4, tokens_computed=9, mean_acceptance_length=4 / 3, seconds=0.5) for _ in items]
+        traces = [[TraceStep([0, 1], [0], {0: 7})] for _ in items] if trace else None
+        return types.SimpleNamespace(media=media, stats=stats, traces=traces, items=items, modality="toy", model="toy-model")
+
+    def load(self, modality, *, model, device, dtype):
+        assert (modality, model, device, dtype) == ("toy", None, "cpu", "float32")
+        return self
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    registry.discover()
+    monkeypatch.setitem(registry._kinds["modality"], "toy", Toy)
+    gallery = types.ModuleType("gen.gallery")
+
+    def write_gallery(folder: Path) -> Path:
+        (folder / "index.html").write_text(f"{len(read_rows(folder))} items")
+        return folder / "index.html"
+
+    gallery.write_gallery = write_gallery
+    monkeypatch.setitem(sys.modules, "gen.gallery", gallery)
+
+
+def job(out: Path, **keys):
+    return make_job({"modality": "toy", "prompts": PROMPTS, "sampler": "sjd", "out": str(out), **keys}, where="test")
+
+
+def run(out: Path, pipe: Pipe | None = None, **keys):
+    pipe = pipe or Pipe()
+    return run_job(job(out, **keys), load=pipe.load), pipe
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in out.iterdir() if p.suffix == ".txt"}
+
+
+def leftovers(out: Path) -> list[str]:
+    return [p.name for p in out.iterdir() if p.name.startswith(".")]
+
+
+# ------------------------------------------------------------------------------------------------------ the folder
+
+
+def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
+    summary, _ = run(tmp_path / "o", num_samples=2, seed=5, trace=2)
+    rows = read_rows(tmp_path / "o")
+    assert [r["id"] for r in rows] == [f"{i:06d}" for i in range(6)]
+    assert rows[3]["file"] == "000003-beta-s6.txt" and rows[3]["seed"] == 6 and rows[3]["prompt"] == "beta"
+    want = {"id", "modality", "prompt", "seed", "sampler", "model", "file", "sha256", "nfe", "tokens", "tokens_computed",
+            "mean_acceptance_length", "draft_acceptance_rate", "seconds", "status", "error", "exactness", "batch"}  # fmt: skip
+    assert set(rows[0]) == want and rows[0]["exactness"] == "law" and rows[0]["batch"] == 6
+    for row in rows:
+        assert hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+    assert json.loads((tmp_path / "o/traces.json").read_text()) == {
+        i: [{"window": [0, 1], "accepted": [0], "committed": {"0": 7}, "removed": []}] for i in ("000000", "000001")
+    }
+    assert load_config(tmp_path / "o/config.yaml") == job(tmp_path / "o", num_samples=2, seed=5, trace=2)
+    assert summary["by_sampler"] == {"sjd": {"items": 6, "nfe": 3, "seconds": 0.5}} and summary["failed"] == []
+    assert (tmp_path / "o/index.html").read_text() == "6 items"
+    assert b"law" in files(tmp_path / "o")["000000-alpha-s5.txt"] and not leftovers(tmp_path / "o")
+
+
+def test_several_entries_share_one_folder_and_one_numbering(tmp_path):
+    summary, _ = run(tmp_path, jobs=[{"sampler": "sjd"}, {"sampler": "maskgit"}])
+    rows = read_rows(tmp_path)
+    assert [r["sampler"] for r in rows] == ["sjd"] * 3 + ["maskgit"] * 3 and len({r["file"] for r in rows}) == 6
+    assert list(summary["by_sampler"]) == ["sjd", "maskgit"]
+    assert sorted(json.loads((tmp_path / "traces.json").read_text())) == ["000000", "000003"]
+
+
+def test_media_do_not_depend_on_the_batch_size(tmp_path):
+    made = []
+    for size in (1, 2, 8):
+        _, pipe = run(tmp_path / str(size), batch_size=size, num_samples=3)
+        assert max(map(len, pipe.batches)) == min(size, 9)
+        made.append(files(tmp_path / str(size)))
+    assert made[0] == made[1] == made[2] and len(made[0]) == 9
+
+
+@pytest.mark.parametrize("text, want", [("A small BLUE ring!", "a-small-blue-ring"), ("../../etc/passwd", "etc-passwd"), ("☃", "item"),
+                                        ("été", "ete"), ("x" * 90, "x" * 40), ("a b" * 40, None)])
+def test_file_names_are_short_and_harmless(text, want):
+    got = slug(text)
+    assert len(got) <= 40 and not set(got) - set("abcdefghijklmnopqrstuvwxyz0123456789-") and (want is None or got == want)
+
+
+# ------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_bad_prompt_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(GenError, match="holds '!'"):
+        run(tmp_path / "o", jobs=[{"sampler": "sjd"}, {"prompts": ["fine", "not!"]}])
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_folder_with_another_job_is_refused_with_the_difference(tmp_path):
+    run(tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(GenError, match="seed: was 0, now 7"):
+        run(tmp_path, seed=7)
+    with pytest.raises(GenError, match="sampler.window: was 16, now 3"):
+        run(tmp_path, sampler={"name": "sjd", "window": 3})
+    assert files(tmp_path) == before
+
+
+def test_runtime_keys_may_change_between_runs(tmp_path):  # the negative control of the test above
+    run(tmp_path)
+    assert run(tmp_path, batch_size=2, trace=0)[0]["skipped"] == 3
+
+
+def test_a_folder_that_is_no_job_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(GenError, match="not empty"):
+        run(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(GenError, match="is a file"):
+        run(tmp_path / "thesis.txt")
+
+
+def test_a_run_refused_by_the_pipeline_leaves_no_job_behind(tmp_path):
+    pipe = Pipe()
+    pipe.generate = lambda *a, **k: (_ for _ in ()).throw(GenError("no model for that"))
+    with pytest.raises(GenError, match="no model"):
+        run(tmp_path / "o", pipe)
+    assert not (tmp_path / "o").exists()
+
+
+def test_two_writers_are_refused(tmp_path):
+    pytest.importorskip("fcntl")
+    run(tmp_path)
+    with Ledger(tmp_path, {}), pytest.raises(GenError, match="another run"):
+        run(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------ resume
+
+
+def test_resuming_does_nothing_that_is_done(tmp_path):
+    run(tmp_path)
+    times = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.txt")}
+    summary, pipe = run(tmp_path)
+    assert pipe.batches == [] and summary["skipped"] == 3 and summary["by_sampler"]["sjd"]["items"] == 3
+    assert times == {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.txt")}
+
+
+@pytest.mark.parametrize("harm", [lambda p: p.unlink(), lambda p: p.write_text("damaged"), lambda p: p.write_bytes(p.read_bytes()[:-1])])
+def test_missing_and_corrupt_media_are_made_again(tmp_path, harm):
+    run(tmp_path)
+    good = files(tmp_path)
+    harm(tmp_path / "000001-beta-s0.txt")
+    _, pipe = run(tmp_path)
+    assert pipe.batches == [["beta"]] and files(tmp_path) == good and len(read_rows(tmp_path)) == 3
+
+
+def test_failed_items_are_rows_and_are_tried_again(tmp_path):
+    summary, _ = run(tmp_path, Pipe(bad=["beta"]))
+    assert [f["id"] for f in summary["failed"]] == ["000001"] and "KeyError" in summary["failed"][0]["error"]
+    row = read_rows(tmp_path)[1]
+    assert (row["status"], row["file"], row["nfe"]) == ("failed", None, None) and len(files(tmp_path)) == 2
+    summary, pipe = run(tmp_path)
+    assert summary["failed"] == [] and pipe.batches == [["beta"]] and [r["status"] for r in read_rows(tmp_path)] == ["ok"] * 3
+
+
+def test_an_item_that_cannot_be_encoded_fails_alone(tmp_path):
+    pipe = Pipe()
+    plain = pipe.generate
+
+    def generate(items, *args, **kwargs):
+        out = plain(items, *args, **kwargs)
+        out.media = ["unsavable" if i.prompt == "beta" else m for i, m in zip(items, out.media, strict=True)]
+        return out
+
+    pipe.generate = generate
+    summary, _ = run(tmp_path, pipe)
+    assert "could not be saved" in summary["failed"][0]["error"] and len(files(tmp_path)) == 2 and not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("torn", [b'{"id": "000002", "mod', b'{"id": "000002"}', b"\x00\x00"])
+def test_a_torn_last_line_is_dropped_and_repaired(tmp_path, torn):
+    run(tmp_path)
+    path = tmp_path / "manifest.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(whole.splitlines(True)[:2]) + torn)
+    assert len(read_rows(tmp_path)) == 2
+    _, pipe = run(tmp_path)
+    assert pipe.batches == [["gamma"]]
+    assert [json.loads(line)["id"] for line in path.read_bytes().splitlines()] == ["000000", "000001", "000002"]
+
+
+def test_a_broken_line_in_the_middle_is_no_torn_line(tmp_path):  # the negative control of the test above
+    run(tmp_path)
+    path = tmp_path / "manifest.jsonl"
+    lines = path.read_bytes().splitlines(True)
+    path.write_bytes(lines[0] + b"{broken\n" + lines[2])
+    with pytest.raises(GenError, match="line 2"):
+        run(tmp_path)
+
+
+class Killed(BaseException):
+    """What no handler catches: as close to kill -9 as one process gets."""
+
+
+@pytest.mark.parametrize("point", ["os.replace", "os.fsync", "Ledger.add", "generate"])
+@pytest.mark.parametrize("after", range(0, 7))
+def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeypatch, point, after):
+    count = 0
+
+    def dying(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count > after:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    pipe = Pipe()
+    with monkeypatch.context() as m:
+        if point == "generate":
+            pipe.generate = dying(pipe.generate)
+        elif point == "Ledger.add":
+            m.setattr(Ledger, "add", dying(Ledger.add))
+        else:
+            m.setattr(os, point.split(".")[1], dying(getattr(os, point.split(".")[1])))
+            m.setattr(Path, "unlink", lambda *a, **k: None)  # a killed process tidies nothing up
+        try:
+            run(tmp_path / "o", pipe, batch_size=1)
+        except Killed:
+            for row in read_rows(tmp_path / "o") if (tmp_path / "o").is_dir() else []:
+                assert hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+        else:
+            assert after >= (5 if point == "os.replace" else 3) and point != "os.fsync"
+    run(tmp_path / "whole")
+    run(tmp_path / "o", batch_size=2)
+    assert files(tmp_path / "o") == files(tmp_path / "whole") and not leftovers(tmp_path / "o")
+    drop = ("seconds", "batch")
+    strip = lambda folder: [{k: v for k, v in r.items() if k not in drop} for r in read_rows(folder)]  # noqa: E731
+    assert strip(tmp_path / "o") == strip(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------------ memory and disk
+
+
+@pytest.mark.parametrize("oom", [torch.OutOfMemoryError, RuntimeError, MemoryError])
+def test_running_out_of_memory_halves_the_batch_and_changes_nothing_else(tmp_path, oom):
+    summary, pipe = run(tmp_path / "a", Pipe(limit=2, oom=oom), num_samples=3)
+    assert summary["failed"] == [] and [len(b) for b in pipe.batches] == [8, 4, 2, 2, 2, 2, 1]
+    run(tmp_path / "b", num_samples=3)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_only_an_item_that_cannot_run_alone_fails(tmp_path):
+    summary, pipe = run(tmp_path, Pipe(limit=0))
+    assert len(summary["failed"]) == 3 and "memory" in summary["failed"][0]["error"]
+
+
+def test_another_error_is_no_lack_of_memory(tmp_path):  # the negative control: the batch is not halved for good
+    _, pipe = run(tmp_path, Pipe(bad=["alpha"]), batch_size=2, num_samples=2)
+    assert [len(b) for b in pipe.batches] == [2, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("function", ["replace", "fsync"])
+@pytest.mark.parametrize("after", range(0, 9))
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path, monkeypatch, function, after):
+    plain, count = getattr(os, function), 0
+
+    def full(*args):
+        nonlocal count
+        count += 1
+        if count > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return plain(*args)
+
+    with monkeypatch.context() as m:
+        m.setattr(os, function, full)
+        try:
+            run(tmp_path / "o", batch_size=2)
+        except GenError as error:
+            assert "cannot write" in str(error) and "No space left" in str(error) and "\n" not in str(error)
+        else:
+            assert function == "replace" and after >= 5
+    if not (tmp_path / "o").exists():
+        return
+    assert not leftovers(tmp_path / "o")
+    for row in read_rows(tmp_path / "o"):
+        assert hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+    if (tmp_path / "o/manifest.jsonl").exists():
+        assert (tmp_path / "o/manifest.jsonl").read_bytes()[-1:] in (b"", b"\n")
+    assert run(tmp_path / "o")[0]["by_sampler"]["sjd"]["items"] == 3
+
+
+def test_a_media_file_that_does_not_fit_is_not_left_under_its_name(tmp_path, monkeypatch):
+    def half(self, media, path, info):
+        path.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(Toy, "save", half)
+        with pytest.raises(GenError, match="000000-alpha-s0.txt: No space left"):
+            run(tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+    run(tmp_path / "o", prompts=["alpha"])
+    with monkeypatch.context() as m:  # the same in a folder that holds items already
+        m.setattr(Toy, "save", half)
+        (tmp_path / "o/000000-alpha-s0.txt").unlink()
+        with pytest.raises(GenError, match="No space left"):
+            run(tmp_path / "o", prompts=["alpha"])
+    assert not files(tmp_path / "o") and not leftovers(tmp_path / "o")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "f").write_text("")
+    with pytest.raises(GenError, match="cannot write"):
+        run(tmp_path / "f" / "o")
+
+
+def test_left_over_temporary_files_go_away(tmp_path):
+    run(tmp_path)
+    (tmp_path / ".tmp-000001-beta-s0.txt").write_text("half")
+    run(tmp_path)
+    assert not leftovers(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------ save and check
+
+
+def output(prompts=PROMPTS, num_samples=2, **keys):
+    pipe = Pipe()
+    sampler = job("x", num_samples=num_samples).entries[0].sampler
+    items = pipe.plan(prompts, num_samples, 4)
+    out = pipe.generate(items, sampler, {}, trace=True, callback=Silent().step)
+    given = {"spec": sampler, "law": Law(), "device": torch.device("cpu"), "dtype": torch.float32, "image": None, "mask": None}
+    for key, value in {**given, **keys}.items():
+        setattr(out, key, value)
+    return out
+
+
+def test_saving_an_output_leaves_the_folder_that_a_job_would(tmp_path):
+    assert save_output(output(), tmp_path / "api") == tmp_path / "api/index.html"
+    run(tmp_path / "job", num_samples=2, seed=4, model=None)
+    assert files(tmp_path / "api") == files(tmp_path / "job")
+    rows = read_rows(tmp_path / "api")
+    assert [(r["prompt"], r["seed"]) for r in rows] == [(p, s) for p in PROMPTS for s in (4, 5)]
+    made = load_config(tmp_path / "api/config.yaml").entries[0]
+    assert (made.prompts, made.num_samples, made.seed, made.sampler["window"]) == (PROMPTS, 2, 4, 16)
+    assert len(json.loads((tmp_path / "api/traces.json").read_text())) == 6
+    save_output(output(), tmp_path / "api")
+    assert len(read_rows(tmp_path / "api")) == 6
+
+
+def test_saving_refuses_a_folder_with_something_else(tmp_path):
+    save_output(output(), tmp_path)
+    with pytest.raises(GenError, match="different job"):
+        save_output(output(num_samples=1), tmp_path)
+
+
+def test_saving_an_edit_keeps_what_it_started_from(tmp_path):
+    save_output(output(image=["start"], mask=["where"]), tmp_path / "o")
+    entry = load_config(tmp_path / "o/config.yaml").entries[0]
+    assert Path(entry.image).read_text().startswith("['start']") and Path(entry.mask).read_text().startswith("['where']")
+    save_output(output(image=["start"], mask=["where"]), tmp_path / "o")
+
+
+def test_checking_reports_shares_and_writes_the_verdicts(tmp_path):
+    run(tmp_path)
+    report = check_folder(tmp_path)
+    assert (report["items"], report["fulfilled"], report["valid"], report["failed"]) == (3, 1.0, 1.0, [])
+    assert json.loads((tmp_path / "check.json").read_text())["000000"] == asdict(Verdict(True, True, "looked"))
+    assert run(tmp_path)[0]["skipped"] == 3  # a checked folder still resumes
+
+
+def test_checking_reports_broken_media_instead_of_crashing(tmp_path, monkeypatch):
+    run(tmp_path, Pipe(bad=["gamma"]))
+    (tmp_path / "000000-alpha-s0.txt").unlink()
+    (tmp_path / "000001-beta-s0.txt").write_text("altered")
+    report = check_folder(tmp_path)
+    assert report["valid"] == report["fulfilled"] == 0 and report["by_sampler"]["sjd"]["items"] == 3
+    assert [w in f["detail"] for f, w in zip(report["failed"], ("missing", "sha256", "KeyError"), strict=True)] == [True] * 3
+    run(tmp_path)
+    monkeypatch.setattr(Toy, "load", lambda self, path: (_ for _ in ()).throw(SyntaxError("not a picture")))
+    assert "not a picture" in check_folder(tmp_path)["failed"][0]["detail"]
+
+
+def test_checking_never_follows_a_manifest_out_of_its_folder(tmp_path):
+    run(tmp_path / "o")
+    (tmp_path / "secret.txt").write_text("alpha")
+    rows = read_rows(tmp_path / "o")
+    rows[0].update(file="../secret.txt", sha256=ledger.sha256(tmp_path / "secret.txt"))
+    (tmp_path / "o/manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert "missing" in check_folder(tmp_path / "o")["failed"][0]["detail"]
+
+
+def test_checking_needs_a_job_folder(tmp_path):
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(GenError, match="expected"):
+            check_folder(folder)
+
+
+def test_the_summary_counts_what_was_there_before(tmp_path):
+    run(tmp_path)
+    (tmp_path / "000002-gamma-s0.txt").unlink()
+    summary, _ = run(tmp_path)
+    assert (summary["items"], summary["skipped"], summary["by_sampler"]["sjd"]["items"]) == (3, 2, 3)
+    assert jobs.is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
+    assert not jobs.is_out_of_memory(RuntimeError("shape mismatch"))
