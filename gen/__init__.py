@@ -6,6 +6,10 @@ _root = Path(__file__).parents[1]
 if (_root / "pyproject.toml").is_file():  # a checkout keeps samplers/, tokenizers/, modalities/ and configs/ beside gen/
     __path__.insert(0, str(_root))  # a wheel holds them inside it
 
+from gen import audio_compat
+
+audio_compat.ensure()  # a torchaudio that cannot load must not take transformers and diffusers down with it
+
 
 def load(modality, model=None, *, device="cpu", dtype="float32"):
     """A pipeline for a modality; see ``gen.pipeline``, which this imports (and torch with it) on the first call."""

@@ -19,14 +19,13 @@ from typing import Any
 from gen.cli_info import columns
 from gen.commands import law_of, positive
 from gen.errors import GenError, bad_value
-from gen.registry import registry
 
 REFERENCE = "autoregressive"
 DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"
 
 
 def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> int:
-    from gen.jobs import is_out_of_memory, free_memory
+    from gen.jobs import free_memory, is_out_of_memory
     from gen.ledger import put_text
     from gen.progress import for_terminal
 
@@ -43,10 +42,12 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
     if target is not None and not target.parent.is_dir():
         raise GenError(f"--out is {args.out!r}, in a folder that does not exist; expected one that does")
     pipe = load(args.modality, model=args.model, device=args.device or "cpu", dtype=args.dtype or "float32")
+    if not args.samplers:
+        variants = [v for v in variants if serves(pipe, v[1], v[2])]
     prompts = prompts_of(pipe.modality, args.modality, args.prompts, args.seed)
     runs: list[dict[str, Any]] = []
     progress = for_terminal()
-    progress.start(len(variants) * len(sizes) * (args.repeats + 1))
+    progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
     broken: set[tuple[str, int]] = set()
     try:
         for repeat in range(-1, args.repeats):  # -1 warms up and is not counted
@@ -62,7 +63,7 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
                             runs += [{"sampler": label, "batch_size": size, "repeat": repeat, **run}] if repeat >= 0 else []
                     except (GenError, OSError):
                         raise
-                    except Exception as problem:  # noqa: BLE001
+                    except Exception as problem:
                         if not is_out_of_memory(problem):
                             raise
                         broken.add((label, size))
@@ -71,7 +72,7 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
                     progress.items(1)
     finally:
         progress.close()
-    table = tabulate(runs, broken)
+    table = tabulate(runs, broken, [label for label, _, _ in variants])
     if target is not None:
         said = {"modality": args.modality, "model": args.model, "device": args.device or "cpu", "dtype": args.dtype or "float32",
                 "seed": args.seed, "repeats": args.repeats, "prompts": prompts, "machine": _machine(),
@@ -98,6 +99,17 @@ def choose(args: argparse.Namespace) -> list[tuple[str, dict[str, Any], dict[str
             spec = {"name": name, **({"window": window} if window else {})}
             variants.append((f"{name} window={window}" if window else name, spec, asdict(resolve_sampler(spec, law)[1])))
     return variants
+
+
+def serves(pipe: Any, spec: dict[str, Any], law: dict[str, Any]) -> bool:
+    """Whether the pipeline has a model for a sampler. Only asked of samplers that the user did not name."""
+    from gen.sampling import resolve_sampler
+
+    try:
+        pipe.model_name(resolve_sampler(spec, law)[0])
+    except GenError:
+        return False
+    return True
 
 
 def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
@@ -132,7 +144,7 @@ def measure(pipe: Any, items: list[Any], spec: dict, law: dict, size: int, callb
             "fulfilled": sum(v.fulfilled for v in verdicts), "valid": sum(v.valid for v in verdicts)}  # fmt: skip
 
 
-def tabulate(runs: list[dict[str, Any]], broken: set[tuple[str, int]]) -> list[dict[str, Any]]:
+def tabulate(runs: list[dict[str, Any]], broken: set[tuple[str, int]], order: list[str]) -> list[dict[str, Any]]:
     """Medians per sampler and batch size, and their ratios to the reference at the same batch size.
 
     ``overhead``: wall speed-up / forward-call speed-up; 1 is the limit.
@@ -141,7 +153,7 @@ def tabulate(runs: list[dict[str, Any]], broken: set[tuple[str, int]]) -> list[d
     for run in runs:
         groups[run["sampler"], run["batch_size"]].append(run)
     table = []
-    for label, size in sorted(dict.fromkeys([*groups, *broken]), key=lambda g: g[1]):
+    for label, size in sorted({*groups, *broken}, key=lambda g: (g[1], order.index(g[0]))):
         if (label, size) in broken:
             table.append({"sampler": label, "batch_size": size, "error": "out of memory"})
             continue

@@ -45,7 +45,7 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_row(folder: Path, row: dict[str, Any], modality: Any) -> dict[str, Any]:
-    wrong = lambda detail: {"fulfilled": False, "valid": False, "detail": detail}  # noqa: E731
+    wrong = lambda detail: {"fulfilled": False, "valid": False, "detail": detail}
     path = inside(folder, row)
     if row["status"] != "ok":
         return wrong(f"the item failed: {row['error']}")
@@ -61,5 +61,5 @@ def _check_row(folder: Path, row: dict[str, Any], modality: Any) -> dict[str, An
 
 
 def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
-    share = lambda key: sum(v[key] for v in verdicts) / len(verdicts)  # noqa: E731
+    share = lambda key: sum(v[key] for v in verdicts) / len(verdicts)
     return {"items": len(verdicts), "fulfilled": share("fulfilled"), "valid": share("valid")}

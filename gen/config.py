@@ -163,7 +163,7 @@ def find_config(path_or_name: str | Path) -> Path:
 def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str) -> Entry:
     from gen.registry import registry
 
-    at = lambda key: places.get(key, place)  # noqa: E731
+    at = lambda key: places.get(key, place)
     v = dict(values)
     if v["modality"] is None:
         raise GenError(f"modality is missing in {place}; known: {', '.join(registry.table('modality'))}")

@@ -8,17 +8,16 @@ script; the events of every step lie beside the drawing as JSON, which the page'
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from html import escape
-from math import ceil, prod, sqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import quote
 
 from gen.errors import GenError, bad_value
+from gen.gallery_trace import draw_trace
 from gen.ledger import CHECK, CONFIG, GALLERY, MANIFEST, TRACES, inside, put_text, read_json, read_rows
 
 TEMPLATE = Path(__file__).with_name("gallery.html")
@@ -27,9 +26,6 @@ AUDIO = (".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a")
 VIDEO = (".mp4", ".webm", ".mov")
 SMALL = 160  # pixels; smaller pictures are enlarged with their pixels kept square
 EXCERPT = 400  # characters of a text that are shown
-# Dark indigo over teal to yellow: lightness rises evenly in OKLCH, so equal distances in time look equal, also in grey.
-RAMP = ((58, 39, 112), (66, 75, 156), (43, 119, 176), (31, 161, 173), (82, 199, 154), (177, 216, 100), (242, 221, 90))
-GAP = 1  # cells between two planes, such as the frames of a video
 Row = dict[str, Any]
 
 
@@ -96,7 +92,7 @@ def _methods(rows: list[Row]) -> str:
     for method, group in _group(rows, "method").items():
         good = [r for r in group if r.get("status") == "ok"]
         judged = [r["verdict"] for r in group if r["verdict"]]
-        middle = lambda key: _median([r.get(key) for r in good])  # noqa: E731, B023
+        middle = lambda key: _median([r.get(key) for r in good])  # noqa: B023
         lines.append({
             "method": method, "exactness": str(next((r["exactness"] for r in group if r.get("exactness")), "")),
             "items": len(group), "nfe": middle("nfe"), "mal": middle("mean_acceptance_length"),
@@ -135,7 +131,7 @@ def _key(used: set[str]) -> str:
 
 def _comparison(folder: Path, rows: list[Row]) -> str:
     methods = list(_group(rows, "method"))
-    cell = lambda row, name: f'<div role="{row}" class="head">{escape(name)}</div>'  # noqa: E731
+    cell = lambda row, name: f'<div role="{row}" class="head">{escape(name)}</div>'
     head = cell("columnheader", "prompt") + "".join(cell("columnheader", m) for m in methods)
     out = f'<div class="line top" role="row">{head}</div>\n'
     for prompt, group in _group(rows, "prompt").items():
@@ -227,103 +223,6 @@ def _failures(rows: list[Row]) -> str:
     head = "<thead><tr><th>item</th><th>prompt</th><th>method</th><th>error</th></tr></thead>"
     table = f'<table class="failures">{head}<tbody>{lines}</tbody></table>'
     return f'<section id="failed"><h2>Failed</h2>{table}</section>'
-
-
-# Traces --------------------------------------------------------------------------------------------------------------
-
-
-def colour(step: int, steps: int) -> str:
-    """The colour of a step, counted from 1."""
-    at = (step - 1) / max(steps - 1, 1) * (len(RAMP) - 1)
-    low = min(int(at), len(RAMP) - 2)
-    pairs = zip(RAMP[low], RAMP[low + 1], strict=True)
-    return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in pairs)
-
-
-def replay(steps: list[dict[str, Any]]) -> dict[int, int]:
-    """Position -> the step, counted from 1, that committed the token which stands there in the end."""
-    at: dict[int, int] = {}
-    for number, step in enumerate(steps, 1):
-        for position in step.get("removed", ()):
-            at.pop(int(position), None)
-        at.update({int(position): number for position in step["committed"]})
-    return at
-
-
-def layout(grid: Any, length: int, where: str) -> tuple[int, int, int]:
-    """Planes, rows and columns of the drawing. Without a grid: a square, or nearly one."""
-    if grid is None:
-        columns = ceil(sqrt(length))
-        return 1, ceil(length / columns), columns
-    sizes = [grid] if isinstance(grid, int) else list(grid)
-    if not sizes or not all(isinstance(n, int) and n > 0 for n in sizes) or prod(sizes) < length:
-        raise bad_value("grid", grid, f"sizes that hold the {length} positions of {where}")
-    *planes, rows, columns = [1, 1, *sizes]
-    return prod(planes), rows, columns
-
-
-def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: str) -> str:
-    """The card of one traced item. ``title`` and ``media`` are HTML already."""
-    try:
-        final = replay(steps)
-        events = []
-        for s in steps:
-            committed = [[int(p), int(v)] for p, v in s["committed"].items()]
-            events.append({"w": _ranges(s["window"]), "c": committed, "r": [int(p) for p in s.get("removed", ())]})
-        ends = [*final, *(b for e in events for _, b in e["w"]), *(p for e in events for p in e["r"])]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise GenError(f"{where} is no trace ({type(error).__name__}: {error}); "
-                       "expected a list of steps with window and committed") from error  # fmt: skip
-    n = len(steps)
-    planes, rows, columns = layout(grid, max(ends, default=0) + 1, where)
-    cells = ""
-    for p in range(planes * rows * columns):
-        plane, rest = divmod(p, rows * columns)
-        x, y = rest % columns + plane * (columns + GAP) + 0.05, rest // columns + 0.05
-        done = f'data-step="{final[p]}" fill="{colour(final[p], n)}"' if p in final else 'class="off"'
-        cells += f'<rect data-p="{p}" x="{x:.2f}" y="{y:.2f}" width=".9" height=".9" {done}/>'
-    width = planes * (columns + GAP) - GAP
-    token_grid = (f'<svg class="grid" viewBox="0 0 {width} {rows}" role="img" aria-label="the step at which each of '
-                  f'{len(final)} tokens was committed, of {n}">{cells}</svg>')  # fmt: skip
-    data = json.dumps(events, separators=(",", ":")).replace("<", "\\u003c")
-    return f"""<article class="trace" id="trace-{escape(name)}" data-planes="{planes}">
-<header>{title}</header>
-<div class="stage"><div class="shot">{media}</div><div class="tokens">{token_grid}</div>
-<div class="time">{_chart([len(s["committed"]) for s in steps])}
-<div class="player" hidden><button type="button" aria-label="play">▶</button>
-<input type="range" min="0" max="{n}" value="{n}" aria-label="step"><output></output></div></div></div>
-<script type="application/json">{data}</script>
-</article>
-"""
-
-
-def _chart(counts: list[int]) -> str:
-    """Tokens committed per step, on the colours of the grid, so that the chart is its legend as well."""
-    n, most = len(counts), max(counts, default=0)
-    top = max(most, 6)  # one token per call should look like little, not fill the chart
-    wide = 0.86 if n < 120 else 1
-    bars = "".join(
-        f'<rect data-n="{c}" x="{i}" y="{top - c}" width="{wide}" height="{c}" fill="{colour(i + 1, n)}"/>'
-        for i, c in enumerate(counts)
-    )
-    said = f"at most {most} token{'' if most == 1 else 's'} in one call, {sum(counts)} in {n} calls"
-    ramp = ", ".join(colour(1 + i, len(RAMP)) for i in range(len(RAMP)))
-    return (f'<div class="most">{said}</div>'
-            f'<svg class="bars" viewBox="0 0 {max(n, 1)} {top}" preserveAspectRatio="none" role="img" '
-            f'aria-label="tokens committed by each of {n} forward calls">{bars}</svg>'
-            f'<div class="ramp" style="background:linear-gradient(90deg, {ramp})"></div>'
-            f'<div class="ends"><span>step 1</span><span>{n}</span></div>')  # fmt: skip
-
-
-def _ranges(positions: list[int]) -> list[list[int]]:
-    """``[3, 4, 5, 9]`` -> ``[[3, 5], [9, 9]]``."""
-    out: list[list[int]] = []
-    for p in sorted(map(int, positions)):
-        if out and p == out[-1][1] + 1:
-            out[-1][1] = p
-        else:
-            out.append([p, p])
-    return out
 
 
 # Small parts -------------------------------------------------------------------------------------------------------

@@ -22,8 +22,21 @@ from typing import Any
 
 from gen.config import Entry, Job, difference, fingerprint, make_job, stored_job
 from gen.errors import GenError
-from gen.ledger import (CONFIG, INPUTS, MANIFEST, TEMPORARY, TRACES, Ledger, is_job, put, put_text, read_json, sha256,
-                        slug, writing)  # fmt: skip
+from gen.ledger import (
+    CONFIG,
+    INPUTS,
+    MANIFEST,
+    TEMPORARY,
+    TRACES,
+    Ledger,
+    is_job,
+    put,
+    put_text,
+    read_json,
+    sha256,
+    slug,  # fmt: skip
+    writing,
+)
 from gen.progress import Silent
 
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
@@ -136,8 +149,8 @@ def commit(out: Any, modality: Any, batch: list[Work], ledger: Ledger, progress:
     for i, work in enumerate(batch):
         row = row_of(work, out, i)
         path = ledger.folder / work.file
-        info = {"prompt": work.plan.prompt, "seed": work.plan.seed, "sampler": work.entry.sampler,
-                "model": row["model"], "law": work.entry.law}  # fmt: skip
+        info = {"prompt": work.plan.prompt, "seed": work.plan.seed, "model": row["model"],
+                "sampler": json.dumps(work.entry.sampler), "law": json.dumps(work.entry.law)}  # fmt: skip
         try:
             put(path, lambda temporary: modality.save(out.media[i], temporary, info))  # noqa: B023
         except GenError:

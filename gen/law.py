@@ -34,7 +34,7 @@ class Law:
     guidance_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        number = lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and x == x  # noqa: E731
+        number = lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and x == x
         if not number(self.temperature) or self.temperature < 0 or self.temperature == float("inf"):
             raise bad_value("law.temperature", self.temperature, "a number of at least 0")
         if not isinstance(self.top_k, int) or isinstance(self.top_k, bool) or self.top_k < 0:

@@ -11,7 +11,7 @@ makes the same item again, in any batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,13 @@ class PipelineOutput:
     items: list[ItemPlan]
     modality: str
     model: str
-    sampler: str
+    spec: dict[str, Any]  # the sampler: its name as the user wrote it, and the knobs that were said
     exactness: str
     law: Law
+    device: torch.device
+    dtype: torch.dtype
+    image: Any = None
+    mask: Any = None
 
     def save(self, folder: str | Path) -> Path:
         """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""
@@ -127,7 +131,7 @@ class Pipeline:
     def resolve(self, sampler: SamplerSpec, law: Mapping[str, Any] | Law | None) -> tuple[Sampler, Law]:
         """The sampler and law of a call; without a law, the modality's default one, as far as a preset leaves it open."""
         if law is None:
-            preset = registry.table("preset").get(sampler if isinstance(sampler, str) else "")
+            preset = registry.table("preset").get(spell(sampler).get("name"))
             law = {**self.modality.default_law, **(preset.law if preset else {})}
         return resolve_sampler(sampler, law)
 
@@ -147,9 +151,7 @@ class Pipeline:
                  law: Mapping[str, Any] | Law | None = None, *, trace: bool = False, callback: Callback | None = None,
                  image: Any = None, mask: Any = None) -> PipelineOutput:
         """Makes the items in one batch."""
-        name = sampler if isinstance(sampler, str) else type(sampler).__name__
-        if isinstance(sampler, Mapping):
-            name = str(sampler.get("name"))
+        spec = spell(sampler)
         sampler, law = self.resolve(sampler, law)
         target = self.target(sampler, law, items)
         canvas, overlay = None, lambda media: media
@@ -157,7 +159,7 @@ class Pipeline:
             raise GenError("editing needs both an image and a mask")
         if image is not None:
             if sampler.protocol != "masked":
-                raise GenError(f"sampler {name!r} decodes left to right and cannot edit; use a masked one such as 'maskgit' or 'halton'")
+                raise GenError(f"sampler {spec['name']!r} decodes left to right and cannot edit; use a masked one such as 'maskgit' or 'halton'")
             canvas, overlay = self.modality.edit(image, mask, self.frontend, target.space)
             canvas = canvas.expand(len(items), -1)
         draws = CounterDraws([self.draw_key(i) for i in items], self.device)
@@ -166,7 +168,7 @@ class Pipeline:
         codes = self.modality.to_codes(out.tokens, target.space)
         media = [overlay(self.frontend.postprocess(self.frontend.decode(c[None])[0])) for c in codes]
         return PipelineOutput(media, out.tokens.cpu(), out.stats, out.traces, list(items), self.modality.name,
-                              self.model_name(sampler), name, sampler.exactness, law)
+                              self.model_name(sampler), spec, sampler.exactness, law, self.device, self.dtype, image, mask)
 
     def draw_key(self, item: ItemPlan) -> int:
         return item_key(self.modality.name, str(self.modality.condition(item.prompt)), item.seed)
@@ -197,6 +199,18 @@ class Pipeline:
             traces=[t for p in parts for t in p.traces] if trace else None,
             items=items,
         )
+
+
+def spell(sampler: SamplerSpec) -> dict[str, Any]:
+    """A sampler as ``{"name": ..., knob: value}``. Raises ``GenError`` for a sampler object whose class has no name."""
+    if isinstance(sampler, str):
+        return {"name": sampler}
+    if isinstance(sampler, Mapping):
+        return dict(sampler)
+    names = [name for name, cls in registry.table("sampler").items() if cls is type(sampler)]
+    if not names:
+        raise GenError(f"{type(sampler).__name__} is not registered as a sampler")
+    return {"name": names[0], **asdict(sampler)}
 
 
 def load(modality: str, model: str | Path | None = None, *, device: str | torch.device = "cpu",

@@ -10,8 +10,8 @@ from typing import Any
 class Silent:
     """Says nothing; what the Python API uses."""
 
-    def start(self, total: int, done: int = 0) -> None:
-        """``total`` items, of which ``done`` were there already."""
+    def start(self, total: int, done: int = 0, unit: str = "item") -> None:
+        """``total`` items, or whatever ``unit`` says, of which ``done`` were there already."""
 
     def batch(self, label: str, rows: int) -> None:
         """A microbatch of ``rows`` items begins."""
@@ -35,9 +35,9 @@ class Lines(Silent):
     def __init__(self, every: float = 5.0):
         self.every, self.label = every, ""
 
-    def start(self, total: int, done: int = 0) -> None:
-        self.total, self.done, self.began, self.said = total, done, time.monotonic(), 0.0
-        self.note(f"{total} items" + (f", {done} done already" if done else ""))
+    def start(self, total: int, done: int = 0, unit: str = "item") -> None:
+        self.total, self.done, self.unit, self.began, self.said = total, done, unit, time.monotonic(), 0.0
+        self.note(f"{total} {unit}s" + (f", {done} done already" if done else ""))
 
     def batch(self, label: str, rows: int) -> None:
         self.label = label
@@ -47,7 +47,7 @@ class Lines(Silent):
         now = time.monotonic()
         if self.done == self.total or now - self.said >= self.every:
             self.said = now
-            self.note(f"{self.done}/{self.total} items, {self.label}, {now - self.began:.1f} s")
+            self.note(f"{self.done}/{self.total} {self.unit}s, {self.label}, {now - self.began:.1f} s")
 
     def note(self, text: str) -> None:
         print(f"gen: {text}", file=sys.stderr, flush=True)
@@ -59,10 +59,10 @@ class Bars(Silent):
     def __init__(self) -> None:
         self.outer = self.inner = None
 
-    def start(self, total: int, done: int = 0) -> None:
+    def start(self, total: int, done: int = 0, unit: str = "item") -> None:
         from tqdm import tqdm
 
-        self.outer = tqdm(total=total, initial=done, unit="item", file=sys.stderr, dynamic_ncols=True)
+        self.outer = tqdm(total=total, initial=done, unit=unit, file=sys.stderr, dynamic_ncols=True)
 
     def batch(self, label: str, rows: int) -> None:
         from tqdm import tqdm

@@ -19,6 +19,18 @@ from gen.registry import register
 from gen.types import TokenSpace
 
 
+def as_picture(media: Any) -> Image.Image:
+    """A picture from itself or from an array: uint8 [h, w(, 3)], or bool [h, w] (true is white)."""
+    if isinstance(media, Image.Image):
+        return media
+    array = np.asarray(media)
+    if array.dtype == bool:
+        array = array.astype(np.uint8) * 255
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise GenError(f"the picture is an array of {array.dtype} {array.shape}; expected uint8 [h, w, 3] or a bool mask [h, w]")
+    return Image.fromarray(array)
+
+
 def codebook_digest(table: Tensor) -> str:
     """A name for a codebook [V, D], the same in every floating-point type that holds half precision."""
     return hashlib.sha256(table.detach().cpu().to(torch.float16).contiguous().numpy().tobytes()).hexdigest()[:16]
@@ -69,7 +81,7 @@ class ImageModality(Modality):
         meta = PngImagePlugin.PngInfo()
         for key, value in info.items():
             meta.add_text(key, str(value))
-        media.save(path, format="PNG", pnginfo=meta)
+        as_picture(media).save(path, format="PNG", pnginfo=meta)
 
     def load(self, path: Path) -> Image.Image:
         try:
@@ -88,13 +100,10 @@ class ImageModality(Modality):
 
     def edit(self, image, mask, frontend, space):
         """``mask``: white (above half) is regenerated; a 4x4 cell is, if any of its pixels is. Other cells keep their pixels."""
-        picture = self.load(Path(image)) if isinstance(image, (str, Path)) else image
+        picture = self.load(Path(image)) if isinstance(image, (str, Path)) else as_picture(image)
         side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
-        marks = np.asarray(self.load(Path(mask)).convert("L") if isinstance(mask, (str, Path)) else mask)
-        if marks.dtype != bool:
-            marks = np.asarray(Image.fromarray(marks).convert("L")) if marks.ndim == 3 else marks
-            marks = marks > (127 if marks.max(initial=0) > 1 else 0)
-        pixels = np.asarray(picture.convert("RGB") if isinstance(picture, Image.Image) else picture)
+        marks = np.asarray((self.load(Path(mask)) if isinstance(mask, (str, Path)) else as_picture(mask)).convert("L")) > 127
+        pixels = np.asarray(picture.convert("RGB"))
         if pixels.shape[:2] != side or marks.shape != side:
             raise GenError(f"picture and mask are {pixels.shape[:2]} and {marks.shape}; expected both {side}")
         if not marks.any():

@@ -135,7 +135,7 @@ def apart(a: str, b: str) -> bool:
 
 def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
     """A caption with every attribute said; two shapes with probability ``two``."""
-    pick = lambda options: options[rng.integers(len(options))]  # noqa: E731
+    pick = lambda options: options[rng.integers(len(options))]
     items = [Item(pick(SHAPES), pick(COLOURS), pick(SIZES), pick(PLACES)) for _ in range(2 if rng.random() < two else 1)]
     if len(items) == 2:
         a, b = items

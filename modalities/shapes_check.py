@@ -204,7 +204,7 @@ def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 def _draw(shape: str, radius: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The generator's coverage for many radii and centres: [n, 64, 64]."""
-    as_column = lambda v: np.asarray(v, np.float32)[:, None, None]  # noqa: E731
+    as_column = lambda v: np.asarray(v, np.float32)[:, None, None]
     return shapes.coverage(shape, as_column(radius), as_column(x), as_column(y))
 
 

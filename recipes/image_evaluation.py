@@ -81,7 +81,7 @@ def frontend_figures(folder: Path, pictures: int) -> dict:
     y = torch.cat([vq.decode(vq.encode(part)) for part in x.split(20)])
     again = np.stack([np.asarray(vq.postprocess(p)) for p in y])
     error = ((again.astype(np.float64) - real) ** 2).mean((1, 2, 3))
-    share = lambda p: statistics.mean(v.fulfilled for v in check_many(p, captions))  # noqa: E731
+    share = lambda p: statistics.mean(v.fulfilled for v in check_many(p, captions))
     return {
         "checker_on_real": share(real),
         "checker_on_reconstructions": share(again),
@@ -98,7 +98,7 @@ def write_cards(zoo: Path, result: dict) -> None:
         "Trained from nothing on pictures drawn by a program (`gen/modalities/shapes.py`), with\n"
         "`python -m gen.recipes.image all --work DIR`. No other data were used.\n"
     )
-    line = lambda n: (  # noqa: E731
+    line = lambda n: (
         f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['one_shape'] or 0:.3f} | {rows[n]['two_shapes'] or 0:.3f} | {rows[n]['nfe_median']:g} |\n"
     )
     table = "| sampler | caption fulfilled | one shape | two shapes | forward calls (median) |\n| --- | --- | --- | --- | --- |\n"

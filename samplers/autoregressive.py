@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gen.registry import register
-from gen.sampling import Sampler
 from gen.samplers.loop import decode_causal
+from gen.sampling import Sampler
 
 
 class _NoDrafts:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from gen.errors import bad_value
 from gen.registry import register, registry
-from gen.sampling import Preset, Sampler
 from gen.samplers.loop import Round, decode_causal
 from gen.samplers.verifiers import ROW, Proposal
+from gen.sampling import Preset, Sampler
 
 
 class JacobiDrafter:

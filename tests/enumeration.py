@@ -45,7 +45,7 @@ def _clip(simplex: Simplex, win: int, lose: int, p: Sequence[float]) -> list[Sim
         return []
     share = value[high] / (value[high] - value[low])
     cut = tuple(share * a + (1 - share) * b for a, b in zip(simplex[low], simplex[high], strict=True))
-    replaced = lambda i: simplex[:i] + (cut,) + simplex[i + 1 :]  # noqa: E731
+    replaced = lambda i: simplex[:i] + (cut,) + simplex[i + 1 :]
     return _clip(replaced(low), win, lose, p) + _clip(replaced(high), win, lose, p)
 
 

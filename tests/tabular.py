@@ -29,7 +29,7 @@ def _scramble(x: Tensor) -> Tensor:
 def _logits(state: Tensor, vocab_size: int, low: float, spread: float) -> Tensor:
     """[...] -> float64 [..., V]: within ``spread`` of each other, and a share ``low`` of them impossible."""
     bits = _scramble(state[..., None] + (torch.arange(vocab_size) + 1) * _A)
-    unit = lambda x: ((x >> 11) & ((1 << 53) - 1)).double() * 2.0**-53  # noqa: E731
+    unit = lambda x: ((x >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
     return torch.where(unit(_scramble(bits + 1)) < low, LOW, spread * unit(bits))
 
 

@@ -114,7 +114,7 @@ def plain(model: torch.nn.Module, ids: Tensor) -> Tensor:
 def worst_error(model: torch.nn.Module, layer: type[SlotLayer] = SlotLayer, seed: int = 0, length: int = 20) -> float:
     """The largest difference from recomputation while rows draft, reject, advance and leave at random."""
     g = torch.Generator().manual_seed(seed)
-    rand = lambda n, low=0: int(torch.randint(low, n, (), generator=g))  # noqa: E731
+    rand = lambda n, low=0: int(torch.randint(low, n, (), generator=g))
     causal = WithLayer(model)
     causal.layer = layer
     cache = causal.new_cache(length)
@@ -207,7 +207,7 @@ def test_ragged_prompts(scale, last):
         right = [done[b] + max(step[b] - 1, 0) for b in range(4)]
         drafted = torch.stack([torch.cat([grid[b, : right[b]], wrong[b, right[b] :]]) for b in alive])
         positions = torch.tensor([[min(done[b] + i, 7) for i in range(width)] for b in alive])
-        before = torch.cat([target.last_prompt_token[:, None], drafted], 1)
+        before = torch.cat([torch.zeros(len(drafted), 1).long(), drafted], 1)  # the target knows what stands before 0
         logp, _ = target.logp(before.gather(1, positions), positions)
         for i, b in enumerate(alive):
             want = expected(model, law, PROMPTS[b], uncond[b], drafted[i].tolist())[positions[i]]

@@ -21,7 +21,7 @@ SLOW = {"gen bench": "--quick"}
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def commands(page: Path) -> list[str]:
@@ -39,7 +39,7 @@ def run(command: str, quick: bool) -> int:
         image_recipe(words[3:])
         return 0
     if words[0] == "make":  # make test runs this test; that the target exists is what can be asked here
-        return 0 if re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M) else 1
+        return 0 if re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE) else 1
     if words[0] in ("git", "cd", "source", "."):
         return 0
     raise AssertionError(f"the pages hold a command no test runs: {command}")

@@ -61,7 +61,7 @@ def test_an_item_draws_the_same_in_every_batch(shared):
 
 def test_everything_that_names_a_decision_matters():
     rows, positions = grid(1, 64)
-    ask = lambda key=5, shift=0, purpose="token", round=0: CounterDraws([key]).uniform(  # noqa: E731
+    ask = lambda key=5, shift=0, purpose="token", round=0: CounterDraws([key]).uniform(
         rows, positions + shift, purpose, None if round is None else torch.tensor([round])
     )
     asked = [ask(), ask(key=6), ask(shift=64), ask(purpose="accept"), ask(round=1), ask(round=None), ask(key=2**64 - 6)]
@@ -120,7 +120,7 @@ def test_categorical_frequencies():
 def test_flip_frequencies_and_certainties():
     n = 100_000
     rows, positions = torch.tensor([0]), torch.arange(n)[None]
-    flip = lambda p: CounterDraws([8]).flip(  # noqa: E731
+    flip = lambda p: CounterDraws([8]).flip(
         torch.full((1, n), p), rows, positions, "accept", torch.tensor([0]), positions >= 0
     )
     assert abs(float(flip(0.3).double().mean()) - 0.3) < 0.005
@@ -133,7 +133,7 @@ def test_noise_without_a_round_couples_laws():
     rows, positions = torch.tensor([0]), torch.arange(n)[None]
     one = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log().expand(1, n, 3)
     two = torch.tensor([0.31, 0.31, 0.38], dtype=torch.float64).log().expand(1, n, 3)
-    ask = lambda logp, round: CounterDraws([3]).categorical(  # noqa: E731
+    ask = lambda logp, round: CounterDraws([3]).categorical(
         logp, rows, positions, "token", round, positions >= 0
     )
     assert float((ask(one, None) == ask(two, None)).double().mean()) > 0.95
@@ -150,7 +150,7 @@ def test_the_stream_never_changes():
     """Seeds are part of job files and manifests: these numbers may not change."""
     assert item_key("image", "a small blue ring", 1849) == GOLDEN_KEY
     draws, rows, positions = CounterDraws([GOLDEN_KEY, 7]), torch.tensor([0, 1]), torch.tensor([[0, 5, 255], [1, 2, 3]])
-    units = lambda *args: (draws.uniform(rows, positions, *args) * 2**53).long().tolist()  # noqa: E731
+    units = lambda *args: (draws.uniform(rows, positions, *args) * 2**53).long().tolist()
     assert units("token", None) == GOLDEN_SHARED
     assert units("accept", torch.tensor([0, 12])) == GOLDEN_ROUND
     on = positions >= 0

@@ -53,7 +53,7 @@ masked_iterative = registry.get("sampler", "masked_iterative")
 def causal_error(sampler, law: Law, space: TokenSpace, **prompts) -> float:
     """The largest error of a probability, over three contexts that are decoded in one ragged batch."""
     model = TabularCausal.under(law, space.vocab_size)
-    target = lambda context: causal_target(model, space, law, context, **prompts)  # noqa: E731
+    target = lambda context: causal_target(model, space, law, context, **prompts)
     found = enumerate_law(lambda draws, context: sampler(target(context), draws).tokens, CONTEXTS)
     expected = [causal_law(model, space, law, c, **prompts) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), "the law is too simple to test anything"
@@ -215,7 +215,7 @@ def test_control_stale_laws_of_kept_drafts(monkeypatch):
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
 def test_control_residual_warped_again(monkeypatch, coupling):
-    warped = lambda *args, _true=couplings.residual: (_true(*args) / 0.7).log_softmax(-1)  # noqa: E731
+    warped = lambda *args, _true=couplings.residual: (_true(*args) / 0.7).log_softmax(-1)
     monkeypatch.setattr(couplings, "residual", warped)
     assert causal_error(jacobi(coupling=coupling, window=3), Law(temperature=0.7), space_of((3,), 3)) > WRONG
 
@@ -327,7 +327,7 @@ def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
 
 def masked_error(sampler, law: Law, space: TokenSpace) -> float:
     model = TabularMasked.under(law, space.vocab_size)
-    decode = lambda draws, context: sampler(masked_target(model, space, law, context), draws).tokens  # noqa: E731
+    decode = lambda draws, context: sampler(masked_target(model, space, law, context), draws).tokens
     found = enumerate_law(decode, CONTEXTS)
 
     def order(context: int) -> list[int]:

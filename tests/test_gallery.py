@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from gen.errors import GenError
-from gen.gallery import EXCERPT, colour, layout, replay, write_gallery
+from gen.gallery import EXCERPT, write_gallery
+from gen.gallery_trace import colour, layout, replay
 
 EVIL = '<script>alert("x")</script> & {{title}} <img src=x onerror=alert(1)>'
 
@@ -93,7 +94,7 @@ def page(folder: Path) -> Page:
 
 def section(folder: Path, name: str) -> str:
     text = write_gallery(folder).read_text(encoding="utf-8")
-    found = re.search(rf'<section id="{name}">.*?</section>', text, re.S)
+    found = re.search(rf'<section id="{name}">.*?</section>', text, re.DOTALL)
     return found[0] if found else ""
 
 
@@ -191,7 +192,7 @@ def test_a_folder_without_failures_or_traces_has_no_such_sections(folder):
 
 
 def test_the_table_of_methods_holds_medians_and_shares(folder):
-    lines = re.findall(r'<tr><th scope="row">(.*?)</tr>', section(folder, "methods"), re.S)
+    lines = re.findall(r'<tr><th scope="row">(.*?)</tr>', section(folder, "methods"), re.DOTALL)
     texts = {line.split()[0]: Page(line).text for line in lines}
     assert texts["autoregressive"] == ["autoregressive", "law", "3", "4", "4.00", "0.25", "100%"]
     assert texts["jacobi"] == ["jacobi", "law", "4", "8", "4.00", "0.25", "0%"]  # the failed item has no calls
@@ -202,7 +203,7 @@ def test_marks_follow_the_verdicts_and_are_absent_without_them(folder):
     assert marks == ["fulfils its prompt: saw a red circle", "does not fulfil its prompt: saw nothing"]
     (folder / "check.json").unlink()
     text = write_gallery(folder).read_text(encoding="utf-8")
-    assert "✓" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S) and "fulfilled" not in Page(text).text
+    assert "✓" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL) and "fulfilled" not in Page(text).text
 
 
 def test_methods_of_several_models_are_kept_apart(folder):

@@ -275,7 +275,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("point", ["os.replace", "os.fsync", "Ledger.add", "generate"])
-@pytest.mark.parametrize("after", range(0, 7))
+@pytest.mark.parametrize("after", range(7))
 def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeypatch, point, after):
     count = 0
 
@@ -309,7 +309,7 @@ def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeyp
     run(tmp_path / "o", batch_size=2)
     assert files(tmp_path / "o") == files(tmp_path / "whole") and not leftovers(tmp_path / "o")
     drop = ("seconds", "batch")
-    strip = lambda folder: [{k: v for k, v in r.items() if k not in drop} for r in read_rows(folder)]  # noqa: E731
+    strip = lambda folder: [{k: v for k, v in r.items() if k not in drop} for r in read_rows(folder)]
     assert strip(tmp_path / "o") == strip(tmp_path / "whole")
 
 
@@ -335,7 +335,7 @@ def test_another_error_is_no_lack_of_memory(tmp_path):  # the negative control: 
 
 
 @pytest.mark.parametrize("function", ["replace", "fsync"])
-@pytest.mark.parametrize("after", range(0, 9))
+@pytest.mark.parametrize("after", range(9))
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path, monkeypatch, function, after):
     plain, count = getattr(os, function), 0
 

@@ -23,7 +23,7 @@ class Target:
             raise ValueError("a guided law needs the unconditional prompt")
         self.model, self.space, self.law = model, space, law
         self.device = model.device
-        full = lambda ids, n: torch.full((len(ids),), ids.shape[1]) if n is None else n  # noqa: E731
+        full = lambda ids, n: torch.full((len(ids),), ids.shape[1]) if n is None else n
         halves = [(prompt, full(prompt, prompt_length))]
         if law.guided:
             halves.append((uncond, full(uncond, uncond_length)))
