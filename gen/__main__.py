@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _say(f"{place}{error.strerror or error}", 2, error)
-    except Exception as error:  # noqa: BLE001  the last line of defence
+    except Exception as error:  # the last line of defence
         if _out_of_memory(error):
             return _say(f"out of memory: {error}", 2, error)
         return _say(f"internal error, {type(error).__name__}: {error} (GEN_DEBUG=1 shows where)", 3, error)

@@ -60,7 +60,9 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
                     try:
                         if (label, size) not in broken:
                             run = measure(pipe, part, spec, law, size, progress.step, check=repeat >= 0)
-                            runs += [{"sampler": label, "batch_size": size, "repeat": repeat, **run}] if repeat >= 0 else []
+                            runs += (
+                                [{"sampler": label, "batch_size": size, "repeat": repeat, **run}] if repeat >= 0 else []
+                            )
                     except (GenError, OSError):
                         raise
                     except Exception as problem:
@@ -74,8 +76,9 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         progress.close()
     table = tabulate(runs, broken, [label for label, _, _ in variants])
     if target is not None:
-        said = {"modality": args.modality, "model": args.model, "device": args.device or "cpu", "dtype": args.dtype or "float32",
-                "seed": args.seed, "repeats": args.repeats, "prompts": prompts, "machine": _machine(),
+        said = {"modality": args.modality, "model": args.model, "device": args.device or "cpu",
+                "dtype": args.dtype or "float32", "seed": args.seed, "repeats": args.repeats, "prompts": prompts,
+                "machine": _machine(),
                 "samplers": [{"label": n, "sampler": s, "law": w} for n, s, w in variants]}  # fmt: skip
         put_text(target, json.dumps({**said, "table": table, "runs": runs}, ensure_ascii=False, indent=1) + "\n")
     print(render(table, args.markdown))
@@ -83,7 +86,7 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
 
 
 def choose(args: argparse.Namespace) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """The reference first, then what was asked for: (label, sampler, law). Everything is resolved, so a typo ends here."""
+    """The reference, then what was asked for: (label, sampler, law). All of it is resolved, so a typo ends here."""
     from dataclasses import asdict, fields
 
     from gen.sampling import resolve_sampler
@@ -97,7 +100,9 @@ def choose(args: argparse.Namespace) -> list[tuple[str, dict[str, Any], dict[str
         has_window = any(f.name == "window" for f in fields(sampler))
         for window in windows if has_window else [None]:
             spec = {"name": name, **({"window": window} if window else {})}
-            variants.append((f"{name} window={window}" if window else name, spec, asdict(resolve_sampler(spec, law)[1])))
+            variants.append(
+                (f"{name} window={window}" if window else name, spec, asdict(resolve_sampler(spec, law)[1]))
+            )
     return variants
 
 
@@ -129,7 +134,9 @@ def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
     return [list(known)[i % len(known)] for i in range(count)]
 
 
-def measure(pipe: Any, items: list[Any], spec: dict, law: dict, size: int, callback: Any, *, check: bool) -> dict[str, Any]:
+def measure(
+    pipe: Any, items: list[Any], spec: dict, law: dict, size: int, callback: Any, *, check: bool
+) -> dict[str, Any]:
     """One pass over the items in microbatches: seconds and forward calls per item, and how many prompts came true."""
     seconds, calls, verdicts = 0.0, [], []
     for first in range(0, len(items), size):
@@ -173,7 +180,17 @@ def tabulate(runs: list[dict[str, Any]], broken: set[tuple[str, int]], order: li
 
 
 def render(table: list[dict[str, Any]], markdown: bool) -> str:
-    heads = ["sampler", "batch", "forward calls", "s per item", "fewer calls", "faster", "overhead", "fulfilled", "media"]
+    heads = [
+        "sampler",
+        "batch",
+        "forward calls",
+        "s per item",
+        "fewer calls",
+        "faster",
+        "overhead",
+        "fulfilled",
+        "media",
+    ]
     rows = [heads]
     for r in table:
         if r["error"]:

@@ -1,4 +1,4 @@
-"""What can be typed: the parser, and hints for what was mistyped. Nothing heavy is imported here, so that help is quick."""
+"""What can be typed: the parser, and hints for what was mistyped. Imports nothing heavy: help is quick."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         flags = [s for a in sub._actions for s in a.option_strings]
         if wrong.startswith("-"):
             flag = wrong.partition("=")[0]
-            raise GenError(f"unknown flag {flag!r}.{_hint(flag, flags)} Known: {', '.join(f for f in flags if f[:2] == '--')}")
+            raise GenError(
+                f"unknown flag {flag!r}.{_hint(flag, flags)} Known: {', '.join(f for f in flags if f[:2] == '--')}"
+            )
         hint = "quote a prompt of several words" if hasattr(args, "prompt") else f"see {sub.prog} --help"
         raise GenError(f"unexpected argument {wrong!r}; {hint}")
     if not hasattr(args, "command"):
@@ -60,7 +62,9 @@ def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
 
 
 def build() -> Parser:
-    parser = Parser(prog="gen", description="Every modality becomes tokens, and one registry of samplers decodes them all.")
+    parser = Parser(
+        prog="gen", description="Every modality becomes tokens, and one registry of samplers decodes them all."
+    )
     parser.add_argument("--version", action="version", version=f"gen {_version()}")
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
 
@@ -69,8 +73,13 @@ def build() -> Parser:
         sub.set_defaults(command=_lazy(module, function), parser=sub)
         return sub
 
-    sub = command("sample", "gen.commands", "sample", "generate media for one prompt",
-                  'example: gen sample image "a large red circle at the top left" --num-samples 4 --seed 0 --out out/first')
+    sub = command(
+        "sample",
+        "gen.commands",
+        "sample",
+        "generate media for one prompt",
+        'example: gen sample image "a large red circle at the top left" --num-samples 4 --seed 0 --out out/first',
+    )
     sub.add_argument("modality", metavar="MODALITY", help="see gen ls modalities")
     sub.add_argument("prompt", metavar="PROMPT", help="what to generate")
     sub.add_argument("--num-samples", type=int, metavar="N", help="media per prompt, with seeds S, S+1, ... (1)")
@@ -86,10 +95,17 @@ def build() -> Parser:
     _model_flags(sub)
     _law_flags(sub)
 
-    sub = command("run", "gen.commands", "run", "run a job file",
-                  "example: gen run image/sjd sampler.window=64 seed=7\nThe same command again makes only what is missing.")
+    sub = command(
+        "run",
+        "gen.commands",
+        "run",
+        "run a job file",
+        "example: gen run image/sjd sampler.window=64 seed=7\nThe same command again makes only what is missing.",
+    )
     sub.add_argument("config", metavar="CONFIG", help="a path, or a packaged config (see gen ls configs)")
-    sub.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as sampler=sjd, sampler.window=64, jobs.0.seed=3")
+    sub.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="such as sampler=sjd, sampler.window=64, jobs.0.seed=3"
+    )
     sub.add_argument("--dry-run", action="store_true", help="check everything, say what would be made, write nothing")
 
     sub = command("ls", "gen.cli_info", "ls", "list what there is")
@@ -118,8 +134,13 @@ def build() -> Parser:
     sub = command("doctor", "gen.doctor", "doctor", "what this machine can run")
     sub.add_argument("--json", action="store_true", help="for programs")
 
-    sub = command("bench", "gen.bench", "bench", "forward calls, wall time and fidelity of samplers, side by side",
-                  "example: gen bench image --batch-sizes 1,8 --samplers speculative_jacobi,sjd --repeats 3 --out bench.json")
+    sub = command(
+        "bench",
+        "gen.bench",
+        "bench",
+        "forward calls, wall time and fidelity of samplers, side by side",
+        "example: gen bench image --batch-sizes 1,8 --samplers speculative_jacobi,sjd --repeats 3 --out bench.json",
+    )
     sub.add_argument("modality", metavar="MODALITY")
     sub.add_argument("--samplers", metavar="A,B", help="names; autoregressive is always measured, as the reference")
     sub.add_argument("--batch-sizes", default="1,8", metavar="N,N", help="items decoded together (1,8)")
@@ -141,7 +162,13 @@ def _model_flags(sub: Parser) -> None:
 
 
 def _law_flags(sub: Parser) -> None:
-    for name, kind in (("guidance_scale", float), ("temperature", float), ("top_k", int), ("top_p", float), ("min_p", float)):
+    for name, kind in (
+        ("guidance_scale", float),
+        ("temperature", float),
+        ("top_k", int),
+        ("top_p", float),
+        ("min_p", float),
+    ):
         sub.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help="default: the modality's")
 
 

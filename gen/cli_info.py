@@ -36,7 +36,15 @@ def samplers() -> list[dict[str, Any]]:
     table = []
     for name, cls in registry.table("sampler").items():
         knobs = {f.name: _default(f) for f in dataclasses.fields(cls)}
-        table.append({"name": name, "protocol": cls.protocol, "exactness": _exactness(name), "knobs": knobs, "about": first_line(cls)})
+        table.append(
+            {
+                "name": name,
+                "protocol": cls.protocol,
+                "exactness": _exactness(name),
+                "knobs": knobs,
+                "about": first_line(cls),
+            }
+        )
     return table
 
 
@@ -44,7 +52,14 @@ def presets() -> list[dict[str, Any]]:
     from gen.registry import registry
 
     return [
-        {"name": name, "sampler": p.sampler, "exactness": _exactness(name), "knobs": dict(p.knobs), "law": dict(p.law), "about": p.about}
+        {
+            "name": name,
+            "sampler": p.sampler,
+            "exactness": _exactness(name),
+            "knobs": dict(p.knobs),
+            "law": dict(p.law),
+            "about": p.about,
+        }
         for name, p in registry.table("preset").items()
     ]
 
@@ -53,7 +68,12 @@ def modalities() -> list[dict[str, Any]]:
     from gen.registry import registry
 
     return [
-        {"name": name, "files": cls.extension, "default_law": dict(getattr(cls, "default_law", {})), "about": first_line(cls)}
+        {
+            "name": name,
+            "files": cls.extension,
+            "default_law": dict(getattr(cls, "default_law", {})),
+            "about": first_line(cls),
+        }
         for name, cls in registry.table("modality").items()
     ]
 

@@ -24,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Entry:
-    """One sampler over one list of prompts. ``sampler`` holds its name as written and every knob, ``law`` every knob."""
+    """One sampler over one list of prompts. ``sampler``: its name as written and every knob; ``law``: every knob."""
 
     modality: str
     model: str | None
@@ -110,8 +110,9 @@ def load_config(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Job:
     return make_job(read_yaml(path), overrides, where=str(path_or_name), base=path.parent, name=path.stem)
 
 
-def make_job(tree: Mapping, overrides: Sequence[str] = (), *, where: str, base: Path | None = None,
-             name: str | None = None) -> Job:
+def make_job(
+    tree: Mapping, overrides: Sequence[str] = (), *, where: str, base: Path | None = None, name: str | None = None
+) -> Job:
     """The job of a tree with the layout of a file. Paths in it are relative to ``base``, those in overrides to the
     working directory."""
     top, layers = merge_layers(tree, overrides, where, base or Path())
@@ -209,7 +210,9 @@ def _prompts(prompts: Any, file: str | None, at) -> list[str]:
         raise bad_value("prompts", prompts, "at least one prompt", where)
     for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str) or not prompt.strip():
-            raise bad_value(f"prompts.{i}", prompt, "a text that is not empty (quote it if YAML reads it otherwise)", where)
+            raise bad_value(
+                f"prompts.{i}", prompt, "a text that is not empty (quote it if YAML reads it otherwise)", where
+            )
     return prompts
 
 

@@ -18,7 +18,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-NEEDED = ("torch", "transformers", "diffusers", "omegaconf", "einops", "accelerate", "safetensors", "Pillow", "numpy", "tqdm")
+NEEDED = (
+    "torch",
+    "transformers",
+    "diffusers",
+    "omegaconf",
+    "einops",
+    "accelerate",
+    "safetensors",
+    "Pillow",
+    "numpy",
+    "tqdm",
+)
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -32,7 +43,11 @@ def doctor(args: argparse.Namespace) -> int:
 
 def examine() -> dict[str, Any]:
     """Everything that is looked at; ``problems`` keep gen from working, ``notes`` keep a part of it from working."""
-    report: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform(), "gen": _version("gen-toolkit")}
+    report: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "gen": _version("gen-toolkit"),
+    }
     problems: list[str] = []
     notes: list[str] = []
     wanted = requirements()
@@ -54,8 +69,10 @@ def examine() -> dict[str, Any]:
     try:
         from gen.registry import registry
 
-        report["registered"] = {kind: len(registry.table(kind)) for kind in ("sampler", "preset", "tokenizer", "modality")}
-    except Exception as error:  # noqa: BLE001  a plugin may raise anything when imported
+        report["registered"] = {
+            kind: len(registry.table(kind)) for kind in ("sampler", "preset", "tokenizer", "modality")
+        }
+    except Exception as error:  # a plugin may raise anything when imported
         problems.append(f"the registry cannot be filled: {type(error).__name__}: {error}")
     report["zoo"] = _zoo(problems, notes)
     report["writable"] = _writable(Path())
@@ -162,8 +179,13 @@ def _text(report: dict[str, Any]) -> str:
     rows += [(name, found or "absent") for name, found in report["packages"].items()]
     rows.append(("torchaudio", report["torchaudio"]))
     if "devices" in report:
-        rows += [("devices", ", ".join(report["devices"])), ("cores", f"{report['cores']} ({report['threads']} torch threads)")]
-    rows += [(f"{kind}s" if kind != "modality" else "modalities", str(n)) for kind, n in report.get("registered", {}).items()]
+        rows += [
+            ("devices", ", ".join(report["devices"])),
+            ("cores", f"{report['cores']} ({report['threads']} torch threads)"),
+        ]
+    rows += [
+        (f"{kind}s" if kind != "modality" else "modalities", str(n)) for kind, n in report.get("registered", {}).items()
+    ]
     rows += [(f"model {m['model']}", f"{m['megabytes']} MB, sha256 {m['sha256']}...") for m in report["zoo"]]
     rows.append(("write here", "yes" if report["writable"] else "no"))
     lines = [columns(rows), *(f"note: {n}" for n in report["notes"]), *(f"problem: {p}" for p in report["problems"])]

@@ -118,7 +118,7 @@ def run_entry(pipe: Any, entry: Entry, due: list[Work], ledger: Ledger, progress
                                 image=entry.image, mask=entry.mask)  # fmt: skip
         except (GenError, OSError):
             raise  # a wrong value or a broken disk, not a matter of one item
-        except Exception as problem:  # noqa: BLE001  what a model may raise is open
+        except Exception as problem:  # what a model may raise is open
             full, error = is_out_of_memory(problem), describe(problem)
         if out is None:  # here, not in the handler: its traceback would keep the tensors alive
             if full:
@@ -152,10 +152,10 @@ def commit(out: Any, modality: Any, batch: list[Work], ledger: Ledger, progress:
         info = {"prompt": work.plan.prompt, "seed": work.plan.seed, "model": row["model"],
                 "sampler": json.dumps(work.entry.sampler), "law": json.dumps(work.entry.law)}  # fmt: skip
         try:
-            put(path, lambda temporary: modality.save(out.media[i], temporary, info))  # noqa: B023
+            put(path, lambda temporary: modality.save(out.media[i], temporary, info))
         except GenError:
             raise
-        except Exception as problem:  # noqa: BLE001  a medium that cannot be encoded is one failed item
+        except Exception as problem:  # a medium that cannot be encoded is one failed item
             row = row_of(work, None, 0, status="failed", error=f"could not be saved: {describe(problem)}")
             progress.note(f"item {work.id} failed: {row['error']}")
         else:
@@ -171,7 +171,8 @@ def row_of(work: Work, out: Any, i: int, status: str = "ok", error: str | None =
         "id": work.id, "modality": work.entry.modality, "prompt": work.plan.prompt, "seed": work.plan.seed,
         "sampler": work.label, "model": out.model if out is not None else work.entry.model,
         "file": work.file if out is not None else None, "sha256": None, **{k: stats.get(k) for k in counts},
-        "status": status, "error": error, "exactness": exactness(work.entry), "batch": len(out.stats) if out is not None else 1,
+        "status": status, "error": error, "exactness": exactness(work.entry),
+        "batch": len(out.stats) if out is not None else 1,
     }  # fmt: skip
 
 
@@ -250,8 +251,8 @@ def save_output(out: Any, folder: str | Path) -> Path:
     tree = {"modality": out.modality, "model": out.model, "sampler": dict(out.spec), "law": asdict(out.law),
             "prompts": prompts, "num_samples": samples, "seed": out.items[0].seed, "device": str(out.device),
             "dtype": str(out.dtype).removeprefix("torch."), "trace": len(out.items) if out.traces else 0,
-            "image": _as_file(out.image, folder, "image", modality), "mask": _as_file(out.mask, folder, "mask", modality),
-            "out": str(folder)}  # fmt: skip
+            "image": _as_file(out.image, folder, "image", modality),
+            "mask": _as_file(out.mask, folder, "mask", modality), "out": str(folder)}  # fmt: skip
     job = make_job(tree, where="the output to save", name=folder.name)
     check_target(folder, job)
     open_folder(folder, job)

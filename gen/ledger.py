@@ -2,7 +2,7 @@
 
 The order of a commit: media under a temporary name, fsync, rename, fsync of the folder, then one line of
 ``manifest.jsonl``, fsynced. The line is the commit. A crash at any point leaves either a temporary file (removed when
-the folder is opened again), a media file without a line (made again under the same name), or a torn last line (dropped).
+the folder is opened again), a media file without a line (made again, same name), or a torn last line (dropped).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEMPORARY = ".tmp-"
 
 
 def slug(text: str, length: int = 40) -> str:
-    """``A small blue ring!`` -> ``a-small-blue-ring``: letters and digits that every file system takes, cut at a word."""
+    """``A small blue ring!`` -> ``a-small-blue-ring``: what every file system takes, cut at a word."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
     if len(words) > length:
@@ -88,7 +88,9 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except ValueError as error:
-            raise GenError(f"{path}, line {number} is no JSON; expected one row per line. Remove that line and resume") from error
+            raise GenError(
+                f"{path}, line {number} is no JSON; expected one row per line. Remove that line and resume"
+            ) from error
     return [r for r in rows if isinstance(r, dict) and isinstance(r.get("id"), str)]
 
 
@@ -158,7 +160,9 @@ class Ledger:
         try:
             fcntl.flock(self._folder_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise GenError(f"another run is writing into {self.folder}; wait for it or choose another folder") from error
+            raise GenError(
+                f"another run is writing into {self.folder}; wait for it or choose another folder"
+            ) from error
         except OSError:  # a file system without locks
             return
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import types
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gen import bench, doctor
+from gen import bench
 from gen.__main__ import main
 from gen.errors import GenError
 from gen.ledger import read_rows
@@ -55,7 +56,11 @@ class Pipe:
     modality = Toy()
 
     def plan(self, prompts, num_samples, seed):
-        return [types.SimpleNamespace(prompt=str(self.modality.condition(p)), seed=seed + j) for p in prompts for j in range(num_samples)]
+        return [
+            types.SimpleNamespace(prompt=str(self.modality.condition(p)), seed=seed + j)
+            for p in prompts
+            for j in range(num_samples)
+        ]
 
     def model_name(self, sampler):
         if sampler.protocol == "masked":
@@ -68,7 +73,9 @@ class Pipe:
             raise Pipe.error
         nfe = 12 if sampler["name"] == "autoregressive" else 3
         stats = [Stats(nfe, 12, 12, 12 / nfe, seconds=0.1) for _ in items]
-        return types.SimpleNamespace(media=[i.prompt for i in items], stats=stats, traces=None, items=items, model="toy-model")
+        return types.SimpleNamespace(
+            media=[i.prompt for i in items], stats=stats, traces=None, items=items, model="toy-model"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +152,24 @@ def test_every_end_has_its_code_and_no_traceback(capsys, monkeypatch, error, cod
     assert got == code and says in err.splitlines()[-1] and "Traceback" not in err and "gallery" not in out
 
 
+def test_a_request_to_terminate_keeps_what_is_finished_and_the_same_command_resumes(capsys, monkeypatch):
+    argv = ("sample", "toy", "x", "--out", "o", "--num-samples", "3", "--batch-size", "1")
+    plain = Pipe.generate
+
+    def generate(self, items, *args, **kwargs):
+        if items[0].seed == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, items, *args, **kwargs)
+
+    with monkeypatch.context() as m:
+        m.setattr(Pipe, "generate", generate)
+        assert gen(capsys, *argv)[0] == 130
+    assert [r["seed"] for r in read_rows(Path("o"))] == [0]
+    Pipe.seen.clear()
+    assert gen(capsys, *argv)[0] == 0 and len(Pipe.seen) == 2 and len(read_rows(Path("o"))) == 3
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_a_fault_in_gen_is_one_line_too_and_the_debug_variable_shows_where(capsys, monkeypatch):
     monkeypatch.setattr(Pipe, "plan", lambda *a: 1 / 0)
     code, _, err = gen(capsys, "sample", "toy", "x")
@@ -166,7 +191,20 @@ def test_failed_items_are_code_1_and_one_clear_line(capsys, monkeypatch):
 
 
 def test_sample_writes_a_folder_and_says_where(capsys):
-    code, out, err = gen(capsys, "sample", "toy", "x", "--num-samples", "2", "--seed", "5", "--temperature", "0.5", "--set", "sampler.window=8")
+    code, out, err = gen(
+        capsys,
+        "sample",
+        "toy",
+        "x",
+        "--num-samples",
+        "2",
+        "--seed",
+        "5",
+        "--temperature",
+        "0.5",
+        "--set",
+        "sampler.window=8",
+    )
     assert code == 0 and out.splitlines() == [
         "speculative_jacobi: 2 items, 3 forward calls and 0.1 s per item (medians)", "gallery: out/toy/index.html",
     ]  # fmt: skip
@@ -254,7 +292,9 @@ def test_help_and_lists_of_configs_import_nothing_heavy():
 
 
 def test_a_closed_pipe_is_no_error():
-    done = subprocess.run([f"{sys.executable} -m gen ls configs --json | true"], shell=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [f"{sys.executable} -m gen ls configs --json | true"], shell=True, capture_output=True, timeout=60
+    )
     assert b"Traceback" not in done.stderr and b"gen:" not in done.stderr
 
 
@@ -266,46 +306,47 @@ def test_both_entry_points_leave_with_the_code():
         assert subprocess.run([script, "smple"], capture_output=True, timeout=60).returncode == 2
 
 
-# ------------------------------------------------------------------------------------------------------ doctor and bench
-
-
-def test_doctor_says_usable_here_and_not_usable_when_a_package_is_too_old(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "try_import", lambda name: "absent" if name == "torchaudio" else "works")
-    code, out, _ = gen(capsys, "doctor", "--json")
-    report = json.loads(out)
-    assert code == 0 and report["usable"] and report["devices"][0] == "cpu" and report["packages"]["torch"] == torch.__version__
-    assert report["writable"] is True
-    plain = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: "2.0.1" if name == "torch" else plain(name))
-    code, out, _ = gen(capsys, "doctor")
-    assert code == 1 and "torch is 2.0.1; expected" in out and "not usable" in out
-
-
-def test_doctor_tells_an_absent_package_from_a_broken_one(tmp_path, monkeypatch):
-    (tmp_path / "brokenpkg.py").write_text("raise OSError('libx.so: cannot open shared object file')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert doctor.try_import("no_such_package_here") == "absent"
-    assert doctor.try_import("json") == "works"
-    assert "extension cannot load" in doctor.try_import("brokenpkg") and "libx.so" in doctor.try_import("brokenpkg")
-
-
-@pytest.mark.parametrize("found, wanted, fit", [("2.13.0+cpu", ">=2.11,<2.14", True), ("2.14.0", ">=2.11,<2.14", False), ("2.9", ">=2.11", False),
-                                                ("5.0", "", True), ("10.0", ">=9", True)])
-def test_versions_are_compared_as_numbers(found, wanted, fit):
-    assert doctor.fits(found, wanted) is fit
+# ------------------------------------------------------------------------------------------------------ bench
 
 
 def test_bench_measures_everything_against_autoregression(capsys):
-    code, out, _ = gen(capsys, "bench", "toy", "--samplers", "sjd,scd_mc", "--batch-sizes", "1,2", "--prompts", "3", "--repeats", "2",
-                       "--window", "4,8", "--out", "b.json", "--markdown")
+    code, out, _ = gen(
+        capsys,
+        "bench",
+        "toy",
+        "--samplers",
+        "sjd,scd_mc",
+        "--batch-sizes",
+        "1,2",
+        "--prompts",
+        "3",
+        "--repeats",
+        "2",
+        "--window",
+        "4,8",
+        "--out",
+        "b.json",
+        "--markdown",
+    )
     report = json.loads(Path("b.json").read_text())
     assert code == 0 and out.startswith("| sampler |") and len(out.splitlines()) == 2 + 5 * 2
     rows = {(r["sampler"], r["batch_size"]): r for r in report["table"]}
-    assert set(n for n, _ in rows) == {"autoregressive", "sjd window=4", "sjd window=8", "scd_mc window=4", "scd_mc window=8"}
-    assert [r["batch_size"] for r in report["table"]] == [1] * 5 + [2] * 5 and out.splitlines()[2].startswith("| autoregressive | 1 |")
+    assert set(n for n, _ in rows) == {
+        "autoregressive",
+        "sjd window=4",
+        "sjd window=8",
+        "scd_mc window=4",
+        "scd_mc window=8",
+    }
+    assert [r["batch_size"] for r in report["table"]] == [1] * 5 + [2] * 5 and out.splitlines()[2].startswith(
+        "| autoregressive | 1 |"
+    )
     assert rows["autoregressive", 1]["fewer_calls"] == 1 and rows["sjd window=4", 2]["fewer_calls"] == 4
-    assert rows["sjd window=4", 2]["media"] == 6 and rows["sjd window=4", 2]["fulfilled"] == 1 and len(report["runs"]) == 2 * 5 * 2
+    assert (
+        rows["sjd window=4", 2]["media"] == 6
+        and rows["sjd window=4", 2]["fulfilled"] == 1
+        and len(report["runs"]) == 2 * 5 * 2
+    )
     order = [r["sampler"] for r in report["runs"] if r["batch_size"] == 1]
     assert order[:5] != order[5:] and set(order[:5]) == set(order[5:])
 
@@ -325,7 +366,9 @@ def test_bench_reports_the_sizes_that_do_not_fit(capsys, monkeypatch):
         return plain(self, items, *args, **kwargs)
 
     monkeypatch.setattr(Pipe, "generate", small)
-    code, out, _ = gen(capsys, "bench", "toy", "--samplers", "sjd", "--batch-sizes", "1,2", "--prompts", "2", "--repeats", "1")
+    code, out, _ = gen(
+        capsys, "bench", "toy", "--samplers", "sjd", "--batch-sizes", "1,2", "--prompts", "2", "--repeats", "1"
+    )
     assert code == 0 and out.count("out of memory") == 2 and "4.00x" in out
 
 
@@ -336,5 +379,7 @@ def test_bench_takes_its_prompts_from_packaged_configs_if_the_modality_has_none(
 
 
 def test_a_folder_that_may_not_be_written_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(os, "replace", lambda a, b: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied")))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied"))
+    )
     assert "cannot write out/toy/config.yaml: Permission denied" in refused(capsys, "sample", "toy", "x")

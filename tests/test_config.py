@@ -33,8 +33,17 @@ def write(path: Path, tree: dict) -> Path:
 # ------------------------------------------------------------------------------------------------------ strictness
 
 
-@pytest.mark.parametrize("override, nearest", [("sede=7", "seed"), ("law.temperatur=1", "temperature"), ("sampler.windw=8", "window"),
-                                               ("sampler=sjdd", "sjd"), ("modality=imag", "image"), ("dtype=float31", "float32")])
+@pytest.mark.parametrize(
+    "override, nearest",
+    [
+        ("sede=7", "seed"),
+        ("law.temperatur=1", "temperature"),
+        ("sampler.windw=8", "window"),
+        ("sampler=sjdd", "sjd"),
+        ("modality=imag", "image"),
+        ("dtype=float31", "float32"),
+    ],
+)
 def test_a_typo_in_an_override_names_the_override_and_the_nearest_name(override, nearest):
     message = refusal(override)
     assert f"Did you mean {nearest!r}?" in message and f"override {override!r}" in message
@@ -53,19 +62,62 @@ def test_a_typo_in_a_file_names_the_file_and_the_nearest_name(tmp_path, tree, ty
     assert typo in str(caught.value) and f"{nearest!r}" in str(caught.value) and str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("override", ["num_samples=0", "num_samples=1.5", "seed=-1", "seed=true", f"seed={2**62}", "batch_size=0", "trace=-1",
-                                      "law.temperature=-1", "law.top_p=0", "sampler.window=0", "sampler.coupling=freshh", "prompts=[]",
-                                      "prompts=['']", "prompts=[3]", "prompts=null", "device=warp", "dtype=null", "model=''", "out=''",
-                                      "sampler=[]", "sampler=3", "law=3", "seed.x=1", "law.top_k.x=1", "jobs.0.seed=1", "seed",
-                                      "=3", "sampler.=3", "prompts_file=absent.txt", "image=absent.png", "seed=[1"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "num_samples=0",
+        "num_samples=1.5",
+        "seed=-1",
+        "seed=true",
+        f"seed={2**62}",
+        "batch_size=0",
+        "trace=-1",
+        "law.temperature=-1",
+        "law.top_p=0",
+        "sampler.window=0",
+        "sampler.coupling=freshh",
+        "prompts=[]",
+        "prompts=['']",
+        "prompts=[3]",
+        "prompts=null",
+        "device=warp",
+        "dtype=null",
+        "model=''",
+        "out=''",
+        "sampler=[]",
+        "sampler=3",
+        "law=3",
+        "seed.x=1",
+        "law.top_k.x=1",
+        "jobs.0.seed=1",
+        "seed",
+        "=3",
+        "sampler.=3",
+        "prompts_file=absent.txt",
+        "image=absent.png",
+        "seed=[1",
+    ],
+)
 def test_a_wrong_value_is_refused_in_one_line(override):
     key = override.split("=")[0].split(".")[-1]
     assert (key or override) in refusal(override)
 
 
 def test_the_same_keys_with_right_values_pass():  # the negative control of the test above
-    made = job("num_samples=2", "seed=0", "batch_size=1", "trace=0", "law.temperature=0.5", "law.top_p=1", "sampler.window=1",
-               "sampler.coupling=maximal", "device=cpu", "dtype=float64", "model=here", "out=there").entries[0]
+    made = job(
+        "num_samples=2",
+        "seed=0",
+        "batch_size=1",
+        "trace=0",
+        "law.temperature=0.5",
+        "law.top_p=1",
+        "sampler.window=1",
+        "sampler.coupling=maximal",
+        "device=cpu",
+        "dtype=float64",
+        "model=here",
+        "out=there",
+    ).entries[0]
     assert (made.num_samples, made.sampler["window"], made.law["temperature"], made.model) == (2, 1, 0.5, "here")
 
 
@@ -133,7 +185,13 @@ def test_entries_may_not_have_a_folder_of_their_own():
 
 
 def test_labels_tell_entries_of_one_sampler_apart():
-    made = job(jobs=[{"sampler": {"name": "sjd", "window": 8}}, {"sampler": {"name": "sjd", "window": 16}}, {"sampler": "scd_mc"}])
+    made = job(
+        jobs=[
+            {"sampler": {"name": "sjd", "window": 8}},
+            {"sampler": {"name": "sjd", "window": 16}},
+            {"sampler": "scd_mc"},
+        ]
+    )
     assert made.labels() == ["sjd window=8", "sjd window=16", "scd_mc"]
     assert job().labels() == ["sjd"]
 
@@ -171,12 +229,35 @@ def test_every_packaged_config_loads_and_says_what_it_is(name):
     assert load_config(name).entries
 
 
-TRICKY = ["null", "1e4", "yes", "a ${b} c", "x: y", "# no", "'", "été \u2603", "[1]", "-", "a\nb", "~", "0x1f", "1_000", " spaces "]
+TRICKY = [
+    "null",
+    "1e4",
+    "yes",
+    "a ${b} c",
+    "x: y",
+    "# no",
+    "'",
+    "été \u2603",
+    "[1]",
+    "-",
+    "a\nb",
+    "~",
+    "0x1f",
+    "1_000",
+    " spaces ",
+]
 
 
 def test_resolved_yaml_loads_to_the_same_job(tmp_path):
-    made = make_job({**BASE, "prompts": TRICKY, "law": {"min_p": 0.05},
-                     "jobs": [{"sampler": "sjd"}, {"sampler": "maskgit", "prompts": [RING]}]}, where="test")
+    made = make_job(
+        {
+            **BASE,
+            "prompts": TRICKY,
+            "law": {"min_p": 0.05},
+            "jobs": [{"sampler": "sjd"}, {"sampler": "maskgit", "prompts": [RING]}],
+        },
+        where="test",
+    )
     path = tmp_path / "config.yaml"
     path.write_text(made.to_yaml(), encoding="utf-8")
     again = load_config(path)
@@ -188,14 +269,36 @@ def test_resolved_yaml_loads_to_the_same_job(tmp_path):
 # ------------------------------------------------------------------------------------------------------ fingerprint
 
 
-@pytest.mark.parametrize("override", ["out=x", "device=cuda", "batch_size=3", "trace=4", "name=n", "sampler.window=16", "law.top_k=0",
-                                      "law.guidance_scale=1.0"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "out=x",
+        "device=cuda",
+        "batch_size=3",
+        "trace=4",
+        "name=n",
+        "sampler.window=16",
+        "law.top_k=0",
+        "law.guidance_scale=1.0",
+    ],
+)
 def test_the_fingerprint_ignores_where_and_in_which_batches_and_what_is_default_anyway(override):
     assert fingerprint(job(override)) == fingerprint(job())
 
 
-@pytest.mark.parametrize("override", ["seed=1", "num_samples=2", "dtype=bfloat16", "model=m", "sampler.window=15", "sampler=scd_mc",
-                                      "law.top_k=3", "prompts=[a red circle]"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=1",
+        "num_samples=2",
+        "dtype=bfloat16",
+        "model=m",
+        "sampler.window=15",
+        "sampler=scd_mc",
+        "law.top_k=3",
+        "prompts=[a red circle]",
+    ],
+)
 def test_the_fingerprint_sees_what_the_media_depend_on(override):
     assert fingerprint(job(override)) != fingerprint(job())
     lines = difference(job(), job(override))
