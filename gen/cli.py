@@ -84,7 +84,7 @@ def build() -> Parser:
     sub.add_argument("prompt", metavar="PROMPT", help="what to generate")
     sub.add_argument("--num-samples", type=int, metavar="N", help="media per prompt, with seeds S, S+1, ... (1)")
     sub.add_argument("--seed", type=int, metavar="S", help="seed of the first one (0)")
-    sub.add_argument("--out", metavar="DIR", help="folder to write (out/MODALITY); the same command again resumes")
+    sub.add_argument("--out", metavar="DIR", help="folder to write (out/MODALITY/PROMPT-XXXXXX, one per job); the same command again resumes")
     sub.add_argument("--image", metavar="FILE", help="edit this picture: only what --mask marks is regenerated")
     sub.add_argument("--mask", metavar="FILE", help="white where to regenerate")
     sub.add_argument("--batch-size", type=int, metavar="N", help="items decoded together (8); changes the speed only")

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gen.cli_info import columns
@@ -17,7 +18,8 @@ SAMPLER = "speculative_jacobi"
 
 
 def sample(args: argparse.Namespace) -> int:
-    from gen.config import make_job
+    from gen.config import fingerprint, make_job
+    from gen.ledger import slug
 
     sampler = args.sampler or SAMPLER
     tree: dict[str, Any] = {"modality": args.modality, "prompts": [args.prompt], "sampler": sampler,
@@ -25,7 +27,11 @@ def sample(args: argparse.Namespace) -> int:
     for key in ("num_samples", "seed", "out", "image", "mask", "batch_size", "trace", "model", "device", "dtype"):
         if getattr(args, key) is not None:
             tree[key] = getattr(args, key)
-    return _run(make_job(tree, args.sets, where="the command line"))
+    job = make_job(tree, args.sets, where="the command line")
+    if args.out is None and not any(s.startswith("out=") for s in args.sets):
+        # another prompt or knob is another folder, the same command the same one
+        job = replace(job, out=f"out/{args.modality}/{slug(args.prompt)}-{fingerprint(job)[:6]}")
+    return _run(job)
 
 
 def law_of(args: argparse.Namespace, sampler: str) -> dict[str, Any]:

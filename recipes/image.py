@@ -36,7 +36,7 @@ class Plan:
     vq_steps: int = 1400
     vq_batch: int = 16
     pictures: int = 72_000
-    lm_steps: int = 2800
+    lm_steps: int = 4000
     lm_batch: int = 32
     width: int = 160
     layers: int = 5

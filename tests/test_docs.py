@@ -1,6 +1,6 @@
 """Every command and every Python block of the README and the pages in docs/ runs, in one folder per page.
 
-What takes minutes (``SLOW``) runs here in its ``--quick`` form and in full under ``-m slow``.
+What takes minutes (``SLOW``) runs here with less of everything, and in full under ``-m slow``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gen.recipes.image import main as image_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW = {"gen bench": "--quick"}
+SLOW = {"gen bench": "--prompts 2 --batch-sizes 1,2 --repeats 1 --samplers speculative_jacobi,maskgit"}
 
 
 def blocks(page: Path, language: str) -> list[str]:
