@@ -62,6 +62,7 @@ def fit(
     bfloat16_weights: bool = False,
     log_every: int = 50,
     save_every: int = 500,
+    keep_average_at: int | None = None,
     on_step: Callable[[int, nn.Module], None] | None = None,
     log: Callable[[str], None] = print,
 ) -> Average:
@@ -69,7 +70,8 @@ def fit(
 
     ``loss_fn(model, batch)`` returns the loss and figures to log. ``bfloat16_weights`` hands it the model with its
     weights cast for the forward and backward pass, while the optimiser keeps them in full precision. ``batches`` must yield its batch of step s as its
-    s-th item, so that a resumed run only skips. ``out`` receives ``checkpoint.pt``.
+    s-th item, so that a resumed run only skips. ``out`` receives ``checkpoint.pt``, and ``average.pt``, the average after
+    ``keep_average_at`` steps.
     """
     out.mkdir(parents=True, exist_ok=True)
     decay = [p for p in model.parameters() if p.ndim >= 2]
@@ -99,6 +101,8 @@ def fit(
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         average.update(model)
+        if step + 1 == keep_average_at:
+            torch.save(average.state, out / "average.pt")
         if on_step:
             on_step(step, model)
         for k, v in {"loss": loss.item(), **figures}.items():

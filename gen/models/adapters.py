@@ -67,7 +67,8 @@ class CausalLM:
 
 
 class MaskedLM:
-    """A transformers language model called with a full attention mask; logits at i are about position i."""
+    """A transformers language model called with a full attention mask. Logits at i are about position i, or about i + 1 if its
+    config says ``shifted``."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
@@ -85,4 +86,6 @@ class MaskedLM:
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
         full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=self.dtype, device=ids.device)
         mask = full.expand(len(ids), -1, -1, -1)
-        return self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=canvas_length).logits
+        shift = int(getattr(self.model.config, "shifted", False))
+        out = self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=canvas_length + shift)
+        return out.logits[:, :canvas_length]

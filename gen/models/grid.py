@@ -3,8 +3,9 @@
 A sequence is a condition of ``prefix_length`` tokens and then the grid in raster order. Rotary positions alone make
 a small model draw stripes; a learned row and a learned column embedding let it see the token above at once.
 
-The causal model adds the location of the token to be predicted (position + 1), the masked model the location of the
-token itself. Apart from that both are ``LlamaForCausalLM``; the masked one is called with a full attention mask.
+Causal and masked models are both ``LlamaForCausalLM``; the masked one is called with a full attention mask. A model that
+is ``shifted`` predicts position i + 1 at position i and adds the location of that token. Causal models are; a masked
+model is if it started from a causal one's weights, whose habits then carry over.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ class GridLlamaConfig(LlamaConfig):
 
     ``grid``: sizes of the axes, slowest first. ``prefix_length``: condition tokens before the grid.
     ``codebook_size``: ids ``[0, codebook_size)`` are codes, the rest condition words and the mask.
-    ``causal``: whether position i predicts i + 1 (else i).
+    ``causal``: the attention it was trained with. ``shifted``: position i predicts i + 1 (else i); by default if causal.
     """
 
     model_type = "gen_grid_llama"
 
-    def __init__(self, grid=(16, 16), prefix_length=8, codebook_size=512, causal=True, mask_token_id=None, **kwargs):
+    def __init__(self, grid=(16, 16), prefix_length=8, codebook_size=512, causal=True, shifted=None,
+                 mask_token_id=None, **kwargs):
         super().__init__(**kwargs)
         self.grid, self.prefix_length, self.codebook_size = list(grid), prefix_length, codebook_size
         self.causal, self.mask_token_id = causal, mask_token_id
+        self.shifted = causal if shifted is None else shifted
 
 
 class GridLlamaForCausalLM(LlamaForCausalLM):
@@ -45,7 +48,7 @@ class GridLlamaForCausalLM(LlamaForCausalLM):
         """Embeddings [B, L, D] of the places that absolute positions stand for."""
         n = self.config.prefix_length
         total = torch.Size(self.config.grid).numel()
-        cell = position_ids + (1 if self.config.causal else 0) - n
+        cell = position_ids + (1 if self.config.shifted else 0) - n
         rest, out = cell.clamp(0, total - 1), 0
         for axis, size in zip(reversed(self.axes), reversed(self.config.grid), strict=True):
             out = out + axis(rest % size)
