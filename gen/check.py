@@ -16,7 +16,7 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
     """Ask the modality about every medium of a folder; writes ``check.json`` and the gallery.
 
     Returns ``items``, the shares ``fulfilled`` and ``valid``, both ``by_sampler`` as well, and ``failed``: the items
-    that are not both. A medium that is missing, altered or unreadable is one that is not valid.
+    that are not both. A medium that is missing, altered or unreadable is not valid, and one of ``broken``.
     """
     from gen.gallery import write_gallery
     from gen.registry import registry
@@ -27,11 +27,13 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
         raise GenError(f"{folder} has no items yet; expected a manifest with at least one")
     verdicts: dict[str, dict[str, Any]] = {}
     modalities: dict[str, Any] = {}
+    broken = 0
     for row in rows:
         name = row["modality"]
         if name not in modalities:
             modalities[name] = registry.get("modality", name, str(folder))()
-        verdicts[row["id"]] = _check_row(folder, row, modalities[name])
+        verdicts[row["id"]], judged = _check_row(folder, row, modalities[name])
+        broken += not judged
     put_text(folder / CHECK, json.dumps(verdicts, ensure_ascii=False) + "\n")
     with writing(folder):
         write_gallery(folder)
@@ -41,11 +43,12 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
     failed = [{"id": r["id"], "prompt": r["prompt"], "file": r["file"], **verdicts[r["id"]]} for r in rows
               if not (verdicts[r["id"]]["fulfilled"] and verdicts[r["id"]]["valid"])]  # fmt: skip
     shares = {name: _shares(v) for name, v in by_sampler.items()}
-    return {**_shares(list(verdicts.values())), "by_sampler": shares, "failed": failed}
+    return {**_shares(list(verdicts.values())), "broken": broken, "by_sampler": shares, "failed": failed}
 
 
-def _check_row(folder: Path, row: dict[str, Any], modality: Any) -> dict[str, Any]:
-    wrong = lambda detail: {"fulfilled": False, "valid": False, "detail": detail}
+def _check_row(folder: Path, row: dict[str, Any], modality: Any) -> tuple[dict[str, Any], bool]:
+    """The verdict, and whether there was a medium to judge."""
+    wrong = lambda detail: ({"fulfilled": False, "valid": False, "detail": detail}, False)
     path = inside(folder, row)
     if row["status"] != "ok":
         return wrong(f"the item failed: {row['error']}")
@@ -57,7 +60,7 @@ def _check_row(folder: Path, row: dict[str, Any], modality: Any) -> dict[str, An
         verdict = modality.check(modality.load(path), row["prompt"])
     except Exception as problem:  # a decoder may raise anything on a broken file
         return wrong(f"file {path.name} cannot be checked: {describe(problem)}")
-    return {"fulfilled": bool(verdict.fulfilled), "valid": bool(verdict.valid), "detail": verdict.detail}
+    return {"fulfilled": bool(verdict.fulfilled), "valid": bool(verdict.valid), "detail": verdict.detail}, True
 
 
 def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:

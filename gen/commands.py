@@ -102,7 +102,7 @@ def check(args: argparse.Namespace) -> int:
         print(json.dumps(report, ensure_ascii=False, indent=2))
     else:
         _print_report(report)
-    return 0 if report["valid"] == 1 else 1
+    return 1 if report["broken"] else 0
 
 
 def _print_report(report: dict[str, Any]) -> None:
