@@ -33,13 +33,13 @@ class MaskedModel(Protocol):
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor: ...
 
 
-class CausalLM:
-    """Any causal language model of transformers whose attention takes a 4-D mask and explicit positions."""
+class _LM:
+    """What both adapters share."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
-        config = model.config.get_text_config()
-        self.vocab_size, self.layers = config.vocab_size, config.num_hidden_layers
+        self.config = model.config.get_text_config()
+        self.vocab_size: int = self.config.vocab_size
 
     @property
     def device(self) -> torch.device:
@@ -49,8 +49,12 @@ class CausalLM:
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 
+
+class CausalLM(_LM):
+    """Any causal language model of transformers whose attention takes a 4-D mask and explicit positions."""
+
     def new_cache(self, slots: int) -> SlotCache:
-        return SlotCache(self.layers, slots)
+        return SlotCache(self.config.num_hidden_layers, slots)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
@@ -66,26 +70,14 @@ class CausalLM:
         return self.model(**inputs).logits
 
 
-class MaskedLM:
+class MaskedLM(_LM):
     """A transformers language model called with a full attention mask. Logits at i are about position i, or about i + 1 if its
     config says ``shifted``."""
-
-    def __init__(self, model: torch.nn.Module):
-        self.model = model.eval()
-        self.vocab_size = model.config.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
 
     @torch.no_grad()
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
         full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=self.dtype, device=ids.device)
         mask = full.expand(len(ids), -1, -1, -1)
-        shift = int(getattr(self.model.config, "shifted", False))
+        shift = int(getattr(self.config, "shifted", False))
         out = self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=canvas_length + shift)
         return out.logits[:, :canvas_length]
