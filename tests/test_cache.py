@@ -81,8 +81,8 @@ class WithLayer(CausalLM):
     layer = SlotLayer
 
     def new_cache(self, slots: int) -> SlotCache:
-        cache = SlotCache(self.layers, slots)
-        cache.layers = [self.layer(cache) for _ in range(self.layers)]
+        cache = SlotCache(self.config.num_hidden_layers, slots)
+        cache.layers = [self.layer(cache) for _ in cache.layers]
         return cache
 
 
