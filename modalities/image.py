@@ -38,7 +38,7 @@ def codebook_digest(table: Tensor) -> str:
 
 @register("modality", "image")
 class ImageModality(Modality):
-    """Captioned shapes (``gen.modalities.shapes``). The condition is a ``Caption``; a model's prompt is its eight slots."""
+    """Captioned shapes (``gen.modalities.shapes``). The condition is a ``Caption``; a model's prompt is its eight slots, each with its place."""
 
     name = "image"
     media_kind = "image"
@@ -53,6 +53,10 @@ class ImageModality(Modality):
         except ValueError as error:
             raise GenError(str(error)) from None
 
+    def example_prompts(self, count: int, seed: int) -> list[str]:
+        """Captions that training never saw, to measure with."""
+        return [str(c) for c in shapes.captions(count, seed=123 + seed, held=True)]
+
     def frontend(self, device="cpu", dtype=torch.float32, folder: Path | None = None):
         from gen.tokenizers.vq import VQ
 
@@ -63,7 +67,7 @@ class ImageModality(Modality):
             if not hasattr(config, key):
                 raise GenError(f"model {model_name} is a {config.model_type!r} without {key!r}; the modality 'image' needs a model "
                                "trained on captioned shapes, such as 'image-causal'")
-        size, need = frontend.config.codebook_sizes[0], config.codebook_size + len(shapes.WORDS)
+        size, need = frontend.config.codebook_sizes[0], config.codebook_size + shapes.PAIRS
         if config.codebook_size != size or config.prefix_length != shapes.SLOTS or config.vocab_size < need:
             raise GenError(f"model {model_name} has codebook_size {config.codebook_size}, prefix_length {config.prefix_length} and "
                            f"vocab_size {config.vocab_size}; expected {size}, {shapes.SLOTS} and at least {need}")
@@ -72,7 +76,7 @@ class ImageModality(Modality):
             raise GenError(f"model {model_name} was trained on codebook {config.codebook_digest}, the frontend has {digest}; "
                            "put the frontend it was trained with beside it as 'image-vq'")
         space = TokenSpace.codes(tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0])
-        return Binding(space, lambda c: [s + size for s in c.slots()], [shapes.ANY + size] * shapes.SLOTS)
+        return Binding(space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS)  # pair 0: nothing said, nowhere
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         return tokens.view(len(tokens), 1, *space.grid)

@@ -3,7 +3,8 @@
 A caption names one or two shapes, each by size, colour, shape and place:
 ``a large red circle at the top left and a small blue ring in the centre``. Every attribute but the shape may
 be left out ("a red circle"). A caption becomes eight slots (four per shape); slot ``ANY`` means "not said",
-slot ``NONE`` "there is no second shape". All slots ``ANY`` is the unconditional caption that guidance uses.
+slot ``NONE`` "there is no second shape". All slots ``ANY`` is the unconditional caption that guidance uses. A model's prompt
+pairs every slot with the place of its shape.
 
 Pictures are 64x64 RGB. Two shapes never share a colour and never overlap. Backgrounds are muted gradients with
 stripes, checks or blotches, so that their tokens carry real entropy while the shapes stay separable by colour.
@@ -25,6 +26,8 @@ PLACES = ("top left", "top", "top right", "left", "centre", "right", "bottom lef
 ANY, NONE = 0, 1
 WORDS = ("<any>", "<none>", *SIZES, *COLOURS, *SHAPES, *PLACES)  # slot value -> word
 SLOTS = 8
+PLACE0 = WORDS.index(PLACES[0])
+PAIRS = len(WORDS) * (len(PLACES) + 1)  # (word, place of its shape); place 0 is none said
 
 IMAGE_SIZE = 64
 ANCHORS = (16.0, 31.5, 47.0)  # pixel coordinate of the first, middle and last row or column of places
@@ -72,6 +75,17 @@ class Caption:
         """Eight integers in ``range(len(WORDS))``."""
         out = [s for i in self.items for s in i.slots()]
         return out + [NONE] * (SLOTS - len(out))
+
+    def pairs(self) -> list[int]:
+        """Eight integers in ``range(PAIRS)``: what models are prompted with."""
+        return pairs(np.array([self.slots()]))[0].tolist()
+
+
+def pairs(slots: np.ndarray) -> np.ndarray:
+    """Every slot together with the place of its shape: int [N, 8] -> int [N, 8]. A small model that sees words alone takes very
+    long to learn which of two shapes a word belongs to; a word that says where is joined to the picture in one step."""
+    place = slots[:, 3::4].repeat(4, axis=1)
+    return slots * (len(PLACES) + 1) + np.where(place >= PLACE0, place - PLACE0 + 1, 0)
 
 
 def parse(text: str) -> Caption:

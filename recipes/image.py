@@ -3,11 +3,11 @@
     python -m gen.recipes.image all --work DIR            what gen/zoo/image-* was made with
     python -m gen.recipes.image all --work DIR --quick    the same path in about a minute, for a look
 
-Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``export``, ``evaluate``; ``all`` runs them in this order. Training
-stages resume from their checkpoints in ``--work``; ``masked`` can start when ``causal`` has written ``average.pt``. ``export`` writes
-half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those and writes their model cards.
-On 2 cores of a Xeon with bfloat16 matrix instructions, one thread per stage: vq 15 minutes, tokens 5, causal 60,
-masked 45 beside it, evaluate 8.
+Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``bind-causal``, ``bind-masked``, ``export``, ``evaluate``; ``all`` runs
+them in this order. Training stages resume from their checkpoints in ``--work``; ``masked`` can start when ``causal`` has
+written ``average.pt``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures
+those and writes their model cards. On 2 cores of a Xeon with bfloat16 matrix instructions, one thread per stage: vq 15
+minutes, tokens 5, causal 60 and masked 50 side by side, bind 10 each, evaluate 8.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ class Plan:
     lm_steps: int = 4000
     warm_steps: int = 1000  # of the causal model, before the masked one starts from it
     masked_steps: int = 3000
+    bind_steps: int = 700
     lm_batch: int = 32
     width: int = 160
     layers: int = 5
     held_out: int = 200
 
 
-QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, warm_steps=2, masked_steps=4, lm_batch=8, width=32, layers=1, held_out=2)
+QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, warm_steps=2, masked_steps=4, bind_steps=3, lm_batch=8, width=32, layers=1, held_out=2)
 
 CODES = 256
-WORD0 = CODES  # ids below are codes, then come the caption words, then the mask
-MASK = WORD0 + len(shapes.WORDS)
 
 
 def pictures(batch: int, seed: int) -> Iterator[Tensor]:
@@ -166,7 +165,8 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
     torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
 
 
-def new_lm(plan: Plan, causal: bool):
+def new_lm(plan: Plan, causal: bool, words: int = shapes.PAIRS):
+    """A model whose vocabulary is the codes, so many condition words, and the mask."""
     from gen.models.grid import GridLlamaConfig, GridLlamaForCausalLM
 
     return GridLlamaForCausalLM(
@@ -176,8 +176,8 @@ def new_lm(plan: Plan, causal: bool):
             codebook_size=CODES,
             causal=causal,
             shifted=True,
-            mask_token_id=MASK,
-            vocab_size=MASK + 1,
+            mask_token_id=CODES + words,
+            vocab_size=CODES + words + 1,
             hidden_size=plan.width,
             intermediate_size=plan.width * 8 // 3 // 32 * 32,
             num_hidden_layers=plan.layers,
@@ -191,7 +191,7 @@ def new_lm(plan: Plan, causal: bool):
 
 
 def token_batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (condition ids [B, 8], codes [B, 256]). A tenth of the captions is dropped whole, for guidance, and a
+    """Endless (caption slots [B, 8], codes [B, 256]). A tenth of the captions is dropped whole, for guidance, and a
     twentieth of the single words but the shape, so that a caption may leave them out."""
     data = torch.load(work / "tokens.pt", weights_only=True)
     generator = torch.Generator().manual_seed(seed)
@@ -204,8 +204,31 @@ def token_batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, T
             drop[:, 2::4] = False
             drop |= torch.rand(len(rows), 1, generator=generator) < 0.1
             whole = drop.all(1, keepdim=True)
-            slots = torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots)
-            yield slots + WORD0, data["codes"][rows].long()
+            yield torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots), data["codes"][rows].long()
+
+
+def losses(causal: bool, mask: int, generator: torch.Generator, bound: bool):
+    """The loss of a model on a batch: next-token, or masked with MaskGIT's cosine-distributed share of masks. ``bound``:
+    condition ids are (word, place) pairs instead of words."""
+
+    def condition(slots: Tensor) -> Tensor:
+        return CODES + (torch.from_numpy(shapes.pairs(slots.numpy())) if bound else slots)
+
+    def causal_loss(m, batch):
+        slots, codes = batch
+        out = m(input_ids=torch.cat([condition(slots), codes[:, :-1]], 1), logits_to_keep=256, use_cache=False)
+        return F.cross_entropy(out.logits.float().flatten(0, 1), codes.flatten()), {}
+
+    def masked_loss(m, batch):
+        slots, codes = batch
+        share = torch.cos(math.pi / 2 * torch.rand(len(codes), 1, generator=generator))
+        hidden = torch.rand(codes.shape, generator=generator).argsort(1) < (share * 256).ceil()
+        ids = torch.cat([condition(slots), codes.masked_fill(hidden, mask)], 1)
+        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bfloat16)
+        out = m(input_ids=ids, attention_mask=full, logits_to_keep=257, use_cache=False)
+        return F.cross_entropy(out.logits[:, :-1][hidden].float(), codes[hidden]), {}
+
+    return causal_loss if causal else masked_loss
 
 
 def train_lm(work: Path, plan: Plan, causal: bool, log=print) -> None:
@@ -213,33 +236,43 @@ def train_lm(work: Path, plan: Plan, causal: bool, log=print) -> None:
     of captions and shapes carries over, and both can be trained side by side from there on."""
     name = "causal" if causal else "masked"
     torch.manual_seed(0)
-    model = new_lm(plan, causal)
-    generator = torch.Generator().manual_seed(3)
-
-    def causal_loss(m, batch):
-        condition, codes = batch
-        out = m(input_ids=torch.cat([condition, codes[:, :-1]], 1), logits_to_keep=256, use_cache=False)
-        loss = F.cross_entropy(out.logits.float().flatten(0, 1), codes.flatten())
-        return loss, {}
-
-    def masked_loss(m, batch):
-        condition, codes = batch
-        share = torch.cos(math.pi / 2 * torch.rand(len(codes), 1, generator=generator))
-        hidden = torch.rand(codes.shape, generator=generator).argsort(1) < (share * 256).ceil()
-        ids = torch.cat([condition, codes.masked_fill(hidden, MASK)], 1)
-        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bfloat16)
-        out = m(input_ids=ids, attention_mask=full, logits_to_keep=257, use_cache=False)
-        return F.cross_entropy(out.logits[:, :-1][hidden].float(), codes[hidden]), {}
-
+    model = new_lm(plan, causal, len(shapes.WORDS))
     if not causal:
         model.load_state_dict(torch.load(work / "causal" / "average.pt", weights_only=True))
     average = fit(
-        model, token_batches(work, plan.lm_batch, seed=4 + causal), causal_loss if causal else masked_loss,
+        model, token_batches(work, plan.lm_batch, seed=4 + causal),
+        losses(causal, model.config.mask_token_id, torch.Generator().manual_seed(3), bound=False),
         steps=plan.lm_steps if causal else plan.masked_steps, lr=2e-3, weight_decay=0.05, out=work / name,
         bfloat16_weights=True, keep_average_at=plan.warm_steps if causal else None, log=log,
     )
     model.load_state_dict(average.state)
     model.save_pretrained(work / name / "model")
+
+
+def bind(work: Path, plan: Plan, causal: bool, log=print) -> None:
+    """Goes on with (word, place) pairs in place of words. After the first training one-shape captions are fulfilled and
+    two-shape ones mix up their words; pairs, which start from the sum of word and place, tell them apart."""
+    from gen.models.grid import GridLlamaForCausalLM
+
+    name = "causal" if causal else "masked"
+    torch.manual_seed(0)
+    old = GridLlamaForCausalLM.from_pretrained(work / name / "model").state_dict()
+    model = new_lm(plan, causal)
+    n = len(shapes.WORDS)
+    word = torch.arange(shapes.PAIRS) // (len(shapes.PLACES) + 1)
+    place = torch.arange(shapes.PAIRS) % (len(shapes.PLACES) + 1)
+    for key in ("model.embed_tokens.weight", "lm_head.weight"):
+        codes, words, mask = old[key].split((CODES, n, 1))
+        where = torch.where(place[:, None] > 0, words[(shapes.PLACE0 - 1 + place)], 0)
+        old[key] = torch.cat([codes, words[word] + (0.5 * where if "embed" in key else 0), mask])
+    model.load_state_dict(old)
+    average = fit(
+        model, token_batches(work, plan.lm_batch, seed=6 + causal),
+        losses(causal, model.config.mask_token_id, torch.Generator().manual_seed(5), bound=True),
+        steps=plan.bind_steps, lr=1e-3, weight_decay=0.05, out=work / f"{name}-bound", bfloat16_weights=True, save_every=100, log=log,
+    )
+    model.load_state_dict(average.state)
+    model.save_pretrained(work / f"{name}-bound" / "model")
 
 
 def export(work: Path, zoo: Path, log=print) -> None:
@@ -251,7 +284,7 @@ def export(work: Path, zoo: Path, log=print) -> None:
     vq = VQModel.from_pretrained(work / "vq" / "model").half()
     vq.save_pretrained(zoo / "image-vq")
     for name in ("causal", "masked"):
-        model = GridLlamaForCausalLM.from_pretrained(work / name / "model").half()
+        model = GridLlamaForCausalLM.from_pretrained(work / f"{name}-bound" / "model").half()
         model.config.frontend = "image-vq"
         model.config.codebook_digest = codebook_digest(vq.quantize.embedding.weight)
         model.save_pretrained(zoo / f"image-{name}")
@@ -264,7 +297,7 @@ def export(work: Path, zoo: Path, log=print) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    stages = ("vq", "tokens", "causal", "masked", "export", "evaluate")
+    stages = ("vq", "tokens", "causal", "masked", "bind-causal", "bind-masked", "export", "evaluate")
     parser.add_argument("stage", choices=[*stages, "all"])
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and data")
     parser.add_argument("--zoo", type=Path, help="folder for the finished models (default: WORK/zoo)")
@@ -279,6 +312,8 @@ def main(argv: list[str] | None = None) -> None:
         "tokens": lambda: make_tokens(args.work, plan),
         "causal": lambda: train_lm(args.work, plan, causal=True),
         "masked": lambda: train_lm(args.work, plan, causal=False),
+        "bind-causal": lambda: bind(args.work, plan, causal=True),
+        "bind-masked": lambda: bind(args.work, plan, causal=False),
         "export": lambda: export(args.work, zoo),
         "evaluate": lambda: evaluate(zoo, plan.held_out),
     }

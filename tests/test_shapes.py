@@ -210,3 +210,16 @@ def test_pil_pictures_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(da
     with pytest.raises(ValueError, match="one caption per picture"):
         check_many(pictures[:2], captions[:1])
     assert isinstance(captions[0].items[0], Item)
+
+
+def test_a_prompt_pairs_every_word_with_the_place_of_its_shape():
+    n = len(shapes.PLACES) + 1
+    two = shapes.parse("a large red circle at the top left and a small blue ring at the bottom right").pairs()
+    assert [p % n for p in two] == [1] * 4 + [9] * 4
+    assert [shapes.WORDS[p // n] for p in two[:3]] == ["large", "red", "circle"]
+    assert shapes.parse("a red circle").pairs()[4:] == [shapes.NONE * n] * 4
+    assert shapes.parse("a ring").pairs()[0] == 0  # nothing said, nowhere: what guidance is told
+    swapped = shapes.parse("a large red circle at the bottom right and a small blue ring at the top left").pairs()
+    words = lambda pairs: {p // n for p in pairs}
+    assert words(two) == words(swapped) and not {*two[:3], *two[4:7]} & {*swapped[:3], *swapped[4:7]}
+    assert max(two) < shapes.PAIRS
