@@ -99,8 +99,7 @@ class ImageModality(Modality):
 
         if media.size != (shapes.IMAGE_SIZE, shapes.IMAGE_SIZE):
             return Verdict(False, False, f"the picture is {media.size[0]}x{media.size[1]}, expected 64x64")
-        found = shapes_check.check(np.asarray(media), self.condition(prompt))
-        return Verdict(found.fulfilled, found.valid, found.detail)
+        return shapes_check.check(np.asarray(media), self.condition(prompt))
 
     def edit(self, image, mask, frontend, space):
         """``mask``: white (above half) is regenerated; a 4x4 cell is, if any of its pixels is. Other cells keep their pixels."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from gen.modalities import shapes
 from gen.modalities.shapes import Caption, Item
+from gen.modality import Verdict
 
 MIN_IOU = 0.85  # below this a region is no shape
 MIN_CORE = 24  # pixels; less is a speck. The smallest shape that is ever drawn covers 79
@@ -51,15 +52,6 @@ class Found:
     @property
     def item(self) -> Item:
         return Item(self.shape, self.colour, self.size, self.place)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """``fulfilled``: the picture shows what the caption says, nothing more. ``valid``: it shows only clean shapes."""
-
-    fulfilled: bool
-    valid: bool
-    detail: str
 
 
 def check(picture: object, caption: Caption | str) -> Verdict:

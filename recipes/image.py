@@ -7,7 +7,7 @@ Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``bind-causal``, ``bind-mask
 them in this order. Training stages resume from their checkpoints in ``--work``; ``masked`` can start when ``causal`` has
 written ``average.pt``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures
 those and writes their model cards. On 2 cores of a Xeon with bfloat16 matrix instructions, one thread per stage: vq 15
-minutes, tokens 5, causal 60 and masked 50 side by side, bind 10 each, evaluate 8.
+minutes, tokens 5, causal 60 and masked 50 side by side, bind 12 each, evaluate 20.
 """
 
 from __future__ import annotations
