@@ -3,7 +3,7 @@
     python -m gen.recipes.image all --work DIR            what gen/zoo/image-* was made with
     python -m gen.recipes.image all --work DIR --quick    the same path in about a minute, for a look
 
-Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``bind-causal``, ``bind-masked``, ``export``, ``evaluate``; ``all`` runs
+Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all`` runs
 them in this order. Training stages resume from their checkpoints in ``--work``; ``masked`` can start when ``causal`` has
 written ``average.pt``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures
 those and writes their model cards. On 2 cores of a Xeon with bfloat16 matrix instructions, one thread per stage: vq 15
@@ -34,22 +34,25 @@ from gen.train import fit
 class Plan:
     """How much of everything; ``quick`` shrinks it."""
 
-    vq_steps: int = 1400
+    vq_steps: int = 1000
     vq_batch: int = 16
     pictures: int = 72_000
-    lm_steps: int = 4000
-    warm_steps: int = 1000  # of the causal model, before the masked one starts from it
+    lm_steps: int = 3600
+    warm_steps: int = 800  # of the causal model, before the masked one starts from it
     masked_steps: int = 3000
-    bind_steps: int = 700
     lm_batch: int = 32
     width: int = 160
     layers: int = 5
+    draft_steps: int = 2400
+    draft_width: int = 96
+    draft_layers: int = 2
     held_out: int = 200
 
 
-QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, warm_steps=2, masked_steps=4, bind_steps=3, lm_batch=8, width=32, layers=1, held_out=2)
+QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, warm_steps=2, masked_steps=4, lm_batch=8, width=32, layers=1,
+             draft_steps=4, draft_width=32, draft_layers=1, held_out=2)
 
-CODES = 256
+CODES = 128
 
 
 def pictures(batch: int, seed: int) -> Iterator[Tensor]:
@@ -165,8 +168,8 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
     torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
 
 
-def new_lm(plan: Plan, causal: bool, words: int = shapes.PAIRS):
-    """A model whose vocabulary is the codes, so many condition words, and the mask."""
+def new_lm(width: int, layers: int, causal: bool):
+    """A model whose vocabulary is the codes, the (word, place) pairs of conditions, and the mask."""
     from gen.models.grid import GridLlamaConfig, GridLlamaForCausalLM
 
     return GridLlamaForCausalLM(
@@ -176,13 +179,13 @@ def new_lm(plan: Plan, causal: bool, words: int = shapes.PAIRS):
             codebook_size=CODES,
             causal=causal,
             shifted=True,
-            mask_token_id=CODES + words,
-            vocab_size=CODES + words + 1,
-            hidden_size=plan.width,
-            intermediate_size=plan.width * 8 // 3 // 32 * 32,
-            num_hidden_layers=plan.layers,
-            num_attention_heads=plan.width // 32,
-            num_key_value_heads=plan.width // 32,
+            mask_token_id=CODES + shapes.PAIRS,
+            vocab_size=CODES + shapes.PAIRS + 1,
+            hidden_size=width,
+            intermediate_size=width * 8 // 3 // 32 * 32,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 32,
+            num_key_value_heads=width // 32,
             max_position_embeddings=shapes.SLOTS + 256,
             bos_token_id=None,
             eos_token_id=None,
@@ -207,12 +210,11 @@ def token_batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, T
             yield torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots), data["codes"][rows].long()
 
 
-def losses(causal: bool, mask: int, generator: torch.Generator, bound: bool):
-    """The loss of a model on a batch: next-token, or masked with MaskGIT's cosine-distributed share of masks. ``bound``:
-    condition ids are (word, place) pairs instead of words."""
+def losses(causal: bool, mask: int, generator: torch.Generator):
+    """The loss of a model on a batch: next-token, or masked with MaskGIT's cosine-distributed share of masks."""
 
     def condition(slots: Tensor) -> Tensor:
-        return CODES + (torch.from_numpy(shapes.pairs(slots.numpy())) if bound else slots)
+        return CODES + torch.from_numpy(shapes.pairs(slots.numpy()))
 
     def causal_loss(m, batch):
         slots, codes = batch
@@ -231,48 +233,25 @@ def losses(causal: bool, mask: int, generator: torch.Generator, bound: bool):
     return causal_loss if causal else masked_loss
 
 
-def train_lm(work: Path, plan: Plan, causal: bool, log=print) -> None:
-    """The masked model starts from the average weights that the causal one had after ``warm_steps``: what it has learned
-    of captions and shapes carries over, and both can be trained side by side from there on."""
-    name = "causal" if causal else "masked"
+def train_lm(work: Path, plan: Plan, name: str, log=print) -> None:
+    """``causal``, ``masked``, or ``draft``, a small causal one for speculation. The masked model starts from the average
+    weights that the causal one had after ``warm_steps``: what it has learned of captions and shapes carries over, and both
+    can be trained side by side from there on."""
     torch.manual_seed(0)
-    model = new_lm(plan, causal, len(shapes.WORDS))
+    causal = name != "masked"
+    steps = {"causal": plan.lm_steps, "masked": plan.masked_steps, "draft": plan.draft_steps}[name]
+    size = (plan.draft_width, plan.draft_layers) if name == "draft" else (plan.width, plan.layers)
+    model = new_lm(*size, causal)
     if not causal:
         model.load_state_dict(torch.load(work / "causal" / "average.pt", weights_only=True))
     average = fit(
-        model, token_batches(work, plan.lm_batch, seed=4 + causal),
-        losses(causal, model.config.mask_token_id, torch.Generator().manual_seed(3), bound=False),
-        steps=plan.lm_steps if causal else plan.masked_steps, lr=2e-3, weight_decay=0.05, out=work / name,
-        bfloat16_weights=True, keep_average_at=plan.warm_steps if causal else None, log=log,
+        model, token_batches(work, plan.lm_batch, seed={"masked": 4, "causal": 5, "draft": 6}[name]),
+        losses(causal, model.config.mask_token_id, torch.Generator().manual_seed(3)),
+        steps=steps, lr=2e-3, muon=(".layers.", 6e-3), weight_decay=0.05, out=work / name, bfloat16_weights=True, save_every=250,
+        keep_average_at=plan.warm_steps if name == "causal" else None, log=log,
     )
     model.load_state_dict(average.state)
     model.save_pretrained(work / name / "model")
-
-
-def bind(work: Path, plan: Plan, causal: bool, log=print) -> None:
-    """Goes on with (word, place) pairs in place of words. After the first training one-shape captions are fulfilled and
-    two-shape ones mix up their words; pairs, which start from the sum of word and place, tell them apart."""
-    from gen.models.grid import GridLlamaForCausalLM
-
-    name = "causal" if causal else "masked"
-    torch.manual_seed(0)
-    old = GridLlamaForCausalLM.from_pretrained(work / name / "model").state_dict()
-    model = new_lm(plan, causal)
-    n = len(shapes.WORDS)
-    word = torch.arange(shapes.PAIRS) // (len(shapes.PLACES) + 1)
-    place = torch.arange(shapes.PAIRS) % (len(shapes.PLACES) + 1)
-    for key in ("model.embed_tokens.weight", "lm_head.weight"):
-        codes, words, mask = old[key].split((CODES, n, 1))
-        where = torch.where(place[:, None] > 0, words[(shapes.PLACE0 - 1 + place)], 0)
-        old[key] = torch.cat([codes, words[word] + (0.5 * where if "embed" in key else 0), mask])
-    model.load_state_dict(old)
-    average = fit(
-        model, token_batches(work, plan.lm_batch, seed=6 + causal),
-        losses(causal, model.config.mask_token_id, torch.Generator().manual_seed(5), bound=True),
-        steps=plan.bind_steps, lr=1e-3, weight_decay=0.05, out=work / f"{name}-bound", bfloat16_weights=True, save_every=100, log=log,
-    )
-    model.load_state_dict(average.state)
-    model.save_pretrained(work / f"{name}-bound" / "model")
 
 
 def export(work: Path, zoo: Path, log=print) -> None:
@@ -283,8 +262,8 @@ def export(work: Path, zoo: Path, log=print) -> None:
 
     vq = VQModel.from_pretrained(work / "vq" / "model").half()
     vq.save_pretrained(zoo / "image-vq")
-    for name in ("causal", "masked"):
-        model = GridLlamaForCausalLM.from_pretrained(work / f"{name}-bound" / "model").half()
+    for name in ("causal", "masked", "draft"):
+        model = GridLlamaForCausalLM.from_pretrained(work / name / "model").half()
         model.config.frontend = "image-vq"
         model.config.codebook_digest = codebook_digest(vq.quantize.embedding.weight)
         model.save_pretrained(zoo / f"image-{name}")
@@ -297,7 +276,7 @@ def export(work: Path, zoo: Path, log=print) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    stages = ("vq", "tokens", "causal", "masked", "bind-causal", "bind-masked", "export", "evaluate")
+    stages = ("vq", "tokens", "causal", "masked", "draft", "export", "evaluate")
     parser.add_argument("stage", choices=[*stages, "all"])
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and data")
     parser.add_argument("--zoo", type=Path, help="folder for the finished models (default: WORK/zoo)")
@@ -310,10 +289,9 @@ def main(argv: list[str] | None = None) -> None:
     run = {
         "vq": lambda: train_vq(args.work, plan),
         "tokens": lambda: make_tokens(args.work, plan),
-        "causal": lambda: train_lm(args.work, plan, causal=True),
-        "masked": lambda: train_lm(args.work, plan, causal=False),
-        "bind-causal": lambda: bind(args.work, plan, causal=True),
-        "bind-masked": lambda: bind(args.work, plan, causal=False),
+        "causal": lambda: train_lm(args.work, plan, "causal"),
+        "masked": lambda: train_lm(args.work, plan, "masked"),
+        "draft": lambda: train_lm(args.work, plan, "draft"),
         "export": lambda: export(args.work, zoo),
         "evaluate": lambda: evaluate(zoo, plan.held_out),
     }
