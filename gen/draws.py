@@ -5,7 +5,7 @@ gets the same draws whatever the batch, shard, worker or window, on any device. 
 the noise then belongs to the position, and asking again with another law answers with the same noise (that is what
 Gumbel coupling means).
 
-Tests inject an object with the same three methods that enumerates all outcomes of the production code.
+Tests inject an object with the same methods that enumerates all outcomes of the production code.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class Draws(Protocol):
     def uniform(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
         """Float64 [b, L] in (0, 1)."""
 
+    def normal(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int) -> Tensor:
+        """Float64 [b, L, size], independent standard normal variables."""
+
 
 def item_key(*parts: object) -> int:
     """A 63-bit key from what identifies an item, such as its prompt and seed."""
@@ -56,6 +59,12 @@ class CounterDraws:
 
     def uniform(self, rows, positions, purpose, round) -> Tensor:
         return _unit(_mix(self._bits(rows, positions, purpose, round)))
+
+    def normal(self, rows, positions, purpose, round, size) -> Tensor:
+        """By inversion: one uniform number each, so that no two sizes share their numbers out differently."""
+        bits = self._bits(rows, positions, purpose, round)
+        index = torch.arange(size, device=bits.device)
+        return torch.special.ndtri(_unit(_mix(bits[..., None] + (index + 1) * _GOLDEN)))
 
     def flip(self, p, rows, positions, purpose, round, active) -> Tensor:
         return self.uniform(rows, positions, purpose, round) < p

@@ -20,10 +20,13 @@ Callback = Callable[[dict[str, int]], None]
 class Sampler(ABC):
     """A decoding method: a frozen dataclass whose fields are its knobs.
 
-    ``protocol``: the model it needs, ``causal`` or ``masked``. ``reference``: what ``exactness`` is relative to.
+    ``protocol``: the model it needs, ``causal`` or ``masked``. ``kinds``: what it decodes, ``codes`` (ids) or ``latents``.
+    ``drafted``: whether it needs a draft model; such a sampler has the knob ``draft_model``, a model's name or None for the
+    modality's own. ``reference``: what ``exactness`` is relative to.
     """
 
     protocol: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]] = ("codes",)
     reference: ClassVar[str]
 
     @property
@@ -31,13 +34,18 @@ class Sampler(ABC):
     def exactness(self) -> str:
         """One of ``gen.types.EXACTNESS``, for these knobs."""
 
+    @property
+    def drafted(self) -> bool:
+        return False
+
     @abstractmethod
-    def __call__(self, target, draws: Draws, *, canvas=None, trace: bool = False,
+    def __call__(self, target, draws: Draws, *, draft=None, canvas=None, trace: bool = False,
                  callback: Callback | None = None) -> SampleOutput:
         """Decodes every row of the target.
 
-        ``canvas`` long [B, T] (masked samplers only) holds the mask id where a token is wanted. ``callback`` is called once
-        per forward call with ``{"step", "done", "total"}``.
+        ``draft``: the target of the draft model, for a sampler that is ``drafted``. ``canvas`` [B, T(, C)] (masked samplers
+        only) is empty (``TokenSpace.is_empty``) where a token is wanted. ``callback`` is called once per forward call with
+        ``{"step", "done", "total"}``.
         """
 
 

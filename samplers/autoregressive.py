@@ -35,5 +35,5 @@ class Autoregressive(Sampler):
     reference = "plain autoregression"
     exactness = "sample"
 
-    def __call__(self, target, draws, *, canvas=None, trace=False, callback=None):
+    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
         return decode_causal(target, draws, _NoDrafts(), trace=trace, callback=callback)

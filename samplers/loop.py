@@ -1,7 +1,8 @@
 """The causal loop: draft, one target forward, verify, commit. Every causal method is a drafter in this loop.
 
 Per row: n tokens are committed. The forward call gets the last committed token and the drafts of positions n, n+1, ...
-and gives the law of n, n+1, ..., one place further than the drafts. The drafter says how many drafts are accepted and
+and gives the law of n, n+1, ..., one place further than the drafts. Tokens are ids, and their law log-probabilities
+[b, W, V]; or latents, and their law conditioning vectors [b, W, H, D] (``gen.models.paths``). The drafter says how many drafts are accepted and
 which token follows them; those are committed. Rows advance independently, each with its own n, window and round, and
 leave the batch when they are done. Nothing a row draws depends on another row.
 """
@@ -46,22 +47,27 @@ class Round:
             at = self.positions[:, first : first + logp.shape[1]]
         return self.draws.categorical(logp, self.rows, at, purpose, None if shared else self.round, active)
 
+    def normal(self, purpose: str, size: int, columns: int, shared: bool = False) -> Tensor:
+        """Standard normal float64 [b, columns, size] for the first columns. ``shared``: as in ``categorical``."""
+        return self.draws.normal(self.rows, self.positions[:, :columns], purpose, None if shared else self.round, size)
+
     def flip(self, p: Tensor, purpose: str, active: Tensor) -> Tensor:
         return self.draws.flip(p, self.rows, self.positions[:, : p.shape[1]], purpose, self.round, active)
 
 
 class Drafter(Protocol):
-    """Proposes, and learns what became of it. Its state has one row per row left in the batch."""
+    """Proposes, and learns what became of it. Its state has one row per row left in the batch. One with a draft model
+    has ``nfe``, the draft's forward calls of every row of the whole batch."""
 
     window: int  # columns computed per forward call at most; drafts are at most window - 1
 
     def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Drafts long [b, L] for the first L <= W columns and bool [b, L], which of them exist. ``tokens`` [b, T] are the
-        committed ones."""
+        """Drafts [b, L(, C)] for the first L <= W columns and bool [b, L], which of them exist. ``tokens`` [b, T(, C)] are
+        the committed ones."""
 
-    def verify(self, now: Round, logp: Tensor) -> tuple[Tensor, Tensor]:
-        """From the law [b, W, V]: accepted drafts per row [b], and long [b, W] whose column ``accepted`` is the token that
-        follows (columns before it are the accepted drafts)."""
+    def verify(self, now: Round, law: Tensor) -> tuple[Tensor, Tensor]:
+        """From the law of W columns: accepted drafts per row [b], and tokens [b, W(, C)] whose column ``accepted`` is the one
+        that follows (columns before it are the accepted drafts)."""
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (bool [b])."""
@@ -72,7 +78,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
     """Decodes every row of ``target``."""
     total, batch, device = target.length, target.rows, target.device
     began = time.perf_counter()
-    tokens = torch.zeros(batch, total, dtype=torch.long, device=device)
+    tokens = target.blank()
     book = _Book(batch, drafter.window, trace)
     rows = torch.arange(batch, device=device)
     start = torch.zeros(batch, dtype=torch.long, device=device)
@@ -88,8 +94,9 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
         drafts, drafted = drafter.propose(now, tokens[rows])
         last = tokens[rows, (start - 1).clamp_min(0)]  # before position 0 the target puts its prompt
         given = torch.cat([last[:, None], drafts], 1)[:, :width]
-        logp, computed = target.logp(torch.where(valid, given, last[:, None]), positions)
-        accepted, chosen = drafter.verify(now, logp)
+        exists = valid if given.ndim == 2 else valid[..., None]
+        law, computed = target.predict(torch.where(exists, given, last[:, None]), positions)
+        accepted, chosen = drafter.verify(now, law)
         count = torch.minimum(accepted + 1, valid.sum(1))
         new = torch.arange(width, device=device) < count[:, None]
         where = rows[:, None].expand_as(positions)[new], positions[new]
@@ -105,7 +112,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
             if len(rows):
                 target.keep(left)
                 drafter.keep(left)
-    return book.output(tokens, time.perf_counter() - began, device)
+    return book.output(tokens, time.perf_counter() - began, device, getattr(drafter, "nfe", None))
 
 
 class _Book:
@@ -132,7 +139,7 @@ class _Book:
                 committed = {n + k: ids[i][k] for k in range(c)}
                 self.traces[row].append(TraceStep(list(range(n, n + w)), list(range(n, n + a)), committed))
 
-    def output(self, tokens: Tensor, seconds: float, device: torch.device) -> SampleOutput:
+    def output(self, tokens: Tensor, seconds: float, device: torch.device, draft_nfe: list[int] | None) -> SampleOutput:
         total = tokens.shape[1]
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         stats = [
@@ -143,6 +150,7 @@ class _Book:
                 mean_acceptance_length=total / n,
                 draft_acceptance_rate=self.accepted[row] / self.drafted[row] if self.drafted[row] else None,
                 acceptance_histogram=self.histogram[row] if self.drafted[row] else [],
+                draft_nfe=draft_nfe[row] if draft_nfe else None,
                 seconds=seconds / len(tokens),
                 peak_memory=memory,
             )

@@ -57,7 +57,7 @@ class MaskedIterative(Sampler):
         registry.get("order", self.order, "sampler.order")
         registry.get("schedule", self.schedule, "sampler.schedule")
 
-    def __call__(self, target, draws, *, canvas: Tensor | None = None, trace=False, callback=None):
+    def __call__(self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None):
         began = time.perf_counter()
         order, schedule = registry.get("order", self.order), registry.get("schedule", self.schedule)
         mask_id, batch, total = target.space.mask_id, target.rows, target.length
@@ -78,7 +78,7 @@ class MaskedIterative(Sampler):
         step = 0
         while len(rows):
             r = (step + 1) / self.steps
-            logp, places = target.logp(canvas[rows])
+            logp, places = target.predict(canvas[rows])
             masked = canvas[rows] == mask_id
             here = positions.expand(len(rows), -1)
             round_ = torch.full((len(rows),), step, device=device)

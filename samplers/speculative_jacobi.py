@@ -119,7 +119,7 @@ class SpeculativeJacobi(Sampler):
     def exactness(self) -> str:
         return registry.get("coupling", self.coupling).exactness
 
-    def __call__(self, target, draws, *, canvas=None, trace=False, callback=None):
+    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
         coupling, init = registry.get("coupling", self.coupling)(), registry.get("initialiser", self.init)
         window = min(self.window, target.length)
         drafter = JacobiDrafter(window, coupling, init, target.space, target.legal)

@@ -208,7 +208,7 @@ def test_ragged_prompts(scale, last):
         drafted = torch.stack([torch.cat([grid[b, : right[b]], wrong[b, right[b] :]]) for b in alive])
         positions = torch.tensor([[min(done[b] + i, 7) for i in range(width)] for b in alive])
         before = torch.cat([torch.zeros(len(drafted), 1).long(), drafted], 1)  # the target knows what stands before 0
-        logp, _ = target.logp(before.gather(1, positions), positions)
+        logp, _ = target.predict(before.gather(1, positions), positions)
         for i, b in enumerate(alive):
             want = expected(model, law, PROMPTS[b], uncond[b], drafted[i].tolist())[positions[i]]
             assert float((logp[i] - want).abs().max()) <= EXACT, (call, b)
@@ -224,7 +224,7 @@ def test_padding_matters():
     """The control of ragged prompts: without their lengths the padding is taken for words."""
     model, law = build("llama"), Law()
     prompt, n = padded(PROMPTS)
-    logp, _ = CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), law).logp(prompt[:, -1:], torch.zeros(4, 1).long())
+    logp, _ = CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), law).predict(prompt[:, -1:], torch.zeros(4, 1).long())
     want = torch.stack([expected(model, law, row, [], [])[:1] for row in PROMPTS])
     error = (logp - want).abs().flatten(1).amax(1)
     assert error[0] <= EXACT and (error[1:] > 1e3 * WRONG).all()

@@ -1,4 +1,5 @@
-"""A target is a model with its condition and the law: all that a sampler sees of a model.
+"""A target is a model with its condition and the law: all that a sampler sees of a model. ``gen.models.latent_targets``
+holds those of latents.
 
 Guidance runs both halves in one batched forward call. Rows leave the batch when they are finished (``keep``).
 """
@@ -40,6 +41,10 @@ class Target:
         """Positions to generate."""
         return self.space.length
 
+    def blank(self) -> Tensor:
+        """Tokens [B, T(, C)] to be filled."""
+        return self.space.blank(self.rows, self.device)
+
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (bool [B])."""
         both = rows.repeat(self.halves)
@@ -61,7 +66,7 @@ class CausalTarget(Target):
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
         self._started = False
 
-    def logp(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+    def predict(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int]:
         """Log-probabilities [B, L, V] of grid positions [B, L], given that ``tokens`` [B, L] stand one place before each
         (before position 0 the prompt does, whatever is given); and the number of places per row sent through the model.
 
@@ -91,7 +96,7 @@ class MaskedTarget(Target):
 
     model: MaskedModel
 
-    def logp(self, canvas: Tensor) -> tuple[Tensor, int]:
+    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
         """Canvas [B, T] -> log-probabilities [B, T, V]; and the places per row that were sent through the model."""
         if int(self.prompt_length.min()) != self.prompt.shape[1]:
             raise ValueError("masked models need conditions of one length")
