@@ -11,7 +11,9 @@ from typing import Any
 
 from gen.cli_info import columns
 from gen.errors import GenError
+from gen.modality import kind_of, suggested_law
 from gen.registry import registry
+from gen.sampling import resolve_sampler
 
 LAW = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 SAMPLER = "speculative_jacobi"
@@ -36,10 +38,13 @@ def sample(args: argparse.Namespace) -> int:
 
 def law_of(args: argparse.Namespace, sampler: str) -> dict[str, Any]:
     """What the user said, over what the preset implies, over what the modality suggests."""
+    from gen.models.loading import model_kind
+
     modality = registry.get("modality", args.modality, "the command line")
     implied = getattr(registry.table("preset").get(sampler), "law", {})
     said = {k: getattr(args, k) for k in LAW if getattr(args, k) is not None}
-    return {**getattr(modality, "default_law", {}), **implied, **said}
+    kind = model_kind(args.model) if args.model else kind_of(resolve_sampler(sampler)[0], modality)
+    return {**suggested_law(modality, kind), **implied, **said}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -31,14 +31,32 @@ class Binding:
     unconditional: list[int]
 
 
+def model_key(protocol: str, kind: str, draft: bool = False) -> str:
+    """What a modality calls a model: ``causal``, ``masked``, ``causal-latents``, ``causal-draft`` ..."""
+    return "-".join([protocol, *(["latents"] if kind == "latents" else []), *(["draft"] if draft else [])])
+
+
+def kind_of(sampler: Any, modality: Any) -> str:
+    """What a sampler decodes where no model is named: the first of its kinds that the modality has a model for."""
+    models = getattr(modality, "models", {})
+    return next((k for k in sampler.kinds if model_key(sampler.protocol, k) in models), sampler.kinds[0])
+
+
+def suggested_law(modality: Any, kind: str) -> dict[str, Any]:
+    """The modality's default law, without what does not apply to latents."""
+    law = dict(getattr(modality, "default_law", {}))
+    return law if kind == "codes" else {k: v for k, v in law.items() if k in ("temperature", "guidance_scale")}
+
+
 class Modality(ABC):
-    """See the module. ``models``: zoo name by protocol; ``default_law``: what a user gets who says nothing."""
+    """See the module. ``models``: zoo name by what it is (``model_key``). ``frontends``: zoo name by kind. ``default_law``: what
+    a user gets who says nothing, as far as it applies to the kind."""
 
     name: ClassVar[str]
     media_kind: ClassVar[str]  # "image" | "audio" | "video" | "data"
     extension: ClassVar[str]
     models: ClassVar[dict[str, str]]
-    frontend_name: ClassVar[str]
+    frontends: ClassVar[dict[str, str]]
     default_law: ClassVar[dict[str, Any]]
 
     @abstractmethod
@@ -46,8 +64,8 @@ class Modality(ABC):
         """The typed condition a prompt states; ``str()`` of it is the canonical prompt. Raises ``GenError``."""
 
     @abstractmethod
-    def frontend(self, device, dtype, folder: Path | None = None) -> TokenFrontend:
-        """The frontend in ``folder``, by default the embedded one."""
+    def frontend(self, kind: str, device, dtype, folder: Path | None = None) -> TokenFrontend:
+        """The frontend of ``codes`` or ``latents`` in ``folder``, by default the embedded one."""
 
     @abstractmethod
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
@@ -55,7 +73,7 @@ class Modality(ABC):
 
     @abstractmethod
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
-        """Tokens [B, T] -> codes [B, Q, *grid]."""
+        """Tokens [B, T] -> codes [B, Q, *grid]; latents [B, T, C] -> [B, C, *grid]."""
 
     @abstractmethod
     def save(self, media: Any, path: Path, info: dict[str, Any]) -> None: ...
@@ -68,7 +86,7 @@ class Modality(ABC):
         """Whether the medium fulfils the prompt, from the medium alone."""
 
     def edit(self, image: Any, mask: Any, frontend: TokenFrontend, space: TokenSpace) -> tuple[Tensor, Any]:
-        """A canvas [T] with the mask id where to regenerate, and a function that lays the result over the original."""
+        """A canvas [T(, C)] that is empty where to regenerate, and a function that lays the result over the original."""
         from gen.errors import GenError
 
         raise GenError(f"modality {self.name!r} cannot be edited")

@@ -21,16 +21,23 @@ from torch import Tensor
 from gen.draws import CounterDraws, item_key
 from gen.errors import GenError, bad_value
 from gen.law import Law
-from gen.modality import Binding, Modality
-from gen.models.adapters import CausalLM, MaskedLM
-from gen.models.loading import load_lm, pick_device, pick_dtype, read_config
-from gen.models.targets import CausalTarget, MaskedTarget
+from gen.modality import Binding, Modality, kind_of, model_key, suggested_law
+from gen.models.adapters import CausalLatentLM, CausalLM, MaskedLatentLM, MaskedLM
+from gen.models.latent_targets import CausalLatentTarget, MaskedLatentTarget
+from gen.models.loading import load_lm, model_kind, pick_device, pick_dtype, read_config
+from gen.models.targets import CausalTarget, MaskedTarget, Target
 from gen.registry import registry
 from gen.sampling import Callback, Sampler, resolve_sampler
 from gen.types import Stats, TraceStep
 
 SamplerSpec = str | Mapping[str, Any] | Sampler
 BATCH_SIZE = 8
+TARGETS = {
+    ("causal", "codes"): (CausalTarget, CausalLM),
+    ("masked", "codes"): (MaskedTarget, MaskedLM),
+    ("causal", "latents"): (CausalLatentTarget, CausalLatentLM),
+    ("masked", "latents"): (MaskedLatentTarget, MaskedLatentLM),
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class ItemPlan:
 
 @dataclass
 class PipelineOutput:
-    """``media`` and ``items`` in the same order, ``tokens`` long [N, T], ``stats`` and ``traces`` (if asked for) per item."""
+    """``media`` and ``items`` in the same order, ``tokens`` long [N, T] or latents [N, T, C], ``stats`` and ``traces`` (if asked for) per item."""
 
     media: list[Any]
     tokens: Tensor
@@ -81,33 +88,45 @@ class Pipeline:
         self.model = None if model is None else str(model)
         if self.model is not None:
             read_config(self.model)  # an unknown name fails here, not after the first batch
-        self._frontend = None
+        self._frontends: dict[str, Any] = {}
         self._loaded: dict[str, tuple[torch.nn.Module, Binding]] = {}
 
-    @property
-    def frontend(self):
-        if self._frontend is None:
+    def frontend(self, kind: str = "codes"):
+        """The frontend of ``codes`` or ``latents``."""
+        if kind not in self._frontends:
             # a model trained elsewhere brings its frontend along: the folder of that name beside its own
-            beside = Path(self.model or "").expanduser().resolve().parent / self.modality.frontend_name
+            beside = Path(self.model or "").expanduser().resolve().parent / self.modality.frontends[kind]
             folder = beside if self.model and beside.is_dir() else None
-            self._frontend = self.modality.frontend(self.device, self.dtype, folder)
-        return self._frontend
+            self._frontends[kind] = self.modality.frontend(kind, self.device, self.dtype, folder)
+        return self._frontends[kind]
+
+    def kind(self, sampler: Sampler) -> str:
+        """What a sampler decodes here: ``codes`` or ``latents``."""
+        return kind_of(sampler, self.modality) if self.model is None else model_kind(self.model)
 
     def model_name(self, sampler: Sampler) -> str:
-        """The model that serves a sampler. Raises ``GenError`` if the modality has none for its protocol."""
+        """The model that serves a sampler. Raises ``GenError`` if it is none of the sampler's kind, or the modality has none."""
         if self.model is not None:
-            causal = read_config(self.model).get("causal", True)
-            if causal != (sampler.protocol == "causal"):
-                raise GenError(f"model {self.model} is {'causal' if causal else 'masked'}, but the sampler needs a {sampler.protocol} one")
+            have = "causal" if read_config(self.model).get("causal", True) else "masked", model_kind(self.model)
+            if have[0] != sampler.protocol or have[1] not in sampler.kinds:
+                raise GenError(f"model {self.model} is a {have[0]} one of {have[1]}, but the sampler needs a {sampler.protocol} one of "
+                               f"{' or '.join(sampler.kinds)}")
             return self.model
-        if sampler.protocol not in self.modality.models:
-            raise GenError(f"modality {self.modality.name!r} has no {sampler.protocol} model; it has {', '.join(self.modality.models)}")
-        return self.modality.models[sampler.protocol]
+        return self._default(model_key(sampler.protocol, self.kind(sampler)))
+
+    def draft_name(self, sampler: Sampler) -> str:
+        """The draft model of a sampler: the one it names, or the modality's."""
+        return sampler.draft_model or self._default(model_key(sampler.protocol, self.kind(sampler), draft=True))
+
+    def _default(self, key: str) -> str:
+        if key not in self.modality.models:
+            raise GenError(f"modality {self.modality.name!r} has no {key} model; it has {', '.join(self.modality.models)}")
+        return self.modality.models[key]
 
     def _model(self, name: str) -> tuple[torch.nn.Module, Binding]:
         if name not in self._loaded:
             model = load_lm(name, self.device, self.dtype)
-            self._loaded[name] = model, self.modality.bind(model.config, self.frontend, name)
+            self._loaded[name] = model, self.modality.bind(model.config, self.frontend(model_kind(name)), name)
         return self._loaded[name]
 
     def plan(self, prompts: str | Sequence[str], num_samples: int = 1, seed: int = 0) -> list[ItemPlan]:
@@ -132,19 +151,20 @@ class Pipeline:
         """The sampler and law of a call; without a law, the modality's default one, as far as a preset leaves it open."""
         if law is None:
             preset = registry.table("preset").get(spell(sampler).get("name"))
-            law = {**self.modality.default_law, **(preset.law if preset else {})}
+            kind = self.kind(resolve_sampler(sampler)[0])
+            law = {**suggested_law(self.modality, kind), **(preset.law if preset else {})}
         return resolve_sampler(sampler, law)
 
-    def target(self, sampler: Sampler, law: Law, items: Sequence[ItemPlan]) -> CausalTarget | MaskedTarget:
-        """What the sampler will see: model, conditions and law."""
-        model, binding = self._model(self.model_name(sampler))
+    def target(self, sampler: Sampler, law: Law, items: Sequence[ItemPlan], name: str | None = None) -> Target:
+        """What the sampler will see: model (its own, or the one of that name), conditions and law."""
+        model, binding = self._model(name or self.model_name(sampler))
         conditions = [self.modality.condition(i.prompt) for i in items]
         prompts = [binding.prompt(c) for c in conditions]
         width = max(map(len, prompts))
         padded = torch.tensor([p + p[-1:] * (width - len(p)) for p in prompts])
         lengths = torch.tensor([len(p) for p in prompts])
         uncond = torch.tensor([binding.unconditional]).expand(len(items), -1) if law.guided else None
-        make, adapt = (CausalTarget, CausalLM) if sampler.protocol == "causal" else (MaskedTarget, MaskedLM)
+        make, adapt = TARGETS[sampler.protocol, binding.space.kind]
         return make(adapt(model), padded, binding.space, law, uncond, prompt_length=lengths)
 
     def generate(self, items: Sequence[ItemPlan], sampler: SamplerSpec = "speculative_jacobi",
@@ -154,19 +174,21 @@ class Pipeline:
         spec = spell(sampler)
         sampler, law = self.resolve(sampler, law)
         target = self.target(sampler, law, items)
+        draft = self.target(sampler, law, items, self.draft_name(sampler)) if sampler.drafted else None
+        frontend = self.frontend(target.space.kind)
         canvas, overlay = None, lambda media: media
         if (image is None) != (mask is None):
             raise GenError("editing needs both an image and a mask")
         if image is not None:
             if sampler.protocol != "masked":
                 raise GenError(f"sampler {spec['name']!r} decodes left to right and cannot edit; use a masked one such as 'maskgit' or 'halton'")
-            canvas, overlay = self.modality.edit(image, mask, self.frontend, target.space)
-            canvas = canvas.expand(len(items), -1)
+            canvas, overlay = self.modality.edit(image, mask, frontend, target.space)
+            canvas = canvas.expand(len(items), *canvas.shape)
         draws = CounterDraws([self.draw_key(i) for i in items], self.device)
-        out = sampler(target, draws, canvas=canvas, trace=trace, callback=callback)
+        out = sampler(target, draws, draft=draft, canvas=canvas, trace=trace, callback=callback)
         # one at a time, so that an item's pixels do not depend on its batch either
         codes = self.modality.to_codes(out.tokens, target.space)
-        media = [overlay(self.frontend.postprocess(self.frontend.decode(c[None])[0])) for c in codes]
+        media = [overlay(frontend.postprocess(frontend.decode(c[None])[0])) for c in codes]
         return PipelineOutput(media, out.tokens.cpu(), out.stats, out.traces, list(items), self.modality.name,
                               self.model_name(sampler), spec, sampler.exactness, law, self.device, self.dtype, image, mask)
 

@@ -43,8 +43,15 @@ class ImageModality(Modality):
     name = "image"
     media_kind = "image"
     extension = "png"
-    models = {"causal": "image-causal", "masked": "image-masked"}
-    frontend_name = "image-vq"
+    models = {
+        "causal": "image-causal",
+        "masked": "image-masked",
+        "causal-draft": "image-draft",
+        "causal-latents": "image-causal-latents",
+        "causal-latents-draft": "image-causal-latents-draft",
+        "masked-latents": "image-mar",
+    }
+    frontends = {"codes": "image-vq", "latents": "image-kl"}
     default_law = {"guidance_scale": 2.0, "top_k": 100}
 
     def condition(self, prompt: str) -> shapes.Caption:
@@ -57,12 +64,15 @@ class ImageModality(Modality):
         """Captions that training never saw, to measure with."""
         return [str(c) for c in shapes.captions(count, seed=123 + seed, held=True)]
 
-    def frontend(self, device="cpu", dtype=torch.float32, folder: Path | None = None):
+    def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
+        from gen.tokenizers.kl import KL
         from gen.tokenizers.vq import VQ
 
-        return VQ.from_pretrained(folder or ZOO / self.frontend_name, device, dtype)
+        return (KL if kind == "latents" else VQ).from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
 
     def bind(self, config: Any, frontend, model_name: str) -> Binding:
+        if frontend.config.kind == "latents":
+            return self._bind_latents(config, frontend, model_name)
         for key in ("prefix_length", "codebook_size", "grid"):
             if not hasattr(config, key):
                 raise GenError(f"model {model_name} is a {config.model_type!r} without {key!r}; the modality 'image' needs a model "
@@ -78,7 +88,16 @@ class ImageModality(Modality):
         space = TokenSpace.codes(tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0])
         return Binding(space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS)  # pair 0: nothing said, nowhere
 
+    def _bind_latents(self, config: Any, frontend, model_name: str) -> Binding:
+        channels = frontend.config.channels
+        if config.latent_channels != channels or config.prefix_length != shapes.SLOTS or config.vocab_size < shapes.PAIRS:
+            raise GenError(f"model {model_name} has latent_channels {config.latent_channels}, prefix_length {config.prefix_length} and "
+                           f"vocab_size {config.vocab_size}; expected {channels}, {shapes.SLOTS} and at least {shapes.PAIRS}")
+        return Binding(TokenSpace.latents(tuple(config.grid), channels), lambda c: c.pairs(), [0] * shapes.SLOTS)
+
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        if space.channels:
+            return tokens.transpose(1, 2).reshape(len(tokens), space.channels, *space.grid)
         return tokens.view(len(tokens), 1, *space.grid)
 
     def save(self, media: Image.Image, path: Path, info: dict[str, Any]) -> None:
@@ -102,7 +121,7 @@ class ImageModality(Modality):
         return shapes_check.check(np.asarray(media), self.condition(prompt))
 
     def edit(self, image, mask, frontend, space):
-        """``mask``: white (above half) is regenerated; a 4x4 cell is, if any of its pixels is. Other cells keep their pixels."""
+        """``mask``: white (above half) is regenerated; a cell (4x4 pixels of codes, 8x8 of latents) is, if any of its pixels is. Other cells keep their pixels."""
         picture = self.load(Path(image)) if isinstance(image, (str, Path)) else as_picture(image)
         side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
         marks = np.asarray((self.load(Path(mask)) if isinstance(mask, (str, Path)) else as_picture(mask)).convert("L")) > 127
@@ -113,7 +132,11 @@ class ImageModality(Modality):
             raise GenError("the mask is empty: nothing to regenerate")
         h, w = frontend.config.compression
         cells = marks.reshape(space.grid[0], h, space.grid[1], w).any((1, 3))
-        codes = frontend.encode(frontend.preprocess(pixels)[None])[0, 0].cpu()
-        canvas = torch.where(torch.from_numpy(cells), space.mask_id, codes).flatten()
+        codes = frontend.encode(frontend.preprocess(pixels)[None])[0].cpu()
+        wanted = torch.from_numpy(cells)
+        if space.channels:
+            canvas = torch.where(wanted, float("nan"), codes).flatten(1).T
+        else:
+            canvas = torch.where(wanted, space.mask_id, codes[0]).flatten()
         inside = np.kron(cells, np.ones((h, w), dtype=bool))[..., None]
         return canvas, lambda media: Image.fromarray(np.where(inside, np.asarray(media), pixels).astype(np.uint8))

@@ -55,16 +55,23 @@ QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, warm_steps=2, mask
 CODES = 128
 
 
-def pictures(batch: int, seed: int) -> Iterator[Tensor]:
-    """Endless fresh pictures, never of a held-out caption: float [batch, 3, 64, 64] in [-1, 1]."""
+def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless fresh pictures, never of a held-out caption: float [batch, 3, 64, 64] in [-1, 1], and their caption slots uint8
+    [batch, 8]."""
     rng = np.random.default_rng(seed)
     while True:
-        made = []
-        while len(made) < batch:
+        captions = []
+        while len(captions) < batch:
             caption = shapes.random_caption(rng)
             if not shapes.held_out(caption):
-                made.append(shapes.draw(caption, rng))
-        yield torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).float() / 127.5 - 1
+                captions.append(caption)
+        x = torch.from_numpy(np.stack([shapes.draw(c, rng) for c in captions])).permute(0, 3, 1, 2).float() / 127.5 - 1
+        yield x, torch.tensor([c.slots() for c in captions], dtype=torch.uint8)
+
+
+def pictures(batch: int, seed: int) -> Iterator[Tensor]:
+    """Those of ``drawn`` without their captions."""
+    return (x for x, _ in drawn(batch, seed))
 
 
 def new_vq():
@@ -148,21 +155,13 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
     from diffusers import VQModel
 
     model = VQModel.from_pretrained(work / "vq" / "model").eval()
-    rng, chunk = np.random.default_rng(2), 32
-    codes, slots = [], []
-    for start in range(0, plan.pictures, chunk):
-        captions = []
-        while len(captions) < min(chunk, plan.pictures - start):
-            caption = shapes.random_caption(rng)
-            if not shapes.held_out(caption):
-                captions.append(caption)
-        drawn = np.stack([shapes.draw(c, rng) for c in captions])
-        x = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 127.5 - 1
+    chunk, codes, slots = 32, [], []
+    for start, (x, said) in zip(range(0, plan.pictures, chunk), drawn(chunk, seed=2), strict=False):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             latents = model.encode(x).latents.float()
         with torch.no_grad():
             codes.append(model.quantize(latents)[2][2].view(len(x), -1).to(torch.int16))
-        slots.append(torch.tensor([c.slots() for c in captions], dtype=torch.uint8))
+        slots.append(said)
         if start // chunk % 250 == 0:
             log(f"{start}/{plan.pictures} pictures")
     torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
@@ -193,21 +192,24 @@ def new_lm(width: int, layers: int, causal: bool):
     )
 
 
+def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Caption slots [B, 8] without a tenth of the captions, dropped whole, for guidance, and without a twentieth of the single
+    words but the shape, so that a caption may leave them out."""
+    drop = torch.rand(slots.shape, generator=generator) < 0.05
+    drop[:, 2::4] = False
+    drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
+    whole = drop.all(1, keepdim=True)
+    return torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots)
+
+
 def token_batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (caption slots [B, 8], codes [B, 256]). A tenth of the captions is dropped whole, for guidance, and a
-    twentieth of the single words but the shape, so that a caption may leave them out."""
+    """Endless (caption slots [B, 8], codes [B, 256])."""
     data = torch.load(work / "tokens.pt", weights_only=True)
     generator = torch.Generator().manual_seed(seed)
     while True:
         for rows in torch.randperm(len(data["codes"]), generator=generator).split(batch):
-            if len(rows) < batch:
-                continue
-            slots = data["slots"][rows].long()
-            drop = torch.rand(slots.shape, generator=generator) < 0.05
-            drop[:, 2::4] = False
-            drop |= torch.rand(len(rows), 1, generator=generator) < 0.1
-            whole = drop.all(1, keepdim=True)
-            yield torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots), data["codes"][rows].long()
+            if len(rows) == batch:
+                yield drop_words(data["slots"][rows].long(), generator), data["codes"][rows].long()
 
 
 def losses(causal: bool, mask: int, generator: torch.Generator):
@@ -267,11 +269,16 @@ def export(work: Path, zoo: Path, log=print) -> None:
         model.config.frontend = "image-vq"
         model.config.codebook_digest = codebook_digest(vq.quantize.embedding.weight)
         model.save_pretrained(zoo / f"image-{name}")
-    for path in zoo.glob("image-*/config.json"):  # where the weights lay before is nobody's business
+    tidy(zoo)
+    log(f"wrote {zoo}")
+
+
+def tidy(zoo: Path) -> None:
+    """Where the weights lay before is nobody's business."""
+    for path in zoo.glob("*/config.json"):
         config = json.loads(path.read_text())
         config.pop("_name_or_path", None)
         path.write_text(json.dumps(config, indent=2) + "\n")
-    log(f"wrote {zoo}")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,12 +1,14 @@
 """Plain autoregression: one token per forward call, drawn from the law. The reference that causal methods are held to.
 
-    x_n = argmax log p(. | x_<n) + G_n        G_n: the noise of position n
+    ids       x_n = argmax log p(. | x_<n) + G_n        G_n: the noise of position n
+    latents   x_n = the end of the path that the noise of position n leads along, given z_n = z(x_<n)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gen.models.paths import noise_size, walk
 from gen.registry import register
 from gen.samplers.loop import decode_causal
 from gen.sampling import Sampler
@@ -16,14 +18,23 @@ class _NoDrafts:
     window = 1
 
     def propose(self, now, tokens):
-        return tokens[:, :0], tokens[:, :0].bool()
+        return tokens[:, :0], tokens[:, :0].view(len(tokens), -1)[:, :0].bool()
 
-    def verify(self, now, logp):
-        ids = now.categorical(logp, "token", now.valid, shared=True)
-        return ids.new_zeros(len(ids)), ids
+    def verify(self, now, law):
+        ids = now.categorical(law, "token", now.valid, shared=True)
+        return now.start.new_zeros(len(ids)), ids
 
     def keep(self, rows):
         pass
+
+
+class _NoLatentDrafts(_NoDrafts):
+    def __init__(self, paths):
+        self.paths = paths
+
+    def verify(self, now, law):
+        noise = now.normal("token", noise_size(self.paths), 1, shared=True)
+        return now.start.new_zeros(len(law)), walk(self.paths, law, noise)[..., -1, :]
 
 
 @register("sampler", "autoregressive")
@@ -32,8 +43,10 @@ class Autoregressive(Sampler):
     """One token per forward call; the reference for causal models."""
 
     protocol = "causal"
+    kinds = ("codes", "latents")
     reference = "plain autoregression"
     exactness = "sample"
 
     def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
-        return decode_causal(target, draws, _NoDrafts(), trace=trace, callback=callback)
+        drafter = _NoLatentDrafts(target.paths) if target.space.channels else _NoDrafts()
+        return decode_causal(target, draws, drafter, trace=trace, callback=callback)

@@ -9,6 +9,9 @@ Scores are an ``order``. ``confidence`` is MaskGIT (Chang et al., arXiv 2202.042
 t = ``choice_temperature``. ``halton`` is Besnier et al. (arXiv 2503.17076). The start may be any partly filled canvas:
 what it holds is kept, which is inpainting.
 
+Latents (MAR, arXiv 2406.11838) are decoded by the same steps: a place that is committed gets the end of its denoising path.
+Nothing ranks latents before they are drawn, so the order must not look at them; the default is one random permutation per item.
+
 Guarantee: places committed in the same step are drawn independently of each other, so the law is not the model's
 (exactness ``none``). With one place per step (schedule ``linear``, as many steps as places) and an order that does not
 look at the tokens, it is the law of sequential decoding in that order.
@@ -23,9 +26,10 @@ import torch
 from torch import Tensor
 
 from gen.errors import GenError, bad_value
+from gen.models.paths import noise_size, walk
 from gen.registry import register, registry
 from gen.sampling import Preset, Sampler
-from gen.types import SampleOutput, Stats, TraceStep
+from gen.types import SampleOutput, Stats, TokenSpace, TraceStep
 
 
 @register("sampler", "masked_iterative")
@@ -33,17 +37,19 @@ from gen.types import SampleOutput, Stats, TraceStep
 class MaskedIterative(Sampler):
     """All masked places at once, the best of them kept, in a fixed number of forward calls.
 
-    ``steps``: forward calls at most. ``order``: confidence, random, halton or raster. ``schedule``: cosine, linear, pow or
+    ``steps``: forward calls at most. ``order``: confidence, random, halton or raster; by default confidence for ids and random
+    for latents, which have no confidence. ``schedule``: cosine, linear, pow or
     arccos. ``exponent``: of pow. ``choice_temperature``: of the noise on the confidence.
     """
 
     steps: int = 12
-    order: str = "confidence"
+    order: str | None = None
     schedule: str = "cosine"
     exponent: float = 2.0
     choice_temperature: float = 4.5
 
     protocol = "masked"
+    kinds = ("codes", "latents")
     reference = "one place per step in the same order"
     exactness = "none"
 
@@ -54,21 +60,23 @@ class MaskedIterative(Sampler):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value < float("inf"):
                 raise bad_value(f"sampler.{name}", value, f"a number {'above' if low else 'of at least'} 0")
-        registry.get("order", self.order, "sampler.order")
+        if self.order is not None:
+            registry.get("order", self.order, "sampler.order")
         registry.get("schedule", self.schedule, "sampler.schedule")
 
     def __call__(self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None):
         began = time.perf_counter()
-        order, schedule = registry.get("order", self.order), registry.get("schedule", self.schedule)
-        mask_id, batch, total = target.space.mask_id, target.rows, target.length
-        device = target.device
-        if mask_id is None:
+        space, batch, total, device = target.space, target.rows, target.length, target.device
+        name = self.order or ("random" if space.channels else "confidence")
+        order, schedule = registry.get("order", name), registry.get("schedule", self.schedule)
+        if space.channels and name == "confidence":
+            raise GenError("sampler.order is 'confidence', the probability of an id; latents have none; expected random, halton or raster")
+        if not space.channels and space.mask_id is None:
             raise GenError("masked_iterative needs a token space with a mask id; this model has none")
-        if canvas is None:
-            canvas = torch.full((batch, total), mask_id, dtype=torch.long)
-        canvas = canvas.to(device).clone()
-        _check_canvas(canvas, batch, total, mask_id, target.legal)
-        wanted = (canvas == mask_id).sum(1)
+        dtype = target.model.dtype
+        canvas = space.empty(batch, device, dtype) if canvas is None else canvas.to(device).clone()
+        _check_canvas(canvas, batch, target.legal, space)
+        wanted = space.is_empty(canvas).sum(1)
         rows = torch.arange(batch, device=device)[wanted > 0]
         if len(rows) < batch and len(rows):
             target.keep(wanted > 0)
@@ -78,12 +86,15 @@ class MaskedIterative(Sampler):
         step = 0
         while len(rows):
             r = (step + 1) / self.steps
-            logp, places = target.predict(canvas[rows])
-            masked = canvas[rows] == mask_id
+            law, places = target.predict(canvas[rows])
+            masked = space.is_empty(canvas[rows])
             here = positions.expand(len(rows), -1)
             round_ = torch.full((len(rows),), step, device=device)
-            proposed = draws.categorical(logp, rows, here, "propose", round_, masked)
-            chosen = logp.gather(-1, proposed[..., None])[..., 0].double()
+            if space.channels:
+                chosen = torch.zeros(here.shape, dtype=torch.float64, device=device)
+            else:
+                proposed = draws.categorical(law, rows, here, "propose", round_, masked)
+                chosen = law.gather(-1, proposed[..., None])[..., 0].double()
             temperature = torch.full((len(rows),), self.choice_temperature * (1 - r), device=device, dtype=torch.float64)
             score = order(draws, rows, here, round_, chosen, temperature, target.space.grid)
             unknown = masked.sum(1)
@@ -94,7 +105,11 @@ class MaskedIterative(Sampler):
             ranked = score.masked_fill(~masked, float("-inf")).argsort(dim=1, descending=True, stable=True)
             rank = torch.empty_like(ranked).scatter_(1, ranked, here)
             new = masked & (rank < commit[:, None])
-            canvas[rows] = torch.where(new, proposed, canvas[rows])
+            if space.channels:
+                noise = draws.normal(rows, here, "propose", None, noise_size(target.paths))
+                proposed = canvas[rows]
+                proposed[new] = walk(target.paths, law[new], noise[new])[:, -1].to(canvas.dtype)
+            canvas[rows] = torch.where(new if proposed.ndim == 2 else new[..., None], proposed, canvas[rows])
             for i, row in enumerate(rows.tolist()):
                 nfe[row] += 1
                 computed[row] += places
@@ -105,9 +120,9 @@ class MaskedIterative(Sampler):
                     traces[row].append(TraceStep(window, [], dict(zip(at, ids, strict=True))))
             step += 1
             if callback:
-                done = batch * total - int((canvas == mask_id).sum())
+                done = batch * total - int(space.is_empty(canvas).sum())
                 callback({"step": step, "done": done, "total": batch * total})
-            left = (canvas[rows] == mask_id).any(1)
+            left = space.is_empty(canvas[rows]).any(1)
             if not bool(left.all()):
                 rows = rows[left]
                 if len(rows):
@@ -124,12 +139,15 @@ class MaskedIterative(Sampler):
         return SampleOutput(canvas, stats, traces)
 
 
-def _check_canvas(canvas: Tensor, batch: int, total: int, mask_id: int, legal: Tensor) -> None:
-    if canvas.shape != (batch, total):
-        raise GenError(f"the canvas has shape {tuple(canvas.shape)}; expected {(batch, total)}")
-    known = canvas != mask_id
+def _check_canvas(canvas: Tensor, batch: int, legal: Tensor, space: TokenSpace) -> None:
+    shape = (batch, space.length, *([space.channels] if space.channels else []))
+    if canvas.shape != shape:
+        raise GenError(f"the canvas has shape {tuple(canvas.shape)}; expected {shape}")
+    if space.channels:
+        return
+    known = ~space.is_empty(canvas)
     inside = (canvas >= 0) & (canvas < legal.shape[1])
-    fine = legal[torch.arange(total, device=canvas.device), canvas.clamp(0, legal.shape[1] - 1)] & inside
+    fine = legal[torch.arange(space.length, device=canvas.device), canvas.clamp(0, legal.shape[1] - 1)] & inside
     if bool((known & ~fine).any()):
         row, at = (known & ~fine).nonzero()[0].tolist()
         raise GenError(f"the canvas holds id {int(canvas[row, at])} at place {at} of row {row}, which is not legal there")
@@ -140,5 +158,7 @@ for _preset in (
            about="MaskGIT: confidence order, cosine schedule"),
     Preset("halton", "masked_iterative", {"steps": 12, "order": "halton", "schedule": "arccos"},
            about="Halton scheduler: low-discrepancy order"),
+    Preset("mar", "masked_iterative", {"steps": 64, "order": "random", "schedule": "cosine"},
+           about="MAR: latents in random order, cosine schedule"),
 ):
     register("preset", _preset.name)(_preset)

@@ -15,6 +15,7 @@ from gen.errors import GenError
 from gen.modalities.image import ImageModality
 from gen.models.loading import zoo
 from gen.pipeline import Pipeline
+from gen.recipes.image import CODES
 from gen.recipes.image import main as recipe
 from gen.tokenizers.vq import VQ
 
@@ -116,7 +117,7 @@ def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
     for media in out.media:
         after = np.asarray(media)
         assert np.array_equal(after[~mask], before[~mask])
-    codes = pipe.frontend.encode(pipe.frontend.preprocess(picture)[None]).flatten()
+    codes = pipe.frontend().encode(pipe.frontend().preprocess(picture)[None]).flatten()
     cells = mask.reshape(16, 4, 16, 4).any((1, 3)).flatten()
     assert torch.equal(out.tokens[0][~cells], codes[~cells])
     assert out.stats[0].tokens == cells.sum() == 9
@@ -198,12 +199,12 @@ def test_a_model_is_refused_beside_a_frontend_it_was_not_trained_with(quick, tmp
 
 def test_codes_decode_to_pictures_and_the_grid_is_a_quarter(quick):
     vq = VQ.from_pretrained(quick / "image-vq")
-    codes = torch.randint(0, 256, (3, 1, 16, 16), generator=torch.Generator().manual_seed(0))
+    codes = torch.randint(0, CODES, (3, 1, 16, 16), generator=torch.Generator().manual_seed(0))
     assert vq.decode(codes).shape == (3, 3, 64, 64)
-    assert vq.grid_for((3, 64, 64)) == (16, 16) and vq.codebooks[0].shape == (256, 8)
+    assert vq.grid_for((3, 64, 64)) == (16, 16) and vq.codebooks[0].shape == (CODES, 8)
     assert vq.encode(vq.decode(codes)).shape == codes.shape
-    with pytest.raises(GenError, match="0..255"):
-        vq.decode(torch.full_like(codes, 256))
+    with pytest.raises(GenError, match=f"0..{CODES - 1}"):
+        vq.decode(torch.full_like(codes, CODES))
 
 
 def test_both_spellings_of_the_published_class_decode_alike(quick, tmp_path):
@@ -213,7 +214,7 @@ def test_both_spellings_of_the_published_class_decode_alike(quick, tmp_path):
     config["lookup_from_codebook"] = True
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     other = VQ.from_pretrained(tmp_path / "other")
-    codes = torch.randint(0, 256, (2, 1, 16, 16), generator=torch.Generator().manual_seed(0))
+    codes = torch.randint(0, CODES, (2, 1, 16, 16), generator=torch.Generator().manual_seed(0))
     assert torch.allclose(vq.decode(codes), other.decode(codes), atol=1e-5)
     # negative control: decoding latents the class quantises again is another picture
     latents = vq.codebooks[0][codes[:, 0]].permute(0, 3, 1, 2) + 0.3
@@ -234,7 +235,7 @@ def test_pictures_survive_saving_and_carry_what_made_them(tmp_path):
 
 def test_the_zoo_holds_what_the_modality_names():
     modality = ImageModality()
-    assert {*modality.models.values(), modality.frontend_name} <= set(zoo())
+    assert {*modality.models.values(), *modality.frontends.values()} <= set(zoo())
 
 
 @pytest.mark.parametrize("sampler", ["sjd", {**JACOBI, "coupling": "fresh"}])

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from gen.errors import GenError
-from gen.frontend import FrontendConfig, TokenFrontend
+from gen.frontend import FrontendConfig
 from gen.models.loading import quiet, readable
 from gen.registry import register
+from gen.tokenizers.rgb import RGB
 
 
 @register("tokenizer", "vq")
-class VQ(TokenFrontend):
+class VQ(RGB):
     """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
 
     def __init__(self, model):
@@ -43,16 +42,6 @@ class VQ(TokenFrontend):
     def codebooks(self) -> list[Tensor]:
         return [self.model.quantize.embedding.weight.detach()]
 
-    def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(n // f for n, f in zip(input_shape[-2:], self.config.compression, strict=True))
-
-    def preprocess(self, media: Image.Image | np.ndarray) -> Tensor:
-        array = np.asarray(media.convert("RGB") if isinstance(media, Image.Image) else media)
-        if array.ndim != 3 or array.shape[-1] != 3 or any(n % f for n, f in zip(array.shape, self.config.compression, strict=False)):
-            raise GenError(f"the picture has shape {array.shape}; expected RGB with sides divisible by {self.config.compression[0]}")
-        x = torch.from_numpy(array.copy()).permute(2, 0, 1)
-        return x.to(self.model.device, self.model.dtype) / 127.5 - 1
-
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
         latents = self.model.encode(x).latents
@@ -70,7 +59,3 @@ class VQ(TokenFrontend):
         if self.model.config.lookup_from_codebook:
             return self.model.decode(codes.flatten(), force_not_quantize=True, shape=shape).sample
         return self.model.decode(table[codes[:, 0]].permute(0, 3, 1, 2), force_not_quantize=True).sample
-
-    def postprocess(self, x: Tensor) -> Image.Image:
-        pixels = ((x.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        return Image.fromarray(pixels.permute(1, 2, 0).numpy())

@@ -81,3 +81,47 @@ class MaskedLM(_LM):
         shift = int(getattr(self.config, "shifted", False))
         out = self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=canvas_length + shift)
         return out.logits[:, :canvas_length]
+
+
+class _Latent:
+    """What both adapters of the embedded architecture of latents share."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model, self.config, self.head = model.eval(), model.config, model.head
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+
+class CausalLatentLM(_Latent):
+    """Vectors [B, L, D] of words or latents at absolute positions [B, L] against a cache -> conditioning vectors [B, L, D] of
+    the places after them."""
+
+    def new_cache(self, slots: int) -> SlotCache:
+        return SlotCache(self.config.num_hidden_layers, slots)
+
+    @torch.no_grad()
+    def embed_words(self, ids: Tensor) -> Tensor:
+        return self.model.embed_words(ids)
+
+    @torch.no_grad()
+    def embed_latents(self, latents: Tensor) -> Tensor:
+        return self.model.embed_latents(latents.to(self.dtype))
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        mask = cache.at(positions, self.dtype)
+        return self.model.run(inputs, positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+
+
+class MaskedLatentLM(_Latent):
+    """Words [B, P] and a canvas of latents [B, T, C] with NaN at empty places -> conditioning vectors [B, T, D]."""
+
+    @torch.no_grad()
+    def forward(self, words: Tensor, canvas: Tensor) -> Tensor:
+        return self.model(words, canvas.to(self.dtype))

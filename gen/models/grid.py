@@ -33,27 +33,35 @@ class GridLlamaConfig(LlamaConfig):
         self.shifted = causal if shifted is None else shifted
 
 
-class GridLlamaForCausalLM(LlamaForCausalLM):
+class Located:
+    """For a model with a config as above and the tables ``axes`` and ``prefix``."""
+
+    def add_tables(self, config) -> None:
+        self.axes = nn.ModuleList(nn.Embedding(n, config.hidden_size) for n in config.grid)
+        self.prefix = nn.Embedding(config.prefix_length, config.hidden_size)
+
+    def locate(self, position_ids: Tensor, axes: nn.ModuleList | None = None, prefix: nn.Embedding | None = None) -> Tensor:
+        """Embeddings [B, L, D] of the places that absolute positions stand for, from these tables or the model's own."""
+        axes, prefix = axes or self.axes, prefix or self.prefix
+        n = self.config.prefix_length
+        total = torch.Size(self.config.grid).numel()
+        cell = position_ids + (1 if self.config.shifted else 0) - n
+        rest, out = cell.clamp(0, total - 1), 0
+        for axis, size in zip(reversed(axes), reversed(self.config.grid), strict=True):
+            out = out + axis(rest % size)
+            rest = rest // size
+        return torch.where((cell < 0)[..., None], prefix(position_ids.clamp(0, n - 1)), out)
+
+
+class GridLlamaForCausalLM(Located, LlamaForCausalLM):
     """See the module. ``position_ids`` [B, L] are absolute: 0 is the first condition token."""
 
     config_class = GridLlamaConfig
 
     def __init__(self, config: GridLlamaConfig):
         super().__init__(config)
-        self.axes = nn.ModuleList(nn.Embedding(n, config.hidden_size) for n in config.grid)
-        self.prefix = nn.Embedding(config.prefix_length, config.hidden_size)
+        self.add_tables(config)
         self.post_init()
-
-    def locate(self, position_ids: Tensor) -> Tensor:
-        """Embeddings [B, L, D] of the places that absolute positions stand for."""
-        n = self.config.prefix_length
-        total = torch.Size(self.config.grid).numel()
-        cell = position_ids + (1 if self.config.shifted else 0) - n
-        rest, out = cell.clamp(0, total - 1), 0
-        for axis, size in zip(reversed(self.axes), reversed(self.config.grid), strict=True):
-            out = out + axis(rest % size)
-            rest = rest // size
-        return torch.where((cell < 0)[..., None], self.prefix(position_ids.clamp(0, n - 1)), out)
 
     def forward(self, input_ids=None, position_ids=None, inputs_embeds=None, **kwargs):
         if inputs_embeds is None:

@@ -45,6 +45,11 @@ def read_config(name: str | Path) -> dict:
         raise GenError(f"the config of model {name} cannot be read: {error}") from None
 
 
+def model_kind(name: str | Path) -> str:
+    """``latents`` or ``codes``, as a local model's config says."""
+    return "latents" if read_config(name).get("latent_channels") else "codes"
+
+
 @contextlib.contextmanager
 def readable(kind: str, path: str | Path):
     """Turns what loaders raise for missing, cut or foreign files into one line that names the file's place."""
@@ -80,17 +85,19 @@ def quiet():
 
 
 def load_lm(name: str | Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
-    """A transformers causal language model (masked ones of the embedded architecture are one too).
+    """A transformers causal language model (masked ones of the embedded architecture are one too), or a model of latents.
 
     Raises ``GenError`` for missing, unreadable or incomplete weights.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    import gen.models.grid  # noqa: F401  registers the embedded architecture
+    import gen.models.grid
+    import gen.models.grid_latent  # noqa: F401  both register an embedded architecture
 
     path = locate(name)
     with readable("model", name), quiet():
-        model, info = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+        auto = AutoModel if model_kind(name) == "latents" else AutoModelForCausalLM
+        model, info = auto.from_pretrained(path, dtype=dtype, output_loading_info=True)
     if info["missing_keys"] or info["mismatched_keys"]:
         lost = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"]])
         raise GenError(f"the weights of model {name} lack {len(lost)} tensors, {lost[0]!r} first")

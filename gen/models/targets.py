@@ -36,6 +36,13 @@ class Target:
         self.rows = len(prompt)  # rows still in the batch
         self.legal = space.legal.to(self.device)
 
+    def under(self, law: Law) -> Target:
+        """A fresh target of the same model and condition under another law. An unguided one drops the unconditional half;
+        ``ValueError`` for a guided one where there is none."""
+        prompts, lengths = self.prompt.chunk(self.halves), self.prompt_length.chunk(self.halves)
+        uncond, uncond_length = (prompts[-1], lengths[-1]) if law.guided and self.halves == 2 else (None, None)
+        return type(self)(self.model, prompts[0], self.space, law, uncond, lengths[0], uncond_length)
+
     @property
     def length(self) -> int:
         """Positions to generate."""
@@ -72,19 +79,32 @@ class CausalTarget(Target):
 
         A position may be repeated in a row if its token is repeated with it (padding of ragged windows).
         """
-        width = tokens.shape[1]
-        given = positions
-        tokens, positions = tokens.repeat(self.halves, 1), positions.repeat(self.halves, 1)
+        width, given = tokens.shape[1], positions
+        tokens, positions = self._inputs(tokens.repeat(self.halves, *[1] * (tokens.ndim - 1))), positions.repeat(self.halves, 1)
         slots = positions + self.prompt_length[:, None] - 1
         # before position 0 stands each half's own prompt, which may end differently
-        tokens = torch.where(positions == 0, self.prompt.gather(1, self.prompt_length[:, None] - 1), tokens)
+        start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
+        tokens = torch.where(start, _take(self.first, self.prompt_length[:, None] - 1), tokens)
         if not self._started:  # the first call brings the prompt along; shorter prompts repeat their last token
             self._started = True
             at = torch.arange(self.prompt.shape[1] - 1, device=self.device).expand(len(self.prompt), -1)
             at = torch.minimum(at, self.prompt_length[:, None] - 1)
-            tokens, slots = torch.cat([self.prompt.gather(1, at), tokens], 1), torch.cat([at, slots], 1)
-        logits = self.model.forward(tokens, slots, self.cache)[:, -width:]
-        return self._law(logits, self.legal[given]), tokens.shape[1] * self.halves
+            tokens, slots = torch.cat([_take(self.first, at), tokens], 1), torch.cat([at, slots], 1)
+        out = self.model.forward(tokens, slots, self.cache)[:, -width:]
+        return self._outcome(out, given), tokens.shape[1] * self.halves
+
+    @property
+    def first(self) -> Tensor:
+        """The prompt as the model takes it."""
+        return self.prompt
+
+    def _inputs(self, tokens: Tensor) -> Tensor:
+        """Tokens as the model takes them."""
+        return tokens
+
+    def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
+        """The law from what the model gave for positions [B, L]."""
+        return self._law(out, self.legal[positions])
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
@@ -103,3 +123,8 @@ class MaskedTarget(Target):
         ids = torch.cat([self.prompt, canvas.repeat(self.halves, 1)], 1)
         logits = self.model.forward(ids, canvas.shape[1])
         return self._law(logits, self.legal), ids.shape[1] * self.halves
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, S, ...] at index [B, L] -> [B, L, ...]."""
+    return x[torch.arange(len(x), device=x.device)[:, None], index]

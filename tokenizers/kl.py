@@ -1,0 +1,64 @@
+"""KL-autoencoder latents: a frontend over ``diffusers.AutoencoderKL``, so weights published for that class load as they are.
+
+The frontend owns what callers tend to forget: latents leave it shifted and scaled to about unit variance
+(``(z - shift_factor) * scaling_factor``) and are brought back before decoding. ``encode`` gives the mean of the posterior,
+which makes it deterministic; training samples from it (``posterior``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gen.errors import GenError
+from gen.frontend import FrontendConfig
+from gen.models.loading import quiet, readable
+from gen.registry import register
+from gen.tokenizers.rgb import RGB
+
+
+@register("tokenizer", "kl")
+class KL(RGB):
+    """Latents [B, C, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
+
+    def __init__(self, model):
+        self.model = model.eval()
+        factor = 2 ** (len(model.config.block_out_channels) - 1)
+        self.config = FrontendConfig("image", "latents", (), (factor, factor), model.config.latent_channels)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> KL:
+        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read."""
+        from diffusers import AutoencoderKL
+
+        with readable("tokenizer", path), quiet():
+            model, info = AutoencoderKL.from_pretrained(path, torch_dtype=dtype, output_loading_info=True, low_cpu_mem_usage=False)
+        if info["missing_keys"]:
+            raise GenError(f"tokenizer {path} lacks the weight {sorted(info['missing_keys'])[0]!r}")
+        return cls(model.to(device))
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        return []
+
+    def _scaled(self, z: Tensor) -> Tensor:
+        return (z - (self.model.config.shift_factor or 0.0)) * self.model.config.scaling_factor
+
+    @torch.no_grad()
+    def encode(self, x: Tensor) -> Tensor:
+        return self._scaled(self.model.encode(x).latent_dist.mean)
+
+    @torch.no_grad()
+    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the latents, both scaled: [B, C, H, W]."""
+        law = self.model.encode(x).latent_dist
+        return self._scaled(law.mean), law.std * self.model.config.scaling_factor
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        if codes.ndim != 4 or codes.shape[1] != self.config.channels or not codes.is_floating_point():
+            raise GenError(f"latents are {codes.dtype} of shape {tuple(codes.shape)}; expected floats [B, {self.config.channels}, H, W]")
+        z = codes.to(self.model.dtype) / self.model.config.scaling_factor + (self.model.config.shift_factor or 0.0)
+        return self.model.decode(z).sample

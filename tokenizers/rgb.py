@@ -1,0 +1,29 @@
+"""What frontends of RGB pictures share: pixels in and out, and the grid of a picture."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gen.errors import GenError
+from gen.frontend import TokenFrontend
+
+
+class RGB(TokenFrontend):
+    """A frontend with a ``model`` that takes pictures [B, 3, h, w] in [-1, 1]."""
+
+    def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n // f for n, f in zip(input_shape[-2:], self.config.compression, strict=True))
+
+    def preprocess(self, media: Image.Image | np.ndarray) -> Tensor:
+        array = np.asarray(media.convert("RGB") if isinstance(media, Image.Image) else media)
+        if array.ndim != 3 or array.shape[-1] != 3 or any(n % f for n, f in zip(array.shape, self.config.compression, strict=False)):
+            raise GenError(f"the picture has shape {array.shape}; expected RGB with sides divisible by {self.config.compression[0]}")
+        x = torch.from_numpy(array.copy()).permute(2, 0, 1)
+        return x.to(self.model.device, self.model.dtype) / 127.5 - 1
+
+    def postprocess(self, x: Tensor) -> Image.Image:
+        pixels = ((x.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        return Image.fromarray(pixels.permute(1, 2, 0).numpy())
