@@ -24,6 +24,14 @@ def cosine(step: int, steps: int, warmup: int = 100, floor: float = 0.02) -> flo
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, t)))
 
 
+def rate(step: int, steps: int, cooldown: tuple[int, int] | None = None) -> float:
+    """``cosine``, or with ``cooldown`` = (first, end) that until step ``first`` and from there straight down to zero at ``end``."""
+    if cooldown is None or step < cooldown[0]:
+        return cosine(step, steps)
+    first, end = cooldown
+    return cosine(first, steps) * (end - step) / (end - first)
+
+
 class Average:
     """An exponential moving average of parameters and buffers, with the usual warm-up of its decay."""
 
@@ -64,6 +72,7 @@ def fit(
     log_every: int = 50,
     save_every: int = 500,
     keep_average_at: int | None = None,
+    cooldown: tuple[int, int] | None = None,
     muon: tuple[str, float] | None = None,
     on_step: Callable[[int, nn.Module], None] | None = None,
     log: Callable[[str], None] = print,
@@ -73,7 +82,7 @@ def fit(
     ``loss_fn(model, batch)`` returns the loss and figures to log. ``bfloat16_weights`` hands it the model with its
     weights cast for the forward and backward pass, while the optimiser keeps them in full precision. ``batches`` must yield its batch of step s as its
     s-th item, so that a resumed run only skips. ``out`` receives ``checkpoint.pt``, and ``average.pt``, the average after
-    ``keep_average_at`` steps. ``muon`` = (part, rate): the matrices whose name holds ``part`` are trained by Muon at that
+    ``keep_average_at`` steps. ``cooldown`` ends the run early (``rate``). ``muon`` = (part, rate): the matrices whose name holds ``part`` are trained by Muon at that
     rate, which takes the small transformers here to the same loss in two thirds of the steps.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +94,7 @@ def fit(
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=lr, betas=betas)]
     if hidden:
         optimizers.append(torch.optim.Muon(hidden, lr=muon[1], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
-    rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
+    full_rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
     average, start = Average(model), 0
     checkpoint = out / "checkpoint.pt"
     if checkpoint.is_file():
@@ -100,10 +109,11 @@ def fit(
     model.train()
     t0, running = time.time(), {}
     device = next(model.parameters()).device
-    for step in range(start, steps):
-        for o, full in zip(optimizers, rates, strict=True):
-            for g, rate in zip(o.param_groups, full, strict=True):
-                g["lr"] = rate * cosine(step, steps)
+    end = cooldown[1] if cooldown else steps
+    for step in range(start, end):
+        for o, full_rate in zip(optimizers, full_rates, strict=True):
+            for g, full in zip(o.param_groups, full_rate, strict=True):
+                g["lr"] = full * rate(step, steps, cooldown)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             loss, figures = loss_fn(_cast(model, torch.bfloat16) if bfloat16_weights else model, next(batches))
         model.zero_grad(set_to_none=True)
@@ -118,10 +128,10 @@ def fit(
             on_step(step, model)
         for k, v in {"loss": loss.item(), **figures}.items():
             running[k] = v if k not in running else 0.95 * running[k] + 0.05 * v
-        if (step + 1) % log_every == 0 or step + 1 == steps:
+        if (step + 1) % log_every == 0 or step + 1 == end:
             text = "  ".join(f"{k} {v:.4f}" for k, v in running.items())
-            log(f"step {step + 1}/{steps}  {text}  {(time.time() - t0) / (step + 1 - start):.3f} s/step")
-        if (step + 1) % save_every == 0 or step + 1 == steps:
+            log(f"step {step + 1}/{end}  {text}  {(time.time() - t0) / (step + 1 - start):.3f} s/step")
+        if (step + 1) % save_every == 0 or step + 1 == end:
             books = [o.state_dict() for o in optimizers]
             state = {"model": model.state_dict(), "optimizers": books, "average": average.state}
             torch.save({**state, "step": step + 1}, checkpoint.with_suffix(".tmp"))

@@ -40,6 +40,8 @@ class Plan:
     lm_steps: int = 3600
     warm_steps: int = 800  # of the causal model, before the masked one starts from it
     masked_steps: int = 3000
+    cooldown: tuple[int, int] | None = (2000, 2500)  # both reach their quality before the end of their schedules
+    masked_cooldown: tuple[int, int] | None = (1250, 1900)
     lm_batch: int = 32
     width: int = 160
     layers: int = 5
@@ -49,7 +51,7 @@ class Plan:
     held_out: int = 200
 
 
-QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, warm_steps=2, masked_steps=4, lm_batch=8, width=32, layers=1,
+QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, warm_steps=2, masked_steps=4, cooldown=(3, 4), masked_cooldown=(3, 4), lm_batch=8, width=32, layers=1,
              draft_steps=4, draft_width=32, draft_layers=1, held_out=2)
 
 CODES = 128
@@ -242,6 +244,7 @@ def train_lm(work: Path, plan: Plan, name: str, log=print) -> None:
     torch.manual_seed(0)
     causal = name != "masked"
     steps = {"causal": plan.lm_steps, "masked": plan.masked_steps, "draft": plan.draft_steps}[name]
+    cooldown = {"causal": plan.cooldown, "masked": plan.masked_cooldown, "draft": None}[name]
     size = (plan.draft_width, plan.draft_layers) if name == "draft" else (plan.width, plan.layers)
     model = new_lm(*size, causal)
     if not causal:
@@ -250,7 +253,7 @@ def train_lm(work: Path, plan: Plan, name: str, log=print) -> None:
         model, token_batches(work, plan.lm_batch, seed={"masked": 4, "causal": 5, "draft": 6}[name]),
         losses(causal, model.config.mask_token_id, torch.Generator().manual_seed(3)),
         steps=steps, lr=2e-3, muon=(".layers.", 6e-3), weight_decay=0.05, out=work / name, bfloat16_weights=True, save_every=250,
-        keep_average_at=plan.warm_steps if name == "causal" else None, log=log,
+        cooldown=cooldown, keep_average_at=plan.warm_steps if name == "causal" else None, log=log,
     )
     model.load_state_dict(average.state)
     model.save_pretrained(work / name / "model")
