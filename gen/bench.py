@@ -12,6 +12,7 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -43,8 +44,10 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         raise GenError(f"--out is {args.out!r}, in a folder that does not exist; expected one that does")
     pipe = load(args.modality, model=args.model, device=args.device or "cpu", dtype=args.dtype or "float32")
     if not args.samplers:
-        variants = [v for v in variants if serves(pipe, v[1], v[2])]
+        variants = [v for v in variants if serves(pipe, v.spec, v.law)]
     prompts = prompts_of(pipe.modality, args.modality, args.prompts, args.seed)
+    if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
+        raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
     runs: list[dict[str, Any]] = []
     progress = for_terminal()
     progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
@@ -54,12 +57,13 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
             items = pipe.plan(prompts, 1, args.seed + repeat + 1)
             for size in sizes:
                 turn = (repeat + 1) % len(variants)
-                for label, spec, law in variants[turn:] + variants[:turn]:
+                for variant in variants[turn:] + variants[:turn]:
+                    label = variant.label
                     progress.batch(f"{label}, batch {size}", size)
                     part = items[:size] if repeat < 0 else items
                     try:
                         if (label, size) not in broken:
-                            run = measure(pipe, part, spec, law, size, progress.step, check=repeat >= 0)
+                            run = measure(pipe, part, variant.spec, variant.law, size, progress.step, check=repeat >= 0)
                             runs += (
                                 [{"sampler": label, "batch_size": size, "repeat": repeat, **run}] if repeat >= 0 else []
                             )
@@ -74,36 +78,67 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
                     progress.items(1)
     finally:
         progress.close()
-    table = tabulate(runs, broken, [label for label, _, _ in variants])
+    table = tabulate(runs, broken, variants)
     if target is not None:
         said = {"modality": args.modality, "model": args.model, "device": args.device or "cpu",
                 "dtype": args.dtype or "float32", "seed": args.seed, "repeats": args.repeats, "prompts": prompts,
                 "machine": _machine(),
-                "samplers": [{"label": n, "sampler": s, "law": w} for n, s, w in variants]}  # fmt: skip
+                "samplers": [{"label": v.label, "sampler": v.spec, "law": v.law} for v in variants]}  # fmt: skip
         put_text(target, json.dumps({**said, "table": table, "runs": runs}, ensure_ascii=False, indent=1) + "\n")
     print(render(table, args.markdown))
+    if args.gallery:
+        from gen.bench_curve import write_curves
+
+        print(f"gallery: {write_curves(Path(args.gallery), table, f'gen bench {args.modality}')}")
     return 0
 
 
-def choose(args: argparse.Namespace) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """The reference, then what was asked for: (label, sampler, law). All of it is resolved, so a typo ends here."""
-    from dataclasses import asdict, fields
+@dataclass(frozen=True)
+class Variant:
+    """One line of the table: a sampler, its knobs and its law. ``base``, ``knob``, ``value``: of a sweep."""
 
+    label: str
+    spec: dict[str, Any]
+    law: dict[str, Any]
+    base: str
+    knob: str | None = None
+    value: Any = None
+
+
+def choose(args: argparse.Namespace) -> list[Variant]:
+    """The reference, then what was asked for. All of it is resolved, so a typo ends here."""
     from gen.sampling import resolve_sampler
 
     names = [n.strip() for n in (args.samplers or DEFAULT).split(",") if n.strip()]
-    windows = positive(args.window, "--window") if args.window else [None]
+    knob, values = swept(args.sweep)
     variants = []
     for name in dict.fromkeys([REFERENCE, *names]):
         law = law_of(args, name)
         sampler, _ = resolve_sampler(name, law)
-        has_window = any(f.name == "window" for f in fields(sampler))
-        for window in windows if has_window else [None]:
-            spec = {"name": name, **({"window": window} if window else {})}
-            variants.append(
-                (f"{name} window={window}" if window else name, spec, asdict(resolve_sampler(spec, law)[1]))
-            )
+        has = any(f.name == knob for f in fields(sampler))
+        for value in values if has else [None]:
+            spec = {"name": name, **({knob: value} if has else {})}
+            label = f"{name} {knob}={value}" if has else name
+            variants.append(Variant(label, spec, asdict(resolve_sampler(spec, law)[1]), name, knob if has else None, value))
+    if knob and all(v.knob is None for v in variants):
+        raise GenError(f"--sweep is about {knob!r}, a knob that none of {', '.join(names)} has")
     return variants
+
+
+def swept(text: str | None) -> tuple[str | None, list[Any]]:
+    """``window=4,8`` as a knob and its values. Raises ``GenError`` for anything else."""
+    if not text:
+        return None, []
+    from yaml import YAMLError, safe_load
+
+    knob, _, values = text.partition("=")
+    try:
+        found = [safe_load(v) for v in values.split(",")]
+    except YAMLError:
+        found = [None]
+    if not knob.strip() or any(v is None or isinstance(v, (dict, list)) for v in found):
+        raise bad_value("--sweep", text, "KNOB=VALUE,VALUE such as window=4,8")
+    return knob.strip(), list(dict.fromkeys(found))
 
 
 def serves(pipe: Any, spec: dict[str, Any], law: dict[str, Any]) -> bool:
@@ -151,7 +186,7 @@ def measure(
             "fulfilled": sum(v.fulfilled for v in verdicts), "valid": sum(v.valid for v in verdicts)}  # fmt: skip
 
 
-def tabulate(runs: list[dict[str, Any]], broken: set[tuple[str, int]], order: list[str]) -> list[dict[str, Any]]:
+def tabulate(runs: list[dict[str, Any]], broken: set[tuple[str, int]], variants: list[Variant]) -> list[dict[str, Any]]:
     """Medians per sampler and batch size, and their ratios to the reference at the same batch size.
 
     ``overhead``: wall speed-up / forward-call speed-up; 1 is the limit.
@@ -159,13 +194,14 @@ def tabulate(runs: list[dict[str, Any]], broken: set[tuple[str, int]], order: li
     groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
         groups[run["sampler"], run["batch_size"]].append(run)
-    table = []
+    table, order = [], [v.label for v in variants]
     for label, size in sorted({*groups, *broken}, key=lambda g: (g[1], order.index(g[0]))):
+        v = variants[order.index(label)]
+        row: dict[str, Any] = {"sampler": label, "batch_size": size, "error": None, "base": v.base, "knob": v.knob, "value": v.value}
         if (label, size) in broken:
-            table.append({"sampler": label, "batch_size": size, "error": "out of memory"})
+            table.append({**row, "error": "out of memory"})
             continue
         group = groups[label, size]
-        row: dict[str, Any] = {"sampler": label, "batch_size": size, "error": None}
         row.update({key: median(r[key] for r in group) for key in ("nfe", "seconds")})
         media = sum(r["items"] for r in group)
         row.update({"media": media, **{k: sum(r[k] for r in group) / media for k in ("fulfilled", "valid")}})

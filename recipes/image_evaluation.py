@@ -32,14 +32,15 @@ MASKED = {"maskgit": "maskgit", "halton": "halton"}
 
 def evaluate(zoo: Path, held_out: int, log=print) -> dict:
     """Measures the models in ``zoo``, writes ``evaluation.json`` there and a model card into each folder."""
-    began = time.time()
+    began, vq = time.time(), VQ.from_pretrained(zoo / "image-vq")
     captions = shapes.captions(held_out, seed=123, held=True)
     rows = sampler_figures(zoo, captions, {**CAUSAL, **MASKED}, log)
     rows["gumbel"].update(identity_figures(zoo, captions, log))
     result = {
         "held_out_captions": held_out,
         "law": LAW,
-        "frontend": frontend_figures(zoo / "image-vq", max(held_out, 8)),
+        "codes": vq.config.codebook_sizes[0],
+        "frontend": frontend_figures(vq, max(held_out, 8)),
         "samplers": rows,
         "minutes": round((time.time() - began) / 60, 1),
     }
@@ -60,15 +61,15 @@ def sampler_figures(zoo: Path, captions: list[shapes.Caption], samplers: dict, l
     for name, sampler in samplers.items():
         out = pipes["masked" if name in MASKED else "causal"](prompts, sampler, LAW, batch_size=batch)
         verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
-        share = lambda n, v=verdicts: _mean([x.fulfilled for x, c in zip(v, captions, strict=True) if len(c.items) == n])
+        share = lambda n, v=verdicts: mean([x.fulfilled for x, c in zip(v, captions, strict=True) if len(c.items) == n])
         nfe = [s.nfe for s in out.stats]
         rows[name] = {
-            "fulfilled": _mean([v.fulfilled for v in verdicts]),
-            "valid": _mean([v.valid for v in verdicts]),
+            "fulfilled": mean([v.fulfilled for v in verdicts]),
+            "valid": mean([v.valid for v in verdicts]),
             "one_shape": share(1),
             "two_shapes": share(2),
             "nfe_median": statistics.median(nfe),
-            "nfe_mean": _mean(nfe),
+            "nfe_mean": mean(nfe),
             "nfe_max": max(nfe),
         }
         reference = out.tokens if name == "autoregressive" else reference
@@ -86,26 +87,25 @@ def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch
     nfe = [s.nfe for s in jacobi.stats]
     figures = {
         "same_as_autoregressive_float64": (reference.tokens == jacobi.tokens).all(1).double().mean().item(),
-        "nfe_mean_float64": _mean(nfe),
+        "nfe_mean_float64": mean(nfe),
         "nfe_max_float64": max(nfe),
     }
     log(f"gumbel in float64: {json.dumps(figures)}")
     return figures
 
 
-def _mean(values: list) -> float | None:
+def mean(values: list) -> float | None:
     return statistics.mean(values) if values else None
 
 
-def frontend_figures(folder: Path, pictures: int) -> dict:
+def frontend_figures(frontend, pictures: int) -> dict:
     """The checker on real pictures and on their reconstructions, and the PSNR of the reconstructions in dB."""
-    vq = VQ.from_pretrained(folder)
     captions = shapes.captions(pictures, seed=77, held=True)
     rng = np.random.default_rng(5)
     real = np.stack([shapes.draw(c, rng) for c in captions])
-    x = torch.stack([vq.preprocess(p) for p in real])
-    y = torch.cat([vq.decode(vq.encode(part)) for part in x.split(20)])
-    again = np.stack([np.asarray(vq.postprocess(p)) for p in y])
+    x = torch.stack([frontend.preprocess(p) for p in real])
+    y = torch.cat([frontend.decode(frontend.encode(part)) for part in x.split(20)])
+    again = np.stack([np.asarray(frontend.postprocess(p)) for p in y])
     error = ((again.astype(np.float64) - real) ** 2).mean((1, 2, 3))
     share = lambda p: statistics.mean(v.fulfilled for v in check_many(p, captions))
     return {
@@ -130,9 +130,12 @@ def write_cards(zoo: Path, result: dict) -> None:
     table = "| sampler | caption fulfilled | one shape | two shapes | forward calls (median) |\n| --- | --- | --- | --- | --- |\n"
     about = f"Measured on {result['held_out_captions']} held-out captions, one sample each, guidance 2, top-k 100.\n\n"
     (zoo / "image-vq" / "README.md").write_text(
-        f"{head}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB pictures to 16x16 codes of 512.\n{made}\n"
+        f"{head}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB pictures to 16x16 codes of {result['codes']}.\n{made}\n"
         f"PSNR of held-out pictures {f['psnr_mean']:.1f} dB (worst {f['psnr_min']:.1f}); the pixel checker finds the caption fulfilled in\n"
         f"{f['checker_on_real']:.3f} of the pictures and {f['checker_on_reconstructions']:.3f} of their reconstructions.\n"
+    )
+    (zoo / "image-draft" / "README.md").write_text(
+        f"{head}# image-draft\n\nThe architecture of `image-causal`, smaller: it drafts for it in speculative decoding. {made}"
     )
     for kind, names in (("causal", CAUSAL), ("masked", MASKED)):
         (zoo / f"image-{kind}" / "README.md").write_text(

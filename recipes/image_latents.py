@@ -3,7 +3,7 @@
     python -m gen.recipes.image_latents all --work DIR            what gen/zoo/image-kl and its models were made with
     python -m gen.recipes.image_latents all --work DIR --quick    the same path in about a minute, for a look
 
-Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``export``; ``all`` runs them in this order. Training
+Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this order. Training
 stages resume from their checkpoints in ``--work``. Pictures and captions are those of ``recipes/image.py``.
 """
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gen.modalities import shapes
 from gen.recipes.image import drawn, drop_words, pictures, tidy
+from gen.recipes.image_latents_evaluation import evaluate
 from gen.train import fit
 
 
@@ -200,7 +201,7 @@ def export(work: Path, zoo: Path, log=print) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    stages = ("kl", "latents", "causal", "mar", "draft", "export")
+    stages = ("kl", "latents", "causal", "mar", "draft", "export", "evaluate")
     parser.add_argument("stage", choices=[*stages, "all"])
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and data")
     parser.add_argument("--zoo", type=Path, help="folder for the finished models (default: WORK/zoo)")
@@ -209,13 +210,15 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     plan = QUICK if args.quick else Plan()
     args.work.mkdir(parents=True, exist_ok=True)
+    zoo = args.zoo or args.work / "zoo"
     run = {
         "kl": lambda: train_kl(args.work, plan),
         "latents": lambda: make_latents(args.work, plan),
         "causal": lambda: train_model(args.work, plan, "causal"),
         "mar": lambda: train_model(args.work, plan, "mar"),
         "draft": lambda: train_model(args.work, plan, "draft"),
-        "export": lambda: export(args.work, args.zoo or args.work / "zoo"),
+        "export": lambda: export(args.work, zoo),
+        "evaluate": lambda: evaluate(zoo, plan.held_out),
     }
     for stage in stages if args.stage == "all" else [args.stage]:
         run[stage]()

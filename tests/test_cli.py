@@ -133,6 +133,8 @@ def refused(capsys, *argv: str) -> str:
     (["gallery", "."], "config.yaml"),
     (["check", "absent"], "absent"),
     (["bench", "image", "--batch-sizes", "0"], "--batch-sizes"),
+    (["bench", "image", "--sweep", "window"], "--sweep"),
+    (["bench", "image", "--sweep", "windw=4"], "a knob that none"),
     (["bench", "image", "--samplers", "sjdd"], "Did you mean 'sjd'"),
     (["bench", "image", "--out", "no/such/folder.json"], "--out"),
 ])  # fmt: skip
@@ -324,14 +326,18 @@ def test_bench_measures_everything_against_autoregression(capsys):
         "3",
         "--repeats",
         "2",
-        "--window",
-        "4,8",
+        "--sweep",
+        "window=4,8",
+        "--gallery",
+        "curves",
         "--out",
         "b.json",
         "--markdown",
     )
     report = json.loads(Path("b.json").read_text())
-    assert code == 0 and out.startswith("| sampler |") and len(out.splitlines()) == 2 + 5 * 2
+    assert code == 0 and out.startswith("| sampler |") and len(out.splitlines()) == 2 + 5 * 2 + 1
+    page = Path("curves/index.html").read_text()
+    assert page.count("<svg") == 2 and page.count("<circle") == 5 * 2 and page.count('class="knob"') == 4 * 2
     rows = {(r["sampler"], r["batch_size"]): r for r in report["table"]}
     assert set(n for n, _ in rows) == {
         "autoregressive",
