@@ -11,6 +11,9 @@ how the next draft, which must be distributed as p_j, depends on the previous on
 
 In all of them q_j := p_j for every draft that is carried on, kept or not: then x_j ~ q_j holds at its verification, and
 the token verifier is exact. ``gumbel`` commits what sequential sampling with the same noise gives, token for token.
+
+What is committed is up to a verifier that judges drafts one by one (``verifiers``), ``token`` unless another is given. The
+next iterate is not: past the first rejection the exact rule holds whatever the verifier, so x_j ~ q_j stays true.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from gen.registry import register
 from gen.samplers.loop import Round
-from gen.samplers.verifiers import Proposal, acceptance, leading, residual
+from gen.samplers.verifiers import TOKEN, PositionVerifier, Proposal, first_rejected, leading, redrawn
 
 
 class Coupling:
@@ -34,28 +37,30 @@ class Coupling:
 
 
 class _Verified(Coupling):
-    """The token verifier up to the first rejection, ``redraft`` after it."""
+    """A verifier up to the first rejection, ``redraft`` after it."""
+
+    def __init__(self, verifier: PositionVerifier = TOKEN):
+        self.verifier = verifier
 
     def step(self, now, proposal, drafted, logp):
         length = drafted.shape[1]
-        kept = now.flip(acceptance(proposal, logp[:, :length]), "accept", drafted) & drafted
+        chance = self.verifier.acceptance(proposal, logp[:, :length])
+        kept = now.flip(chance, "accept", drafted) & drafted
         accepted = leading(kept)
         # the place without a draft, if the window has one; its noise has not been used before
         undrafted = now.categorical(logp[:, length:], "token", now.valid[:, length:], length, shared=True)
         past = torch.arange(length, device=logp.device) > accepted[:, None]
-        ids = torch.where(past, self.redraft(now, proposal, drafted & past, kept, logp[:, :length]), proposal.tokens)
+        new = self.redraft(now, proposal, drafted & past, kept, chance, logp[:, :length])
+        ids = torch.where(past, new, proposal.tokens)
         # at the first rejection: the residual, never p itself
-        rejected = drafted & (torch.arange(length, device=logp.device) == accepted[:, None])
-        row = rejected.any(1)
-        if bool(row.any()):
-            rest = logp.new_zeros(len(row), 1, logp.shape[-1])
-            rest[row, 0] = residual(proposal, logp, rejected)
-            drawn = now.categorical(rest, "residual", row[:, None], accepted.clamp_max(now.positions.shape[1] - 1))
-            ids = torch.where(rejected, drawn, ids)
+        rejected = first_rejected(drafted, accepted)
+        if bool(rejected.any()):
+            ids = redrawn(now, ids, rejected, self.verifier.residual(proposal, logp, rejected))
         return accepted, torch.cat([ids, undrafted], 1)
 
-    def redraft(self, now, proposal, past, kept, logp) -> Tensor:
-        """The next iterate [b, L] where ``past`` (bool [b, L]): beyond the first rejection."""
+    def redraft(self, now, proposal, past, kept, chance, logp) -> Tensor:
+        """The next iterate [b, L] where ``past`` (bool [b, L]): beyond the first rejection. ``kept``: what the coins of
+        probability ``chance`` said."""
         raise NotImplementedError
 
 
@@ -63,26 +68,36 @@ class _Verified(Coupling):
 class Fresh(_Verified):
     """Everything past the first rejection is drawn anew."""
 
-    def redraft(self, now, proposal, past, kept, logp):
+    def redraft(self, now, proposal, past, kept, chance, logp):
         return now.categorical(logp, "redraft", past)
 
 
 @register("coupling", "maximal")
 class Maximal(_Verified):
-    """The verifier's coin and residual are used past the first rejection too."""
+    """The token verifier's coin and residual are used past the first rejection too."""
 
-    def redraft(self, now, proposal, past, kept, logp):
+    def redraft(self, now, proposal, past, kept, chance, logp):
+        if self.verifier is not TOKEN:
+            kept = self._exact(now, proposal, past, kept, chance, logp)
         moved = past & ~kept
         law = logp.clone()
-        law[moved] = residual(proposal, logp, moved)
+        law[moved] = TOKEN.residual(proposal, logp, moved)
         return torch.where(kept, proposal.tokens, now.categorical(law, "residual", moved))
+
+    def _exact(self, now, proposal, past, kept, chance, logp):
+        """Coins of the exact probability e that agree as often as can be with those of another, f: a yes stays with
+        probability min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f)."""
+        exact = TOKEN.acceptance(proposal, logp)
+        stay = torch.where(exact >= chance, 1.0, exact / chance)
+        turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
+        return now.flip(torch.where(kept, stay, turn), "keep", past) & past
 
 
 @register("coupling", "gumbel_shared")
 class GumbelShared(_Verified):
     """Drafts share the noise of their position; coins and residuals are independent of it."""
 
-    def redraft(self, now, proposal, past, kept, logp):
+    def redraft(self, now, proposal, past, kept, chance, logp):
         return now.categorical(logp, "token", past, shared=True)
 
 

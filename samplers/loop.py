@@ -134,7 +134,9 @@ class _Book:
             self.computed[row] += computed
             self.accepted[row] += a
             self.drafted[row] += drafted[i]
-            self.histogram[row][a] += 1
+            counts = self.histogram[row]
+            counts += [0] * (a + 1 - len(counts))  # a window may grow from round to round
+            counts[a] += 1
             if self.traces is not None:
                 committed = {n + k: ids[i][k] for k in range(c)}
                 self.traces[row].append(TraceStep(list(range(n, n + w)), list(range(n, n + a)), committed))

@@ -29,7 +29,7 @@ from gen.models.adapters import CausalLM
 from gen.models.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.targets import CausalTarget
 from gen.registry import registry
-from gen.samplers import couplings, speculative_jacobi
+from gen.samplers import couplings, speculative_jacobi, verifiers
 from gen.samplers.verifiers import ROW
 from gen.types import TokenSpace
 
@@ -215,14 +215,14 @@ def test_control_stale_laws_of_kept_drafts(monkeypatch):
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
 def test_control_residual_warped_again(monkeypatch, coupling):
-    warped = lambda *args, _true=couplings.residual: (_true(*args) / 0.7).log_softmax(-1)
-    monkeypatch.setattr(couplings, "residual", warped)
+    warped = lambda *args, _true=verifiers.Token.residual: (_true(*args) / 0.7).log_softmax(-1)
+    monkeypatch.setattr(verifiers.Token, "residual", warped)
     assert causal_error(jacobi(coupling=coupling, window=3), Law(temperature=0.7), space_of((3,), 3)) > WRONG
 
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
 def test_control_residual_replaced_by_the_law(monkeypatch, coupling):
-    monkeypatch.setattr(couplings, "residual", lambda proposal, logp, at: logp[:, : at.shape[1]][at])
+    monkeypatch.setattr(verifiers.Token, "residual", lambda self, proposal, logp, at: logp[:, : at.shape[1]][at])
     assert causal_error(jacobi(coupling=coupling, window=3), Law(), space_of((3,), 3)) > WRONG
 
 

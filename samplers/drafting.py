@@ -1,0 +1,192 @@
+"""Drafting by a draft model: a chain of its own forward calls, one token each, against its own cache.
+
+A round drafts positions n, n+1, ... of every row, n tokens being committed. The draft's cache has a slot per position, as
+the target's has, so rejected drafts are overwritten and nothing is rolled back. The first call of a round brings along
+what was committed since: after a rejection the token that replaced the draft, after full acceptance also the last draft,
+which was drawn but never fed. Rows differ in how many drafts they want; one that wants no more repeats its last token and
+place while the others go on, and a round has as many calls as its longest chain.
+
+What a draft is, how one is drawn and how it is judged is a ``Chain``'s business: ``IdChain`` does ids, and latents have
+theirs. A chain must draw from the law it judges the draft by, and the last place of a row is never drafted: the target
+gives it for free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gen.errors import GenError, bad_value
+from gen.models.targets import CausalTarget
+from gen.registry import registry
+from gen.samplers.length_policies import LengthPolicy
+from gen.samplers.loop import Round
+from gen.samplers.verifiers import ROW, Proposal, Verifier
+from gen.sampling import Sampler
+
+
+class Chain(Protocol):
+    """The drafts of one round. It keeps nothing between rounds, or drops it in ``keep``."""
+
+    def begin(self, now: Round, drafts: int) -> None:
+        """A round with places for so many drafts, the columns 0 .. drafts-1 of ``now``."""
+
+    def draw(self, now: Round, column: int, law: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Drafts [b(, C)] of one column from the draft's law there (log-probabilities [b, V]; conditioning vectors
+        [b, H, D]), and what the length policy sees of them: [b], q(x) or another measure of confidence. Rows that are not
+        ``active`` (bool [b]) may get anything. Columns come in order."""
+
+    def verify(self, now: Round, drafts: Tensor, drafted: Tensor, law: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``Drafter.verify``, of drafts [b, L(, C)] that exist where ``drafted`` (bool [b, L]) says so."""
+
+    def keep(self, rows: Tensor) -> None: ...
+
+
+class IdChain:
+    """Ids: drawn from the draft's final law, whose rows a ``Verifier`` then holds against the target's."""
+
+    def __init__(self, verifier: Verifier, legal: Tensor):
+        self.verifier, self.legal = verifier, legal
+        self.laws: list[Tensor] = []
+
+    def begin(self, now, drafts):
+        self.laws = []
+
+    def draw(self, now, column, law, active):
+        self.laws.append(law)
+        ids = now.categorical(law[:, None], "draft", active[:, None], column)[:, 0]
+        return ids, law.gather(1, ids[:, None])[:, 0].exp()
+
+    def verify(self, now, drafts, drafted, law):
+        b, length = drafts.shape
+        logq = torch.zeros(b, length, law.shape[-1], dtype=law.dtype, device=law.device)
+        if self.laws:
+            logq[:, : len(self.laws)] = torch.stack(self.laws, 1).to(law.dtype)
+        legal = self.legal[now.positions[:, :length]]
+        return self.verifier.verify(now, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, law)
+
+    def keep(self, rows):
+        self.laws = []
+
+
+class ModelDrafter:
+    """A ``gen.samplers.loop.Drafter``. ``draft``: a fresh target of the draft model, under the law that drafts are drawn from."""
+
+    def __init__(self, draft: CausalTarget, chain: Chain, policy: LengthPolicy):
+        self.draft, self.chain, self.policy = draft, chain, policy
+        self.nfe = [0] * draft.rows
+        # the furthest position whose law the draft has been asked for, given what is committed: its cache holds all
+        # tokens below. Before the first call not even the prompt is there
+        self.known = torch.full((draft.rows,), -1, device=draft.device)
+
+    @property
+    def window(self) -> int:
+        return 1 + int(self.policy.lengths.amax()) if len(self.policy.lengths) else 1
+
+    def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        length = now.positions.shape[1] - 1
+        wanted = torch.minimum(self.policy.lengths, now.valid.sum(1) - 1)
+        drafts = tokens.new_zeros(len(tokens), length, *tokens.shape[2:])
+        drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
+        self.chain.begin(now, length)
+        given, at = self._news(now, tokens)
+        active = wanted > 0
+        for column in range(int(wanted.max())):
+            law = self.draft.predict(given, at)[0][:, -1]
+            drawn, mass = self.chain.draw(now, column, law, active)
+            drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
+            drafted[:, column] = active
+            active = active & (wanted > column + 1) & ~self.policy.stop(mass)
+            if not bool(active.any()):
+                break
+            given = _where(active, drafts[:, column], given[:, -1])[:, None]
+            at = torch.where(active, now.start + column + 1, at[:, -1])[:, None]
+        self.drafts, self.drafted = drafts, drafted
+        return drafts, drafted
+
+    def _news(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Committed tokens that the draft has not seen, and the positions after them; shorter rows repeat their first."""
+        missing = now.start - self.known
+        back = torch.arange(int(missing.max()) - 1, -1, -1, device=tokens.device)
+        at = torch.maximum(now.start[:, None] - back, self.known[:, None] + 1)
+        row = torch.arange(len(tokens), device=tokens.device)[:, None]
+        return tokens[row, (at - 1).clamp_min(0)], at
+
+    def verify(self, now: Round, law: Tensor) -> tuple[Tensor, Tensor]:
+        accepted, ids = self.chain.verify(now, self.drafts, self.drafted, law)
+        count = self.drafted.sum(1)
+        for row, calls in zip(now.rows.tolist(), count.tolist(), strict=True):
+            self.nfe[row] += calls
+        seen = now.start + torch.minimum(accepted, count - 1)  # the last draft was drawn, not fed
+        self.known = torch.where(count > 0, seen, self.known)
+        self.policy.learn(count, accepted)
+        return accepted, ids
+
+    def keep(self, rows: Tensor) -> None:
+        self.draft.keep(rows)
+        self.chain.keep(rows)
+        self.policy.keep(rows)
+        self.known = self.known[rows]
+
+
+def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """``one`` in the rows ``at`` (bool [b]), which may have channels."""
+    return torch.where(at.view(-1, *[1] * (one.ndim - 1)), one, other)
+
+
+@dataclass(frozen=True)
+class ModelDrafted(Sampler):
+    """The knobs of samplers that may draft with a model, and the drafter they mean.
+
+    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts per round.
+    ``policy``: constant, heuristic or confidence. ``confidence_threshold``: of the policy confidence.
+    ``draft_temperature``, ``draft_guidance``: of the law that drafts are drawn from; None is what the target has, and a
+    ``draft_guidance`` of 1 spares the draft its unconditional half.
+    """
+
+    draft_model: str | None = None
+    num_speculative_tokens: int = 5
+    policy: str = "constant"
+    confidence_threshold: float = 0.4
+    draft_temperature: float | None = None
+    draft_guidance: float | None = None
+
+    protocol = "causal"
+
+    def __post_init__(self) -> None:
+        number = lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < float("inf")
+        k, threshold = self.num_speculative_tokens, self.confidence_threshold
+        if self.draft_model is not None and not isinstance(self.draft_model, str):
+            raise bad_value("sampler.draft_model", self.draft_model, "the name of a model, or None for the modality's own")
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise bad_value("sampler.num_speculative_tokens", k, "an integer of at least 1")
+        registry.get("length_policy", self.policy, "sampler.policy")
+        if not number(threshold) or not 0 <= threshold <= 1:
+            raise bad_value("sampler.confidence_threshold", threshold, "a number between 0 and 1")
+        if self.draft_temperature is not None and (not number(self.draft_temperature) or self.draft_temperature < 0):
+            raise bad_value("sampler.draft_temperature", self.draft_temperature, "a number of at least 0, or None")
+        if self.draft_guidance is not None and not number(self.draft_guidance):
+            raise bad_value("sampler.draft_guidance", self.draft_guidance, "a finite number, or None")
+
+    def model_drafter(self, target: CausalTarget, draft: CausalTarget | None, chain: Chain) -> ModelDrafter:
+        """``draft``: a target of the draft model for the same items, under the target's law. Raises ``GenError`` for one that
+        is missing or speaks of other ids."""
+        if draft is None:
+            raise GenError("this sampler drafts with a second model and got none; name one in sampler.draft_model")
+        ours, theirs = target.space, draft.space
+        if ours.kind != theirs.kind or ours.channels != theirs.channels or ours.vocab_size != theirs.vocab_size:
+            size = lambda s: f"{s.channels} channels" if s.channels else f"{s.vocab_size} ids"
+            raise GenError(f"the draft model has {size(theirs)}; expected the target's {size(ours)}")
+        if target.legal.shape != draft.legal.shape or not torch.equal(target.legal, draft.legal.to(target.device)):
+            raise GenError("the draft model's places or legal ids are not the target's; expected a model of the same tokens")
+        said = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
+        law = dataclasses.replace(draft.law, **{k: v for k, v in said.items() if v is not None})
+        if law.guided and draft.halves == 1:
+            raise bad_value("sampler.draft_guidance", self.draft_guidance, "None or 1, because law.guidance_scale is 1")
+        policy = registry.get("length_policy", self.policy)
+        lengths = policy(draft.rows, self.num_speculative_tokens, self.confidence_threshold, draft.device)
+        return ModelDrafter(draft.under(law), chain, lengths)
