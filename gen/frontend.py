@@ -51,6 +51,11 @@ class TokenFrontend(ABC):
     def codebooks(self) -> list[Tensor]:
         """One table [V, D] per code stream: exactly the vectors that ``decode`` looks up. Latents have none."""
 
+    @property
+    @abstractmethod
+    def fingerprint(self) -> Tensor:
+        """Weights that tell this frontend from one that was trained otherwise."""
+
     @abstractmethod
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The code grid of a signal of this shape."""

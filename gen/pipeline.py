@@ -94,11 +94,14 @@ class Pipeline:
     def frontend(self, kind: str = "codes"):
         """The frontend of ``codes`` or ``latents``."""
         if kind not in self._frontends:
-            # a model trained elsewhere brings its frontend along: the folder of that name beside its own
-            beside = Path(self.model or "").expanduser().resolve().parent / self.modality.frontends[kind]
-            folder = beside if self.model and beside.is_dir() else None
+            folder = self._beside(self.modality.frontends[kind])
             self._frontends[kind] = self.modality.frontend(kind, self.device, self.dtype, folder)
         return self._frontends[kind]
+
+    def _beside(self, name: str) -> Path | None:
+        """The folder of that name beside the model's own, if there is one: a model trained elsewhere brings its company along."""
+        beside = Path(self.model or "").expanduser().resolve().parent / name
+        return beside if self.model and beside.is_dir() else None
 
     def kind(self, sampler: Sampler) -> str:
         """What a sampler decodes here: ``codes`` or ``latents``."""
@@ -115,8 +118,9 @@ class Pipeline:
         return self._default(model_key(sampler.protocol, self.kind(sampler)))
 
     def draft_name(self, sampler: Sampler) -> str:
-        """The draft model of a sampler: the one it names, or the modality's."""
-        return sampler.draft_model or self._default(model_key(sampler.protocol, self.kind(sampler), draft=True))
+        """The draft model of a sampler: the one it names, or the modality's; beside the model if it lies there."""
+        name = sampler.draft_model or self._default(model_key(sampler.protocol, self.kind(sampler), draft=True))
+        return name if sampler.draft_model else str(self._beside(name) or name)
 
     def _default(self, key: str) -> str:
         if key not in self.modality.models:

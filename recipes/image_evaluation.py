@@ -27,6 +27,11 @@ CAUSAL = {
     "maximal": {"name": "speculative_jacobi", "coupling": "maximal"},
     "fresh": {"name": "speculative_jacobi", "coupling": "fresh"},
 }
+DRAFTED = {
+    "speculative token": {"name": "speculative", "verifier": "token"},
+    "speculative block": {"name": "speculative", "verifier": "block"},
+}
+RELAXED = {name: name for name in ("lantern", "lantern_pp", "gsd", "typical", "cool")}  # distance is for ordered bins
 MASKED = {"maskgit": "maskgit", "halton": "halton"}
 
 
@@ -34,7 +39,7 @@ def evaluate(zoo: Path, held_out: int, log=print) -> dict:
     """Measures the models in ``zoo``, writes ``evaluation.json`` there and a model card into each folder."""
     began, vq = time.time(), VQ.from_pretrained(zoo / "image-vq")
     captions = shapes.captions(held_out, seed=123, held=True)
-    rows = sampler_figures(zoo, captions, {**CAUSAL, **MASKED}, log)
+    rows = sampler_figures(zoo, captions, {**CAUSAL, **DRAFTED, **RELAXED, **MASKED}, log)
     rows["gumbel"].update(identity_figures(zoo, captions, log))
     result = {
         "held_out_captions": held_out,
@@ -72,6 +77,8 @@ def sampler_figures(zoo: Path, captions: list[shapes.Caption], samplers: dict, l
             "nfe_mean": mean(nfe),
             "nfe_max": max(nfe),
         }
+        if name in DRAFTED:
+            rows[name]["draft_nfe_mean"] = mean([s.draft_nfe for s in out.stats])
         reference = out.tokens if name == "autoregressive" else reference
         if name in CAUSAL and reference is not None:
             rows[name]["same_as_autoregressive_float32"] = (out.tokens == reference).all(1).double().mean().item()

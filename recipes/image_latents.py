@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gen.modalities import shapes
+from gen.modalities.image import codebook_digest
 from gen.recipes.image import drawn, drop_words, pictures, tidy
 from gen.recipes.image_latents_evaluation import evaluate
 from gen.train import fit
@@ -189,11 +190,14 @@ def export(work: Path, zoo: Path, log=print) -> None:
     from diffusers import AutoencoderKL
 
     from gen.models.grid_latent import GridLatentModel
+    from gen.tokenizers.kl import KL
 
-    AutoencoderKL.from_pretrained(work / "kl" / "model").half().save_pretrained(zoo / "image-kl")
+    kl = AutoencoderKL.from_pretrained(work / "kl" / "model").half()
+    kl.save_pretrained(zoo / "image-kl")
     for name, target in (("causal", "image-causal-latents"), ("draft", "image-causal-latents-draft"), ("mar", "image-mar")):
         model = GridLatentModel.from_pretrained(work / name / "model").half()
         model.config.frontend = "image-kl"
+        model.config.codebook_digest = codebook_digest(KL(kl).fingerprint)
         model.save_pretrained(zoo / target)
     tidy(zoo)
     log(f"wrote {zoo}")

@@ -43,6 +43,10 @@ class KL(RGB):
     def codebooks(self) -> list[Tensor]:
         return []
 
+    @property
+    def fingerprint(self) -> Tensor:
+        return self.model.decoder.conv_in.weight
+
     def _scaled(self, z: Tensor) -> Tensor:
         return (z - (self.model.config.shift_factor or 0.0)) * self.model.config.scaling_factor
 

@@ -42,6 +42,10 @@ class VQ(RGB):
     def codebooks(self) -> list[Tensor]:
         return [self.model.quantize.embedding.weight.detach()]
 
+    @property
+    def fingerprint(self) -> Tensor:
+        return self.codebooks[0]
+
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
         latents = self.model.encode(x).latents
