@@ -30,7 +30,7 @@ from gen.train import fit
 class Plan:
     """How much of everything; ``quick`` shrinks it."""
 
-    kl_steps: int = 1400
+    kl_steps: int = 1000
     kl_batch: int = 16
     pictures: int = 72_000
     steps: int = 3000
@@ -41,22 +41,23 @@ class Plan:
     draft_width: int = 96
     draft_layers: int = 2
     held_out: int = 200
+    warm: bool = True  # start from the trunks of the models of ids in the zoo, which know captions and shapes already
 
 
 QUICK = Plan(kl_steps=4, kl_batch=4, pictures=96, steps=4, batch=8, width=32, layers=2, draft_steps=3, draft_width=32, draft_layers=1,
-             held_out=2)
+             held_out=2, warm=False)
 
-CHANNELS, GRID = 16, (8, 8)
-KL_WEIGHT = 2e-3  # noise in the latents then costs about half of this in mean squared error: 36 dB on its own
+CHANNELS, PATCH, GRID = 4, 2, (8, 8)  # of the autoencoder; 2x2 of its vectors are one latent
+KL_WEIGHT = 1e-3  # noise in the latents then costs about half of this in mean squared error: 39 dB on its own
 
 
 def new_kl():
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=(32, 32, 64, 64),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(32, 32, 64),
         layers_per_block=1,
         latent_channels=CHANNELS,
         norm_num_groups=16,
@@ -87,7 +88,7 @@ def train_kl(work: Path, plan: Plan, log=print) -> None:
     model.eval()
     with torch.no_grad():
         z = torch.cat([model.encode(x).latent_dist.mean for x, _ in zip(pictures(32, seed=2), range(8), strict=False)])
-    model.register_to_config(scaling_factor=float(1 / z.std()))
+    model.register_to_config(scaling_factor=float(1 / z.std()), patch_size=PATCH)
     model.save_pretrained(work / "kl" / "model")
 
 
@@ -125,7 +126,7 @@ def new_model(width: int, layers: int, causal: bool):
             grid=GRID,
             prefix_length=shapes.SLOTS,
             vocab_size=shapes.PAIRS,
-            latent_channels=CHANNELS,
+            latent_channels=CHANNELS * PATCH**2,
             causal=causal,
             encoder_layers=0 if causal else layers // 2,
             head_width=width * 6 // 5 // 32 * 32,
@@ -144,6 +145,26 @@ def new_model(width: int, layers: int, causal: bool):
     )
     model.head.start()
     return model
+
+
+def warm_start(model, name: str) -> None:
+    """Words, places and trunk from a model of ids in the zoo. Its grid has twice the rows and columns."""
+    from gen.models.grid import GridLlamaForCausalLM
+    from gen.models.loading import locate
+
+    old = GridLlamaForCausalLM.from_pretrained(locate(name), dtype=torch.float32)
+    first, config = old.config.codebook_size, model.config
+    with torch.no_grad():
+        model.words.weight.copy_(old.model.embed_tokens.weight[first : first + shapes.PAIRS])
+        tables = [(model.prefix, model.axes)] + ([] if config.causal else [(model.decoder_prefix, model.decoder_axes)])
+        for prefix, axes in tables:
+            prefix.weight.copy_(old.prefix.weight)
+            for mine, theirs in zip(axes, old.axes, strict=True):
+                mine.weight.copy_(theirs.weight.view(len(mine.weight), 2, -1).mean(1))
+    trunk = [*(() if config.causal else model.encoder.layers), *model.model.layers]
+    for mine, theirs in zip(trunk, old.model.layers, strict=True):
+        mine.load_state_dict(theirs.state_dict())
+    model.model.norm.load_state_dict(old.model.norm.state_dict())
 
 
 class Training(torch.nn.Module):
@@ -166,6 +187,8 @@ def train_model(work: Path, plan: Plan, name: str, log=print) -> None:
     torch.manual_seed(0)
     small = name == "draft"
     model = new_model(*((plan.draft_width, plan.draft_layers) if small else (plan.width, plan.layers)), name != "mar")
+    if plan.warm:
+        warm_start(model, {"causal": "image-causal", "mar": "image-masked", "draft": "image-draft"}[name])
     generator = torch.Generator().manual_seed(3)
 
     def loss_fn(m, batch):

@@ -47,6 +47,9 @@ def sampler_figures(zoo: Path, captions: list[shapes.Caption], samplers: dict, l
     prompts, rows, reference = [str(c) for c in captions], {}, None
     pipe = Pipeline("image", str(zoo / ("image-mar" if samplers is MASKED else "image-causal-latents")))
     for name, sampler in samplers.items():
+        spec = {"name": sampler} if isinstance(sampler, str) else sampler
+        if spec["name"] in ("cspd", "continuous_speculative"):
+            sampler = {**spec, "draft_model": str(zoo / "image-causal-latents-draft")}
         out = pipe(prompts, sampler, LAW, batch_size=batch)
         pixels = np.stack([np.asarray(m) for m in out.media])
         verdicts = check_many(pixels, captions)

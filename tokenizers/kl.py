@@ -2,7 +2,8 @@
 
 The frontend owns what callers tend to forget: latents leave it shifted and scaled to about unit variance
 (``(z - shift_factor) * scaling_factor``) and are brought back before decoding. ``encode`` gives the mean of the posterior,
-which makes it deterministic; training samples from it (``posterior``).
+which makes it deterministic. A config may hold a ``patch_size`` p: then p x p neighbours are one latent of p^2 times the
+channels, as models of latents often have it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.errors import GenError
@@ -25,8 +27,9 @@ class KL(RGB):
 
     def __init__(self, model):
         self.model = model.eval()
-        factor = 2 ** (len(model.config.block_out_channels) - 1)
-        self.config = FrontendConfig("image", "latents", (), (factor, factor), model.config.latent_channels)
+        self.patch = model.config.get("patch_size", 1)
+        factor = 2 ** (len(model.config.block_out_channels) - 1) * self.patch
+        self.config = FrontendConfig("image", "latents", (), (factor, factor), model.config.latent_channels * self.patch**2)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> KL:
@@ -47,22 +50,14 @@ class KL(RGB):
     def fingerprint(self) -> Tensor:
         return self.model.decoder.conv_in.weight
 
-    def _scaled(self, z: Tensor) -> Tensor:
-        return (z - (self.model.config.shift_factor or 0.0)) * self.model.config.scaling_factor
-
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
-        return self._scaled(self.model.encode(x).latent_dist.mean)
-
-    @torch.no_grad()
-    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the latents, both scaled: [B, C, H, W]."""
-        law = self.model.encode(x).latent_dist
-        return self._scaled(law.mean), law.std * self.model.config.scaling_factor
+        z = self.model.encode(x).latent_dist.mean
+        return F.pixel_unshuffle((z - (self.model.config.shift_factor or 0.0)) * self.model.config.scaling_factor, self.patch)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         if codes.ndim != 4 or codes.shape[1] != self.config.channels or not codes.is_floating_point():
             raise GenError(f"latents are {codes.dtype} of shape {tuple(codes.shape)}; expected floats [B, {self.config.channels}, H, W]")
-        z = codes.to(self.model.dtype) / self.model.config.scaling_factor + (self.model.config.shift_factor or 0.0)
+        z = F.pixel_shuffle(codes.to(self.model.dtype), self.patch) / self.model.config.scaling_factor + (self.model.config.shift_factor or 0.0)
         return self.model.decode(z).sample
