@@ -6,7 +6,7 @@ a rejection draws from norm((p - q f)+), the best residual there is for f (see t
     lantern      p(x) and what its nearest codes have, nearest first, as long as that sums to at most r
     lantern_pp   the same, to at most r p(x)
     gsd          q(x) p(C) / q(C), C: x and the r ids next to it in the ranking by p, if they are as likely and look alike
-    typical      r q(x) if p(x) > min(0.09, 0.3 exp(-H(p))) and that is more than p(x)
+    typical      q(x) if r p(x) > min(0.09, 0.3 exp(-H(p))) and that is more than p(x); the paper's rule is r = 1
     cool         (1 + r exp(-0.7 i)) p(x), i: the draft's place in the window
     distance     what the ids within r of x have (ids that are ordered bins)
 
@@ -23,8 +23,7 @@ which is not above 0. So the positive part of c - p sums to E. No residual does 
     TV(c, p) = sum (min(q, g) - p)+ <= sum min((q - p)+, (g - p)+) <= TV(q, p)
 
 and ``bound`` is the middle sum with an upper bound of (g - p)+, ``excess``, in it. So a step is never further from p than
-the draft was; with a draft that was not random it is at most r off for lantern; at most r for lantern_pp and cool; at most
-r TV(q, p) for typical. A sequence is off by at most the sum over its steps, averaged over what came before each.
+the draft was; with a draft that was not random it is at most r off for lantern; at most r for lantern_pp and cool. A sequence is off by at most the sum over its steps, averaged over what came before each.
 
 Where g >= p, so for all of them but gsd, the residual is that of the token verifier: (p - q f)+ = (p - q)+.
 """
@@ -216,22 +215,23 @@ class GSD(Relaxed):
 @register("verifier", "typical")
 @dataclass(frozen=True)
 class Typical(Relaxed):
-    """``relaxation``: the least probability to accept a draft that is typical of p."""
+    """``relaxation``: drafts count as typical of p that are so many times less likely than Medusa's rule asks for."""
 
-    relaxation: float = 1.0
-    most = 1.0
+    relaxation: float = 2.0
     epsilon: ClassVar[float] = 0.09
     delta: ClassVar[float] = 0.3
 
     def credit(self, proposal, logp):
         log_p = _log_p(proposal, logp)
-        entropy = torch.special.entr(logp.exp()).sum(-1)
-        typical = log_p.exp() > (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
-        least = proposal.log_mass() + math.log(self.relaxation) if self.relaxation else torch.full_like(log_p, -math.inf)
-        return torch.where(typical, torch.maximum(log_p, least), log_p)
+        typical = self.relaxation * log_p.exp() > self.threshold(logp.exp())
+        return torch.where(typical, torch.maximum(log_p, proposal.log_mass()), log_p)
+
+    def threshold(self, p: Tensor) -> Tensor:
+        entropy = torch.special.entr(p).sum(-1)
+        return (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
 
     def excess(self, p, q):
-        return (self.relaxation * q - p).clamp_min(0)  # <= r (q - p)+ as r <= 1
+        return torch.where(self.relaxation * p > self.threshold(p)[..., None], (q - p).clamp_min(0), 0)
 
 
 @register("verifier", "cool")

@@ -79,6 +79,7 @@ class RelaxedAcceptance(ModelDrafted):
         return decode_causal(target, draws, drafter, trace=trace, callback=callback)
 
 
+# a draft that is not random is judged by p alone; uniform ones have a q so small that relaxed rules would let any of them pass
 for _name, _about in (
     ("lantern", "LANTERN: the nearest codes count, up to a given mass"),
     ("lantern_pp", "LANTERN++: the nearest codes count, up to a multiple of the draft's own mass"),
@@ -87,4 +88,4 @@ for _name, _about in (
     ("cool", "Cool-SD: acceptance raised by a factor that falls along the window"),
     ("distance", "distance acceptance: bins within a few of the draft count as it"),
 ):
-    register("preset", _name)(Preset(_name, "relaxed_acceptance", {"verifier": _name, "window": 64}, about=_about))
+    register("preset", _name)(Preset(_name, "relaxed_acceptance", {"verifier": _name, "init": "repeat"}, about=_about))
