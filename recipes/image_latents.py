@@ -34,18 +34,20 @@ class Plan:
     kl_batch: int = 16
     pictures: int = 72_000
     steps: int = 3000
+    cooldown: tuple[int, int] | None = (1250, 1750)
+    mar_cooldown: tuple[int, int] | None = (1500, 2000)
     batch: int = 64
     width: int = 160
     layers: int = 5
-    draft_steps: int = 2000
+    draft_steps: int = 1600
     draft_width: int = 96
     draft_layers: int = 2
     held_out: int = 200
     warm: bool = True  # start from the trunks of the models of ids in the zoo, which know captions and shapes already
 
 
-QUICK = Plan(kl_steps=4, kl_batch=4, pictures=96, steps=4, batch=8, width=32, layers=2, draft_steps=3, draft_width=32, draft_layers=1,
-             held_out=2, warm=False)
+QUICK = Plan(kl_steps=4, kl_batch=4, pictures=96, steps=4, cooldown=(3, 4), mar_cooldown=None, batch=8, width=32, layers=2,
+             draft_steps=3, draft_width=32, draft_layers=1, held_out=2, warm=False)
 
 CHANNELS, PATCH, GRID = 4, 2, (8, 8)  # of the autoencoder; 2x2 of its vectors are one latent
 KL_WEIGHT = 1e-3  # noise in the latents then costs about half of this in mean squared error: 39 dB on its own
@@ -203,7 +205,7 @@ def train_model(work: Path, plan: Plan, name: str, log=print) -> None:
     training = Training(model, generator)
     average = fit(training, batches(work, plan.batch, seed={"causal": 5, "mar": 4, "draft": 6}[name]), loss_fn,
                   steps=plan.draft_steps if small else plan.steps, lr=2e-3, muon=(".layers.", 6e-3), weight_decay=0.02,
-                  out=work / name, save_every=250, bfloat16_weights=True, log=log)  # fmt: skip
+                  cooldown={"causal": plan.cooldown, "mar": plan.mar_cooldown, "draft": None}[name], out=work / name, save_every=250, bfloat16_weights=True, log=log)  # fmt: skip
     training.load_state_dict(average.state)
     model.save_pretrained(work / name / "model")
 
