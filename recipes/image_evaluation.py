@@ -32,6 +32,8 @@ DRAFTED = {
     "speculative block": {"name": "speculative", "verifier": "block"},
 }
 RELAXED = {name: name for name in ("lantern", "lantern_pp", "gsd", "typical", "cool")}  # distance is for ordered bins
+RELAXED |= {"gumbel_shared, repeat": {"name": "scd_gs", "init": "repeat"}}  # what the ones above relax
+RELAXED |= {f"{name} of drafts": {"name": name, "drafter": "model"} for name in ("lantern_pp", "typical", "cool")}
 MASKED = {"maskgit": "maskgit", "halton": "halton"}
 
 
@@ -77,7 +79,7 @@ def sampler_figures(zoo: Path, captions: list[shapes.Caption], samplers: dict, l
             "nfe_mean": mean(nfe),
             "nfe_max": max(nfe),
         }
-        if name in DRAFTED:
+        if any(s.draft_nfe for s in out.stats):
             rows[name]["draft_nfe_mean"] = mean([s.draft_nfe for s in out.stats])
         reference = out.tokens if name == "autoregressive" else reference
         if name in CAUSAL and reference is not None:

@@ -134,7 +134,7 @@ def new_model(width: int, layers: int, causal: bool):
             head_width=width * 6 // 5 // 32 * 32,
             head_depth=3 if layers > 2 else 2,
             head_steps=16,
-            sigma_floor=0.05,
+            sigma_floor=0.01,
             hidden_size=width,
             intermediate_size=width * 8 // 3 // 32 * 32,
             num_hidden_layers=layers,

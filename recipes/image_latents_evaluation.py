@@ -21,7 +21,7 @@ from gen.tokenizers.kl import KL
 LAW = {"guidance_scale": 2.0}
 CAUSAL = {
     "autoregressive": "autoregressive",
-    **{f"continuous_jacobi {t:g}": {"name": "continuous_jacobi", "tolerance": t} for t in (0.0, 0.05, 0.1, 0.2)},
+    **{f"continuous_jacobi {t:g}": {"name": "continuous_jacobi", "tolerance": t} for t in (0.0, 1e-3, 0.05, 0.1, 0.2)},
     "cspd": "cspd",
     "continuous_speculative exact": {"name": "continuous_speculative", "mode": "exact"},
 }

@@ -143,7 +143,7 @@ class Lantern(Relaxed):
 class LanternPP(Lantern):
     """``relaxation``: mass taken from the nearest codes at most, as a multiple of the draft's own."""
 
-    relaxation: float = 1.0
+    relaxation: float = 10.0
     most = math.inf
 
     def limit(self, p):
@@ -217,7 +217,7 @@ class GSD(Relaxed):
 class Typical(Relaxed):
     """``relaxation``: drafts count as typical of p that are so many times less likely than Medusa's rule asks for."""
 
-    relaxation: float = 2.0
+    relaxation: float = 8.0
     epsilon: ClassVar[float] = 0.09
     delta: ClassVar[float] = 0.3
 
@@ -239,7 +239,7 @@ class Typical(Relaxed):
 class Cool(Relaxed):
     """``relaxation``: how much more mass the first draft of a window is credited with; later ones less and less."""
 
-    relaxation: float = 0.5
+    relaxation: float = 6.0
     decay: ClassVar[float] = 0.7
 
     def credit(self, proposal, logp):

@@ -33,7 +33,7 @@ class GridLatentConfig(LlamaConfig):
     model_type = "gen_grid_latent"
 
     def __init__(self, grid=(8, 8), prefix_length=8, latent_channels=16, causal=True, encoder_layers=0, head_width=192,
-                 head_depth=3, head_steps=16, sigma_floor=0.05, **kwargs):
+                 head_depth=3, head_steps=16, sigma_floor=0.01, **kwargs):
         super().__init__(**kwargs)
         self.grid, self.prefix_length, self.latent_channels = list(grid), prefix_length, latent_channels
         self.causal, self.shifted, self.encoder_layers = causal, causal, encoder_layers
