@@ -47,6 +47,9 @@ class ImageModality(Modality):
         "causal": "image-causal",
         "masked": "image-masked",
         "causal-draft": "image-draft",
+        "causal-latents": "image-causal-latents",
+        "causal-latents-draft": "image-causal-latents-draft",
+        "masked-latents": "image-mar",
     }
     frontends = {"codes": "image-vq", "latents": "image-kl"}
     default_law = {"guidance_scale": 2.0, "top_k": 100}

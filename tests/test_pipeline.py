@@ -235,7 +235,7 @@ def test_pictures_survive_saving_and_carry_what_made_them(tmp_path):
 
 def test_the_zoo_holds_what_the_modality_names():
     modality = ImageModality()
-    assert {*modality.models.values(), modality.frontends["codes"]} <= set(zoo())
+    assert {*modality.models.values(), *modality.frontends.values()} <= set(zoo())
 
 
 @pytest.mark.parametrize("sampler", ["sjd", {**JACOBI, "coupling": "fresh"}])
