@@ -50,7 +50,7 @@ def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: 
         final = replay(steps)
         events = []
         for s in steps:
-            committed = [[int(p), int(v)] for p, v in s["committed"].items()]
+            committed = [[int(p), None if isinstance(v, list) else int(v)] for p, v in s["committed"].items()]  # latents have no id
             events.append({"w": _ranges(s["window"]), "c": committed, "r": [int(p) for p in s.get("removed", ())]})
         ends = [*final, *(b for e in events for _, b in e["w"]), *(p for e in events for p in e["r"])]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
