@@ -79,6 +79,9 @@ class Job:
         labels = []
         for e, mine in zip(self.entries, flats, strict=True):
             twins = [f for o, f in zip(self.entries, flats, strict=True) if o.sampler["name"] == e.sampler["name"]]
+            if len(twins) > 1 and len({f.get("model") for f in twins}) == len(twins):  # then the model says it all
+                labels.append(f"{e.sampler['name']} {e.model or ''}".strip())
+                continue
             differing = [k for k in mine if k != "sampler.name" and any(f.get(k) != mine[k] for f in twins)]
             knobs = " ".join(f"{k.removeprefix('sampler.').removeprefix('law.')}={mine[k]}" for k in differing)
             labels.append(f"{e.sampler['name']} {knobs}".strip())

@@ -46,7 +46,8 @@ def write_gallery(folder: Path) -> Path:
     models = sorted({str(r["model"]) for r in rows if r.get("model")})
     if len(models) > 1:  # then a sampler alone does not say what made a picture
         for row in rows:
-            row["method"] += f" · {row.get('model')}"
+            name = row["method"].removesuffix(f" {row.get('model')}")
+            row["method"] = f"{name} · {row.get('model')}"
     files = [n for n in (CONFIG, MANIFEST, CHECK, TRACES) if (folder / n).is_file()]
     parts = {
         "title": escape(str(config.get("name") or folder.resolve().name)),
