@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 from gen.errors import GenError
 
 EMPTY = "-"
+LONG = ("knobs", "reference", "papers")  # for --json and the pages; a line must fit a terminal
 
 
 def ls(args: argparse.Namespace) -> int:
@@ -24,10 +27,15 @@ def ls(args: argparse.Namespace) -> int:
     if not table:
         print(f"no {args.kind}")
         return 0
-    keys = list(table[0])
+    keys = [k for k in table[0] if k not in LONG]
     rows = [[k.replace("_", " ") for k in keys], *([_cell(row[k]) for k in keys] for row in table)]
     print(columns(rows))
     return 0
+
+
+def papers(cls: type) -> list[str]:
+    """The arXiv numbers that the module of a method names."""
+    return list(dict.fromkeys(re.findall(r"\d{4}\.\d{5}", sys.modules[cls.__module__].__doc__ or "")))
 
 
 def samplers() -> list[dict[str, Any]]:
@@ -40,7 +48,10 @@ def samplers() -> list[dict[str, Any]]:
             {
                 "name": name,
                 "protocol": cls.protocol,
+                "kinds": list(cls.kinds),
                 "exactness": _exactness(name),
+                "reference": cls.reference,
+                "papers": papers(cls),
                 "knobs": knobs,
                 "about": first_line(cls),
             }
@@ -197,7 +208,7 @@ def _default(f: dataclasses.Field) -> Any:
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{k}={v}" for k, v in value.items()) or EMPTY
-    return str(value) or EMPTY
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or EMPTY
 
 
 def _readable(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Plain autoregression: one token per forward call, drawn from the law. The reference that causal methods are held to.
 
     ids       x_n = argmax log p(. | x_<n) + G_n        G_n: the noise of position n
-    latents   x_n = the end of the path that the noise of position n leads along, given z_n = z(x_<n)
+    latents   x_n = the end of the path that the noise of position n leads along, given z_n = z(x_<n) (arXiv 2406.11838)
 """
 
 from __future__ import annotations

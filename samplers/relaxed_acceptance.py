@@ -1,7 +1,8 @@
 """Relaxed acceptance: a verifier that lets more drafts pass, over any drafter of ids.
 
 The drafter is the model's own previous iterate (``speculative_jacobi``) or a draft model (``speculative``); the verifier is
-one of ``relaxed``, which has the rules, their sources and what is proved about them.
+one of ``relaxed``, which has the rules, their sources and what is proved about them (LANTERN, arXiv 2410.03355; LANTERN++,
+2502.06352; typical acceptance, 2401.10774; distance, 2507.22424; grouped, Cool-SD).
 
 Guarantee: ``relaxation`` 0 is the exact sampler with that drafter, token for token. Above it nothing is promised about the
 law of the whole; of a single step the verifier's ``bound`` holds, since drafts still come from the law they are judged by:
