@@ -35,7 +35,7 @@ def ls(args: argparse.Namespace) -> int:
 
 def papers(cls: type) -> list[str]:
     """The arXiv numbers that the module of a method names."""
-    return list(dict.fromkeys(re.findall(r"\d{4}\.\d{5}", sys.modules[cls.__module__].__doc__ or "")))
+    return list(dict.fromkeys(re.findall(r"\d{4}\.\d{5}", getattr(sys.modules.get(cls.__module__), "__doc__", None) or "")))
 
 
 def samplers() -> list[dict[str, Any]]:

@@ -64,3 +64,11 @@ def test_an_installed_package_can_add_a_schedule(tmp_path):
 
     assert ask(str(tmp_path)) == "True"
     assert ask("") == "False"  # without the package it is not there
+
+
+def test_a_sampler_whose_module_is_gone_is_listed_without_papers():
+    from gen.cli_info import papers
+
+    sampler = registry.get("sampler", "speculative_jacobi")
+    assert "2410.01699" in papers(sampler)
+    assert papers(type("Typed", (sampler,), {"__module__": "typed_into_a_notebook"})) == []
