@@ -9,7 +9,6 @@ stages resume from their checkpoints in ``--work``. Pictures and captions are th
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from gen.modalities import shapes
 from gen.modalities.image import codebook_digest
 from gen.recipes.image import drawn, drop_words, pictures, tidy
 from gen.recipes.image_latents_evaluation import evaluate
+from gen.recipes.stages import run
 from gen.train import fit
 
 
@@ -219,38 +219,30 @@ def export(work: Path, zoo: Path, log=print) -> None:
 
     kl = AutoencoderKL.from_pretrained(work / "kl" / "model").half()
     kl.save_pretrained(zoo / "image-kl")
+    digest = codebook_digest(KL(kl).fingerprint)
     for name, target in (("causal", "image-causal-latents"), ("draft", "image-causal-latents-draft"), ("mar", "image-mar")):
         model = GridLatentModel.from_pretrained(work / name / "model").half()
         model.config.frontend = "image-kl"
-        model.config.codebook_digest = codebook_digest(KL(kl).fingerprint)
+        model.config.codebook_digest = digest
         model.save_pretrained(zoo / target)
     tidy(zoo)
     log(f"wrote {zoo}")
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    stages = ("kl", "latents", "causal", "mar", "draft", "export", "evaluate")
-    parser.add_argument("stage", choices=[*stages, "all"])
-    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and data")
-    parser.add_argument("--zoo", type=Path, help="folder for the finished models (default: WORK/zoo)")
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same path")
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    plan = QUICK if args.quick else Plan()
-    args.work.mkdir(parents=True, exist_ok=True)
-    zoo = args.zoo or args.work / "zoo"
-    run = {
-        "kl": lambda: train_kl(args.work, plan),
-        "latents": lambda: make_latents(args.work, plan),
-        "causal": lambda: train_model(args.work, plan, "causal"),
-        "mar": lambda: train_model(args.work, plan, "mar"),
-        "draft": lambda: train_model(args.work, plan, "draft"),
-        "export": lambda: export(args.work, zoo),
-        "evaluate": lambda: evaluate(zoo, plan.held_out),
-    }
-    for stage in stages if args.stage == "all" else [args.stage]:
-        run[stage]()
+    def stages(work: Path, zoo: Path, quick: bool):
+        plan = QUICK if quick else Plan()
+        return {
+            "kl": lambda: train_kl(work, plan),
+            "latents": lambda: make_latents(work, plan),
+            "causal": lambda: train_model(work, plan, "causal"),
+            "mar": lambda: train_model(work, plan, "mar"),
+            "draft": lambda: train_model(work, plan, "draft"),
+            "export": lambda: export(work, zoo),
+            "evaluate": lambda: evaluate(zoo, plan.held_out),
+        }
+
+    run(__doc__, argv, stages)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,12 @@ channels, as models of latents often have it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gen.errors import GenError
 from gen.frontend import FrontendConfig
-from gen.models.loading import quiet, readable
 from gen.registry import register
 from gen.tokenizers.rgb import RGB
 
@@ -25,22 +22,13 @@ from gen.tokenizers.rgb import RGB
 class KL(RGB):
     """Latents [B, C, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
 
+    architecture = "AutoencoderKL"
+
     def __init__(self, model):
-        self.model = model.eval()
+        super().__init__(model)
         self.patch = model.config.get("patch_size", 1)
-        factor = 2 ** (len(model.config.block_out_channels) - 1) * self.patch
+        factor = self.factor * self.patch
         self.config = FrontendConfig("image", "latents", (), (factor, factor), model.config.latent_channels * self.patch**2)
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> KL:
-        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read."""
-        from diffusers import AutoencoderKL
-
-        with readable("tokenizer", path), quiet():
-            model, info = AutoencoderKL.from_pretrained(path, torch_dtype=dtype, output_loading_info=True, low_cpu_mem_usage=False)
-        if info["missing_keys"]:
-            raise GenError(f"tokenizer {path} lacks the weight {sorted(info['missing_keys'])[0]!r}")
-        return cls(model.to(device))
 
     @property
     def codebooks(self) -> list[Tensor]:

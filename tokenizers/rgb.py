@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import ClassVar, Self
+
 import numpy as np
 import torch
 from PIL import Image
@@ -9,10 +12,31 @@ from torch import Tensor
 
 from gen.errors import GenError
 from gen.frontend import TokenFrontend
+from gen.models.loading import quiet, readable
 
 
 class RGB(TokenFrontend):
-    """A frontend with a ``model`` that takes pictures [B, 3, h, w] in [-1, 1]."""
+    """A frontend over a class of diffusers whose name is ``architecture``; its ``model`` takes pictures [B, 3, h, w] in [-1, 1]
+    and has one vector for ``factor`` x ``factor`` pixels."""
+
+    architecture: ClassVar[str]
+
+    def __init__(self, model):
+        self.model = model.eval()
+        self.factor = 2 ** (len(model.config.block_out_channels) - 1)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> Self:
+        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read."""
+        import diffusers
+
+        with readable("tokenizer", path), quiet():
+            model, info = getattr(diffusers, cls.architecture).from_pretrained(
+                path, torch_dtype=dtype, output_loading_info=True, low_cpu_mem_usage=False
+            )
+        if info["missing_keys"]:
+            raise GenError(f"tokenizer {path} lacks the weight {sorted(info['missing_keys'])[0]!r}")
+        return cls(model.to(device))
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n // f for n, f in zip(input_shape[-2:], self.config.compression, strict=True))

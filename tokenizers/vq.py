@@ -6,14 +6,11 @@ batch, and ``decode`` quantises again unless told not to.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from gen.errors import GenError
 from gen.frontend import FrontendConfig
-from gen.models.loading import quiet, readable
 from gen.registry import register
 from gen.tokenizers.rgb import RGB
 
@@ -22,21 +19,11 @@ from gen.tokenizers.rgb import RGB
 class VQ(RGB):
     """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
 
+    architecture = "VQModel"
+
     def __init__(self, model):
-        self.model = model.eval()
-        factor = 2 ** (len(model.config.block_out_channels) - 1)
-        self.config = FrontendConfig("image", "codes", (model.config.num_vq_embeddings,), (factor, factor))
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> VQ:
-        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read."""
-        from diffusers import VQModel
-
-        with readable("tokenizer", path), quiet():
-            model, info = VQModel.from_pretrained(path, torch_dtype=dtype, output_loading_info=True, low_cpu_mem_usage=False)
-        if info["missing_keys"]:
-            raise GenError(f"tokenizer {path} lacks the weight {sorted(info['missing_keys'])[0]!r}")
-        return cls(model.to(device))
+        super().__init__(model)
+        self.config = FrontendConfig("image", "codes", (model.config.num_vq_embeddings,), (self.factor, self.factor))
 
     @property
     def codebooks(self) -> list[Tensor]:
