@@ -87,6 +87,7 @@ def build() -> Parser:
     sub.add_argument("--out", metavar="DIR", help="folder to write (out/MODALITY/PROMPT-XXXXXX, one per job); the same command again resumes")
     sub.add_argument("--image", metavar="FILE", help="edit this picture: only what --mask marks is regenerated")
     sub.add_argument("--mask", metavar="FILE", help="white where to regenerate")
+    sub.add_argument("--prefix", metavar="FILE", help="continue this sound or clip: every result begins with it")
     sub.add_argument("--batch-size", type=int, metavar="N", help="items decoded together (8); changes the speed only")
     sub.add_argument("--trace", type=int, metavar="N", help="items whose decoding steps are recorded (1)")
     sub.add_argument("--sampler", metavar="NAME", help="see gen ls samplers and gen ls presets (speculative_jacobi)")

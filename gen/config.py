@@ -18,7 +18,7 @@ from typing import Any
 from gen.errors import GenError, bad_value, unknown
 from gen.layers import merge_layers, read_yaml
 
-RELEVANT = ("modality", "model", "sampler", "law", "prompts", "num_samples", "seed", "dtype", "image", "mask")
+RELEVANT = ("modality", "model", "sampler", "law", "prompts", "num_samples", "seed", "dtype", "image", "mask", "prefix")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -35,15 +35,16 @@ class Entry:
     seed: int
     image: str | None
     mask: str | None
+    prefix: str | None
     device: str
     dtype: str
     batch_size: int
     trace: int
 
     def relevant(self) -> dict[str, Any]:
-        """What the media depend on. An image or a mask counts by its content, not by its path."""
+        """What the media depend on. An image, a mask or a prefix counts by its content, not by its path."""
         values = {k: getattr(self, k) for k in RELEVANT}
-        for key in ("image", "mask"):
+        for key in ("image", "mask", "prefix"):
             if values[key] is not None:
                 path = Path(values[key])
                 values[key] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else f"missing {path}"
@@ -74,7 +75,7 @@ class Job:
 
     def labels(self) -> list[str]:
         """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart."""
-        unsaid = ("prompts", "image", "mask")  # too long for a name
+        unsaid = ("prompts", "image", "mask", "prefix")  # too long for a name
         flats = [{k: v for k, v in _flat(e.relevant()).items() if k not in unsaid} for e in self.entries]
         labels = []
         for e, mine in zip(self.entries, flats, strict=True):
@@ -185,6 +186,8 @@ def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str) -> E
         raise bad_value("seed", v["seed"], "an integer below 2**62", at("seed"))
     if (v["image"] is None) != (v["mask"] is None):
         raise GenError(f"editing needs both image and mask; {place} gives one of them")
+    if v["image"] is not None and v["prefix"] is not None:
+        raise GenError(f"{place} gives an image to edit and a prefix to continue; expected one of them")
     v["prompts"] = _prompts(v["prompts"], v.pop("prompts_file"), at)
     v["sampler"], v["law"] = _resolve_sampler(v["sampler"], v["law"], places, place)
     return Entry(**v)

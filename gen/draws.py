@@ -77,6 +77,25 @@ class CounterDraws:
         return (logp + noise).argmax(-1)
 
 
+class OffsetDraws:
+    """Draws about a part of a grid: its place 0 is place ``first`` of the whole, and has that one's draws."""
+
+    def __init__(self, draws: Draws, first: int):
+        self.draws, self.first = draws, first
+
+    def categorical(self, logp, rows, positions, purpose, round, active) -> Tensor:
+        return self.draws.categorical(logp, rows, positions + self.first, purpose, round, active)
+
+    def flip(self, p, rows, positions, purpose, round, active) -> Tensor:
+        return self.draws.flip(p, rows, positions + self.first, purpose, round, active)
+
+    def uniform(self, rows, positions, purpose, round) -> Tensor:
+        return self.draws.uniform(rows, positions + self.first, purpose, round)
+
+    def normal(self, rows, positions, purpose, round, size) -> Tensor:
+        return self.draws.normal(rows, positions + self.first, purpose, round, size)
+
+
 def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 

@@ -7,11 +7,15 @@ where, in which order) and the modality (what a prompt means, how media are save
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from gen.errors import GenError
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,44 @@ class TokenFrontend(ABC):
     @abstractmethod
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The code grid of a signal of this shape."""
+
+
+def codebook_digest(table: Tensor) -> str:
+    """A name for a codebook [V, D] or other weights, the same in every floating-point type that holds half precision."""
+    return hashlib.sha256(table.detach().cpu().to(torch.float16).contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def require_same_frontend(config: Any, frontend: TokenFrontend, model_name: str, frontend_name: str) -> None:
+    """Another codebook or another autoencoder than a model's own would make noise, and nothing else would tell. Raises ``GenError``."""
+    digest = codebook_digest(frontend.fingerprint)
+    if getattr(config, "codebook_digest", digest) != digest:
+        raise GenError(f"model {model_name} was trained on codebook {config.codebook_digest}, the frontend has {digest}; "
+                       f"put the frontend it was trained with beside it as {frontend_name!r}")
+
+
+class StreamingFrontend(TokenFrontend):
+    """One whose decoder looks back only, and not for ever: media come out while their codes are still being made.
+
+    ``chunk``: frames of the grid that are decoded together. ``context``: frames before a chunk that its samples depend on.
+    ``time_axis``: the axis of a signal that goes with the first axis of the grid. A whole signal is decoded chunk by chunk too,
+    so that what is streamed is the same bit for bit; carrying the states of layers over would be faster and would round otherwise.
+    """
+
+    chunk: int
+    context: int
+    time_axis: int
+
+    @abstractmethod
+    def decode_at_once(self, codes: Tensor) -> Tensor:
+        """As ``decode``, in one call of the model."""
+
+    def decode(self, codes: Tensor) -> Tensor:
+        parts = [self.decode_chunk(codes, first) for first in range(0, codes.shape[2], self.chunk)]
+        return torch.cat(parts, self.time_axis)
+
+    def decode_chunk(self, codes: Tensor, first: int) -> Tensor:
+        """The samples of the frames ``first`` to ``first + chunk`` of codes [B, Q, *grid]; later frames are not looked at."""
+        begin = max(0, first - self.context)
+        x = self.decode_at_once(codes[:, :, begin : first + self.chunk])
+        known = (first - begin) * self.config.compression[0]
+        return x.narrow(self.time_axis, known, x.shape[self.time_axis] - known)

@@ -3,28 +3,38 @@
 It reads only what lies in the folder (manifest, config, verdicts, traces, media) and refers to the media by relative
 paths, so a folder can be moved, zipped or served as it is. The page is a template, ``gallery.html``, with its style and
 script inside; everything that came from a user is escaped here. Traces are drawn in plain SVG, so they show without a
-script; the events of every step lie beside the drawing as JSON, which the page's player replays.
+script; the events of every step lie beside the drawing as JSON, which the page's player replays. Sound has
+its spectrogram and video its first frame in ``preview/``, made again when the medium is newer. Several modalities have a
+section each.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import quote
 
+from PIL import Image
+
 from gen.errors import GenError, bad_value
 from gen.gallery_trace import draw_trace
-from gen.ledger import CHECK, CONFIG, GALLERY, MANIFEST, TRACES, inside, put_text, read_json, read_rows
+from gen.ledger import CHECK, CONFIG, GALLERY, MANIFEST, TEMPORARY, TRACES, inside, put, put_text, read_json, read_rows, slug
+from gen.media import first_frame, open_sound
+from gen.spectrogram import HEIGHT, WIDTH, spectrogram_png
 
 TEMPLATE = Path(__file__).with_name("gallery.html")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".avif")
 AUDIO = (".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a")
 VIDEO = (".mp4", ".webm", ".mov")
+KINDS = {"image": IMAGES, "audio": AUDIO, "video": VIDEO}
+PREVIEW = "preview"  # what the page shows of a medium that is not to be seen as it is
 SMALL = 160  # pixels; smaller pictures are enlarged with their pixels kept square
+KNOB = re.compile(r" (?=[\w.]+=)")  # between the parts of a label
 EXCERPT = 400  # characters of a text that are shown
 Row = dict[str, Any]
 
@@ -36,6 +46,8 @@ def write_gallery(folder: Path) -> Path:
         raise GenError(f"{folder} has no {MANIFEST}; expected a folder that gen run or gen sample wrote")
     config = _config(folder)
     rows = list({r["id"]: r for r in read_rows(folder)}.values())  # the last line of an item counts
+    for left in (folder / PREVIEW).glob(TEMPORARY + "*"):  # of a run that was killed
+        left.unlink(missing_ok=True)
     verdicts, traces = read_json(folder / CHECK), read_json(folder / TRACES)
     for name, verdict in verdicts.items():
         if not isinstance(verdict, dict) or "fulfilled" not in verdict:
@@ -43,18 +55,12 @@ def write_gallery(folder: Path) -> Path:
     for row in rows:
         row["method"] = str(row.get("sampler"))
         row["verdict"] = verdicts.get(row["id"], row if "fulfilled" in row else None)
-    models = sorted({str(r["model"]) for r in rows if r.get("model")})
-    if len(models) > 1:  # then a sampler alone does not say what made a picture
-        for row in rows:
-            name = row["method"].removesuffix(f" {row.get('model')}")
-            row["method"] = f"{name} · {row.get('model')}"
+    _name_methods(rows)
     files = [n for n in (CONFIG, MANIFEST, CHECK, TRACES) if (folder / n).is_file()]
     parts = {
         "title": escape(str(config.get("name") or folder.resolve().name)),
-        "summary": _summary(rows, models),
-        "methods": _methods(rows),
-        "comparison": _comparison(folder, rows),
-        "traces": _traces(folder, rows, traces, config.get("grid")),
+        "summary": _summary(rows),
+        "body": _body(folder, rows, traces, config.get("grid")),
         "failures": _failures(rows),
         "files": " ".join(f'<a href="{n}">{n}</a>' for n in files),
     }
@@ -70,14 +76,57 @@ def _config(folder: Path) -> dict[str, Any]:
     return read_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
+def _name_methods(rows: list[Row]) -> None:
+    """What a method is called beside the others of its modality. A label says what is different in the whole job; what is the
+    same in all of a modality's labels of a sampler goes without saying there, if the modality has a section of its own."""
+    sections = _group(rows, "modality")
+    for group in sections.values():
+        if len(sections) > 1:
+            words = {label: KNOB.split(label) for label in _group(group, "method")}
+            for row in group:
+                name, *knobs = words[row["method"]]
+                twins = [w for w in words.values() if w[0] == name]
+                row["method"] = " ".join([name, *(k for k in knobs if not all(k in t for t in twins))])
+        models = {str(r["model"]) for r in group if r.get("model")}
+        if len(models) > 1:  # then a sampler alone does not say what made a medium
+            for row in group:
+                name = row["method"].removesuffix(f" {row.get('model')}")
+                row["method"] = f"{name} · {row.get('model')}"
+
+
 # The parts of the page ---------------------------------------------------------------------------------------------
 
 
-def _summary(rows: list[Row], models: list[str]) -> str:
+def _body(folder: Path, rows: list[Row], traces: dict[str, Any], grid: Any) -> str:
+    """Methods, comparison and traces: of the one modality, or of each under its name."""
+    sections = _group(rows, "modality")
+    if len(sections) < 2:
+        return _parts(folder, rows, traces, grid, "")
+    out = ""
+    for name, group in sections.items():
+        about = f"{len(group)} item{'' if len(group) == 1 else 's'}"
+        inner = _parts(folder, group, traces, grid, f"-{slug(name)}")
+        out += f'<div class="modality" id="modality-{slug(name)}"><h2>{escape(name)} <small>{about}</small></h2>\n{inner}</div>\n'
+    return out
+
+
+def _parts(folder: Path, rows: list[Row], traces: dict[str, Any], grid: Any, suffix: str) -> str:
+    h = "h3" if suffix else "h2"
+    return (f'<section id="methods{suffix}"><{h}>Methods</{h}>{_methods(rows)}</section>\n'
+            f'<section id="comparison{suffix}"><{h}>Prompt by prompt</{h}>\n{_comparison(folder, rows)}</section>\n'
+            f"{_traces(folder, rows, traces, grid, suffix)}")  # fmt: skip
+
+
+def _summary(rows: list[Row]) -> str:
+    models = sorted({str(r["model"]) for r in rows if r.get("model")})
+    names = list(_group(rows, "modality"))
+    modality = escape(names[0]) if names else "none"
+    if len(names) > 1:
+        modality = ", ".join(f'<a href="#modality-{slug(n)}">{escape(n)}</a>' for n in names)
     failed = sum(r.get("status") != "ok" for r in rows)
     judged = [r["verdict"] for r in rows if r["verdict"]]
     facts = [
-        ("modality", escape(", ".join(sorted({str(r.get("modality")) for r in rows})) or "none")),
+        ("modalities" if len(names) > 1 else "modality", modality),
         ("items", str(len(rows))),
         ("failed", f'<b class="no">{failed}</b>' if failed else "0"),
     ]
@@ -168,29 +217,52 @@ def _media(folder: Path, row: Row) -> str:
     path = inside(folder, row)
     if path is None or not path.is_file():
         return f'<div class="box missing">{escape(str(row.get("file")))} is missing</div>'
-    source, kind, prompt = quote(path.name), path.suffix.lower(), escape(str(row.get("prompt")))
-    if kind in IMAGES:
+    source, kind, prompt = quote(path.name), _kind(path), escape(str(row.get("prompt")))
+    if kind == "image":
         facts = [row["method"], f"seed {row.get('seed')}", f"{row.get('nfe')} forward calls", f"item {row['id']}"]
         if row["verdict"]:
             facts.append(("✓ " if row["verdict"]["fulfilled"] else "✗ ") + str(row["verdict"].get("detail") or ""))
         info = escape(" · ".join(facts))
         return (f'<a class="pic" href="{source}" data-info="{info}"><img src="{source}" alt="{prompt}" loading="lazy" '
                 f"{_size(path)}></a>")  # fmt: skip
-    if kind in AUDIO:
-        return f'<audio controls preload="none" loading="lazy" src="{source}" aria-label="{prompt}"></audio>'
-    if kind in VIDEO:
-        return (f'<video controls loop muted playsinline preload="metadata" loading="lazy" src="{source}" '
-                f'aria-label="{prompt}"></video>')  # fmt: skip
-    if kind == ".txt":
+    if kind == "audio":
+        drawn = _preview(path, lambda: spectrogram_png(*open_sound(path)))
+        seen = f'<img src="{drawn}" alt="spectrogram" loading="lazy" width="{WIDTH}" height="{HEIGHT}">' if drawn else ""
+        player = f'<audio controls preload="metadata" loading="lazy" src="{source}" aria-label="{prompt}"></audio>'
+        return f'<div class="sound"><div class="spectrum">{seen}</div>{player}</div>'
+    if kind == "video":
+        drawn = _preview(path, lambda: Image.fromarray(first_frame(path)))
+        still = f' poster="{drawn}" {_size(path.parent / PREVIEW / f"{path.name}.png")}' if drawn else ""
+        return (f'<div class="clip"><video controls loop muted playsinline preload="metadata" loading="lazy" src="{source}" '
+                f'aria-label="{prompt}"{still}></video></div>')  # fmt: skip
+    if path.suffix.lower() == ".txt":
         text = path.read_text(encoding="utf-8", errors="replace")
         return f'<a class="text" href="{source}">{escape(text[:EXCERPT])}{" …" if len(text) > EXCERPT else ""}</a>'
     return f'<a class="box" href="{source}">{escape(path.name)}</a>'
 
 
+def _kind(path: Path) -> str:
+    return next((kind for kind, endings in KINDS.items() if path.suffix.lower() in endings), "")
+
+
+def _preview(path: Path, draw: Callable[[], Image.Image]) -> str | None:
+    """The address of the picture that stands for a medium, made if there is none or the medium is newer; ``None`` for one
+    that cannot be read here, though the browser may."""
+    folder = path.parent / PREVIEW
+    picture = folder / f"{path.name}.png"
+    if not picture.is_file() or picture.stat().st_mtime_ns < path.stat().st_mtime_ns:
+        try:
+            drawn = draw()
+        except GenError:
+            picture.unlink(missing_ok=True)  # of a medium that stood here before
+            return None
+        folder.mkdir(exist_ok=True)
+        put(picture, lambda temporary: drawn.save(temporary, format="PNG"))
+    return f"{PREVIEW}/{quote(picture.name)}"
+
+
 def _size(path: Path) -> str:
     """Width and height, so that the page does not jump as pictures load."""
-    from PIL import Image
-
     try:
         with Image.open(path) as picture:  # reads the header alone
             width, height = picture.size
@@ -199,7 +271,8 @@ def _size(path: Path) -> str:
     return f'width="{width}" height="{height}"' + (' class="px"' if max(width, height) <= SMALL else "")
 
 
-def _traces(folder: Path, rows: list[Row], traces: dict[str, Any], grid: Any) -> str:
+def _traces(folder: Path, rows: list[Row], traces: dict[str, Any], grid: Any, suffix: str) -> str:
+    """``grid``: of rows that do not say their own."""
     drawn = [(r, traces[r["id"]]) for r in rows if r["id"] in traces and r.get("status") == "ok"]
     if not drawn:
         return ""
@@ -207,10 +280,13 @@ def _traces(folder: Path, rows: list[Row], traces: dict[str, Any], grid: Any) ->
     for row, steps in drawn:
         facts = [row["method"], f"seed {row.get('seed')}", f"{row.get('nfe')} forward calls",
                  f"{_number(row.get('mean_acceptance_length'))} tokens per call"]  # fmt: skip
-        title = f"<h3>{escape(str(row.get('prompt')))}</h3><p>{escape(' · '.join(facts))}</p>"
-        cards += draw_trace(row["id"], steps, grid, title, _media(folder, row), f"{TRACES}, item {row['id']}")
+        h = "h4" if suffix else "h3"
+        title = f"<{h}>{escape(str(row.get('prompt')))}</{h}><p>{escape(' · '.join(facts))}</p>"
+        kind = _kind(Path(str(row.get("file"))))
+        cards += draw_trace(row["id"], steps, row.get("grid") or grid, title, _media(folder, row), f"{TRACES}, item {row['id']}", kind)
     about = "Each cell is a token, coloured by the forward call that committed it. The bars count the tokens of a call."
-    return f'<section id="traces"><h2>How it was decoded</h2><p class="about">{about}</p>\n{cards}</section>'
+    h = "h3" if suffix else "h2"
+    return f'<section id="traces{suffix}"><{h}>How it was decoded</{h}><p class="about">{about}</p>\n{cards}</section>'
 
 
 def _failures(rows: list[Row]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from html import escape
 from math import ceil, prod, sqrt
 from typing import Any
@@ -12,6 +13,9 @@ from gen.errors import GenError, bad_value
 # Dark indigo over teal to yellow: lightness rises evenly in OKLCH, so equal distances in time look equal, also in grey.
 RAMP = ((58, 39, 112), (66, 75, 156), (43, 119, 176), (31, 161, 173), (82, 199, 154), (177, 216, 100), (242, 221, 90))
 GAP = 1  # cells between two planes, such as the frames of a video
+ACROSS = 128  # cells beside each other before planes begin a new line
+ROW = 64  # cells of a line where nothing says the grid of something that is no picture
+BAND = 96  # steps of sound beside each other
 
 
 def colour(step: int, steps: int) -> str:
@@ -32,20 +36,58 @@ def replay(steps: list[dict[str, Any]]) -> dict[int, int]:
     return at
 
 
-def layout(grid: Any, length: int, where: str) -> tuple[int, int, int]:
-    """Planes, rows and columns of the drawing. Without a grid: a square, or nearly one."""
+@dataclass(frozen=True)
+class Layout:
+    """Where the positions of a trace are drawn: ``planes`` of ``rows`` by ``columns``, ``across`` of them beside each other.
+
+    ``turned``: positions run down the columns, not along the rows. ``count``: positions in all.
+    """
+
+    planes: int
+    rows: int
+    columns: int
+    across: int
+    count: int
+    turned: bool = False
+
+    def place(self, position: int) -> tuple[int, int]:
+        """Column and row in the whole drawing."""
+        plane, rest = divmod(position, self.rows * self.columns)
+        x, y = divmod(rest, self.rows) if self.turned else divmod(rest, self.columns)[::-1]
+        line, at = divmod(plane, self.across)
+        return x + at * (self.columns + GAP), y + line * (self.rows + GAP)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the drawing, in cells."""
+        lines = ceil(self.planes / self.across)
+        return self.across * (self.columns + GAP) - GAP, lines * (self.rows + GAP) - GAP
+
+
+def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
+    """The drawing of a grid. ``kind``: of the medium. A grid of three axes is a row of frames; one of sound, [T, Q], has a
+    column per step and a row per code stream. Without a grid: a picture is a square, or nearly one, all else one line that
+    wraps."""
     if grid is None:
-        columns = ceil(sqrt(length))
-        return 1, ceil(length / columns), columns
+        columns = ceil(sqrt(length)) if kind == "image" else min(length, ROW)
+        rows = ceil(length / columns)
+        return Layout(1, rows, columns, 1, rows * columns if kind == "image" else length)
     sizes = [grid] if isinstance(grid, int) else list(grid)
     if not sizes or not all(isinstance(n, int) and n > 0 for n in sizes) or prod(sizes) < length:
         raise bad_value("grid", grid, f"sizes that hold the {length} positions of {where}")
-    *planes, rows, columns = [1, 1, *sizes]
-    return prod(planes), rows, columns
+    if len(sizes) == 1 and kind != "image":
+        return layout(None, sizes[0], where, kind)
+    if len(sizes) == 2 and kind == "audio" and sizes[0] >= sizes[1]:
+        lines = ceil(sizes[0] / BAND)
+        return Layout(lines, sizes[1], ceil(sizes[0] / lines), 1, prod(sizes), turned=True)
+    *outer, rows, columns = [1, 1, *sizes]
+    planes = prod(outer)
+    lines = ceil(planes / max(1, ACROSS // (columns + GAP)))
+    return Layout(planes, rows, columns, ceil(planes / lines), prod(sizes))
 
 
-def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: str) -> str:
-    """The card of one traced item. ``title`` and ``media`` are HTML already."""
+def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: str, kind: str = "image") -> str:
+    """The card of one traced item. ``title`` and ``media`` are HTML already. ``kind``: of the medium, such as ``audio``."""
     try:
         final = replay(steps)
         events = []
@@ -57,18 +99,19 @@ def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: 
         raise GenError(f"{where} is no trace ({type(error).__name__}: {error}); "
                        "expected a list of steps with window and committed") from error  # fmt: skip
     n = len(steps)
-    planes, rows, columns = layout(grid, max(ends, default=0) + 1, where)
+    plan = layout(grid, max(ends, default=0) + 1, where, kind)
     cells = ""
-    for p in range(planes * rows * columns):
-        plane, rest = divmod(p, rows * columns)
-        x, y = rest % columns + plane * (columns + GAP) + 0.05, rest // columns + 0.05
+    for p in range(plan.count):
+        x, y = (n + 0.05 for n in plan.place(p))
         done = f'data-step="{final[p]}" fill="{colour(final[p], n)}"' if p in final else 'class="off"'
         cells += f'<rect data-p="{p}" x="{x:.2f}" y="{y:.2f}" width=".9" height=".9" {done}/>'
-    width = planes * (columns + GAP) - GAP
-    token_grid = (f'<svg class="grid" viewBox="0 0 {width} {rows}" role="img" aria-label="the step at which each of '
+    width, height = plan.size
+    wide = " wide" if kind != "image" or plan.planes > 1 else ""
+    most = f' style="max-width:{1.6 * width:g}rem"' if wide else ""  # a short line does not become a banner
+    token_grid = (f'<svg class="grid"{most} viewBox="0 0 {width} {height}" role="img" aria-label="the step at which each of '
                   f'{len(final)} tokens was committed, of {n}">{cells}</svg>')  # fmt: skip
     data = json.dumps(events, separators=(",", ":")).replace("<", "\\u003c")
-    return f"""<article class="trace" id="trace-{escape(name)}" data-planes="{planes}">
+    return f"""<article class="trace{wide}" id="trace-{escape(name)}">
 <header>{title}</header>
 <div class="stage"><div class="shot">{media}</div><div class="tokens">{token_grid}</div>
 <div class="time">{_chart([len(s["committed"]) for s in steps])}

@@ -115,7 +115,7 @@ def run_entry(pipe: Any, entry: Entry, due: list[Work], ledger: Ledger, progress
         try:
             out = pipe.generate([w.plan for w in batch], dict(entry.sampler), dict(entry.law),
                                 trace=any(w.trace for w in batch), callback=progress.step,
-                                image=entry.image, mask=entry.mask)  # fmt: skip
+                                image=entry.image, mask=entry.mask, prefix=entry.prefix)  # fmt: skip
         except (GenError, OSError):
             raise  # a wrong value or a broken disk, not a matter of one item
         except Exception as problem:  # what a model may raise is open
@@ -242,7 +242,7 @@ def save_output(out: Any, folder: str | Path) -> Path:
     """What ``out.save(folder)`` does: leaves the folder that a job with these prompts would leave. Returns its gallery.
 
     ``out``: media, stats, traces, items, modality, model, spec (the sampler's name and knobs), law, device, dtype, and
-    image and mask (a path, a medium, or ``None``).
+    image, mask and prefix (a path, a medium, or ``None``).
     """
     from gen.registry import registry
 
@@ -252,7 +252,8 @@ def save_output(out: Any, folder: str | Path) -> Path:
             "prompts": prompts, "num_samples": samples, "seed": out.items[0].seed, "device": str(out.device),
             "dtype": str(out.dtype).removeprefix("torch."), "trace": len(out.items) if out.traces else 0,
             "image": _as_file(out.image, folder, "image", modality),
-            "mask": _as_file(out.mask, folder, "mask", modality), "out": str(folder)}  # fmt: skip
+            "mask": _as_file(out.mask, folder, "mask", modality),
+            "prefix": _as_file(out.prefix, folder, "prefix", modality), "out": str(folder)}  # fmt: skip
     job = make_job(tree, where="the output to save", name=folder.name)
     check_target(folder, job)
     open_folder(folder, job)

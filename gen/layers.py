@@ -14,12 +14,12 @@ from gen.errors import GenError, bad_value, unknown
 
 DEFAULTS: dict[str, Any] = {
     "modality": None, "model": None, "sampler": {"name": "speculative_jacobi"}, "law": {}, "prompts": None,
-    "prompts_file": None, "num_samples": 1, "seed": 0, "image": None, "mask": None, "device": "cpu",
+    "prompts_file": None, "num_samples": 1, "seed": 0, "image": None, "mask": None, "prefix": None, "device": "cpu",
     "dtype": "float32", "batch_size": 8, "trace": 1,
 }  # fmt: skip
 FOLDER_KEYS = ("name", "out")  # one folder per run, so these are no keys of an entry
 KEYS = (*FOLDER_KEYS, *DEFAULTS, "jobs")
-FILES = ("prompts_file", "image", "mask")
+FILES = ("prompts_file", "image", "mask", "prefix")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

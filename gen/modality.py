@@ -85,6 +85,16 @@ class Modality(ABC):
     def check(self, media: Any, prompt: str) -> Verdict:
         """Whether the medium fulfils the prompt, from the medium alone."""
 
+    def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
+        """The first tokens [k] of something that begins with a medium (or the file at a path). Raises ``GenError``."""
+        from gen.errors import GenError
+
+        raise GenError(f"modality {self.name!r} cannot be continued")
+
+    def trim(self, media: Any) -> Any:
+        """A medium without the empty end that its fixed length leaves it. More at the end never gives less at the front."""
+        return media
+
     def edit(self, image: Any, mask: Any, frontend: TokenFrontend, space: TokenSpace) -> tuple[Tensor, Any]:
         """A canvas [T(, C)] that is empty where to regenerate, and a function that lays the result over the original."""
         from gen.errors import GenError

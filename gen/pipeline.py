@@ -10,7 +10,7 @@ makes the same item again, in any batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.draws import CounterDraws, item_key
+from gen.draws import CounterDraws, OffsetDraws, item_key
 from gen.errors import GenError, bad_value
 from gen.law import Law
 from gen.modality import Binding, Modality, kind_of, model_key, suggested_law
-from gen.models.adapters import CausalLatentLM, CausalLM, MaskedLatentLM, MaskedLM
+from gen.models.adapters import BlockLM, CausalLatentLM, CausalLM, MaskedLatentLM, MaskedLM
+from gen.models.block_target import BlockTarget
 from gen.models.latent_targets import CausalLatentTarget, MaskedLatentTarget
-from gen.models.loading import load_lm, model_kind, pick_device, pick_dtype, read_config
+from gen.models.loading import load_lm, model_kind, model_protocol, pick_device, pick_dtype, read_config
 from gen.models.targets import CausalTarget, MaskedTarget, Target
 from gen.registry import registry
 from gen.sampling import Callback, Sampler, resolve_sampler
-from gen.types import Stats, TraceStep
+from gen.streaming import Chunk, MediaStream, OnChunk, streamed
+from gen.types import Stats, TokenSpace, TraceStep
 
 SamplerSpec = str | Mapping[str, Any] | Sampler
 BATCH_SIZE = 8
 TARGETS = {
     ("causal", "codes"): (CausalTarget, CausalLM),
     ("masked", "codes"): (MaskedTarget, MaskedLM),
+    ("blocks", "codes"): (BlockTarget, BlockLM),
     ("causal", "latents"): (CausalLatentTarget, CausalLatentLM),
     ("masked", "latents"): (MaskedLatentTarget, MaskedLatentLM),
 }
@@ -67,6 +70,7 @@ class PipelineOutput:
     dtype: torch.dtype
     image: Any = None
     mask: Any = None
+    prefix: Any = None
 
     def save(self, folder: str | Path) -> Path:
         """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""
@@ -110,7 +114,7 @@ class Pipeline:
     def model_name(self, sampler: Sampler) -> str:
         """The model that serves a sampler. Raises ``GenError`` if it is none of the sampler's kind, or the modality has none."""
         if self.model is not None:
-            have = "causal" if read_config(self.model).get("causal", True) else "masked", model_kind(self.model)
+            have = model_protocol(self.model), model_kind(self.model)
             if have[0] != sampler.protocol or have[1] not in sampler.kinds:
                 raise GenError(f"model {self.model} is a {have[0]} one of {have[1]}, but the sampler needs a {sampler.protocol} one of "
                                f"{' or '.join(sampler.kinds)}")
@@ -159,42 +163,71 @@ class Pipeline:
             law = {**suggested_law(self.modality, kind), **(preset.law if preset else {})}
         return resolve_sampler(sampler, law)
 
-    def target(self, sampler: Sampler, law: Law, items: Sequence[ItemPlan], name: str | None = None) -> Target:
-        """What the sampler will see: model (its own, or the one of that name), conditions and law."""
+    def target(self, sampler: Sampler, law: Law, items: Sequence[ItemPlan], name: str | None = None,
+               given: Tensor | None = None) -> Target:
+        """What the sampler will see: model (its own, or the one of that name), conditions and law. A causal model's prompt ends
+        with the tokens ``given`` [k], and the target is what follows them."""
         model, binding = self._model(name or self.model_name(sampler))
+        space, before = binding.space, []
+        if given is not None and sampler.protocol == "causal":
+            space, before = space.after(len(given)), given.tolist()
         conditions = [self.modality.condition(i.prompt) for i in items]
-        prompts = [binding.prompt(c) for c in conditions]
+        prompts = [binding.prompt(c) + before for c in conditions]
         width = max(map(len, prompts))
         padded = torch.tensor([p + p[-1:] * (width - len(p)) for p in prompts])
         lengths = torch.tensor([len(p) for p in prompts])
-        uncond = torch.tensor([binding.unconditional]).expand(len(items), -1) if law.guided else None
-        make, adapt = TARGETS[sampler.protocol, binding.space.kind]
-        return make(adapt(model), padded, binding.space, law, uncond, prompt_length=lengths)
+        uncond = torch.tensor([binding.unconditional + before]).expand(len(items), -1) if law.guided else None
+        make, adapt = TARGETS[sampler.protocol, space.kind]
+        return make(adapt(model), padded, space, law, uncond, prompt_length=lengths)
 
     def generate(self, items: Sequence[ItemPlan], sampler: SamplerSpec = "speculative_jacobi",
                  law: Mapping[str, Any] | Law | None = None, *, trace: bool = False, callback: Callback | None = None,
-                 image: Any = None, mask: Any = None) -> PipelineOutput:
-        """Makes the items in one batch."""
+                 image: Any = None, mask: Any = None, prefix: Any = None, on_chunk: OnChunk | None = None) -> PipelineOutput:
+        """Makes the items in one batch. ``on_chunk(row, media)``: called with every part of a medium as soon as its tokens are there."""
         spec = spell(sampler)
         sampler, law = self.resolve(sampler, law)
-        target = self.target(sampler, law, items)
-        draft = self.target(sampler, law, items, self.draft_name(sampler)) if sampler.drafted else None
-        frontend = self.frontend(target.space.kind)
-        canvas, overlay = None, lambda media: media
+        name = self.model_name(sampler)
+        space = self._model(name)[1].space
+        frontend = self.frontend(space.kind)
+        given, canvas, overlay = self._given(spec, sampler, space, frontend, image, mask, prefix, len(items))
+        target = self.target(sampler, law, items, name, given)
+        draft = self.target(sampler, law, items, self.draft_name(sampler), given) if sampler.drafted else None
+        draws, first = CounterDraws([self.draw_key(i) for i in items], self.device), 0
+        if target.length < space.length:  # the places after what is given have the draws that they always have
+            first = space.length - target.length
+            draws = OffsetDraws(draws, first)
+        stream = MediaStream(self.modality, frontend, space, len(items), on_chunk) if on_chunk else None
+        if stream:
+            callback = stream.following(callback, given if first else None)
+        out = sampler(target, draws, draft=draft, canvas=canvas, trace=trace, callback=callback)
+        if first:
+            out = out.after(given.to(out.tokens))
+        # one at a time, so that an item's media do not depend on its batch either
+        codes = self.modality.to_codes(out.tokens, space)
+        media = stream.media() if stream else [self.modality.trim(frontend.postprocess(frontend.decode(c[None])[0])) for c in codes]
+        return PipelineOutput([overlay(m) for m in media], out.tokens.cpu(), out.stats, out.traces, list(items), self.modality.name,
+                              name, spec, sampler.exactness, law, self.device, self.dtype, image, mask, prefix)
+
+    def _given(self, spec: dict, sampler: Sampler, space: TokenSpace, frontend, image: Any, mask: Any, prefix: Any, rows: int):
+        """Tokens that come first [k], a canvas, and what lays the result over the original."""
         if (image is None) != (mask is None):
             raise GenError("editing needs both an image and a mask")
+        if image is not None and prefix is not None:
+            raise GenError("an image to edit and a prefix to continue came together; expected one of them")
         if image is not None:
             if sampler.protocol != "masked":
                 raise GenError(f"sampler {spec['name']!r} decodes left to right and cannot edit; use a masked one such as 'maskgit' or 'halton'")
-            canvas, overlay = self.modality.edit(image, mask, frontend, target.space)
-            canvas = canvas.expand(len(items), *canvas.shape)
-        draws = CounterDraws([self.draw_key(i) for i in items], self.device)
-        out = sampler(target, draws, draft=draft, canvas=canvas, trace=trace, callback=callback)
-        # one at a time, so that an item's pixels do not depend on its batch either
-        codes = self.modality.to_codes(out.tokens, target.space)
-        media = [overlay(frontend.postprocess(frontend.decode(c[None])[0])) for c in codes]
-        return PipelineOutput(media, out.tokens.cpu(), out.stats, out.traces, list(items), self.modality.name,
-                              self.model_name(sampler), spec, sampler.exactness, law, self.device, self.dtype, image, mask)
+            canvas, overlay = self.modality.edit(image, mask, frontend, space)
+            return None, canvas.expand(rows, *canvas.shape), overlay
+        same = lambda media: media
+        if prefix is None:
+            return None, None, same
+        given = self.modality.prefix(prefix, frontend, space)
+        if sampler.protocol == "causal":
+            return given, None, same
+        canvas = space.empty(rows, self.device)
+        canvas[:, : len(given)] = given
+        return given, canvas, same
 
     def draw_key(self, item: ItemPlan) -> int:
         return item_key(self.modality.name, str(self.modality.condition(item.prompt)), item.seed)
@@ -202,19 +235,20 @@ class Pipeline:
     def __call__(self, prompts: str | Sequence[str], sampler: SamplerSpec = "speculative_jacobi",
                  law: Mapping[str, Any] | Law | None = None, *, num_samples: int = 1, seed: int = 0,
                  batch_size: int | None = None, trace: bool = False, callback: Callback | None = None,
-                 image: Any = None, mask: Any = None) -> PipelineOutput:
+                 image: Any = None, mask: Any = None, prefix: Any = None) -> PipelineOutput:
         """Makes ``num_samples`` media per prompt.
 
         ``sampler``: a sampler's or preset's name, ``{"name": ..., knob: value}`` or a sampler. ``law``: see ``gen.law.Law``;
         ``None`` is the modality's default. ``batch_size``: items decoded together (8), which changes no draw. ``image`` and
-        ``mask``: regenerate only what the mask marks. Raises ``GenError`` for anything it cannot do.
+        ``mask``: regenerate only what the mask marks. ``prefix``: a medium, or the path of one, that every result begins with.
+        Raises ``GenError`` for anything it cannot do.
         """
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise bad_value("batch_size", batch_size, "an integer of at least 1")
         items = self.plan(prompts, num_samples, seed)
         size = batch_size or BATCH_SIZE
         parts = [
-            self.generate(items[i : i + size], sampler, law, trace=trace, callback=callback, image=image, mask=mask)
+            self.generate(items[i : i + size], sampler, law, trace=trace, callback=callback, image=image, mask=mask, prefix=prefix)
             for i in range(0, len(items), size)
         ]
         return replace(
@@ -225,6 +259,14 @@ class Pipeline:
             traces=[t for p in parts for t in p.traces] if trace else None,
             items=items,
         )
+
+    def stream(self, prompts: str | Sequence[str], sampler: SamplerSpec = "speculative_jacobi",
+               law: Mapping[str, Any] | Law | None = None, *, num_samples: int = 1, seed: int = 0,
+               prefix: Any = None) -> Iterator[Chunk]:
+        """The parts of media while they are being made: first frames, first sounds. All items are made in one batch, so their
+        parts come interleaved; those of one item, put together, are what a call gives for it. Raises ``GenError``."""
+        items = self.plan(prompts, num_samples, seed)
+        yield from streamed(lambda on_chunk: self.generate(items, sampler, law, prefix=prefix, on_chunk=on_chunk), items)
 
 
 def spell(sampler: SamplerSpec) -> dict[str, Any]:

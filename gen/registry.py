@@ -16,6 +16,7 @@ from gen.errors import unknown
 
 T = TypeVar("T")
 FOLDERS = ("gen.models", "gen.tokenizers", "gen.samplers", "gen.modalities")  # what look-ups discover
+MODULES = ("gen.layouts",)  # and single modules
 
 
 class Registry:
@@ -57,6 +58,8 @@ class Registry:
         if self._discovered:
             return
         self._discovered = True  # before the imports: a module may look something up while it is being imported
+        for module in MODULES:
+            importlib.import_module(module)
         for folder in FOLDERS:
             package = importlib.import_module(folder)
             for module in pkgutil.iter_modules(package.__path__):

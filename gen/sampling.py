@@ -14,7 +14,7 @@ from gen.law import Law
 from gen.registry import registry
 from gen.types import EXACTNESS, SampleOutput
 
-Callback = Callable[[dict[str, int]], None]
+Callback = Callable[[dict[str, Any]], None]
 
 
 class Sampler(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,13 @@ class TokenSpace:
     def length(self) -> int:
         return self.legal.shape[0]
 
+    def after(self, places: int) -> TokenSpace:
+        """What is left after so many places; of the first axis, if they are whole slices of it, or else without axes."""
+        size = torch.Size(self.grid[1:]).numel()
+        whole = places % size == 0
+        grid = (self.grid[0] - places // size, *self.grid[1:]) if whole else (self.length - places,)
+        return replace(self, grid=grid, legal=self.legal[places:])
+
     @staticmethod
     def codes(grid: tuple[int, ...], codebook_size: int, vocab_size: int, mask_id: int | None = None,
               codebook: Tensor | None = None) -> TokenSpace:
@@ -112,6 +119,12 @@ class TraceStep:
     committed: dict[int, Any]
     removed: list[int] = field(default_factory=list)
 
+    def after(self, places: int) -> TraceStep:
+        """The same so many places further on."""
+        move = lambda at: [n + places for n in at]
+        committed = {n + places: x for n, x in self.committed.items()}
+        return TraceStep(move(self.window), move(self.accepted), committed, move(self.removed))
+
 
 @dataclass
 class SampleOutput:
@@ -120,3 +133,8 @@ class SampleOutput:
     tokens: Tensor
     stats: list[Stats]
     traces: list[list[TraceStep]] | None = None
+
+    def after(self, given: Tensor) -> SampleOutput:
+        """The same with tokens [k] before all rows, and the places of traces behind them."""
+        tokens = torch.cat([given.expand(len(self.tokens), *given.shape), self.tokens], 1)
+        return replace(self, tokens=tokens, traces=self.traces and [[s.after(len(given)) for s in row] for row in self.traces])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from gen.errors import GenError
+from gen.frontend import require_same_frontend
 from gen.modalities import shapes
 from gen.modality import Binding, Modality, Verdict
 from gen.models.loading import ZOO
@@ -29,11 +29,6 @@ def as_picture(media: Any) -> Image.Image:
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise GenError(f"the picture is an array of {array.dtype} {array.shape}; expected uint8 [h, w, 3] or a bool mask [h, w]")
     return Image.fromarray(array)
-
-
-def codebook_digest(table: Tensor) -> str:
-    """A name for a codebook [V, D] or other weights, the same in every floating-point type that holds half precision."""
-    return hashlib.sha256(table.detach().cpu().to(torch.float16).contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 @register("modality", "image")
@@ -81,24 +76,17 @@ class ImageModality(Modality):
         if config.codebook_size != size or config.prefix_length != shapes.SLOTS or config.vocab_size < need:
             raise GenError(f"model {model_name} has codebook_size {config.codebook_size}, prefix_length {config.prefix_length} and "
                            f"vocab_size {config.vocab_size}; expected {size}, {shapes.SLOTS} and at least {need}")
-        self._same_frontend(config, frontend, model_name)
+        require_same_frontend(config, frontend, model_name, self.frontends[frontend.config.kind])
         space = TokenSpace.codes(tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0])
         return Binding(space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS)  # pair 0: nothing said, nowhere
 
     def _bind_latents(self, config: Any, frontend, model_name: str) -> Binding:
         channels = frontend.config.channels
-        self._same_frontend(config, frontend, model_name)
+        require_same_frontend(config, frontend, model_name, self.frontends[frontend.config.kind])
         if config.latent_channels != channels or config.prefix_length != shapes.SLOTS or config.vocab_size < shapes.PAIRS:
             raise GenError(f"model {model_name} has latent_channels {config.latent_channels}, prefix_length {config.prefix_length} and "
                            f"vocab_size {config.vocab_size}; expected {channels}, {shapes.SLOTS} and at least {shapes.PAIRS}")
         return Binding(TokenSpace.latents(tuple(config.grid), channels), lambda c: c.pairs(), [0] * shapes.SLOTS)
-
-    def _same_frontend(self, config: Any, frontend, model_name: str) -> None:
-        """Another codebook or another autoencoder would make noise, and nothing else would tell."""
-        digest = codebook_digest(frontend.fingerprint)
-        if getattr(config, "codebook_digest", digest) != digest:
-            raise GenError(f"model {model_name} was trained on codebook {config.codebook_digest}, the frontend has {digest}; "
-                           f"put the frontend it was trained with beside it as {self.frontends[frontend.config.kind]!r}")
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         if space.channels:

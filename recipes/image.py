@@ -12,10 +12,9 @@ minutes, tokens 4, causal 45 and masked 35 side by side, draft 10, evaluate 30.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.frontend import codebook_digest
 from gen.modalities import shapes
-from gen.modalities.image import codebook_digest
+from gen.recipes.codebooks import Chain
+from gen.recipes.grid_models import Run, Shape, causal_loss, export_lm, masked_loss, tidy, token_batches, train_lm
 from gen.recipes.image_evaluation import evaluate
 from gen.recipes.stages import run
 from gen.train import fit
@@ -32,29 +33,23 @@ from gen.train import fit
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+    """How much of everything; ``quick`` shrinks it. Causal and masked model reach their quality before the end of their schedules."""
 
     vq_steps: int = 1000
     vq_batch: int = 16
     pictures: int = 72_000
-    lm_steps: int = 3600
-    warm_steps: int = 800  # of the causal model, before the masked one starts from it
-    masked_steps: int = 3000
-    cooldown: tuple[int, int] | None = (2000, 2500)  # both reach their quality before the end of their schedules
-    masked_cooldown: tuple[int, int] | None = (1250, 1900)
-    lm_batch: int = 32
-    width: int = 160
-    layers: int = 5
-    draft_steps: int = 2400
-    draft_width: int = 96
-    draft_layers: int = 2
+    causal: Run = Run(3600, 160, 5, seed=5, keep_average_at=800, cooldown=(2000, 2500))
+    masked: Run = Run(3000, 160, 5, causal=False, seed=4, cooldown=(1250, 1900))
+    draft: Run = Run(2400, 96, 2, seed=6)
     held_out: int = 200
 
 
-QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, lm_steps=4, warm_steps=2, masked_steps=4, cooldown=(3, 4), masked_cooldown=(3, 4), lm_batch=8, width=32, layers=1,
-             draft_steps=4, draft_width=32, draft_layers=1, held_out=2)
+_TINY = dict(width=32, layers=1, batch=8)
+QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, causal=Run(4, seed=5, keep_average_at=2, cooldown=(3, 4), **_TINY),
+             masked=Run(4, causal=False, seed=4, cooldown=(3, 4), **_TINY), draft=Run(4, seed=6, **_TINY), held_out=2)
 
 CODES = 128
+SHAPE = Shape((16, 16), shapes.SLOTS, CODES, shapes.PAIRS)
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -94,62 +89,25 @@ def new_vq():
 
 
 def train_vq(work: Path, plan: Plan, log=print) -> None:
-    """The codebook starts from encoder outputs after a warm-up without quantisation; unused codes are re-seeded."""
+    """The codebook is trained by gradients; ``Chain`` starts it and keeps its codes in use."""
     torch.manual_seed(0)
     model = new_vq()
-    generator = torch.Generator().manual_seed(0)
-    warm, settle = plan.vq_steps // 16, plan.vq_steps * 3 // 4
-    used = torch.zeros(CODES)
-    step_now, last_latents = [0], [torch.empty(0, 8)]
+    chain = Chain([model.quantize.embedding.weight], plan.vq_steps // 16, plan.vq_steps * 3 // 4, torch.Generator().manual_seed(0))
 
     def loss_fn(m, x):
         h = m.quant_conv(m.encoder(x)).float()
-        flat = h.permute(0, 2, 3, 1).reshape(-1, 8).detach()
-        keep = torch.randperm(len(flat), generator=generator)[:1024]
-        last_latents[0] = torch.cat([last_latents[0], flat[keep]])[-8192:]
-        figures = {}
-        if step_now[0] < warm:
-            z, commit = h, h.new_zeros(())
-        else:
-            z, commit, (_, _, ids) = m.quantize(h)
-            used.mul_(0.99).index_add_(0, ids.flatten(), torch.ones(ids.numel()))
-            figures["codes"] = float((used > 1).sum())
+        flat, loss = chain(h.permute(0, 2, 3, 1).reshape(-1, h.shape[1]))
+        z = flat.view(len(h), *h.shape[2:], -1).permute(0, 3, 1, 2)
         y = m.decoder(m.post_quant_conv(z)).float()
         mse = F.mse_loss(y, x)
-        figures["psnr"] = 10 * math.log10(4 / mse.item())
-        return mse + 0.2 * F.l1_loss(y, x) + commit, figures
-
-    def on_step(step, m):
-        step_now[0] = step + 1
-        pool = last_latents[0]
-        if step + 1 == warm:
-            m.quantize.embedding.weight.data.copy_(kmeans(pool, CODES, generator))
-            used.fill_(10)
-        elif warm < step + 1 < settle and (step + 1) % 50 == 0:
-            dead = (used < 1).nonzero().flatten()
-            if len(dead):
-                pick = torch.randint(len(pool), (len(dead),), generator=generator)
-                m.quantize.embedding.weight.data[dead] = pool[pick]
-                used[dead] = 10
+        return mse + 0.2 * F.l1_loss(y, x) + loss, {"psnr": 10 * math.log10(4 / mse.item()), "codes": chain.codes}
 
     average = fit(
         model, pictures(plan.vq_batch, seed=1), loss_fn, steps=plan.vq_steps, lr=2e-3, weight_decay=0.0,
-        out=work / "vq", autocast=True, on_step=on_step, log=log,
+        out=work / "vq", autocast=True, on_step=lambda step, m: chain.on_step(step), log=log,
     )
     model.load_state_dict(average.state)
     model.save_pretrained(work / "vq" / "model")
-
-
-def kmeans(points: Tensor, k: int, generator: torch.Generator, rounds: int = 10) -> Tensor:
-    """Lloyd's algorithm; an empty cluster restarts at a random point. [N, D] -> [k, D]."""
-    draw = lambda n: points[torch.randint(len(points), (n,), generator=generator)]
-    centres = draw(k)
-    for _ in range(rounds):
-        near = torch.cdist(points, centres).argmin(1)
-        count = torch.bincount(near, minlength=k)
-        total = torch.zeros_like(centres).index_add_(0, near, points)
-        centres = torch.where(count[:, None] > 0, total / count[:, None].clamp_min(1), draw(k))
-    return centres
 
 
 def make_tokens(work: Path, plan: Plan, log=print) -> None:
@@ -169,31 +127,6 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
     torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
 
 
-def new_lm(width: int, layers: int, causal: bool):
-    """A model whose vocabulary is the codes, the (word, place) pairs of conditions, and the mask."""
-    from gen.models.grid import GridLlamaConfig, GridLlamaForCausalLM
-
-    return GridLlamaForCausalLM(
-        GridLlamaConfig(
-            grid=(16, 16),
-            prefix_length=shapes.SLOTS,
-            codebook_size=CODES,
-            causal=causal,
-            shifted=True,
-            mask_token_id=CODES + shapes.PAIRS,
-            vocab_size=CODES + shapes.PAIRS + 1,
-            hidden_size=width,
-            intermediate_size=width * 8 // 3 // 32 * 32,
-            num_hidden_layers=layers,
-            num_attention_heads=width // 32,
-            num_key_value_heads=width // 32,
-            max_position_embeddings=shapes.SLOTS + 256,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
-
-
 def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
     """Caption slots [B, 8] without a tenth of the captions, dropped whole, for guidance, and without a twentieth of the single
     words but the shape, so that a caption may leave them out."""
@@ -204,84 +137,31 @@ def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots)
 
 
-def token_batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (caption slots [B, 8], codes [B, 256])."""
-    data = torch.load(work / "tokens.pt", weights_only=True)
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        for rows in torch.randperm(len(data["codes"]), generator=generator).split(batch):
-            if len(rows) == batch:
-                yield drop_words(data["slots"][rows].long(), generator), data["codes"][rows].long()
+def words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Caption slots [B, 8] as (word, place) pairs, some dropped."""
+    return torch.from_numpy(shapes.pairs(drop_words(slots, generator).numpy()))
 
 
-def losses(causal: bool, mask: int, generator: torch.Generator):
-    """The loss of a model on a batch: next-token, or masked with MaskGIT's cosine-distributed share of masks."""
-
-    def condition(slots: Tensor) -> Tensor:
-        return CODES + torch.from_numpy(shapes.pairs(slots.numpy()))
-
-    def causal_loss(m, batch):
-        slots, codes = batch
-        out = m(input_ids=torch.cat([condition(slots), codes[:, :-1]], 1), logits_to_keep=256, use_cache=False)
-        return F.cross_entropy(out.logits.float().flatten(0, 1), codes.flatten()), {}
-
-    def masked_loss(m, batch):
-        slots, codes = batch
-        share = torch.cos(math.pi / 2 * torch.rand(len(codes), 1, generator=generator))
-        hidden = torch.rand(codes.shape, generator=generator).argsort(1) < (share * 256).ceil()
-        ids = torch.cat([condition(slots), codes.masked_fill(hidden, mask)], 1)
-        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bfloat16)
-        out = m(input_ids=ids, attention_mask=full, logits_to_keep=257, use_cache=False)
-        return F.cross_entropy(out.logits[:, :-1][hidden].float(), codes[hidden]), {}
-
-    return causal_loss if causal else masked_loss
-
-
-def train_lm(work: Path, plan: Plan, name: str, log=print) -> None:
-    """``causal``, ``masked``, or ``draft``, a small causal one for speculation. The masked model starts from the average
-    weights that the causal one had after ``warm_steps``: what it has learned of captions and shapes carries over, and both
-    can be trained side by side from there on."""
-    torch.manual_seed(0)
-    causal = name != "masked"
-    steps = {"causal": plan.lm_steps, "masked": plan.masked_steps, "draft": plan.draft_steps}[name]
-    cooldown = {"causal": plan.cooldown, "masked": plan.masked_cooldown, "draft": None}[name]
-    size = (plan.draft_width, plan.draft_layers) if name == "draft" else (plan.width, plan.layers)
-    model = new_lm(*size, causal)
-    if not causal:
-        model.load_state_dict(torch.load(work / "causal" / "average.pt", weights_only=True))
-    average = fit(
-        model, token_batches(work, plan.lm_batch, seed={"masked": 4, "causal": 5, "draft": 6}[name]),
-        losses(causal, model.config.mask_token_id, torch.Generator().manual_seed(3)),
-        steps=steps, lr=2e-3, muon=(".layers.", 6e-3), weight_decay=0.05, out=work / name, bfloat16_weights=True, save_every=250,
-        cooldown=cooldown, keep_average_at=plan.warm_steps if name == "causal" else None, log=log,
-    )
-    model.load_state_dict(average.state)
-    model.save_pretrained(work / name / "model")
+def train(work: Path, plan: Plan, name: str, log=print) -> None:
+    """``causal``, ``draft``, a small one of that kind for speculation, or ``masked``, which starts from the average weights that
+    the causal one had early: what it has learned of captions and shapes carries over, and both can be trained side by side."""
+    how: Run = getattr(plan, name)
+    loss = masked_loss(SHAPE, torch.Generator().manual_seed(3)) if name == "masked" else causal_loss(SHAPE)
+    if name == "masked":
+        how = replace(how, start=work / "causal" / "average.pt")
+    train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, words), loss, work / name, log)
 
 
 def export(work: Path, zoo: Path, log=print) -> None:
     """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook."""
     from diffusers import VQModel
 
-    from gen.models.grid import GridLlamaForCausalLM
-
     vq = VQModel.from_pretrained(work / "vq" / "model").half()
     vq.save_pretrained(zoo / "image-vq")
     for name in ("causal", "masked", "draft"):
-        model = GridLlamaForCausalLM.from_pretrained(work / name / "model").half()
-        model.config.frontend = "image-vq"
-        model.config.codebook_digest = codebook_digest(vq.quantize.embedding.weight)
-        model.save_pretrained(zoo / f"image-{name}")
+        export_lm(work / name / "model", zoo / f"image-{name}", "image-vq", codebook_digest(vq.quantize.embedding.weight))
     tidy(zoo)
     log(f"wrote {zoo}")
-
-
-def tidy(zoo: Path) -> None:
-    """Where the weights lay before is nobody's business."""
-    for path in zoo.glob("*/config.json"):
-        config = json.loads(path.read_text())
-        config.pop("_name_or_path", None)
-        path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -290,9 +170,9 @@ def main(argv: list[str] | None = None) -> None:
         return {
             "vq": lambda: train_vq(work, plan),
             "tokens": lambda: make_tokens(work, plan),
-            "causal": lambda: train_lm(work, plan, "causal"),
-            "masked": lambda: train_lm(work, plan, "masked"),
-            "draft": lambda: train_lm(work, plan, "draft"),
+            "causal": lambda: train(work, plan, "causal"),
+            "masked": lambda: train(work, plan, "masked"),
+            "draft": lambda: train(work, plan, "draft"),
             "export": lambda: export(work, zoo),
             "evaluate": lambda: evaluate(zoo, plan.held_out),
         }

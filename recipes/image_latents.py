@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gen.frontend import codebook_digest
 from gen.modalities import shapes
-from gen.modalities.image import codebook_digest
-from gen.recipes.image import drawn, drop_words, pictures, tidy
+from gen.recipes.grid_models import tidy
+from gen.recipes.image import drawn, drop_words, pictures
 from gen.recipes.image_latents_evaluation import evaluate
 from gen.recipes.stages import run
 from gen.train import fit

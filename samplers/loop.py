@@ -83,6 +83,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
     rows = torch.arange(batch, device=device)
     start = torch.zeros(batch, dtype=torch.long, device=device)
     round_ = torch.zeros(batch, dtype=torch.long, device=device)
+    finished = torch.zeros(batch, dtype=torch.long, device=device)  # committed tokens of every row of the batch
     step = 0
     while len(rows):
         width = min(drafter.window, total - int(start.min()))
@@ -104,8 +105,9 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
         book.add(rows, start, valid.sum(1), accepted, count, drafted, chosen, computed)
         start, round_, step = start + count, round_ + 1, step + 1
         if callback:
-            done = batch * total - int((total - start).sum())
-            callback({"step": step, "done": done, "total": batch * total})
+            finished.index_copy_(0, rows, start)
+            known = torch.arange(total, device=device) < finished[:, None]
+            callback({"step": step, "done": int(finished.sum()), "total": batch * total, "tokens": tokens, "known": known})
         left = start < total
         if not bool(left.all()):
             rows, start, round_ = rows[left], start[left], round_[left]

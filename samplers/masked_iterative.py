@@ -120,8 +120,8 @@ class MaskedIterative(Sampler):
                     traces[row].append(TraceStep(window, [], dict(zip(at, ids, strict=True))))
             step += 1
             if callback:
-                done = batch * total - int(space.is_empty(canvas).sum())
-                callback({"step": step, "done": done, "total": batch * total})
+                known = ~space.is_empty(canvas)
+                callback({"step": step, "done": int(known.sum()), "total": batch * total, "tokens": canvas, "known": known})
             left = space.is_empty(canvas[rows]).any(1)
             if not bool(left.all()):
                 rows = rows[left]

@@ -6,11 +6,10 @@ they sample exactly from the model's law in that order.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
+from gen.layout_orders import halton_cells
 from gen.registry import register
 
 
@@ -38,34 +37,16 @@ def halton(draws, rows, positions, round, chosen_logp, temperature, grid) -> Ten
     return -rank[positions].double()
 
 
+@register("order", "streams")
+def streams(draws, rows, positions, round, chosen_logp, temperature, grid) -> Tensor:
+    """Along the last axis: all of its first slice, then all of its second, and so on; confidence inside a slice. For codes of
+    several streams that is coarse to fine (SoundStorm, arXiv 2305.09636; MAGNeT, arXiv 2401.04577)."""
+    score = confidence(draws, rows, positions, round, chosen_logp, temperature, grid)
+    # into (0, 1), in the same order, so that a slice before always comes first
+    return torch.sigmoid(score / 8) - positions % grid[-1]
+
+
 @register("order", "raster")
 def raster(draws, rows, positions, round, chosen_logp, temperature, grid) -> Tensor:
     """First to last."""
     return -positions.double()
-
-
-@cache
-def halton_cells(grid: tuple[int, ...]) -> tuple[int, ...]:
-    """Every cell of the grid once, in the order in which the Halton sequence (bases 2, 3, 5, ...) first visits it."""
-    bases, total = (2, 3, 5, 7)[: len(grid)], 1
-    for size in grid:
-        total *= size
-    seen: dict[int, None] = {}
-    i = 0
-    while len(seen) < total:
-        i += 1
-        cell = 0
-        for base, size in zip(bases, grid, strict=True):
-            cell = cell * size + int(_radical_inverse(i, base) * size)
-        seen.setdefault(cell)
-    return tuple(seen)
-
-
-def _radical_inverse(i: int, base: int) -> float:
-    """The digits of i in that base, mirrored at the point: in [0, 1)."""
-    x, scale = 0.0, 1.0
-    while i:
-        i, digit = divmod(i, base)
-        scale /= base
-        x += digit * scale
-    return x

@@ -97,6 +97,21 @@ class TabularMasked(_Model):
         return self.forward(torch.tensor([ids]), canvas_length)[0, place]
 
 
+class TabularBlocks(_Model):
+    """Implements ``gen.models.adapters.BlockModel``: a place's law depends on its block as it stands and on all before it."""
+
+    def __init__(self, *args, block_length: int = 4, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.block_length = block_length
+
+    def new_cache(self, slots: int) -> TokenBuffer:
+        return TokenBuffer(slots)
+
+    def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: TokenBuffer) -> Tensor:
+        states = self._states(cache.write(tokens, positions)).gather(1, last)
+        return _logits(_scramble(states + (positions + 1) * _C), self.vocab_size, self.low, self.spread)
+
+
 PROMPTS = ((19,), (12, 13, 19), (15, 19))  # three contexts of different lengths, with one begin-of-grid token
 EMPTY = ((21, 19), (19,), (21, 22, 19))  # their unconditional prompts
 

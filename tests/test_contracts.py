@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tabular import TabularCausal, TabularMasked
+from tabular import TabularBlocks, TabularCausal, TabularMasked
 from torch import Tensor
 
 from gen.draws import CounterDraws
 from gen.errors import GenError
 from gen.law import Law
-from gen.models.adapters import CausalLM, MaskedLM
+from gen.models.adapters import BlockLM, CausalLM, MaskedLM
+from gen.models.block_target import BlockTarget
 from gen.models.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.targets import CausalTarget, MaskedTarget
 from gen.registry import registry
@@ -35,13 +36,21 @@ def token_space() -> TokenSpace:
     return TokenSpace(GRID, V, legal, MASK, torch.tensor([[0, 0], [0, 1], [0, 3], [1, 0], [2, 2], [3, 3]]).float())
 
 
-def llama(causal: bool, seed: int = 1):
+PROTOCOLS = {
+    "causal": (CausalTarget, CausalLM, TabularCausal),
+    "masked": (MaskedTarget, MaskedLM, TabularMasked),
+    "blocks": (BlockTarget, BlockLM, TabularBlocks),
+}
+
+
+def llama(protocol: str, seed: int = 1):
     torch.manual_seed(seed)
     config = GridLlamaConfig(
-        grid=GRID, prefix_length=3, codebook_size=6, causal=causal, mask_token_id=MASK, vocab_size=V, hidden_size=16,
+        grid=GRID, prefix_length=3, codebook_size=6, causal=protocol == "causal", mask_token_id=MASK, vocab_size=V, hidden_size=16,
         intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, initializer_range=0.6,
+        block_length=4 if protocol == "blocks" else 0,
     )
-    return (CausalLM if causal else MaskedLM)(GridLlamaForCausalLM(config).double())
+    return PROTOCOLS[protocol][1](GridLlamaForCausalLM(config).double())
 
 
 @dataclass
@@ -70,12 +79,12 @@ class Bench:
 
 
 def bench(protocol: str, kind: str) -> Bench:
-    if protocol not in ("causal", "masked"):
+    if protocol not in PROTOCOLS:
         pytest.fail(f"no model for the protocol {protocol!r} here: add one, so that its samplers are checked")
-    causal = protocol == "causal"
+    target, _, tabular = PROTOCOLS[protocol]
     prompts = torch.tensor([[r % 6, r // 2, 6] for r in range(ROWS)])
-    make = lambda seed: llama(causal, seed) if kind == "llama" else (TabularCausal if causal else TabularMasked)(V, seed, low=0.1)
-    return Bench(make(1), CausalTarget if causal else MaskedTarget, prompts, token_space(), make(2))
+    make = lambda seed: llama(protocol, seed) if kind == "llama" else tabular(V, seed, low=0.1)
+    return Bench(make(1), target, prompts, token_space(), make(2))
 
 
 # --- the checks

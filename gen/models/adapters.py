@@ -33,8 +33,22 @@ class MaskedModel(Protocol):
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor: ...
 
 
+class BlockModel(Protocol):
+    """tokens [B, L] at absolute positions [B, L], each seeing up to position ``last`` [B, L], against a cache -> logits
+    [B, L, V] of the same positions."""
+
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+    block_length: int
+
+    def new_cache(self, slots: int) -> Any: ...
+
+    def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: Any) -> Tensor: ...
+
+
 class _LM:
-    """What both adapters share."""
+    """What the adapters of language models share."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
@@ -81,6 +95,23 @@ class MaskedLM(_LM):
         shift = int(getattr(self.config, "shifted", False))
         out = self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=canvas_length + shift)
         return out.logits[:, :canvas_length]
+
+
+class BlockLM(_LM):
+    """A transformers language model whose attention is full inside blocks and causal across them, as its config's
+    ``block_length`` says. Logits at i are about position i."""
+
+    @property
+    def block_length(self) -> int:
+        return self.config.block_length
+
+    def new_cache(self, slots: int) -> SlotCache:
+        return SlotCache(self.config.num_hidden_layers, slots)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: SlotCache) -> Tensor:
+        mask = cache.at(positions, self.dtype, last)
+        return self.model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True).logits
 
 
 class _Latent:

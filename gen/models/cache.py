@@ -54,13 +54,13 @@ class SlotCache(Cache):
         self.slots, self.used = slots, 0
         self.positions: Tensor | None = None
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1, L, used]:
-        0 for slots up to the query's own position, the smallest number above."""
+    def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
+        """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1, L, used]: 0 for slots up to
+        the query's own position, or up to ``last`` [B, L] (the end of its block), the smallest number above."""
         self.positions, self.used = positions, max(self.used, int(positions.max()) + 1)
         if self.used > self.slots:
             raise ValueError(f"position {self.used - 1} is beyond the cache of {self.slots} slots")
-        above = torch.arange(self.used, device=positions.device) > positions[..., None]
+        above = torch.arange(self.used, device=positions.device) > (positions if last is None else last)[..., None]
         mask = torch.zeros(above.shape, dtype=dtype, device=positions.device)
         return mask.masked_fill_(above, torch.finfo(dtype).min)[:, None]
 

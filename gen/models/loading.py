@@ -50,6 +50,14 @@ def model_kind(name: str | Path) -> str:
     return "latents" if read_config(name).get("latent_channels") else "codes"
 
 
+def model_protocol(name: str | Path) -> str:
+    """``causal``, ``masked`` or ``blocks``, as a local model's config says."""
+    config = read_config(name)
+    if config.get("causal", True):
+        return "causal"
+    return "blocks" if config.get("block_length") else "masked"
+
+
 @contextlib.contextmanager
 def readable(kind: str, path: str | Path):
     """Turns what loaders raise for missing, cut or foreign files into one line that names the file's place."""

@@ -1,0 +1,85 @@
+"""Mimi audio tokens (Defossez et al., "Moshi", arXiv 2410.00037): a frontend over ``transformers.MimiModel``.
+
+Traps of the class that this adapter owns: stream 0 is quantised beside the others, not before them; a wave that is no
+whole number of frames comes back longer; and its decoder keeps no states of convolutions between calls, so chunks are
+decoded with what lies before them.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.errors import GenError
+from gen.frontend import FrontendConfig, StreamingFrontend
+from gen.models.loading import locate, quiet, readable
+from gen.registry import register
+
+
+@register("tokenizer", "mimi")
+class Mimi(StreamingFrontend):
+    """Codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples a second; n is a whole number of frames."""
+
+    chunk = 6
+    time_axis = -1
+
+    def __init__(self, model):
+        self.model = model.eval()
+        c = model.config
+        self.rate, self.frame = c.sampling_rate, c.frame_size
+        self.config = FrontendConfig("speech", "codes", (c.codebook_size,) * c.num_quantizers, (self.frame,))
+        # attention windows of all layers, then the convolutions, counted at the rate before the last up-sampling
+        convolutions = c.kernel_size + 2 + sum(2 + 2 * c.dilation_growth_rate**j for j in range(c.num_residual_layers))
+        self.context = math.ceil((c.num_hidden_layers * (c.sliding_window - 1) + convolutions) / c.latent_stride) + 1
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Mimi:
+        """Raises ``GenError`` for a missing or unreadable folder."""
+        from transformers import MimiModel
+
+        path = locate(folder, "frontend")
+        with readable("frontend", folder), quiet():
+            model = MimiModel.from_pretrained(path, dtype=dtype)
+        return cls(model.to(device))
+
+    def preprocess(self, media: Any) -> Tensor:
+        """A wave float [n] -> float [1, n]. Raises ``GenError`` for anything else, or if n is no whole number of frames."""
+        wave = np.asarray(media, dtype=np.float32)
+        if wave.ndim != 1 or not len(wave) or len(wave) % self.frame:
+            raise GenError(f"the wave has shape {wave.shape}; expected [n] with n a multiple of {self.frame} samples")
+        parameter = next(self.model.parameters())
+        return torch.from_numpy(wave)[None].to(parameter.device, parameter.dtype)
+
+    @torch.no_grad()
+    def encode(self, x: Tensor) -> Tensor:
+        return self.model.encode(x).audio_codes
+
+    @torch.no_grad()
+    def decode_at_once(self, codes: Tensor) -> Tensor:
+        top, streams = self.config.codebook_sizes[0], len(self.config.codebook_sizes)
+        if codes.ndim != 3 or codes.shape[1] != streams or int(codes.min()) < 0 or int(codes.max()) >= top:
+            raise GenError(f"codes have shape {tuple(codes.shape)}, range {int(codes.min())}..{int(codes.max())}; "
+                           f"expected [B, {streams}, T] in 0..{top - 1}")
+        return self.model.decode(codes).audio_values
+
+    def postprocess(self, x: Tensor) -> np.ndarray:
+        """A wave [1, n] -> float32 [n]."""
+        return x[0].float().clamp(-1, 1).cpu().numpy()
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        quantizer = self.model.quantizer
+        parts = quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer
+        return [layer.codebook.embed.detach() for part in parts for layer in part.layers]
+
+    @property
+    def fingerprint(self) -> Tensor:
+        return torch.cat(self.codebooks)
+
+    def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (input_shape[-1] // self.frame,)

@@ -1,0 +1,85 @@
+"""Video VQ tokens: a frontend over ``transformers.Emu3VQVAE`` (Wang et al., "Emu3", arXiv 2409.18869), causal in time.
+
+Traps of the class that this adapter owns: ``encode`` cuts the frames of a video to the height it is told, and decoding gives a
+fixed number of frames per code frame, the first not being special.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.errors import GenError
+from gen.frontend import FrontendConfig, StreamingFrontend
+from gen.models.loading import locate, quiet, readable
+from gen.registry import register
+
+
+@register("tokenizer", "video_vq")
+class VideoVQ(StreamingFrontend):
+    """Codes [B, 1, T, H, W] of clips [B, F, 3, h, w] in [-1, 1]; F, h and w are multiples of ``config.compression``."""
+
+    chunk = 1
+    time_axis = 1
+
+    def __init__(self, model):
+        self.model = model.eval()
+        c = model.config
+        factor = model.spatial_scale_factor
+        self.config = FrontendConfig("video", "codes", (c.codebook_size,), (c.temporal_downsample_factor, factor, factor))
+        # every temporal convolution of the decoder looks two of its frames back
+        self.context = 2 + 4 * c.num_res_blocks + 2
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> VideoVQ:
+        """Raises ``GenError`` for a missing or unreadable folder."""
+        from transformers import Emu3VQVAE
+
+        path = locate(folder, "frontend")
+        with readable("frontend", folder), quiet():
+            model = Emu3VQVAE.from_pretrained(path, dtype=dtype)
+        return cls(model.to(device))
+
+    def preprocess(self, media: Any) -> Tensor:
+        """Frames uint8 [F, h, w, 3] -> float [F, 3, h, w]. Raises ``GenError`` for anything else or sizes that are no multiple."""
+        frames = np.asarray(media)
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not len(frames):
+            raise GenError(f"the clip is an array of {frames.dtype} {frames.shape}; expected uint8 [F, h, w, 3]")
+        if any(n % f for n, f in zip(frames.shape, self.config.compression, strict=False)):
+            raise GenError(f"the clip is {frames.shape[:3]}; expected multiples of {self.config.compression} (frames, height, width)")
+        parameter = next(self.model.parameters())
+        x = torch.from_numpy(frames.copy()).permute(0, 3, 1, 2).to(parameter.device)
+        return x.to(parameter.dtype) / 127.5 - 1
+
+    @torch.no_grad()
+    def encode(self, x: Tensor) -> Tensor:
+        whole = [[10**9, 10**9]] * len(x)
+        return torch.stack(self.model.encode(x, image_sizes=whole).image_tokens)[:, None]
+
+    @torch.no_grad()
+    def decode_at_once(self, codes: Tensor) -> Tensor:
+        top = self.config.codebook_sizes[0]
+        if codes.ndim != 5 or codes.shape[1] != 1 or int(codes.min()) < 0 or int(codes.max()) >= top:
+            raise GenError(f"codes have shape {tuple(codes.shape)}, range {int(codes.min())}..{int(codes.max())}; "
+                           f"expected [B, 1, T, H, W] in 0..{top - 1}")
+        return self.model.decode(codes[:, 0])
+
+    def postprocess(self, x: Tensor) -> np.ndarray:
+        """Frames [F, 3, h, w] -> uint8 [F, h, w, 3]."""
+        return ((x.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        return [self.model.quantize.embedding.weight.detach()]
+
+    @property
+    def fingerprint(self) -> Tensor:
+        return self.codebooks[0]
+
+    def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        frames, _, height, width = input_shape[-4:]
+        return tuple(n // f for n, f in zip((frames, height, width), self.config.compression, strict=True))
