@@ -19,7 +19,7 @@ LONG = ("knobs", "reference", "papers")  # for --json and the pages; a line must
 
 
 def ls(args: argparse.Namespace) -> int:
-    table = {"samplers": samplers, "presets": presets, "tokenizers": lambda: simple("tokenizer"),
+    table = {"samplers": samplers, "presets": presets, "tokenizers": lambda: simple("tokenizer"), "layouts": lambda: simple("layout"),
              "modalities": modalities, "models": models, "configs": configs}[args.kind]()  # fmt: skip
     if args.json:
         print(json.dumps(table, ensure_ascii=False, indent=2))

@@ -173,6 +173,7 @@ def row_of(work: Work, out: Any, i: int, status: str = "ok", error: str | None =
         "file": work.file if out is not None else None, "sha256": None, **{k: stats.get(k) for k in counts},
         "status": status, "error": error, "exactness": exactness(work.entry),
         "batch": len(out.stats) if out is not None else 1,
+        **({"grid": list(out.grid)} if getattr(out, "grid", ()) else {}),
     }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
@@ -160,7 +159,8 @@ def first_frame(path: str | Path) -> np.ndarray:
             for frame in container.decode(_stream(av, container, path)):
                 return _rgb(frame, 1)
     except av.FFmpegError as error:
-        raise GenError(f"video {path} cannot be read: {getattr(error, 'strerror', None) or error}; expected a video file such as MP4") from None
+        said = getattr(error, "strerror", None) or error
+        raise GenError(f"video {path} cannot be read: {said}; expected a video file such as MP4") from None
     raise GenError(f"video {path} has no frames; expected at least one")
 
 
@@ -231,7 +231,7 @@ _ZERO = np.array([16.0, 128.0, 128.0])
 
 def _yuv420(frame: np.ndarray) -> np.ndarray:
     """Uint8 [h, w, 3] -> the planes Y, Cb and Cr under each other, uint8 [h * 3 / 2, w]."""
-    h, w, _ = frame.shape
+    w = frame.shape[1]
     yuv = frame @ _YUV.T + _ZERO
     planes = yuv[..., 0], *_mean(yuv[..., 1:], 2).transpose(2, 0, 1)
     return np.concatenate([np.rint(p).astype(np.uint8).reshape(-1, w) for p in planes])

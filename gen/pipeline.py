@@ -71,6 +71,7 @@ class PipelineOutput:
     image: Any = None
     mask: Any = None
     prefix: Any = None
+    grid: tuple[int, ...] = ()
 
     def save(self, folder: str | Path) -> Path:
         """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""
@@ -206,7 +207,7 @@ class Pipeline:
         codes = self.modality.to_codes(out.tokens, space)
         media = stream.media() if stream else [self.modality.trim(frontend.postprocess(frontend.decode(c[None])[0])) for c in codes]
         return PipelineOutput([overlay(m) for m in media], out.tokens.cpu(), out.stats, out.traces, list(items), self.modality.name,
-                              name, spec, sampler.exactness, law, self.device, self.dtype, image, mask, prefix)
+                              name, spec, sampler.exactness, law, self.device, self.dtype, image, mask, prefix, space.grid)
 
     def _given(self, spec: dict, sampler: Sampler, space: TokenSpace, frontend, image: Any, mask: Any, prefix: Any, rows: int):
         """Tokens that come first [k], a canvas, and what lays the result over the original."""

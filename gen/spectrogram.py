@@ -11,7 +11,8 @@ QUIET = 1e-10  # power below which nothing is shown as loud, however quiet the r
 WINDOW = 0.046  # seconds; the next power of two samples is taken
 # Night blue over violet and orange to cream. Each anchor sits where its own lightness says, so that equal steps in decibels
 # are equal steps to the eye.
-ANCHORS = ((10, 11, 26), (38, 29, 82), (84, 40, 120), (139, 48, 121), (193, 64, 98), (231, 103, 70), (247, 159, 68), (250, 211, 120), (253, 247, 218))
+ANCHORS = ((10, 11, 26), (38, 29, 82), (84, 40, 120), (139, 48, 121), (193, 64, 98), (231, 103, 70), (247, 159, 68), (250, 211, 120),
+           (253, 247, 218))  # fmt: skip
 
 
 def spectrogram_png(wave: np.ndarray, rate: int) -> Image.Image:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ FRAMES = spoken.SAMPLES // HOP
 SHAPE = Shape((FRAMES, STREAMS), spoken.SLOTS, STREAMS * CODES, spoken.PAIRS)
 GAIN = 1.2  # of the first weights; ELU takes about as much away
 CROP = 24  # frames of a training excerpt of the codec
+SILENCE = 1e-6  # power below which nothing is heard, 60 dB under full scale
 WINDOWS = (128, 512, 1024)  # samples; short ones hear clicks, long ones pitch
 
 
@@ -39,9 +41,9 @@ WINDOWS = (128, 512, 1024)  # samples; short ones hear clicks, long ones pitch
 class Plan:
     """How much of everything; ``quick`` shrinks it."""
 
-    codec_steps: int = 2400
+    codec_steps: int = 2000
     codec_batch: int = 12
-    clips: int = 48_000
+    clips: int = 24_000
     causal: Run = Run(3000, 128, 5, seed=5, batch=32, keep_average_at=800)
     masked: Run = Run(2400, 128, 5, causal=False, seed=4, batch=32)
     draft: Run = Run(1600, 64, 2, seed=6, batch=32)
@@ -67,10 +69,11 @@ def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def excerpts(batch: int, seed: int) -> Iterator[Tensor]:
-    """Excerpts of ``CROP`` frames; every fourth from the start of a clip, where the codec has nothing to its left."""
+    """Excerpts of ``CROP`` frames, most from where words are; every fourth from the start of a clip, where the codec has nothing to
+    its left."""
     generator = torch.Generator().manual_seed(seed)
     for waves, _ in spoken_clips(batch, seed):
-        first = torch.randint(FRAMES - CROP + 1, (batch,), generator=generator)
+        first = (torch.rand(batch, generator=generator) ** 2 * (FRAMES - CROP + 1)).long()
         first[::4] = 0
         yield torch.stack([w[:, int(f) * HOP : (int(f) + CROP) * HOP] for w, f in zip(waves, first, strict=True)])
 
@@ -125,13 +128,26 @@ class Training(nn.Module):
         return self.codec
 
 
+@cache
+def bands(size: int) -> Tensor:
+    """Mel bands [frequencies, bands], each of weight one: the finer the window, the more of them."""
+    from transformers.audio_utils import mel_filter_bank
+
+    bank = mel_filter_bank(size // 2 + 1, 12 + size // 16, 0.0, spoken.RATE / 2, spoken.RATE, norm=None, mel_scale="htk")
+    table = torch.from_numpy(bank).float()
+    return table / table.sum(0).clamp_min(1e-6)
+
+
 def spectral_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Mean distance of two waves [B, n] between magnitudes, plain and logarithmic, over several windows."""
+    """Mean distance of two waves [B, n] over several windows: of magnitudes, which tells pitch, and of the logarithmic power in
+    mel bands, which tells noise by how loud it is."""
     total = x.new_zeros(())
     for size in WINDOWS:
-        a, b = (torch.stft(w, size, size // 4, window=torch.hann_window(size), return_complex=True).abs() for w in (x, y))
-        total = total + F.l1_loss(a, b) / a.mean().clamp_min(1e-3) * 0.5
-        total = total + F.l1_loss((a / size + 1e-3).log(), (b / size + 1e-3).log())
+        window = torch.hann_window(size)
+        a, b = (torch.stft(w, size, size // 4, window=window, return_complex=True).abs() for w in (x, y))
+        total = total + 0.5 * F.l1_loss(a, b) / a.mean().clamp_min(1e-3)
+        loud = [((m.square() / window.square().sum()).transpose(1, 2) @ bands(size) + SILENCE).log() for m in (a, b)]
+        total = total + 0.5 * F.l1_loss(*loud)
     return total / len(WINDOWS)
 
 
@@ -156,7 +172,7 @@ def train_codec(work: Path, plan: Plan, log=print) -> None:
         y = m.codec.decoder(halves[0] + halves[1]).audio_values
         wave, spectrum = F.l1_loss(y, x) / x.abs().mean(), spectral_distance(x[:, 0], y[:, 0])
         figures = {"wave": wave.item(), "spectrum": spectrum.item(), "quantiser": loss.item(), "codes": sum(c.codes for c in chains)}
-        return spectrum + 0.3 * wave + loss, figures
+        return spectrum + 0.1 * wave + loss, figures
 
     average = fit(
         model, excerpts(plan.codec_batch, seed=1), loss_fn, steps=steps, lr=2e-3, weight_decay=0.0, out=work / "codec", save_every=250,

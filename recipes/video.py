@@ -40,7 +40,7 @@ class Plan:
 
     vq_steps: int = 1200
     vq_batch: int = 4
-    clips: int = 24_000
+    clips: int = 16_000
     causal: Run = Run(2400, 128, 4, seed=5, batch=16, keep_average_at=600)
     masked: Run = Run(1800, 128, 4, causal=False, seed=4, batch=16)
     blocks: Run = Run(1500, 128, 4, causal=False, seed=6, batch=12, block=FRAME)

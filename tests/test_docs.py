@@ -13,13 +13,17 @@ from pathlib import Path
 import pytest
 
 from gen.__main__ import main as gen_main
+from gen.config import load_config
 from gen.recipes.image import main as image_recipe
 from gen.recipes.image_latents import main as image_latents_recipe
+from gen.recipes.speech import main as speech_recipe
+from gen.recipes.video import main as video_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SLOW = {"gen bench": "--prompts 2 --batch-sizes 2 --repeats 1"}
-RECIPES = {"gen.recipes.image": image_recipe, "gen.recipes.image_latents": image_latents_recipe}
+RECIPES = {"gen.recipes.image": image_recipe, "gen.recipes.image_latents": image_latents_recipe,
+           "gen.recipes.speech": speech_recipe, "gen.recipes.video": video_recipe}  # fmt: skip
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -80,7 +84,9 @@ def test_the_pages_hold_commands_at_all():
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_config_runs_in_its_quick_form(config, tmp_path):
-    words = ["run", str(config), "num_samples=1", "prompts=[a small blue ring in the centre]", f"out={tmp_path / 'out'}"]
+    entries = load_config(config).entries
+    prompts = [f'{f"jobs.{i}." if len(entries) > 1 else ""}prompts=["{e.prompts[0]}"]' for i, e in enumerate(entries)]
+    words = ["run", str(config), "num_samples=1", *prompts, f"out={tmp_path / 'out'}"]
     assert gen_main(words) == 0
     assert (tmp_path / "out" / "index.html").is_file()
     assert gen_main(["status", str(tmp_path / "out")]) == 0

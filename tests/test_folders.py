@@ -35,6 +35,7 @@ def output(prompts=PROMPTS, num_samples=2, **keys):
         "dtype": torch.float32,
         "image": None,
         "mask": None,
+        "prefix": None,
     }
     for key, value in {**given, **keys}.items():
         setattr(out, key, value)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from gen.errors import GenError
 from gen.gallery import EXCERPT, write_gallery
 from gen.gallery_trace import colour, layout, replay
+from gen.media import write_mp4, write_wav
 
 EVIL = '<script>alert("x")</script> & {{title}} <img src=x onerror=alert(1)>'
 
@@ -161,7 +165,37 @@ def test_the_grid_comes_from_the_config_and_must_hold_the_trace(folder):
     config.write_text("grid: [2, 2]\n")
     with pytest.raises(GenError, match=r"grid is \[2, 2\].*9 positions"):
         write_gallery(folder)
-    assert layout(None, 256, "") == (1, 16, 16) and layout([4, 8, 8], 256, "") == (4, 8, 8)
+
+
+def places(grid, length, kind="image"):
+    plan = layout(grid, length, "", kind)
+    return [plan.place(p) for p in range(plan.count)], plan.size
+
+
+def test_a_picture_is_drawn_as_its_grid_and_a_square_where_nobody_says_it():
+    assert places([2, 3], 6) == ([(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)], (3, 2))
+    assert places(None, 256)[1] == (16, 16) and len(places(None, 250)[0]) == 256
+
+
+def test_frames_stand_beside_each_other_and_begin_a_new_line_where_they_are_many():
+    cells, size = places([3, 2, 2], 12, "video")
+    assert size == (8, 2) and cells[4:6] == [(3, 0), (4, 0)] and cells[-1] == (7, 1)
+    cells, size = places([40, 8, 8], 2560, "video")
+    assert len(set(cells)) == 2560 and size == (14 * 9 - 1, 3 * 9 - 1)
+
+
+def test_a_step_of_sound_is_a_column_with_a_row_per_stream():
+    cells, size = places([5, 2], 10, "audio")
+    assert size == (5, 2) and cells[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    cells, (width, height) = places([250, 4], 1000, "audio")
+    assert len(set(cells)) == 1000 and width <= 96 and height == 3 * 5 - 1
+    assert places([2, 5], 10, "audio")[0][1] == (1, 0)  # stream after stream is stored as it is drawn
+
+
+@pytest.mark.parametrize(("grid", "kind"), [(None, "audio"), (None, "video"), ([150], "audio"), (None, "")])
+def test_other_media_without_a_grid_are_one_line_that_wraps(grid, kind):
+    cells, size = places(grid, 150, kind)
+    assert cells == [(p % 64, p // 64) for p in range(150)] and size == (64, 3)
 
 
 def test_replaying_honours_removals():
@@ -252,3 +286,80 @@ def test_a_folder_without_manifest_and_a_broken_trace_are_refused(folder, tmp_pa
 def test_an_empty_manifest_makes_an_empty_page(folder):
     (folder / "manifest.jsonl").write_text("")
     assert "No items yet." in page(folder).text
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A job of a picture, two sounds and two clips, one of each kind broken."""
+    write_wav(tmp_path / "1 #.wav", np.sin(np.arange(8000) / 9), 8000)
+    write_mp4(tmp_path / "3.mp4", np.full((4, 16, 12, 3), 90, np.uint8), 8, scale=4)
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    (tmp_path / "2.wav").write_bytes((tmp_path / "1 #.wav").read_bytes()[:900])
+    (tmp_path / "4.mp4").write_bytes(b"no video")
+    label = "sjd modality={} law.top_k={}"
+    rows = [row(0, "0.png", "one", label.format("image", 100)),
+            row(1, "1 #.wav", "two", label.format("speech", 7) + " window=4", modality="speech", model="b", grid=[3, 3]),
+            row(2, "2.wav", "two", label.format("speech", 7) + " window=8", modality="speech", model="b"),
+            row(3, "3.mp4", EVIL, label.format("video", 9), modality="video", model="c", grid=[2, 3, 3]),
+            row(4, "4.mp4", "four", label.format("video", 9), modality="video", model="c")]  # fmt: skip
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "traces.json").write_text(json.dumps({"000000": STEPS, "000001": STEPS, "000003": STEPS}))
+    return tmp_path
+
+
+def test_every_modality_has_a_section_with_tables_of_its_own(mixed):
+    html = page(mixed)
+    assert [a["id"] for a in html.all("div", **{"class": "modality"})] == ["modality-image", "modality-speech", "modality-video"]
+    methods = [Page(section(mixed, f"methods-{m}")).text for m in ("image", "speech", "video")]
+    assert [m[m.index("seconds per item") + 1] for m in methods] == ["sjd", "sjd window=4", "sjd"]  # the rest goes without saying
+    assert "two" in section(mixed, "comparison-speech") and "four" not in section(mixed, "comparison-speech")
+    assert section(mixed, "traces-image") and section(mixed, "traces-video")
+    ids = [a["id"] for _, a in html.elements if "id" in a]
+    assert len(ids) == len(set(ids)) and {a["href"][1:] for a in html.all("a") if a["href"].startswith("#")} <= set(ids)
+
+
+def test_every_address_on_a_page_of_several_modalities_is_there(mixed):
+    html = page(mixed)
+    named = {a[k] for _, a in html.elements for k in ("src", "href", "poster") if a.get(k) and not a[k].startswith(("#", "data:"))}
+    assert len(named) >= 9 and all((mixed / unquote(n)).is_file() for n in named)
+    assert not any(re.match(r"/|\w+:|\.\.", n) for n in named)
+
+
+def test_sounds_and_clips_have_players_and_a_picture_where_they_can_be_read(mixed):
+    html = page(mixed)
+    assert {a["src"] for a in html.all("audio", preload="metadata")} == {"1%20%23.wav", "2.wav"}
+    clips = {a["src"]: a for a in html.all("video", preload="metadata")}
+    assert all(a.keys() >= {"controls", "loop", "muted", "playsinline"} and "autoplay" not in a for a in clips.values())
+    assert (clips["3.mp4"]["width"], clips["3.mp4"]["height"]) == ("48", "64") and "poster" not in clips["4.mp4"]
+    assert sorted(p.name for p in (mixed / "preview").iterdir()) == ["1 #.wav.png", "3.mp4.png"]
+    assert Image.open(mixed / "preview/1 #.wav.png").size == (320, 120)
+
+
+def test_a_preview_is_made_again_only_when_its_medium_is_newer(mixed):
+    picture, sound = mixed / "preview/1 #.wav.png", mixed / "1 #.wav"
+    write_gallery(mixed)
+    first, made = picture.read_bytes(), picture.stat().st_mtime_ns
+    write_gallery(mixed)
+    assert picture.stat().st_mtime_ns == made
+    write_wav(sound, np.sin(np.arange(8000) / 3), 8000)
+    os.utime(sound, ns=(made + 1, made + 1))
+    (mixed / "preview/.tmp-left.png").write_bytes(b"")
+    write_gallery(mixed)
+    assert picture.read_bytes() != first and not (mixed / "preview/.tmp-left.png").exists()
+    sound.write_bytes(b"")
+    os.utime(sound, ns=(2 * made, 2 * made))
+    assert "preview/1" not in write_gallery(mixed).read_text() and not picture.exists()
+
+
+def test_the_grid_of_an_item_comes_before_that_of_the_job(mixed):
+    (mixed / "config.yaml").write_text("grid: [3, 4]\n")
+    count = lambda name: len([a for a in Page(section(mixed, name)).all("rect") if "data-p" in a])
+    assert (count("traces-image"), count("traces-speech"), count("traces-video")) == (12, 9, 18)
+    assert 'class="trace wide"' in section(mixed, "traces-video") and 'class="trace"' in section(mixed, "traces-image")
+
+
+def test_a_page_of_several_modalities_is_the_same_when_written_again_or_elsewhere(mixed, tmp_path):
+    (mixed / "config.yaml").write_text("name: a job\n")
+    first = write_gallery(mixed).read_bytes()
+    shutil.copytree(mixed, tmp_path / "moved", ignore=shutil.ignore_patterns("moved", "preview"))
+    assert write_gallery(mixed).read_bytes() == first == write_gallery(tmp_path / "moved").read_bytes()
