@@ -28,6 +28,8 @@ NEEDED = (
     "safetensors",
     "Pillow",
     "numpy",
+    "soundfile",
+    "av",
     "tqdm",
 )
 
@@ -65,7 +67,7 @@ def examine() -> dict[str, Any]:
             report.update(_devices())
     report["torchaudio"] = try_import("torchaudio")
     if report["torchaudio"].startswith("present"):
-        notes.append(f"torchaudio is {report['torchaudio']}; only audio files need it")
+        notes.append(f"torchaudio is {report['torchaudio']}; sounds are read and written without it")
     try:
         from gen.registry import registry
 

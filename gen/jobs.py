@@ -290,9 +290,9 @@ def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
         return None if value is None else str(value)
     with writing(folder):
         (folder / INPUTS).mkdir(parents=True, exist_ok=True)
-    path = folder / INPUTS / f"{name}.{modality.extension}"
-    put(path, lambda temporary: modality.save(value, temporary, {}))
-    named = path.with_name(f"{name}-{sha256(path)[:12]}.{modality.extension}")
+    path = folder / INPUTS / f"{name}.{modality.kept or modality.extension}"
+    put(path, lambda temporary: modality.keep(value, temporary))
+    named = path.with_name(f"{name}-{sha256(path)[:12]}{path.suffix}")
     os.replace(path, named)
     return str(named)
 

@@ -78,6 +78,12 @@ class Modality(ABC):
     @abstractmethod
     def save(self, media: Any, path: Path, info: dict[str, Any]) -> None: ...
 
+    kept: ClassVar[str] = ""  # the extension of what ``keep`` writes, if it is another
+
+    def keep(self, media: Any, path: Path) -> None:
+        """Saves what a job starts from, so that it can be read again as it was."""
+        self.save(media, path, {})
+
     @abstractmethod
     def load(self, path: Path) -> Any: ...
 

@@ -10,7 +10,7 @@ import torch
 
 from gen.errors import GenError
 from gen.grid_modality import GridModality
-from gen.media import read_video, write_mp4
+from gen.media import read_video, write_lossless, write_mp4
 from gen.modalities import moving
 from gen.modality import Verdict
 from gen.models.loading import ZOO
@@ -68,6 +68,11 @@ class VideoModality(GridModality):
 
     def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
         write_mp4(path, media, moving.FPS, info, scale=SCALE)
+
+    kept = "mkv"
+
+    def keep(self, media: np.ndarray, path: Path) -> None:
+        write_lossless(path, media, moving.FPS)
 
     def load(self, path: Path) -> np.ndarray:
         return read_video(path, SIDE)

@@ -67,7 +67,7 @@ class Pipe:
             raise GenError("no masked model")
         return "toy-model"
 
-    def generate(self, items, sampler, law, *, trace=False, callback=None, image=None, mask=None):
+    def generate(self, items, sampler, law, *, trace=False, callback=None, image=None, mask=None, prefix=None):
         self.seen.append((sampler, law))
         if Pipe.error is not None:
             raise Pipe.error

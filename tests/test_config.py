@@ -148,7 +148,10 @@ def test_an_unknown_config_names_the_nearest_packaged_one():
 
 def test_editing_needs_image_and_mask(tmp_path):
     (tmp_path / "x.png").write_bytes(b"x")
-    assert "both image and mask" in refusal(image=str(tmp_path / "x.png"))
+    x = str(tmp_path / "x.png")
+    assert "both image and mask" in refusal(image=x)
+    assert "an image to edit and a prefix to continue" in refusal(image=x, mask=x, prefix=x)
+    assert "nowhere.wav" in refusal(prefix="nowhere.wav")
 
 
 # ------------------------------------------------------------------------------------------------------ merging
@@ -311,3 +314,5 @@ def test_the_fingerprint_sees_the_content_of_a_picture_and_not_its_path(tmp_path
         (tmp_path / name).write_bytes(content)
     prints = [fingerprint(job(f"image={tmp_path / n}", f"mask={tmp_path / 'a'}", sampler="maskgit")) for n in "abc"]
     assert prints[0] == prints[1] != prints[2]
+    prints = [fingerprint(job(f"prefix={tmp_path / n}")) for n in "abc"]
+    assert prints[0] == prints[1] != prints[2] and prints[0] != fingerprint(job())

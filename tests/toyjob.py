@@ -24,7 +24,7 @@ PROMPTS = ["alpha", "beta", "gamma"]
 class Toy:
     """A modality of one-line texts."""
 
-    name, extension, media_kind, default_law = "toy", "txt", "data", {}
+    name, extension, media_kind, default_law, kept = "toy", "txt", "data", {}, ""
 
     def condition(self, prompt):
         if "!" in prompt:
@@ -35,6 +35,9 @@ class Toy:
         if media == "unsavable":
             raise ValueError("no such format")
         path.write_text(f"{media} {sorted(info)}")
+
+    def keep(self, media, path):
+        self.save(media, path, {})
 
     def load(self, path):
         return path.read_text()
