@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Run:
-    """How one model is trained. ``start``: the average weights of another one to start from. ``block``: places per block of a
+    """How one model is trained. ``start``: another one to start from, its folder or its average weights. ``block``: places per block of a
     model whose attention is full inside blocks and causal across them; 0 for none."""
 
     steps: int
@@ -147,7 +147,8 @@ def train_lm(shape: Shape, run: Run, batches: Iterator, loss, out: Path, log=pri
     torch.manual_seed(0)
     model = new_lm(shape, run.width, run.layers, run.causal, run.block)
     if run.start:
-        model.load_state_dict(torch.load(run.start, weights_only=True))
+        weights = type(model).from_pretrained(run.start).state_dict() if run.start.is_dir() else torch.load(run.start, weights_only=True)
+        model.load_state_dict(weights)
     average = fit(
         model, batches, loss, steps=run.steps, lr=run.lr, muon=(".layers.", 3 * run.lr), weight_decay=0.05, out=out,
         bfloat16_weights=True, save_every=250, cooldown=run.cooldown, keep_average_at=run.keep_average_at, log=log,

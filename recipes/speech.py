@@ -3,9 +3,9 @@
     python -m gen.recipes.speech all --work DIR            what gen/zoo/speech-* was made with
     python -m gen.recipes.speech all --work DIR --quick    the same path in about a minute, for a look
 
-Stages: ``codec``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this order. Training stages
-resume from their checkpoints in ``--work``; ``masked`` can start when ``causal`` has written ``average.pt``. ``export`` writes
-half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+Stages: ``codec``, ``decoder``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this
+order. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what ``causal`` has learned. ``export``
+writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ class Plan:
 
     codec_steps: int = 2000
     codec_batch: int = 12
+    decoder_steps: int = 1500
     clips: int = 24_000
-    causal: Run = Run(3000, 128, 5, seed=5, batch=32, keep_average_at=800)
-    masked: Run = Run(2400, 128, 5, causal=False, seed=4, batch=32)
+    causal: Run = Run(3000, 128, 5, seed=5, batch=32)
+    masked: Run = Run(1500, 128, 5, causal=False, seed=4, batch=32)
     draft: Run = Run(1600, 64, 2, seed=6, batch=32)
     held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=4)
-QUICK = Plan(codec_steps=6, codec_batch=2, clips=16, causal=Run(4, seed=5, keep_average_at=2, **_TINY),
-             masked=Run(4, causal=False, seed=4, **_TINY), draft=Run(4, seed=6, **_TINY), held_out=2)
+QUICK = Plan(codec_steps=6, codec_batch=2, decoder_steps=4, clips=16, causal=Run(4, seed=5, **_TINY),
+             masked=Run(4, causal=False, seed=4, **_TINY), draft=Run(4, seed=6, **_TINY), held_out=1)
 
 
 def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -182,6 +183,28 @@ def train_codec(work: Path, plan: Plan, log=print) -> None:
     model.finish().save_pretrained(work / "codec" / "model")
 
 
+def train_decoder(work: Path, plan: Plan, log=print) -> None:
+    """More training for the decoder alone, on codes that stay what they are: it can go on while models of the codes are trained."""
+    from transformers import MimiModel
+
+    torch.manual_seed(0)
+    codec = MimiModel.from_pretrained(work / "codec" / "model").eval()
+
+    def loss_fn(m, x):
+        with torch.no_grad():
+            z = codec.quantizer.decode(codec.encode(x).audio_codes)
+        y = m(z).audio_values
+        wave, spectrum = F.l1_loss(y, x) / x.abs().mean(), spectral_distance(x[:, 0], y[:, 0])
+        return spectrum + 0.1 * wave, {"wave": wave.item(), "spectrum": spectrum.item()}
+
+    average = fit(
+        codec.decoder, excerpts(plan.codec_batch, seed=3), loss_fn, steps=plan.decoder_steps, lr=1e-3, weight_decay=0.0,
+        out=work / "decoder", save_every=250, log=log,
+    )
+    codec.decoder.load_state_dict(average.state)
+    codec.save_pretrained(work / "decoder" / "model")
+
+
 def make_tokens(work: Path, plan: Plan, log=print) -> None:
     """Speaks the training clips and keeps their codes (int16 [N, T], frame by frame, stream q's shifted by q codebooks) and
     slots (uint8 [N, P])."""
@@ -208,12 +231,12 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def train(work: Path, plan: Plan, name: str, log=print) -> None:
-    """``causal``, ``draft``, a small one of that kind for speculation, or ``masked``, which starts from what the causal one had
-    learned early."""
+    """``causal``, ``draft``, a small one of that kind for speculation, or ``masked``, which starts from what the causal one has
+    learned."""
     how: Run = getattr(plan, name)
     loss = masked_loss(SHAPE, torch.Generator().manual_seed(3)) if name == "masked" else causal_loss(SHAPE)
     if name == "masked":
-        how = replace(how, start=work / "causal" / "average.pt")
+        how = replace(how, start=work / "causal" / "model")
     train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, words), loss, work / name, log)
 
 
@@ -223,7 +246,7 @@ def export(work: Path, zoo: Path, log=print) -> None:
 
     from gen.tokenizers.mimi import Mimi
 
-    codec = MimiModel.from_pretrained(work / "codec" / "model").half()
+    codec = MimiModel.from_pretrained(work / "decoder" / "model").half()
     codec.save_pretrained(zoo / "speech-codec")
     for name in ("causal", "masked", "draft"):
         export_lm(work / name / "model", zoo / f"speech-{name}", "speech-codec", codebook_digest(Mimi(codec).fingerprint))
@@ -269,6 +292,7 @@ def main(argv: list[str] | None = None) -> None:
         plan = QUICK if quick else Plan()
         return {
             "codec": lambda: train_codec(work, plan),
+            "decoder": lambda: train_decoder(work, plan),
             "tokens": lambda: make_tokens(work, plan),
             "causal": lambda: train(work, plan, "causal"),
             "masked": lambda: train(work, plan, "masked"),

@@ -4,8 +4,8 @@
     python -m gen.recipes.video all --work DIR --quick    the same path in about a minute, for a look
 
 Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``blocks``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this order.
-Training stages resume from their checkpoints in ``--work``; ``masked`` and ``blocks`` can start when ``causal`` has written
-``average.pt``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+Training stages resume from their checkpoints in ``--work``; ``masked`` and ``blocks`` start from what ``causal`` has learned.
+``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Plan:
     vq_steps: int = 1200
     vq_batch: int = 4
     clips: int = 16_000
-    causal: Run = Run(2400, 128, 4, seed=5, batch=16, keep_average_at=600)
-    masked: Run = Run(1800, 128, 4, causal=False, seed=4, batch=16)
-    blocks: Run = Run(1500, 128, 4, causal=False, seed=6, batch=12, block=FRAME)
+    causal: Run = Run(3600, 128, 4, seed=5, batch=16, cooldown=(2400, 3000))
+    masked: Run = Run(1200, 128, 4, causal=False, seed=4, batch=16)
+    blocks: Run = Run(1000, 128, 4, causal=False, seed=6, batch=12, block=FRAME)
     draft: Run = Run(1200, 64, 2, seed=7, batch=16)
     held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=4)
-QUICK = Plan(vq_steps=6, vq_batch=2, clips=32, causal=Run(4, seed=5, keep_average_at=2, **_TINY),
-             masked=Run(4, causal=False, seed=4, **_TINY), blocks=Run(4, causal=False, seed=6, block=FRAME, **_TINY), draft=Run(4, seed=7, **_TINY), held_out=2)
+QUICK = Plan(vq_steps=6, vq_batch=2, clips=32, causal=Run(4, seed=5, **_TINY),
+             masked=Run(4, causal=False, seed=4, **_TINY), blocks=Run(4, causal=False, seed=6, block=FRAME, **_TINY), draft=Run(4, seed=7, **_TINY), held_out=1)
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -161,13 +161,13 @@ def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
 
 def train(work: Path, plan: Plan, name: str, log=print) -> None:
     """``causal``, ``draft``, a small one of that kind for speculation, ``masked`` or ``blocks``, which start from what the causal
-    one had learned early."""
+    one has learned."""
     how: Run = getattr(plan, name)
     generator = torch.Generator().manual_seed(3)
     loss = {"causal": lambda: causal_loss(SHAPE), "draft": lambda: causal_loss(SHAPE), "masked": lambda: masked_loss(SHAPE, generator),
             "blocks": lambda: block_loss(SHAPE, FRAME, generator)}[name]()  # fmt: skip
     if name in ("masked", "blocks"):
-        how = replace(how, start=work / "causal" / "average.pt")
+        how = replace(how, start=work / "causal" / "model")
     train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, drop_words), loss, work / name, log)
 
 

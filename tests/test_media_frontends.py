@@ -34,8 +34,8 @@ def codes_of(frontend, media) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", MODALITIES)
 def test_real_media_survive_the_codec(name, frontends):
-    conditions, media, check_many = media_of(name, 40)
-    frontend = frontends[name]
+    conditions, media, check_many = media_of(name, 24)
+    frontend = registry.get("modality", name)().frontend()
     again = [frontend.postprocess(frontend.decode(codes_of(frontend, [m]))[0]) for m in media]
     assert [(a.shape, a.dtype) for a in again] == [(m.shape, m.dtype) for m in media]
     share = lambda given, said: np.mean([v.fulfilled for v in check_many(given, said)])
@@ -63,7 +63,9 @@ def test_decoding_in_chunks_is_decoding_at_once(name, frontends, monkeypatch):
     codes = codes_of(frontend, media)
     whole = frontend.decode_at_once(codes)
     error = lambda: float((frontend.decode(codes) - whole).abs().max() / whole.abs().max())
-    assert error() < 1e-10
+    assert error() < 1e-6  # rotary embeddings are single precision in transformers
+    assert torch.equal(frontend.decode(codes), torch.cat([frontend.decode_chunk(codes, n) for n in range(0, codes.shape[2], frontend.chunk)],
+                                                         frontend.time_axis))  # fmt: skip
     monkeypatch.setattr(frontend, "context", 0)  # control: without what lies before, a chunk is another one
     assert error() > 1e-3
 
@@ -77,7 +79,7 @@ def test_a_chunk_does_not_depend_on_what_comes_after_it(name, frontends):
     other[:, :, cut:] = (other[:, :, cut:] + 1) % frontend.config.codebook_sizes[0]
     a, b = (frontend.decode_at_once(c) for c in (codes, other))
     n = cut * frontend.config.compression[0]
-    assert torch.allclose(a.narrow(frontend.time_axis, 0, n), b.narrow(frontend.time_axis, 0, n), atol=1e-10)
+    assert torch.allclose(a.narrow(frontend.time_axis, 0, n), b.narrow(frontend.time_axis, 0, n), atol=1e-6)
     assert not torch.allclose(a, b, atol=1e-3)
 
 

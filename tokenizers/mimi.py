@@ -61,10 +61,7 @@ class Mimi(StreamingFrontend):
 
     @torch.no_grad()
     def decode_at_once(self, codes: Tensor) -> Tensor:
-        top, streams = self.config.codebook_sizes[0], len(self.config.codebook_sizes)
-        if codes.ndim != 3 or codes.shape[1] != streams or int(codes.min()) < 0 or int(codes.max()) >= top:
-            raise GenError(f"codes have shape {tuple(codes.shape)}, range {int(codes.min())}..{int(codes.max())}; "
-                           f"expected [B, {streams}, T] in 0..{top - 1}")
+        self.require_codes(codes)
         return self.model.decode(codes).audio_values
 
     def postprocess(self, x: Tensor) -> np.ndarray:

@@ -62,11 +62,22 @@ class VideoVQ(StreamingFrontend):
 
     @torch.no_grad()
     def decode_at_once(self, codes: Tensor) -> Tensor:
-        top = self.config.codebook_sizes[0]
-        if codes.ndim != 5 or codes.shape[1] != 1 or int(codes.min()) < 0 or int(codes.max()) >= top:
-            raise GenError(f"codes have shape {tuple(codes.shape)}, range {int(codes.min())}..{int(codes.max())}; "
-                           f"expected [B, 1, T, H, W] in 0..{top - 1}")
+        self.require_codes(codes)
         return self.model.decode(codes[:, 0])
+
+    @torch.no_grad()
+    def decode_chunk(self, codes: Tensor, first: int) -> Tensor:
+        """What lies before the chunk goes through the temporal convolutions only: pictures are made frame by frame after them."""
+        begin = max(0, first - self.context)
+        z = self.model.quantize.embedding(codes[:, 0, begin : first + self.chunk]).permute(0, 4, 1, 2, 3)
+        frames_first = lambda x: x.permute(0, 2, 1, 3, 4)
+        known = (first - begin) * self.config.compression[0]
+        cut = self.model.decoder.time_conv[-1].register_forward_hook(lambda module, inputs, out: out[:, :, known:])
+        try:
+            x = self.model.decoder(frames_first(self.model.post_quant_conv(z)), frames_first(z))
+        finally:
+            cut.remove()
+        return x.reshape(len(codes), -1, *x.shape[-3:])
 
     def postprocess(self, x: Tensor) -> np.ndarray:
         """Frames [F, 3, h, w] -> uint8 [F, h, w, 3]."""
