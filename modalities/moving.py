@@ -5,7 +5,7 @@ and speed may be left out ("a square moves right"). A caption that does not say 
 A caption becomes six slots; slot ``ANY`` means "not said". All slots ``ANY`` is the unconditional caption that guidance uses.
 
 Clips are 16 RGB frames of 32x32. The shape moves straight at one of two speeds. It either stays clear of the wall ahead, or
-touches it in the middle of the clip and comes back. It starts on whole pixels, and the background is one of 64 smooth muted
+touches it in the middle of the clip and comes back. It starts on a lattice of pixels, and the background is one of 64 smooth muted
 gradients that stands still: what a caption leaves open is little, so that a small model can learn all the rest.
 """
 
@@ -27,6 +27,8 @@ SPEEDS = ("slowly", "quickly")
 ENDS = ("passes", "bounces")  # slot words of a caption without and with "and bounces"
 ANY = 0
 WORDS = ("<any>", *SIZES, *COLOURS, *SHAPES, *DIRECTIONS, *SPEEDS, *ENDS)  # slot value -> word
+MOTIONS = 25  # none said, or a direction with a speed, which may be unsaid, and an end
+PAIRS = len(WORDS) * MOTIONS  # (word, motion)
 SLOTS = 6  # size, colour, shape, direction, speed, end
 OPTIONAL = (0, 1, 4)  # slots that a text may leave unsaid
 
@@ -74,6 +76,20 @@ class Caption:
         end = None if self.bounces is None else ENDS[self.bounces]
         said = (self.size, self.colour, self.shape, self.direction, self.speed, end)
         return [WORDS.index(w) if w else ANY for w in said]
+
+    def pairs(self) -> list[int]:
+        """Six integers in ``range(PAIRS)``: what models are prompted with."""
+        return pairs(np.array([self.slots()]))[0].tolist()
+
+
+def pairs(slots: np.ndarray) -> np.ndarray:
+    """Every slot together with the motion of the caption: int [N, 6] -> int [N, 6]. Where a shape has to start depends on where to,
+    how fast and whether it bounces, all at once; a small model takes very long to put that together from single words."""
+    _, _, _, direction, speed, end = slots.T
+    at = direction - WORDS.index(DIRECTIONS[0])
+    fast = np.where(speed == ANY, 0, speed - WORDS.index(SPEEDS[0]) + 1)
+    motion = np.where(direction == ANY, 0, 1 + 6 * at + 2 * fast + (end == WORDS.index(ENDS[1])))
+    return slots * MOTIONS + motion[:, None]
 
 
 def parse(text: str) -> Caption:
@@ -162,14 +178,15 @@ def trajectory(caption: Caption, start: tuple[float, float]) -> np.ndarray:
 
 
 def starts(caption: Caption) -> tuple[np.ndarray, np.ndarray]:
-    """The whole-pixel x and the whole-pixel y, any of which together a shape may start at."""
+    """The x and the y in whole pixels, any of which together a shape may start at: multiples of four where there are any, or of
+    two."""
     wall = walls(caption.shape, caption.size)
     inside = [np.arange(np.ceil(wall[a]), wall[b] + 0.5).astype(int) for a, b in (("left", "right"), ("up", "down"))]
     axis, sign = int(STEPS[caption.direction][0] == 0), sum(STEPS[caption.direction])
     ahead, pace = sign * (wall[caption.direction] - inside[axis]), PACES[caption.speed]
     lowest, highest = TURNS if caption.bounces else (FRAMES - 1, np.inf)
     inside[axis] = inside[axis][(ahead >= pace * lowest) & (ahead <= pace * highest)]
-    return inside[0], inside[1]
+    return tuple(next(a[a % n == 0] for n in (4, 2, 1) if (a % n == 0).any()) for a in inside)
 
 
 # Drawing -----------------------------------------------------------------------------------------------------------

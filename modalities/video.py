@@ -32,8 +32,8 @@ class VideoModality(GridModality):
     frontends = {"codes": "video-vq"}
     default_law = {"guidance_scale": 1.5, "top_k": 50}
     slots = moving.SLOTS
-    words = len(moving.WORDS)
-    unsaid = [moving.ANY] * moving.SLOTS
+    words = moving.PAIRS
+    unsaid = [0] * moving.SLOTS  # no word and no motion
     layout_name = "frame_blocks"
 
     def condition(self, prompt: str) -> moving.Caption:
@@ -47,7 +47,7 @@ class VideoModality(GridModality):
         return [str(c) for c in moving.captions(count, seed=123 + seed, held=True)]
 
     def prompt_words(self, condition: moving.Caption) -> list[int]:
-        return condition.slots()
+        return condition.pairs()
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
         from gen.tokenizers.video_vq import VideoVQ

@@ -45,9 +45,9 @@ class Plan:
     codec_batch: int = 12
     decoder_steps: int = 1500
     clips: int = 24_000
-    causal: Run = Run(3000, 128, 5, seed=5, batch=32)
-    masked: Run = Run(1500, 128, 5, causal=False, seed=4, batch=32)
-    draft: Run = Run(1600, 64, 2, seed=6, batch=32)
+    causal: Run = Run(3000, 128, 5, seed=5, batch=32, cooldown=(1000, 1500))
+    masked: Run = Run(1200, 128, 5, causal=False, seed=4, batch=32)
+    draft: Run = Run(1000, 64, 2, seed=6, batch=32)
     held_out: int = 200
 
 

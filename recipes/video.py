@@ -30,7 +30,7 @@ from gen.train import fit
 
 CODES, CHANNELS, STRIDE = 256, 16, (2, 4, 4)  # frames, rows and columns per code
 GRID = (moving.FRAMES // STRIDE[0], moving.SIZE // STRIDE[1], moving.SIZE // STRIDE[2])
-SHAPE = Shape(GRID, moving.SLOTS, CODES, len(moving.WORDS))
+SHAPE = Shape(GRID, moving.SLOTS, CODES, moving.PAIRS)
 FRAME = GRID[1] * GRID[2]  # codes of one frame of the grid
 
 
@@ -40,11 +40,11 @@ class Plan:
 
     vq_steps: int = 1200
     vq_batch: int = 4
-    clips: int = 16_000
-    causal: Run = Run(3600, 128, 4, seed=5, batch=16, cooldown=(2400, 3000))
-    masked: Run = Run(1200, 128, 4, causal=False, seed=4, batch=16)
-    blocks: Run = Run(1000, 128, 4, causal=False, seed=6, batch=12, block=FRAME)
-    draft: Run = Run(1200, 64, 2, seed=7, batch=16)
+    clips: int = 10_000
+    causal: Run = Run(2000, 128, 4, seed=5, batch=16)
+    masked: Run = Run(900, 128, 4, causal=False, seed=4, batch=16)
+    blocks: Run = Run(800, 128, 4, causal=False, seed=6, batch=12, block=FRAME)
+    draft: Run = Run(800, 64, 2, seed=7, batch=16)
     held_out: int = 200
 
 
@@ -159,6 +159,11 @@ def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(drop, moving.ANY, slots)
 
 
+def words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Caption slots [B, P] as (word, motion) pairs, some dropped."""
+    return torch.from_numpy(moving.pairs(drop_words(slots, generator).numpy()))
+
+
 def train(work: Path, plan: Plan, name: str, log=print) -> None:
     """``causal``, ``draft``, a small one of that kind for speculation, ``masked`` or ``blocks``, which start from what the causal
     one has learned."""
@@ -168,7 +173,7 @@ def train(work: Path, plan: Plan, name: str, log=print) -> None:
             "blocks": lambda: block_loss(SHAPE, FRAME, generator)}[name]()  # fmt: skip
     if name in ("masked", "blocks"):
         how = replace(how, start=work / "causal" / "model")
-    train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, drop_words), loss, work / name, log)
+    train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, words), loss, work / name, log)
 
 
 def export(work: Path, zoo: Path, log=print) -> None:

@@ -287,3 +287,14 @@ def test_lists_of_pil_frames_are_welcome_and_a_wrong_clip_says_what_came(data):
         assert came in verdict.detail and "expected uint8 [16, 32, 32, 3]" in verdict.detail
     with pytest.raises(ValueError, match="one caption per clip"):
         check_many(clips[:2], captions[:1])
+
+
+def test_pairs_join_every_word_with_the_motion_and_nothing_said_with_none():
+    said = np.array([c.slots() for c in moving.every_caption()])
+    joined = moving.pairs(said)
+    assert (joined // moving.MOTIONS == said).all() and (0 <= joined).all() and (joined < moving.PAIRS).all()
+    motions = {tuple(row) for row in said[:, 3:]}
+    assert len({tuple(row[3:]) + (m,) for row, m in zip(said.tolist(), (joined[:, 0] % moving.MOTIONS).tolist(), strict=True)}) == len(motions)
+    assert moving.pairs(np.zeros((1, 6), int)).tolist() == [[0] * 6]
+    unsaid = moving.parse("a square moves left").pairs()
+    assert len({p % moving.MOTIONS for p in unsaid}) == 1 and unsaid != moving.parse("a square moves left slowly").pairs()
