@@ -5,7 +5,7 @@ and speed may be left out ("a square moves right"). A caption that does not say 
 A caption becomes six slots; slot ``ANY`` means "not said". All slots ``ANY`` is the unconditional caption that guidance uses.
 
 Clips are 16 RGB frames of 32x32. The shape moves straight at one of two speeds. It either stays clear of the wall ahead, or
-touches it in the middle of the clip and comes back. It starts on a lattice of pixels, and the background is one of 64 smooth muted
+touches it in the middle of the clip, always in the same frame, and comes back. It starts on a lattice of pixels, and the background is one of 64 smooth muted
 gradients that stands still: what a caption leaves open is little, so that a small model can learn all the rest.
 """
 
@@ -35,7 +35,7 @@ OPTIONAL = (0, 1, 4)  # slots that a text may leave unsaid
 SIZE, FRAMES, FPS = 32, 16, 8
 RADII = {"small": 4.5, "large": 7.0}  # pixels
 PACES = {"slowly": 0.5, "quickly": 1.0}  # pixels per frame
-TURNS = (5, 10)  # first and last frame at which a bouncing shape may touch the wall
+TURN = FRAMES // 2  # the frame in which a bouncing shape touches the wall
 STEPS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}  # x, y
 EXTENTS = {  # radii from the centre to the outermost point right, left, up and down, as ``shapes.coverage`` draws it
     "circle": (1, 1, 1, 1),
@@ -178,15 +178,17 @@ def trajectory(caption: Caption, start: tuple[float, float]) -> np.ndarray:
 
 
 def starts(caption: Caption) -> tuple[np.ndarray, np.ndarray]:
-    """The x and the y in whole pixels, any of which together a shape may start at: multiples of four where there are any, or of
-    two."""
+    """The x and the y in pixels, any of which together a shape may start at: multiples of four where there are any, or of two. Along
+    its way a shape that bounces has one start, from which it comes to the wall in frame ``TURN``."""
     wall = walls(caption.shape, caption.size)
     inside = [np.arange(np.ceil(wall[a]), wall[b] + 0.5).astype(int) for a, b in (("left", "right"), ("up", "down"))]
     axis, sign = int(STEPS[caption.direction][0] == 0), sum(STEPS[caption.direction])
     ahead, pace = sign * (wall[caption.direction] - inside[axis]), PACES[caption.speed]
-    lowest, highest = TURNS if caption.bounces else (FRAMES - 1, np.inf)
-    inside[axis] = inside[axis][(ahead >= pace * lowest) & (ahead <= pace * highest)]
-    return tuple(next(a[a % n == 0] for n in (4, 2, 1) if (a % n == 0).any()) for a in inside)
+    inside[axis] = inside[axis][ahead >= pace * (FRAMES - 1)]
+    out = [next(a[a % n == 0] for n in (4, 2, 1) if (a % n == 0).any()) if len(a) else a for a in inside]
+    if caption.bounces:
+        out[axis] = np.array([wall[caption.direction] - sign * pace * TURN])
+    return out[0], out[1]
 
 
 # Drawing -----------------------------------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ def _paths(shape: str, size: str) -> tuple[np.ndarray, np.ndarray, list[tuple[st
     for direction in DIRECTIONS:
         for speed in SPEEDS:
             step, pace = np.array(moving.STEPS[direction]), moving.PACES[speed]
-            for turn in (None, *np.arange(moving.TURNS[0] - 0.5, moving.TURNS[1] + 0.75, 0.25)):
+            for turn in (None, *np.arange(moving.TURN - 3.5, moving.TURN + 2.75, 0.25)):  # somewhere in the middle of the clip
                 start = 0 * step if turn is None else abs(step) * wall[direction] - step * pace * turn
                 paths.append(moving.trajectory(Caption(shape, direction, None, size, speed, turn is not None), tuple(start)))
                 free.append((step == 0) | (turn is None))

@@ -40,11 +40,11 @@ class Plan:
 
     vq_steps: int = 1200
     vq_batch: int = 4
-    clips: int = 10_000
-    causal: Run = Run(2000, 128, 4, seed=5, batch=16)
-    masked: Run = Run(900, 128, 4, causal=False, seed=4, batch=16)
-    blocks: Run = Run(800, 128, 4, causal=False, seed=6, batch=12, block=FRAME)
-    draft: Run = Run(800, 64, 2, seed=7, batch=16)
+    clips: int = 8_000
+    causal: Run = Run(1300, 128, 4, seed=5, batch=16)
+    masked: Run = Run(700, 128, 4, causal=False, seed=4, batch=16)
+    blocks: Run = Run(600, 128, 4, causal=False, seed=6, batch=12, block=FRAME)
+    draft: Run = Run(700, 64, 2, seed=7, batch=16)
     held_out: int = 200
 
 

@@ -112,8 +112,8 @@ def test_every_path_stays_in_the_picture_and_only_one_that_bounces_touches_the_w
             assert path.shape == (moving.FRAMES, 2) and np.array_equal(path[0], start)
             assert (path >= [wall["left"], wall["up"]]).all() and (path <= [wall["right"], wall["down"]]).all()
             moved, pace = np.diff(path @ step), moving.PACES[caption.speed]
-            if caption.bounces:  # a quick shape may touch the wall between two frames
-                assert ahead.min() <= 0.5 and 5 <= ahead.argmin() <= 10
+            if caption.bounces:
+                assert ahead.min() == 0 and ahead.argmin() == moving.TURN
                 assert moved[0] == pace and moved[-1] == -pace
             else:
                 assert (moved == pace).all()
