@@ -284,6 +284,7 @@ def world() -> World:
             "speech-draft": "The architecture of `speech-causal`, smaller: it drafts for it in speculative decoding.",
         },
         frontend="speech-codec",
+        quarter=("maximal", "fresh", "speculative", "typical", "lantern_pp"),
     )
 
 

@@ -4,7 +4,7 @@
     python -m gen.recipes.video all --work DIR --quick    the same path in about a minute, for a look
 
 Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``blocks``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this order.
-Training stages resume from their checkpoints in ``--work``; ``masked`` and ``blocks`` start from what ``causal`` has learned.
+Training stages resume from their checkpoints in ``--work``; ``masked`` and ``blocks`` can start when ``causal`` has written ``average.pt``.
 ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
@@ -41,7 +41,7 @@ class Plan:
     vq_steps: int = 1200
     vq_batch: int = 4
     clips: int = 8_000
-    causal: Run = Run(1300, 128, 4, seed=5, batch=16)
+    causal: Run = Run(1800, 128, 4, seed=5, batch=16, keep_average_at=750)
     masked: Run = Run(700, 128, 4, causal=False, seed=4, batch=16)
     blocks: Run = Run(600, 128, 4, causal=False, seed=6, batch=12, block=FRAME)
     draft: Run = Run(700, 64, 2, seed=7, batch=16)
@@ -49,7 +49,7 @@ class Plan:
 
 
 _TINY = dict(width=32, layers=1, batch=4)
-QUICK = Plan(vq_steps=6, vq_batch=2, clips=32, causal=Run(4, seed=5, **_TINY),
+QUICK = Plan(vq_steps=6, vq_batch=2, clips=32, causal=Run(4, seed=5, keep_average_at=2, **_TINY),
              masked=Run(4, causal=False, seed=4, **_TINY), blocks=Run(4, causal=False, seed=6, block=FRAME, **_TINY), draft=Run(4, seed=7, **_TINY), held_out=1)
 
 
@@ -166,13 +166,13 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
 
 def train(work: Path, plan: Plan, name: str, log=print) -> None:
     """``causal``, ``draft``, a small one of that kind for speculation, ``masked`` or ``blocks``, which start from what the causal
-    one has learned."""
+    one had learned early."""
     how: Run = getattr(plan, name)
     generator = torch.Generator().manual_seed(3)
     loss = {"causal": lambda: causal_loss(SHAPE), "draft": lambda: causal_loss(SHAPE), "masked": lambda: masked_loss(SHAPE, generator),
             "blocks": lambda: block_loss(SHAPE, FRAME, generator)}[name]()  # fmt: skip
     if name in ("masked", "blocks"):
-        how = replace(how, start=work / "causal" / "model")
+        how = replace(how, start=work / "causal" / "average.pt")
     train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, words), loss, work / name, log)
 
 
@@ -219,6 +219,7 @@ def world() -> World:
             "video-draft": "The architecture of `video-causal`, smaller: it drafts for it in speculative decoding.",
         },
         frontend="video-vq",
+        quarter=("maximal", "fresh", "speculative", "typical", "lantern_pp", "halton, 48 steps"),
     )
 
 
