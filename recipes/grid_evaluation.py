@@ -163,7 +163,7 @@ def write_cards(world: World, zoo: Path, result: dict) -> None:
     table = "| sampler | condition fulfilled | of | forward calls (median) |\n| --- | --- | --- | --- |\n"
     line = lambda n: f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['items']} | {rows[n]['nfe_median']:g} |\n"
     about = "Measured on held-out conditions, one sample each, with the modality's default law.\n\n"
-    for folder, text in world.about.items():
+    for folder, text in ((f, t) for f, t in world.about.items() if (zoo / f).is_dir()):
         body = f"---\ntags: [gen]\n---\n\n# {folder}\n\n{text}\n{made}"
         kind = folder.removeprefix(f"{world.name}-")
         if folder == world.frontend:

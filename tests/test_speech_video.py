@@ -22,19 +22,30 @@ PROMPTS = {"speech": ["three seven", "go, high voice"], "video": ["a red square 
 JACOBI = {"name": "speculative_jacobi", "window": 48}
 STREAMED = [("speech", JACOBI), ("speech", {"name": "maskgit", "steps": 6}), ("speech", "autoregressive"), ("video", JACOBI),
             ("video", {"name": "frame_blocks", "steps": 2}), ("video", {"name": "halton", "steps": 4})]  # fmt: skip
+QUICK = {"frame_blocks": "video-blocks", "halton": "video-masked"}  # models that the recipe makes in its quick form
 IDS = lambda x: x if isinstance(x, str) else x["name"]
 
 
 @pytest.fixture(scope="module")
-def pipes():
-    return {name: gen.load(name) for name in PROMPTS}
+def pipes(tmp_path_factory):
+    """By modality, and by sampler for those that need another model than the modality's."""
+    from gen.recipes.video import main as recipe
+
+    work = tmp_path_factory.mktemp("work")
+    for stage in ("vq", "tokens", "causal", "masked", "blocks", "draft", "export"):
+        recipe([stage, "--work", str(work), "--quick"])
+    return {name: gen.load(name) for name in PROMPTS} | {s: gen.load("video", work / "zoo" / m) for s, m in QUICK.items()}
+
+
+def pipe_for(pipes, modality: str, sampler):
+    return pipes.get(IDS(sampler), pipes[modality])
 
 
 def medium(name: str, seed: int = 2):
     rng = np.random.default_rng(seed)
     if name == "speech":
         return spoken.speak(spoken.parse(PROMPTS[name][0]), rng)
-    return moving.draw(moving.parse(PROMPTS[name][0]), rng)
+    return moving.draw(moving.parse("a small red square moves right slowly"), rng)
 
 
 # --- every sampler
@@ -52,10 +63,10 @@ def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_r
         if "codes" not in sampler.kinds:
             with pytest.raises(GenError, match=f"modality '{modality}' has no {sampler.protocol}-latents model"):
                 pipes[modality](PROMPTS[modality][0], name)
-        elif sampler.protocol == "blocks" and modality == "speech":
-            with pytest.raises(GenError, match="modality 'speech' has no blocks model; it has causal"):
+        elif sampler.protocol not in pipes[modality].modality.models:
+            with pytest.raises(GenError, match=f"modality '{modality}' has no {sampler.protocol} model; it has causal"):
                 pipes[modality](PROMPTS[modality][0], name)
-        elif name not in ("distance", "relaxed_acceptance"):  # for ordered bins; the family of those that are named
+        elif name not in ("distance", "relaxed_acceptance", "mar"):  # for ordered bins; the family of those that are named; for latents
             assert name in named, f"no config of {modality} runs {name}"
 
 
@@ -75,7 +86,7 @@ def test_jacobi_gives_the_tokens_of_autoregression(modality):
 
 @pytest.mark.parametrize(("modality", "sampler"), STREAMED, ids=IDS)
 def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
-    pipe = pipes[modality]
+    pipe = pipe_for(pipes, modality, sampler)
     whole = pipe(PROMPTS[modality], sampler, seed=3)
     parts: dict[int, list] = {0: [], 1: []}
     for chunk in pipe.stream(PROMPTS[modality], sampler, seed=3):
@@ -83,13 +94,15 @@ def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
         assert chunk.item.prompt == PROMPTS[modality][chunk.item.index]
     for i, medium in enumerate(whole.media):
         assert np.array_equal(np.concatenate(parts[i]), medium)
-        assert len(parts[i]) > 1
+        assert len(parts[i]) > 1 or IDS(sampler) in ("maskgit", "halton")  # they know the first places last
 
 
-@pytest.mark.parametrize(("modality", "sampler"), [s for s in STREAMED if IDS(s[1]) in ("autoregressive", "speculative_jacobi", "frame_blocks")], ids=IDS)
+@pytest.mark.parametrize(("modality", "sampler"), [
+    ("speech", JACOBI), ("speech", "autoregressive"), ("video", "autoregressive"), ("video", {"name": "frame_blocks", "steps": 2})], ids=IDS)  # fmt: skip
 def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_calls(modality, sampler, pipes):
-    """Counted, not timed: how many calls were made when the first chunk came."""
-    pipe, calls, first = pipes[modality], [], []
+    """Counted, not timed: how many calls were made when the first chunk came. Speculative decoding of video is not among them: the
+    first frame holds nearly all that is left to chance, and takes two fifths of its calls."""
+    pipe, calls, first = pipe_for(pipes, modality, sampler), [], []
     out = pipe.generate(pipe.plan(PROMPTS[modality][:1]), sampler, callback=calls.append,
                         on_chunk=lambda row, media: first.append(len(calls) + 1))  # the callback follows the chunk
     assert first[0] * 4 < out.stats[0].nfe == len(calls)
@@ -97,7 +110,7 @@ def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_calls(modality, 
 
 def test_a_reader_who_leaves_ends_the_work(pipes):
     before = threading.active_count()
-    stream = pipes["video"].stream(PROMPTS["video"][0], {"name": "frame_blocks", "steps": 2})
+    stream = pipes["frame_blocks"].stream(PROMPTS["video"][0], {"name": "frame_blocks", "steps": 2})
     next(stream)
     stream.close()
     assert threading.active_count() == before
@@ -117,7 +130,7 @@ def test_what_goes_wrong_in_a_stream_is_raised_where_it_is_read(pipes):
 
 @pytest.mark.parametrize(("modality", "sampler"), STREAMED, ids=IDS)
 def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler, pipes):
-    pipe = pipes[modality]
+    pipe = pipe_for(pipes, modality, sampler)
     frames = {"speech": 20, "video": 4}[modality]
     unit = {"speech": 640, "video": 2}[modality]
     given = medium(modality)[: frames * unit + 1]  # what fills no frame of codes is left out
@@ -135,7 +148,7 @@ def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler,
 @pytest.mark.parametrize(("modality", "sampler"), [("speech", JACOBI), ("speech", "autoregressive"), ("video", {"name": "frame_blocks", "steps": 2})], ids=IDS)
 def test_what_is_continued_after_its_own_tokens_is_the_same_again(modality, sampler, pipes, monkeypatch):
     """The places after a prefix have the draws that they always have."""
-    pipe = pipes[modality]
+    pipe = pipe_for(pipes, modality, sampler)
     whole = pipe(PROMPTS[modality][0], sampler, seed=8)
     known = whole.tokens[0, : whole.tokens.shape[1] // 2]
     monkeypatch.setattr(pipe.modality, "prefix", lambda media, frontend, space: known)
@@ -173,7 +186,7 @@ def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp
     (tmp_path / "cut.mp4").write_bytes((tmp_path / "good.mp4").read_bytes()[:-900])
     assert len(video(tmp_path / "good.mp4").media[0]) == 16
     for prefix, words in (
-        (tmp_path / "wide.mkv", "32x48"),
+        (tmp_path / "wide.mkv", "48x32"),
         (tmp_path / "cut.mp4", "cut off|cannot be read|damaged"),
         (whole, "whole.wav"),
         (clip[:1], "has 1 frames; expected at least 2"),
@@ -193,7 +206,7 @@ def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp
 @pytest.mark.parametrize(("modality", "text", "words"), [
     ("speech", "three sevn", "'sevn' is outside the vocabulary.*Did you mean 'seven'"),
     ("speech", "", "empty"),
-    ("speech", "one two three four five", "5 words; expected"),
+    ("speech", "one two three four five", "5 words to speak; expected one to four"),
     ("video", "a red squre moves right", "'squre' is outside the vocabulary.*Did you mean 'square'"),
     ("video", "   ", "empty"),
     ("video", "a red square moves", "the end of the caption"),
@@ -228,10 +241,11 @@ def test_one_job_makes_three_modalities_and_one_gallery(tmp_path):
 jobs:
   - {modality: image, prompts: [a red circle], sampler: {name: maskgit, steps: 3}}
   - {modality: speech, prompts: [two], sampler: {name: maskgit, steps: 3}}
-  - {modality: video, prompts: [a ring moves up], sampler: {name: maskgit, steps: 3}}
+  - {modality: video, prompts: [a ring moves up], sampler: speculative_jacobi}
 """)
     assert main(["run", str(tmp_path / "job.yaml"), f"out={tmp_path / 'out'}"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
     assert [Path(r["file"]).suffix for r in rows] == [".png", ".wav", ".mp4"]
     page = (tmp_path / "out" / "index.html").read_text()
-    assert page.count("<audio") == 1 and page.count("<video") == 1
+    assert all(f'id="modality-{name}"' in page for name in ("image", "speech", "video"))
+    assert all(r["file"] in page for r in rows) and "<audio" in page and "<video" in page
