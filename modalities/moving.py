@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -213,7 +213,9 @@ def background(rng: np.random.Generator) -> np.ndarray:
 
 
 def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
-    """A clip that fulfils a caption whose attributes are all said: uint8 [16, 32, 32, 3]."""
+    """A clip that fulfils a caption: uint8 [16, 32, 32, 3]. What is unsaid is drawn."""
+    pick = lambda said, options: said or options[rng.integers(len(options))]
+    caption = replace(caption, colour=pick(caption.colour, COLOURS), size=pick(caption.size, SIZES), speed=pick(caption.speed, SPEEDS))
     x, y = trajectory(caption, tuple(float(rng.choice(s)) for s in starts(caption))).T
     alpha = coverage(caption.shape, RADII[caption.size], x, y)[..., None]
     clip = background(rng) * (1 - alpha) + np.array(PALETTE[caption.colour], np.float32) * alpha

@@ -298,3 +298,11 @@ def test_pairs_join_every_word_with_the_motion_and_nothing_said_with_none():
     assert moving.pairs(np.zeros((1, 6), int)).tolist() == [[0] * 6]
     unsaid = moving.parse("a square moves left").pairs()
     assert len({p % moving.MOTIONS for p in unsaid}) == 1 and unsaid != moving.parse("a square moves left slowly").pairs()
+
+
+def test_what_a_caption_leaves_open_is_drawn():
+    rng = np.random.default_rng(5)
+    caption = parse("a ring moves right")
+    found = {track(moving.draw(caption, rng)).caption for _ in range(40)}
+    assert {(c.shape, c.direction, c.bounces) for c in found} == {("ring", "right", False)}
+    assert all(len({getattr(c, key) for c in found}) > 1 for key in ("colour", "size", "speed"))

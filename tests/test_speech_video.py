@@ -60,6 +60,8 @@ def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_r
              if name in configs or any(f"sampler: {name}\\n" in text or f"name: {name}" in text for _, text in told)}  # fmt: skip
     for name in (*registry.table("sampler"), *registry.table("preset")):
         sampler, _ = resolve_sampler(name)
+        if not type(sampler).__module__.startswith("gen.samplers"):
+            continue  # what other tests registered
         if "codes" not in sampler.kinds:
             with pytest.raises(GenError, match=f"modality '{modality}' has no {sampler.protocol}-latents model"):
                 pipes[modality](PROMPTS[modality][0], name)
