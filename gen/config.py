@@ -74,18 +74,22 @@ class Job:
         return OmegaConf.to_yaml(OmegaConf.create(_escape(self.to_dict())))
 
     def labels(self) -> list[str]:
-        """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart."""
+        """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart, and the modality where a job has
+        several."""
         unsaid = ("prompts", "image", "mask", "prefix")  # too long for a name
         flats = [{k: v for k, v in _flat(e.relevant()).items() if k not in unsaid} for e in self.entries]
+        several = len({e.modality for e in self.entries}) > 1
         labels = []
         for e, mine in zip(self.entries, flats, strict=True):
-            twins = [f for o, f in zip(self.entries, flats, strict=True) if o.sampler["name"] == e.sampler["name"]]
+            same = lambda o, e=e: (o.sampler["name"], o.modality) == (e.sampler["name"], e.modality)
+            twins = [f for o, f in zip(self.entries, flats, strict=True) if same(o)]
+            parts = []
             if len(twins) > 1 and len({f.get("model") for f in twins}) == len(twins):  # then the model says it all
-                labels.append(f"{e.sampler['name']} {e.model or ''}".strip())
-                continue
-            differing = [k for k in mine if k != "sampler.name" and any(f.get(k) != mine[k] for f in twins)]
-            knobs = " ".join(f"{k.removeprefix('sampler.').removeprefix('law.')}={mine[k]}" for k in differing)
-            labels.append(f"{e.sampler['name']} {knobs}".strip())
+                parts += [e.model] if e.model else []
+            else:
+                differing = [k for k in mine if k != "sampler.name" and any(f.get(k) != mine[k] for f in twins)]
+                parts += [f"{k.removeprefix('sampler.').removeprefix('law.')}={mine[k]}" for k in differing]
+            labels.append(" ".join([e.sampler["name"], *parts, *([f"modality={e.modality}"] if several else [])]))
         return labels
 
 
