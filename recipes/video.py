@@ -214,7 +214,7 @@ def world() -> World:
         blocks={"frame_blocks": "frame_blocks"},
         about={
             "video-vq": "`transformers.Emu3VQVAE`: clips of 16 frames of 32x32 RGB pixels to 8x8x8 codes of 256, causal in time.",
-            "video-causal": f"{llama}, left to right.",
+            "video-causal": f"{llama}, left to right. These weights are from several runs, during which the clips were made simpler.",
             "video-masked": f"{llama}, any of them masked.",
             "video-blocks": f"{llama}, frame by frame, any of a frame's masked.",
             "video-draft": "The architecture of `video-causal`, smaller: it drafts for it in speculative decoding.",
