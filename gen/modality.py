@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from gen.errors import GenError
 from gen.frontend import TokenFrontend
 from gen.types import TokenSpace
 
@@ -93,8 +94,6 @@ class Modality(ABC):
 
     def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
         """The first tokens [k] of something that begins with a medium (or the file at a path). Raises ``GenError``."""
-        from gen.errors import GenError
-
         raise GenError(f"modality {self.name!r} cannot be continued")
 
     def trim(self, media: Any) -> Any:
@@ -103,6 +102,4 @@ class Modality(ABC):
 
     def edit(self, image: Any, mask: Any, frontend: TokenFrontend, space: TokenSpace) -> tuple[Tensor, Any]:
         """A canvas [T(, C)] that is empty where to regenerate, and a function that lays the result over the original."""
-        from gen.errors import GenError
-
         raise GenError(f"modality {self.name!r} cannot be edited")

@@ -63,17 +63,17 @@ class MediaStream:
         size = self.space.length // self.space.grid[0]
         ready = int(known.view(-1, size).all(1).long().cumprod(0).sum())
         first, total = self.frames[row], self.space.grid[0]
-        new = False
+        if first >= total or ready < min(first + self.frontend.chunk, total):
+            return
+        codes = self.modality.to_codes(tokens[None, : ready * size], self.space)
         while first < total and ready >= min(first + self.frontend.chunk, total):
-            codes = self.modality.to_codes(tokens[None, : ready * size], self.space)
             self.parts[row].append(self.frontend.postprocess(self.frontend.decode_chunk(codes, first)[0]))
-            first, new = first + self.frontend.chunk, True
+            first += self.frontend.chunk
         self.frames[row] = first
-        if new:
-            whole = self.modality.trim(np.concatenate(self.parts[row]))
-            if len(whole) > self.sent[row]:
-                start, self.sent[row] = self.sent[row], len(whole)
-                self.emit(row, whole[start:])
+        whole = self.modality.trim(np.concatenate(self.parts[row]))
+        if len(whole) > self.sent[row]:
+            start, self.sent[row] = self.sent[row], len(whole)
+            self.emit(row, whole[start:])
 
     def media(self) -> list[Any]:
         return [self.modality.trim(np.concatenate(parts)) for parts in self.parts]

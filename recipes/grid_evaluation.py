@@ -37,6 +37,12 @@ class World:
 
 
 IDENTICAL = ("gumbel", "autoregressive")
+MINOR = ("maximal", "fresh", "speculative", "typical", "lantern_pp")
+CAUSAL = {
+    "autoregressive": "autoregressive",
+    **{c: {"name": "speculative_jacobi", "coupling": c} for c in ("gumbel", "maximal", "fresh")},
+    **{name: name for name in ("speculative", "typical", "lantern_pp")},
+}
 
 
 def evaluate(world: World, zoo: Path, held_out: int, log=print) -> dict:

@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Run:
-    """How one model is trained. ``start``: another one to start from, its folder or its average weights. ``block``: places per block of a
+    """How one model is trained. ``start``: another one to start from, its folder or its average weights in the work folder. ``block``: places per block of a
     model whose attention is full inside blocks and causal across them; 0 for none."""
 
     steps: int
@@ -47,7 +47,7 @@ class Run:
     causal: bool = True
     seed: int = 0
     batch: int = 32
-    start: Path | None = None
+    start: str | None = None
     keep_average_at: int | None = None
     cooldown: tuple[int, int] | None = None
     block: int = 0
@@ -141,13 +141,20 @@ def block_loss(shape: Shape, block: int, generator: torch.Generator):
     return loss
 
 
-def train_lm(shape: Shape, run: Run, batches: Iterator, loss, out: Path, log=print) -> None:
-    """Trains a model and saves its average weights to ``out / "model"``. A start from another model carries over what that one
-    has learned of conditions and media, and both can be trained side by side from there on."""
+def train_lm(work: Path, shape: Shape, run: Run, name: str, words: Callable[[Tensor, torch.Generator], Tensor], log=print) -> None:
+    """Trains a model on ``work / "tokens.pt"`` and saves its average weights to ``work / name / "model"``. A start from another model
+    carries over what that one has learned of conditions and media, and both can be trained side by side from there on."""
+    out, generator = work / name, torch.Generator().manual_seed(3)
+    batches = token_batches(work / "tokens.pt", run.batch, run.seed, words)
+    if run.causal:
+        loss = causal_loss(shape)
+    else:
+        loss = block_loss(shape, run.block, generator) if run.block else masked_loss(shape, generator)
     torch.manual_seed(0)
     model = new_lm(shape, run.width, run.layers, run.causal, run.block)
     if run.start:
-        weights = type(model).from_pretrained(run.start).state_dict() if run.start.is_dir() else torch.load(run.start, weights_only=True)
+        start = work / run.start
+        weights = type(model).from_pretrained(start).state_dict() if start.is_dir() else torch.load(start, weights_only=True)
         model.load_state_dict(weights)
     average = fit(
         model, batches, loss, steps=run.steps, lr=run.lr, muon=(".layers.", 3 * run.lr), weight_decay=0.05, out=out,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from torch import Tensor
 from gen.frontend import codebook_digest
 from gen.modalities import shapes
 from gen.recipes.codebooks import Chain
-from gen.recipes.grid_models import Run, Shape, causal_loss, export_lm, masked_loss, tidy, token_batches, train_lm
+from gen.recipes.grid_models import Run, Shape, export_lm, tidy, train_lm
 from gen.recipes.image_evaluation import evaluate
 from gen.recipes.stages import run
 from gen.train import fit
@@ -39,14 +39,14 @@ class Plan:
     vq_batch: int = 16
     pictures: int = 72_000
     causal: Run = Run(3600, 160, 5, seed=5, keep_average_at=800, cooldown=(2000, 2500))
-    masked: Run = Run(3000, 160, 5, causal=False, seed=4, cooldown=(1250, 1900))
+    masked: Run = Run(3000, 160, 5, causal=False, start="causal/average.pt", seed=4, cooldown=(1250, 1900))
     draft: Run = Run(2400, 96, 2, seed=6)
     held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=8)
 QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, causal=Run(4, seed=5, keep_average_at=2, cooldown=(3, 4), **_TINY),
-             masked=Run(4, causal=False, seed=4, cooldown=(3, 4), **_TINY), draft=Run(4, seed=6, **_TINY), held_out=2)
+             masked=Run(4, causal=False, start="causal/average.pt", seed=4, cooldown=(3, 4), **_TINY), draft=Run(4, seed=6, **_TINY), held_out=2)
 
 CODES = 128
 SHAPE = Shape((16, 16), shapes.SLOTS, CODES, shapes.PAIRS)
@@ -142,16 +142,6 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
     return torch.from_numpy(shapes.pairs(drop_words(slots, generator).numpy()))
 
 
-def train(work: Path, plan: Plan, name: str, log=print) -> None:
-    """``causal``, ``draft``, a small one of that kind for speculation, or ``masked``, which starts from the average weights that
-    the causal one had early: what it has learned of captions and shapes carries over, and both can be trained side by side."""
-    how: Run = getattr(plan, name)
-    loss = masked_loss(SHAPE, torch.Generator().manual_seed(3)) if name == "masked" else causal_loss(SHAPE)
-    if name == "masked":
-        how = replace(how, start=work / "causal" / "average.pt")
-    train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, words), loss, work / name, log)
-
-
 def export(work: Path, zoo: Path, log=print) -> None:
     """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook."""
     from diffusers import VQModel
@@ -170,9 +160,9 @@ def main(argv: list[str] | None = None) -> None:
         return {
             "vq": lambda: train_vq(work, plan),
             "tokens": lambda: make_tokens(work, plan),
-            "causal": lambda: train(work, plan, "causal"),
-            "masked": lambda: train(work, plan, "masked"),
-            "draft": lambda: train(work, plan, "draft"),
+            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
+            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
+            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
             "export": lambda: export(work, zoo),
             "evaluate": lambda: evaluate(zoo, plan.held_out),
         }

@@ -11,7 +11,7 @@ writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from gen.frontend import codebook_digest
 from gen.modalities import spoken
 from gen.recipes.codebooks import Chain
-from gen.recipes.grid_evaluation import World, evaluate
-from gen.recipes.grid_models import Run, Shape, causal_loss, export_lm, masked_loss, tidy, token_batches, train_lm
+from gen.recipes.grid_evaluation import CAUSAL, MINOR, World, evaluate
+from gen.recipes.grid_models import Run, Shape, export_lm, tidy, train_lm
 from gen.recipes.stages import run
 from gen.train import fit
 
@@ -46,14 +46,14 @@ class Plan:
     decoder_steps: int = 1500
     clips: int = 24_000
     causal: Run = Run(3000, 128, 5, seed=5, batch=32, cooldown=(1000, 1500))
-    masked: Run = Run(1200, 128, 5, causal=False, seed=4, batch=32)
+    masked: Run = Run(1200, 128, 5, causal=False, start="causal/model", seed=4, batch=32)
     draft: Run = Run(1000, 64, 2, seed=6, batch=32)
     held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=4)
 QUICK = Plan(codec_steps=6, codec_batch=2, decoder_steps=4, clips=16, causal=Run(4, seed=5, **_TINY),
-             masked=Run(4, causal=False, seed=4, **_TINY), draft=Run(4, seed=6, **_TINY), held_out=1)
+             masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY), draft=Run(4, seed=6, **_TINY), held_out=1)
 
 
 def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -230,16 +230,6 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
     return torch.from_numpy(spoken.pairs(torch.where(drop, spoken.ANY, slots).numpy()))
 
 
-def train(work: Path, plan: Plan, name: str, log=print) -> None:
-    """``causal``, ``draft``, a small one of that kind for speculation, or ``masked``, which starts from what the causal one has
-    learned."""
-    how: Run = getattr(plan, name)
-    loss = masked_loss(SHAPE, torch.Generator().manual_seed(3)) if name == "masked" else causal_loss(SHAPE)
-    if name == "masked":
-        how = replace(how, start=work / "causal" / "model")
-    train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, words), loss, work / name, log)
-
-
 def export(work: Path, zoo: Path, log=print) -> None:
     """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook."""
     from transformers import MimiModel
@@ -263,15 +253,7 @@ def world() -> World:
         lambda n, seed: spoken.utterances(n, seed, held=True),
         spoken.speak,
         spoken_check.check_many,
-        causal={
-            "autoregressive": "autoregressive",
-            "gumbel": {"name": "speculative_jacobi", "coupling": "gumbel"},
-            "maximal": {"name": "speculative_jacobi", "coupling": "maximal"},
-            "fresh": {"name": "speculative_jacobi", "coupling": "fresh"},
-            "speculative": "speculative",
-            "typical": "typical",
-            "lantern_pp": "lantern_pp",
-        },
+        causal=CAUSAL,
         masked={
             "maskgit, 30 steps": {"name": "maskgit", "steps": 30},
             "halton, 30 steps": {"name": "halton", "steps": 30},
@@ -284,7 +266,7 @@ def world() -> World:
             "speech-draft": "The architecture of `speech-causal`, smaller: it drafts for it in speculative decoding.",
         },
         frontend="speech-codec",
-        quarter=("maximal", "fresh", "speculative", "typical", "lantern_pp"),
+        quarter=MINOR,
     )
 
 
@@ -295,9 +277,9 @@ def main(argv: list[str] | None = None) -> None:
             "codec": lambda: train_codec(work, plan),
             "decoder": lambda: train_decoder(work, plan),
             "tokens": lambda: make_tokens(work, plan),
-            "causal": lambda: train(work, plan, "causal"),
-            "masked": lambda: train(work, plan, "masked"),
-            "draft": lambda: train(work, plan, "draft"),
+            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
+            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
+            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
             "export": lambda: export(work, zoo),
             "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
         }

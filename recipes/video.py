@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,8 @@ from torch import Tensor
 from gen.frontend import codebook_digest
 from gen.modalities import moving
 from gen.recipes.codebooks import Chain
-from gen.recipes.grid_evaluation import World, evaluate
-from gen.recipes.grid_models import Run, Shape, block_loss, causal_loss, export_lm, masked_loss, tidy, token_batches, train_lm
+from gen.recipes.grid_evaluation import CAUSAL, MINOR, World, evaluate
+from gen.recipes.grid_models import Run, Shape, export_lm, tidy, train_lm
 from gen.recipes.stages import run
 from gen.train import fit
 
@@ -42,15 +42,15 @@ class Plan:
     vq_batch: int = 4
     clips: int = 8_000
     causal: Run = Run(3600, 128, 4, seed=5, batch=16, keep_average_at=750)
-    masked: Run = Run(700, 128, 4, causal=False, seed=4, batch=16)
-    blocks: Run = Run(600, 128, 4, causal=False, seed=6, batch=12, block=FRAME)
+    masked: Run = Run(700, 128, 4, causal=False, start="causal/average.pt", seed=4, batch=16)
+    blocks: Run = Run(600, 128, 4, causal=False, start="causal/average.pt", seed=6, batch=12, block=FRAME)
     draft: Run = Run(700, 64, 2, seed=7, batch=16)
     held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=4)
 QUICK = Plan(vq_steps=6, vq_batch=2, clips=32, causal=Run(4, seed=5, keep_average_at=2, **_TINY),
-             masked=Run(4, causal=False, seed=4, **_TINY), blocks=Run(4, causal=False, seed=6, block=FRAME, **_TINY), draft=Run(4, seed=7, **_TINY), held_out=1)
+             masked=Run(4, causal=False, start="causal/average.pt", seed=4, **_TINY), blocks=Run(4, causal=False, start="causal/average.pt", seed=6, block=FRAME, **_TINY), draft=Run(4, seed=7, **_TINY), held_out=1)
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -165,18 +165,6 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
     return torch.from_numpy(moving.pairs(drop_words(slots, generator).numpy()))
 
 
-def train(work: Path, plan: Plan, name: str, log=print) -> None:
-    """``causal``, ``draft``, a small one of that kind for speculation, ``masked`` or ``blocks``, which start from what the causal
-    one had learned early."""
-    how: Run = getattr(plan, name)
-    generator = torch.Generator().manual_seed(3)
-    loss = {"causal": lambda: causal_loss(SHAPE), "draft": lambda: causal_loss(SHAPE), "masked": lambda: masked_loss(SHAPE, generator),
-            "blocks": lambda: block_loss(SHAPE, FRAME, generator)}[name]()  # fmt: skip
-    if name in ("masked", "blocks"):
-        how = replace(how, start=work / "causal" / "average.pt")
-    train_lm(SHAPE, how, token_batches(work / "tokens.pt", how.batch, how.seed, words), loss, work / name, log)
-
-
 def export(work: Path, zoo: Path, log=print) -> None:
     """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook."""
     from transformers import Emu3VQVAE
@@ -198,15 +186,7 @@ def world() -> World:
         lambda n, seed: moving.captions(n, seed, held=True),
         moving.draw,
         moving_check.check_many,
-        causal={
-            "autoregressive": "autoregressive",
-            "gumbel": {"name": "speculative_jacobi", "coupling": "gumbel"},
-            "maximal": {"name": "speculative_jacobi", "coupling": "maximal"},
-            "fresh": {"name": "speculative_jacobi", "coupling": "fresh"},
-            "speculative": "speculative",
-            "typical": "typical",
-            "lantern_pp": "lantern_pp",
-        },
+        causal=CAUSAL,
         masked={
             "maskgit, 48 steps": {"name": "maskgit", "steps": 48},
             "halton, 48 steps": {"name": "halton", "steps": 48},
@@ -220,7 +200,7 @@ def world() -> World:
             "video-draft": "The architecture of `video-causal`, smaller: it drafts for it in speculative decoding.",
         },
         frontend="video-vq",
-        quarter=("maximal", "fresh", "speculative", "typical", "lantern_pp", "halton, 48 steps"),
+        quarter=(*MINOR, "halton, 48 steps"),
     )
 
 
@@ -230,10 +210,10 @@ def main(argv: list[str] | None = None) -> None:
         return {
             "vq": lambda: train_vq(work, plan),
             "tokens": lambda: make_tokens(work, plan),
-            "causal": lambda: train(work, plan, "causal"),
-            "masked": lambda: train(work, plan, "masked"),
-            "blocks": lambda: train(work, plan, "blocks"),
-            "draft": lambda: train(work, plan, "draft"),
+            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
+            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
+            "blocks": lambda: train_lm(work, SHAPE, plan.blocks, "blocks", words),
+            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
             "export": lambda: export(work, zoo),
             "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
         }

@@ -8,7 +8,6 @@ decoded with what lies before them.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,21 @@ import torch
 from torch import Tensor
 
 from gen.errors import GenError
-from gen.frontend import FrontendConfig, StreamingFrontend
-from gen.models.loading import locate, quiet, readable
+from gen.frontend import FrontendConfig
 from gen.registry import register
+from gen.tokenizers.codec import Codec
 
 
 @register("tokenizer", "mimi")
-class Mimi(StreamingFrontend):
+class Mimi(Codec):
     """Codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples a second; n is a whole number of frames."""
 
     chunk = 6
+    architecture = "MimiModel"
     time_axis = -1
 
     def __init__(self, model):
-        self.model = model.eval()
+        super().__init__(model)
         c = model.config
         self.rate, self.frame = c.sampling_rate, c.frame_size
         self.config = FrontendConfig("speech", "codes", (c.codebook_size,) * c.num_quantizers, (self.frame,))
@@ -37,23 +37,12 @@ class Mimi(StreamingFrontend):
         convolutions = c.kernel_size + 2 + sum(2 + 2 * c.dilation_growth_rate**j for j in range(c.num_residual_layers))
         self.context = math.ceil((c.num_hidden_layers * (c.sliding_window - 1) + convolutions) / c.latent_stride) + 1
 
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Mimi:
-        """Raises ``GenError`` for a missing or unreadable folder."""
-        from transformers import MimiModel
-
-        path = locate(folder, "frontend")
-        with readable("frontend", folder), quiet():
-            model = MimiModel.from_pretrained(path, dtype=dtype)
-        return cls(model.to(device))
-
     def preprocess(self, media: Any) -> Tensor:
         """A wave float [n] -> float [1, n]. Raises ``GenError`` for anything else, or if n is no whole number of frames."""
         wave = np.asarray(media, dtype=np.float32)
         if wave.ndim != 1 or not len(wave) or len(wave) % self.frame:
             raise GenError(f"the wave has shape {wave.shape}; expected [n] with n a multiple of {self.frame} samples")
-        parameter = next(self.model.parameters())
-        return torch.from_numpy(wave)[None].to(parameter.device, parameter.dtype)
+        return self._like_model(torch.from_numpy(wave)[None])
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:

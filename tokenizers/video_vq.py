@@ -6,7 +6,6 @@ fixed number of frames per code frame, the first not being special.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,35 +13,26 @@ import torch
 from torch import Tensor
 
 from gen.errors import GenError
-from gen.frontend import FrontendConfig, StreamingFrontend
-from gen.models.loading import locate, quiet, readable
+from gen.frontend import FrontendConfig
 from gen.registry import register
+from gen.tokenizers.codec import Codec
 
 
 @register("tokenizer", "video_vq")
-class VideoVQ(StreamingFrontend):
+class VideoVQ(Codec):
     """Codes [B, 1, T, H, W] of clips [B, F, 3, h, w] in [-1, 1]; F, h and w are multiples of ``config.compression``."""
 
     chunk = 1
+    architecture = "Emu3VQVAE"
     time_axis = 1
 
     def __init__(self, model):
-        self.model = model.eval()
+        super().__init__(model)
         c = model.config
         factor = model.spatial_scale_factor
         self.config = FrontendConfig("video", "codes", (c.codebook_size,), (c.temporal_downsample_factor, factor, factor))
         # every temporal convolution of the decoder looks two of its frames back
         self.context = 2 + 4 * c.num_res_blocks + 2
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> VideoVQ:
-        """Raises ``GenError`` for a missing or unreadable folder."""
-        from transformers import Emu3VQVAE
-
-        path = locate(folder, "frontend")
-        with readable("frontend", folder), quiet():
-            model = Emu3VQVAE.from_pretrained(path, dtype=dtype)
-        return cls(model.to(device))
 
     def preprocess(self, media: Any) -> Tensor:
         """Frames uint8 [F, h, w, 3] -> float [F, 3, h, w]. Raises ``GenError`` for anything else or sizes that are no multiple."""
@@ -51,9 +41,7 @@ class VideoVQ(StreamingFrontend):
             raise GenError(f"the clip is an array of {frames.dtype} {frames.shape}; expected uint8 [F, h, w, 3]")
         if any(n % f for n, f in zip(frames.shape, self.config.compression, strict=False)):
             raise GenError(f"the clip is {frames.shape[:3]}; expected multiples of {self.config.compression} (frames, height, width)")
-        parameter = next(self.model.parameters())
-        x = torch.from_numpy(frames.copy()).permute(0, 3, 1, 2).to(parameter.device)
-        return x.to(parameter.dtype) / 127.5 - 1
+        return self._like_model(torch.from_numpy(frames.copy()).permute(0, 3, 1, 2)) / 127.5 - 1
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
