@@ -11,8 +11,6 @@ gradients that stands still: what a caption leaves open is little, so that a sma
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import re
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,6 +18,8 @@ from itertools import product
 import numpy as np
 
 from gen.modalities import shapes
+from gen.modalities.language import draw_conditions, unknown_word
+from gen.modalities.language import held_out as held_out  # part of what the language offers
 from gen.modalities.shapes import COLOURS, PALETTE, SHAPES, SIZES
 
 DIRECTIONS = ("right", "left", "up", "down")
@@ -116,19 +116,17 @@ def parse(text: str) -> Caption:
             found[kind] = words.pop(0)
             known = ()
         elif kind in ("shape", "verb", "direction", "end"):
-            raise ValueError(_unknown(words[0] if words else "the end of the caption", known, text))
+            raise _unknown(words[0] if words else "the end of the caption", known, text)
     if words:
-        raise ValueError(_unknown(words[0], () if "end" in found else known, text))
+        raise _unknown(words[0], () if "end" in found else known, text)
     return Caption(found["shape"], found["direction"], found.get("colour"), found.get("size"), found.get("speed"), "end" in found)
 
 
-def _unknown(got: str, options: tuple[str, ...], text: str) -> str:
+def _unknown(got: str, options: tuple[str, ...], text: str) -> ValueError:
     if not options:
-        return f"caption {text!r} goes on with {got!r} after its end; expected nothing after 'and bounces'"
+        return ValueError(f"caption {text!r} goes on with {got!r} after its end; expected nothing after 'and bounces'")
     options = tuple("and bounces" if o == "and" else o for o in options)
-    near = difflib.get_close_matches(got, options, 1, 0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"caption {text!r}: {got!r} is outside the vocabulary here.{hint} Known: {', '.join(options)}"
+    return unknown_word(got, options, f"caption {text!r}", "the vocabulary here")
 
 
 def every_caption() -> list[Caption]:
@@ -142,19 +140,9 @@ def random_caption(rng: np.random.Generator) -> Caption:
     return Caption(pick(SHAPES), pick(DIRECTIONS), pick(COLOURS), pick(SIZES), pick(SPEEDS), bool(rng.integers(2)))
 
 
-def held_out(caption: Caption) -> bool:
-    """Whether a caption belongs to the tenth that training never sees."""
-    return hashlib.sha256(str(caption).encode()).digest()[0] % 10 == 0
-
-
 def captions(n: int, seed: int, *, held: bool) -> list[Caption]:
     """``n`` captions, all held out or none of them."""
-    rng, out = np.random.default_rng(seed), []
-    while len(out) < n:
-        c = random_caption(rng)
-        if held_out(c) == held:
-            out.append(c)
-    return out
+    return draw_conditions(n, seed, random_caption, held)
 
 
 # Motion ------------------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ stripes, checks or blotches, so that their tokens carry real entropy while the s
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import re
 from dataclasses import dataclass, replace
 
 import numpy as np
+
+from gen.modalities.language import draw_conditions, unknown_word
+from gen.modalities.language import held_out as held_out  # part of what the language offers
 
 SIZES = ("small", "large")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
@@ -123,22 +124,16 @@ def _parse_item(phrase: str, text: str) -> Item:
             i += 1
     if "shape" not in found:
         got = words[i] if i < len(words) else "the end of the phrase"
-        raise ValueError(_unknown(got, (*SIZES, *COLOURS, *SHAPES), f"caption {text!r}, phrase {phrase!r}"))
+        raise unknown_word(got, (*SIZES, *COLOURS, *SHAPES), f"caption {text!r}, phrase {phrase!r}")
     rest = words[i:]
     if rest:
         if len(rest) > 2 and rest[0] in ("at", "in", "on") and rest[1] == "the":
             rest = rest[2:]
         place = " ".join(rest).replace("middle", "centre")
         if place not in PLACES:
-            raise ValueError(_unknown(place, PLACES, f"the place in caption {text!r}"))
+            raise unknown_word(place, PLACES, f"the place in caption {text!r}")
         found["place"] = place
     return Item(**found)
-
-
-def _unknown(got: str, options: tuple[str, ...], where: str) -> str:
-    near = difflib.get_close_matches(got, options, 1, 0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{where}: {got!r} is outside the vocabulary.{hint} Known: {', '.join(options)}"
 
 
 def apart(a: str, b: str) -> bool:
@@ -161,19 +156,9 @@ def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
     return Caption(tuple(items))
 
 
-def held_out(caption: Caption) -> bool:
-    """Whether a caption belongs to the tenth that training never sees."""
-    return hashlib.sha256(str(caption).encode()).digest()[0] % 10 == 0
-
-
 def captions(n: int, seed: int, *, held: bool, two: float = 0.35) -> list[Caption]:
     """``n`` captions, all held out or none of them."""
-    rng, out = np.random.default_rng(seed), []
-    while len(out) < n:
-        c = random_caption(rng, two)
-        if held_out(c) == held:
-            out.append(c)
-    return out
+    return draw_conditions(n, seed, lambda rng: random_caption(rng, two), held)
 
 
 _Y, _X = np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE].astype(np.float32)

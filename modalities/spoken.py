@@ -12,14 +12,15 @@ counted from the first sample, so that a steady vowel repeats itself in every fr
 
 from __future__ import annotations
 
-import difflib
 import functools
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from gen.modalities.language import draw_conditions, unknown_word
+from gen.modalities.language import held_out as held_out  # part of what the language offers
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COMMANDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", "back", "start")
@@ -94,17 +95,11 @@ def parse(text: str) -> Utterance:
         elif word in WORDS:
             words.append(word)
         elif not (word == "voice" and before in VOICES or word == "speed" and before in SPEEDS):
-            raise ValueError(_unknown(word, (*WORDS, *VOICES, *SPEEDS), f"utterance {text!r}"))
+            raise unknown_word(word, (*WORDS, *VOICES, *SPEEDS), f"utterance {text!r}")
         before = word
     if not 1 <= len(words) <= MAX_WORDS:
         raise ValueError(f"utterance {text!r} has {len(words)} words to speak; expected one to four")
     return Utterance(tuple(words), **said)
-
-
-def _unknown(got: str, options: tuple[str, ...], where: str) -> str:
-    near = difflib.get_close_matches(got, options, 1, 0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{where}: {got!r} is outside the vocabulary.{hint} Known: {', '.join(options)}"
 
 
 def random_utterance(rng: np.random.Generator) -> Utterance:
@@ -113,19 +108,9 @@ def random_utterance(rng: np.random.Generator) -> Utterance:
     return Utterance(tuple(pick(WORDS) for _ in range(rng.integers(1, MAX_WORDS + 1))), pick(VOICES), pick(SPEEDS))
 
 
-def held_out(utterance: Utterance) -> bool:
-    """Whether an utterance belongs to the tenth that training never sees."""
-    return hashlib.sha256(str(utterance).encode()).digest()[0] % 10 == 0
-
-
 def utterances(n: int, seed: int, *, held: bool) -> list[Utterance]:
     """``n`` utterances, all held out or none of them."""
-    rng, out = np.random.default_rng(seed), []
-    while len(out) < n:
-        u = random_utterance(rng)
-        if held_out(u) == held:
-            out.append(u)
-    return out
+    return draw_conditions(n, seed, random_utterance, held)
 
 
 # Phonemes ----------------------------------------------------------------------------------------------------------
