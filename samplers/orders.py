@@ -1,7 +1,13 @@
-"""Orders: which masked places are committed first. An order gives a score per place; the highest go first.
+"""Orders: which masked places are committed first. An order gives a score per place, float64 [b, T]; the highest go first.
 
-``confidence`` looks at what was proposed; ``random``, ``halton`` and ``raster`` do not, so that with one place per step
-they sample exactly from the model's law in that order.
+    confidence   log p(x_i) of the proposed id, plus t (1 - r) Gumbel noise with t = ``choice_temperature``
+    top          log of the highest probability at i        margin   p(1st) - p(2nd)        entropy  sum p log p
+    density      p(x_i), weighted by how many places around i are known: a Gaussian mean over ``density_width`` places
+    random, halton, raster, streams
+
+``top``, ``margin`` and ``entropy`` look at the law of a place, not at what was drawn from it; ``random``, ``halton`` and ``raster`` at neither, so that
+with one place per step they sample exactly from the model's law in that order. Ties go to the first place.
+``margin`` and ``entropy``: Dream (arXiv 2508.15487); ``density``: certainty density of d2Cache (arXiv 2509.23094), where it ranks what to compute.
 """
 
 from __future__ import annotations
@@ -11,42 +17,68 @@ from torch import Tensor
 
 from gen.layout_orders import halton_cells
 from gen.registry import register
+from gen.samplers.masked_step import Step
+
+BLIND = ("random", "halton", "raster")  # those that look at no law
 
 
 @register("order", "confidence")
-def confidence(draws, rows, positions, round, chosen_logp, temperature, grid) -> Tensor:
-    """log p(x) + temperature * Gumbel noise. float [b, T]"""
+def confidence(now: Step) -> Tensor:
+    temperature = now.knobs.choice_temperature * (1 - now.r)
     if not bool((temperature > 0).any()):
-        return chosen_logp
-    noise = -torch.log(-torch.log(draws.uniform(rows, positions, "confidence", round)))
-    return chosen_logp + temperature[:, None] * noise
+        return now.logp
+    noise = -torch.log(-torch.log(now.draws.uniform(now.rows, now.positions, "confidence", now.round)))
+    return now.logp + temperature[:, None] * noise
+
+
+@register("order", "top")
+def top(now: Step) -> Tensor:
+    return now.judged().amax(-1).double()
+
+
+@register("order", "margin")
+def margin(now: Step) -> Tensor:
+    first, second = now.judged().double().exp().topk(2, -1).values.unbind(-1)
+    return first - second
+
+
+@register("order", "entropy")
+def entropy(now: Step) -> Tensor:
+    return -torch.special.entr(now.judged().double().exp()).sum(-1)
+
+
+@register("order", "density")
+def density(now: Step) -> Tensor:
+    place = now.positions[0].double()
+    near = torch.exp(-0.5 * ((place[:, None] - place) / now.knobs.density_width) ** 2)
+    known = (~now.masked).double() @ near / near.sum(0)
+    return now.logp + known.log()
 
 
 @register("order", "random")
-def random(draws, rows, positions, round, chosen_logp, temperature, grid) -> Tensor:
+def random(now: Step) -> Tensor:
     """One random permutation per row."""
-    return draws.uniform(rows, positions, "order", None)
+    return now.draws.uniform(now.rows, now.positions, "order", None)
 
 
 @register("order", "halton")
-def halton(draws, rows, positions, round, chosen_logp, temperature, grid) -> Tensor:
+def halton(now: Step) -> Tensor:
     """A low-discrepancy sequence over the grid: what is committed together lies far apart (arXiv 2503.17076)."""
-    order = torch.tensor(halton_cells(tuple(grid)), device=positions.device)
+    order = torch.tensor(halton_cells(tuple(now.space.grid)), device=now.rows.device)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
-    return -rank[positions].double()
+    return -rank[now.positions].double()
 
 
 @register("order", "streams")
-def streams(draws, rows, positions, round, chosen_logp, temperature, grid) -> Tensor:
+def streams(now: Step) -> Tensor:
     """Along the last axis: all of its first slice, then all of its second, and so on; confidence inside a slice. For codes of
     several streams that is coarse to fine (SoundStorm, arXiv 2305.09636; MAGNeT, arXiv 2401.04577)."""
-    score = confidence(draws, rows, positions, round, chosen_logp, temperature, grid)
     # into (0, 1), in the same order, so that a slice before always comes first
-    return torch.sigmoid(score / 8) - positions % grid[-1]
+    return torch.sigmoid(confidence(now) / 8) - now.positions % now.space.grid[-1]
 
 
 @register("order", "raster")
-def raster(draws, rows, positions, round, chosen_logp, temperature, grid) -> Tensor:
+def raster(now: Step) -> Tensor:
     """First to last."""
-    return -positions.double()
+    return -now.positions.double()

@@ -23,60 +23,29 @@ is the sampler's business. The law of the whole is not the model's, also where t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from gen.registry import register
-
-
-@dataclass(frozen=True)
-class Recheck:
-    """What a remasker may look at in one step, of b rows.
-
-    ``logp`` [b, T]: log c. ``before`` [b, T]: log b, 0 where nothing has been committed. ``masked`` [b, T]: places without an id when
-    the step began. ``filled`` [b, T]: those that steps before it committed. ``commit`` [b]: masked places that the schedule commits
-    now; at least 1, and all but K. ``r``: the share of the steps that is over after this one. ``threshold``, ``margin``: the knobs.
-    """
-
-    logp: Tensor
-    before: Tensor
-    masked: Tensor
-    filled: Tensor
-    commit: Tensor
-    r: float
-    threshold: float
-    margin: float
+from gen.samplers.masked_step import Step, lowest
 
 
 @register("remasker", "none")
-def none(now: Recheck) -> tuple[Tensor, Tensor]:
-    """Places to empty, bool [b, T], all of them in ``filled``; and the masked places to commit, long [b], at least one more."""
-    return torch.zeros_like(now.filled), now.commit
+def none(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(now.masked), count
 
 
 @register("remasker", "low_confidence")
-def low_confidence(now: Recheck) -> tuple[Tensor, Tensor]:
+def low_confidence(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
     """The schedule's count holds over all generated places, the least likely being the masked ones."""
-    stay = now.masked.sum(1) - now.commit
-    removed = now.filled & lowest(now.logp, now.masked | now.filled, stay)
-    return removed, now.commit + removed.sum(1)
+    stay = now.eligible.sum(1) - count
+    removed = now.filled & lowest(now.logp, now.eligible | now.filled, stay)
+    return removed, torch.where(now.last, count, count + removed.sum(1))
 
 
 @register("remasker", "secondary")
-def secondary(now: Recheck) -> tuple[Tensor, Tensor]:
+def secondary(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
     """What falls below a rising threshold, or by more than a margin, is made again."""
     c = now.logp.exp()
-    doubtful = (c < now.threshold * now.r) | (now.before.exp() - c > now.margin)
-    return lowest(now.logp, now.filled & doubtful, now.commit - 1), now.commit
-
-
-def lowest(score: Tensor, among: Tensor, count: Tensor) -> Tensor:
-    """The ``count`` [b] places with the lowest score [b, T] of those in ``among`` (bool [b, T]), or all of them: bool [b, T]."""
-    place = torch.arange(score.shape[1], device=score.device).expand_as(score)
-    # the first of equal ones; what is not among them comes last, behind scores that are infinite too
-    order = score.masked_fill(~among, 0).argsort(dim=1, stable=True)
-    order = order.gather(1, (~among).gather(1, order).long().argsort(dim=1, stable=True))
-    rank = torch.empty_like(order).scatter_(1, order, place)
-    return among & (rank < count[:, None])
+    doubtful = (c < now.knobs.remask_threshold * now.r[:, None]) | (now.certainty.exp() - c > now.knobs.remask_margin)
+    return lowest(now.logp, now.filled & doubtful, count - 1), count

@@ -7,6 +7,7 @@ test would see what is wrong in most public implementations of these methods.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -343,7 +344,8 @@ def masked_error(sampler, law: Law, space: TokenSpace) -> float:
 def registry_order(name: str, grid: tuple[int, ...]) -> list[int]:
     """The places in the order in which they are committed, for orders that depend on nothing else."""
     positions = torch.arange(math.prod(grid))[None]
-    score = registry.get("order", name)(None, None, positions, None, None, None, grid)
+    now = SimpleNamespace(positions=positions, rows=positions[0, :1], space=SimpleNamespace(grid=grid))
+    score = registry.get("order", name)(now)
     return score[0].argsort(descending=True).tolist()
 
 

@@ -20,7 +20,7 @@ from gen.errors import GenError
 from gen.law import Law
 from gen.models.targets import MaskedTarget
 from gen.registry import registry
-from gen.samplers.remaskers import Recheck, lowest
+from gen.samplers.masked_step import Step, lowest
 from gen.sampling import resolve_sampler
 from gen.types import SampleOutput, TokenSpace
 
@@ -192,7 +192,7 @@ def test_under_low_confidence_the_schedule_holds_and_under_secondary_it_is_caugh
     assert left["secondary"] != left["none"]
 
 
-def random_state(seed: int) -> Recheck:
+def random_state(seed: int) -> tuple[Step, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     kind = torch.randint(0, 3, (64, 9), generator=g)  # given, masked, filled
     kind[:, 0] = 1
@@ -200,15 +200,19 @@ def random_state(seed: int) -> Recheck:
     logp = torch.randint(-6, 1, (64, 9), generator=g).double()  # many are equal
     logp[torch.rand(64, 9, generator=g) < 0.2] = -math.inf
     commit = 1 + (torch.rand(64, generator=g) * masked.sum(1)).long()
-    return Recheck(logp, torch.randn(64, 9, generator=g).double().clamp_max(0), masked, kind == 2, commit, 0.7, 0.3, 0.2)
+    certainty = torch.randn(64, 9, generator=g).double().clamp_max(0)
+    row, fresh = torch.arange(64), torch.ones_like(masked)
+    now = Step(None, row, row, SPACE, masked_iterative(remask_margin=0.2), masked.long(), kind == 0, masked, fresh, logp, None, {}, certainty)
+    now.open, now.logp, now.score, now.r, now.last, now.quota = fresh, logp, logp, torch.full((64,), 0.7).double(), row < 0, commit
+    return now, commit
 
 
 @pytest.mark.parametrize("name", REMASKERS)
 def test_a_remasker_keeps_its_word_in_any_state(name):
     some = 0
     for seed in range(20):
-        now = random_state(seed)
-        removed, commit = registry.get("remasker", name)(now)
+        now, count = random_state(seed)
+        removed, commit = registry.get("remasker", name)(now, count)[:2]
         assert not bool((removed & ~now.filled).any())
         assert bool((commit - removed.sum(1) >= 1).all()) and bool((commit <= now.masked.sum(1)).all())
         some += int(removed.sum())
@@ -234,23 +238,23 @@ def broken(monkeypatch):
     return make
 
 
-def touches_given(now):
+def touches_given(now, count):
     """It looks at all places that hold an id."""
-    return lowest(now.logp, ~now.masked, now.commit - 1), now.commit
+    return lowest(now.logp, ~now.masked, count - 1), count
 
 
-def never_gets_on(now):
+def never_gets_on(now, count):
     """It empties as many as it commits."""
-    return lowest(now.logp, now.filled, now.commit), now.commit
+    return lowest(now.logp, now.filled, count), count
 
 
-def looks_at_others(now):
+def looks_at_others(now, count):
     """A threshold that is the batch's mean."""
-    return lowest(now.logp, now.filled & (now.logp < now.logp[now.logp.isfinite()].mean()), now.commit - 1), now.commit
+    return lowest(now.logp, now.filled & (now.logp < now.logp[now.logp.isfinite()].mean()), count - 1), count
 
 
-def empties_what_is_empty(now):
-    return lowest(now.logp, now.masked, now.commit - 1), now.commit
+def empties_what_is_empty(now, count):
+    return lowest(now.logp, now.masked, count - 1), count
 
 
 @pytest.mark.parametrize(("remasker", "check"), [(touches_given, check_given), (never_gets_on, check_progress), (looks_at_others, check_rows),

@@ -50,7 +50,12 @@ class BlockTarget(Target):
         last = prefix + (block + 1) * self.block_length - 1
         logits = self.model.forward(ids, at.expand(len(ids), -1), last.expand(len(ids), -1), self.cache)[:, -width:]
         self._place, self._waiting = self._place + self._waiting.shape[1], self._waiting[:, :0]
-        return self._law(logits, self.legal[self.known : self.known + width]), ids.shape[1] * self.halves
+        self._seen = logits, self.legal[self.known : self.known + width]
+        return self._law(*self._seen), ids.shape[1] * self.halves
+
+    def raw(self) -> Tensor:
+        """As ``MaskedTarget.raw``."""
+        return self._raw(*self._seen)
 
 
 class Block:
@@ -71,6 +76,10 @@ class Block:
         whole[self._at] = canvas
         law, computed = self.parent.predict(whole)
         return law[self._at], computed
+
+    def raw(self) -> Tensor:
+        """As ``MaskedTarget.raw``."""
+        return self.parent.raw()[self._at]
 
     def keep(self, rows: Tensor) -> None:
         self._at = self._at[rows]

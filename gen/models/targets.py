@@ -66,9 +66,12 @@ class Target:
         self.prompt, self.prompt_length = self.prompt[both], self.prompt_length[both]
         self.rows = int(rows.sum())
 
-    def _law(self, logits: Tensor, legal: Tensor) -> Tensor:
+    def _law(self, logits: Tensor, legal: Tensor, law: Law | None = None) -> Tensor:
         cond, *uncond = logits.chunk(self.halves)
-        return self.law(cond, uncond[0] if uncond else None, legal)
+        return (law or self.law)(cond, uncond[0] if uncond else None, legal)
+
+    def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
+        return self._law(logits, legal, Law(guidance_scale=self.law.guidance_scale))
 
 
 class CausalTarget(Target):
@@ -159,13 +162,22 @@ class MaskedTarget(Target):
 
     model: MaskedModel
 
-    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
-        """Canvas [B, T] -> log-probabilities [B, T, V]; and the places per row that were sent through the model."""
+    def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, int]:
+        """Canvas [B, T] -> log-probabilities [B, T, V]; and the places per row that were sent through the model. ``of`` long [n]: the
+        rows whose conditions n canvases have, if there are others than one for each row."""
         if int(self.prompt_length.min()) != self.prompt.shape[1]:
             raise ValueError("masked models need conditions of one length")
-        ids = torch.cat([self.prompt, canvas.repeat(self.halves, 1)], 1)
+        prompt = self.prompt
+        if of is not None:
+            prompt = prompt[torch.cat([of + half * self.rows for half in range(self.halves)])]
+        ids = torch.cat([prompt, canvas.repeat(self.halves, 1)], 1)
         logits = self.model.forward(ids, canvas.shape[1])
+        self._seen = logits
         return self._law(logits, self.legal), ids.shape[1] * self.halves
+
+    def raw(self) -> Tensor:
+        """The law of the last call without temperature and filters: what the model itself holds for likely, guided and legal."""
+        return self._raw(self._seen, self.legal)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

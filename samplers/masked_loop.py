@@ -1,0 +1,196 @@
+"""The masked loop: predict, propose, score, select, remask, stop. Every masked method is a choice of its parts.
+
+Per row and forward call: the law of all empty places is computed; a ``proposer`` puts an id at each; a ``block_schedule`` says which places are at
+work; an ``order`` scores them; a ``selector`` says which are committed now, at least one; a ``remasker`` may empty or change what earlier steps
+committed; a ``stop`` may end a row. Rows advance independently, each with its own block and its own count of steps, and leave the batch when
+they are done. Nothing a row draws depends on another row.
+
+A part is a function of one step (``masked_step.Step``), registered under its kind:
+
+    proposer(now) -> ids [b, T]                      order(now) -> score [b, T]
+    block_schedule(now) -> open bool [b, T], number of the block [b]; a row whose number changes begins a block
+    selector(now) -> bool [b, T]                     stop(now, canvas) -> bool [b], ids [b, T] for what such rows left empty
+    remasker(now, count) -> places to empty bool [b, T], places to commit [b], and two things that may be left out: ids to put in the place of
+    committed ones [b, T] (-1: none), and bool [b], which rows want another call though they are full
+
+Every call fills at least one place more than it empties, and nothing is emptied after ``steps`` calls of a block, so that there is an end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gen.draws import Draws
+from gen.errors import GenError
+from gen.models.paths import noise_size, walk
+from gen.registry import registry
+from gen.samplers.masked_knobs import MaskedKnobs
+from gen.samplers.masked_step import Step, highest
+from gen.types import SampleOutput, Stats, TokenSpace, TraceStep
+
+
+class Revision(NamedTuple):
+    """What a remasker returns; see the module."""
+
+    removed: Tensor
+    count: Tensor
+    replaced: Tensor | None = None
+    again: Tensor | None = None
+
+
+class _Parts:
+    """The functions that a sampler's knobs name."""
+
+    def __init__(self, knobs: MaskedKnobs, space: TokenSpace):
+        self.order = registry.get("order", knobs.order or ("random" if space.channels else "confidence"))
+        for name, kind in (("schedule", "schedule"), ("proposer", "proposer"), ("selector", "selector"), ("remasker", "remasker"),
+                           ("stop", "stop"), ("blocks", "block_schedule")):  # fmt: skip
+            setattr(self, name, registry.get(kind, getattr(knobs, name)))
+        self.revises = knobs.remasker != "none"
+        self.shadow = getattr(self.remasker, "shadow", False)
+
+
+def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | None = None, trace: bool = False,
+                  callback: Callable | None = None) -> SampleOutput:
+    """Fills the empty places of ``canvas`` [B, T(, C)], by default all. Raises ``GenError`` for a canvas that the space does not allow."""
+    began = time.perf_counter()
+    space, batch, total, device = target.space, target.rows, target.length, target.device
+    parts = _Parts(knobs, space)
+    canvas = space.empty(batch, device, target.model.dtype) if canvas is None else canvas.to(device).clone()
+    check_canvas(canvas, batch, target.legal, space)
+    given = ~space.is_empty(canvas)
+    wanted = (~given).sum(1)
+    certainty = torch.zeros(batch, total, dtype=torch.float64, device=device)
+    rows = torch.arange(batch, device=device)[wanted > 0]
+    if len(rows) < batch and len(rows):
+        target.keep(wanted > 0)
+    memory: dict[str, Tensor] = {}
+    book = _Book(batch, trace)
+    step = 0
+    while len(rows):
+        masked = space.is_empty(canvas[rows])
+        law, left_out, places = _read(target, canvas[rows], ~masked & ~given[rows] if parts.shadow else None)
+        now = Step(draws, rows, torch.full((len(rows),), step, device=device), space, knobs, canvas[rows], given[rows], masked,
+                   torch.ones_like(masked), law, getattr(target, "raw", None), memory, certainty[rows], left_out)
+        _block(now, parts, wanted[rows])
+        if space.channels:
+            now.proposed, now.logp = now.canvas, torch.zeros(masked.shape, dtype=torch.float64, device=device)
+        else:
+            now.proposed = torch.where(masked, parts.proposer(now), now.canvas)
+            now.logp = now.judged().gather(-1, now.proposed[..., None])[..., 0].double()
+        now.score = parts.order(now)
+        eligible = now.eligible
+        chosen = parts.selector(now) & eligible
+        chosen = torch.where(chosen.any(1, keepdim=True), chosen, highest(now.score, eligible, torch.ones_like(rows)))
+        revision = Revision(*parts.remasker(now, chosen.sum(1)))
+        chosen = chosen | highest(now.score, eligible & ~chosen, revision.count - chosen.sum(1))
+        removed = revision.removed & ~now.last[:, None]
+        proposed = now.proposed
+        if space.channels:
+            noise = draws.normal(rows, now.positions, "propose", None, noise_size(target.paths))
+            proposed = now.canvas.clone()
+            proposed[chosen] = walk(target.paths, law[chosen], noise[chosen])[:, -1].to(canvas.dtype)
+        if revision.replaced is not None:
+            changed = now.filled & ~removed & (revision.replaced >= 0)
+            proposed, chosen = torch.where(changed, revision.replaced, proposed), chosen | changed
+        canvas[rows] = torch.where(chosen if proposed.ndim == 2 else chosen[..., None], proposed, canvas[rows])
+        if parts.revises:
+            canvas[rows] = torch.where(removed, space.mask_id, canvas[rows])
+        if not space.channels:
+            certainty[rows] = torch.where(chosen, now.judged().gather(-1, proposed[..., None])[..., 0].double(), certainty[rows])
+            over, rest = parts.stop(now, canvas[rows])
+            filling = over[:, None] & space.is_empty(canvas[rows])
+            proposed, chosen, removed = torch.where(filling, rest, proposed), chosen | filling, removed & ~filling
+            canvas[rows] = torch.where(filling, rest, canvas[rows])
+        book.add(now, places, chosen, proposed, removed)
+        step += 1
+        left = space.is_empty(canvas[rows]).any(1)
+        if revision.again is not None:
+            left = left | revision.again
+        if callback:
+            callback(_report(step, canvas, given, space, parts.revises, rows[left]))
+        if not bool(left.all()):
+            rows, memory = rows[left], {k: v[left] for k, v in memory.items()}
+            if len(rows):
+                target.keep(left)
+    return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
+
+
+def _read(target, canvas: Tensor, committed: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+    """The law; if asked for, what the law of each ``committed`` place [b, T] would say of its id without it; and places computed. One call."""
+    law, places = target.predict(canvas)
+    return law, None, places
+
+
+def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
+    """Which block every row is in, and how far in it. ``wanted`` [b]: empty places at the start of all."""
+    now.begins = now.since = now.wanted = torch.zeros_like(now.rows)
+    now.open, number = parts.blocks(now)
+    now.begins = number != now.recall("block", torch.full_like(number, -1))
+    count = now.eligible.sum(1)
+    now.since = torch.where(now.begins, 0, now.recall("since", count))
+    now.wanted = torch.where(now.begins, count, now.recall("wanted", count))
+    steps = torch.ceil(now.knobs.steps * now.wanted.double() / wanted - 1e-9).clamp_min(1)
+    now.r = ((now.since + 1) / steps).clamp_max(1)
+    now.last = now.r >= 1
+    share = torch.tensor([parts.schedule(r, now.knobs.exponent) if r < 1 else 0.0 for r in now.r.tolist()], dtype=torch.float64, device=now.r.device)
+    stay = (now.wanted * share + 1e-9).floor().long()
+    stay = torch.where(share > 0, stay.clamp_min(1), stay)
+    now.quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
+    now.memory.update(block=number, since=now.since + 1, wanted=now.wanted)
+
+
+def _report(step: int, canvas: Tensor, given: Tensor, space: TokenSpace, revises: bool, left: Tensor) -> dict:
+    known = filled = ~space.is_empty(canvas)
+    if revises:  # what may be emptied or changed again is not known yet
+        over = torch.ones(len(canvas), 1, dtype=torch.bool, device=canvas.device)
+        over[left] = False
+        known = given | over
+    return {"step": step, "done": int(filled.sum()), "total": filled.numel(), "tokens": canvas, "known": known}
+
+
+class _Book:
+    """Statistics and traces per row."""
+
+    def __init__(self, batch: int, trace: bool):
+        self.nfe, self.computed = [0] * batch, [0] * batch
+        self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
+
+    def add(self, now: Step, places: int, chosen: Tensor, proposed: Tensor, removed: Tensor) -> None:
+        for i, row in enumerate(now.rows.tolist()):
+            self.nfe[row] += 1
+            self.computed[row] += places
+            if self.traces is not None:
+                at, window, gone = (x[i].nonzero()[:, 0].tolist() for x in (chosen, now.masked, removed))
+                self.traces[row].append(TraceStep(window, [], dict(zip(at, proposed[i, chosen[i]].tolist(), strict=True)), gone))
+
+    def output(self, canvas: Tensor, wanted: list[int], seconds: float) -> SampleOutput:
+        memory = torch.cuda.max_memory_allocated(canvas.device) if canvas.device.type == "cuda" else None
+        stats = [
+            Stats(nfe=n, tokens=w, tokens_computed=c, mean_acceptance_length=w / n if n else 0.0,
+                  seconds=seconds / len(canvas), peak_memory=memory)
+            for n, w, c in zip(self.nfe, wanted, self.computed, strict=True)
+        ]
+        return SampleOutput(canvas, stats, self.traces)
+
+
+def check_canvas(canvas: Tensor, batch: int, legal: Tensor, space: TokenSpace) -> None:
+    """Raises ``GenError`` for a canvas of another shape or with an id that may not stand where it does."""
+    shape = (batch, space.length, *([space.channels] if space.channels else []))
+    if canvas.shape != shape:
+        raise GenError(f"the canvas has shape {tuple(canvas.shape)}; expected {shape}")
+    if space.channels:
+        return
+    known = ~space.is_empty(canvas)
+    inside = (canvas >= 0) & (canvas < legal.shape[1])
+    fine = legal[torch.arange(space.length, device=canvas.device), canvas.clamp(0, legal.shape[1] - 1)] & inside
+    if space.end_id is not None:  # what lies behind the end is given, also where no end may be drawn
+        fine |= canvas == space.end_id
+    if bool((known & ~fine).any()):
+        row, at = (known & ~fine).nonzero()[0].tolist()
+        raise GenError(f"the canvas holds id {int(canvas[row, at])} at place {at} of row {row}, which is not legal there")

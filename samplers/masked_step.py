@@ -1,0 +1,107 @@
+"""What the parts of masked decoding look at: one step of some rows, and the means to compare places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gen.draws import Draws
+from gen.types import TokenSpace
+
+
+@dataclass
+class Step:
+    """One forward call, of b rows. T places, V ids.
+
+    ``rows`` [b]: their numbers in the batch, ``round`` [b]: forward calls before this one. ``knobs``: the sampler. Of the canvas as
+    it was before: ``canvas`` [b, T(, C)]; bool [b, T] ``given`` (known from the start), ``masked`` (empty), ``open`` (of the block at work),
+    ``fresh`` (whose law this call computed). ``law`` [b, T, V]: the final law, or conditioning vectors of latents.
+
+    ``proposed`` [b, T]: an id for every masked place, and the ids that stand at the others; ``logp`` float64 [b, T]: the log-probability of
+    those, under the law that ``knobs.confidence_on`` names; ``score`` float64 [b, T]: their order, highest first. ``certainty`` [b, T]:
+    ``logp`` of each id when it was committed. ``left_out`` [b, T]: ``logp`` of committed ids had their own place been masked, where a remasker
+    asked for it (``shadow``).
+
+    Of the block: ``begins`` bool [b], whether this is its first step; ``since`` [b]: steps before this one; ``wanted`` [b]: places that were masked
+    when it began; ``r`` float64 [b]: the share of its steps that is over after this one; ``last`` bool [b]: whether that is all of them;
+    ``quota`` [b]: how many places the schedule commits now, at least 1.
+
+    ``memory``: what parts remember, tensors whose first axis are these rows. ``raw()``: the law without temperature and filters, [b, T, V].
+    """
+
+    draws: Draws
+    rows: Tensor
+    round: Tensor
+    space: TokenSpace
+    knobs: Any
+    canvas: Tensor
+    given: Tensor
+    masked: Tensor
+    fresh: Tensor
+    law: Tensor
+    raw: Callable[[], Tensor]
+    memory: dict[str, Tensor]
+    certainty: Tensor
+    left_out: Tensor | None = None
+    open: Tensor = field(init=False)
+    proposed: Tensor = field(init=False)
+    logp: Tensor = field(init=False)
+    score: Tensor = field(init=False)
+    begins: Tensor = field(init=False)
+    since: Tensor = field(init=False)
+    wanted: Tensor = field(init=False)
+    r: Tensor = field(init=False)
+    last: Tensor = field(init=False)
+    quota: Tensor = field(init=False)
+
+    @property
+    def eligible(self) -> Tensor:
+        """Masked places that may be committed now: bool [b, T]."""
+        return self.masked & self.open & self.fresh
+
+    @property
+    def filled(self) -> Tensor:
+        """Places of the block that earlier steps committed: bool [b, T]."""
+        return ~self.masked & ~self.given & self.open
+
+    @property
+    def positions(self) -> Tensor:
+        """Numbers of the places, [b, T]."""
+        return torch.arange(self.masked.shape[1], device=self.masked.device).expand(self.masked.shape)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of what is proposed: float64 [b, T]."""
+        return self.logp.exp()
+
+    def judged(self) -> Tensor:
+        """The log-probabilities [b, T, V] that confidence is read from."""
+        return self.raw() if self.knobs.confidence_on == "raw" else self.law
+
+    def recall(self, name: str, start: Tensor) -> Tensor:
+        """What was remembered under a name, or ``start`` in the first step."""
+        return self.memory.get(name, start)
+
+
+def ranked(score: Tensor, among: Tensor) -> Tensor:
+    """The rank [b, T] of every place, 0 for the highest score among those in ``among`` (bool [b, T]); the first of equal ones. The others come
+    behind them."""
+    place = torch.arange(score.shape[1], device=score.device).expand_as(score)
+    # also behind scores of minus infinity
+    order = score.masked_fill(~among, 0).argsort(dim=1, descending=True, stable=True)
+    order = order.gather(1, (~among).gather(1, order).long().argsort(dim=1, stable=True))
+    return torch.empty_like(order).scatter_(1, order, place)
+
+
+def highest(score: Tensor, among: Tensor, count: Tensor) -> Tensor:
+    """The ``count`` [b] places with the highest score of those in ``among``, or all of them: bool [b, T]."""
+    return among & (ranked(score, among) < count[:, None])
+
+
+def lowest(score: Tensor, among: Tensor, count: Tensor) -> Tensor:
+    """The ``count`` [b] places with the lowest score of those in ``among``, or all of them: bool [b, T]."""
+    return highest(-score, among, count)
