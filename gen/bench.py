@@ -32,22 +32,28 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
 
     if load is None:
         from gen.pipeline import load
-    for key in ("prompts", "repeats"):
+    for key, usual in (("prompts", 96 if args.oracle else 8), ("repeats", 1 if args.oracle else 3)):
+        if getattr(args, key) is None:
+            setattr(args, key, usual)
         if getattr(args, key) < 1:
             raise bad_value(f"--{key}", getattr(args, key), "an integer of at least 1")
     if args.seed < 0:
         raise bad_value("--seed", args.seed, "an integer of at least 0")
-    sizes = positive(args.batch_sizes, "--batch-sizes")
-    variants = choose(args)
     target = Path(args.out) if args.out else None
     if target is not None and not target.parent.is_dir():
         raise GenError(f"--out is {args.out!r}, in a folder that does not exist; expected one that does")
+    if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
+        raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
+    if args.oracle:
+        from gen.bench_oracle import bench_oracle
+
+        return bench_oracle(args)
+    sizes = positive(args.batch_sizes, "--batch-sizes")
+    variants = choose(args)
     pipe = load(args.modality, model=args.model, device=args.device or "cpu", dtype=args.dtype or "float32")
     if not args.samplers:
         variants = [v for v in variants if serves(pipe, v.spec, v.law)]
     prompts = prompts_of(pipe.modality, args.modality, args.prompts, args.seed)
-    if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
-        raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
     runs: list[dict[str, Any]] = []
     progress = for_terminal()
     progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
@@ -82,7 +88,7 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
     if target is not None:
         said = {"modality": args.modality, "model": args.model, "device": args.device or "cpu",
                 "dtype": args.dtype or "float32", "seed": args.seed, "repeats": args.repeats, "prompts": prompts,
-                "machine": _machine(),
+                "machine": machine(),
                 "samplers": [{"label": v.label, "sampler": v.spec, "law": v.law} for v in variants]}  # fmt: skip
         put_text(target, json.dumps({**said, "table": table, "runs": runs}, ensure_ascii=False, indent=1) + "\n")
     print(render(table, args.markdown))
@@ -236,13 +242,18 @@ def render(table: list[dict[str, Any]], markdown: bool) -> str:
         overhead = f"{r['overhead']:.2f}" if "overhead" in r else "-"
         rows.append([r["sampler"], str(r["batch_size"]), f"{r['nfe']:.1f}", f"{r['seconds']:.4f}", *ratios, overhead,
                      f"{r['fulfilled']:.1%}", str(r["media"])])  # fmt: skip
+    return laid_out(rows, markdown)
+
+
+def laid_out(rows: list[list[str]], markdown: bool) -> str:
+    """A table whose first row is its head."""
     if not markdown:
         return columns(rows)
     lines = ["| " + " | ".join(r) + " |" for r in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(heads), *lines[1:]])
+    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     import torch
 
     return {"platform": platform.platform(), "python": platform.python_version(), "torch": torch.__version__,

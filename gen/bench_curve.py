@@ -26,11 +26,13 @@ def interval(share: float, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def write_curves(folder: Path, table: list[dict[str, Any]], title: str) -> Path:
-    """Writes ``index.html`` with one drawing per batch size; returns its path."""
+def write_curves(folder: Path, table: list[dict[str, Any]], title: str, by: str = "batch_size", heads: dict[Any, str] | None = None) -> Path:
+    """Writes ``index.html`` with one drawing per batch size, or per value of another column ``by``, in the order of ``heads``, which say what
+    each of them is; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = sorted({r["batch_size"] for r in table if not r["error"]})
-    body = "\n".join(f"<h2>batch {n}</h2>\n{draw([r for r in table if r['batch_size'] == n and not r['error']])}" for n in sizes)
+    heads = heads or {n: f"batch {n}" for n in sorted({r[by] for r in table if not r["error"]})}
+    groups = {head: [r for r in table if not r["error"] and r[by] == n] for n, head in heads.items()}
+    body = "\n".join(f"<h2>{escape(head)}</h2>\n{draw(rows)}" for head, rows in groups.items() if rows)
     page = folder / "index.html"
     put_text(page, PAGE.format(title=escape(title), body=body))
     return page

@@ -148,8 +148,10 @@ def build() -> Parser:
     sub.add_argument("--samplers", metavar="A,B", help="names; autoregressive is always measured, as the reference")
     sub.add_argument("--batch-sizes", default="1,8", metavar="N,N", help="items decoded together (1,8)")
     sub.add_argument("--sweep", metavar="KNOB=V,V", help="measure samplers that have this knob with each of these values")
-    sub.add_argument("--prompts", type=int, default=8, metavar="N", help="prompts per repeat (8)")
-    sub.add_argument("--repeats", type=int, default=3, metavar="N", help="interleaved repeats, with fresh seeds (3)")
+    sub.add_argument("--oracle", action="store_true",
+                     help="measure every masked sampler, preset and selector against models whose law is known, in place of a network")  # fmt: skip
+    sub.add_argument("--prompts", type=int, metavar="N", help="prompts per repeat (8); with --oracle, tasks of a kind (96)")
+    sub.add_argument("--repeats", type=int, metavar="N", help="interleaved repeats, with fresh seeds (3); with --oracle, seeds per task (1)")
     sub.add_argument("--seed", type=int, default=0, metavar="S")
     sub.add_argument("--out", metavar="FILE.json", help="write everything measured, run by run")
     sub.add_argument("--gallery", metavar="DIR", help="draw fidelity against forward calls as a page in this folder")

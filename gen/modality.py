@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from gen.errors import GenError
 from gen.frontend import TokenFrontend
 from gen.types import TokenSpace
+
+if TYPE_CHECKING:
+    from gen.bench_oracle import Board
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,11 @@ class Modality(ABC):
     def lasting(self, frames: int, frontend: TokenFrontend, space: TokenSpace) -> TokenSpace:
         """The space of media of so many frames. Raises ``GenError``."""
         raise GenError(f"media of modality {self.name!r} have one length; frames is {frames}")
+
+    def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
+        """What samplers are measured on without a network: tasks whose right answers have a law that is known, so many of a kind and so many
+        rows of each. Raises ``GenError``."""
+        raise GenError(f"modality {self.name!r} has no tasks whose law is known; expected one that has, for --oracle")
 
     edited_by: ClassVar[str] = "mask"  # or ``span``
 

@@ -129,7 +129,10 @@ class Pipeline:
 
     def draft_name(self, sampler: Sampler) -> str:
         """The draft model of a sampler: the one it names, or the modality's; beside the model if it lies there."""
-        name = sampler.draft_model or self._default(model_key(sampler.protocol, self.kind(sampler), draft=True))
+        other = sampler.draft_protocol
+        name = sampler.draft_model or self._default(model_key(other or sampler.protocol, self.kind(sampler), draft=not other))
+        if sampler.draft_model and other and other not in model_protocols(name):
+            raise GenError(f"draft model {name} is a {' and '.join(model_protocols(name))} one; expected a {other} one")
         return name if sampler.draft_model else str(self._beside(name) or name)
 
     def _default(self, key: str) -> str:
@@ -173,19 +176,21 @@ class Pipeline:
         return resolve_sampler(sampler, law)
 
     def target(self, sampler: Sampler, law: Law, items: Sequence[ItemPlan], name: str | None = None,
-               given: Tensor | None = None, space: TokenSpace | None = None) -> Target:
+               given: Tensor | None = None, space: TokenSpace | None = None, protocol: str | None = None) -> Target:
         """What the sampler will see: model (its own, or the one of that name), conditions and law. A causal model's prompt ends
-        with the tokens ``given`` [k], and the target is what follows them. ``space``: by default the model's own."""
+        with the tokens ``given`` [k], and the target is what follows them. ``space``: by default the model's own. ``protocol``: of the
+        model, by default the sampler's."""
         model, binding, _ = self.bound(name or self.model_name(sampler))
         space, before = space or binding.space, []
-        if given is not None and sampler.protocol == "causal":
+        protocol = protocol or sampler.protocol
+        if given is not None and protocol == "causal":
             space, before = space.after(given), given.tolist()
         prompts = [binding.prompt(i.condition) + before for i in items]
         width = max(map(len, prompts))
         padded = torch.tensor([p + p[-1:] * (width - len(p)) for p in prompts])
         lengths = torch.tensor([len(p) for p in prompts])
         uncond = torch.tensor([binding.unconditional + before]).expand(len(items), -1) if law.guided else None
-        make, adapt = TARGETS[sampler.protocol, space.kind]
+        make, adapt = TARGETS[protocol, space.kind]
         return make(adapt(model), padded, space, law, uncond, prompt_length=lengths)
 
     def generate(self, items: Sequence[ItemPlan], sampler: SamplerSpec = "speculative_jacobi",
@@ -209,7 +214,11 @@ class Pipeline:
             drafter = self.draft_name(sampler)
             if self.bound(drafter)[2] is not frontend:  # ids of another frontend would be noise, or out of range
                 raise GenError(f"draft model {drafter} was trained on the tokens of another frontend than model {name}; expected the same one")
-            draft = self.target(sampler, law, items, drafter, given, space)
+            if sampler.draft_protocol:  # it sees the whole canvas, what is given included, and keeps its own rules
+                own = replace(self.bound(drafter)[1].space, grid=space.grid, legal=space.legal)
+                draft = self.target(sampler, law, items, drafter, space=own, protocol=sampler.draft_protocol)
+            else:
+                draft = self.target(sampler, law, items, drafter, given, space)
         first = 0
         if target.length < space.length:  # the places after what is given have the draws that they always have
             first = space.length - target.length

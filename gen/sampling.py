@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gen.draws import Draws
-from gen.errors import GenError, unknown
+from gen.errors import GenError, bad_value, unknown
 from gen.law import Law
 from gen.registry import registry
 from gen.types import EXACTNESS, SampleOutput
@@ -22,12 +22,16 @@ class Sampler(ABC):
 
     ``protocol``: the model it needs, ``causal`` or ``masked``. ``kinds``: what it decodes, ``codes`` (ids) or ``latents``.
     ``drafted``: whether it needs a draft model; such a sampler has the knob ``draft_model``, a model's name or None for the
-    modality's own. ``reference``: what ``exactness`` is relative to.
+    modality's own; ``draft_protocol``: of that model, where it is another one than the sampler's. ``reference``: what ``exactness`` is relative to. ``aliases``: other names of knobs -> their own; ``spellings``: of
+    some of those, the values that they take -> the knob's own.
     """
 
     protocol: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]] = ("codes",)
     reference: ClassVar[str]
+    draft_protocol: ClassVar[str | None] = None
+    aliases: ClassVar[Mapping[str, str]] = {}
+    spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @property
     @abstractmethod
@@ -51,13 +55,15 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class Preset:
-    """A paper's name for a sampler with knobs, and a law where the method implies one."""
+    """A paper's name for a sampler with knobs, and a law where the method implies one. ``aliases``: what the paper itself calls a knob, where that is
+    another one than the sampler's aliases say."""
 
     name: str
     sampler: str
     knobs: dict[str, Any] = field(default_factory=dict)
     law: dict[str, Any] = field(default_factory=dict)
     about: str = ""
+    aliases: dict[str, str] = field(default_factory=dict)
 
 
 def knobs(sampler: type[Sampler]) -> dict[str, Any]:
@@ -69,8 +75,8 @@ def resolve_sampler(spec: str | Mapping[str, Any] | Sampler, law: Mapping[str, A
                     where: str = "") -> tuple[Sampler, Law]:
     """The sampler and law that a name, ``{"name": ..., knob: value}`` or a sampler stands for.
 
-    Raises ``GenError`` for an unknown name, knob or law key (with the nearest one), for a bad value, and for a law that
-    contradicts the preset's.
+    A knob may go by one of its ``aliases``. Raises ``GenError`` for an unknown name, knob or law key (with the nearest one), for a knob
+    under two names, for a bad value, and for a law that contradicts the preset's.
     """
     said = dataclasses.asdict(law) if isinstance(law, Law) else dict(law or {})
     for key in said:
@@ -90,9 +96,11 @@ def resolve_sampler(spec: str | Mapping[str, Any] | Sampler, law: Mapping[str, A
         for key, value in preset.law.items():
             if said.setdefault(key, value) != value:
                 raise GenError(f"law.{key} is {said[key]!r}; the preset {name!r} means {value!r}")
-        cls, given = samplers[preset.sampler], {**preset.knobs, **given}
+        cls = samplers[preset.sampler]
+        given = {**preset.knobs, **_own_names(given, cls, preset.aliases, name, where)}
     else:
         cls = samplers[name]
+        given = _own_names(given, cls, {}, name, where)
     for key in given:
         if key not in cls.__dataclass_fields__:
             raise unknown(f"knob of sampler {name!r}:", key, cls.__dataclass_fields__, where)
@@ -100,6 +108,22 @@ def resolve_sampler(spec: str | Mapping[str, Any] | Sampler, law: Mapping[str, A
         return cls(**given), Law(**said)
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
+
+
+def _own_names(given: Mapping[str, Any], cls: type[Sampler], aliases: Mapping[str, str], name: str, where: str) -> dict[str, Any]:
+    """Knobs under their own names and with their own values. ``aliases``: those that go before the sampler's."""
+    found: dict[str, tuple[str, Any]] = {}
+    place = f" in {where}" if where else ""
+    for key, value in given.items():
+        own = key if key in cls.__dataclass_fields__ else {**cls.aliases, **aliases}.get(key, key)
+        if own in found:
+            raise GenError(f"sampler {name!r} got {found[own][0]!r} and {key!r}{place}, which are one knob, {own}; expected one of them")
+        if own != key and key in cls.spellings:
+            if not isinstance(value, str) or value not in cls.spellings[key]:
+                raise bad_value(f"sampler.{key}", value, f"one of {', '.join(cls.spellings[key])}; the knob itself is {own}", where)
+            value = cls.spellings[key][value]
+        found[own] = key, value
+    return {own: value for own, (_, value) in found.items()}
 
 
 def describe_exactness(sampler: Sampler) -> str:

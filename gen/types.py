@@ -53,10 +53,15 @@ class TokenSpace:
     constraint: Constraint | None = None
     end_id: int | None = None
     given: Tensor | None = None
+    delimiters: tuple[int, ...] = ()  # ids that end a sentence or another unit of what is said
+    rarity: Tensor | None = None  # float [V]: minus the logarithm of how often each id comes up in what the model was trained on, if that is known
 
     def __post_init__(self) -> None:
         if self.channels and self.looks_back:
             raise GenError("a space of latents came with a constraint or an end; expected neither, both are about ids")
+        for delimiter in self.delimiters:
+            if not 0 <= delimiter < self.vocab_size:
+                raise bad_value("delimiters", delimiter, f"ids below {self.vocab_size}")
         if self.end_id is None:
             return
         if not 0 <= self.end_id < self.vocab_size:
@@ -181,11 +186,12 @@ class Stats:
 
 @dataclass
 class TraceStep:
-    """One forward call as one row saw it. Applying ``committed`` step by step gives the row's tokens.
+    """One forward call as one row saw it. Step by step, emptying ``removed`` and then applying ``committed`` gives the row's tokens.
 
     ``window``: grid positions whose law was computed, ``accepted``: those whose draft was kept, ``committed``: position ->
     id (a latent is a list of floats).
-    ``removed``: positions emptied again (re-masked after having been committed). A row that ends commits the end at all places
+    ``removed``: positions emptied again (re-masked after having been committed); one that got another id instead stands in ``committed``
+    of the same step too, and in its window. A row that ends commits the end at all places
     that are left in its last step, whether they were in the window or not.
     """
 

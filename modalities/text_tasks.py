@@ -110,7 +110,7 @@ def unclosed(brackets: Sequence[str]) -> list[str]:
         if bracket in CLOSING:
             stack.append(bracket)
         elif not stack or CLOSING[stack.pop()] != bracket:
-            raise ValueError(f"the brackets {' '.join(brackets)!r} have a {bracket!r} that closes nothing; expected one that closes the last open one")
+            raise ValueError(f"the brackets {' '.join(brackets)!r} have a {bracket!r} that closes nothing; expected what closes the last open one")
     return stack
 
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any, ClassVar
 
 from gen.errors import bad_value
 from gen.registry import registry
 
 PARTS = {"order": "order", "schedule": "schedule", "proposer": "proposer", "selector": "selector", "remasker": "remasker",
-         "stop": "stop", "blocks": "block_schedule"}  # knob -> kind of part
-INTEGERS = {"steps": 1, "block_length": 0, "history": 1, "radius": 0, "remask_count": 0, "max_post_steps": 0}  # the least
+         "stop": "stop", "blocks": "block_schedule", "cache": "cache_policy"}  # knob -> kind of part
+INTEGERS = {"steps": 1, "block_length": 0, "history": 1, "buffer_size": 1, "radius": 0, "remask_count": 0, "max_post_steps": 0,
+            "answer_start": 0, "answer_length": 0, "cache_refresh": 0, "cache_radius": 0, "cache_before": 0, "cache_after": 0, "cache_warmup": 0,
+            "cache_window": 1, "cache_active": 1}  # the least
 NUMBERS = {"exponent": (1e-9, inf), "choice_temperature": (0.0, inf), "conf_threshold": (0.0, inf), "low_threshold": (0.0, inf),
            "factor": (0.0, inf), "entropy_bound": (0.0, inf), "kl_threshold": (0.0, inf), "edit_threshold": (0.0, inf), "credit_weight": (0.0, inf),
-           "credit_decay": (0.0, 1.0), "credit_power": (0.0, inf), "density_width": (1e-9, inf), "remask_threshold": (0.0, 1.0),
-           "remask_margin": (0.0, 1.0), "gap_threshold": (0.0, inf), "delimiter_threshold": (0.0, inf)}  # from, to
+           "credit_decay": (0.0, 1.0), "credit_power": (0.0, inf), "position_decay": (0.0, inf), "density_width": (1e-9, inf),
+           "remask_threshold": (0.0, 1.0), "remask_margin": (0.0, 1.0), "remask_rate": (0.0, 1.0),
+           "gap_threshold": (0.0, inf), "delimiter_threshold": (0.0, inf)}  # from, to
+# What other libraries call a knob. LLaDA2Pipeline of diffusers: threshold, editing_threshold, num_inference_steps; Fast-dLLM: threshold; LLaDA:
+# remasking; Dream: alg; dInfer: block_size; KLASS: history_length
+ALIASES = {"threshold": "conf_threshold", "editing_threshold": "edit_threshold", "num_inference_steps": "steps", "remasking": "order", "alg": "order",
+           "block_size": "block_length", "history_length": "history"}
+SPELLINGS = {"remasking": {"low_confidence": "confidence", "random": "random"},
+             "alg": {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}}  # and their words for an order
 
 
 @dataclass(frozen=True)
@@ -22,9 +33,12 @@ class MaskedKnobs:
     """``steps``: forward calls at most, where the selector is ``schedule``; with blocks, an equal part of them for each.
 
     The parts, by name: ``order`` (by default confidence for ids and random for latents), ``schedule``, ``proposer``, ``selector``, ``remasker``,
-    ``stop``, ``blocks``. ``confidence_on``: ``raw``, the model's own probabilities, or ``shaped``, those of the law. What each of the other knobs
-    means is said by the part that asks for it.
+    ``stop``, ``blocks``, ``cache``. ``confidence_on``: ``raw``, the model's own probabilities, or ``shaped``, those of the law. What each of the other knobs
+    means is said by the part that asks for it. ``ALIASES`` are other names for them.
     """
+
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = SPELLINGS
 
     steps: int = 12
     order: str | None = None
@@ -40,22 +54,36 @@ class MaskedKnobs:
     entropy_bound: float = 0.1
     kl_threshold: float = 0.01
     history: int = 2
+    buffer_size: int = 4
     radius: int = 4
     credit_weight: float = 0.7
     credit_decay: float = 0.8
     credit_power: float = 0.2
     density_width: float = 10.0
+    position_decay: float = 0.0
     remasker: str = "none"
     remask_threshold: float = 0.3
     remask_margin: float = 0.3
     remask_count: int = 1
+    remask_rate: float = 0.1
     edit_threshold: float = 0.5
     max_post_steps: int = 16
     stop: str = "filled"
     gap_threshold: float = 7.5
+    answer_start: int = 0
+    answer_length: int = 0
     blocks: str = "whole"
     block_length: int = 0
     delimiter_threshold: float = 0.3
+    cache: str = "none"
+    cache_refresh: int = 0
+    cache_radius: int = 4
+    cache_before: int = 16
+    cache_after: int = 16
+    cache_warmup: int = 4
+    cache_window: int = 64
+    cache_active: int = 16
+    cache_settle: bool = False
 
     def __post_init__(self) -> None:
         for name, low in INTEGERS.items():
@@ -70,7 +98,9 @@ class MaskedKnobs:
         for name, kind in PARTS.items():
             if getattr(self, name) is not None:
                 registry.get(kind, getattr(self, name), f"sampler.{name}")
+        if not isinstance(self.cache_settle, bool):
+            raise bad_value("sampler.cache_settle", self.cache_settle, "true or false")
         if self.confidence_on not in ("raw", "shaped"):
             raise bad_value("sampler.confidence_on", self.confidence_on, "raw or shaped")
-        if self.blocks == "fixed" and not self.block_length:
-            raise bad_value("sampler.block_length", self.block_length, "an integer of at least 1, where blocks is 'fixed'")
+        if self.blocks in ("fixed", "lookahead", "adaptive", "sliding") and not self.block_length:
+            raise bad_value("sampler.block_length", self.block_length, f"an integer of at least 1, where blocks is {self.blocks!r}")

@@ -8,18 +8,23 @@ they are done. Nothing a row draws depends on another row.
 A part is a function of one step (``masked_step.Step``), registered under its kind:
 
     proposer(now) -> ids [b, T]                      order(now) -> score [b, T]
-    block_schedule(now) -> open bool [b, T], number of the block [b]; a row whose number changes begins a block
+    block_schedule(now) -> open bool [b, T], number of the block [b]; a row whose number changes begins a block. And what may be left out:
+    the places that the schedule of steps counts [b, T], if they are more than those that are open
     selector(now) -> bool [b, T]                     stop(now, canvas) -> bool [b], ids [b, T] for what such rows left empty
     remasker(now, count) -> places to empty bool [b, T], places to commit [b], and two things that may be left out: ids to put in the place of
-    committed ones [b, T] (-1: none), and bool [b], which rows want another call though they are full
+    committed ones [b, T] (-1: none), and bool [b], which rows want another call in their block though it is full
 
-Every call fills at least one place more than it empties, and nothing is emptied after ``steps`` calls of a block, so that there is an end.
+Every call fills at least one place more than it empties, and nothing is emptied after ``steps`` calls of a block, so that there is an end. Calls that a
+remasker asks for in a full block come on top of that: it must stop asking. Until it does, the row stays in that block.
+
+A remasker function with the attribute ``shadow`` gets ``left_out``: the call has, beside the canvas, one canvas more for each committed place
+of the block, with that place empty. It is one call, and all of its places are counted.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -27,8 +32,10 @@ from torch import Tensor
 
 from gen.draws import Draws
 from gen.errors import GenError
+from gen.models.block_target import Block
 from gen.models.paths import noise_size, walk
 from gen.registry import registry
+from gen.samplers.cache_policies import with_cache
 from gen.samplers.masked_knobs import MaskedKnobs
 from gen.samplers.masked_step import Step, highest
 from gen.types import SampleOutput, Stats, TokenSpace, TraceStep
@@ -44,23 +51,28 @@ class Revision(NamedTuple):
 
 
 class _Parts:
-    """The functions that a sampler's knobs name."""
+    """The functions that a sampler's knobs name, or others ``instead``, by the knob."""
 
-    def __init__(self, knobs: MaskedKnobs, space: TokenSpace):
+    def __init__(self, knobs: MaskedKnobs, space: TokenSpace, instead: Mapping[str, Callable]):
         self.order = registry.get("order", knobs.order or ("random" if space.channels else "confidence"))
         for name, kind in (("schedule", "schedule"), ("proposer", "proposer"), ("selector", "selector"), ("remasker", "remasker"),
                            ("stop", "stop"), ("blocks", "block_schedule")):  # fmt: skip
-            setattr(self, name, registry.get(kind, getattr(knobs, name)))
+            setattr(self, name, instead.get(name) or registry.get(kind, getattr(knobs, name)))
         self.revises = knobs.remasker != "none"
         self.shadow = getattr(self.remasker, "shadow", False)
 
 
 def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | None = None, trace: bool = False,
-                  callback: Callable | None = None) -> SampleOutput:
-    """Fills the empty places of ``canvas`` [B, T(, C)], by default all. Raises ``GenError`` for a canvas that the space does not allow."""
+                  callback: Callable | None = None, instead: Mapping[str, Callable] | None = None) -> SampleOutput:
+    """Fills the empty places of ``canvas`` [B, T(, C)], by default all. ``instead``: functions in place of the parts that ``knobs`` name, such as
+    ``{"selector": f}``, for samplers whose parts know more than a step. Raises ``GenError`` for a canvas that the space does not allow."""
     began = time.perf_counter()
     space, batch, total, device = target.space, target.rows, target.length, target.device
-    parts = _Parts(knobs, space)
+    parts = _Parts(knobs, space, instead or {})
+    target = with_cache(target, knobs)
+    if parts.shadow and isinstance(target, Block):
+        raise GenError(f"sampler.remasker is {knobs.remasker!r}, which asks for the law of every place without its own id; a block model's cache holds one "
+                       "canvas per row; expected a remasker without that, or a masked model")
     canvas = space.empty(batch, device, target.model.dtype) if canvas is None else canvas.to(device).clone()
     check_canvas(canvas, batch, target.legal, space)
     given = ~space.is_empty(canvas)
@@ -74,10 +86,18 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
     step = 0
     while len(rows):
         masked = space.is_empty(canvas[rows])
-        law, left_out, places = _read(target, canvas[rows], ~masked & ~given[rows] if parts.shadow else None)
+        committed = _at_work(~masked & ~given[rows], masked, memory) if parts.shadow else None
         now = Step(draws, rows, torch.full((len(rows),), step, device=device), space, knobs, canvas[rows], given[rows], masked,
-                   torch.ones_like(masked), law, getattr(target, "raw", None), memory, certainty[rows], left_out)
-        _block(now, parts, wanted[rows])
+                   torch.ones_like(masked), None, None, memory, certainty[rows])
+        prepare = getattr(target, "prepare", None)
+        if prepare:  # a cache wants to know the block before the law
+            _block(now, parts, wanted[rows])
+            prepare(now)
+        now.law, now.raw, now.left_out, places = _read(target, canvas[rows], committed, knobs)
+        if prepare:
+            now.fresh = target.fresh
+        else:
+            _block(now, parts, wanted[rows])
         if space.channels:
             now.proposed, now.logp = now.canvas, torch.zeros(masked.shape, dtype=torch.float64, device=device)
         else:
@@ -90,28 +110,30 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
         revision = Revision(*parts.remasker(now, chosen.sum(1)))
         chosen = chosen | highest(now.score, eligible & ~chosen, revision.count - chosen.sum(1))
         removed = revision.removed & ~now.last[:, None]
-        proposed = now.proposed
+        proposed, changed, over = now.proposed, torch.zeros_like(removed), torch.zeros_like(rows, dtype=torch.bool)
         if space.channels:
             noise = draws.normal(rows, now.positions, "propose", None, noise_size(target.paths))
             proposed = now.canvas.clone()
-            proposed[chosen] = walk(target.paths, law[chosen], noise[chosen])[:, -1].to(canvas.dtype)
+            proposed[chosen] = walk(target.paths, now.law[chosen], noise[chosen])[:, -1].to(canvas.dtype)
         if revision.replaced is not None:
             changed = now.filled & ~removed & (revision.replaced >= 0)
             proposed, chosen = torch.where(changed, revision.replaced, proposed), chosen | changed
         canvas[rows] = torch.where(chosen if proposed.ndim == 2 else chosen[..., None], proposed, canvas[rows])
         if parts.revises:
             canvas[rows] = torch.where(removed, space.mask_id, canvas[rows])
+            removed = removed | changed
         if not space.channels:
             certainty[rows] = torch.where(chosen, now.judged().gather(-1, proposed[..., None])[..., 0].double(), certainty[rows])
             over, rest = parts.stop(now, canvas[rows])
             filling = over[:, None] & space.is_empty(canvas[rows])
-            proposed, chosen, removed = torch.where(filling, rest, proposed), chosen | filling, removed & ~filling
+            proposed, chosen = torch.where(filling, rest, proposed), chosen | filling
             canvas[rows] = torch.where(filling, rest, canvas[rows])
         book.add(now, places, chosen, proposed, removed)
         step += 1
         left = space.is_empty(canvas[rows]).any(1)
         if revision.again is not None:
-            left = left | revision.again
+            memory["held"] = revision.again & ~over
+            left = left | memory["held"]
         if callback:
             callback(_report(step, canvas, given, space, parts.revises, rows[left]))
         if not bool(left.all()):
@@ -121,18 +143,43 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
     return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
 
 
-def _read(target, canvas: Tensor, committed: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
-    """The law; if asked for, what the law of each ``committed`` place [b, T] would say of its id without it; and places computed. One call."""
-    law, places = target.predict(canvas)
-    return law, None, places
+def _at_work(committed: Tensor, masked: Tensor, memory: dict[str, Tensor]) -> Tensor:
+    """Those of the ``committed`` places (bool [b, T]) that are in a block which goes on. Which that is, is known before the law is: one that begins has none."""
+    if "open" not in memory:
+        return torch.zeros_like(committed)
+    goes_on = (masked & memory["open"]).any(1) | memory.get("held", torch.zeros_like(masked[:, 0]))
+    return committed & memory["open"] & goes_on[:, None]
+
+
+def _read(target, canvas: Tensor, committed: Tensor | None, knobs: MaskedKnobs) -> tuple[Tensor, Callable | None, Tensor | None, list[int]]:
+    """The law of a canvas [b, T], the raw law, and places computed per row: one call. If asked for, also what the law of each ``committed`` place
+    (bool [b, T]) says of its id without it; 0 at the others."""
+    if committed is None:
+        law, places = target.predict(canvas)
+        places = places.tolist() if isinstance(places, Tensor) else [places] * len(canvas)
+        return law, getattr(target, "raw", None), None, places
+    b, (row, at) = len(canvas), committed.nonzero(as_tuple=True)
+    each = torch.arange(len(row), device=canvas.device)
+    without = canvas[row]
+    without[each, at] = target.space.mask_id
+    law, places = target.predict(torch.cat([canvas, without]), of=torch.cat([torch.arange(b, device=canvas.device), row]))
+    raw = target.raw() if knobs.confidence_on == "raw" else None
+    left_out = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
+    left_out[row, at] = (law if raw is None else raw)[b + each, at, canvas[row, at]].double()
+    return law[:b], lambda: (target.raw() if raw is None else raw)[:b], left_out, (places * (1 + committed.sum(1))).tolist()
 
 
 def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
     """Which block every row is in, and how far in it. ``wanted`` [b]: empty places at the start of all."""
     now.begins = now.since = now.wanted = torch.zeros_like(now.rows)
-    now.open, number = parts.blocks(now)
+    held, before = now.recall("held", torch.zeros_like(now.rows, dtype=torch.bool)), dict(now.memory)
+    now.open, number, *counted = parts.blocks(now)
+    if bool(held.any()):  # to the schedule their block is over, and it may have gone on
+        keep = lambda name, new: torch.where(held.view(-1, *[1] * (new.ndim - 1)), before[name], new)
+        now.memory.update({name: keep(name, x) for name, x in now.memory.items() if name in before})
+        now.open, number = keep("open", now.open), keep("block", number)
     now.begins = number != now.recall("block", torch.full_like(number, -1))
-    count = now.eligible.sum(1)
+    count = (now.masked & now.fresh & (counted[0] if counted else now.open)).sum(1)
     now.since = torch.where(now.begins, 0, now.recall("since", count))
     now.wanted = torch.where(now.begins, count, now.recall("wanted", count))
     steps = torch.ceil(now.knobs.steps * now.wanted.double() / wanted - 1e-9).clamp_min(1)
@@ -142,7 +189,7 @@ def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
     stay = (now.wanted * share + 1e-9).floor().long()
     stay = torch.where(share > 0, stay.clamp_min(1), stay)
     now.quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
-    now.memory.update(block=number, since=now.since + 1, wanted=now.wanted)
+    now.memory.update(block=number, open=now.open, since=now.since + 1, wanted=now.wanted)
 
 
 def _report(step: int, canvas: Tensor, given: Tensor, space: TokenSpace, revises: bool, left: Tensor) -> dict:
@@ -161,12 +208,12 @@ class _Book:
         self.nfe, self.computed = [0] * batch, [0] * batch
         self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
 
-    def add(self, now: Step, places: int, chosen: Tensor, proposed: Tensor, removed: Tensor) -> None:
+    def add(self, now: Step, places: list[int], chosen: Tensor, proposed: Tensor, removed: Tensor) -> None:
         for i, row in enumerate(now.rows.tolist()):
             self.nfe[row] += 1
-            self.computed[row] += places
+            self.computed[row] += places[i]
             if self.traces is not None:
-                at, window, gone = (x[i].nonzero()[:, 0].tolist() for x in (chosen, now.masked, removed))
+                at, window, gone = (x[i].nonzero()[:, 0].tolist() for x in (chosen, now.masked | chosen, removed))
                 self.traces[row].append(TraceStep(window, [], dict(zip(at, proposed[i, chosen[i]].tolist(), strict=True)), gone))
 
     def output(self, canvas: Tensor, wanted: list[int], seconds: float) -> SampleOutput:

@@ -23,8 +23,8 @@ class Step:
 
     ``proposed`` [b, T]: an id for every masked place, and the ids that stand at the others; ``logp`` float64 [b, T]: the log-probability of
     those, under the law that ``knobs.confidence_on`` names; ``score`` float64 [b, T]: their order, highest first. ``certainty`` [b, T]:
-    ``logp`` of each id when it was committed. ``left_out`` [b, T]: ``logp`` of committed ids had their own place been masked, where a remasker
-    asked for it (``shadow``).
+    ``logp`` of each id when it was committed. ``left_out`` [b, T]: ``logp`` of committed ids of the block had their own place been masked, where a
+    remasker asked for it (``shadow``); 0 elsewhere.
 
     Of the block: ``begins`` bool [b], whether this is its first step; ``since`` [b]: steps before this one; ``wanted`` [b]: places that were masked
     when it began; ``r`` float64 [b]: the share of its steps that is over after this one; ``last`` bool [b]: whether that is all of them;
@@ -66,7 +66,7 @@ class Step:
     @property
     def filled(self) -> Tensor:
         """Places of the block that earlier steps committed: bool [b, T]."""
-        return ~self.masked & ~self.given & self.open
+        return ~self.masked & ~self.given & self.open & self.fresh
 
     @property
     def positions(self) -> Tensor:

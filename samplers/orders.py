@@ -3,6 +3,8 @@
     confidence   log p(x_i) of the proposed id, plus t (1 - r) Gumbel noise with t = ``choice_temperature``
     top          log of the highest probability at i        margin   p(1st) - p(2nd)        entropy  sum p log p
     density      p(x_i), weighted by how many places around i are known: a Gaussian mean over ``density_width`` places
+    position     log min(p(x_i) r(x_i), 10) - l i, with r(v) = - log of how often id v comes up (``TokenSpace.rarity``) and
+                 l = ``position_decay``: what says little waits, however sure it is, and early places come first. PC-Sampler (arXiv 2508.13021)
     random, halton, raster, streams
 
 ``top``, ``margin`` and ``entropy`` look at the law of a place, not at what was drawn from it; ``random``, ``halton`` and ``raster`` at neither, so that
@@ -15,11 +17,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gen.errors import GenError
 from gen.layout_orders import halton_cells
 from gen.registry import register
 from gen.samplers.masked_step import Step
 
 BLIND = ("random", "halton", "raster")  # those that look at no law
+SAYS_ENOUGH = 10.0  # PC-Sampler's bound on p r, so that a very rare id does not outrun everything
 
 
 @register("order", "confidence")
@@ -53,6 +57,17 @@ def density(now: Step) -> Tensor:
     near = torch.exp(-0.5 * ((place[:, None] - place) / now.knobs.density_width) ** 2)
     known = (~now.masked).double() @ near / near.sum(0)
     return now.logp + known.log()
+
+
+@register("order", "position")
+def position(now: Step) -> Tensor:
+    """Raises ``GenError`` for a space that does not know how rare its ids are."""
+    rarity = now.space.rarity
+    if rarity is None:
+        raise GenError("sampler.order is 'position', which needs to know how rare each id is (TokenSpace.rarity); this model does not say; "
+                       "expected another order, such as confidence")
+    told = now.confidence * rarity.to(now.logp)[now.proposed]
+    return told.clamp(0, SAYS_ENOUGH).log() - now.knobs.position_decay * now.positions
 
 
 @register("order", "random")

@@ -67,7 +67,7 @@ class TokenBuffer:
         return self.ids
 
     def keep(self, rows: Tensor) -> None:
-        self.ids = self.ids[rows]
+        self.ids = None if self.ids is None else self.ids[rows]
 
 
 class TabularCausal(_Model):

@@ -17,6 +17,7 @@ from gen.models.grid_latent import GridLatentConfig, GridLatentModel
 from gen.models.latent_targets import CausalLatentTarget, MaskedLatentTarget
 from gen.models.paths import noise_size, walk
 from gen.registry import registry
+from gen.samplers.orders import BLIND
 from gen.sampling import resolve_sampler
 from gen.types import TokenSpace
 
@@ -67,7 +68,7 @@ def run(sampler, rows: list[int] | None = None, keys: list[int] | None = None, l
 
 def of_latents() -> dict[str, dict]:
     samplers = {name: {"name": name} for name, cls in registry.table("sampler").items() if "latents" in cls.kinds}
-    presets = {n: {"name": n} for n, p in registry.table("preset").items() if p.sampler in samplers and p.knobs.get("order") != "confidence"}
+    presets = {n: {"name": n} for n, p in registry.table("preset").items() if p.sampler in samplers and p.knobs.get("order") in (None, *BLIND)}
     return samplers | presets
 
 

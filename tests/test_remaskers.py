@@ -26,9 +26,10 @@ from gen.types import SampleOutput, TokenSpace
 
 REMASKERS = list(registry.table("remasker"))
 REVISING = [name for name in REMASKERS if name != "none"]
+PLAIN = ["none", "low_confidence", "secondary"]  # the others have references in test_remaskers_text.py
 masked_iterative = registry.get("sampler", "masked_iterative")
 IDS, GRID, PLACES, MASK, ROWS = 5, (4, 5), 20, 5, 6
-SPACE = TokenSpace.codes(GRID, IDS, IDS + 1, MASK)
+SPACE = replace(TokenSpace.codes(GRID, IDS, IDS + 1, MASK), rarity=torch.arange(1.0, IDS + 2))
 LAWS = {"plain": Law(), "guided": Law(temperature=0.9, top_k=3, guidance_scale=1.5)}
 MODEL = TabularMasked(IDS + 1, low=0.1)
 
@@ -86,7 +87,7 @@ def reference(sampler, law: Law, row: int) -> list[int]:
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("temperature", [0.0, 4.5])
-@pytest.mark.parametrize("remasker", REMASKERS)
+@pytest.mark.parametrize("remasker", PLAIN)
 def test_tokens_are_those_of_the_reference(remasker, temperature, law):
     sampler = masked_iterative(steps=6, remasker=remasker, choice_temperature=temperature)
     found = run(sampler, law).tokens.tolist()
@@ -120,14 +121,17 @@ def check_given(sampler) -> None:
 
 
 def check_progress(sampler) -> None:
-    """Each step fills more places than it empties, the last one empties none, and steps are enough."""
+    """Each step fills more places than it empties, the last one empties none, and steps are enough. In a row that is full, ids may be replaced."""
     out = run(sampler, trace=True)
     assert not bool((out.tokens == MASK).any()), "a place was left empty"
-    for trace, stats in zip(out.traces, out.stats, strict=True):
-        assert stats.nfe == len(trace) <= sampler.steps
+    for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
+        left, more = int((canvas()[row] == MASK).sum()), 0
         for n, step in enumerate(trace):
-            assert len(step.committed) > len(step.removed), "a step makes no progress"
-            assert not step.removed or n + 1 < min(len(trace), sampler.steps)
+            more += not left
+            assert not left or len(step.committed) > len(step.removed), "a step makes no progress"
+            assert set(step.removed) <= set(step.committed) or n + 1 < min(len(trace), sampler.steps)
+            left -= len(step.committed) - len(step.removed)
+        assert not left and more <= sampler.max_post_steps and stats.nfe == len(trace) <= sampler.steps + more
 
 
 def check_traces(sampler) -> None:
@@ -136,9 +140,10 @@ def check_traces(sampler) -> None:
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
         state = dict(enumerate(canvas()[row].tolist()))
         for step in trace:
-            assert all(state[n] != MASK for n in step.removed) and all(state[n] == MASK for n in step.committed)
-            state |= step.committed
+            assert all(state[n] != MASK for n in step.removed)
             state |= dict.fromkeys(step.removed, MASK)
+            assert all(state[n] == MASK for n in step.committed) and set(step.committed) <= set(step.window)
+            state |= step.committed
         assert list(state.values()) == out.tokens[row].tolist()
         assert stats.tokens == int((canvas()[row] == MASK).sum()) == sum(len(s.committed) - len(s.removed) for s in trace)
     assert torch.equal(out.tokens, run(sampler).tokens), "tracing changes the tokens"
@@ -166,8 +171,7 @@ CHECKS = [check_given, check_progress, check_traces, check_rows, check_final]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("steps", [1, 2, 7, 25])
-@pytest.mark.parametrize("remasker", REMASKERS)
+@pytest.mark.parametrize(("remasker", "steps"), [(r, n) for r in REMASKERS for n in ([1, 2, 7, 25] if r in PLAIN else [2, 9])])
 def test_what_every_remasker_keeps(remasker, steps, check):
     check(masked_iterative(steps=steps, remasker=remasker))
 
@@ -176,7 +180,7 @@ def test_what_every_remasker_keeps(remasker, steps, check):
 @pytest.mark.parametrize("remasker", REVISING)
 def test_remaskers_work_with_every_order_and_take_something_back(remasker, order):
     sampler = masked_iterative(steps=8, remasker=remasker, order=order)
-    for check in CHECKS:
+    for check in CHECKS if order == "random" else [check_progress]:
         check(sampler)
     assert sum(len(step.removed) for trace in run(sampler, trace=True).traces for step in trace) > 0
 
@@ -201,9 +205,12 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
     logp[torch.rand(64, 9, generator=g) < 0.2] = -math.inf
     commit = 1 + (torch.rand(64, generator=g) * masked.sum(1)).long()
     certainty = torch.randn(64, 9, generator=g).double().clamp_max(0)
-    row, fresh = torch.arange(64), torch.ones_like(masked)
-    now = Step(None, row, row, SPACE, masked_iterative(remask_margin=0.2), masked.long(), kind == 0, masked, fresh, logp, None, {}, certainty)
-    now.open, now.logp, now.score, now.r, now.last, now.quota = fresh, logp, logp, torch.full((64,), 0.7).double(), row < 0, commit
+    row, fresh, knobs = torch.arange(64), torch.ones_like(masked), masked_iterative(remask_margin=0.2, remask_count=3)
+    law = torch.randn(64, 9, IDS + 1, generator=g).double().mul(3).log_softmax(-1)
+    now = Step(CounterDraws(range(64)), row, row, SPACE, knobs, masked.long(), kind == 0, masked, fresh, law, None, {}, certainty, certainty)
+    now.open, now.logp, now.score, now.last, now.quota, now.begins = fresh, logp, logp, row < 0, commit, row < 0
+    now.since = torch.randint(0, 9, (64,), generator=g)
+    now.r = (now.since + 1).double() / 10
     return now, commit
 
 
@@ -212,10 +219,12 @@ def test_a_remasker_keeps_its_word_in_any_state(name):
     some = 0
     for seed in range(20):
         now, count = random_state(seed)
-        removed, commit = registry.get("remasker", name)(now, count)[:2]
+        removed, commit, *rest = registry.get("remasker", name)(now, count)
         assert not bool((removed & ~now.filled).any())
         assert bool((commit - removed.sum(1) >= 1).all()) and bool((commit <= now.masked.sum(1)).all())
-        some += int(removed.sum())
+        changed = rest[0] if rest else torch.full_like(now.canvas, -1)
+        assert not bool(((changed >= 0) & ~now.filled).any())
+        some += int(removed.sum()) + int((changed >= 0).sum())
     assert some > 0 or name == "none"
 
 
@@ -296,7 +305,7 @@ class Unanimous:
 @pytest.mark.parametrize("remasker", REVISING)
 def test_what_disagrees_is_taken_back(remasker):
     space, prompt = TokenSpace.codes((8,), 2, 3, 2), torch.zeros(300, 1, dtype=torch.long)
-    plain, taken = (masked_iterative(steps=4, order="random", schedule="linear", remasker=name)(
+    plain, taken = (masked_iterative(steps=4, order="random", schedule="linear", remasker=name, remask_count=2, remask_rate=0.9)(
         MaskedTarget(Unanimous(), prompt, space, Law()), CounterDraws(range(300))).tokens for name in ("none", remasker))
     agree = lambda tokens: float((tokens == tokens[:, :1]).all(1).double().mean())
     assert agree(taken) > agree(plain) + 0.05
@@ -309,13 +318,17 @@ def test_what_disagrees_is_taken_back(remasker):
 def test_blocks_take_back_within_a_block(remasker):
     model = TabularBlocks(SPACE.vocab_size, block_length=10)
     frame_blocks = registry.get("sampler", "frame_blocks")
+    if getattr(registry.get("remasker", remasker), "shadow", False):
+        with pytest.raises(GenError, match=f"{remasker!r}, which asks for the law of every place without its own id; a block model"):
+            frame_blocks(steps=5, remasker=remasker)(block_target(model, SPACE, Law(), [0]), CounterDraws([1]))
+        return
     out = frame_blocks(steps=5, remasker=remasker)(block_target(model, SPACE, Law(), [0, 1, 2]), CounterDraws([1, 2, 3]), trace=True)
     removed = [n for trace in out.traces for step in trace for n in step.removed]
     assert removed and not bool((out.tokens == MASK).any())
     for ids, trace in zip(out.tokens.tolist(), out.traces, strict=True):
         state: dict[int, int] = {}
         for step in trace:
-            state = {n: x for n, x in (state | step.committed).items() if n not in step.removed}
+            state = {n: x for n, x in state.items() if n not in step.removed} | step.committed
             assert len({n // 10 for n in (*step.committed, *step.removed)}) == 1
         assert [state[n] for n in range(PLACES)] == ids
 

@@ -24,13 +24,28 @@ class CausalModel(Protocol):
 
 
 class MaskedModel(Protocol):
-    """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas."""
+    """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas.
+
+    A model that has ``ragged`` and it is true takes a third argument, ``pads`` long [B]: how many of the first columns of each row are
+    nothing, neither seen nor counted as positions."""
 
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
 
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor: ...
+
+
+class CacheableModel(MaskedModel, Protocol):
+    """A masked model that can compute some of the places against a cache: tokens [B, L] at absolute positions [B, L], each seeing the slots
+    in ``seen`` (bool [B, slots]) -> logits [B, keep, V] of the last ``keep`` tokens. ``rows`` long [B]: which rows of the cache these are, if not
+    all. Logits at position i are about position i + ``shift``."""
+
+    shift: int
+
+    def new_cache(self, slots: int) -> Any: ...
+
+    def part(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: Any, keep: int, rows: Tensor | None = None) -> Tensor: ...
 
 
 class BlockModel(Protocol):
@@ -86,15 +101,41 @@ class CausalLM(_LM):
 
 class MaskedLM(_LM):
     """A transformers language model called with a full attention mask. Logits at i are about position i, or about i + 1 if its
-    config says ``shifted``."""
+    config says ``shifted``. An architecture whose condition has a fixed length takes no padding."""
+
+    @property
+    def shift(self) -> int:
+        return int(getattr(self.config, "shifted", False))
+
+    @property
+    def ragged(self) -> bool:
+        return not hasattr(self.config, "prefix_length")
+
+    def new_cache(self, slots: int) -> SlotCache:
+        return SlotCache(self.config.num_hidden_layers, slots)
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
-        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=self.dtype, device=ids.device)
+    def forward(self, ids: Tensor, canvas_length: int, pads: Tensor | None = None) -> Tensor:
+        width, places = ids.shape[1], {}
+        full = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device)
         mask = full.expand(len(ids), -1, -1, -1)
-        shift = int(getattr(self.config, "shifted", False))
-        out = self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=canvas_length + shift)
+        if pads is not None:
+            at = torch.arange(width, device=ids.device) - pads[:, None]
+            places["position_ids"] = at.clamp_min(0)
+            mask = mask.masked_fill((at < 0)[:, None, None], torch.finfo(self.dtype).min)
+        keep = canvas_length + self.shift
+        out = self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=keep, **places)
         return out.logits[:, :canvas_length]
+
+    @torch.no_grad()
+    def part(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: SlotCache, keep: int, rows: Tensor | None = None) -> Tensor:
+        """See ``CacheableModel``."""
+        mask = self._mask(positions, seen, cache, rows)
+        return self.model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True,
+                          logits_to_keep=keep).logits
+
+    def _mask(self, positions: Tensor, seen: Tensor, cache: SlotCache, rows: Tensor | None) -> Tensor:
+        return cache.among(positions, self.dtype, seen, rows)
 
 
 class BlockLM(_LM):

@@ -47,9 +47,13 @@ class Target:
     def under(self, law: Law) -> Target:
         """A fresh target of the same model and condition under another law. An unguided one drops the unconditional half;
         ``ValueError`` for a guided one where there is none."""
+        return type(self)(*self._made_of(law))
+
+    def _made_of(self, law: Law) -> tuple:
+        """What another target of the same model and condition is made of."""
         prompts, lengths = self.prompt.chunk(self.halves), self.prompt_length.chunk(self.halves)
         uncond, uncond_length = (prompts[-1], lengths[-1]) if law.guided and self.halves == 2 else (None, None)
-        return type(self)(self.model, prompts[0], self.space, law, uncond, lengths[0], uncond_length)
+        return self.model, prompts[0], self.space, law, uncond, lengths[0], uncond_length
 
     @property
     def length(self) -> int:
@@ -158,22 +162,43 @@ class CausalTarget(Target):
 
 
 class MaskedTarget(Target):
-    """The law of every place of a partly filled canvas."""
+    """The law of every place of a partly filled canvas. The canvas stands right behind each row's own condition: where those are of different
+    lengths, the shorter ones are moved to the right, and nothing is seen or counted in front of them."""
 
     model: MaskedModel
 
     def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, int]:
         """Canvas [B, T] -> log-probabilities [B, T, V]; and the places per row that were sent through the model. ``of`` long [n]: the
-        rows whose conditions n canvases have, if there are others than one for each row."""
-        if int(self.prompt_length.min()) != self.prompt.shape[1]:
-            raise ValueError("masked models need conditions of one length")
-        prompt = self.prompt
+        rows whose conditions n canvases have, if there are others than one for each row. Raises ``GenError`` for conditions of different
+        lengths where the model takes one length only."""
+        prompt, pads = self._aligned()
         if of is not None:
-            prompt = prompt[torch.cat([of + half * self.rows for half in range(self.halves)])]
-        ids = torch.cat([prompt, canvas.repeat(self.halves, 1)], 1)
-        logits = self.model.forward(ids, canvas.shape[1])
+            both = torch.cat([of + half * self.rows for half in range(self.halves)])
+            prompt, pads = prompt[both], pads[both]
+        canvas = canvas.repeat(self.halves, 1)
+        extra = ()
+        if bool(pads.any()):
+            column = torch.arange(prompt.shape[1], device=self.device)
+            prompt = torch.where(column < pads[:, None], canvas[:, :1], prompt)  # padding may be any number; this is some id
+            extra = (pads,)
+        ids = torch.cat([prompt, canvas], 1)
+        logits = self.model.forward(ids, canvas.shape[1], *extra)
         self._seen = logits
         return self._law(logits, self.legal), ids.shape[1] * self.halves
+
+    def _aligned(self) -> tuple[Tensor, Tensor]:
+        """The conditions [H B, P] moved to the right, P the longest of them, and the columns in front of each [H B]."""
+        width = int(self.prompt_length.max())
+        pads = width - self.prompt_length
+        shortest = width - int(pads.max())
+        if not shortest and getattr(self.model, "shift", 0):
+            raise GenError("a condition is empty; expected at least one id, at which this model says what comes first")
+        if shortest == width:
+            return self.prompt[:, :width], pads
+        if not getattr(self.model, "ragged", False):
+            raise GenError(f"the conditions have lengths from {shortest} to {width}; expected one length, all that this masked model takes")
+        at = torch.arange(width, device=self.device) - pads[:, None]
+        return self.prompt.gather(1, at.clamp_min(0)), pads
 
     def raw(self) -> Tensor:
         """The law of the last call without temperature and filters: what the model itself holds for likely, guided and legal."""

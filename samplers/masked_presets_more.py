@@ -1,0 +1,36 @@
+"""More presets of masked language models: those that look again at what they committed, that stop early, or whose blocks move. ``masked_presets`` has the
+others and says what all of them share. ``llada2`` and ``wino`` empty or change places only inside the block at work.
+
+Where a preset's selector does not count steps, ``steps`` is so large that the schedule never asks for more than one place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gen.registry import register
+from gen.sampling import Preset
+
+_SUREST = {"proposer": "argmax", "confidence_on": "raw", "order": "confidence", "choice_temperature": 0.0, "schedule": "linear"}
+_BLOCKS = {"blocks": "fixed", "block_length": 32}
+_PATIENT = {"steps": 1024}
+
+
+def _preset(name: str, about: str, parts: dict[str, Any], aliases: dict[str, str] | None = None) -> None:
+    register("preset", name)(Preset(name, "masked_iterative", _SUREST | parts, about=about, aliases=aliases or {}))
+
+
+_preset("adablock", "AdaBlock: blocks that end with a delimiter; all places above a confidence",
+        {"selector": "threshold", "conf_threshold": 0.9, "blocks": "adaptive", "block_length": 32, "delimiter_threshold": 0.3})
+_preset("dcd", "deferred commitment: a window over the first empty places; all above a confidence",
+        {"selector": "threshold", "conf_threshold": 0.9, "blocks": "sliding", "block_length": 32})
+_preset("prophet", "Prophet: the surest places step by step, and all at once when the leading ids are far ahead",
+        {"selector": "even", "stop": "prophet", "gap_threshold": 7.5, "steps": 128})
+_preset("llada2", "LLaDA2.1: ahead of the schedule where it is sure; what has become unlikely is edited",
+        {"selector": "scheduled_threshold", "conf_threshold": 0.7, "remasker": "edit", "edit_threshold": 0.5, "max_post_steps": 16} | _PATIENT | _BLOCKS)
+_preset("wino", "WINO: wide in, and out again what its neighbours alone would not have said; blocks of 128",
+        {"selector": "wide_in", "conf_threshold": 0.7, "remasker": "wino", "remask_threshold": 0.9, "blocks": "fixed", "block_length": 128} | _PATIENT)
+_preset("rcr", "running confidence: everything is filled in, the least sure places of all are taken back",
+        {"selector": "schedule", "remasker": "rcr", "steps": 64})
+_preset("remdm", "ReMDM for LLaDA: late in a block, the least sure places are made again",
+        {"selector": "even", "remasker": "remdm", "remask_count": 4, "steps": 128} | _BLOCKS)

@@ -1,0 +1,52 @@
+"""Every selector on the masked model of every modality: a filled grid of its own tokens, some places of which are made anew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gen
+from gen.draws import CounterDraws
+from gen.lengths import settled
+from gen.registry import registry
+from gen.sampling import resolve_sampler
+
+PROMPTS = {"image": "a small blue ring in the centre", "speech": "three seven", "video": "a red square moves right", "motion": "a person walks forward",
+           "action": "reach", "text": "sort 3 1 2 ="}  # fmt: skip
+MODALITIES = [name for name, m in registry.table("modality").items() if "masked" in m.models]
+EMPTY = 10
+
+
+@pytest.fixture(scope="module", params=MODALITIES)
+def case(request):
+    """A function that decodes rows of a modality anew under a sampler, the canvas [2, T] and where it is empty [2, T]."""
+    pipe = gen.load(request.param, dtype="float64")
+    prompt = PROMPTS[request.param]
+    made = pipe(prompt, {"name": "maskgit", "steps": 3}, num_samples=2)
+    sampler, law = pipe.resolve("maskgit", None)
+    name = pipe.model_name(sampler)
+    space = settled(pipe.bound(name)[1].space)
+    generator = torch.Generator().manual_seed(3)
+    tokens = made.tokens
+    free = (space.legal.sum(1) > 1) & (tokens != (-1 if space.end_id is None else space.end_id))
+    empty = torch.rand(tokens.shape, generator=generator).masked_fill(~free, 2).argsort(1).argsort(1) < EMPTY
+    canvas = tokens.masked_fill(empty, space.mask_id)
+
+    def decode(sampler, rows):
+        target = pipe.target(sampler, law, [made.items[r] for r in rows], name, space=space)
+        return sampler(target, CounterDraws([pipe.draw_key(made.items[r]) for r in rows]), canvas=canvas[rows])
+
+    return decode, canvas, empty, space
+
+
+@pytest.mark.parametrize("selector", [s for s in registry.table("selector")])
+def test_every_selector_fills_every_modality(case, selector):
+    decode, canvas, empty, space = case
+    sampler, _ = resolve_sampler({"name": "masked_iterative", "selector": selector, "steps": 4, "proposer": "argmax"})
+    out = decode(sampler, [0, 1])
+    assert torch.equal(out.tokens[~empty], canvas[~empty]) and not bool((out.tokens == space.mask_id).any())
+    place = torch.arange(space.length).expand(empty.shape)
+    assert bool(space.legal[place, out.tokens][empty].all())
+    assert all(1 <= s.nfe <= EMPTY == s.tokens for s in out.stats)
+    alone = decode(sampler, [1])
+    assert torch.equal(alone.tokens[0], out.tokens[1]) and alone.stats[0].nfe == out.stats[1].nfe
