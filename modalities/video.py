@@ -28,7 +28,7 @@ class VideoModality(GridModality):
     name = "video"
     media_kind = "video"
     extension = "mp4"
-    models = {"causal": "video-causal", "causal-draft": "video-draft"}
+    models = {"causal": "video-causal", "masked": "video-masked", "blocks": "video-masked", "causal-draft": "video-draft"}
     frontends = {"codes": "video-vq"}
     default_law = {"guidance_scale": 1.5, "top_k": 50}
     slots = moving.SLOTS
