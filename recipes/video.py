@@ -227,7 +227,7 @@ def world() -> World:
             "video-draft": "The architecture of `video-causal`, smaller: it drafts for it in speculative decoding.",
         },
         frontend="video-vq",
-        quarter=(*MINOR, "halton, 64 steps"),
+        quarter=(*MINOR, "maskgit, 64 steps", "halton, 64 steps"),
     )
 
 
