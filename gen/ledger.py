@@ -148,6 +148,8 @@ class Ledger:
         path = inside(self.folder, row)
         if row.get("status") != "ok" or path is None or files.get(row["id"]) != path.name or not path.is_file():
             return False
+        if not all((self.folder / Path(str(name)).name).is_file() for name in row.get("also") or ()):
+            return False
         return sha256(path) == row.get("sha256")
 
     def _lock(self) -> None:

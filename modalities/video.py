@@ -28,9 +28,9 @@ class VideoModality(GridModality):
     name = "video"
     media_kind = "video"
     extension = "mp4"
-    models = {"causal": "video-causal", "causal-draft": "video-draft"}
+    models = {"causal": "video-causal", "masked": "video-masked", "blocks": "video-masked", "causal-draft": "video-draft"}
     frontends = {"codes": "video-vq"}
-    default_law = {"guidance_scale": 1.5, "top_k": 50}
+    default_law = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
     slots = moving.SLOTS
     words = moving.PAIRS
     unsaid = [0] * moving.SLOTS  # no word and no motion

@@ -216,8 +216,8 @@ def world() -> World:
         moving_check.check_many,
         causal=CAUSAL,
         masked={
-            "maskgit, 48 steps": {"name": "maskgit", "steps": 48},
-            "halton, 48 steps": {"name": "halton", "steps": 48},
+            "maskgit, 64 steps": {"name": "maskgit", "steps": 64},
+            "halton, 64 steps": {"name": "halton", "steps": 64},
         },
         blocks={"frame_blocks": "frame_blocks"},
         about={
@@ -227,7 +227,7 @@ def world() -> World:
             "video-draft": "The architecture of `video-causal`, smaller: it drafts for it in speculative decoding.",
         },
         frontend="video-vq",
-        quarter=(*MINOR, "halton, 48 steps"),
+        quarter=(*MINOR, "maskgit, 64 steps", "halton, 64 steps"),
     )
 
 

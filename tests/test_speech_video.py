@@ -22,23 +22,12 @@ PROMPTS = {"speech": ["three seven", "go, high voice"], "video": ["a red square 
 JACOBI = {"name": "speculative_jacobi", "window": 48}
 STREAMED = [("speech", JACOBI), ("speech", {"name": "maskgit", "steps": 6}), ("speech", "autoregressive"), ("video", JACOBI),
             ("video", {"name": "frame_blocks", "steps": 2}), ("video", {"name": "halton", "steps": 4})]  # fmt: skip
-QUICK = {"frame_blocks": "video-masked", "halton": "video-masked"}  # models that the recipe makes in its quick form
 IDS = lambda x: x if isinstance(x, str) else x["name"]
 
 
 @pytest.fixture(scope="module")
-def pipes(tmp_path_factory):
-    """By modality, and by sampler for those that need another model than the modality's."""
-    from gen.recipes.video import main as recipe
-
-    work = tmp_path_factory.mktemp("work")
-    for stage in ("vq", "tokens", "causal", "masked", "draft", "export"):
-        recipe([stage, "--work", str(work), "--quick"])
-    return {name: gen.load(name) for name in PROMPTS} | {s: gen.load("video", work / "zoo" / m) for s, m in QUICK.items()}
-
-
-def pipe_for(pipes, modality: str, sampler):
-    return pipes.get(IDS(sampler), pipes[modality])
+def pipes():
+    return {name: gen.load(name) for name in PROMPTS}
 
 
 def medium(name: str, seed: int = 2):
@@ -88,7 +77,7 @@ def test_jacobi_gives_the_tokens_of_autoregression(modality):
 
 @pytest.mark.parametrize(("modality", "sampler"), STREAMED, ids=IDS)
 def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
-    pipe = pipe_for(pipes, modality, sampler)
+    pipe = pipes[modality]
     whole = pipe(PROMPTS[modality], sampler, seed=3)
     parts: dict[int, list] = {0: [], 1: []}
     for chunk in pipe.stream(PROMPTS[modality], sampler, seed=3):
@@ -104,7 +93,7 @@ def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
 def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_calls(modality, sampler, pipes):
     """Counted, not timed: how many calls were made when the first chunk came. Speculative decoding of video is not among them: the
     first frame holds nearly all that is left to chance, and takes two fifths of its calls."""
-    pipe, calls, first = pipe_for(pipes, modality, sampler), [], []
+    pipe, calls, first = pipes[modality], [], []
     out = pipe.generate(pipe.plan(PROMPTS[modality][:1]), sampler, callback=calls.append,
                         on_chunk=lambda row, media: first.append(len(calls) + 1))  # the callback follows the chunk
     assert first[0] * 4 < out.stats[0].nfe == len(calls)
@@ -112,7 +101,7 @@ def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_calls(modality, 
 
 def test_a_reader_who_leaves_ends_the_work(pipes):
     before = threading.active_count()
-    stream = pipes["frame_blocks"].stream(PROMPTS["video"][0], {"name": "frame_blocks", "steps": 2})
+    stream = pipes["video"].stream(PROMPTS["video"][0], {"name": "frame_blocks", "steps": 2})
     next(stream)
     stream.close()
     assert threading.active_count() == before
@@ -132,7 +121,7 @@ def test_what_goes_wrong_in_a_stream_is_raised_where_it_is_read(pipes):
 
 @pytest.mark.parametrize(("modality", "sampler"), STREAMED, ids=IDS)
 def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler, pipes):
-    pipe = pipe_for(pipes, modality, sampler)
+    pipe = pipes[modality]
     frames = {"speech": 20, "video": 4}[modality]
     unit = {"speech": 640, "video": 2}[modality]
     given = medium(modality)[: frames * unit + 1]  # what fills no frame of codes is left out
@@ -150,7 +139,7 @@ def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler,
 @pytest.mark.parametrize(("modality", "sampler"), [("speech", JACOBI), ("speech", "autoregressive"), ("video", {"name": "frame_blocks", "steps": 2})], ids=IDS)
 def test_what_is_continued_after_its_own_tokens_is_the_same_again(modality, sampler, pipes, monkeypatch):
     """The places after a prefix have the draws that they always have."""
-    pipe = pipe_for(pipes, modality, sampler)
+    pipe = pipes[modality]
     whole = pipe(PROMPTS[modality][0], sampler, seed=8)
     known = whole.tokens[0, : whole.tokens.shape[1] // 2]
     monkeypatch.setattr(pipe.modality, "prefix", lambda media, frontend, space: known)
