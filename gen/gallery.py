@@ -23,7 +23,7 @@ from PIL import Image
 
 from gen.errors import GenError, bad_value
 from gen.gallery_trace import draw_trace
-from gen.ledger import CHECK, CONFIG, GALLERY, MANIFEST, TEMPORARY, TRACES, inside, put, put_text, read_json, read_rows, slug
+from gen.ledger import CHECK, CONFIG, GALLERY, MANIFEST, TEMPORARY, TRACES, companions, inside, put, put_text, read_json, read_rows, slug
 from gen.media import first_frame, open_sound
 from gen.spectrogram import HEIGHT, WIDTH, spectrogram_png
 
@@ -244,7 +244,7 @@ def _media(folder: Path, row: Row) -> str:
 
 def _shown(path: Path, row: Row) -> Path:
     """The file of an item that a page can show: its own, or else one that was written beside it."""
-    others = [path.with_name(Path(str(name)).name) for name in row.get("also") or ()]
+    others = companions(path.parent, row)
     return next((p for p in (path, *others) if _kind(p) and p.is_file()), path)
 
 

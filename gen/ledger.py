@@ -121,6 +121,11 @@ def inside(folder: Path, row: dict[str, Any]) -> Path | None:
     return folder / name if isinstance(name, str) and name and Path(name).name == name else None
 
 
+def companions(folder: Path, row: dict[str, Any]) -> list[Path]:
+    """The further files of a row's medium."""
+    return [folder / Path(str(name)).name for name in row.get("also") or ()]
+
+
 class Ledger:
     """An open job folder: one writer at a time, one line per item. ``done``: rows whose media are there, by id."""
 
@@ -148,7 +153,7 @@ class Ledger:
         path = inside(self.folder, row)
         if row.get("status") != "ok" or path is None or files.get(row["id"]) != path.name or not path.is_file():
             return False
-        if not all((self.folder / Path(str(name)).name).is_file() for name in row.get("also") or ()):
+        if not all(p.is_file() for p in companions(self.folder, row)):
             return False
         return sha256(path) == row.get("sha256")
 

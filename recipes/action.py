@@ -81,10 +81,11 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
     kind = slots[:, 0]
     number = torch.arange(len(kind)) // len(tabletop.KINDS)
     pushes = (kind == 2) | (number % 2 == 0)  # half of the tasks
-    for frontend, folder, rows in ((bins, work, kind > 0), *((bins, work / more, pushes) for more in ("more", "last", "end")), (fast, work / "fast", kind > 0)):
-        frontend.save_pretrained(folder / "frontend")
+    for frontend, rows, folders in ((bins, kind > 0, [work]), (bins, pushes, [work / "more", work / "last", work / "end"]), (fast, kind > 0, [work / "fast"])):
         codes = torch.cat([frontend.encode(part).flatten(1).to(torch.int16) for part in x[rows].split(1000)])
-        torch.save({"codes": codes, "slots": slots[rows]}, folder / "tokens.pt")
+        for folder in folders:
+            frontend.save_pretrained(folder / "frontend")
+            torch.save({"codes": codes, "slots": slots[rows]}, folder / "tokens.pt")
     log(f"{len(x)} chunks; {float((codes != fast.end_id).sum(1).float().mean()):.1f} FAST ids each")
 
 

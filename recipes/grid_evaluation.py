@@ -80,8 +80,9 @@ def write_figures(world: World, zoo: Path, result: dict) -> None:
 
 
 def folder_of(world: World, protocol: str) -> str:
-    """The model that serves a protocol: the modality's own, or one that is no default."""
-    return registry.get("modality", world.name).models.get(protocol, f"{world.name}-{protocol}")
+    """The model that serves a protocol: the modality's own, or one that is no default; blocks by the masked one."""
+    models = registry.get("modality", world.name).models
+    return models.get(protocol, f"{world.name}-{'masked' if protocol == 'blocks' else protocol}")
 
 
 def pipe(world: World, zoo: Path, protocol: str, dtype: str = "float32") -> Pipeline:

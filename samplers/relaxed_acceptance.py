@@ -87,6 +87,6 @@ for _name, _about in (
     ("gsd", "grouped speculative decoding: a cluster of similar codes is accepted as one"),
     ("typical", "typical acceptance: what the model itself holds for likely passes"),
     ("cool", "Cool-SD: acceptance raised by a factor that falls along the window"),
-    ("distance", "distance acceptance: bins within a few of the draft count as it"),
+    ("distance", "distance acceptance: bins near the draft count as it"),
 ):
     register("preset", _name)(Preset(_name, "relaxed_acceptance", {"verifier": _name, "init": "repeat"}, about=_about))

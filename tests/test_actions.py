@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from quick_models import quickly_trained
 
 import gen
 from gen.__main__ import main
@@ -31,13 +32,7 @@ SEEN = {"observation.state": STATE, "task": "reach"}
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("action")
-    stages = lambda doc, argv, make: [do() for name, do in make(folder, folder / "zoo", True).items() if name not in ("rvq", "evaluate")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(action_recipe, "run", stages)  # all but two, which nothing here uses
-        action_recipe.main([])
-    return folder
+    return quickly_trained(action_recipe, tmp_path_factory.mktemp("action"))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from quick_models import quickly_trained
 from safetensors.torch import load_file, save_file
 
 import gen
@@ -37,13 +38,7 @@ LEGS, ARMS, ALL = 0, 1, slice(None)
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("motion")
-    stages = lambda doc, argv, make: [do() for name, do in make(folder, folder / "zoo", True).items() if name not in ("rvq", "evaluate")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(motion_recipe, "run", stages)  # all but two, which nothing here uses
-        motion_recipe.main([])
-    return folder
+    return quickly_trained(motion_recipe, tmp_path_factory.mktemp("motion"))
 
 
 @pytest.fixture(scope="module")
