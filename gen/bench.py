@@ -148,11 +148,14 @@ def swept(text: str | None) -> tuple[str | None, list[Any]]:
 
 
 def serves(pipe: Any, spec: dict[str, Any], law: dict[str, Any]) -> bool:
-    """Whether the pipeline has a model for a sampler. Only asked of samplers that the user did not name."""
+    """Whether the pipeline has the models for a sampler. Only asked of samplers that the user did not name."""
     from gen.sampling import resolve_sampler
 
     try:
-        pipe.model_name(resolve_sampler(spec, law)[0])
+        sampler = resolve_sampler(spec, law)[0]
+        pipe.model_name(sampler)
+        if sampler.drafted:
+            pipe.draft_name(sampler)
     except GenError:
         return False
     return True

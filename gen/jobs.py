@@ -291,7 +291,7 @@ def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
 
 def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
     """A path as it is; a medium is kept with the job, under a name that says its content."""
-    if value is None or isinstance(value, (str, Path)):
+    if value is None or modality.is_path(value):
         return None if value is None else str(value)
     with writing(folder):
         (folder / INPUTS).mkdir(parents=True, exist_ok=True)

@@ -35,6 +35,8 @@ def draw_lengths(target: MaskedTarget, draws: Draws, canvas: Tensor) -> tuple[Te
 
 def settled(space: TokenSpace) -> TokenSpace:
     """The space of places before the end, once it is known where that is."""
+    if space.end_id is None:
+        return space
     legal = space.legal.clone()
     legal[:, space.end_id] = False
     return replace(space, legal=legal)

@@ -109,6 +109,12 @@ class Modality(ABC):
         """The first tokens [k] of something that begins with a medium (or the file at a path). Raises ``GenError``."""
         raise GenError(f"modality {self.name!r} cannot be continued")
 
+    length_first: ClassVar[bool] = True  # masked models decide how long a row is before they decide what it holds; else its end is an id like any other
+
+    def is_path(self, media: Any) -> bool:
+        """Whether what came names a file; where media are strings themselves, not every string does."""
+        return isinstance(media, (str, Path))
+
     def trim(self, media: Any) -> Any:
         """A medium without the empty end that its fixed length leaves it. More at the end never gives less at the front."""
         return media

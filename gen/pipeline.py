@@ -203,7 +203,7 @@ class Pipeline:
         _, binding, frontend = self.bound(name)
         space, given, canvas, overlay = self._given(spec, sampler, binding.space, frontend, start, len(items))
         draws, places = CounterDraws([self.draw_key(i) for i in items], self.device), 0
-        if sampler.protocol == "masked" and space.end_id is not None:
+        if sampler.protocol == "masked" and space.end_id is not None and self.modality.length_first:
             canvas = space.empty(len(items), self.device) if canvas is None else canvas
             if start.source is None and start.frames is None:
                 canvas, places = draw_lengths(self.target(sampler, law, items, name, space=space), draws, canvas)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class TextModality(GridModality):
     name = "text"
     media_kind = "data"
     extension = "txt"
-    models = {}
+    models = {"causal": "text-causal", "masked": "text-masked", "blocks": "text-masked", "causal-draft": "text-draft"}
     frontends = {"codes": "text-words"}
     default_law = {"temperature": 1.0}
     slots = PLACES
@@ -47,6 +48,7 @@ class TextModality(GridModality):
     unsaid = [NOTHING] * PLACES
     layout_name = "raster"
     edited_by = "span"
+    length_first = False
 
     def condition(self, prompt: str) -> text_tasks.Task:
         try:
@@ -79,7 +81,12 @@ class TextModality(GridModality):
         binding = super().bind(config, frontend, model_name)
         legal = binding.space.legal.clone()
         legal[0, frontend.end_id] = False  # an answer has a word at least
-        return replace(binding, space=replace(binding.space, legal=legal, end_id=frontend.end_id if config.causal else None))
+        counts = getattr(config, "code_counts", None)
+        rarity = None if counts is None else log(sum(counts)) - torch.tensor(counts).log()
+        if rarity is not None:  # ids of the condition and the mask are never said
+            rarity = torch.cat([rarity, rarity.new_full((config.vocab_size - len(rarity),), float(rarity.max()))])
+        delimiters = tuple(frontend.ids("="))  # ends a step of a sum
+        return replace(binding, space=replace(binding.space, legal=legal, end_id=frontend.end_id, delimiters=delimiters, rarity=rarity))
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         return tokens[:, None]

@@ -90,7 +90,8 @@ def pipe(world: World, zoo: Path, protocol: str, dtype: str = "float32") -> Pipe
 
 
 def sampler_figures(world: World, zoo: Path, protocol: str, conditions: list, samplers: dict, log=print, batch: int = 20) -> dict:
-    """Per sampler: share of fulfilled conditions and forward calls; for causal ones, how often they gave autoregression's tokens."""
+    """Per sampler: share of fulfilled conditions, forward calls, places computed and seconds per item; for causal ones, how often they gave
+    autoregression's tokens."""
     made, rows, reference = pipe(world, zoo, protocol), {}, None
     for name, sampler in samplers.items():
         said = few(conditions) if name in world.quarter else conditions
@@ -104,6 +105,8 @@ def sampler_figures(world: World, zoo: Path, protocol: str, conditions: list, sa
             "nfe_median": statistics.median(nfe),
             "nfe_mean": statistics.mean(nfe),
             "nfe_max": max(nfe),
+            "computed_mean": statistics.mean(s.tokens_computed for s in out.stats),
+            "seconds": statistics.mean(s.seconds for s in out.stats),
         }
         if any(s.draft_nfe for s in out.stats):
             rows[name]["draft_nfe_mean"] = statistics.mean(s.draft_nfe for s in out.stats)

@@ -173,12 +173,14 @@ def train_lm(work: Path, shape: Shape, run: Run, name: str, words: Callable[[Ten
     model.save_pretrained(out / "model")
 
 
-def export_lm(folder: Path, dest: Path, frontend: str, digest: str) -> None:
-    """Half-precision weights that name their frontend and its codebook."""
+def export_lm(folder: Path, dest: Path, frontend: str, digest: str, counts: Tensor | None = None) -> None:
+    """Half-precision weights that name their frontend and its codebook; ``counts`` [n]: how often each of the first n ids came up in training."""
     from gen.models.grid import GridLlamaForCausalLM
 
     model = GridLlamaForCausalLM.from_pretrained(folder).half()
     model.config.frontend, model.config.codebook_digest = frontend, digest
+    if counts is not None:
+        model.config.code_counts = counts.tolist()
     model.save_pretrained(dest)
 
 

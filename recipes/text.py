@@ -3,7 +3,7 @@
     python -m gen.recipes.text all --work DIR            what gen/zoo/text-* was made with
     python -m gen.recipes.text all --work DIR --quick    the same path in about a minute, for a look
 
-Stages: ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this order. Training stages resume from their
+Stages: ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``traces``, ``filter`` (those of ``text_filter``), ``evaluate``; ``all`` runs them in this order. Training stages resume from their
 checkpoints in ``--work``; ``masked`` starts from what ``causal`` has learned. ``export`` writes half-precision weights to ``--zoo`` (default
 ``WORK/zoo``), ``evaluate`` measures those.
 """
@@ -24,9 +24,12 @@ from gen.modalities.text import NOTHING, PLACES, TextModality
 from gen.recipes.grid_evaluation import World, evaluate
 from gen.recipes.grid_models import Run, Shape, export_lm, tidy, train_lm
 from gen.recipes.stages import run
+from gen.registry import registry
+from gen.sampling import resolve_sampler
 from gen.tokenizers.text_words import TextWords
 
 BLOCK = 4
+ONE = "one place per call"  # what presets are measured against
 SHAPE = Shape((PLACES,), PLACES, len(text_tasks.WORDS) + 1, TextModality.words)
 # the harder ones, so many times as often as the others
 OFTEN = {"sort": 4, "reverse": 2, "insert at": 3, "remove at": 3, "replace at": 3, "add": 3, "close": 2}
@@ -82,13 +85,35 @@ def export(work: Path, zoo: Path, log=print) -> None:
     """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and vocabulary."""
     shutil.copytree(work / "frontend", zoo / "text-words", dirs_exist_ok=True)
     digest = codebook_digest(TextWords.from_pretrained(work / "frontend").fingerprint)
+    counts = 1 + torch.load(work / "tokens.pt", weights_only=True)["codes"].flatten().long().bincount(minlength=SHAPE.codes)  # what never came up is rare
     for name in ("causal", "masked", "draft"):
-        export_lm(work / name / "model", zoo / f"text-{name}", "text-words", digest)
+        export_lm(work / name / "model", zoo / f"text-{name}", "text-words", digest, counts)
     tidy(zoo)
     log(f"wrote {zoo}")
 
 
-def world() -> World:
+COUNTED = ("llada", "dream", "pc", "rcr", "remdm", "window_diffusion", "maskgit", "halton", "maskgit_remask", "ddvla")  # presets that spend their steps
+
+
+def masked_samplers(zoo: Path) -> dict[str, dict]:
+    """Every masked sampler of ids by the name it has in tables; those that spend a number of steps with half as many as there are places."""
+    found = {ONE: {"name": "llada", "steps": PLACES}}
+    for name in (*registry.table("preset"), *registry.table("sampler")):
+        sampler, _ = resolve_sampler(name)
+        if sampler.protocol != "masked" or "codes" not in sampler.kinds or name in ("masked_iterative", "mar"):
+            continue
+        if name in COUNTED:
+            found[f"{name}, {PLACES // 2} steps"] = {"name": name, "steps": PLACES // 2}
+        elif name == "prophet":  # its thirds are thirds of the steps
+            found[name] = {"name": name, "steps": PLACES}
+        elif name == "learn2pd":
+            found[name] = {"name": name, "filter": str(zoo / "text-filter")}
+        else:
+            found[name] = {"name": name}
+    return found
+
+
+def world(zoo: Path) -> World:
     llama = "A small Llama with a learned embedding per place (`gen/models/grid.py`): the words of a prompt in 16 slots, then 16 words"
     return World(
         "text",
@@ -100,7 +125,7 @@ def world() -> World:
             **{c: {"name": "speculative_jacobi", "coupling": c} for c in ("gumbel", "maximal", "fresh")},
             **{name: name for name in ("speculative", "typical")},
         },
-        masked={"maskgit, 16 steps": {"name": "maskgit", "steps": 16}, "maskgit, 5 steps": {"name": "maskgit", "steps": 5}},
+        masked=masked_samplers(zoo),
         blocks={"frame_blocks": {"name": "frame_blocks", "steps": BLOCK}},
         about={
             "text-words": f"A word-level tokenizer of {len(text_tasks.WORDS)} words and the end, for `transformers.PreTrainedTokenizerFast`.",
@@ -116,12 +141,15 @@ def world() -> World:
 
 def main(argv: list[str] | None = None) -> None:
     def stages(work: Path, zoo: Path, quick: bool):
-        plan = QUICK if quick else Plan()
+        from gen.recipes import text_filter  # which draws its tasks as this one does
+
+        plan, filters = QUICK if quick else Plan(), text_filter.stages(work, zoo, quick)
         return {
             "tokens": lambda: make_tokens(work, plan),
             **{name: lambda name=name: train_lm(work, SHAPE, getattr(plan, name), name, words) for name in ("causal", "masked", "draft")},
             "export": lambda: export(work, zoo),
-            "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
+            **{name: filters[name] for name in ("traces", "filter")},
+            "evaluate": lambda: evaluate(world(zoo), zoo, plan.held_out),
         }
 
     run(__doc__, argv, stages)

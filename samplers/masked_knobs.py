@@ -19,7 +19,7 @@ NUMBERS = {"exponent": (1e-9, inf), "choice_temperature": (0.0, inf), "conf_thre
            "factor": (0.0, inf), "entropy_bound": (0.0, inf), "kl_threshold": (0.0, inf), "edit_threshold": (0.0, inf), "credit_weight": (0.0, inf),
            "credit_decay": (0.0, 1.0), "credit_power": (0.0, inf), "position_decay": (0.0, inf), "density_width": (1e-9, inf),
            "remask_threshold": (0.0, 1.0), "remask_margin": (0.0, 1.0), "remask_rate": (0.0, 1.0),
-           "gap_threshold": (0.0, inf), "delimiter_threshold": (0.0, inf)}  # from, to
+           "gap_threshold": (0.0, inf), "delimiter_threshold": (0.0, inf), "filter_threshold": (0.0, inf)}  # from, to
 # What other libraries call a knob. LLaDA2Pipeline of diffusers: threshold, editing_threshold, num_inference_steps; Fast-dLLM: threshold; LLaDA:
 # remasking; Dream: alg; dInfer: block_size; KLASS: history_length
 ALIASES = {"threshold": "conf_threshold", "editing_threshold": "edit_threshold", "num_inference_steps": "steps", "remasking": "order", "alg": "order",
@@ -61,6 +61,8 @@ class MaskedKnobs:
     credit_power: float = 0.2
     density_width: float = 10.0
     position_decay: float = 0.0
+    filter: str = ""
+    filter_threshold: float = 0.96
     remasker: str = "none"
     remask_threshold: float = 0.3
     remask_margin: float = 0.3
@@ -98,6 +100,8 @@ class MaskedKnobs:
         for name, kind in PARTS.items():
             if getattr(self, name) is not None:
                 registry.get(kind, getattr(self, name), f"sampler.{name}")
+        if not isinstance(self.filter, str):
+            raise bad_value("sampler.filter", self.filter, "a folder with a trained filter, or the name of an embedded one")
         if not isinstance(self.cache_settle, bool):
             raise bad_value("sampler.cache_settle", self.cache_settle, "true or false")
         if self.confidence_on not in ("raw", "shaped"):

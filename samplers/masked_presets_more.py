@@ -1,5 +1,8 @@
-"""More presets of masked language models: those that look again at what they committed, that stop early, or whose blocks move. ``masked_presets`` has the
-others and says what all of them share. ``llada2`` and ``wino`` empty or change places only inside the block at work.
+"""More presets of masked language models: those that look again at what they committed, that stop early, whose blocks move, that ask a trained
+filter, or that come with a cache. ``masked_presets`` has the others and says what all of them share. ``llada2`` and ``wino`` empty or change
+places only inside the block at work. ``learn2pd`` is for models whose rows end, and reads the embedded filter ``text-filter`` unless ``filter``
+names another one. ``window_diffusion`` is for models that can compute some of their places; its authors also stop at the end, where there is one
+(``stop`` = ``end``).
 
 Where a preset's selector does not count steps, ``steps`` is so large that the schedule never asks for more than one place.
 """
@@ -34,3 +37,8 @@ _preset("rcr", "running confidence: everything is filled in, the least sure plac
         {"selector": "schedule", "remasker": "rcr", "steps": 64})
 _preset("remdm", "ReMDM for LLaDA: late in a block, the least sure places are made again",
         {"selector": "even", "remasker": "remdm", "remask_count": 4, "steps": 128} | _BLOCKS)
+_preset("learn2pd", "Learn2PD: what a small trained filter holds for final; rows stop at their end",
+        {"selector": "learned", "filter": "text-filter", "filter_threshold": 0.96, "stop": "end"} | _BLOCKS,
+        aliases={"threshold": "filter_threshold"})
+_preset("window_diffusion", "Window-Diffusion: far empty places do not exist yet, of the near ones only the first are computed; no blocks",
+        {"selector": "even", "steps": 256, "cache": "window", "cache_window": 64, "cache_active": 16, "cache_refresh": 32})

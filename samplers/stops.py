@@ -26,7 +26,7 @@ from gen.samplers.masked_step import Step
 def end(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
     """Nothing can come before the end any more. Raises ``GenError`` for a space without an end."""
     if now.space.end_id is None:
-        raise GenError("sampler.stop is 'end', which needs an id that ends a row (TokenSpace.end_id); this model has none; expected filled or prophet")
+        raise GenError("sampler.stop is 'end', which needs an id that ends a row (TokenSpace.end_id); there is none here; expected filled or prophet")
     ends = canvas == now.space.end_id
     known = (~now.space.is_empty(canvas)).long().cumprod(1).bool()
     return (ends & known).any(1), torch.full_like(canvas, now.space.end_id)

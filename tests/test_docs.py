@@ -19,6 +19,8 @@ from gen.recipes.image import main as image_recipe
 from gen.recipes.image_latents import main as image_latents_recipe
 from gen.recipes.motion import main as motion_recipe
 from gen.recipes.speech import main as speech_recipe
+from gen.recipes.text import main as text_recipe
+from gen.recipes.text_filter import main as text_filter_recipe
 from gen.recipes.video import main as video_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SLOW = {"gen bench": "--prompts 1 --batch-sizes 1 --repeats 1", "gen run configs/demo.yaml": "num_samples=1"}
 RECIPES = {"gen.recipes.image": image_recipe, "gen.recipes.image_latents": image_latents_recipe,
            "gen.recipes.speech": speech_recipe, "gen.recipes.video": video_recipe, "gen.recipes.motion": motion_recipe,
-           "gen.recipes.action": action_recipe}  # fmt: skip
+           "gen.recipes.action": action_recipe, "gen.recipes.text": text_recipe, "gen.recipes.text_filter": text_filter_recipe}  # fmt: skip
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -40,7 +42,7 @@ def commands(page: Path) -> list[str]:
 
 def run(command: str, quick: bool) -> int:
     if quick:
-        command += "".join(f" {extra}" for start, extra in SLOW.items() if command.startswith(start))
+        command += "".join(f" {extra}" for start, extra in SLOW.items() if command.startswith(start) and "--oracle" not in command)
     words = shlex.split(command)
     if words[0] == "gen":
         return gen_main(words[1:])

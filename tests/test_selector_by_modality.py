@@ -25,10 +25,13 @@ def case(request):
     made = pipe(prompt, {"name": "maskgit", "steps": 3}, num_samples=2)
     sampler, law = pipe.resolve("maskgit", None)
     name = pipe.model_name(sampler)
-    space = settled(pipe.bound(name)[1].space)
+    space = pipe.bound(name)[1].space
+    space = settled(space) if pipe.modality.length_first else space
     generator = torch.Generator().manual_seed(3)
     tokens = made.tokens
-    free = (space.legal.sum(1) > 1) & (tokens != (-1 if space.end_id is None else space.end_id))
+    free = (space.legal.sum(1) > 1).expand(tokens.shape)
+    if pipe.modality.length_first and space.end_id is not None:
+        free = free & (tokens != space.end_id)
     empty = torch.rand(tokens.shape, generator=generator).masked_fill(~free, 2).argsort(1).argsort(1) < EMPTY
     canvas = tokens.masked_fill(empty, space.mask_id)
 
@@ -42,7 +45,7 @@ def case(request):
 @pytest.mark.parametrize("selector", [s for s in registry.table("selector")])
 def test_every_selector_fills_every_modality(case, selector):
     decode, canvas, empty, space = case
-    sampler, _ = resolve_sampler({"name": "masked_iterative", "selector": selector, "steps": 4, "proposer": "argmax"})
+    sampler, _ = resolve_sampler({"name": "masked_iterative", "selector": selector, "steps": 4, "proposer": "argmax", "filter": "text-filter"})
     out = decode(sampler, [0, 1])
     assert torch.equal(out.tokens[~empty], canvas[~empty]) and not bool((out.tokens == space.mask_id).any())
     place = torch.arange(space.length).expand(empty.shape)

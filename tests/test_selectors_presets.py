@@ -20,7 +20,9 @@ from gen.sampling import resolve_sampler
 
 masked_iterative = registry.get("sampler", "masked_iterative")
 SELECTORS = registry.table("selector")
-PRESETS = [n for n, p in registry.table("preset").items() if p.sampler == "masked_iterative" and p.knobs.get("selector") in SELECTORS]
+DARING = DARING | {"filter": "text-filter", "filter_threshold": 0.5}
+PRESETS = [n for n, p in registry.table("preset").items() if p.sampler == "masked_iterative" and p.knobs.get("selector") in SELECTORS
+           and p.knobs.get("stop") != "end" and "cache" not in p.knobs]  # test_learned.py has those
 OURS = {"llada", "dream", "fast_dllm", "fast_dllm_factor", "eb", "localleap", "credit", "ccd", "klass", "r2", "hierarchy", "ete", "pc", "dparallel"}
 RARE = replace(SPACE, rarity=torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 9.0]))
 WANTED = (canvas() == MASK).sum(1).tolist()

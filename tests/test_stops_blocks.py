@@ -111,7 +111,7 @@ def test_stopping_at_the_end_changes_nothing_before_it():
 
 
 def test_without_an_end_it_says_what_is_missing():
-    with pytest.raises(GenError, match="sampler.stop is 'end', which needs an id that ends a row .*; this model has none; expected filled"):
+    with pytest.raises(GenError, match="sampler.stop is 'end', which needs an id that ends a row .*; there is none here; expected filled"):
         run(space=BARE, stop="end")
 
 

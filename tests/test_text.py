@@ -152,7 +152,7 @@ def test_rows_of_a_causal_model_end_and_cost_as_much(pipes):
 def test_to_a_masked_model_the_end_is_an_id_like_any_other(pipes):
     pipe = pipes["masked"]
     space = pipe.bound(pipe.model)[1].space
-    assert space.end_id is None and space.legal[1:, len(WORDS)].all() and not space.legal[0, len(WORDS)]
+    assert space.end_id == len(WORDS) and space.legal[1:, len(WORDS)].all() and not space.legal[0, len(WORDS)]
     assert pipes["causal"].bound(pipes["causal"].model)[1].space.end_id == len(WORDS)
     out = pipe(PROMPTS, MASKGIT, num_samples=20, batch_size=80)
     assert {s.nfe for s in out.stats} == {5}  # no call that decides a length
@@ -289,7 +289,7 @@ def test_the_recipe_measures_what_it_made(work, monkeypatch):
     monkeypatch.setattr(TextModality, "models", ours)
     text_recipe.main(["evaluate", "--work", str(work), "--quick"])
     figures = json.loads((work / "zoo" / "evaluation-text.json").read_text())
-    world = text_recipe.world()
+    world = text_recipe.world(work / "zoo")
     assert set(figures["samplers"]) == {*world.causal, *world.masked, *world.blocks}
     assert figures["samplers"]["gumbel"]["same_as_autoregressive_float64"] == 1.0
     real = figures["frontend"]

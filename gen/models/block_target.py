@@ -6,13 +6,14 @@ the first forward call of the next block, so that finished blocks are never comp
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from gen.errors import GenError
 from gen.models.adapters import BlockModel
 from gen.models.targets import Target
-from gen.types import TokenSpace
 
 
 class BlockTarget(Target):
@@ -67,7 +68,7 @@ class Block:
         self.legal = parent.legal[parent.known : parent.known + self.length]
         space = parent.space
         inner = space.grid[1:] if torch.Size(space.grid[1:]).numel() == self.length else (self.length,)
-        self.space = TokenSpace(inner, space.vocab_size, space.legal[parent.known : parent.known + self.length], space.mask_id, space.codebook)
+        self.space = replace(space, grid=inner, legal=space.legal[parent.known : parent.known + self.length], end_id=None)  # an end is one of the places' ids
         self._at = torch.arange(parent.rows, device=parent.device)
 
     def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
