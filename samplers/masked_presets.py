@@ -13,36 +13,37 @@ from typing import Any
 from gen.registry import register
 from gen.sampling import Preset
 
-_SUREST = {"proposer": "argmax", "confidence_on": "raw", "order": "confidence", "choice_temperature": 0.0}
-_BLOCKS = {"blocks": "fixed", "block_length": 32}
+SUREST = {"proposer": "argmax", "confidence_on": "raw", "order": "confidence", "choice_temperature": 0.0}
+BLOCKS = {"blocks": "fixed", "block_length": 32}
 
 
-def _preset(name: str, about: str, parts: dict[str, Any], aliases: dict[str, str] | None = None) -> None:
-    register("preset", name)(Preset(name, "masked_iterative", _SUREST | parts, about=about, aliases=aliases or {}))
+def preset(name: str, about: str, parts: dict[str, Any], aliases: dict[str, str] | None = None) -> None:
+    """Registers parts and knobs under a paper's name."""
+    register("preset", name)(Preset(name, "masked_iterative", SUREST | parts, about=about, aliases=aliases or {}))
 
 
-_preset("llada", "LLaDA: as many places in every step, the surest first", {"selector": "even", "steps": 128} | _BLOCKS)
-_preset("dream", "Dream: the same number in every step, least entropy first; no blocks. Its authors draw at temperature 0.2, top-p 0.95",
+preset("llada", "LLaDA: as many places in every step, the surest first", {"selector": "even", "steps": 128} | BLOCKS)
+preset("dream", "Dream: the same number in every step, least entropy first; no blocks. Its authors draw at temperature 0.2, top-p 0.95",
         {"selector": "schedule", "schedule": "linear", "order": "entropy", "steps": 512, "proposer": "categorical", "confidence_on": "shaped"})
-_preset("fast_dllm", "Fast-dLLM: all places above a confidence", {"selector": "threshold", "conf_threshold": 0.9} | _BLOCKS)
-_preset("fast_dllm_factor", "Fast-dLLM: the more places, the surer they must be", {"selector": "factor", "factor": 1.0} | _BLOCKS)
-_preset("eb", "EB-Sampler: a bound on the entropy that is committed at once",
-        {"selector": "entropy_bound", "order": "entropy", "entropy_bound": 0.001} | _BLOCKS)
-_preset("dparallel", "dParallel: all places below an entropy", {"selector": "entropy", "order": "entropy", "entropy_bound": 0.5} | _BLOCKS,
+preset("fast_dllm", "Fast-dLLM: all places above a confidence", {"selector": "threshold", "conf_threshold": 0.9} | BLOCKS)
+preset("fast_dllm_factor", "Fast-dLLM: the more places, the surer they must be", {"selector": "factor", "factor": 1.0} | BLOCKS)
+preset("eb", "EB-Sampler: a bound on the entropy that is committed at once",
+        {"selector": "entropy_bound", "order": "entropy", "entropy_bound": 0.001} | BLOCKS)
+preset("dparallel", "dParallel: all places below an entropy", {"selector": "entropy", "order": "entropy", "entropy_bound": 0.5} | BLOCKS,
         aliases={"threshold": "entropy_bound"})  # what its code calls a threshold
-_preset("localleap", "LocalLeap: a lower threshold around sure places",
-        {"selector": "local", "conf_threshold": 0.9, "low_threshold": 0.75, "radius": 4} | _BLOCKS)
-_preset("hierarchy", "dInfer's hierarchical decoder: the surest place of every gap, and all above a confidence",
-        {"selector": "runs", "conf_threshold": 0.9, "low_threshold": 0.4} | _BLOCKS)
-_preset("r2", "R2-dLLM: what its neighbours or its past already tell",
-        {"selector": "regions", "conf_threshold": 0.9, "low_threshold": 0.8, "history": 3} | _BLOCKS)
-_preset("ete", "after ETE: sure places of this block and the next, and an uncertain one where these are few",
+preset("localleap", "LocalLeap: a lower threshold around sure places",
+        {"selector": "local", "conf_threshold": 0.9, "low_threshold": 0.75, "radius": 4} | BLOCKS)
+preset("hierarchy", "dInfer's hierarchical decoder: the surest place of every gap, and all above a confidence",
+        {"selector": "runs", "conf_threshold": 0.9, "low_threshold": 0.4} | BLOCKS)
+preset("r2", "R2-dLLM: what its neighbours or its past already tell",
+        {"selector": "regions", "conf_threshold": 0.9, "low_threshold": 0.8, "history": 3} | BLOCKS)
+preset("ete", "after ETE: sure places of this block and the next, and an uncertain one where these are few",
         {"selector": "explore", "conf_threshold": 0.9, "blocks": "lookahead", "block_length": 32})
-_preset("klass", "KLASS: sure places whose law no longer moves; blocks of 64",
+preset("klass", "KLASS: sure places whose law no longer moves; blocks of 64",
         {"selector": "klass", "conf_threshold": 0.9, "kl_threshold": 0.01, "history": 2, "blocks": "fixed", "block_length": 64})
-_preset("ccd", "CCD: places among the best with the same id step after step; no blocks",
+preset("ccd", "CCD: places among the best with the same id step after step; no blocks",
         {"selector": "coherent", "order": "entropy", "history": 2, "buffer_size": 4})
-_preset("credit", "CreditDecoding: what was likely in earlier steps gains", {
-    "selector": "threshold", "proposer": "credit", "conf_threshold": 0.9, "credit_weight": 0.7, "credit_decay": 0.8, "credit_power": 0.2} | _BLOCKS)
-_preset("pc", "PC-Sampler: rare ids and early places first; no blocks; for models that say how rare their ids are",
+preset("credit", "CreditDecoding: what was likely in earlier steps gains", {
+    "selector": "threshold", "proposer": "credit", "conf_threshold": 0.9, "credit_weight": 0.7, "credit_decay": 0.8, "credit_power": 0.2} | BLOCKS)
+preset("pc", "PC-Sampler: rare ids and early places first; no blocks; for models that say how rare their ids are",
         {"selector": "even", "order": "position", "position_decay": 0.25, "steps": 256})
