@@ -15,7 +15,7 @@ from typing import Any
 from gen.errors import GenError
 
 EMPTY = "-"
-LONG = ("knobs", "reference", "papers")  # for --json and the pages; a line must fit a terminal
+LONG = ("knobs", "reference", "papers", "paper", "presets")  # for --json and the pages; a line must fit a terminal
 
 
 def ls(args: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def papers(cls: type) -> list[str]:
 def samplers() -> list[dict[str, Any]]:
     from gen.registry import registry
 
-    table = []
+    table, named = [], presets()
     for name, cls in registry.table("sampler").items():
         knobs = {f.name: _default(f) for f in dataclasses.fields(cls)}
         table.append(
@@ -52,6 +52,7 @@ def samplers() -> list[dict[str, Any]]:
                 "exactness": _exactness(name),
                 "reference": cls.reference,
                 "papers": papers(cls),
+                "presets": [{k: p[k] for k in ("name", "exactness", "reference", "paper", "about")} for p in named if p["sampler"] == name],
                 "knobs": knobs,
                 "about": first_line(cls),
             }
@@ -67,6 +68,8 @@ def presets() -> list[dict[str, Any]]:
             "name": name,
             "sampler": p.sampler,
             "exactness": _exactness(name),
+            "reference": registry.get("sampler", p.sampler).reference,
+            "paper": p.paper,
             "knobs": dict(p.knobs),
             "law": dict(p.law),
             "about": p.about,

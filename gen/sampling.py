@@ -56,7 +56,7 @@ class Sampler(ABC):
 @dataclass(frozen=True)
 class Preset:
     """A paper's name for a sampler with knobs, and a law where the method implies one. ``aliases``: what the paper itself calls a knob, where that is
-    another one than the sampler's aliases say."""
+    another one than the sampler's aliases say. ``paper``: an arXiv number, or where it was published; empty for what is no paper's."""
 
     name: str
     sampler: str
@@ -64,6 +64,7 @@ class Preset:
     law: dict[str, Any] = field(default_factory=dict)
     about: str = ""
     aliases: dict[str, str] = field(default_factory=dict)
+    paper: str = ""
 
 
 def knobs(sampler: type[Sampler]) -> dict[str, Any]:

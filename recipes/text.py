@@ -40,8 +40,8 @@ class Plan:
     """How much of everything; ``quick`` shrinks it."""
 
     tasks: int = 400_000
-    causal: Run = Run(5000, 96, 4, seed=5, batch=128, tied=True)
-    masked: Run = Run(5000, 96, 4, causal=False, start="causal/model", seed=4, batch=128, tied=True, block=BLOCK, share=1 / 3)
+    causal: Run = Run(3000, 96, 4, seed=5, batch=128, tied=True)
+    masked: Run = Run(4000, 96, 4, causal=False, start="causal/model", seed=4, batch=128, tied=True, block=BLOCK, share=1 / 3)
     draft: Run = Run(1500, 32, 1, seed=7, batch=128, tied=True)
     held_out: int = 500
 

@@ -41,9 +41,9 @@ class Plan:
     vq_steps: int = 1400
     vq_whole: int = 400  # of them, the last, on whole pictures; those before see windows of 16x16 pixels, which cost a quarter
     vq_batch: int = 8
-    clips: int = 8_000
-    causal: Run = Run(2400, 128, 4, seed=5, batch=8, lr=1e-3)
-    masked: Run = Run(3000, 128, 4, causal=False, start="causal/model", seed=4, batch=8, lr=1.5e-3, block=FRAME, share=1 / 3)
+    clips: int = 34_500
+    causal: Run = Run(6000, 128, 4, seed=5, batch=8, lr=1e-3)
+    masked: Run = Run(4000, 128, 4, causal=False, start="causal/model", seed=4, batch=8, lr=1.5e-3, block=FRAME, share=1 / 3)
     draft: Run = Run(800, 64, 2, seed=7, batch=8, tied=True)
     held_out: int = 200
 

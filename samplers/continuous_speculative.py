@@ -116,5 +116,6 @@ class ContinuousSpeculative(ModelDrafted):
 _preset = Preset(
     "cspd", "continuous_speculative", {"mode": "relaxed", "num_speculative_tokens": 8, "relaxation": 0.9994},
     about="continuous speculative decoding with shared noise, its ratio as flat as the released code makes it (by 42^2)",
+    paper="2411.11925",
 )
 register("preset", _preset.name)(_preset)

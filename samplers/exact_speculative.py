@@ -63,5 +63,5 @@ class ExactSpeculative(ChainSampler):
 
 
 register("preset", "assd")(
-    Preset("assd", "exact_speculative", {"order": "random"}, about="Any-subset speculative decoding: exact, in random order")
+    Preset("assd", "exact_speculative", {"order": "random"}, about="Any-subset speculative decoding: exact, in random order", paper="2504.20456")
 )

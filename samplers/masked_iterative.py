@@ -110,14 +110,14 @@ def fixed(now: Step) -> tuple[Tensor, Tensor]:
 
 for _preset in (
     Preset("maskgit", "masked_iterative", {"steps": 12, "order": "confidence", "schedule": "cosine"},
-           about="MaskGIT: confidence order, cosine schedule"),
+           about="MaskGIT: confidence order, cosine schedule", paper="2202.04200"),
     Preset("halton", "masked_iterative", {"steps": 12, "order": "halton", "schedule": "arccos"},
-           about="Halton scheduler: low-discrepancy order"),
+           about="Halton scheduler: low-discrepancy order", paper="2503.17076"),
     Preset("maskgit_remask", "masked_iterative", {"steps": 12, "order": "confidence", "schedule": "cosine", "remasker": "low_confidence"},
            about="MaskGIT that may take back what has become unlikely"),
     Preset("ddvla", "masked_iterative", {"steps": 12, "order": "confidence", "schedule": "cosine", "remasker": "secondary"},
-           about="Discrete Diffusion VLA: confidence order, secondary re-masking"),
+           about="Discrete Diffusion VLA: confidence order, secondary re-masking", paper="2508.20072"),
     Preset("mar", "masked_iterative", {"steps": 64, "order": "random", "schedule": "cosine"},
-           about="MAR: latents in random order, cosine schedule"),
+           about="MAR: latents in random order, cosine schedule", paper="2406.11838"),
 ):
     register("preset", _preset.name)(_preset)

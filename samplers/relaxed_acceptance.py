@@ -81,12 +81,12 @@ class RelaxedAcceptance(ModelDrafted):
 
 
 # a draft that is not random is judged by p alone; uniform ones have a q so small that relaxed rules would let any of them pass
-for _name, _about in (
-    ("lantern", "LANTERN: the nearest codes count, up to a given mass"),
-    ("lantern_pp", "LANTERN++: the nearest codes count, up to a multiple of the draft's own mass"),
-    ("gsd", "grouped speculative decoding: a cluster of similar codes is accepted as one"),
-    ("typical", "typical acceptance: what the model itself holds for likely passes"),
-    ("cool", "Cool-SD: acceptance raised by a factor that falls along the window"),
-    ("distance", "distance acceptance: bins near the draft count as it"),
+for _name, _paper, _about in (
+    ("lantern", "2410.03355", "LANTERN: the nearest codes count, up to a given mass"),
+    ("lantern_pp", "2502.06352", "LANTERN++: the nearest codes count, up to a multiple of the draft's own mass"),
+    ("gsd", "ICCV 2025", "grouped speculative decoding: a cluster of similar codes is accepted as one"),
+    ("typical", "2401.10774", "typical acceptance: what the model itself holds for likely passes"),
+    ("cool", "", "Cool-SD: acceptance raised by a factor that falls along the window"),
+    ("distance", "2507.22424", "distance acceptance: bins near the draft count as it"),
 ):
-    register("preset", _name)(Preset(_name, "relaxed_acceptance", {"verifier": _name, "init": "repeat"}, about=_about))
+    register("preset", _name)(Preset(_name, "relaxed_acceptance", {"verifier": _name, "init": "repeat"}, about=_about, paper=_paper))

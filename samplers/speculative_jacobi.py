@@ -130,9 +130,9 @@ class SpeculativeJacobi(Sampler):
 
 for _preset in (
     Preset("jacobi", "speculative_jacobi", {"coupling": "gumbel", "init": "repeat"}, {"temperature": 0.0},
-           "greedy Jacobi decoding: the argmax tokens of plain autoregression"),
+           "greedy Jacobi decoding: the argmax tokens of plain autoregression", paper="2305.10427"),
     Preset("sjd", "speculative_jacobi", {"coupling": "fresh", "window": 16, "init": "random"},
-           about="speculative Jacobi decoding with the paper's window and initialiser"),
+           about="speculative Jacobi decoding with the paper's window and initialiser", paper="2410.01699"),
     Preset("scd_mc", "speculative_jacobi", {"coupling": "maximal", "window": 64},
            about="speculative coupled decoding, maximal coupling"),
     Preset("scd_gs", "speculative_jacobi", {"coupling": "gumbel_shared", "window": 64},

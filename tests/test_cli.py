@@ -266,6 +266,11 @@ def test_samplers_are_listed_with_guarantee_protocol_knobs_and_purpose(capsys):
     row = rows["speculative_jacobi"]
     assert (row["exactness"], row["protocol"], row["knobs"]["window"]) == ("sample", "causal", 64) and row["about"]
     assert rows["masked_iterative"]["exactness"] == "none"
+    presets = {r["name"]: r for r in json.loads(gen(capsys, "ls", "presets", "--json")[1])}
+    beside = {p["name"]: (name, p) for name, row in rows.items() for p in row["presets"]}
+    assert set(beside) == set(presets) and all(presets[n]["sampler"] == family for n, (family, _) in beside.items())
+    assert all(p["exactness"] == presets[n]["exactness"] and p["reference"] == rows[family]["reference"] for n, (family, p) in beside.items())
+    assert (beside["fast_dllm"][0], beside["fast_dllm"][1]["paper"]) == ("masked_iterative", "2505.22618")
 
 
 def test_show_prints_a_config_that_loads_and_its_fingerprint(capsys):
