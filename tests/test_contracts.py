@@ -120,10 +120,10 @@ def check_keys(run: Bench, sampler: Sampler, law: Law) -> None:
     out = run(sampler, law, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
     again = run(sampler, law, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
     assert torch.equal(out, again) and torch.equal(out[0], out[3]), "equal keys gave different tokens"
-    if not certain(sampler, law):  # places that a filtered law is sure of, taken first, may settle all others
+    if sampler.protocol == "masked" and not certain(sampler, law):  # places that a filtered law is sure of, taken first, may settle all others
         wide = replace(law, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, guidance_scale=1.0)
         out = run(sampler, wide, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
-        assert len(out.unique(dim=0)) >= 4, "different keys gave the same tokens"
+    assert certain(sampler, law) or len(out.unique(dim=0)) >= 4, "different keys gave the same tokens"
 
 
 def certain(sampler: Sampler, law: Law) -> bool:

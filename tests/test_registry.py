@@ -39,7 +39,7 @@ def test_every_module_of_a_room_registers_something_or_serves_one_that_does(fold
     for stem in source:
         module = f"{folder}.{stem}"
         used = any(f"{module} import" in text or f"{folder} import {stem}" in text for text in source.values())
-        presets = 'register("preset"' in source[stem]  # which are values and do not say where they were made
+        presets = 'preset("' in source[stem]  # which are values and do not say where they were made
         assert module in named or used or presets, f"{module} registers nothing and nobody imports it"
 
 

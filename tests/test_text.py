@@ -32,7 +32,7 @@ NAMES = ["autoregressive", "jacobi", "maskgit", "frame_blocks"]
 def work(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("text")
-    for stage in ("tokens", "causal", "masked", "draft", "export"):
+    for stage in ("tokens", "causal", "masked", "draft", "export", "traces", "filter"):
         text_recipe.main([stage, "--work", str(folder), "--quick"])
     return folder
 

@@ -39,6 +39,9 @@ class Toy:
     def keep(self, media, path):
         self.save(media, path, {})
 
+    def is_path(self, media):
+        return isinstance(media, (str, Path))
+
     def load(self, path):
         return path.read_text()
 
