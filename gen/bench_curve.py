@@ -45,7 +45,7 @@ def draw(rows: list[dict[str, Any]]) -> str:
     shown = swept or rows
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in shown:
-        groups[f"{row['base']} by {row['knob']}" if swept else "samplers"].append(row)
+        groups[row["base"] if swept else "samplers"].append(row)
     calls = [r["nfe"] for r in shown]
     pad = 0.08 * (max(calls) - min(calls)) or 1
     low = max(0.0, min(interval(r["fulfilled"], r["media"])[0] for r in shown) - 0.02)
@@ -73,15 +73,27 @@ def _panel(name: str, rows: list[dict[str, Any]], frame: tuple[float, float, flo
     if rows[0].get("knob"):
         line = " ".join(f"{x(r['nfe']):.1f},{y(r['fulfilled']):.1f}" for r in rows)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    for number, row in enumerate(rows):
+    for row in rows:
         (least, most), cx, cy = interval(row["fulfilled"], row["media"]), x(row["nfe"]), y(row["fulfilled"])
         parts.append(f'<line x1="{cx:.1f}" x2="{cx:.1f}" y1="{y(least):.1f}" y2="{y(most):.1f}" stroke="{colour}" opacity="0.3"/>')
         parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="{colour}"><title>{escape(_said(row))}</title></circle>')
-        label = row["value"] if row.get("knob") else row["sampler"]
+    for number, (cx, cy, label) in enumerate(_labels([(x(r["nfe"]), y(r["fulfilled"]), str(r["value"] if r.get("knob") else r["sampler"])) for r in rows])):
         above = cy - 9 if number % 2 == 0 else cy + 18
-        parts.append(f'<text class="knob" x="{cx:.1f}" y="{above:.1f}" text-anchor="middle">{escape(str(label))}</text>')
-    parts.append(f'<text class="axis" x="{WIDTH / 2}" y="{HEIGHT - 14}" text-anchor="middle">forward calls per item</text>')
+        parts.append(f'<text class="knob" x="{cx:.1f}" y="{above:.1f}" text-anchor="middle">{escape(label)}</text>')
+    said = f"forward calls per item, by {rows[0]['knob']}" if rows[0].get("knob") else "forward calls per item"
+    parts.append(f'<text class="axis" x="{WIDTH / 2}" y="{HEIGHT - 14}" text-anchor="middle">{escape(said)}</text>')
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="fidelity against forward calls, {escape(name)}">{"".join(parts)}</svg>'
+
+
+def _labels(points: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Points with their labels; those that follow each other and lie on top of each other share one, of the first and the last."""
+    found: list[list] = []
+    for cx, cy, label in points:
+        if found and abs(found[-1][0] - cx) < 12 and abs(found[-1][1] - cy) < 12:
+            found[-1][3] = label
+        else:
+            found.append([cx, cy, label, label])
+    return [(cx, cy, first if first == last else f"{first} to {last}") for cx, cy, first, last in found]
 
 
 PAGE = """<!doctype html>

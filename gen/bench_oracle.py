@@ -196,7 +196,8 @@ def bench_oracle(args: argparse.Namespace) -> int:
     if args.gallery:
         from gen.bench_curve import write_curves
 
-        heads = {case: f"{case}: one call is right {known['one_step']:.1%} of the time" for case, known in exact.items()}
+        hardest_first = sorted(exact.items(), key=lambda case: case[1]["one_step"])
+        heads = {case: f"{case}: one call is right {known['one_step']:.1%} of the time" for case, known in hardest_first}
         page = write_curves(Path(args.gallery), table, f"gen bench {args.modality} --oracle", "case", heads)
         print(f"gallery: {page}")
     return 0
