@@ -112,7 +112,7 @@ class GridModality(Modality):
         return tuple(space.legal[: space.grid[1] if self.streams else 1].sum(1).tolist())
 
     def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
-        media = self.load(Path(media)) if isinstance(media, (str, Path)) else media
+        media = self.load(Path(media)) if self.is_path(media) else media
         x = frontend.preprocess(self.whole_frames(media, frontend))[None]
         codes = frontend.encode(x)
         if codes.shape[2] >= space.grid[0]:

@@ -115,9 +115,9 @@ class ImageModality(Modality):
 
     def edit(self, source, where, frontend, space):
         """``where``: white (above half) is regenerated; a cell (4x4 pixels of codes, 8x8 of latents) is, if any of its pixels is. Other cells keep their pixels."""
-        picture = self.load(Path(source)) if isinstance(source, (str, Path)) else as_picture(source)
+        picture = self.load(Path(source)) if self.is_path(source) else as_picture(source)
         side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
-        marks = np.asarray((self.load(Path(where)) if isinstance(where, (str, Path)) else as_picture(where)).convert("L")) > 127
+        marks = np.asarray((self.load(Path(where)) if self.is_path(where) else as_picture(where)).convert("L")) > 127
         pixels = np.asarray(picture.convert("RGB"))
         if pixels.shape[:2] != side or marks.shape != side:
             raise GenError(f"picture and mask are {pixels.shape[:2]} and {marks.shape}; expected both {side}")

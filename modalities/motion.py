@@ -87,7 +87,7 @@ class MotionModality(GridModality):
     def edit(self, source: Any, where: str, frontend, space: TokenSpace) -> tuple[Tensor, Any]:
         """``where``: ``20:60`` (poses, either end may be left out), ``upper`` or ``lower``, or both: ``upper 20:60``; several are separated
         by commas. A code is made anew if any of its four poses is. What stays has the codes it had."""
-        media = self.load(Path(source)) if isinstance(source, (str, Path)) else source
+        media = self.load(Path(source)) if self.is_path(source) else source
         step = frontend.config.compression[0]
         # what has no pose after its last code ends there; cut to make room for one, it would lose that code
         whole = media if isinstance(media, Motion) and media.frames % step == 0 else self.whole_frames(media, frontend)

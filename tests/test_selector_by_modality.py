@@ -14,7 +14,7 @@ from gen.sampling import resolve_sampler
 PROMPTS = {"image": "a small blue ring in the centre", "speech": "three seven", "video": "a red square moves right", "motion": "a person walks forward",
            "action": "reach", "text": "sort 3 1 2 ="}  # fmt: skip
 MODALITIES = [name for name, m in registry.table("modality").items() if "masked" in m.models]
-EMPTY = 10
+EMPTY = 6
 
 
 @pytest.fixture(scope="module", params=MODALITIES)
