@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
-# Test processes. More threads than one in each slow models of this size down. A file stays in one process: its tests share models.
+# Test processes. More threads than one in each slow models of this size down. One that has nothing left takes tests over from the other.
 WORKERS ?= 2
 TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ARGS ?=
