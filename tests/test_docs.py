@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from gen.__main__ import main as gen_main
 from gen.config import load_config
@@ -51,9 +52,14 @@ def shortened(command: str) -> str:
 
 
 def one_of_each(config: Path) -> list[str]:
-    """Overrides that leave one sample of the first prompt of each job."""
-    entries = load_config(config).entries
-    return ["num_samples=1", *(f'{f"jobs.{i}." if len(entries) > 1 else ""}prompts=["{e.prompts[0]}"]' for i, e in enumerate(entries))]
+    """Overrides that leave one sample of the first prompt of each job, in two steps where it says how many."""
+    raw, found = OmegaConf.load(config), ["num_samples=1"]
+    for i, entry in enumerate(load_config(config).entries):
+        key, said = (f"jobs.{i}.", raw.jobs[i]) if "jobs" in raw else ("", raw)
+        found.append(f'{key}prompts=["{entry.prompts[0]}"]')
+        if "steps" in (said.sampler if isinstance(said.sampler, DictConfig) else {}):
+            found.append(f"{key}sampler.steps=2")
+    return found
 
 
 def run(command: str) -> int:
