@@ -55,9 +55,7 @@ class Oracle:
                              f"places and the words {' '.join(w for w in WORDS if w in used)!r}")
         self.end_id, self.mask_id = len(self.words), len(self.words) + 1
         self.vocab_size = len(self.words) + 2
-        number = {word: i for i, word in enumerate(self.words)}
-        ids = lambda answer: [number[w] for w in answer] + [self.end_id] * (self.length - len(answer))
-        self.tables = [torch.tensor([ids(answer) for answer in some], device=self.device) for some in found]
+        self.tables = [torch.tensor([self.canvas(answer) for answer in some], device=self.device) for some in found]
         numbers = [len(table) for table in self.tables]
         self._many = torch.tensor(numbers, device=self.device)
         # tables of one size lie on top of each other, so that rows with different tasks are counted together

@@ -18,7 +18,7 @@ and of the block at work, the share of its places that is known, and mean, least
 ``confidence_on`` names. Rows say nothing about each other, and what is not of the block says nothing about it.
 
 A filter is a folder, ``config.json`` and ``model.safetensors``; ``sampler.filter`` says which, by its path or the name of an embedded one. It is
-read once per call of the sampler: a selector that is a class is made from the knobs and the device when a call begins (``masked_iterative``).
+read once per call of the sampler: a part that is a class is made from the knobs and the device when a call begins (``masked_loop``).
 
 End-of-text prediction, the other half of Learn2PD, is the stop ``end`` (``stops``): once the end is committed and nothing is empty before it,
 nothing behind it is computed any more. Theirs cuts what is behind the end off as soon as that is committed, which saves places in the calls up to

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from gen.errors import GenError
-from gen.registry import register, registry
+from gen.registry import register
 from gen.samplers.masked_knobs import MaskedKnobs
 from gen.samplers.masked_loop import decode_masked
 from gen.samplers.masked_step import Step, highest
@@ -55,9 +55,7 @@ class MaskedIterative(MaskedKnobs, Sampler):
             self._refuse_latents()
         elif space.mask_id is None:
             raise GenError("masked_iterative needs a token space with a mask id; this model has none")
-        selector = registry.get("selector", self.selector)
-        made = {"selector": selector(self, target.device)} if isinstance(selector, type) else {}  # it has weights, read once per call
-        return decode_masked(target, draws, self, canvas=canvas, trace=trace, callback=callback, instead=made)
+        return decode_masked(target, draws, self, canvas=canvas, trace=trace, callback=callback)
 
     def _refuse_latents(self) -> None:
         """Nothing ranks latents before they are drawn, and nothing judges them afterwards."""

@@ -17,6 +17,8 @@ A part is a function of one step (``masked_step.Step``), registered under its ki
 Every call fills at least one place more than it empties, and nothing is emptied after ``steps`` calls of a block, so that there is an end. Calls that a
 remasker asks for in a full block come on top of that: it must stop asking. Until it does, the row stays in that block.
 
+A part that is a class has weights: it is made from the knobs and the device when a call of the sampler begins.
+
 A remasker function with the attribute ``shadow`` gets ``left_out``: the call has, beside the canvas, one canvas more for each committed place
 of the block, with that place empty. It is one call, and all of its places are counted.
 """
@@ -53,11 +55,12 @@ class Revision(NamedTuple):
 class _Parts:
     """The functions that a sampler's knobs name, or others ``instead``, by the knob."""
 
-    def __init__(self, knobs: MaskedKnobs, space: TokenSpace, instead: Mapping[str, Callable]):
+    def __init__(self, knobs: MaskedKnobs, space: TokenSpace, device: torch.device | str, instead: Mapping[str, Callable]):
         self.order = registry.get("order", knobs.order or ("random" if space.channels else "confidence"))
         for name, kind in (("schedule", "schedule"), ("proposer", "proposer"), ("selector", "selector"), ("remasker", "remasker"),
                            ("stop", "stop"), ("blocks", "block_schedule")):  # fmt: skip
-            setattr(self, name, instead.get(name) or registry.get(kind, getattr(knobs, name)))
+            part = instead.get(name) or registry.get(kind, getattr(knobs, name))
+            setattr(self, name, part(knobs, device) if isinstance(part, type) else part)  # a class has weights, read once per call
         self.revises = knobs.remasker != "none"
         self.shadow = getattr(self.remasker, "shadow", False)
 
@@ -68,7 +71,7 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
     ``{"selector": f}``, for samplers whose parts know more than a step. Raises ``GenError`` for a canvas that the space does not allow."""
     began = time.perf_counter()
     space, batch, total, device = target.space, target.rows, target.length, target.device
-    parts = _Parts(knobs, space, instead or {})
+    parts = _Parts(knobs, space, device, instead or {})
     target = with_cache(target, knobs)
     if parts.shadow and isinstance(target, Block):
         raise GenError(f"sampler.remasker is {knobs.remasker!r}, which asks for the law of every place without its own id; a block model's cache holds one "
