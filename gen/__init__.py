@@ -11,8 +11,8 @@ from gen import audio_compat
 audio_compat.ensure()  # a torchaudio that cannot load must not take transformers and diffusers down with it
 
 
-def load(modality, model=None, *, device="cpu", dtype="float32"):
+def load(modality, model=None, *, device="cpu", dtype="float32", **options):
     """A pipeline for a modality; see ``gen.pipeline``, which this imports (and torch with it) on the first call."""
     from gen.pipeline import load as _load
 
-    return _load(modality, model, device=device, dtype=dtype)
+    return _load(modality, model, device=device, dtype=dtype, **options)

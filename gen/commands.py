@@ -39,11 +39,15 @@ def sample(args: argparse.Namespace) -> int:
 
 def law_of(args: argparse.Namespace, sampler: str) -> dict[str, Any]:
     """What the user said, over what the preset implies, over what the modality suggests."""
+    from gen.checkpoint import family_of, published
     from gen.models.loading import model_kind
 
     modality = registry.get("modality", args.modality, "the command line")
     implied = getattr(registry.table("preset").get(sampler), "law", {})
     said = {k: getattr(args, k) for k in LAW if getattr(args, k) is not None}
+    files = published(args.model) if args.model else None
+    if files is not None:
+        return {**family_of(files, args.modality).law, **implied, **said}
     kind = model_kind(args.model) if args.model else kind_of(resolve_sampler(sampler)[0], modality)
     return {**suggested_law(modality, kind), **implied, **said}
 
@@ -74,14 +78,17 @@ def _run(job: Any) -> int:
 def _dry_run(job: Any) -> int:
     from pathlib import Path
 
+    from gen.checkpoint import family_of, published
     from gen.config import fingerprint
     from gen.jobs import check_target
 
     check_target(Path(job.out), job)
     rows = [("sampler", "modality", "prompts", "samples", "items")]
     for entry, label in zip(job.entries, job.labels(), strict=True):
-        modality = registry.get("modality", entry.modality)()
-        for prompt in entry.prompts:
+        modality, files = registry.get("modality", entry.modality)(), published(entry.model) if entry.model else None
+        if files is not None:
+            family_of(files, entry.modality)  # what its prompts may be only the loaded model knows
+        for prompt in entry.prompts if files is None else ():
             modality.condition(prompt)
         n = len(entry.prompts)
         rows.append((label, entry.modality, str(n), str(entry.num_samples), str(n * entry.num_samples)))

@@ -19,7 +19,7 @@ from gen.errors import GenError, bad_value, unknown
 from gen.layers import merge_layers, read_yaml
 from gen.start import MEDIA, START, Start
 
-RELEVANT = ("modality", "model", "sampler", "law", "prompts", "num_samples", "seed", "dtype", *START)
+RELEVANT = ("modality", "model", "model_options", "sampler", "law", "prompts", "num_samples", "seed", "dtype", *START)
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -29,6 +29,7 @@ class Entry:
 
     modality: str
     model: str | None
+    model_options: dict[str, Any]
     sampler: dict[str, Any]
     law: dict[str, Any]
     prompts: list[str]
@@ -51,6 +52,7 @@ class Entry:
     def relevant(self) -> dict[str, Any]:
         """What the media depend on. A source, a mask or a prefix counts by its content, not by its path."""
         values = {k: getattr(self, k) for k in RELEVANT}
+        values["model_options"] = {k: v for k, v in self.model_options.items() if k != "device_map"}
         for key in MEDIA:
             if values[key] is not None:
                 path = Path(values[key])
@@ -187,6 +189,9 @@ def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str) -> E
     for key in ("model", "device", "dtype"):
         if not isinstance(v[key], str) and not (key == "model" and v[key] is None) or v[key] == "":
             raise bad_value(key, v[key], "a name", at(key))
+    if v["model_options"] and v["model"] is None:
+        raise bad_value("model_options", v["model_options"], "none where no model is named", at("model_options"))
+    v["model_options"] = _plain(v["model_options"])
     if v["dtype"] not in DTYPES:
         raise unknown("dtype", v["dtype"], DTYPES, at("dtype"))
     _check_device(v["device"], at("device"))

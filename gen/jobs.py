@@ -72,7 +72,7 @@ def run_job(job: Job, *, progress: Silent | None = None, load: Callable[..., Any
     for entry in job.entries:
         key = _pipe_key(entry)
         if key not in pipes:
-            pipes[key] = load(entry.modality, model=entry.model, device=entry.device, dtype=entry.dtype)
+            pipes[key] = load(entry.modality, model=entry.model, device=entry.device, dtype=entry.dtype, **entry.model_options)
     works = plan_job(job, lambda entry: pipes[_pipe_key(entry)])
     made = open_folder(folder, job)
     with Ledger(folder, {w.id: w.file for w in works}) as ledger:
@@ -253,9 +253,9 @@ def save_output(out: Any, folder: str | Path) -> Path:
     """
     from gen.registry import registry
 
-    folder, modality = Path(folder), registry.get("modality", out.modality)()
+    folder, modality = Path(folder), out.served or registry.get("modality", out.modality)()
     prompts, samples = whole_run(out.items, modality)
-    tree = {"modality": out.modality, "model": out.model, "sampler": dict(out.spec), "law": asdict(out.law),
+    tree = {"modality": out.modality, "model": out.model, "model_options": dict(out.model_options), "sampler": dict(out.spec), "law": asdict(out.law),
             "prompts": prompts, "num_samples": samples, "seed": out.items[0].seed, "device": str(out.device),
             "dtype": str(out.dtype).removeprefix("torch."), "trace": len(out.items) if out.traces else 0,
             **{k: _as_file(getattr(out.start, k), folder, k, modality) for k in MEDIA},
@@ -327,7 +327,7 @@ def describe(problem: BaseException) -> str:
 
 
 def _pipe_key(entry: Entry) -> tuple:
-    return entry.modality, entry.model, entry.device, entry.dtype
+    return entry.modality, entry.model, json.dumps(entry.model_options, sort_keys=True), entry.device, entry.dtype
 
 
 def _trace_step(step: Any) -> dict[str, Any]:

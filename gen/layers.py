@@ -14,13 +14,14 @@ from gen.errors import GenError, bad_value, unknown
 from gen.start import MEDIA, START
 
 DEFAULTS: dict[str, Any] = {
-    "modality": None, "model": None, "sampler": {"name": "speculative_jacobi"}, "law": {}, "prompts": None,
+    "modality": None, "model": None, "model_options": {}, "sampler": {"name": "speculative_jacobi"}, "law": {}, "prompts": None,
     "prompts_file": None, "num_samples": 1, "seed": 0, **dict.fromkeys(START), "device": "cpu",
     "dtype": "float32", "batch_size": 8, "trace": 1,
 }  # fmt: skip
 FOLDER_KEYS = ("name", "out")  # one folder per run, so these are no keys of an entry
 KEYS = (*FOLDER_KEYS, *DEFAULTS, "jobs")
 FILES = ("prompts_file", *MEDIA)
+NODES = ("sampler", "law", "model_options")  # keys with keys of their own
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _override(text: str, jobs: int) -> tuple[list[str], Any]:
         inner = keys[2:]
     elif keys[0] in FOLDER_KEYS:
         return keys, parsed
-    if inner[0] not in DEFAULTS or len(inner) > (2 if inner[0] in ("sampler", "law") else 1):
+    if inner[0] not in DEFAULTS or len(inner) > (2 if inner[0] in NODES else 1):
         raise unknown("key", key, (*DEFAULTS, *FOLDER_KEYS), f"override {text!r}")
     return keys, parsed
 
@@ -128,6 +129,11 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
                     raise unknown("knob of the law", knob, law_knobs(), place)
                 places[f"law.{knob}"] = place
             value = {**values["law"], **value}
+        elif key == "model_options":
+            value = {} if value is None else value
+            if not isinstance(value, Mapping):
+                raise bad_value("model_options", value, "options of the model's family, such as {height: 512}", place)
+            value = {**values["model_options"], **value}
         elif key in FILES and value is not None:
             if not isinstance(value, (str, Path)) or not str(value):
                 raise bad_value(key, value, "a path", place)

@@ -11,16 +11,17 @@ makes the same item again, in any batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gen.checkpoint import Checkpoint, Files, How, family_of, load_checkpoint, options_of
 from gen.draws import CounterDraws, OffsetDraws, item_key
 from gen.errors import GenError, bad_value
-from gen.frontend import TokenFrontend
+from gen.frontend import TokenFrontend, codebook_digest
 from gen.law import Law
 from gen.lengths import counted, draw_lengths, settled
 from gen.modality import Binding, Modality, kind_of, model_key, suggested_law
@@ -75,6 +76,8 @@ class PipelineOutput:
     dtype: torch.dtype
     start: Start = Start()
     grid: tuple[int, ...] = ()
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    served: Modality | None = None  # the modality as the model serves it
 
     def save(self, folder: str | Path) -> Path:
         """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""
@@ -86,18 +89,45 @@ class PipelineOutput:
 class Pipeline:
     """A modality with its models, loaded when a sampler first needs them.
 
-    ``model``: a zoo name, folder or hub id; ``None`` is the modality's default for the sampler's protocol.
+    ``model``: a zoo name, folder, file or hub id; ``None`` is the modality's default for the sampler's protocol. One of a family of published
+    checkpoints is loaded at once, and may then decide what prompts mean: ``options`` are its family's (``gen ls families``).
     """
 
     def __init__(self, modality: str | Modality, model: str | Path | None = None, device: str | torch.device = "cpu",
-                 dtype: str | torch.dtype = "float32"):
+                 dtype: str | torch.dtype = "float32", device_map: str | Mapping[str, Any] | None = None, trust_remote_code: bool = False,
+                 **options: Any):
         self.modality: Modality = registry.get("modality", modality)() if isinstance(modality, str) else modality
-        self.device, self.dtype = pick_device(device), pick_dtype(dtype)
+        self._how = How(pick_device(device), pick_dtype(dtype), device_map, trust_remote_code)
+        self.device, self.dtype = self._how.device, self._how.dtype
         self.model = None if model is None else str(model)
-        if self.model is not None:
+        said = {"device_map": device_map, "trust_remote_code": trust_remote_code}
+        self.model_options = {**{k: v for k, v in said.items() if v}, **options}
+        self._options = options
+        self._checkpoints: dict[str, Checkpoint | None] = {}
+        checkpoint = None if self.model is None else self._published(self.model)
+        if checkpoint is not None:
+            self.modality = checkpoint.modality
+        elif self.model_options:
+            raise GenError(f"model {self.model or 'of the zoo'} came with the options {', '.join(self.model_options)}; expected none: they are for published "
+                           "checkpoints")
+        elif self.model is not None:
             read_config(self.model)  # an unknown name fails here, not after the first batch
         self._frontends: dict[str, Any] = {}
         self._loaded: dict[str, tuple[torch.nn.Module, Binding, TokenFrontend]] = {}
+
+    def _published(self, name: str) -> Checkpoint | None:
+        """The checkpoint of that name, if it is none of gen's own architectures. A draft model gets those options that its family has."""
+        if name not in self._checkpoints:
+            files, options = Files.find(name), self._options
+            if not files.embedded and name != self.model:
+                options = {k: v for k, v in options.items() if k in options_of(family_of(files, self.modality.name))}
+            self._checkpoints[name] = None if files.embedded else load_checkpoint(files, self.modality.name, self._how, options)
+        return self._checkpoints[name]
+
+    def _serves(self, name: str) -> tuple[tuple[str, ...], str]:
+        """The protocols and the kind of a model."""
+        checkpoint = self._published(name)
+        return (checkpoint.protocols, checkpoint.kind) if checkpoint else (model_protocols(name), model_kind(name))
 
     def frontend(self, kind: str = "codes", name: str | None = None) -> TokenFrontend:
         """The frontend of ``codes`` or ``latents``: the modality's own, or the embedded one of that name."""
@@ -115,12 +145,12 @@ class Pipeline:
 
     def kind(self, sampler: Sampler) -> str:
         """What a sampler decodes here: ``codes`` or ``latents``."""
-        return kind_of(sampler, self.modality) if self.model is None else model_kind(self.model)
+        return kind_of(sampler, self.modality) if self.model is None else self._serves(self.model)[1]
 
     def model_name(self, sampler: Sampler) -> str:
         """The model that serves a sampler. Raises ``GenError`` if it is none of the sampler's kind, or the modality has none."""
         if self.model is not None:
-            protocols, kind = model_protocols(self.model), model_kind(self.model)
+            protocols, kind = self._serves(self.model)
             if sampler.protocol not in protocols or kind not in sampler.kinds:
                 raise GenError(f"model {self.model} is a {' and '.join(protocols)} one of {kind}, but the sampler needs a {sampler.protocol} "
                                f"one of {' or '.join(sampler.kinds)}")
@@ -131,8 +161,8 @@ class Pipeline:
         """The draft model of a sampler: the one it names, or the modality's; beside the model if it lies there."""
         other = sampler.draft_protocol
         name = sampler.draft_model or self._default(model_key(other or sampler.protocol, self.kind(sampler), draft=not other))
-        if sampler.draft_model and other and other not in model_protocols(name):
-            raise GenError(f"draft model {name} is a {' and '.join(model_protocols(name))} one; expected a {other} one")
+        if sampler.draft_model and other and other not in self._serves(name)[0]:
+            raise GenError(f"draft model {name} is a {' and '.join(self._serves(name)[0])} one; expected a {other} one")
         return name if sampler.draft_model else str(self._beside(name) or name)
 
     def _default(self, key: str) -> str:
@@ -143,6 +173,10 @@ class Pipeline:
     def bound(self, name: str) -> tuple[torch.nn.Module, Binding, TokenFrontend]:
         """A model, how the modality binds it, and the frontend that it was trained with, if it says so."""
         if name not in self._loaded:
+            checkpoint = self._published(name)
+            if checkpoint is not None:
+                self._loaded[name] = checkpoint, checkpoint.binding, checkpoint.frontend
+                return self._loaded[name]
             model = load_lm(name, self.device, self.dtype)
             frontend = self.frontend(model_kind(name), getattr(model.config, "frontend", None))
             self._loaded[name] = model, self.modality.bind(model.config, frontend, name), frontend
@@ -191,7 +225,10 @@ class Pipeline:
         lengths = torch.tensor([len(p) for p in prompts])
         uncond = torch.tensor([binding.unconditional + before]).expand(len(items), -1) if law.guided else None
         make, adapt = TARGETS[protocol, space.kind]
-        return make(adapt(model), padded, space, law, uncond, prompt_length=lengths)
+        adapter = model.adapter(protocol) if isinstance(model, Checkpoint) else adapt(model)
+        if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
+            raise GenError(f"model {name or self.model_name(sampler)} has a law over {adapter.vocab_size} ids; expected {space.vocab_size}, as its target has")
+        return make(adapter, padded, space, law, uncond, prompt_length=lengths)
 
     def generate(self, items: Sequence[ItemPlan], sampler: SamplerSpec = "speculative_jacobi",
                  law: Mapping[str, Any] | Law | None = None, *, trace: bool = False, callback: Callback | None = None,
@@ -212,7 +249,7 @@ class Pipeline:
         draft = None
         if sampler.drafted:
             drafter = self.draft_name(sampler)
-            if self.bound(drafter)[2] is not frontend:  # ids of another frontend would be noise, or out of range
+            if not _same_frontend(self.bound(drafter)[2], frontend):  # ids of another frontend would be noise, or out of range
                 raise GenError(f"draft model {drafter} was trained on the tokens of another frontend than model {name}; expected the same one")
             if sampler.draft_protocol:  # it sees the whole canvas, what is given included, and keeps its own rules
                 own = replace(self.bound(drafter)[1].space, grid=space.grid, legal=space.legal)
@@ -234,7 +271,7 @@ class Pipeline:
         media = stream.media() if stream else [self.decode(t, space, frontend) for t in out.tokens]
         media = [overlay(self.modality.complete(m, i.condition)) for m, i in zip(media, items, strict=True)]
         return PipelineOutput(media, out.tokens.cpu(), out.stats, out.traces, list(items), self.modality.name,
-                              name, spec, sampler.exactness, law, self.device, self.dtype, start, space.grid)
+                              name, spec, sampler.exactness, law, self.device, self.dtype, start, space.grid, self.model_options, self.modality)
 
     def decode(self, tokens: Tensor, space: TokenSpace, frontend: TokenFrontend) -> Any:
         """The medium of one row's tokens [T(, C)] as far as they go. One at a time, so that it does not depend on a batch either."""
@@ -308,6 +345,10 @@ class Pipeline:
         yield from streamed(lambda on_chunk: self.generate(items, sampler, law, start=Start(prefix=prefix), on_chunk=on_chunk), items)
 
 
+def _same_frontend(a: TokenFrontend, b: TokenFrontend) -> bool:
+    return a is b or type(a) is type(b) and a.config == b.config and codebook_digest(a.fingerprint) == codebook_digest(b.fingerprint)
+
+
 def spell(sampler: SamplerSpec) -> dict[str, Any]:
     """A sampler as ``{"name": ..., knob: value}``. Raises ``GenError`` for a sampler object whose class has no name."""
     if isinstance(sampler, str):
@@ -321,6 +362,7 @@ def spell(sampler: SamplerSpec) -> dict[str, Any]:
 
 
 def load(modality: str, model: str | Path | None = None, *, device: str | torch.device = "cpu",
-         dtype: str | torch.dtype = "float32") -> Pipeline:
-    """A pipeline for a modality (see ``gen ls modalities``). Raises ``GenError`` for unknown names, devices and dtypes."""
-    return Pipeline(modality, model, device, dtype)
+         dtype: str | torch.dtype = "float32", **options: Any) -> Pipeline:
+    """A pipeline for a modality (see ``gen ls modalities``). ``options``: of the model's family (``gen ls families``), and ``device_map`` and
+    ``trust_remote_code``. Raises ``GenError`` for unknown names, devices, dtypes and options."""
+    return Pipeline(modality, model, device, dtype, **options)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from gen.errors import unknown
 
 T = TypeVar("T")
-FOLDERS = ("gen.models", "gen.tokenizers", "gen.samplers", "gen.modalities")  # what look-ups discover
+FOLDERS = ("gen.models", "gen.tokenizers", "gen.samplers", "gen.modalities", "gen.modalities.checkpoints")  # what look-ups discover
 MODULES = ("gen.layouts",)  # and single modules
 
 

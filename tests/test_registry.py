@@ -35,10 +35,11 @@ def test_every_module_of_a_room_registers_something_or_serves_one_that_does(fold
     """A method whose decorator was forgotten would be unreachable."""
     registry.discover()
     named = {obj.__module__ for table in registry._kinds.values() for obj in table.values() if hasattr(obj, "__module__")}
-    source = {p.stem: p.read_text() for p in (ROOT / folder.removeprefix("gen.")).glob("*.py") if p.stem != "__init__"}
+    source = {p.stem: p.read_text() for p in (ROOT / folder.removeprefix("gen.").replace(".", "/")).glob("*.py") if p.stem != "__init__"}
+    below = [p.read_text() for p in (ROOT / folder.removeprefix("gen.").replace(".", "/")).glob("*/*.py")]
     for stem in source:
         module = f"{folder}.{stem}"
-        used = any(f"{module} import" in text or f"{folder} import {stem}" in text for text in source.values())
+        used = any(f"{module} import" in text or f"{folder} import {stem}" in text for text in (*source.values(), *below))
         presets = 'preset("' in source[stem]  # which are values and do not say where they were made
         assert module in named or used or presets, f"{module} registers nothing and nobody imports it"
 

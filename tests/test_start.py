@@ -232,7 +232,7 @@ def test_a_page_shows_the_further_file_that_can_be_seen(tmp_path):
     ({"causal": False, "block_length": 64, "whole": True}, {"blocks": "frame_blocks", "masked": "maskgit"}, "autoregressive"),
 ])  # fmt: skip
 def test_a_model_serves_the_samplers_that_its_config_says(config, served, refused, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gen_grid_llama", **config}))
     assert model_protocols(tmp_path) == tuple(served)
     pipe = Pipeline("video", tmp_path)
     for name in served.values():

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gen.errors import GenError
 from gen.models.cache import SlotCache
 
 
@@ -83,6 +84,11 @@ class CausalLM(_LM):
     """Any causal language model of transformers whose attention takes a 4-D mask and explicit positions."""
 
     def new_cache(self, slots: int) -> SlotCache:
+        """Raises ``GenError`` for more slots than layers with a sliding window see: the mask is one for all layers."""
+        types = getattr(self.config, "layer_types", None) or ["sliding_attention" if getattr(self.config, "use_sliding_window", True) else "full_attention"]
+        window = getattr(self.config, "sliding_window", None)
+        if window and "sliding_attention" in types and slots > window:
+            raise GenError(f"prompt and answer take {slots} places, and layers of this {self.config.model_type!r} see {window}; expected at most {window}")
         return SlotCache(self.config.num_hidden_layers, slots)
 
     @torch.no_grad()

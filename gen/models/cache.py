@@ -32,8 +32,10 @@ class SlotLayer(CacheLayerMixin):
         """Writes [B, H, L, D] to the owner's positions and returns all slots in use, of the owner's rows."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        positions, used, some = self.owner.positions, self.owner.used, self.owner.rows
-        rows = torch.arange(len(positions), device=positions.device) if some is None else some
+        here = key_states.device  # layers of one model may lie on several devices
+        positions, used = self.owner.positions.to(here), self.owner.used
+        some = None if self.owner.rows is None else self.owner.rows.to(here)
+        rows = torch.arange(len(positions), device=here) if some is None else some
         self.keys[rows[:, None], positions] = key_states.transpose(1, 2)
         self.values[rows[:, None], positions] = value_states.transpose(1, 2)
         picked = slice(None) if some is None else some
@@ -84,4 +86,5 @@ class SlotCache(Cache):
         """Drops all rows but the given ones (long or bool [B])."""
         for layer in self.layers:
             if layer.is_initialized:
-                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+                here = rows.to(layer.keys.device)
+                layer.keys, layer.values = layer.keys[here], layer.values[here]

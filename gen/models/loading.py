@@ -63,13 +63,15 @@ def model_protocols(name: str | Path) -> tuple[str, ...]:
 @contextlib.contextmanager
 def readable(kind: str, path: str | Path):
     """Turns what loaders raise for missing, cut or foreign files into one line that names the file's place."""
+    from pickle import UnpicklingError
+
     from safetensors import SafetensorError
 
     try:
         yield
     except GenError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, EOFError, SafetensorError, UnpicklingError) as error:
         reason = " ".join(str(error).split())
         raise GenError(f"the weights of {kind} {path} cannot be read: {reason[:300]}") from None
 

@@ -1,0 +1,1 @@
+"""Families of published checkpoints, one file each."""
