@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from gen.errors import GenError
 
-KINDS = ("samplers", "presets", "layouts", "tokenizers", "modalities", "models", "configs")
+KINDS = ("samplers", "presets", "layouts", "tokenizers", "modalities", "models", "families", "configs")
 
 
 class Parser(argparse.ArgumentParser):

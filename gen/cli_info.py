@@ -15,12 +15,12 @@ from typing import Any
 from gen.errors import GenError
 
 EMPTY = "-"
-LONG = ("knobs", "reference", "papers", "paper", "presets")  # for --json and the pages; a line must fit a terminal
+LONG = ("knobs", "reference", "papers", "paper", "presets", "options", "tested")  # for --json and the pages; a line must fit a terminal
 
 
 def ls(args: argparse.Namespace) -> int:
     table = {"samplers": samplers, "presets": presets, "tokenizers": lambda: simple("tokenizer"), "layouts": lambda: simple("layout"),
-             "modalities": modalities, "models": models, "configs": configs}[args.kind]()  # fmt: skip
+             "modalities": modalities, "models": models, "families": families, "configs": configs}[args.kind]()  # fmt: skip
     if args.json:
         print(json.dumps(table, ensure_ascii=False, indent=2))
         return 0
@@ -108,6 +108,25 @@ def models() -> list[dict[str, Any]]:
         kind = config.get("model_type") or config.get("_class_name") or config.get("frontend_class") or EMPTY
         table.append({"name": folder.name, "type": kind, "megabytes": round(size / 1e6, 2), "about": about})
     return table
+
+
+def families() -> list[dict[str, Any]]:
+    """What published checkpoints are recognised as. ``tested``: on what a family's loader was tested."""
+    from gen.checkpoint import options_of
+    from gen.registry import registry
+
+    return [
+        {
+            "name": name,
+            "modalities": list(cls.modalities),
+            "protocols": list(cls.protocols),
+            "kind": cls.kind,
+            "options": options_of(cls),
+            "tested": cls.tested,
+            "about": first_line(cls),
+        }
+        for name, cls in registry.table("checkpoint").items()
+    ]
 
 
 def configs() -> list[dict[str, Any]]:

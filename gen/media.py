@@ -235,7 +235,7 @@ def _yuv420(frame: np.ndarray) -> np.ndarray:
     w = frame.shape[1]
     yuv = frame @ _YUV.T + _ZERO
     planes = yuv[..., 0], *_mean(yuv[..., 1:], 2).transpose(2, 0, 1)
-    return np.concatenate([np.rint(p).astype(np.uint8).reshape(-1, w) for p in planes])
+    return np.concatenate([np.rint(p).astype(np.uint8).ravel() for p in planes]).reshape(-1, w)
 
 
 def _rgb(frame: Any, k: int) -> np.ndarray:

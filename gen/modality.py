@@ -32,7 +32,11 @@ class Binding:
 
     space: TokenSpace
     prompt: Any  # Callable[[condition], list[int]]
-    unconditional: list[int]
+    unconditional: Any  # list[int], or Callable[[condition], list[int]] where it goes with the condition's prompt
+
+    def without(self, condition: Any) -> list[int]:
+        """The prompt that guidance compares a condition's with."""
+        return self.unconditional(condition) if callable(self.unconditional) else self.unconditional
 
 
 def model_key(protocol: str, kind: str, draft: bool = False) -> str:

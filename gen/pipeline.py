@@ -101,7 +101,7 @@ class Pipeline:
         self.device, self.dtype = self._how.device, self._how.dtype
         self.model = None if model is None else str(model)
         said = {"device_map": device_map, "trust_remote_code": trust_remote_code}
-        self.model_options = {**{k: v for k, v in said.items() if v}, **options}
+        self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in {**{k: v for k, v in said.items() if v}, **options}.items()}
         self._options = options
         self._checkpoints: dict[str, Checkpoint | None] = {}
         checkpoint = None if self.model is None else self._published(self.model)
@@ -219,16 +219,13 @@ class Pipeline:
         protocol = protocol or sampler.protocol
         if given is not None and protocol == "causal":
             space, before = space.after(given), given.tolist()
-        prompts = [binding.prompt(i.condition) + before for i in items]
-        width = max(map(len, prompts))
-        padded = torch.tensor([p + p[-1:] * (width - len(p)) for p in prompts])
-        lengths = torch.tensor([len(p) for p in prompts])
-        uncond = torch.tensor([binding.unconditional + before]).expand(len(items), -1) if law.guided else None
+        padded, lengths = _padded([binding.prompt(i.condition) + before for i in items])
+        uncond, uncond_lengths = _padded([binding.without(i.condition) + before for i in items]) if law.guided else (None, None)
         make, adapt = TARGETS[protocol, space.kind]
         adapter = model.adapter(protocol) if isinstance(model, Checkpoint) else adapt(model)
         if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
             raise GenError(f"model {name or self.model_name(sampler)} has a law over {adapter.vocab_size} ids; expected {space.vocab_size}, as its target has")
-        return make(adapter, padded, space, law, uncond, prompt_length=lengths)
+        return make(adapter, padded, space, law, uncond, lengths, uncond_lengths)
 
     def generate(self, items: Sequence[ItemPlan], sampler: SamplerSpec = "speculative_jacobi",
                  law: Mapping[str, Any] | Law | None = None, *, trace: bool = False, callback: Callback | None = None,
@@ -343,6 +340,12 @@ class Pipeline:
         parts come interleaved; those of one item, put together, are what a call gives for it. Raises ``GenError``."""
         items = self.plan(prompts, num_samples, seed)
         yield from streamed(lambda on_chunk: self.generate(items, sampler, law, start=Start(prefix=prefix), on_chunk=on_chunk), items)
+
+
+def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Rows of ids as long [B, P], the shorter ones with their last id repeated, and their lengths [B]."""
+    width = max(map(len, rows))
+    return torch.tensor([r + r[-1:] * (width - len(r)) for r in rows], dtype=torch.long), torch.tensor([len(r) for r in rows])
 
 
 def _same_frontend(a: TokenFrontend, b: TokenFrontend) -> bool:

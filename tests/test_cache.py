@@ -13,6 +13,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_outputs import CausalLMOutput
 
 from gen.law import Law
 from gen.models.adapters import CausalLM
@@ -28,12 +29,19 @@ SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_laye
 EXACT, WRONG = 1e-9, 1e-6
 
 
+class AllIds(ChameleonForConditionalGeneration):
+    """Chameleon without its rule that no id of a picture may come."""
+
+    def forward(self, **inputs):
+        return CausalLMOutput(logits=self.lm_head(self.model(**inputs).last_hidden_state))
+
+
 def chameleon(**kwargs) -> torch.nn.Module:
     codes = {"IMGIMG" + "".join(chr(65 + int(c)) for c in str(i)) + "Z": 10 + i for i in range(16)}
     image = dict(embed_dim=8, num_embeddings=16, latent_channels=8, resolution=16, base_channels=32, channel_multiplier=[1],
                  num_res_blocks=1)
     config = ChameleonConfig(**SMALL, vocabulary_map={"<image>": 4, **codes}, vq_config=image, **kwargs)
-    return ChameleonForConditionalGeneration(config)
+    return AllIds(config)
 
 
 MODELS = {
@@ -106,8 +114,6 @@ def build(name: str, seed: int = 0, **kwargs) -> torch.nn.Module:
 @torch.no_grad()
 def plain(model: torch.nn.Module, ids: Tensor) -> Tensor:
     """Logits [L, V] of one row, by one call without any cache."""
-    if model.config.model_type == "chameleon":
-        return model.lm_head(model.model(input_ids=ids[None], use_cache=False).last_hidden_state)[0]
     return model(input_ids=ids[None], use_cache=False).logits[0]
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,7 +134,9 @@ def refused(*words, **kwargs):
 
 
 def test_models_that_are_not_there_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refused("nobody/nothing", "local cache", model="nobody/nothing")
     refused("no folder, no file and no hub id", model=str(tmp_path / "absent" / "x" / "y"))
     refused("no config.json", model=tmp_path)
@@ -291,6 +297,39 @@ def test_a_device_map_places_modules_and_changes_nothing(llama):
     assert placed.hf_device_map == {"0": "cpu", "1": "cpu"}
     with pytest.raises(GenError, match="on disk"):
         fill(without_storage(linear), linear().state_dict(), device_map={"0": "cpu", "1": "disk"})
+
+
+@pytest.mark.slow
+def test_loading_takes_hardly_more_memory_than_the_weights(tmp_path):
+    """At most 1.2 times: of all that is resident where gen reads safetensors itself, of what the kernel cannot take back where files stay mapped."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=500, hidden_size=256, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=8))
+    save_quietly(model, tmp_path / "safe", max_shard_size="20MB")
+    model.config.save_pretrained(tmp_path / "pickle")
+    torch.save(model.state_dict(), tmp_path / "pickle" / "pytorch_model.bin")
+    runs = ["safe:float32:own", "safe:float16:own", "safe:float32:library", "safe:float16:library", "pickle:float16:own", "pickle:float16:naive"]
+    root = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": str(root.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(root / "loading_memory.py"), *(f"{tmp_path}/{r}" for r in runs)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    peaks = dict(zip(runs, ([float(x) for x in line.split()] for line in done.stdout.splitlines()), strict=True))
+    assert all(peaks[r][0] <= 1.2 for r in runs[:2]) and all(peaks[r][1] <= 1.2 for r in runs[:5]), peaks
+    assert min(peaks[runs[5]]) > 1.7  # control: as loading scripts do it
+
+
+def test_a_hub_id_comes_out_of_the_local_cache(llama, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    snapshot = tmp_path / "models--me--tiny" / "snapshots" / "abc"
+    shutil.copytree(llama, snapshot)
+    (tmp_path / "models--me--tiny" / "refs").mkdir()
+    (tmp_path / "models--me--tiny" / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert gen.load("text", model="me/tiny", max_new_tokens=3)(["w1"]).tokens.shape == (1, 3)
+    refused("me/tinyy", "local cache", model="me/tinyy")
 
 
 # --- the vocabulary

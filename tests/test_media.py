@@ -126,6 +126,15 @@ def test_a_saved_clip_is_close_to_what_was_made(tmp_path, seed):
     assert np.array_equal(first_frame(path), read_video(path)[0])
 
 
+@pytest.mark.parametrize("size", [(10, 20), (90, 160), (32, 6)])
+def test_any_even_size_of_clip_is_written(tmp_path, size):
+    frames = np.full((3, *size, 3), 200, np.uint8)
+    frames[:, : size[0] // 2] = 40  # an edge, so that rows in a wrong place would show
+    write_mp4(tmp_path / "a.mp4", frames, 8)
+    again = read_video(tmp_path / "a.mp4").astype(int)
+    assert again.shape == frames.shape and np.abs(again - frames).mean() < 12
+
+
 def test_a_clip_is_what_browsers_play(tmp_path):
     path = tmp_path / "a.mp4"
     write_mp4(path, squares(), 8, scale=2)

@@ -100,8 +100,6 @@ class CausalLM(_LM):
             past_key_values=cache,
             use_cache=True,
         )
-        if self.model.config.model_type == "chameleon":  # its own forward forbids every image id
-            return self.model.lm_head(self.model.model(**inputs).last_hidden_state)
         return self.model(**inputs).logits
 
 

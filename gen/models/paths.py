@@ -70,8 +70,9 @@ def _log_normal(x: Tensor, mean: Tensor, log_sigma: Tensor) -> Tensor:
 class HeadLaw:
     """The path law of a diffusion head under a law of generation.
 
-    Guidance acts on what the head predicts, with z [N, 2, D] = (with condition, without): u + s (c - u). ``temperature``
-    multiplies every s_k. The other parts of a law are about ids: ``GenError`` if one of them is set.
+    Guidance acts on what the head predicts, with z [N, 2, D] = (with condition, without): u + s (c - u). A head that has
+    ``guide(out [N, 2, E], z, s) -> [N, E]`` says itself what guidance does to its predictions. ``temperature`` multiplies every s_k. The
+    other parts of a law are about ids: ``GenError`` if one of them is set.
     """
 
     def __init__(self, head, law: Law):
@@ -87,8 +88,11 @@ class HeadLaw:
     def transition(self, x: Tensor, k: int, z: Tensor) -> tuple[Tensor, Tensor]:
         halves = z.shape[1]
         out = self.head.predict(x.repeat_interleave(halves, 0), k, z.flatten(0, 1)).view(len(x), halves, -1)
-        guided = out[:, 0]
-        if halves == 2:
-            guided = out[:, 1] + self.law.guidance_scale * (out[:, 0] - out[:, 1])
+        guided = out[:, 0] if halves == 1 else self._guide(out, z)
         mean, log_sigma = self.head.posterior(x, k, guided)
         return mean, log_sigma + math.log(self.law.temperature)
+
+    def _guide(self, out: Tensor, z: Tensor) -> Tensor:
+        if hasattr(self.head, "guide"):
+            return self.head.guide(out, z, self.law.guidance_scale)
+        return out[:, 1] + self.law.guidance_scale * (out[:, 0] - out[:, 1])

@@ -61,35 +61,39 @@ class Weights(Mapping):
         """``where``: a folder or file. ``wrapper``: the key that holds the weights in a pickle, by default what ``WRAPPERS`` has of it.
         Raises ``GenError`` for files that cannot be read, and for pickles of more than plain tensors."""
         self.where = Path(where)
-        self._read: dict[str, Callable[[], Tensor]] = {}
+        self._use: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in weight_files(where):
             with readable("file", file):
                 (self._add_safetensors if file.suffix == ".safetensors" else self._add_pickle)(file, wrapper)
 
     def __getitem__(self, key: str) -> Tensor:
-        return self._read[key]()
+        return self._use[key](torch.clone)
 
     def __iter__(self):
-        return iter(self._read)
+        return iter(self._use)
 
     def __len__(self) -> int:
-        return len(self._read)
+        return len(self._use)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._read
+        return key in self._use
+
+    def to(self, key: str, device: Any, dtype: torch.dtype) -> Tensor:
+        """A tensor on a device, of a type if it is one of floats, and no part of the file."""
+        return self._use[key](lambda x: x.to(device, dtype if x.is_floating_point() else x.dtype, copy=True))
 
     def _add_safetensors(self, file: Path, wrapper: str | None) -> None:
         from safetensors import safe_open
 
-        def read(key: str) -> Tensor:  # opened anew for every tensor: what is mapped of the file is given back at once
+        def use(key: str, take: Callable[[Tensor], Tensor]) -> Tensor:  # opened anew for every tensor: what is mapped of the file is given back at once
             with readable("file", file), safe_open(file, "pt") as opened:
-                return opened.get_tensor(key).clone()
+                return take(opened.get_tensor(key))
 
         with safe_open(file, "pt") as opened:
             for key in opened.keys():  # noqa: SIM118  it is no mapping
                 self.shapes[key] = tuple(opened.get_slice(key).get_shape())
-                self._read[key] = lambda key=key: read(key)
+                self._use[key] = lambda take, key=key: use(key, take)
 
     def _add_pickle(self, file: Path, wrapper: str | None) -> None:
         found = unpickled(file)
@@ -101,7 +105,7 @@ class Weights(Mapping):
         if not tensors:
             raise GenError(f"{file} holds no tensors by name; expected some, alone or under {', '.join(WRAPPERS)}")
         for key, value in tensors.items():
-            self.shapes[key], self._read[key] = tuple(value.shape), lambda value=value: value
+            self.shapes[key], self._use[key] = tuple(value.shape), lambda take, value=value: take(value)
 
 
 def unpickled(file: Path) -> Any:
@@ -156,8 +160,7 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], *, rename: Renames = (
         raise GenError(f"the weights of {name} do not fit {type(model).__name__}; {'; '.join(lists)}")
     places = _places(model, device, dtype, device_map)
     for key, to in own.items():
-        value = weights[key]
-        value = value.to(places(to), dtype) if value.is_floating_point() else value.to(places(to))
+        value = _moved(weights, key, places(to), dtype)
         module, _, leaf = to.rpartition(".")
         owner = model.get_submodule(module)
         if leaf in owner._parameters:
@@ -173,6 +176,13 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], *, rename: Renames = (
 
         model = dispatch_model(model, _solved(model, dtype, device_map))
     return model.eval().requires_grad_(False)
+
+
+def _moved(weights: Mapping[str, Tensor], key: str, device: Any, dtype: torch.dtype) -> Tensor:
+    if isinstance(weights, Weights):
+        return weights.to(key, device, dtype)
+    value = weights[key]
+    return value.to(device, dtype if value.is_floating_point() else value.dtype)
 
 
 def renamed(key: str, renames: Renames) -> str:
