@@ -16,3 +16,13 @@ def load(modality, model=None, *, device="cpu", dtype="float32", **options):
     from gen.pipeline import load as _load
 
     return _load(modality, model, device=device, dtype=dtype, **options)
+
+
+def __getattr__(name):
+    """What imports transformers or diffusers comes when it is asked for."""
+    homes = {"transformers_generate": "gen.transformers_call", "diffusers_pipeline": "gen.diffusers_call"}
+    if name not in homes:
+        raise AttributeError(f"module 'gen' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(homes[name]), name)

@@ -302,6 +302,12 @@ class Pipeline:
             canvas[:, sole] = space.legal.to(self.device)[sole].long().argmax(1)
         return space, given, canvas, same
 
+    def as_diffusers(self):
+        """This pipeline with the call of diffusers' (``gen.diffusers_call``)."""
+        from gen.diffusers_call import DiffusersPipeline
+
+        return DiffusersPipeline(self)
+
     def draw_key(self, item: ItemPlan) -> int:
         return item_key(self.modality.name, str(item.condition), item.seed)
 

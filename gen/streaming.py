@@ -65,7 +65,9 @@ class MediaStream:
         first, total = self.frames[row], self.space.grid[0]
         if first >= total or ready < min(first + self.frontend.chunk, total):
             return
-        codes = self.modality.to_codes(tokens[None, : ready * size], self.space)
+        codes = self.modality.to_codes(self.space.before_end(tokens[: ready * size])[None], self.space)
+        if codes.shape[2] < ready:  # the row is over
+            total = ready = codes.shape[2]
         while first < total and ready >= min(first + self.frontend.chunk, total):
             self.parts[row].append(self.frontend.postprocess(self.frontend.decode_chunk(codes, first)[0]))
             first += self.frontend.chunk

@@ -68,6 +68,8 @@ class FreeVideo(FreePrompts, VideoModality):
         clip = np.asarray(media)
         if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
             raise GenError(f"the clip to continue is an array of {clip.dtype} {clip.shape}; expected uint8 [frames, h, w, 3]")
+        if hasattr(frontend, "whole"):
+            return clip[: frontend.whole(len(clip))]
         step = frontend.config.compression[0]
         return clip[: len(clip) // step * step]
 
@@ -83,6 +85,13 @@ class FreeVideo(FreePrompts, VideoModality):
 
 class FreeAudio(FreePrompts, SpeechModality):
     """Waves float32 [n] at the rate of the checkpoint's frontend."""
+
+    def whole_frames(self, media: Any, frontend) -> np.ndarray:
+        wave = np.asarray(media)
+        if wave.ndim != 1 or not np.issubdtype(wave.dtype, np.floating) or not np.isfinite(wave).all() or len(wave) < frontend.frame:
+            raise GenError(f"the wave to continue is an array of {wave.dtype} {wave.shape}; expected finite floats [n], at least one frame of "
+                           f"{frontend.frame} at {frontend.rate} Hz")
+        return wave[: len(wave) // frontend.frame * frontend.frame]
 
     def trim(self, media: np.ndarray) -> np.ndarray:
         return media

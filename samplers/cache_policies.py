@@ -72,7 +72,7 @@ def prefix(now: Step, slots: Slots) -> Plan:
 @register("cache_policy", "dual")
 def dual(now: Step, slots: Slots) -> Plan:
     """What stands before the block and what stands behind it is kept."""
-    return Plan(_wide(now.open, slots), _all(slots), now.begins | _due(now, slots))
+    return Plan(_open(now, slots), _all(slots), now.begins | _due(now, slots))
 
 
 @register("cache_policy", "delayed")
@@ -136,8 +136,17 @@ def _wide(places: Tensor, slots: Slots) -> Tensor:
     return torch.nn.functional.pad(places, (slots.prefix, 0))
 
 
+def _open(now: Step, slots: Slots) -> Tensor:
+    """The columns of the open block. Where blocks are counted from the first id of the condition, its last ids may be among them."""
+    open = _wide(now.open, slots)
+    if not now.knobs.align_blocks or now.knobs.blocks != "fixed":
+        return open
+    at = _columns(slots) - slots.prefix + now.before[:, None]
+    return open | (at >= 0) & (at // now.knobs.block_length == now.memory["block"][:, None])
+
+
 def _from_block(now: Step, slots: Slots) -> Tensor:
-    return _columns(slots) >= slots.prefix + now.open.long().argmax(1)[:, None]
+    return _columns(slots) >= _open(now, slots).long().argmax(1)[:, None]
 
 
 def _turned(slots: Slots) -> Tensor:

@@ -115,7 +115,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
         target.refuse_illegal(chosen, positions, new)
         where = rows[:, None].expand_as(positions)[new], positions[new]
         tokens[where] = chosen[new]
-        book.add(rows, start, valid.sum(1), accepted, count, drafted, chosen, computed)
+        book.add(rows, start, valid.sum(1), accepted, count, drafted, chosen, computed, target.ran)
         start, round_, step = start + count, round_ + 1, step + 1
         if end is not None:
             behind = over[:, None] & (torch.arange(total, device=device) >= start[:, None])
@@ -144,13 +144,13 @@ class _Book:
         self.histogram = [[0] * window for _ in range(batch)]
         self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
 
-    def add(self, rows, start, width, accepted, count, drafted, chosen, computed) -> None:
+    def add(self, rows, start, width, accepted, count, drafted, chosen, computed, ran) -> None:
         drafted = drafted.sum(1).tolist()
         ids = chosen.tolist() if self.traces is not None else None
         for i, (row, n, w, a, c) in enumerate(
             zip(rows.tolist(), start.tolist(), width.tolist(), accepted.tolist(), count.tolist(), strict=True)
         ):
-            self.nfe[row] += 1
+            self.nfe[row] += 1 if ran is None else int(ran[i])
             self.computed[row] += computed
             self.tokens[row] += c
             self.accepted[row] += a

@@ -98,10 +98,17 @@ def whole(now: Step) -> tuple[Tensor, Tensor]:
     return torch.ones_like(now.masked), torch.zeros_like(now.rows)
 
 
+def numbered(now: Step) -> Tensor:
+    """The number [b, T] of the block of ``block_length`` places that each one is in. With ``align_blocks`` they are counted from the first id of the
+    condition, so that the canvas may begin inside of one."""
+    before = now.before[:, None] if now.knobs.align_blocks and isinstance(now.before, Tensor) else 0
+    return (now.positions + before) // now.knobs.block_length
+
+
 @register("block_schedule", "fixed")
 def fixed(now: Step) -> tuple[Tensor, Tensor]:
     """Blocks of ``block_length`` places, one after the other: the first that has an empty place."""
-    block = now.positions // now.knobs.block_length
+    block = numbered(now)
     number = block.gather(1, now.masked.long().argmax(1)[:, None])
     return block == number, number[:, 0]
 

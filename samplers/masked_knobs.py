@@ -12,7 +12,7 @@ from gen.registry import registry
 
 PARTS = {"order": "order", "schedule": "schedule", "proposer": "proposer", "selector": "selector", "remasker": "remasker",
          "stop": "stop", "blocks": "block_schedule", "cache": "cache_policy"}  # knob -> kind of part
-INTEGERS = {"steps": 1, "block_length": 0, "history": 1, "buffer_size": 1, "radius": 0, "remask_count": 0, "max_post_steps": 0,
+INTEGERS = {"steps": 1, "block_length": 0, "block_steps": 0, "history": 1, "buffer_size": 1, "radius": 0, "remask_count": 0, "max_post_steps": 0,
             "answer_start": 0, "answer_length": 0, "cache_refresh": 0, "cache_radius": 0, "cache_before": 0, "cache_after": 0, "cache_warmup": 0,
             "cache_window": 1, "cache_active": 1}  # the least
 NUMBERS = {"exponent": (1e-9, inf), "choice_temperature": (0.0, inf), "conf_threshold": (0.0, inf), "low_threshold": (0.0, inf),
@@ -30,7 +30,8 @@ SPELLINGS = {"remasking": {"low_confidence": "confidence", "random": "random"},
 
 @dataclass(frozen=True)
 class MaskedKnobs:
-    """``steps``: forward calls at most, where the selector is ``schedule``; with blocks, an equal part of them for each.
+    """``steps``: forward calls at most, where the selector is ``schedule``; with blocks, an equal part of them for each, or ``block_steps`` where that
+    is not 0. ``align_blocks``: blocks ``fixed`` and ``lookahead`` are counted from the first id of the condition, not of the canvas.
 
     The parts, by name: ``order`` (by default confidence for ids and random for latents), ``schedule``, ``proposer``, ``selector``, ``remasker``,
     ``stop``, ``blocks``, ``cache``. ``confidence_on``: ``raw``, the model's own probabilities, or ``shaped``, those of the law. What each of the other knobs
@@ -76,6 +77,8 @@ class MaskedKnobs:
     answer_length: int = 0
     blocks: str = "whole"
     block_length: int = 0
+    block_steps: int = 0
+    align_blocks: bool = False
     delimiter_threshold: float = 0.3
     cache: str = "none"
     cache_refresh: int = 0
@@ -102,8 +105,9 @@ class MaskedKnobs:
                 registry.get(kind, getattr(self, name), f"sampler.{name}")
         if not isinstance(self.filter, str):
             raise bad_value("sampler.filter", self.filter, "a folder with a trained filter, or the name of an embedded one")
-        if not isinstance(self.cache_settle, bool):
-            raise bad_value("sampler.cache_settle", self.cache_settle, "true or false")
+        for name in ("align_blocks", "cache_settle"):
+            if not isinstance(getattr(self, name), bool):
+                raise bad_value(f"sampler.{name}", getattr(self, name), "true or false")
         if self.confidence_on not in ("raw", "shaped"):
             raise bad_value("sampler.confidence_on", self.confidence_on, "raw or shaped")
         if self.blocks in ("fixed", "lookahead", "adaptive", "sliding") and not self.block_length:

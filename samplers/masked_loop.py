@@ -91,7 +91,7 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
         masked = space.is_empty(canvas[rows])
         committed = _at_work(~masked & ~given[rows], masked, memory) if parts.shadow else None
         now = Step(draws, rows, torch.full((len(rows),), step, device=device), space, knobs, canvas[rows], given[rows], masked,
-                   torch.ones_like(masked), None, None, memory, certainty[rows])
+                   torch.ones_like(masked), None, None, memory, certainty[rows], before=_before(target))
         prepare = getattr(target, "prepare", None)
         if prepare:  # a cache wants to know the block before the law
             _block(now, parts, wanted[rows])
@@ -146,6 +146,12 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
     return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
 
 
+def _before(target) -> Tensor | int:
+    """Ids of the condition of each row [b], where a target has conditions."""
+    lengths = getattr(target, "prompt_length", None)
+    return 0 if lengths is None else lengths[: target.rows]
+
+
 def _at_work(committed: Tensor, masked: Tensor, memory: dict[str, Tensor]) -> Tensor:
     """Those of the ``committed`` places (bool [b, T]) that are in a block which goes on. Which that is, is known before the law is: one that begins has none."""
     if "open" not in memory:
@@ -186,6 +192,8 @@ def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
     now.since = torch.where(now.begins, 0, now.recall("since", count))
     now.wanted = torch.where(now.begins, count, now.recall("wanted", count))
     steps = torch.ceil(now.knobs.steps * now.wanted.double() / wanted - 1e-9).clamp_min(1)
+    if now.knobs.block_steps:
+        steps = torch.full_like(steps, now.knobs.block_steps)
     now.r = ((now.since + 1) / steps).clamp_max(1)
     now.last = now.r >= 1
     share = torch.tensor([parts.schedule(r, now.knobs.exponent) if r < 1 else 0.0 for r in now.r.tolist()], dtype=torch.float64, device=now.r.device)

@@ -20,7 +20,9 @@ preset("dcd", "2601.02076", "deferred commitment: a window over the first empty 
 preset("prophet", "2508.19982", "Prophet: the surest places step by step, and all at once when the leading ids are far ahead",
        {"selector": "even", "stop": "prophet", "gap_threshold": 7.5, "steps": 128})
 preset("llada2", "2512.15745", "LLaDA2.1: ahead of the schedule where it is sure; what has become unlikely is edited",
-       {"selector": "scheduled_threshold", "conf_threshold": 0.7, "remasker": "edit", "edit_threshold": 0.5, "max_post_steps": 16} | PATIENT | BLOCKS)
+       {"selector": "scheduled_threshold", "conf_threshold": 0.7, "remasker": "edit", "edit_threshold": 0.5, "max_post_steps": 16,
+        "align_blocks": True} | PATIENT | BLOCKS,
+       aliases={"num_inference_steps": "block_steps"})
 preset("wino", "2507.18578", "WINO: wide in, and out again what its neighbours alone would not have said; blocks of 128",
        {"selector": "wide_in", "conf_threshold": 0.7, "remasker": "wino", "remask_threshold": 0.9, "blocks": "fixed", "block_length": 128} | PATIENT)
 preset("rcr", "2508.13148", "running confidence: everything is filled in, the least sure places of all are taken back",

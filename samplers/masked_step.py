@@ -28,7 +28,7 @@ class Step:
 
     Of the block: ``begins`` bool [b], whether this is its first step; ``since`` [b]: steps before this one; ``wanted`` [b]: places that were masked
     when it began; ``r`` float64 [b]: the share of its steps that is over after this one; ``last`` bool [b]: whether that is all of them;
-    ``quota`` [b]: how many places the schedule commits now, at least 1.
+    ``quota`` [b]: how many places the schedule commits now, at least 1. ``before`` [b]: ids of the condition, in front of the canvas.
 
     ``memory``: what parts remember, tensors whose first axis are these rows. ``raw()``: the law without temperature and filters, [b, T, V].
     """
@@ -47,6 +47,7 @@ class Step:
     memory: dict[str, Tensor]
     certainty: Tensor
     left_out: Tensor | None = None
+    before: Tensor | int = 0
     open: Tensor = field(init=False)
     proposed: Tensor = field(init=False)
     logp: Tensor = field(init=False)

@@ -4,7 +4,8 @@ b_i is what the probability of the id at place i was when it was committed, c_i 
 of the block that earlier steps committed, M its empty ones, k how many of those the selector commits.
 
     edit              nothing is emptied: an id of F with c_i below that of the likeliest id v becomes v where p_i(v) > e, e being ``edit_threshold``. A
-                      full block gets further calls until one edits nothing, at most ``max_post_steps``. LLaDA2.1, as in ``diffusers``
+                      full block gets further calls until one edits nothing, at most ``max_post_steps``, and with ``block_steps`` only where those
+                      are not used up. LLaDA2.1, as in ``diffusers``, which makes one further call more
     wino              those of F with l_i < t, t being ``remask_threshold``; the lowest first, at most k - 1. WINO (arXiv 2507.18578), whose selector
                       is ``wide_in``: c_i >= ``conf_threshold``, the surest first, at most 7/10 of M, but 5 to 20
     hierarchy_remask  those of F with c_i < t; the lowest first, at most |M| - 1. Where they are k or more, one more than they are is committed
@@ -52,6 +53,8 @@ def edit(now: Step, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     calls = now.recall("edits", torch.zeros_like(empty)).masked_fill(now.begins, 0) + after
     now.memory["edits"] = calls
     again = (empty == count) & (calls < now.knobs.max_post_steps) & (~after | doubtful.any(1))
+    if now.knobs.block_steps:
+        again &= after | ~now.last
     if now.knobs.edit_threshold >= 1:  # no probability is above that
         again = torch.zeros_like(again)
     return torch.zeros_like(doubtful), count, torch.where(doubtful, ids, -1), again

@@ -15,7 +15,8 @@ Among the empty places of the block at work:
                          dInfer (arXiv 2510.08666)
     explore              c_i >= t or else the best place; and if that is a single one, the place of highest entropy too. After ETE
                          (Explore-Then-Exploit), whose constants are not published: these are ours
-    scheduled_threshold  c_i >= t if these are as many as the schedule says, else that many, highest score first. LLaDA2 (arXiv 2512.15745)
+    scheduled_threshold  c_i >= t if these are as many as the schedule says, else that many, highest score first. LLaDA2 (arXiv 2512.15745).
+                         With S = ``block_steps`` that many is floor(B / S) + [s < B mod S], B = ``block_length``, as in ``diffusers``
 
 t is ``conf_threshold``, l ``low_threshold``, f ``factor`` and g ``entropy_bound``. A threshold is reached by what is equal to it. Where a
 rule takes nothing, the loop commits the one place of highest score; so a t above 1, an f or a g of 0 mean one place per call (a g of 0: and
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 
 from gen.registry import register
-from gen.samplers.masked_iterative import fixed
+from gen.samplers.masked_iterative import fixed, numbered
 from gen.samplers.masked_step import Step, highest, ranked
 from gen.samplers.orders import entropy as certainty
 
@@ -131,13 +132,15 @@ def explore(now: Step) -> Tensor:
 @register("selector", "scheduled_threshold")
 def scheduled_threshold(now: Step) -> Tensor:
     """Ahead of the schedule where the model is sure, never behind it."""
-    found = sure(now)
-    return torch.where((found.sum(1) >= now.quota)[:, None], found, highest(now.score, now.eligible, now.quota))
+    found, count, size, steps = sure(now), now.quota, now.knobs.block_length, now.knobs.block_steps
+    if steps:
+        count = size // steps + (now.since < size % steps)
+    return torch.where((found.sum(1) >= count)[:, None], found, highest(now.score, now.eligible, count))
 
 
 @register("block_schedule", "lookahead")
 def lookahead(now: Step) -> tuple[Tensor, Tensor]:
     """The first block of ``block_length`` places that has an empty one, and the one after it."""
     here, number = fixed(now)
-    after = now.positions // now.knobs.block_length == number[:, None] + 1
+    after = numbered(now) == number[:, None] + 1
     return here | after, number

@@ -10,8 +10,9 @@ import torch
 
 def tiny_tokenizer(size: int = 64, extra: Sequence[str] = ()):
     """A fast tokenizer of words ``w0``, ``w1`` ... that begins texts with ``<s>``; ``extra``: further whole words, after the others."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
+
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = ["<pad>", "<s>", "</s>", "<unk>"]
     words += [f"w{i}" for i in range(size - len(words) - len(extra))] + list(extra)

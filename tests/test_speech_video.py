@@ -45,7 +45,8 @@ def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_r
     """The configs are run by the tests of the pages."""
     configs = {p.stem for p in (ROOT / "configs" / modality).glob("*.yaml")}
     told = {(p.stem, json.dumps(p.read_text())) for p in (ROOT / "configs" / modality).glob("*.yaml")}
-    of_text = {p.stem for p in (ROOT / "configs" / "text").glob("*.yaml")}  # decoders of language models: test_selector_by_modality.py has their parts
+    # decoders of language models, whose parts test_selector_by_modality.py has, and of pictures
+    elsewhere = {p.stem for room in ("text", "image") for p in (ROOT / "configs" / room).glob("*.yaml")}
     named = {name for name in (*registry.table("sampler"), *registry.table("preset"))
              if name in configs or any(f"sampler: {name}\\n" in text or f"name: {name}" in text for _, text in told)}  # fmt: skip
     for name in (*registry.table("sampler"), *registry.table("preset")):
@@ -59,7 +60,7 @@ def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_r
             with pytest.raises(GenError, match=f"modality '{modality}' has no {sampler.protocol} model; it has causal"):
                 pipes[modality](PROMPTS[modality][0], name)
         elif name not in ("distance", "relaxed_acceptance", "mar"):  # for ordered bins; the family of those that are named; for latents
-            assert name in named | of_text, f"no config of {modality} or of text runs {name}"
+            assert name in named | elsewhere, f"no config of {modality}, of text or of images runs {name}"
 
 
 @pytest.mark.parametrize("modality", PROMPTS)

@@ -29,7 +29,7 @@ from torch import Tensor
 from gen.action_statistics import ActionFrontend, ActionStatistics, at_least, numbers
 from gen.errors import GenError, bad_value
 from gen.frontend import FrontendConfig, require_codes
-from gen.registry import register
+from gen.registry import register, registry
 from tokenizers import Tokenizer, models, trainers  # the installed package: the room is gen.tokenizers
 
 FIRST, ROOM = 0xE000, 6400  # the private use area: characters without meaning, so nothing normalises or splits them
@@ -184,6 +184,16 @@ class ActionFast(ActionFrontend):
 
     def save_parts(self, path: Path) -> None:
         self.bpe.save(str(path / FILE))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, device="cpu", dtype=torch.float32, **open_: Any) -> ActionFrontend:
+        """As of every frontend of actions, and of a published folder with ``processor_config.json`` (``gen.tokenizers.fast_bytes``), where
+        ``horizon``, ``dimensions`` and ``statistics`` say what it leaves open."""
+        if (Path(folder) / "processor_config.json").is_file():
+            return registry.get("tokenizer", "action_fast_bytes").published(folder, device, dtype, **open_)
+        if open_:
+            raise GenError(f"{', '.join(open_)} came for {folder}; expected none: only folders with processor_config.json leave them open")
+        return super().from_pretrained(folder, device, dtype)
 
     @classmethod
     def load_parts(cls, path: Path, config: dict[str, Any]) -> dict[str, Any]:

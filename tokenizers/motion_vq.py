@@ -19,7 +19,8 @@ from gen.modalities import motion_features
 from gen.modalities.skeleton import Motion
 from gen.models.loading import locate, quiet, readable
 from gen.models.motion_vq import STRIDE, MotionVQVAE
-from gen.registry import register
+from gen.models.weights import PICKLES
+from gen.registry import register, registry
 
 
 @register("tokenizer", "motion_vq")
@@ -33,7 +34,10 @@ class MotionVQ(TokenFrontend):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Self:
-        """Raises ``GenError`` for a missing or unreadable folder, and for weights that lack a tensor."""
+        """Of a folder, or of a ``.pth`` file of T2M-GPT (``gen.tokenizers.t2m_vq``). Raises ``GenError`` for a missing or unreadable one, and for
+        weights that lack a tensor."""
+        if cls is MotionVQ and str(folder).endswith(PICKLES):
+            return registry.get("tokenizer", "t2m_vq").from_pretrained(folder, device, dtype)
         path = locate(folder, "frontend")
         with readable("frontend", folder), quiet():
             model, info = MotionVQVAE.from_pretrained(path, torch_dtype=dtype, output_loading_info=True)

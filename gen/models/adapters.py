@@ -63,7 +63,7 @@ class BlockModel(Protocol):
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: Any) -> Tensor: ...
 
 
-class _LM:
+class LanguageModel:
     """What the adapters of language models share."""
 
     def __init__(self, model: torch.nn.Module):
@@ -80,7 +80,7 @@ class _LM:
         return self.model.dtype
 
 
-class CausalLM(_LM):
+class CausalLM(LanguageModel):
     """Any causal language model of transformers whose attention takes a 4-D mask and explicit positions."""
 
     def new_cache(self, slots: int) -> SlotCache:
@@ -103,7 +103,7 @@ class CausalLM(_LM):
         return self.model(**inputs).logits
 
 
-class MaskedLM(_LM):
+class MaskedLM(LanguageModel):
     """A transformers language model called with a full attention mask. Logits at i are about position i, or about i + 1 if its
     config says ``shifted``. An architecture whose condition has a fixed length takes no padding."""
 
@@ -142,7 +142,7 @@ class MaskedLM(_LM):
         return cache.among(positions, self.dtype, seen, rows)
 
 
-class BlockLM(_LM):
+class BlockLM(LanguageModel):
     """A transformers language model whose attention is full inside blocks and causal across them, as its config's
     ``block_length`` says. Logits at i are about position i."""
 

@@ -26,8 +26,9 @@ class BlockTarget(Target):
         self.block_length = self.model.block_length
         if not self.block_length or self.length % self.block_length:
             raise GenError(f"the model's blocks are of {self.block_length} places; expected a divisor of the {self.length} of the grid")
-        if int(self.prompt_length.min()) != self.prompt.shape[1]:
-            raise ValueError("block models need conditions of one length")
+        shortest, longest = int(self.prompt_length.min()), self.prompt.shape[1]
+        if shortest != longest:
+            raise GenError(f"the conditions have lengths from {shortest} to {longest}; expected one length for a sampler of blocks, or a masked sampler")
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
         self.known = 0
         self._waiting = self.prompt  # ids that the cache does not hold yet, and the place of the first of them

@@ -95,6 +95,7 @@ class CausalTarget(Target):
         # column n is the id before place n; what stands before place 0 is the prompt's and never looked at
         self.history = torch.zeros(self.rows, self.length + 1, dtype=torch.long, device=self.device) if self.space.looks_back else None
         self.allowed: Tensor | None = None  # the legal ids of the last call's positions, bool [B, L, V], if there is a history
+        self.ran: Tensor | None = None  # for which rows the last call ran the network, bool [B], if a model can tell without it
         self._started = False
 
     def predict(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int]:
@@ -117,6 +118,8 @@ class CausalTarget(Target):
             at = torch.minimum(at, self.prompt_length[:, None] - 1)
             tokens, slots = torch.cat([_take(self.first, at), tokens], 1), torch.cat([at, slots], 1)
         out = self.model.forward(tokens, slots, self.cache)[:, -width:]
+        ran = getattr(self.cache, "ran", None)
+        self.ran = None if ran is None else ran.view(self.halves, -1).any(0)
         return self._outcome(out, given), tokens.shape[1] * self.halves
 
     @property

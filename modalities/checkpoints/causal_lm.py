@@ -20,8 +20,8 @@ from gen.types import TokenSpace
 class CausalText(Checkpoint):
     """Any causal language model of transformers whose attention takes masks and positions (Llama, Qwen, Gemma ...).
 
-    ``max_new_tokens``: the places of an answer. ``chat``: whether prompts are put into the tokenizer's chat template as what a user says. A prompt has no
-    unconditional half but its first id, so guidance compares it with a text that has only begun.
+    ``max_new_tokens``: the places of an answer. ``chat``: whether prompts are put into the tokenizer's chat template as what a user says; by default
+    where it has one. A prompt has no unconditional half but its first id, so guidance compares it with a text that has only begun.
     """
 
     modalities = ("text",)
@@ -36,7 +36,7 @@ class CausalText(Checkpoint):
 
         return files.model_type in KNOWN or "AutoModelForCausalLM" in files.config.get("auto_map", {})
 
-    def __init__(self, files: Files, modality: str, how: How, *, max_new_tokens: int = 128, chat: bool = False):
+    def __init__(self, files: Files, modality: str, how: How, *, max_new_tokens: int = 128, chat: bool | None = None):
         from transformers import AutoModelForCausalLM
 
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -49,7 +49,7 @@ class CausalText(Checkpoint):
         tokenizer = tokenizer_of(files.path, name=files.name, trust_remote_code=how.trust_remote_code)
         if chat and not tokenizer.chat_template:
             raise GenError(f"the tokenizer of {files.name} has no chat template; expected chat=False")
-        self.tokenizer, self.chat = tokenizer, chat
+        self.tokenizer, self.chat = tokenizer, bool(tokenizer.chat_template) if chat is None else chat
         self.model = pretrained(AutoModelForCausalLM, files.path, device=how.device, dtype=how.dtype, device_map=how.device_map, name=files.name,
                                 trust_remote_code=how.trust_remote_code)
         require_slots(CausalLM(self.model), files.name, lambda ids: self.model(input_ids=ids, use_cache=False).logits)
