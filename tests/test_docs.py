@@ -32,13 +32,17 @@ RECIPES = {"gen.recipes.image": image_recipe, "gen.recipes.image_latents": image
            "gen.recipes.action": action_recipe, "gen.recipes.text": text_recipe, "gen.recipes.text_filter": text_filter_recipe}  # fmt: skip
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of what can be run, in the order of the page."""
+    return re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def lines_of(block: str) -> list[str]:
+    return [line.split("  #")[0].strip() for line in block.splitlines() if line.strip() and not line.startswith("#")]
 
 
 def commands(page: Path) -> list[str]:
-    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
-    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [line for language, block in blocks(page) if language == "bash" for line in lines_of(block)]
 
 
 def shortened(command: str) -> str:
@@ -77,18 +81,18 @@ def run(command: str) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_every_command_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_every_command_and_python_block_of_a_page_runs_in_its_order(page, tmp_path, monkeypatch):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
-    for command in dict.fromkeys(map(shortened, commands(page))):
-        assert run(command) == 0, command
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_every_python_block_of_a_page_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for block in blocks(page, "python"):
-        exec(compile(block, str(page), "exec"), {"__name__": "gen_docs"})
+    done = set()
+    for language, block in blocks(page):
+        if language == "python":
+            exec(compile(block, str(page), "exec"), {"__name__": "gen_docs"})
+            continue
+        for command in map(shortened, lines_of(block)):
+            if command not in done:
+                assert run(command) == 0, command
+            done.add(command)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,8 +88,44 @@ def cosines(size: int) -> Tensor:
     return basis
 
 
+class Frequencies(ActionFrontend):
+    """What frontends share whose ids stand for integer coefficients over time. A subclass gives ``coefficients`` of ids, ``bpe`` and ``scale``."""
+
+    def coefficients(self, codes: Tensor) -> Tensor:
+        """Integers [B, H, D] of ids [B, 1, places]. Raises ``GenError`` for ids that stand for another number of them."""
+        raise NotImplementedError
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return (cosines(self.horizon).T / self.scale).to(torch.promote_types(self.dtype, torch.float32)).to(self.device)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """As ``coefficients``, back along time, clipped to [-1, 1]: rounding, and sampled ids all the more, can lead out of it."""
+        return (self._inverse @ self.coefficients(codes).to(self._inverse.dtype)).clamp(-1, 1).to(self.dtype)
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        """None: ids stand for integers in a row, not for vectors."""
+        return []
+
+    @property
+    def fingerprint(self) -> Tensor:
+        return self.digest(json.loads(self.bpe.to_str())["model"])
+
+    def save_parts(self, path: Path) -> None:
+        self.bpe.save(str(path / FILE))
+
+    @classmethod
+    def load_parts(cls, path: Path, config: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"bpe": Tokenizer.from_file(str(path / FILE))}
+        except Exception as error:  # the library raises bare Exceptions
+            reason = " ".join(str(error).split())
+            raise GenError(f"the vocabulary of frontend {path} cannot be read from {FILE}: {reason[:200]}") from None
+
+
 @register("tokenizer", "action_fast")
-class ActionFast(ActionFrontend):
+class ActionFast(Frequencies):
     """Ids [B, 1, H * D] of action chunks [B, H, D] in [-1, 1], filled up with ``end_id``; ids after the first ``end`` say nothing.
 
     ``scale``: steps of a coefficient; a larger one is more exact and takes more ids. ``symbol_lengths``: int64 [V], the
@@ -112,7 +149,6 @@ class ActionFast(ActionFrontend):
         self.symbol_lengths = torch.tensor([*map(len, words), 0], device=self.device)
         self._symbols = torch.tensor([ord(c) - FIRST - self.reach for c in "".join(words)], device=self.device)
         self._starts = self.symbol_lengths.cumsum(0) - self.symbol_lengths
-        self._inverse = (cosines(self.horizon).T / self.scale).to(torch.promote_types(self.dtype, torch.float32)).to(self.device)
 
     @classmethod
     def train(cls, chunks: np.ndarray, *, vocab_size: int = 1024, scale: float = 10.0, statistics: ActionStatistics | None = None,
@@ -169,22 +205,6 @@ class ActionFast(ActionFrontend):
         at = skip.repeat_interleave(lengths) + torch.arange(self.total * len(ids), device=ids.device)
         return self._symbols[at].view(len(ids), self.horizon, self.dimensions)
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """As ``coefficients``, back along time, clipped to [-1, 1]: rounding, and sampled ids all the more, can lead out of it."""
-        return (self._inverse @ self.coefficients(codes).to(self._inverse.dtype)).clamp(-1, 1).to(self.dtype)
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """None: ids stand for integers in a row, not for vectors."""
-        return []
-
-    @property
-    def fingerprint(self) -> Tensor:
-        return self.digest(json.loads(self.bpe.to_str())["model"])
-
-    def save_parts(self, path: Path) -> None:
-        self.bpe.save(str(path / FILE))
-
     @classmethod
     def from_pretrained(cls, folder: str | Path, device="cpu", dtype=torch.float32, **open_: Any) -> ActionFrontend:
         """As of every frontend of actions, and of a published folder with ``processor_config.json`` (``gen.tokenizers.fast_bytes``), where
@@ -194,14 +214,6 @@ class ActionFast(ActionFrontend):
         if open_:
             raise GenError(f"{', '.join(open_)} came for {folder}; expected none: only folders with processor_config.json leave them open")
         return super().from_pretrained(folder, device, dtype)
-
-    @classmethod
-    def load_parts(cls, path: Path, config: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return {"bpe": Tokenizer.from_file(str(path / FILE))}
-        except Exception as error:  # the library raises bare Exceptions
-            reason = " ".join(str(error).split())
-            raise GenError(f"the vocabulary of frontend {path} cannot be read from {FILE}: {reason[:200]}") from None
 
 
 def reach(scale: Any, horizon: int) -> int:

@@ -15,16 +15,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from gen.action_statistics import ActionFrontend, ActionStatistics, at_least
+from gen.action_statistics import ActionStatistics, at_least
 from gen.errors import GenError, bad_value
 from gen.frontend import FrontendConfig, require_codes
 from gen.registry import register
-from gen.tokenizers.action_fast import FILE, ActionFast, cosines, quantise, reach
+from gen.tokenizers.action_fast import FILE, Frequencies, quantise, reach
 from tokenizers import Tokenizer  # the installed package: the room is gen.tokenizers
 
 CONFIG = "processor_config.json"
@@ -81,7 +81,7 @@ class WholeCharacters:
 
 
 @register("tokenizer", "action_fast_bytes")
-class FastBytes(ActionFrontend):
+class FastBytes(Frequencies):
     """Ids [B, 1, places] of action chunks [B, H, D] in [-1, 1], filled up with ``end_id``; ids after the first ``end`` say nothing."""
 
     name, keys = "action_fast_bytes", ("scale", "min_token")
@@ -105,7 +105,6 @@ class FastBytes(ActionFrontend):
         self.constraint = WholeCharacters(column(1), column(0), column(2) - column(0), usable, self.total, self.end_id)
         if not {(0, 1, 0), (1, 0, 0)} <= set(states):
             raise GenError("the vocabulary of the action tokenizer has no single characters or no bytes that end one; expected byte-level BPE")
-        self._inverse = (cosines(self.horizon).T / self.scale).to(torch.promote_types(self.dtype, torch.float32)).to(self.device)
 
     @classmethod
     def published(cls, folder: str | Path, device="cpu", dtype=torch.float32, horizon: int | None = None, dimensions: int | None = None,
@@ -167,23 +166,3 @@ class FastBytes(ActionFrontend):
                                f"{self.horizon} steps of {self.dimensions} dimensions")
             out.append([ord(c) + self.min_token for c in text])
         return torch.tensor(out, device=self.device).view(len(codes), self.horizon, self.dimensions)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """As ``coefficients``, back along time, clipped to [-1, 1]."""
-        return (self._inverse @ self.coefficients(codes).to(self._inverse.dtype)).clamp(-1, 1).to(self.dtype)
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """None: ids stand for bytes, not for vectors."""
-        return []
-
-    @property
-    def fingerprint(self) -> Tensor:
-        return self.digest(json.loads(self.bpe.to_str())["model"])
-
-    def save_parts(self, path: Path) -> None:
-        self.bpe.save(str(path / FILE))
-
-    @classmethod
-    def load_parts(cls, path: Path, config: dict[str, Any]) -> dict[str, Any]:
-        return ActionFast.load_parts(path, config)

@@ -63,21 +63,27 @@ class BlockModel(Protocol):
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: Any) -> Tensor: ...
 
 
-class LanguageModel:
+class OnModel:
+    """Where a ``model`` is, and in which type it reckons."""
+
+    model: torch.nn.Module
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+
+
+class LanguageModel(OnModel):
     """What the adapters of language models share."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
 
 
 class CausalLM(LanguageModel):
@@ -159,19 +165,11 @@ class BlockLM(LanguageModel):
         return self.model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True).logits
 
 
-class _Latent:
+class _Latent(OnModel):
     """What both adapters of the embedded architecture of latents share."""
 
     def __init__(self, model: torch.nn.Module):
         self.model, self.config, self.head = model.eval(), model.config, model.head
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
 
 
 class CausalLatentLM(_Latent):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gen.models.adapters import OnModel
 from gen.models.vocabulary import Conditions
 
 
-class AmusedLM:
+class AmusedLM(OnModel):
     """ids [B, 1 + T] -> logits [B, T, V]. V is the codes and the mask, which never gets mass. In front of a canvas of T codes in raster order stands
     the number of a condition, counted from V; ``conditions`` has ``pooled`` [D] and ``states`` [L, D'] of it.
 
@@ -26,14 +27,6 @@ class AmusedLM:
         self.codes, self.mask_token_id = model.config.codebook_size, mask_token_id
         self.vocab_size = self.codes + 1
         self.micro = (grid[1] * factor, grid[0] * factor, 0, 0, aesthetic_score)
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
 
     def prompt(self, condition: str) -> list[int]:
         """What stands for a text in front of a canvas."""

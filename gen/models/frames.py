@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gen.models.adapters import OnModel
 from gen.models.cache import SlotCache
 
 
@@ -46,7 +47,7 @@ class FrameCache:
         self.rows = {name: x[rows] for name, x in self.rows.items()}
 
 
-class FrameLM(ABC):
+class FrameLM(OnModel, ABC):
     """See the module. ``streams``: Q. ``size``: codes per stream. ``specials``: further ids, right after those of codes. ``offset``:
     whether every stream has ids of its own (``size * streams`` of them), or all use the same. Ids from ``vocab_size`` on are the
     condition's, from there counted.
@@ -68,14 +69,6 @@ class FrameLM(ABC):
     @property
     def vocab_size(self) -> int:
         return self.code_ids + self.specials
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
 
     @abstractmethod
     def begin(self, prompt: Tensor, length: Tensor, cache: FrameCache) -> tuple[Tensor, Tensor]:

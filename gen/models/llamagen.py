@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.errors import GenError, bad_value
+from gen.models.adapters import OnModel
 from gen.models.cache import SlotCache
 from gen.models.vocabulary import Conditions
 
@@ -201,7 +202,7 @@ class PaddedCache(SlotCache):
         self.start = None if self.start is None else self.start[rows]
 
 
-class LlamaGenLM:
+class LlamaGenLM(OnModel):
     """The causal protocol of ``gen.models.adapters``. Ids below ``vocab_size`` are codes. Above them, the prompt of a class-conditional model is the
     one id ``vocab_size`` + class. That of a text-conditional one is P times ``vocab_size`` + 1 + the number of the caption in ``captions``, whose
     features are ``{"features": [n, width]}`` with n <= P; or P times ``vocab_size`` for no caption."""
@@ -209,14 +210,6 @@ class LlamaGenLM:
     def __init__(self, model: LlamaGen, captions: Conditions | None = None):
         self.model, self.sizes, self.captions = model.eval(), model.sizes, captions
         self.vocab_size = model.sizes.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.tok_embeddings.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.tok_embeddings.weight.dtype
 
     def class_prompt(self, number: int | None) -> list[int]:
         """Of a class; of the null class for ``None``."""

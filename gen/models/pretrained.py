@@ -39,6 +39,19 @@ def _sharded(folder: Path) -> bool:
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
 
+def chats(tokenizer: Any, chat: bool | None, name: str | Path) -> bool:
+    """Whether prompts go into the tokenizer's chat template: as said, or where it has one. Raises ``GenError`` if that is asked for and it has none."""
+    if chat and not tokenizer.chat_template:
+        raise GenError(f"the tokenizer of {name} has no chat template; expected chat=False")
+    return bool(tokenizer.chat_template) if chat is None else chat
+
+
+def said_by_user(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a chat in which the user has said a text and the answer is about to begin."""
+    said = [{"role": "user", "content": text}]
+    return list(tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+
 def tokenizer_of(path: str | Path, *, name: str | Path = "", trust_remote_code: bool = False, **more: Any) -> Any:
     """The tokenizer of a folder, by ``AutoTokenizer``. Raises ``GenError`` where there is none that can be read."""
     from transformers import AutoTokenizer

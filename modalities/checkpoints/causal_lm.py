@@ -9,7 +9,7 @@ from gen.errors import GenError
 from gen.modalities.free import FreeText
 from gen.modality import Binding
 from gen.models.adapters import CausalLM
-from gen.models.pretrained import pretrained, tokenizer_of
+from gen.models.pretrained import chats, pretrained, said_by_user, tokenizer_of
 from gen.models.probe import require_slots
 from gen.registry import register
 from gen.tokenizers.hf_text import HFText
@@ -47,9 +47,7 @@ class CausalText(Checkpoint):
             if files.model_type not in KNOWN:
                 raise GenError(f"model {files.name} is a {files.model_type!r} that only code of its own folder can run; expected trust_remote_code=True, or another model")
         tokenizer = tokenizer_of(files.path, name=files.name, trust_remote_code=how.trust_remote_code)
-        if chat and not tokenizer.chat_template:
-            raise GenError(f"the tokenizer of {files.name} has no chat template; expected chat=False")
-        self.tokenizer, self.chat = tokenizer, bool(tokenizer.chat_template) if chat is None else chat
+        self.tokenizer, self.chat = tokenizer, chats(tokenizer, chat, files.name)
         self.model = pretrained(AutoModelForCausalLM, files.path, device=how.device, dtype=how.dtype, device_map=how.device_map, name=files.name,
                                 trust_remote_code=how.trust_remote_code)
         require_slots(CausalLM(self.model), files.name, lambda ids: self.model(input_ids=ids, use_cache=False).logits)
@@ -63,8 +61,7 @@ class CausalText(Checkpoint):
 
     def prompt(self, text: str) -> list[int]:
         if self.chat and text:
-            said = [{"role": "user", "content": text}]
-            return list(self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"])
+            return said_by_user(self.tokenizer, text)
         return self.tokenizer(text)["input_ids"]
 
     def adapter(self, protocol: str) -> CausalLM:

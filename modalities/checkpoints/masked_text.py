@@ -18,7 +18,7 @@ from gen.errors import GenError, bad_value
 from gen.modalities.free import FreeText
 from gen.modality import Binding
 from gen.models.adapters import MaskedLM
-from gen.models.pretrained import tokenizer_of
+from gen.models.pretrained import chats, said_by_user, tokenizer_of
 from gen.tokenizers.hf_text import HFText
 from gen.types import TokenSpace
 
@@ -54,9 +54,7 @@ class MaskedText(Checkpoint):
             raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
         require_fields(files, self.needed, self.rules)
         self.tokenizer = self.tokenize(files, how)
-        if chat and not self.tokenizer.chat_template:
-            raise GenError(f"the tokenizer of {files.name} has no chat template; expected chat=False")
-        self.chat = bool(self.tokenizer.chat_template) if chat is None else chat
+        self.chat = chats(self.tokenizer, chat, files.name)
         self.model = self.network(files, how)
         size = self.model.config.vocab_size
         mask = next((i for i in (mask_token_id, files.config.get("mask_token_id"), self.tokenizer.mask_token_id) if i is not None), None)
@@ -84,8 +82,7 @@ class MaskedText(Checkpoint):
     def prompt(self, text: str) -> list[int]:
         """Raises ``GenError`` for a text that has no ids."""
         if self.chat:
-            said = [{"role": "user", "content": text}]
-            return list(self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"])
+            return said_by_user(self.tokenizer, text)
         ids = self.tokenizer(text)["input_ids"]
         if not ids:
             raise GenError(f"the tokenizer has no ids for the prompt {text!r}; expected a text that it knows")
