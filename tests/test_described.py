@@ -54,15 +54,17 @@ def frontend(modality: str):
     return model
 
 
+def written(path: Path, said: dict) -> Path:
+    save_quietly(network(said["protocol"]), path)
+    save_quietly(frontend(said["modality"]), path / said["frontend"]["folder"])
+    (path / "gen.json").write_text(json.dumps(said))
+    return path
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    found = {}
-    for name, said in (("masked", IMAGE), ("causal", CAUSAL), ("clips", VIDEO), ("masked-clips", MASKED_CLIPS)):
-        found[name] = tmp_path_factory.mktemp(name)
-        save_quietly(network(said["protocol"]), found[name])
-        save_quietly(frontend(said["modality"]), found[name] / said["frontend"]["folder"])
-        (found[name] / "gen.json").write_text(json.dumps(said))
-    return found
+    kinds = {"masked": IMAGE, "causal": CAUSAL, "clips": VIDEO, "masked-clips": MASKED_CLIPS}
+    return {name: written(tmp_path_factory.mktemp(name), said) for name, said in kinds.items()}
 
 
 def load(folder: Path, modality: str = "image"):

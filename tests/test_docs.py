@@ -1,6 +1,7 @@
 """Every command and every Python block of the README and the pages in docs/ runs, in one folder per page.
 
-What takes minutes (``SLOW``) runs here with less of everything, and in full under ``-m slow``.
+What takes long runs here with less of everything, one sample of a prompt and of a modality, and in a longer form under ``-m slow``, where the page
+about training is as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from gen.__main__ import main as gen_main
-from gen.config import load_config
+from gen.config import find_config, load_config
 from gen.recipes.action import main as action_recipe
 from gen.recipes.image import main as image_recipe
 from gen.recipes.image_latents import main as image_latents_recipe
@@ -26,7 +27,8 @@ from gen.recipes.video import main as video_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW = ("gen bench", "gen run configs/demo.yaml")
+SLOW_PAGES = ("training",)
+SLOW_CONFIGS = ("image/cspd.yaml", "image/continuous_speculative.yaml", "video/speculative.yaml")  # the first is also on the page about latents
 RECIPES = {"gen.recipes.image": image_recipe, "gen.recipes.image_latents": image_latents_recipe,
            "gen.recipes.speech": speech_recipe, "gen.recipes.video": video_recipe, "gen.recipes.motion": motion_recipe,
            "gen.recipes.action": action_recipe, "gen.recipes.text": text_recipe, "gen.recipes.text_filter": text_filter_recipe}  # fmt: skip
@@ -47,12 +49,19 @@ def commands(page: Path) -> list[str]:
 
 def shortened(command: str) -> str:
     """The same with one prompt, sample, repeat and value of a sweep."""
-    if command.startswith(SLOW[0]) and "--oracle" not in command:
+    if command.startswith("gen bench") and "--oracle" not in command:
         command = re.sub(r"(--sweep \w+=[^ ,]+)[^ ]*", r"\1", re.sub(r" --(prompts|batch-sizes|repeats) \S+", "", command))
         command += " --prompts 1 --batch-sizes 1 --repeats 1"
-    elif command.startswith(SLOW[1]):
-        command += " " + shlex.join(one_of_each(Path("configs/demo.yaml")))
-    return command
+    elif command.startswith("gen run ") and "--dry-run" not in command and "prompts" not in command:
+        command += " " + shlex.join(one_of_each(find_config(shlex.split(command)[2])))
+    return re.sub(r"--num-samples \d+", "--num-samples 1", command)
+
+
+def one_job_per_modality(demo: Path) -> None:
+    """Leaves the first job of every modality in the copy of the demonstration that a page runs; ``-m slow`` runs all."""
+    tree, seen = OmegaConf.load(demo), set()
+    tree.jobs = [j for j in tree.jobs if not (j.get("modality", tree.get("modality")) in seen or seen.add(j.get("modality", tree.get("modality"))))]
+    OmegaConf.save(tree, demo)
 
 
 def one_of_each(config: Path) -> list[str]:
@@ -80,9 +89,10 @@ def run(command: str) -> int:
     raise AssertionError(f"the pages hold a command no test runs: {command}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW_PAGES else []) for p in PAGES])
 def test_every_command_and_python_block_of_a_page_runs_in_its_order(page, tmp_path, monkeypatch):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    one_job_per_modality(tmp_path / "configs" / "demo.yaml")
     monkeypatch.chdir(tmp_path)
     done = set()
     for language, block in blocks(page):
@@ -111,9 +121,18 @@ def test_the_pages_hold_commands_at_all():
         run("rm -rf x")
 
 
-@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*/*.yaml")), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.slow
+def test_the_demonstration_runs_with_one_sample_of_each_job(tmp_path):
+    demo = ROOT / "configs" / "demo.yaml"
+    assert gen_main(["run", str(demo), *one_of_each(demo), f"out={tmp_path / 'out'}"]) == 0
+
+
+CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("config", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if str(p).endswith(SLOW_CONFIGS) else [])
+                                    for p in CONFIGS])
 def test_every_config_runs_in_its_quick_form(config, tmp_path):
-    """That of the demonstration, which holds jobs of all modalities, is run by the page about jobs."""
     assert gen_main(["run", str(config), *one_of_each(config), f"out={tmp_path / 'out'}"]) == 0
     assert (tmp_path / "out" / "index.html").is_file()
     assert gen_main(["status", str(tmp_path / "out")]) == 0

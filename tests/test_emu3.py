@@ -41,12 +41,11 @@ def tokenizer():
                                    extra_special_tokens=more)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def written(path):
     from transformers import Emu3Config, Emu3ForConditionalGeneration
 
     torch.manual_seed(0)
-    words, path = tokenizer(), tmp_path_factory.mktemp("emu3")
+    words = tokenizer()
     text = dict(vocab_size=len(words) + 3, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                 max_position_embeddings=160, initializer_range=0.4, pad_token_id=0, bos_token_id=4, eos_token_id=5)  # fmt: skip
     model = Emu3ForConditionalGeneration(Emu3Config(text_config=text, vq_config=VQ, vocabulary_map=words.get_vocab()))
@@ -54,6 +53,11 @@ def folder(tmp_path_factory):
     model.save_pretrained(path)
     words.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("emu3"))
 
 
 @pytest.fixture(scope="module")

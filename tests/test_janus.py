@@ -39,12 +39,11 @@ def tokenizer():
                                    extra_special_tokens=more, chat_template=TEMPLATE)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def written(path):
     from transformers import GenerationConfig, JanusConfig, JanusForConditionalGeneration
 
     torch.manual_seed(0)
-    words, path = tokenizer(), tmp_path_factory.mktemp("janus")
+    words = tokenizer()
     text = dict(model_type="llama", vocab_size=len(words) + 3, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
                 num_key_value_heads=2, initializer_range=0.4, bos_token_id=0, eos_token_id=1, pad_token_id=2)  # fmt: skip
     vision = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=2, mlp_ratio=2, projection_dim=32,
@@ -56,6 +55,11 @@ def folder(tmp_path_factory):
     model.save_pretrained(path)
     words.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("janus"))
 
 
 @pytest.fixture(scope="module")

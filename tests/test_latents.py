@@ -72,14 +72,14 @@ def test_the_default_law_has_nothing_that_is_about_ids():
     ("model", "sampler"),
     [
         ("image-causal-latents", {"name": "continuous_jacobi", "tolerance": 0.05}),
-        ("image-causal-latents", {"name": "cspd"}),
+        pytest.param("image-causal-latents", {"name": "cspd"}, marks=pytest.mark.slow),
         ("image-mar", {"name": "mar", "steps": 6}),
     ],
 )
 def test_an_item_is_the_same_alone_and_in_a_batch(model, sampler):
     pipe = Pipeline("image", model, dtype="float64")
-    prompts = [RING, "a large red circle at the top left", "a green cross"]
-    whole = pipe(prompts, sampler, LAW, batch_size=3)
+    prompts = [RING, "a large red circle at the top left"]
+    whole = pipe(prompts, sampler, LAW, batch_size=2)
     for i, prompt in enumerate(prompts):
         alone = pipe(prompt, sampler, LAW)
         assert torch.allclose(alone.tokens[0], whole.tokens[i], atol=1e-7) and alone.stats[0].nfe == whole.stats[i].nfe

@@ -205,11 +205,10 @@ def folder(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("c2i"), ar_weights())
 
 
-@pytest.fixture(scope="module")
-def text_folder(tmp_path_factory):
+def saved_with_text(folder):
     from transformers import T5Config, T5ForConditionalGeneration
 
-    path = saved(tmp_path_factory.mktemp("t2i"), ar_weights(text=True), "t2i_XL_stage1.pt")
+    path = saved(folder, ar_weights(text=True), "t2i_XL_stage1.pt")
     torch.manual_seed(0)
     config = T5Config(vocab_size=64, d_model=WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu",
                       tie_word_embeddings=False, pad_token_id=0, eos_token_id=2)  # fmt: skip
@@ -218,6 +217,11 @@ def text_folder(tmp_path_factory):
     save_quietly(model, path / "flan-t5-xl")
     tiny_tokenizer().save_pretrained(path / "flan-t5-xl")
     return path
+
+
+@pytest.fixture(scope="module")
+def text_folder(tmp_path_factory):
+    return saved_with_text(tmp_path_factory.mktemp("t2i"))
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])

@@ -26,13 +26,11 @@ PROMPTS = ["push the red cup", "pull", "Push the door", "take the red red cup"]
 UNITS = {"unnorm_key": "bridge", "dtype": "float64"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def written(path):
     """Random weights as ``openvla-7b`` names them: a language model, the projector of two fused backbones, something of a backbone."""
     from safetensors.torch import save_file
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    path = tmp_path_factory.mktemp("openvla")
     text = dict(vocab_size=TEXT + BINS + PAD, hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
                 num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3, pad_token_id=0, bos_token_id=1,
                 eos_token_id=2)  # fmt: skip
@@ -48,6 +46,11 @@ def folder(tmp_path_factory):
     (path / "config.json").write_text(json.dumps(config))
     save_quietly(tiny_tokenizer(TEXT, WORDS), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("openvla"))
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,8 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
     assert torch.equal(whole, resumed)
 
 
-@pytest.mark.parametrize("sampler", ["autoregressive", JACOBI, {**JACOBI, "coupling": "maximal"}, "maskgit"])
+@pytest.mark.parametrize("sampler", [pytest.param("autoregressive", marks=pytest.mark.slow), JACOBI,
+                                     pytest.param({**JACOBI, "coupling": "maximal"}, marks=pytest.mark.slow), "maskgit"])
 def test_an_item_is_the_same_alone_and_in_batches_of_8_and_32(pipes, sampler):
     pipe = pipes["masked" if sampler == "maskgit" else "causal"]
     items = pipe.plan(PROMPTS[:2], num_samples=16, seed=5)

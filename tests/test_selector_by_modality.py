@@ -17,7 +17,13 @@ MODALITIES = [name for name, m in registry.table("modality").items() if "masked"
 EMPTY = 6
 
 
-@pytest.fixture(scope="module", params=MODALITIES)
+SELECTORS = list(registry.table("selector"))
+# every selector on two modalities, every modality under several selectors; the other pairs take minutes
+PAIRS = [pytest.param(m, s, id=f"{m}-{s}", marks=[] if (i + j) % 3 == 0 else [pytest.mark.slow])
+         for j, m in enumerate(MODALITIES) for i, s in enumerate(SELECTORS)]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
 def case(request):
     """A function that decodes rows of a modality anew under a sampler, the canvas [2, T] and where it is empty [2, T]."""
     pipe = gen.load(request.param, dtype="float64")
@@ -42,7 +48,7 @@ def case(request):
     return decode, canvas, empty, space
 
 
-@pytest.mark.parametrize("selector", [s for s in registry.table("selector")])
+@pytest.mark.parametrize(("case", "selector"), PAIRS, indirect=["case"])
 def test_every_selector_fills_every_modality(case, selector):
     decode, canvas, empty, space = case
     sampler, _ = resolve_sampler({"name": "masked_iterative", "selector": selector, "steps": 4, "proposer": "argmax", "filter": "text-filter"})

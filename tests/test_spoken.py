@@ -242,7 +242,7 @@ def gain(wave: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return wave * rng.uniform(0.3, 1.0)
 
 
-@pytest.mark.parametrize("distort", [lowpass, noise, mulaw, phases, gain])
+@pytest.mark.parametrize("distort", [lowpass, noise, *(pytest.param(d, marks=pytest.mark.slow) for d in (mulaw, phases, gain))])
 def test_what_a_codec_may_do_does_not_turn_the_verdict(data, distort: Callable):
     rng = np.random.default_rng(9)
     utterances, waves = (d[50:95] for d in data)

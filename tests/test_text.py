@@ -290,7 +290,7 @@ def test_the_recipe_measures_what_it_made(work, monkeypatch):
     text_recipe.main(["evaluate", "--work", str(work), "--quick"])
     figures = json.loads((work / "zoo" / "evaluation-text.json").read_text())
     world = text_recipe.world(work / "zoo")
-    assert set(figures["samplers"]) == {*world.causal, *world.masked, *world.blocks}
+    assert set(figures["samplers"]) == {*world.causal, *world.masked, *world.blocks} - set(world.quarter)  # too few conditions for those
     assert figures["samplers"]["gumbel"]["same_as_autoregressive_float64"] == 1.0
     real = figures["frontend"]
     assert real["checker_on_real"] == real["checker_on_reconstructions"] == 1.0 and real["checker_on_shuffled_labels"] < 0.3

@@ -63,7 +63,7 @@ def test_absent():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("extension", [WORKING, BROKEN], ids=["working", "broken"])
+@pytest.mark.parametrize("extension", [pytest.param(WORKING, id="working", marks=pytest.mark.slow), pytest.param(BROKEN, id="broken")])
 def test_present(extension, tmp_path):
     done = python(IMPORTS + """
 import torchaudio

@@ -75,7 +75,7 @@ class Pipe:
         stats = [Stats(nfe=3, tokens=4, tokens_computed=9, mean_acceptance_length=4 / 3, seconds=0.5) for _ in items]
         traces = [[TraceStep([0, 1], [0], {0: 7})] for _ in items] if trace else None
         return types.SimpleNamespace(
-            media=media, stats=stats, traces=traces, items=items, modality="toy", model="toy-model"
+            media=media, stats=stats, traces=traces, items=items, modality="toy", model="toy-model", model_options={}, served=None
         )
 
     def load(self, modality, *, model, device, dtype):

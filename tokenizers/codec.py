@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gen.errors import GenError, bad_value
 from gen.frontend import StreamingFrontend, TokenFrontend
-from gen.models.loading import locate, quiet, readable
+from gen.models.loading import locate
+from gen.tokenizers.exactly import exactly
 
 
 class Pretrained(TokenFrontend):
@@ -26,14 +27,10 @@ class Pretrained(TokenFrontend):
     def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32,
                         **options: Any) -> Self:
         """``options``: of the class, such as ``num_quantizers``. Raises ``GenError`` for a missing or unreadable folder, and for weights
-        that lack a tensor."""
+        that are not those of the class."""
         import transformers
 
-        path = locate(folder, "frontend")
-        with readable("frontend", folder), quiet():
-            model, info = getattr(transformers, cls.architecture).from_pretrained(path, dtype=dtype, output_loading_info=True)
-        if info["missing_keys"]:
-            raise GenError(f"frontend {folder} lacks the weight {min(info['missing_keys'])!r}")
+        model = exactly(getattr(transformers, cls.architecture), locate(folder, "frontend"), "frontend", dtype=dtype)
         return cls(model.to(device), **options)
 
     def _like_model(self, x: Tensor) -> Tensor:

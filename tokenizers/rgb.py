@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gen.errors import GenError
 from gen.frontend import TokenFrontend
-from gen.models.loading import quiet, readable
+from gen.tokenizers.exactly import exactly
 
 
 class RGB(TokenFrontend):
@@ -27,15 +27,10 @@ class RGB(TokenFrontend):
 
     @classmethod
     def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> Self:
-        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read."""
+        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read, or its weights are not those of the class."""
         import diffusers
 
-        with readable("tokenizer", path), quiet():
-            model, info = getattr(diffusers, cls.architecture).from_pretrained(
-                path, torch_dtype=dtype, output_loading_info=True, low_cpu_mem_usage=False
-            )
-        if info["missing_keys"]:
-            raise GenError(f"tokenizer {path} lacks the weight {sorted(info['missing_keys'])[0]!r}")
+        model = exactly(getattr(diffusers, cls.architecture), path, "tokenizer", torch_dtype=dtype, low_cpu_mem_usage=False)
         return cls(model.to(device))
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:

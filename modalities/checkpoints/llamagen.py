@@ -102,10 +102,12 @@ class _T5:
 
         self.tokenizer, self.most = tokenizer_of(folder, name=folder), sizes.prompt
         with readable("text encoder", folder), quiet():
-            model, info = T5EncoderModel.from_pretrained(folder, dtype=how.dtype, output_loading_info=True, local_files_only=True)
-        lost = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"]])  # it leaves the decoder out, so extra keys are none of it
-        if lost:
-            raise GenError(f"the weights of text encoder {folder} lack {len(lost)} tensors: {', '.join(lost[:8])}")
+            model, info = T5EncoderModel.from_pretrained(folder, dtype=how.dtype, output_loading_info=True, local_files_only=True,
+                                                         ignore_mismatched_sizes=True)
+        more = [k for k in info["unexpected_keys"] if not k.startswith(("decoder.", "lm_head."))]  # published ones have their decoder
+        wrong = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"], *more])
+        if wrong:
+            raise GenError(f"the weights of text encoder {folder} lack, or have too many or in another shape, {len(wrong)} tensors: {', '.join(wrong[:8])}")
         if model.config.d_model != sizes.caption:
             raise GenError(f"text encoder {folder} has width {model.config.d_model}; expected {sizes.caption}, as model {name} was trained with")
         self.model = model.to(how.device).eval().requires_grad_(False)

@@ -204,7 +204,10 @@ def projector_of(weights: Weights, hidden: int, how: How, name: str) -> Projecto
     if not own:
         return None
     shapes = [own[k] for k in sorted(own) if k.endswith(".weight")]
-    if any(len(s) != 2 for s in shapes) or not shapes or shapes[-1][0] != hidden:
-        raise GenError(f"the projector of {name} has weights {shapes}; expected linear layers of which the last gives {hidden} numbers")
+    follow = not any(len(s) != 2 for s in shapes) and all(a[0] == b[1] for a, b in zip(shapes, shapes[1:], strict=False))
+    if not shapes or not follow or shapes[-1][0] != hidden:
+        named = ", ".join(f"{k} {own[k]}" for k in sorted(own) if k.endswith(".weight"))
+        raise GenError(f"the projector of {name} has the weights {named}; expected linear layers, each of which takes what the one before it gives, and "
+                       f"of which the last gives {hidden} numbers")
     return fill(without_storage(lambda: Projector(shapes)), weights, rename=((r"^projector\.", ""),),
                 drop=(r"^vision_backbone\.", r"^language_model\."), device=how.device, dtype=how.dtype, name=name)
