@@ -206,6 +206,8 @@ def load_checkpoint(files: Files, modality: str, how: How, options: Mapping[str,
     """The checkpoint, loaded. Raises ``GenError`` for an option that its family does not have."""
     cls = family_of(files, modality)
     for key in options:
+        if not options_of(cls):
+            raise GenError(f"model {files.name} came with the option {key!r}; expected none, its family has no options")
         if key not in options_of(cls):
             raise unknown(f"option of model {files.name}:", key, options_of(cls))
     return cls(files, modality, how, **options)

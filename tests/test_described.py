@@ -188,7 +188,7 @@ def test_models_that_are_not_what_is_said_are_refused(folders, tmp_path):
     refused(folders["clips"], tmp_path, {k: v for k, v in VIDEO.items() if k != "begin"}, "no condition and no begin", "video")
     refused(folders["clips"], tmp_path, {k: v for k, v in VIDEO.items() if k != "fps"}, "fps is None", "video")
     refused(folders["clips"], tmp_path, VIDEO, "makes videos, says its gen.json; asked for was 'image'")
-    refused(folders["clips"], tmp_path, VIDEO | {"frontend": {"folder": "codec", "tokenizer": "vq"}}, "cannot be read|lacks the weight", "video")
+    refused(folders["clips"], tmp_path, VIDEO | {"frontend": {"folder": "codec", "tokenizer": "vq"}}, "cannot be read|missing", "video")
     for prompt in ("5", "a cat", "-1"):
         with pytest.raises(GenError, match="expected the number of a class"):
             load(folders["masked"])(prompt, sampler="maskgit")

@@ -12,7 +12,7 @@ from torch import Tensor
 from gen.errors import GenError, bad_value
 from gen.frontend import StreamingFrontend, TokenFrontend
 from gen.models.loading import locate
-from gen.tokenizers.exactly import exactly
+from gen.models.pretrained import strictly
 
 
 class Pretrained(TokenFrontend):
@@ -30,7 +30,7 @@ class Pretrained(TokenFrontend):
         that are not those of the class."""
         import transformers
 
-        model = exactly(getattr(transformers, cls.architecture), locate(folder, "frontend"), "frontend", dtype=dtype)
+        model = strictly(getattr(transformers, cls.architecture), locate(folder, "frontend"), "frontend", folder, dtype=dtype)
         return cls(model.to(device), **options)
 
     def _like_model(self, x: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from gen.errors import GenError
 from gen.frontend import FrontendConfig, TokenFrontend, require_codes
 from gen.modalities import motion_features
 from gen.modalities.skeleton import Motion
-from gen.models.loading import locate, quiet, readable
+from gen.models.loading import locate
 from gen.models.motion_vq import STRIDE, MotionVQVAE
+from gen.models.pretrained import strictly
 from gen.models.weights import PICKLES
 from gen.registry import register, registry
 
@@ -38,11 +39,7 @@ class MotionVQ(TokenFrontend):
         weights that lack a tensor."""
         if cls is MotionVQ and str(folder).endswith(PICKLES):
             return registry.get("tokenizer", "t2m_vq").from_pretrained(folder, device, dtype)
-        path = locate(folder, "frontend")
-        with readable("frontend", folder), quiet():
-            model, info = MotionVQVAE.from_pretrained(path, torch_dtype=dtype, output_loading_info=True)
-        if info["missing_keys"]:
-            raise GenError(f"frontend {folder} lacks the weight {min(info['missing_keys'])!r}")
+        model = strictly(MotionVQVAE, locate(folder, "frontend"), "frontend", folder, torch_dtype=dtype)
         return cls(model.to(device))
 
     def preprocess(self, media: Any) -> Tensor:

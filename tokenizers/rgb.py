@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gen.errors import GenError
 from gen.frontend import TokenFrontend
-from gen.tokenizers.exactly import exactly
+from gen.models.pretrained import strictly
 
 
 class RGB(TokenFrontend):
@@ -30,7 +30,7 @@ class RGB(TokenFrontend):
         """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read, or its weights are not those of the class."""
         import diffusers
 
-        model = exactly(getattr(diffusers, cls.architecture), path, "tokenizer", torch_dtype=dtype, low_cpu_mem_usage=False)
+        model = strictly(getattr(diffusers, cls.architecture), path, "tokenizer", torch_dtype=dtype, low_cpu_mem_usage=False)
         return cls(model.to(device))
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:

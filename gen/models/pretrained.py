@@ -9,29 +9,32 @@ import torch
 
 from gen.errors import GenError
 from gen.models.loading import quiet, readable
-from gen.models.weights import SHOWN, weight_files
+from gen.models.weights import require_fit, weight_files
 
 
 def pretrained(cls: Any, path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, device_map: Any = None,
                name: str | Path = "", **more: Any) -> Any:
-    """``cls.from_pretrained`` of a local folder, for a model class of transformers (or an ``Auto`` one) or of diffusers. ``more``: passed on, such as
+    """``cls.from_pretrained`` of a folder, for a model class of transformers (or an ``Auto`` one) or of diffusers. ``more``: passed on, such as
     ``subfolder`` or ``trust_remote_code``. Raises ``GenError`` for weights that are not there, cannot be read, or are not exactly those of the class."""
-    name = name or path
     folder = Path(path) / more.get("subfolder", "")
-    with readable("model", name):
-        weight_files(folder) if not _sharded(folder) else None
+    local = folder.is_dir()
+    if local and not _sharded(folder):
+        weight_files(folder)  # says what is expected where there are none
     ours = {"torch_dtype": dtype} if cls.__module__.startswith("diffusers") else {"dtype": dtype}
     placed = {} if device_map is None else {"device_map": device_map}
-    with readable("model", name), quiet():
-        model, info = cls.from_pretrained(path, **ours, **placed, **more, output_loading_info=True, local_files_only=True,
-                                          ignore_mismatched_sizes=True)
-    wrong = {kind: sorted(str(k) for k in info.get(key) or ()) for kind, key in
-             (("missing", "missing_keys"), ("extra", "unexpected_keys"), ("mis-shaped", "mismatched_keys"))}  # fmt: skip
-    if any(wrong.values()):
-        lists = [f"{len(v)} {kind}: {', '.join(v[:SHOWN])}{' ...' if len(v) > SHOWN else ''}" for kind, v in wrong.items() if v]
-        raise GenError(f"the weights of {name} do not fit {type(model).__name__}; {'; '.join(lists)}")
-    model = model.eval().requires_grad_(False)
+    model = strictly(cls, path, "model", name or path, **ours, **placed, **more, local_files_only=local).eval().requires_grad_(False)
     return model if device_map is not None else model.to(device)
+
+
+def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **options: Any) -> Any:
+    """``cls.from_pretrained(path, **options)`` of either library with exactly the weights that the class has. ``kind`` and ``name``: what messages call
+    it. Raises ``GenError`` for what cannot be read, and lists what is missing, extra or of another shape."""
+    name = name or path
+    with readable(kind, name), quiet():
+        model, info = cls.from_pretrained(path, **options, output_loading_info=True, ignore_mismatched_sizes=True)
+    shaped = [f"{k[0]} is {tuple(k[1])}, expected {tuple(k[2])}" for k in info.get("mismatched_keys") or ()]
+    require_fit(f"{kind} {name}", type(model), {"missing": info["missing_keys"], "extra": info["unexpected_keys"], "mis-shaped": shaped})
+    return model
 
 
 def _sharded(folder: Path) -> bool:

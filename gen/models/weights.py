@@ -155,9 +155,7 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], *, rename: Renames = (
         "twice": twice,
         "mis-shaped": [f"{k} is {shapes[k]}, expected {wanted[to]}" for k, to in own.items() if to in wanted and shapes[k] != wanted[to]],
     }
-    if any(wrong.values()):
-        lists = [f"{len(v)} {kind}: {', '.join(v[:SHOWN])}{' ...' if len(v) > SHOWN else ''}" for kind, v in wrong.items() if v]
-        raise GenError(f"the weights of {name} do not fit {type(model).__name__}; {'; '.join(lists)}")
+    require_fit(name, type(model), wrong)
     places = _places(model, device, dtype, device_map)
     for key, to in own.items():
         value = _moved(weights, key, places(to), dtype)
@@ -176,6 +174,14 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], *, rename: Renames = (
 
         model = dispatch_model(model, _solved(model, dtype, device_map))
     return model.eval().requires_grad_(False)
+
+
+def require_fit(name: str | Path, cls: type, wrong: Mapping[str, Iterable[str]]) -> None:
+    """Raises ``GenError`` that lists what is ``wrong`` with weights, by kind, if anything is."""
+    found = {kind: sorted(map(str, keys)) for kind, keys in wrong.items() if keys}
+    if found:
+        lists = [f"{len(v)} {kind}: {', '.join(v[:SHOWN])}{' ...' if len(v) > SHOWN else ''}" for kind, v in found.items()]
+        raise GenError(f"the weights of {name} do not fit {cls.__name__}; {'; '.join(lists)}")
 
 
 def _moved(weights: Mapping[str, Tensor], key: str, device: Any, dtype: torch.dtype) -> Tensor:

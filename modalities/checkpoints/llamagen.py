@@ -107,7 +107,8 @@ class _T5:
         more = [k for k in info["unexpected_keys"] if not k.startswith(("decoder.", "lm_head."))]  # published ones have their decoder
         wrong = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"], *more])
         if wrong:
-            raise GenError(f"the weights of text encoder {folder} lack, or have too many or in another shape, {len(wrong)} tensors: {', '.join(wrong[:8])}")
+            raise GenError(f"the weights of text encoder {folder} lack, or have too many or in another shape, {len(wrong)} tensors: "
+                           f"{', '.join(wrong[:8])}")
         if model.config.d_model != sizes.caption:
             raise GenError(f"text encoder {folder} has width {model.config.d_model}; expected {sizes.caption}, as model {name} was trained with")
         self.model = model.to(how.device).eval().requires_grad_(False)

@@ -207,7 +207,7 @@ def projector_of(weights: Weights, hidden: int, how: How, name: str) -> Projecto
     follow = not any(len(s) != 2 for s in shapes) and all(a[0] == b[1] for a, b in zip(shapes, shapes[1:], strict=False))
     if not shapes or not follow or shapes[-1][0] != hidden:
         named = ", ".join(f"{k} {own[k]}" for k in sorted(own) if k.endswith(".weight"))
-        raise GenError(f"the projector of {name} has the weights {named}; expected linear layers, each of which takes what the one before it gives, and "
-                       f"of which the last gives {hidden} numbers")
+        raise GenError(f"the projector of {name} has the weights {named}; expected linear layers, each of which takes what the one before it "
+                       f"gives, and of which the last gives {hidden} numbers")
     return fill(without_storage(lambda: Projector(shapes)), weights, rename=((r"^projector\.", ""),),
                 drop=(r"^vision_backbone\.", r"^language_model\."), device=how.device, dtype=how.dtype, name=name)
