@@ -207,7 +207,7 @@ def test_contract(name, check):
     check(bench(sampler.protocol, model_for(sampler)), sampler, law)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if i % 2 else []) for i, n in enumerate(NAMES)])
 def test_contract_with_the_embedded_architecture(name):
     sampler, law = resolve_sampler(SPECS[name], law_for(name))
     run = bench(sampler.protocol, "llama")

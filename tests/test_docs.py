@@ -1,7 +1,7 @@
 """Every command and every Python block of the README and the pages in docs/ runs, in one folder per page.
 
-What takes long runs here with less of everything, one sample of a prompt and of a modality, and in a longer form under ``-m slow``, where the page
-about training is as well.
+What takes long runs here with less of everything, one sample of a prompt and of a modality, and in a longer form under ``-m slow``, where the pages
+about training and drafts and two of three configs are as well. Measurements in full are under ``-m long``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from gen.recipes.video import main as video_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW_PAGES = ("training",)
-SLOW_CONFIGS = ("image/cspd.yaml", "image/continuous_speculative.yaml", "video/speculative.yaml")  # the first is also on the page about latents
+SLOW_PAGES = ("training", "drafts")
 RECIPES = {"gen.recipes.image": image_recipe, "gen.recipes.image_latents": image_latents_recipe,
            "gen.recipes.speech": speech_recipe, "gen.recipes.video": video_recipe, "gen.recipes.motion": motion_recipe,
            "gen.recipes.action": action_recipe, "gen.recipes.text": text_recipe, "gen.recipes.text_filter": text_filter_recipe}  # fmt: skip
@@ -105,7 +104,7 @@ def test_every_command_and_python_block_of_a_page_runs_in_its_order(page, tmp_pa
             done.add(command)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_measuring_commands_run_in_full(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = [c for page in PAGES for c in commands(page) if c.startswith("gen bench")]
@@ -130,8 +129,8 @@ def test_the_demonstration_runs_with_one_sample_of_each_job(tmp_path):
 CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
 
 
-@pytest.mark.parametrize("config", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if str(p).endswith(SLOW_CONFIGS) else [])
-                                    for p in CONFIGS])
+@pytest.mark.parametrize("config", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if i % 3 else [])
+                                    for i, p in enumerate(CONFIGS)])
 def test_every_config_runs_in_its_quick_form(config, tmp_path):
     assert gen_main(["run", str(config), *one_of_each(config), f"out={tmp_path / 'out'}"]) == 0
     assert (tmp_path / "out" / "index.html").is_file()

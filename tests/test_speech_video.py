@@ -212,6 +212,7 @@ def test_text_outside_the_language_is_refused(modality, text, words, pipes):
 # --- the command line, jobs
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_first_page_make_media_that_can_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["sample", "speech", "three seven", "--num-samples", "2", "--seed", "0", "--out", "D"]) == 0
