@@ -52,6 +52,7 @@ register("schedule", "from_plugin")(lambda r, exponent: 1 - r)
 """
 
 
+@pytest.mark.slow
 def test_an_installed_package_can_add_a_schedule(tmp_path):
     (tmp_path / "my_plugin.py").write_text(PLUGIN)
     info = tmp_path / "my_plugin-1.0.dist-info"

@@ -54,7 +54,7 @@ def error(sampler, law: Law, space: TokenSpace) -> float:
 
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_law_for_every_policy_and_length(verifier, policy, length, law):
