@@ -100,8 +100,8 @@ class Pipeline:
         self._how = How(pick_device(device), pick_dtype(dtype), device_map, trust_remote_code)
         self.device, self.dtype = self._how.device, self._how.dtype
         self.model = None if model is None else str(model)
-        said = {"device_map": device_map, "trust_remote_code": trust_remote_code}
-        self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in {**{k: v for k, v in said.items() if v}, **options}.items()}
+        said = {k: v for k, v in (("device_map", device_map), ("trust_remote_code", trust_remote_code)) if v}
+        self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in {**said, **options}.items()}
         self._options = options
         self._checkpoints: dict[str, Checkpoint | None] = {}
         checkpoint = None if self.model is None else self._published(self.model)

@@ -16,8 +16,30 @@ from gen.frontend import FrontendConfig
 from gen.registry import register
 
 
+class Bins(ActionFrontend):
+    """What frontends share whose codes are bins of single numbers. ``table``: the centre of every bin in order, float [bins, 1]."""
+
+    table: Tensor
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return self.horizon, self.dimensions
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return self.table[self.require_codes(codes)[:, 0], 0]
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        """The centres, in order."""
+        return [self.table]
+
+    @property
+    def fingerprint(self) -> Tensor:
+        return self.digest()
+
+
 @register("tokenizer", "action_bins")
-class ActionBins(ActionFrontend):
+class ActionBins(Bins):
     """Codes [B, 1, H, D] of action chunks [B, H, D] in [-1, 1]. Codes of decoded codes are the same codes.
 
     Raises ``GenError`` for bins that a type of ``dtype`` cannot tell apart.
@@ -36,24 +58,8 @@ class ActionBins(ActionFrontend):
         if not torch.equal(self._bins_of(self.table[:, 0]), torch.arange(bins, device=self.device)):
             raise GenError(f"{bins} bins are too fine for {self.dtype}; expected fewer, or a longer type")
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        return self.horizon, self.dimensions
-
     def _bins_of(self, x: Tensor) -> Tensor:
         return torch.bucketize(x.to(self.inner_edges.dtype).contiguous(), self.inner_edges, right=True)
 
     def encode(self, x: Tensor) -> Tensor:
         return self._bins_of(self.require_signals(x))[:, None]
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return self.table[self.require_codes(codes)[:, 0], 0]
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """The centres [bins, 1], in order."""
-        return [self.table]
-
-    @property
-    def fingerprint(self) -> Tensor:
-        return self.digest()

@@ -11,13 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gen.action_statistics import ActionFrontend, ActionStatistics, at_least
+from gen.action_statistics import ActionStatistics, at_least
 from gen.frontend import FrontendConfig
 from gen.registry import register
+from gen.tokenizers.action_bins import Bins
 
 
 @register("tokenizer", "action_edges")
-class ActionEdges(ActionFrontend):
+class ActionEdges(Bins):
     """Codes [B, 1, H, D] of action chunks [B, H, D] in [-1, 1], in double precision whatever the model's is: shorter types cannot tell 256 bins
     apart."""
 
@@ -31,21 +32,5 @@ class ActionEdges(ActionFrontend):
         centres = (self.bounds[:-1] + self.bounds[1:]) / 2
         self.table = torch.cat([centres, centres[-1:]])[:, None]
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        return self.horizon, self.dimensions
-
     def encode(self, x: Tensor) -> Tensor:
         return torch.bucketize(self.require_signals(x).double().contiguous(), self.bounds, right=True)[:, None] - 1
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return self.table[self.require_codes(codes)[:, 0], 0]
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """The centres [edges, 1], in order, the last one twice."""
-        return [self.table]
-
-    @property
-    def fingerprint(self) -> Tensor:
-        return self.digest()

@@ -14,7 +14,7 @@ class MappedMaskedLM(LanguageModel):
 
     def __init__(self, model: torch.nn.Module, vocabulary: Vocabulary):
         super().__init__(model)
-        self.vocabulary, self.vocab_size = vocabulary, vocabulary.size
+        self.vocabulary, self.vocab_size = vocabulary.on(self.device), vocabulary.size
 
     @torch.no_grad()
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:

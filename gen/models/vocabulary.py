@@ -6,6 +6,7 @@ own ids may be anything; in a prompt its id i is n + i. The law runs over n ids,
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -38,6 +39,12 @@ class Vocabulary:
     def size(self) -> int:
         return len(self.ids)
 
+    def on(self, device: torch.device) -> Vocabulary:
+        """The same with its tables on a device."""
+        moved = copy.copy(self)
+        moved.ids, moved._back = self.ids.to(device), self._back.to(device)
+        return moved
+
     def to_model(self, ids: Tensor) -> Tensor:
         """Generated and prompt ids -> the model's."""
         table = self.ids.to(ids.device)
@@ -57,7 +64,7 @@ class MappedLM(CausalLM):
 
     def __init__(self, model: torch.nn.Module, vocabulary: Vocabulary):
         super().__init__(model)
-        self.vocabulary, self.vocab_size = vocabulary, vocabulary.size
+        self.vocabulary, self.vocab_size = vocabulary.on(self.device), vocabulary.size
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
