@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from gen.errors import GenError
-from gen.frontend import FrontendConfig, TokenFrontend
+from gen.frontend import FrontendConfig
 from gen.models.pretrained import tokenizer_of
 from gen.registry import register
+from gen.tokenizers.text_bytes import TextBytes
 
 
 @register("tokenizer", "hf_text")
-class HFText(TokenFrontend):
+class HFText(TextBytes):
     """Ids int64 [B, 1, T] of texts uint8 [B, bytes]. ``ends``: ids that end a text; what stands behind the first one is nothing. ``vocab_size``: of
     the model, which may have ids that the tokenizer never says; they read as nothing."""
 
@@ -58,14 +59,6 @@ class HFText(TokenFrontend):
             raise GenError(f"the text is a {type(media).__name__}; expected a string")
         return self._bytes(media)
 
-    def _bytes(self, text: str) -> Tensor:
-        return torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
-
-    def postprocess(self, x: Tensor) -> str:
-        if x.dtype != torch.uint8 or x.ndim != 1:
-            raise GenError(f"the signal is {x.dtype} {tuple(x.shape)}; expected uint8 [bytes], the UTF-8 of one text")
-        return bytes(x.tolist()).rstrip(b"\0").decode("utf-8", "replace")
-
     def encode(self, x: Tensor) -> Tensor:
         """Shorter texts are filled up with an end. Raises ``GenError`` where that is needed and there is none."""
         rows = [self.ids(self.postprocess(signal)) for signal in x]
@@ -78,11 +71,6 @@ class HFText(TokenFrontend):
         if codes.ndim != 3 or codes.shape[1] != 1:
             raise GenError(f"ids have shape {tuple(codes.shape)}; expected [B, 1, T]")
         return torch.nn.utils.rnn.pad_sequence([self._bytes(self.text(row)) for row in codes[:, 0].tolist()], batch_first=True)
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """None: ids stand for pieces of words, not for vectors."""
-        return []
 
     @property
     def fingerprint(self) -> Tensor:

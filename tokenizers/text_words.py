@@ -17,17 +17,18 @@ import torch
 from torch import Tensor
 
 from gen.errors import GenError, bad_value
-from gen.frontend import FrontendConfig, TokenFrontend, require_codes
+from gen.frontend import FrontendConfig, require_codes
 from gen.modalities.language import unknown_word
 from gen.models.loading import locate, pick_device, quiet, read_config, readable
 from gen.registry import register
+from gen.tokenizers.text_bytes import TextBytes
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers  # the installed package
 
 END = "<end>"
 
 
 @register("tokenizer", "text_words")
-class TextWords(TokenFrontend):
+class TextWords(TextBytes):
     """Codes int64 [B, 1, places] of texts uint8 [B, bytes]: the words, then ``end_id`` up to the last place. Codes may have any number of places
     when they are decoded, and say nothing from the first end on.
 
@@ -84,14 +85,6 @@ class TextWords(TokenFrontend):
             raise GenError(f"the text has {len(words)} words; expected at most {self.places}")
         return self._bytes(" ".join(words))
 
-    def _bytes(self, text: str) -> Tensor:
-        return torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
-
-    def postprocess(self, x: Tensor) -> str:
-        if x.dtype != torch.uint8 or x.ndim != 1:
-            raise GenError(f"the signal is {x.dtype} {tuple(x.shape)}; expected uint8 [bytes], the UTF-8 of one text")
-        return bytes(x.tolist()).rstrip(b"\0").decode("utf-8", "replace")
-
     def encode(self, x: Tensor) -> Tensor:
         if x.dtype != torch.uint8 or x.ndim != 2:
             raise GenError(f"the signals are {x.dtype} {tuple(x.shape)}; expected uint8 [B, bytes], the UTF-8 of texts")
@@ -108,11 +101,6 @@ class TextWords(TokenFrontend):
         kept = (codes[:, 0] != self.end_id).long().cumprod(1).sum(1).tolist()
         texts = [" ".join(self.tokenizer.convert_ids_to_tokens(row[:n])) for row, n in zip(codes[:, 0].tolist(), kept, strict=True)]
         return torch.nn.utils.rnn.pad_sequence([self._bytes(t) for t in texts], batch_first=True)
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """None: ids stand for words, not for vectors."""
-        return []
 
     @property
     def fingerprint(self) -> Tensor:
