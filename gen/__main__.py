@@ -1,7 +1,7 @@
 """The command ``gen``. Whatever goes wrong ends as one line on stderr and an exit code.
 
 0 done, 1 some items failed or some media are broken, 2 wrong input or a disk that cannot be written, 3 a fault in gen,
-130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line.
+75 a run stopped on request (SIGTERM, SIGUSR1) and goes on with the same command, 130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def _say(text: str, code: int, error: BaseException) -> int:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    if "gen.jobs" not in sys.modules:
+    if "gen.microbatch" not in sys.modules:
         return isinstance(error, MemoryError)
-    from gen.jobs import is_out_of_memory
+    from gen.microbatch import is_out_of_memory
 
     return is_out_of_memory(error)
 

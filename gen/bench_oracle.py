@@ -8,7 +8,6 @@ calls. The modality brings the cases (``Modality.oracle_bench``).
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -21,7 +20,6 @@ from torch import Tensor
 from gen.draws import CounterDraws
 from gen.errors import GenError
 from gen.law import Law
-from gen.ledger import put_text
 from gen.registry import registry
 from gen.sampling import Sampler, resolve_sampler
 
@@ -163,15 +161,18 @@ def table_of(boards: Sequence[Board], probe: Board, specs: dict[str, dict[str, A
 
 def bench_oracle(args: argparse.Namespace) -> int:
     """What ``gen bench --oracle`` does. Raises ``GenError`` for flags that say something about a model."""
-    from gen.bench import machine, swept
+    from gen.bench import deliver, grid_of, machine
     from gen.commands import LAW
     from gen.progress import for_terminal
 
-    for key, default in (("model", None), ("dtype", None), ("device", None), ("batch_sizes", "1,8")):
+    for key, default in (("model", None), ("dtype", None), ("device", None), ("peers", None), ("batch_sizes", "1,8")):
         if getattr(args, key) != default:
             flag = f"--{key.replace('_', '-')}"
             raise GenError(f"{flag} is {getattr(args, key)!r}, with --oracle; expected nothing, the oracle takes the model's place")
-    sweep, said = swept(args.sweep), {k: getattr(args, k) for k in LAW if getattr(args, k) is not None}
+    grid = grid_of(args.sweep)
+    if len(grid) > 1:
+        raise GenError(f"--sweep came with the knobs {', '.join(grid)}, with --oracle; expected one, a sampler is drawn along one dial")
+    sweep, said = next(iter(grid.items()), (None, [])), {k: getattr(args, k) for k in LAW if getattr(args, k) is not None}
     specs = contenders([n.strip() for n in args.samplers.split(",") if n.strip()] if args.samplers else None)
     law_of = lambda name: {**getattr(registry.table("preset").get(name), "law", {}), **said}
     for spec in specs.values():
@@ -188,24 +189,23 @@ def bench_oracle(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     exact = {case: known for board in boards for case, known in board.exact.items()}
-    if args.out:
-        report = {"modality": args.modality, "oracle": True, "seed": args.seed, "prompts": args.prompts, "repeats": args.repeats, "law": said,
-                  "machine": machine(), "seconds": time.perf_counter() - began, "cases": exact, "table": table}  # fmt: skip
-        put_text(Path(args.out), json.dumps(report, ensure_ascii=False, indent=1) + "\n")
-    print(render(table, exact, args.markdown))
+    report = {"modality": args.modality, "oracle": True, "seed": args.seed, "prompts": args.prompts, "repeats": args.repeats, "law": said,
+              "machine": machine(), "seconds": time.perf_counter() - began, "cases": exact, "table": table}  # fmt: skip
+    lines = [render(table, exact, args.markdown)]
     if args.gallery:
         from gen.bench_curve import write_curves
 
         hardest_first = sorted(exact.items(), key=lambda case: case[1]["one_step"])
         heads = {case: f"{case}: one call is right {known['one_step']:.1%} of the time" for case, known in hardest_first}
         page = write_curves(Path(args.gallery), table, f"gen bench {args.modality} --oracle", "case", heads)
-        print(f"gallery: {page}")
+        lines.append(f"gallery: {page}")
+    deliver(args, report, "\n".join(lines))
     return 0
 
 
 def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], markdown: bool) -> str:
     """Forward calls and accuracy per case. Cases that one call always gets right share a column, with the worst of them."""
-    from gen.bench import laid_out
+    from gen.bench_table import laid_out
 
     hard = [case for case, known in exact.items() if known["one_step"] < 1 - 1e-9]
     easy = [case for case in exact if case not in hard]

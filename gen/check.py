@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gen.errors import GenError
-from gen.jobs import describe
-from gen.ledger import CHECK, inside, put_text, read_rows, require_job, sha256, writing
+from gen.ledger import CHECK, put_text, read_rows, require_job, sha256, writing
+from gen.members import Members
+from gen.microbatch import describe
 
 
 def check_folder(folder: str | Path) -> dict[str, Any]:
@@ -28,12 +29,13 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
     verdicts: dict[str, dict[str, Any]] = {}
     modalities: dict[str, Any] = {}
     broken = 0
-    for row in rows:
-        name = row["modality"]
-        if name not in modalities:
-            modalities[name] = registry.get("modality", name, str(folder))()
-        verdicts[row["id"]], judged = _check_row(folder, row, modalities[name])
-        broken += not judged
+    with Members(folder) as members:
+        for row in rows:
+            name = row["modality"]
+            if name not in modalities:
+                modalities[name] = registry.get("modality", name, str(folder))()
+            verdicts[row["id"]], judged = _check_row(members, row, modalities[name])
+            broken += not judged
     put_text(folder / CHECK, json.dumps(verdicts, ensure_ascii=False) + "\n")
     with writing(folder):
         write_gallery(folder)
@@ -46,20 +48,20 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
     return {**_shares(list(verdicts.values())), "broken": broken, "by_sampler": shares, "failed": failed}
 
 
-def _check_row(folder: Path, row: dict[str, Any], modality: Any) -> tuple[dict[str, Any], bool]:
+def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[dict[str, Any], bool]:
     """The verdict, and whether there was a medium to judge."""
     wrong = lambda detail: ({"fulfilled": False, "valid": False, "detail": detail}, False)
-    path = inside(folder, row)
     if row["status"] != "ok":
         return wrong(f"the item failed: {row['error']}")
-    if path is None or not path.is_file():
-        return wrong(f"file {row['file']!r} is missing")
-    if sha256(path) != row["sha256"]:
-        return wrong(f"file {path.name} is not the one the manifest describes (its sha256 differs)")
-    try:
-        verdict = modality.check(modality.load(path), row["prompt"])
-    except Exception as problem:  # a decoder may raise anything on a broken file
-        return wrong(f"file {path.name} cannot be checked: {describe(problem)}")
+    with members.path(row) as path:
+        if path is None:
+            return wrong(f"file {row.get('member') or row['file']!r} is missing")
+        if sha256(path) != row["sha256"]:
+            return wrong(f"file {path.name} is not the one the manifest describes (its sha256 differs)")
+        try:
+            verdict = modality.check(modality.load(path), row["prompt"])
+        except Exception as problem:  # a decoder may raise anything on a broken file
+            return wrong(f"file {path.name} cannot be checked: {describe(problem)}")
     return {"fulfilled": bool(verdict.fulfilled), "valid": bool(verdict.valid), "detail": verdict.detail}, True
 
 

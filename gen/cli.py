@@ -7,9 +7,9 @@ import difflib
 import re
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
 from gen.errors import GenError
+from gen.versions import installed
 
 KINDS = ("samplers", "presets", "layouts", "tokenizers", "modalities", "models", "families", "configs")
 
@@ -65,7 +65,7 @@ def build() -> Parser:
     parser = Parser(
         prog="gen", description="Every modality becomes tokens, and one registry of samplers decodes them all."
     )
-    parser.add_argument("--version", action="version", version=f"gen {_version()}")
+    parser.add_argument("--version", action="version", version=f"gen {installed('gen-toolkit') or '(not installed)'}")
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
 
     def command(name: str, module: str, function: str, text: str, epilog: str = "") -> Parser:
@@ -111,6 +111,11 @@ def build() -> Parser:
     )
     sub.add_argument("--dry-run", action="store_true", help="check everything, say what would be made, write nothing")
 
+    sub = command("work", "gen.commands", "work", "join a job that gen run has begun, from any machine that sees its folder")
+    sub.add_argument("folder", metavar="DIR")
+    sub.add_argument("--slot", type=int, default=0, metavar="N", help="which of several workers this is: they begin at different shards (0)")
+    sub.add_argument("--device", metavar="NAME", help="where the job says cuda: the device of this worker, such as cuda:1")
+
     sub = command("ls", "gen.cli_info", "ls", "list what there is")
     sub.add_argument("kind", metavar="KIND", choices=KINDS, help=" | ".join(KINDS))
     sub.add_argument("--json", action="store_true", help="for programs")
@@ -123,9 +128,10 @@ def build() -> Parser:
     sub.add_argument("config", metavar="CONFIG")
     sub.add_argument("dest", metavar="DEST")
 
-    sub = command("status", "gen.cli_info", "status", "how far a job folder is")
+    sub = command("status", "gen.status", "status", "how far a job folder is, also while a run is at work")
     sub.add_argument("folder", metavar="DIR")
     sub.add_argument("--json", action="store_true", help="for programs")
+    sub.add_argument("--watch", action="store_true", help="show the progress until all is made; with --json, one report per line")
 
     sub = command("gallery", "gen.commands", "gallery", "write the index.html of a job folder again")
     sub.add_argument("folder", metavar="DIR")
@@ -133,6 +139,21 @@ def build() -> Parser:
     sub = command("check", "gen.commands", "check", "which media of a job folder fulfil their prompts")
     sub.add_argument("folder", metavar="DIR")
     sub.add_argument("--json", action="store_true", help="for programs")
+
+    sub = command("decode", "gen.decode", "decode", "make media of the tokens that a job kept, with their frontend or another one")
+    sub.add_argument("folder", metavar="DIR")
+    sub.add_argument("--out", metavar="D", required=True, help="folder to write; the same command again resumes")
+    sub.add_argument("--frontend", metavar="NAME", help="zoo name or folder (the one the tokens were made with)")
+    sub.add_argument("--model", metavar="NAME", help="where the model of the tokens lies now, if it was moved")
+    sub.add_argument("--device", metavar="NAME", help="default: as the job")
+    sub.add_argument("--dtype", metavar="NAME", help="default: as the job")
+    sub.add_argument("--force", action="store_true", help="replace what was decoded into D otherwise")
+    sub.add_argument("--trust-remote-code", action="store_true", help="let the code in the model's folder run, as the job did")
+
+    sub = command("export", "gen.export", "export", "write the rows of a job as one Parquet file")
+    sub.add_argument("folder", metavar="DIR")
+    sub.add_argument("--parquet", metavar="FILE", required=True)
+    sub.add_argument("--media", action="store_true", help="with the media themselves, as a column of bytes")
 
     sub = command("doctor", "gen.doctor", "doctor", "what this machine can run")
     sub.add_argument("--json", action="store_true", help="for programs")
@@ -144,17 +165,23 @@ def build() -> Parser:
         "forward calls, wall time and fidelity of samplers, side by side",
         "example: gen bench image --batch-sizes 1,8 --samplers speculative_jacobi,sjd --repeats 3 --out bench.json",
     )
-    sub.add_argument("modality", metavar="MODALITY")
+    sub.add_argument("modality", metavar="MODALITY", help="see gen ls modalities; all: each in turn; or jobs: what the job layer costs")
+    sub.add_argument("--items", type=int, metavar="N", help="with jobs: items without a model, per layout (10000)")
+    sub.add_argument("--modalities", metavar="A,B", help="with jobs: whose models are measured (all)")
+    sub.add_argument("--quick", action="store_true", help="less of everything: fewer prompts, repeats, items")
     sub.add_argument("--samplers", metavar="A,B", help="names; autoregressive is always measured, as the reference")
     sub.add_argument("--batch-sizes", default="1,8", metavar="N,N", help="items decoded together (1,8)")
-    sub.add_argument("--sweep", metavar="KNOB=V,V", help="measure samplers that have this knob with each of these values")
+    sub.add_argument("--sweep", action="append", metavar="KNOB=V,V",
+                     help="measure samplers that have this knob with each of these values; may be repeated: a grid")  # fmt: skip
+    sub.add_argument("--peers", metavar="A,B", help="other implementations on the same weights: transformers, diffusers, reference, or all")
     sub.add_argument("--oracle", action="store_true",
                      help="measure every masked sampler, preset and selector against models whose law is known, in place of a network")  # fmt: skip
-    sub.add_argument("--prompts", type=int, metavar="N", help="prompts per repeat (8); with --oracle, tasks of a kind (96)")
-    sub.add_argument("--repeats", type=int, metavar="N", help="interleaved repeats, with fresh seeds (3); with --oracle, seeds per task (1)")
+    sub.add_argument("--prompts", type=int, metavar="N", help="prompts per repeat (8, 2 with --quick); with --oracle, tasks of a kind (96)")
+    sub.add_argument("--repeats", type=int, metavar="N", help="interleaved repeats, with fresh seeds (3, 1 with --quick); with --oracle, seeds per task (1)")
     sub.add_argument("--seed", type=int, default=0, metavar="S")
     sub.add_argument("--out", metavar="FILE.json", help="write everything measured, run by run")
-    sub.add_argument("--gallery", metavar="DIR", help="draw fidelity against forward calls as a page in this folder")
+    sub.add_argument("--json", action="store_true", help="for programs: the same as one line on standard output; the table goes to standard error")
+    sub.add_argument("--gallery", metavar="DIR", help="draw fidelity, calls, wall time and acceptance as a page in this folder")
     sub.add_argument("--markdown", action="store_true", help="print the table as markdown")
     _model_flags(sub)
     _law_flags(sub)
@@ -176,10 +203,3 @@ def _law_flags(sub: Parser) -> None:
         ("min_p", float),
     ):
         sub.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help="default: the modality's")
-
-
-def _version() -> str:
-    try:
-        return version("gen-toolkit")
-    except PackageNotFoundError:
-        return "(not installed)"

@@ -1,4 +1,4 @@
-"""The commands that tell: ``ls``, ``show``, ``cp``, ``status``."""
+"""The commands that tell: ``ls``, ``show``, ``cp``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,35 +160,6 @@ def cp(args: argparse.Namespace) -> int:
         except FileExistsError as error:
             raise GenError(f"{dest} exists; expected a name that is free") from error
     print(dest)
-    return 0
-
-
-def status(args: argparse.Namespace) -> int:
-    from gen.config import stored_job
-    from gen.ledger import read_rows, require_job
-
-    folder = require_job(args.folder)
-    job = stored_job(folder)
-    rows = {r["id"]: r for r in read_rows(folder)}
-    total = sum(len(e.prompts) * e.num_samples for e in job.entries)
-    counts = Counter(r["status"] for r in rows.values())
-    by_sampler = {label: {"items": len(e.prompts) * e.num_samples, "ok": 0, "failed": 0}
-                  for label, e in zip(job.labels(), job.entries, strict=True)}  # fmt: skip
-    for row in rows.values():
-        group = by_sampler.setdefault(row["sampler"], {"items": 0, "ok": 0, "failed": 0})
-        group[row["status"]] += 1
-    report = {"folder": str(folder), "items": total, "ok": counts["ok"], "failed": counts["failed"],
-              "pending": total - counts["ok"] - counts["failed"], "by_sampler": by_sampler}  # fmt: skip
-    if args.json:
-        print(json.dumps(report, ensure_ascii=False, indent=2))
-        return 0
-    print(columns([("sampler", "items", "ok", "failed", "pending")] + [
-        (name, *map(str, (g["items"], g["ok"], g["failed"], g["items"] - g["ok"] - g["failed"])))
-        for name, g in [*by_sampler.items(), *([("all", report)] if len(by_sampler) > 1 else [])]
-    ]))  # fmt: skip
-    for row in rows.values():
-        if row["status"] == "failed":
-            print(f"{row['id']} {row['prompt']!r}: {row['error']}")
     return 0
 
 

@@ -61,38 +61,76 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(job: Any) -> int:
     from gen.jobs import run_job
-    from gen.progress import for_terminal
+    from gen.place import place
+    from gen.progress import Silent, for_terminal
+    from gen.stopping import STOPPED, stoppable
 
-    summary = run_job(job, progress=for_terminal())
+    leader = place().leader
+    progress = for_terminal() if leader else Silent()
+    with stoppable(progress.note) as stop:
+        summary = run_job(job, progress=progress, stop=stop)
+    if not leader:  # launchers end all processes when one of them returns anything else, and the leader is still at the gallery
+        return 0
+    _tell(summary)
+    if summary["pending"]:
+        print(f"gen: stopped with {summary['pending']} items to make; the same command goes on", file=sys.stderr)
+        return STOPPED
+    return 1 if summary["failed"] else 0
+
+
+def _tell(summary: dict[str, Any]) -> None:
+    made = summary["items"] - summary["skipped"]
+    if not made and not summary["pending"]:
+        print(f"all {summary['items']} items are there, nothing to do")
     for name, s in summary["by_sampler"].items():
         print(f"{name}: {s['items']} items, {s['nfe']:g} forward calls and {s['seconds']:.3g} s per item (medians)")
     print(f"gallery: {summary['gallery']}")
     failed = summary["failed"]
     if failed:
-        first = " ".join(f"{failed[0]['id']}: {failed[0]['error']}".split())
-        print(f"gen: {len(failed)} of {summary['items']} items failed ({first}); the same command tries them again",
-              file=sys.stderr)  # fmt: skip
-    return 1 if failed else 0
+        first = " ".join(f"{failed[0]['index']:06d}: {failed[0]['error']}".split())
+        print(f"gen: {len(failed)} of {summary['items']} items failed ({first}); retry=failed tries just them again", file=sys.stderr)
+
+
+def work(args: argparse.Namespace) -> int:
+    from gen.jobs import join_job
+    from gen.progress import Silent
+    from gen.stopping import STOPPED, stoppable
+
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            print(f"gen: {text}", file=sys.stderr, flush=True)
+
+    with stoppable(Notes().note) as stop:
+        report = join_job(args.folder, slot=args.slot, device=args.device, progress=Notes(), stop=stop)
+    return STOPPED if report.stopped else 1 if report.failed else 0
 
 
 def _dry_run(job: Any) -> int:
     from pathlib import Path
+    from types import SimpleNamespace
 
     from gen.checkpoint import family_of, published
     from gen.config import fingerprint
-    from gen.jobs import check_target
+    from gen.plan import check_target, make_plan
 
     check_target(Path(job.out), job)
-    rows = [("sampler", "modality", "prompts", "samples", "items")]
-    for entry, label in zip(job.entries, job.labels(), strict=True):
-        modality, files = registry.get("modality", entry.modality)(), published(entry.model) if entry.model else None
+    any_prompt = SimpleNamespace(condition=str)  # of a published model: what its prompts may be only the loaded model knows
+
+    def pipe_of(entry: Any) -> Any:
+        files = published(entry.model) if entry.model else None
         if files is not None:
-            family_of(files, entry.modality)  # what its prompts may be only the loaded model knows
-        for prompt in entry.prompts if files is None else ():
-            modality.condition(prompt)
-        n = len(entry.prompts)
-        rows.append((label, entry.modality, str(n), str(entry.num_samples), str(n * entry.num_samples)))
+            family_of(files, entry.modality)
+        return SimpleNamespace(modality=registry.get("modality", entry.modality)() if files is None else any_prompt)
+
+    plan = make_plan(job, pipe_of)
+    rows = [("sampler", "modality", "rows", "items")]
+    for e, (entry, label) in enumerate(zip(job.entries, job.labels(), strict=True)):
+        mine = [i for i in plan["items"] if i["entry"] == e]
+        rows.append((label, entry.modality, str(len({i["line"] for i in mine})), str(len(mine))))
     print(columns(rows))
+    for item in [i for i in plan["items"] if "error" in i][:10]:
+        print(f"cannot be made: {item['error']}")
+    print(f"items: {len(plan['items'])} in {len(plan['shards'])} shards" + (f", {plan['duplicates']} asked for twice" if plan["duplicates"] else ""))
     print(f"out: {job.out}  fingerprint: {fingerprint(job)}")
     return 0
 

@@ -10,29 +10,39 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from gen.config_rows import row_check
+from gen.config_run import RUN, Run, make_run
+from gen.config_trees import canonical, difference, escape, factored, labels, one_text, plain
 from gen.errors import GenError, bad_value, unknown
-from gen.layers import merge_layers, read_yaml
+from gen.inputs import Census, Row, file_digest, iter_rows, listed_rows, located, take_census
+from gen.layers import FILES, merge_layers, read_yaml
 from gen.start import MEDIA, START, Start
 
+__all__ = ["Entry", "Job", "Run", "difference", "find_config", "fingerprint", "load_config", "make_job", "packaged", "stored_job"]
+
 RELEVANT = ("modality", "model", "model_options", "sampler", "law", "prompts", "num_samples", "seed", "dtype", *START)
+UNNAMED = ("prompts", *MEDIA)  # too long to tell entries apart by
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One sampler over one list of prompts. ``sampler``: its name as written and every knob; ``law``: every knob."""
+    """One sampler over its rows of input. ``sampler``: its name as written and every knob; ``law``: every knob. ``prompts``: rows said in
+    the job itself, texts or mappings; ``prompts_file``: the absolute path of a file of them."""
 
     modality: str
     model: str | None
     model_options: dict[str, Any]
     sampler: dict[str, Any]
     law: dict[str, Any]
-    prompts: list[str]
+    prompts: list[str | dict[str, Any]]
+    prompts_file: str | None
     num_samples: int
     seed: int
     source: str | None
@@ -49,15 +59,59 @@ class Entry:
     def start(self) -> Start:
         return Start(*(getattr(self, k) for k in START))
 
-    def relevant(self) -> dict[str, Any]:
-        """What the media depend on. A source, a mask or a prefix counts by its content, not by its path."""
-        values = {k: getattr(self, k) for k in RELEVANT}
-        values["model_options"] = {k: v for k, v in self.model_options.items() if k != "device_map"}
-        for key in MEDIA:
-            if values[key] is not None:
-                path = Path(values[key])
-                values[key] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else f"missing {path}"
-        return _canonical(values)
+    @cached_property
+    def census(self) -> Census:
+        """What one look at all rows tells: how many, and their digest. Taken once."""
+        return self.own_census(self.said_census())
+
+    def said_census(self) -> Census:
+        """Of the rows as they were said, which is the same for every entry that has them."""
+        stamp = self._stamp()
+        return replace(take_census(self._said_rows()), stamp=stamp)
+
+    def own_census(self, said: Census) -> Census:
+        """Another one only where rows call knobs by other names than the sampler does: both names are one knob, and count as one."""
+        check = self.row_check()
+        if all(check(row).sampler == row.sampler for row in said.first.values()):
+            return said
+        return replace(take_census(map(check, self._said_rows())), stamp=said.stamp)
+
+    def rows(self) -> Iterator[Row]:
+        """Every row, read anew each time, with the sampler's own names of its knobs; those that cannot be made have an ``error``.
+
+        Raises ``GenError`` if the file is no longer the one that was counted.
+        """
+        yield from map(self.row_check(), self._said_rows())
+        if self._stamp() != self.census.stamp and self.own_census(self.said_census()).sha256 != self.census.sha256:
+            raise GenError(f"{self.prompts_file} has changed while it was read; give the same command again")
+
+    def row_check(self) -> Callable[[Row], Row]:
+        """See `gen.config_rows`."""
+        return row_check(self.sampler, self.law, self.start, self._located)
+
+    def relevant(self, digest: Callable[[str], str] = file_digest) -> dict[str, Any]:
+        """What the media depend on. Rows count by their content wherever they come from; so does a source, a mask or a prefix."""
+        values = {**self.said(), "prompts": {"rows": self.census.rows, "sha256": self.census.sha256}}
+        return canonical(values | {k: digest(getattr(self, k)) for k in MEDIA if getattr(self, k) is not None})
+
+    def said(self) -> dict[str, Any]:
+        """What counts, as it was said: no file is opened."""
+        options = {k: v for k, v in self.model_options.items() if k != "device_map"}
+        return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options}
+
+    def _said_rows(self) -> Iterator[Row]:
+        return listed_rows(self.prompts) if self.prompts_file is None else iter_rows(self.prompts_file)
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """Of a file of prompts: another one where it was written to."""
+        try:
+            about = Path(self.prompts_file or "").stat()
+        except OSError:  # reading it will say so
+            return None
+        return (about.st_mtime_ns, about.st_size) if self.prompts_file is not None else None
+
+    def _located(self, row: Row, problem: object) -> str:
+        return f"prompts.{row.line}: {problem}" if self.prompts_file is None else located(Path(self.prompts_file), row.line, problem)
 
 
 @dataclass(frozen=True)
@@ -67,58 +121,35 @@ class Job:
     name: str
     out: str
     entries: list[Entry] = field(default_factory=list)
+    run: Run = field(default_factory=Run)
+
+    def relevant(self) -> dict[str, Any]:
+        """What the media and the folder depend on: the tree that the fingerprint is of, and that a plan keeps."""
+        digest = cache(file_digest)  # entries often start from the same files
+        batch = lambda e: {"batch_size": e.batch_size} if self.run.deterministic else {}
+        return {"entries": [{**e.relevant(digest), **batch(e)} for e in self.entries], **self.run.counted()}
 
     def to_dict(self) -> dict[str, Any]:
         """The tree of a job file that loads to this job: what all entries share at the top, the rest under ``jobs``."""
-        trees = [asdict(e) for e in self.entries]
-        shared = {k: v for k, v in trees[0].items() if all(_canonical(t[k]) == _canonical(v) for t in trees)}
-        tree = {"name": self.name, "out": self.out, **{k: v for k, v in shared.items() if v is not None}}
-        if len(trees) > 1:
-            tree["jobs"] = [{k: v for k, v in t.items() if k not in shared} for t in trees]
-        return tree
+        shared, rest = factored([_entry_tree(e) for e in self.entries])
+        tree = {"name": self.name, "out": self.out, **self.run.said(), **{k: v for k, v in shared.items() if v is not None}}
+        return {**tree, "jobs": rest} if len(rest) > 1 else tree
 
     def to_yaml(self) -> str:
         from omegaconf import OmegaConf
 
-        return OmegaConf.to_yaml(OmegaConf.create(_escape(self.to_dict())))
+        return OmegaConf.to_yaml(OmegaConf.create(escape(self.to_dict())))
 
     def labels(self) -> list[str]:
         """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart, and the modality where a job has
         several."""
-        unsaid = ("prompts", *MEDIA)  # too long for a name
-        flats = [{k: v for k, v in _flat(e.relevant()).items() if k not in unsaid} for e in self.entries]
-        several = len({e.modality for e in self.entries}) > 1
-        labels = []
-        for e, mine in zip(self.entries, flats, strict=True):
-            same = lambda o, e=e: (o.sampler["name"], o.modality) == (e.sampler["name"], e.modality)
-            twins = [f for o, f in zip(self.entries, flats, strict=True) if same(o)]
-            parts = []
-            if len(twins) > 1 and len({f.get("model") for f in twins}) == len(twins):  # then the model says it all
-                parts += [e.model] if e.model else []
-            else:
-                differing = [k for k in mine if k != "sampler.name" and any(f.get(k) != mine[k] for f in twins)]
-                parts += [f"{k.removeprefix('sampler.').removeprefix('law.')}={mine[k]}" for k in differing]
-            labels.append(" ".join([e.sampler["name"], *parts, *([f"modality={e.modality}"] if several else [])]))
-        return labels
+        return labels([canonical({k: v for k, v in e.said().items() if k not in UNNAMED}) for e in self.entries])
 
 
 def fingerprint(job: Job) -> str:
-    """The sha256 of everything the media depend on; where and in which batches they are made does not count."""
-    text = json.dumps([e.relevant() for e in job.entries], sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def difference(was: Job, now: Job) -> list[str]:
-    """``seed: was 0, now 7`` for every relevant key that two jobs do not share."""
-    a, b = ([_flat(e.relevant()) for e in j.entries] for j in (was, now))
-    if len(a) != len(b):
-        return [f"jobs: was {len(a)}, now {len(b)}"]
-    lines = []
-    for i, (x, y) in enumerate(zip(a, b, strict=True)):
-        prefix = f"jobs.{i}." if len(a) > 1 else ""
-        keys = [k for k in {**x, **y} if x.get(k, "unset") != y.get(k, "unset")]
-        lines += [f"{prefix}{k}: was {_short(x.get(k, 'unset'))}, now {_short(y.get(k, 'unset'))}" for k in keys]
-    return lines
+    """The sha256 of everything the media and the folder depend on; where and in which batches they are made does not count, unless the
+    job is to be ``deterministic``."""
+    return hashlib.sha256(json.dumps(job.relevant(), sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def load_config(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Job:
@@ -132,22 +163,38 @@ def make_job(
 ) -> Job:
     """The job of a tree with the layout of a file. Paths in it are relative to ``base``, those in overrides to the
     working directory."""
-    top, layers = merge_layers(tree, overrides, where, base or Path())
-    entries = [_resolve(values, places, place) for values, places, place in layers]
+    layers = merge_layers(tree, overrides, where, base or Path())
+    counted: dict[Any, Census] = {}  # entries often share their rows
+    entries = [_resolve(values, places, place, counted) for values, places, place in layers.entries]
+    first: dict[str, int] = {}
+    digest = cache(file_digest)
+    for i, entry in enumerate(entries if len(entries) > 1 else ()):
+        twin = first.setdefault(one_text(entry.relevant(digest)), i)
+        if twin != i:
+            counted_how = " (counted after its sweep)" if len(entries) > len(tree.get("jobs", [{}])) else ""
+            raise GenError(f"jobs.{twin} and jobs.{i}{counted_how} in {where} are the same job; expected them to differ")
+    run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.places, where)
+    _refuse_clocks(entries if run.deterministic else [], where)
+    name = layers.top.get("name") or name or entries[0].modality
+    return Job(str(name), _out(layers.top.get("out"), name, layers.places.get("out", where)), entries, run)
+
+
+def _refuse_clocks(entries: list[Entry], where: str) -> None:
+    from gen.sampling import resolve_sampler
+
     for i, entry in enumerate(entries):
-        twin = next((j for j in range(i) if entries[j].relevant() == entry.relevant()), None)
-        if twin is not None:
-            raise GenError(f"jobs.{twin} and jobs.{i} in {where} are the same job; expected them to differ")
-    name = top.get("name") or name or entries[0].modality
-    return Job(str(name), _out(top.get("out"), name, where), entries)
+        if resolve_sampler(entry.sampler, entry.law)[0].timed:
+            knob = next(k for k, v in entry.sampler.items() if v == "auto")
+            raise GenError(f"sampler.{knob} of jobs.{i} in {where} is 'auto', which a clock decides; expected a number, because deterministic is true")
 
 
 def stored_job(folder: Path) -> Job:
-    """The job of a folder, as its ``config.yaml`` holds it: already resolved, so no sampler or model is looked up."""
+    """The job of a folder, as its ``config.yaml`` holds it: already resolved, so no sampler, model or file is looked up."""
     path = folder / "config.yaml"
-    top, layers = merge_layers(read_yaml(path), (), str(path), folder)
-    names = [f.name for f in fields(Entry)]
-    return Job(str(top.get("name")), str(top.get("out")), [Entry(**{k: v[k] for k in names}) for v, _, _ in layers])
+    layers = merge_layers(read_yaml(path), (), str(path), folder)
+    entries = [Entry(**{f.name: v[f.name] for f in fields(Entry)} | {"prompts": v["prompts"] or []}) for v, _, _ in layers.entries]
+    run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.places, str(path))
+    return Job(str(layers.top.get("name")), str(layers.top.get("out")), entries, run)
 
 
 def packaged() -> dict[str, Path]:
@@ -178,7 +225,7 @@ def find_config(path_or_name: str | Path) -> Path:
 # ------------------------------------------------------------------------------------------------------ checking
 
 
-def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str) -> Entry:
+def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str, counted: dict[Any, Census]) -> Entry:
     from gen.registry import registry
 
     at = lambda key: places.get(key, place)
@@ -191,7 +238,7 @@ def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str) -> E
             raise bad_value(key, v[key], "a name", at(key))
     if v["model_options"] and v["model"] is None:
         raise bad_value("model_options", v["model_options"], "none where no model is named", at("model_options"))
-    v["model_options"] = _plain(v["model_options"])
+    v["model_options"] = plain(v["model_options"])
     if v["dtype"] not in DTYPES:
         raise unknown("dtype", v["dtype"], DTYPES, at("dtype"))
     _check_device(v["device"], at("device"))
@@ -200,13 +247,19 @@ def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str) -> E
             raise bad_value(key, v[key], f"an integer of at least {least}", at(key))
     if v["seed"] >= 2**62:
         raise bad_value("seed", v["seed"], "an integer below 2**62", at("seed"))
+    for key in FILES:
+        if v[key] is not None and not Path(v[key]).is_file():
+            raise GenError(f"{key} in {at(key)} is no file: {v[key]}")
     try:
         Start(*(v[k] for k in START))
     except GenError as error:
         raise GenError(f"{error} ({place})") from None
-    v["prompts"] = _prompts(v["prompts"], v.pop("prompts_file"), at)
+    if v["prompts"] is None and v["prompts_file"] is None:
+        raise bad_value("prompts", None, "at least one prompt", at("prompts"))
     v["sampler"], v["law"] = _resolve_sampler(v["sampler"], v["law"], places, place)
-    return Entry(**v)
+    entry = Entry(**v | {"prompts": v["prompts"] or []})
+    _check_rows(entry, at("prompts"), counted)
+    return entry
 
 
 def _check_device(device: str, where: str) -> None:
@@ -218,24 +271,16 @@ def _check_device(device: str, where: str) -> None:
         raise bad_value("device", device, "cpu, cuda, cuda:0, mps ...", where) from error
 
 
-def _prompts(prompts: Any, file: str | None, at) -> list[str]:
-    where = at("prompts" if file is None else "prompts_file")
-    if file is not None:
-        try:
-            prompts = [line.strip() for line in Path(file).read_text("utf-8").splitlines() if line.strip()]
-        except UnicodeDecodeError as error:
-            raise GenError(f"prompts_file {file} is no UTF-8 text") from error
-        where = file
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if not isinstance(prompts, list) or not prompts:
-        raise bad_value("prompts", prompts, "at least one prompt", where)
-    for i, prompt in enumerate(prompts):
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise bad_value(
-                f"prompts.{i}", prompt, "a text that is not empty (quote it if YAML reads it otherwise)", where
-            )
-    return prompts
+def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
+    """One row of every set of knobs and starts. A wrong one in the job itself is refused; of a file, one good row is enough."""
+    key = entry.prompts_file or id(entry.prompts)
+    said = counted[key] = counted.get(key) or entry.said_census()
+    entry.__dict__["census"] = entry.own_census(said)
+    errors = [row.error for row in map(entry.row_check(), said.first.values()) if row.error]
+    if entry.prompts_file is None and errors:
+        raise GenError(f"{errors[0]} ({where})")
+    if len(errors) == len(said.first):
+        raise GenError(f"{entry.prompts_file} holds no row that can be made; the first one: {said.error or errors[0]}")
 
 
 def _resolve_sampler(node: dict, law: dict, places: Mapping[str, str], place: str) -> tuple[dict, dict]:
@@ -248,8 +293,8 @@ def _resolve_sampler(node: dict, law: dict, places: Mapping[str, str], place: st
         text = str(error)  # said in the place that set the key the message is about
         named = [p for k, p in places.items() if "." in k and k.split(".")[1] in text]
         raise GenError(f"{text} ({named[0] if named else places.get('sampler', place)})") from error
-    knobs = {f.name: _plain(getattr(sampler, f.name)) for f in fields(sampler)} if is_dataclass(sampler) else {}
-    return {"name": node["name"], **knobs}, {k: _plain(v) for k, v in asdict(full).items()}
+    knobs = {f.name: plain(getattr(sampler, f.name)) for f in fields(sampler)} if is_dataclass(sampler) else {}
+    return {"name": node["name"], **knobs}, {k: plain(v) for k, v in asdict(full).items()}
 
 
 def _out(out: Any, name: object, where: str) -> str:
@@ -260,42 +305,7 @@ def _out(out: Any, name: object, where: str) -> str:
     return out
 
 
-# ------------------------------------------------------------------------------------------------------- plain data
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value
-
-
-def _canonical(value: Any) -> Any:
-    """Plain data in which 2 and 2.0 are one number, as they are to every knob."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, Mapping):
-        return {str(k): _canonical(v) for k, v in value.items()}
-    return [_canonical(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return out
-
-
-def _escape(value: Any) -> Any:
-    """``${`` in a prompt is text, not an interpolation."""
-    if isinstance(value, str):
-        return value.replace("${", "\\${")
-    if isinstance(value, Mapping):
-        return {k: _escape(v) for k, v in value.items()}
-    return [_escape(v) for v in value] if isinstance(value, Iterable) else value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _entry_tree(entry: Entry) -> dict[str, Any]:
+    tree = {f.name: getattr(entry, f.name) for f in fields(entry)}
+    del tree["prompts" if entry.prompts_file is not None else "prompts_file"]  # one of them is said
+    return tree

@@ -13,10 +13,12 @@ import platform
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from gen.versions import installed
 
 NEEDED = (
     "torch",
@@ -30,7 +32,7 @@ NEEDED = (
     "numpy",
     "soundfile",
     "av",
-    "tqdm",
+    "rich",
 )
 
 
@@ -48,12 +50,12 @@ def examine() -> dict[str, Any]:
     report: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "gen": _version("gen-toolkit"),
+        "gen": installed("gen-toolkit"),
     }
     problems: list[str] = []
     notes: list[str] = []
     wanted = requirements()
-    report["packages"] = {name: _version(name) for name in NEEDED}
+    report["packages"] = {name: installed(name) for name in NEEDED}
     for name, found in report["packages"].items():
         if found is None:
             problems.append(f"{name} is not installed; expected {name}{wanted.get(name.lower(), '')}")
@@ -166,13 +168,6 @@ def _writable(folder: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _text(report: dict[str, Any]) -> str:

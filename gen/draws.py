@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 _MASK53 = (1 << 53) - 1
+KEPT, BLOCK = 1 << 19, 32  # bytes of noise that are kept per purpose, and for how many more positions at a time it is made
+PIECE = {True: 1 << 13, False: 1 << 22}  # numbers that are worked on at a time, on a CPU or elsewhere
 
 
 class Draws(Protocol):
@@ -46,10 +48,15 @@ def item_key(*parts: object) -> int:
 
 
 class CounterDraws:
-    """See the module. ``keys``: one integer per row of the batch."""
+    """See the module. ``keys``: one integer per row of the batch.
+
+    On a CPU, noise that belongs to positions is kept as long as it takes no more than ``KEPT`` bytes: the same positions are asked about round
+    after round. Elsewhere, or beyond that, it is made where it is wanted, a ``PIECE`` of it at a time.
+    """
 
     def __init__(self, keys: Sequence[int], device: torch.device | str = "cpu"):
         self.keys = torch.tensor([k - (1 << 64) if k >> 63 else k for k in keys], dtype=torch.int64, device=device)
+        self._kept: dict[tuple[str, int], Tensor] = {}  # float64 [rows of the batch, positions, V]
 
     def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
         h = _mix(self.keys[rows] ^ _constant(purpose))
@@ -71,10 +78,36 @@ class CounterDraws:
 
     def categorical(self, logp, rows, positions, purpose, round, active) -> Tensor:
         """The Gumbel-max rule: argmax of log p + G, with one G per (position, id)."""
+        if round is None and logp.numel():
+            noise = self._noise(rows, positions, purpose, logp.shape[-1])
+            if noise is not None:
+                return (noise + logp).argmax(-1)
         bits = self._bits(rows, positions, purpose, round)
-        ids = torch.arange(logp.shape[-1], device=logp.device)
-        noise = -torch.log(-torch.log(_unit(_mix(bits[..., None] + (ids + 1) * _GOLDEN))))
-        return (logp + noise).argmax(-1)
+        size = logp.shape[-1]
+        many = max(1, PIECE[bits.device.type == "cpu"] // max(1, size))
+        if bits.numel() <= many:
+            return (logp + _gumbel(bits, size)).argmax(-1)
+        whole = logp.is_contiguous()  # else row by row, since all rows together would be a copy
+        pairs = [(logp.view(-1, size), bits.view(-1))] if whole else zip(logp, bits, strict=True)
+        parts = [(law + _gumbel(here, size)).argmax(-1) for x, y in pairs for law, here in zip(x.split(many), y.split(many), strict=True)]
+        return torch.cat(parts).view(bits.shape)
+
+    def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> Tensor | None:
+        """What is kept of the noise of these positions, [b, L, V]; None where it would be too much."""
+        if positions.device.type != "cpu":
+            return None
+        kept = self._kept.get((purpose, size))
+        there, need = 0 if kept is None else kept.shape[1], int(positions.numpy().max()) + 1
+        if need > there:
+            more = -(-need // BLOCK) * BLOCK
+            if len(self.keys) * more * size * 8 > KEPT:
+                return None
+            every, at = torch.arange(len(self.keys)), torch.arange(there, more).expand(len(self.keys), -1)
+            new = _gumbel(self._bits(every, at, purpose, None), size)
+            kept = self._kept[purpose, size] = new if kept is None else torch.cat([kept, new], 1)
+        if positions.numel() == 1:
+            return kept[rows.item(), need - 1].view(1, 1, size)
+        return kept[rows[:, None], positions]
 
 
 class OffsetDraws:
@@ -118,6 +151,12 @@ def _mix(x: Tensor) -> Tensor:
     x = (x ^ _shift(x, 30)) * _M1
     x = (x ^ _shift(x, 27)) * _M2
     return x ^ _shift(x, 31)
+
+
+def _gumbel(bits: Tensor, size: int) -> Tensor:
+    """Gumbel noise float64 [..., V] from the bits [...] of a decision."""
+    ids = torch.arange(size, device=bits.device)
+    return _unit(_mix(bits[..., None] + (ids + 1) * _GOLDEN)).log_().neg_().log_().neg_()
 
 
 def _unit(bits: Tensor) -> Tensor:

@@ -86,9 +86,11 @@ def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
     return Layout(planes, rows, columns, ceil(planes / lines), prod(sizes))
 
 
-def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: str, kind: str = "image") -> str:
+def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: str, kind: str = "image", method: str = "") -> str:
     """The card of one traced item. ``title`` and ``media`` are HTML already. ``kind``: of the medium, such as ``audio``."""
     try:
+        if not isinstance(steps, list):
+            raise TypeError(f"a {type(steps).__name__}")
         final = replay(steps)
         events = []
         for s in steps:
@@ -111,7 +113,7 @@ def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: 
     token_grid = (f'<svg class="grid"{most} viewBox="0 0 {width} {height}" role="img" aria-label="the step at which each of '
                   f'{len(final)} tokens was committed, of {n}">{cells}</svg>')  # fmt: skip
     data = json.dumps(events, separators=(",", ":")).replace("<", "\\u003c")
-    return f"""<article class="trace{wide}" id="trace-{escape(name)}">
+    return f"""<article class="trace{wide}" id="trace-{escape(name)}" data-method="{escape(method)}">
 <header>{title}</header>
 <div class="stage"><div class="shot">{media}</div><div class="tokens">{token_grid}</div>
 <div class="time">{_chart([len(s["committed"]) for s in steps])}

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from gen.errors import bad_value
 
+PIECE = {True: 1 << 15, False: 1 << 22}  # numbers of a law that are worked on at a time, on a CPU or elsewhere: what lies between is as large as that
+
 
 @dataclass(frozen=True)
 class Law:
@@ -50,11 +52,25 @@ class Law:
     def guided(self) -> bool:
         return self.guidance_scale != 1.0
 
-    def __call__(self, logits: Tensor, uncond: Tensor | None = None, legal: Tensor | None = None) -> Tensor:
+    def __call__(self, logits: Tensor, uncond: Tensor | None = None, legal: Tensor | None = None, *, consume: bool = False) -> Tensor:
         """Log-probabilities [..., V] of the law, -inf where it has no mass; float64 for float64 logits, else float32.
 
-        ``uncond``: logits without the condition, like ``logits``. ``legal``: bool, broadcastable to ``logits``.
+        ``uncond``: logits without the condition, like ``logits``. ``legal``: bool, broadcastable to ``logits``. ``consume``: the logits are not
+        needed any more, so that the law may be written over them.
         """
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        rows = max(1, PIECE[logits.device.type == "cpu"] // logits.shape[-1])
+        if logits[..., 0].numel() <= rows:
+            return self._of(logits, uncond, legal)
+        out = logits if consume and logits.dtype == wide and logits.is_contiguous() else torch.empty(logits.shape, dtype=wide, device=logits.device)
+        flat = lambda x: None if x is None else x.expand(logits.shape).reshape(-1, logits.shape[-1])
+        parts = [flat(x) for x in (out, logits, uncond, legal)]
+        for first in range(0, len(parts[0]), rows):
+            here = [None if x is None else x[first : first + rows] for x in parts]
+            here[0].copy_(self._of(*here[1:]))
+        return out
+
+    def _of(self, logits: Tensor, uncond: Tensor | None, legal: Tensor | None) -> Tensor:
         z = logits if logits.dtype == torch.float64 else logits.float()
         if uncond is not None:
             u = uncond.to(z.dtype)
@@ -64,9 +80,10 @@ class Law:
         if self.temperature == 0:
             best = z.argmax(-1, keepdim=True)
             return torch.full_like(z, float("-inf")).scatter_(-1, best, 0.0)
-        z = z / self.temperature
+        if self.temperature != 1:
+            z = z / self.temperature
         if 0 < self.top_k < z.shape[-1]:
-            kept = z.topk(self.top_k, -1)  # exactly k ids, whatever the ties
+            kept = z.topk(self.top_k, -1, sorted=False)  # exactly k ids, whatever the ties
             z = torch.full_like(z, float("-inf")).scatter_(-1, kept.indices, kept.values)
         if self.top_p < 1:
             ordered, ids = z.sort(dim=-1, descending=True, stable=True)

@@ -1,27 +1,49 @@
-"""The layers of a job: a file, the entries of its ``jobs:``, overrides; merged strictly, with the place of every value.
+"""The layers of a job: a file, the entries of its ``jobs:``, sweeps, overrides; merged strictly, with the place of every value.
 
 Nothing is checked here but names and shape; `gen.config` resolves what comes out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from gen.config_run import RUN
+from gen.config_trees import law_knobs
 from gen.errors import GenError, bad_value, unknown
+from gen.inputs import inline_rows
 from gen.start import MEDIA, START
+from gen.sweep import combinations, refuse_swept
 
 DEFAULTS: dict[str, Any] = {
     "modality": None, "model": None, "model_options": {}, "sampler": {"name": "speculative_jacobi"}, "law": {}, "prompts": None,
     "prompts_file": None, "num_samples": 1, "seed": 0, **dict.fromkeys(START), "device": "cpu",
     "dtype": "float32", "batch_size": 8, "trace": 1,
 }  # fmt: skip
-FOLDER_KEYS = ("name", "out")  # one folder per run, so these are no keys of an entry
-KEYS = (*FOLDER_KEYS, *DEFAULTS, "jobs")
+FOLDER_KEYS = ("name", "out", *RUN)  # one folder per run, so these are no keys of an entry
+KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")
 FILES = ("prompts_file", *MEDIA)
 NODES = ("sampler", "law", "model_options")  # keys with keys of their own
+RUN_NODE = "engine_options"
+NODES_MOST = 2_000_000  # of a YAML file; OmegaConf's own limit is below what a large sweep or list of prompts takes
+
+
+class Values(NamedTuple):
+    """The values of one entry, where each came from, and where the entry is."""
+
+    values: dict[str, Any]
+    places: dict[str, str]
+    place: str
+
+
+class Layers(NamedTuple):
+    """The keys of the folder and the run, where each came from, and the entries."""
+
+    top: dict[str, Any]
+    places: dict[str, str]
+    entries: list[Values]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -30,7 +52,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     from yaml import YAMLError
 
     try:
-        tree = OmegaConf.load(path)
+        tree = OmegaConf.load(path, **({"max_yaml_expanded_nodes": NODES_MOST} if _limits(OmegaConf.load) else {}))
         if not isinstance(tree, DictConfig):
             raise GenError(f"{path} holds a list; expected keys such as modality, sampler and prompts")
         return OmegaConf.to_container(tree, resolve=True)
@@ -40,40 +62,80 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise GenError(f"{path} cannot be read as a job file: {error.strerror or error}") from error
 
 
-def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path):
-    """Folder keys, and per entry (values, where each value came from, where the entry is)."""
+def _limits(load: Callable) -> bool:
+    """Whether this OmegaConf limits what a file may hold; older ones do not."""
+    return "max_yaml_expanded_nodes" in signature(load).parameters
+
+
+def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path) -> Layers:
+    """Every entry with its values, one per combination of its sweep. ``base``: what paths of the tree are relative to."""
     for key in tree:
         if key not in KEYS:
             raise unknown("key", key, KEYS, where)
-    top = {k: tree[k] for k in FOLDER_KEYS if tree.get(k) is not None}
     jobs = tree.get("jobs", [{}])
     if not isinstance(jobs, list) or not jobs:
         raise bad_value("jobs", jobs, "a list of partial jobs", where)
-    parsed = []
+    top, top_places, parsed = {}, {}, []
+    for key in FOLDER_KEYS:
+        if key in tree and (tree[key] is not None or key in RUN):
+            _set_top(top, top_places, [key], tree[key], where)
     for text in overrides:
         keys, value = _override(text, len(jobs) if "jobs" in tree else 0)
         if keys[0] in FOLDER_KEYS:
-            if len(keys) > 1:
-                raise unknown("key", ".".join(keys), KEYS, f"override {text!r}")
-            top[keys[0]] = value
+            _set_top(top, top_places, keys, value, f"override {text!r}")
         else:
             parsed.append((keys, value, f"override {text!r}"))
-    layers = []
+    shared, shared_places = dict(DEFAULTS), {}
+    _merge(shared, {k: v for k, v in tree.items() if k in DEFAULTS}, where, shared_places, base)
+    entries = []
     for i, job in enumerate(jobs):
         place = where if "jobs" not in tree else f"{where}, jobs.{i}"
         if not isinstance(job, Mapping):
             raise bad_value(f"jobs.{i}", job, "keys such as sampler and law", where)
-        values, places = dict(DEFAULTS), {}
-        _merge(values, {k: v for k, v in tree.items() if k in DEFAULTS}, where, places, base)
-        _merge(values, job, place, places, base)
-        for keys, value, said in parsed:
-            if keys[0] == "jobs":
-                if int(keys[1]) != i:
-                    continue
-                keys = keys[2:]
+        values, places = dict(shared), dict(shared_places)
+        _merge(values, {k: v for k, v in job.items() if k != "sweep"}, place, places, base)
+        own = [(k[2:] if k[0] == "jobs" else k, v, said) for k, v, said in parsed if k[0] != "jobs" or int(k[1]) == i]
+        sweep = job["sweep"] if "sweep" in job else tree.get("sweep")
+        entries += _swept(Values(values, places, place), sweep, own, base)
+    return Layers(top, top_places, entries)
+
+
+def _swept(entry: Values, sweep: Any, overrides: list[tuple[list[str], Any, str]], base: Path) -> list[Values]:
+    """An entry under its sweep and the overrides that reach it."""
+    for keys, value, said in overrides:
+        if keys[0] == "sweep":
+            if len(keys) == 1:
+                sweep = value
+            elif sweep is None or isinstance(sweep, Mapping):
+                sweep = {**(sweep or {}), ".".join(keys[1:]): value}
+            entry = entry._replace(place=f"{entry.place} ({said})")
+    overrides = [o for o in overrides if o[0][0] != "sweep"]
+    out = []
+    for combination in combinations(sweep, DEFAULTS, NODES, entry.place):
+        if not out:
+            for keys, value, said in overrides:
+                refuse_swept(keys, value, said, combination, entry.place)
+        values, places = dict(entry.values), dict(entry.places)
+        for key in sorted(combination, key=lambda k: k.count(".") > 0):  # a sampler before its knobs, in whatever order they stand
+            head, _, rest = key.partition(".")
+            layer = {head: {rest: combination[key]} if rest else combination[key]}
+            _merge(values, layer, f"the sweep of {entry.place}", places, base)
+        for keys, value, said in overrides:
             _merge(values, {keys[0]: value if len(keys) == 1 else {keys[1]: value}}, said, places, Path())
-        layers.append((values, places, place))
-    return top, layers
+        out.append(Values(values, places, entry.place))
+    return out
+
+
+def _set_top(top: dict, places: dict, keys: list[str], value: Any, place: str) -> None:
+    key = keys[0]
+    if len(keys) > (2 if key == RUN_NODE else 1):
+        raise unknown("key", ".".join(keys), KEYS, place)
+    if key == RUN_NODE:
+        value = {keys[1]: value} if len(keys) > 1 else {} if value is None else value
+        if not isinstance(value, Mapping):
+            raise bad_value(key, value, "options of the engine, such as {partition: gpu}", place)
+        value = {**top.get(key, {}), **value}
+    top[key], places[key] = value, place
 
 
 def _override(text: str, jobs: int) -> tuple[list[str], Any]:
@@ -96,8 +158,11 @@ def _override(text: str, jobs: int) -> tuple[list[str], Any]:
         inner = keys[2:]
     elif keys[0] in FOLDER_KEYS:
         return keys, parsed
+    if inner[0] == "sweep":
+        return keys, parsed
     if inner[0] not in DEFAULTS or len(inner) > (2 if inner[0] in NODES else 1):
-        raise unknown("key", key, (*DEFAULTS, *FOLDER_KEYS), f"override {text!r}")
+        hint = " (a key of the whole run)" if inner[0] in FOLDER_KEYS else ""
+        raise unknown(f"key{hint}", key, (*DEFAULTS, *FOLDER_KEYS, "sweep"), f"override {text!r}")
     return keys, parsed
 
 
@@ -138,15 +203,12 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
             if not isinstance(value, (str, Path)) or not str(value):
                 raise bad_value(key, value, "a path", place)
             value = str((base / value).absolute())
-            if not Path(value).is_file():
-                raise GenError(f"{key} in {place} is no file: {value}")
+        elif key == "prompts" and value is not None:
+            value = inline_rows(value, base, place)
+        if key == "prompts_file" and value is None:  # says nothing about prompts that stand beside it
+            values[key] = None
+            continue
         if key in ("prompts", "prompts_file"):
             values["prompts"] = values["prompts_file"] = None
         values[key] = value
         places[key] = place
-
-
-def law_knobs() -> list[str]:
-    from gen.law import Law
-
-    return [f.name for f in fields(Law)]

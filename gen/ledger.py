@@ -1,8 +1,12 @@
 """The job folder: what counts as done, and how a file gets into the folder whole or not at all.
 
-The order of a commit: media under a temporary name, fsync, rename, fsync of the folder, then one line of
-``manifest.jsonl``, fsynced. The line is the commit. A crash at any point leaves either a temporary file (removed when
-the folder is opened again), a media file without a line (made again, same name), or a torn last line (dropped).
+The order of a commit: media under a temporary name, fsync, rename, fsync of the folder, then one line of a journal, fsynced. The line
+is the commit of an item. A crash at any point leaves a temporary file (removed later), a media file without a line (made again, same
+name), or a torn last line (dropped). Every worker has journals of its own, one per shard, so nobody waits for anybody and nothing
+interleaves; ``manifest.jsonl`` is what they come to, replaced in one step, in the order of the plan.
+
+Where several lines speak of one item, the one with the highest ``attempt`` counts, and among those ``due``, which says that the
+item is to be made again, before ``ok`` before ``failed``. So retrying and mending are lines as well, and no line is ever taken back.
 """
 
 from __future__ import annotations
@@ -11,17 +15,23 @@ import hashlib
 import json
 import os
 import re
+import threading
 import unicodedata
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gen.claims import is_dead, worker_name
 from gen.errors import GenError
 
-MANIFEST, CONFIG, TRACES, CHECK, GALLERY = "manifest.jsonl", "config.yaml", "traces.json", "check.json", "index.html"
-INPUTS = "inputs"  # what an edit started from
+MANIFEST, CONFIG, PLAN, CHECK, GALLERY = "manifest.jsonl", "config.yaml", "plan.json", "check.json", "index.html"
+TRACES, INPUTS, LOGS, SHARDS, WORK, CLAIMS = "traces", "inputs", "logs", "shards", "_work", "claims"
 TEMPORARY = ".tmp-"
+RUNTIME = ("attempt", "seconds", "batch", "worker")  # the fields of a row that differ from run to run
+RANK = {"failed": 0, "ok": 1, "due": 2}
+Row = dict[str, Any]
 
 
 def slug(text: str, length: int = 40) -> str:
@@ -38,27 +48,84 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# -------------------------------------------------------------------------------------------------- writing
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns a full disk or a forbidden folder into one sentence that names the file."""
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # of a library that does not like what it is to write
+            raise
         raise GenError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def put(path: Path, write: Callable[[Path], object]) -> None:
-    """``write`` makes the file under a temporary name beside ``path``, with the same extension; then it moves there."""
-    temporary = path.with_name(TEMPORARY + path.name)
+    """``write`` makes the file under a temporary name beside ``path``, with the same extension; then it moves there.
+
+    The temporary name says whose it is, so that processes do not touch each other's.
+    """
+    temporary = _temporary(path)
     with writing(path):
         try:
             write(temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+            _sync(temporary)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{path.name}")
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+class Puts:
+    """Files that are put together: written one by one, then fsynced side by side, since a disk takes little longer for many than for
+    one, and only then renamed."""
+
+    def __init__(self, pool: Executor):
+        self._pool, self._files = pool, []
+
+    def add(self, path: Path, write: Callable[[Path], object]) -> Path:
+        """Write a file under a temporary name, which is returned."""
+        temporary = _temporary(path)
+        self._files.append((temporary, path))
+        with writing(path):
+            write(temporary)
+        return temporary
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def drop(self, first: int = 0) -> None:
+        """Forget the files from that one on."""
+        while len(self._files) > first:
+            with suppress(OSError):  # a disk that takes nothing any more; what is left is swept later
+                self._files.pop()[0].unlink()
+
+    def commit(self) -> None:
+        """Every file under its own name, whole, and so that a power cut does not take it back."""
+        if not self._files:
+            return
+        try:
+            with writing(self._files[0][1]):
+                list(self._pool.map(lambda pair: _sync(pair[0]), self._files))
+            for temporary, path in self._files:
+                with writing(path):
+                    os.replace(temporary, path)
+            for folder in {path.parent for _, path in self._files}:
+                with writing(folder):
+                    sync_folder(folder)
+        finally:
+            self.drop()
 
 
 def put_text(path: Path, text: str) -> None:
@@ -75,35 +142,160 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The manifest. A torn last line is no row; a broken line elsewhere is an error, since no crash makes one."""
-    path = folder / MANIFEST
-    if not path.is_file():
+def sweep_temporaries(folder: Path) -> None:
+    """Remove temporary files of processes that are gone, and of this one, which writes nothing else while it sweeps."""
+    for left in folder.glob(TEMPORARY + "*"):
+        worker = "-".join(left.name.removeprefix(TEMPORARY).split("-")[:3])
+        if worker == worker_name() or is_dead(worker):
+            left.unlink(missing_ok=True)
+
+
+def due_again(row: Row) -> Row:
+    """The line that has an item made again, whatever ``row`` said of it."""
+    return {"id": row["id"], "index": row["index"], "status": "due", "attempt": row["attempt"]}
+
+
+class Journal:
+    """One worker's lines about one shard."""
+
+    def __init__(self, folder: Path, shard: int, worker: str):
+        self.path = folder / WORK / f"{shard:05d}.{worker}.jsonl"
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Append rows durably; lines that do not fit on the disk are taken back."""
+        rest = b"".join(line(r) for r in rows)
+        with writing(self.path):
+            self.path.parent.mkdir(exist_ok=True)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                size = os.fstat(handle).st_size
+                try:
+                    if size and _last_byte(self.path) != b"\n":
+                        os.ftruncate(handle, size := _whole(self.path))
+                    while rest:
+                        rest = rest[os.write(handle, rest) :]
+                    os.fsync(handle)
+                except OSError:
+                    os.ftruncate(handle, size)
+                    raise
+            finally:
+                os.close(handle)
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
+
+def _whole(path: Path) -> int:
+    """The length of a file up to its last whole line."""
+    return path.read_bytes().rfind(b"\n") + 1
+
+
+def line(row: Row) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+# -------------------------------------------------------------------------------------------------- reading
+
+
+def parse_rows(path: Path) -> list[Row]:
+    """The rows of a file of lines. A torn last line is no row; a broken one elsewhere is an error, since no crash makes one."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    lines = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines[:-1], 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise GenError(
-                f"{path}, line {number} is no JSON; expected one row per line. Remove that line and resume"
-            ) from error
+    whole = [(number, text) for number, text in enumerate(lines[:-1], 1) if text.strip()]
+    try:
+        rows = json.loads(b"[" + b",".join(text for _, text in whole) + b"]")  # all in one go is a third faster
+    except ValueError:
+        rows = [_parsed(text, f"{path}, line {number}") for number, text in whole]
     return [r for r in rows if isinstance(r, dict) and isinstance(r.get("id"), str)]
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise GenError(f"{where} is no JSON; expected one row per line. Remove that line and resume") from error
+
+
+def journals(folder: Path, shard: int | None = None) -> list[Path]:
+    return sorted((folder / WORK).glob("[0-9]*.jsonl" if shard is None else f"{shard:05d}.*.jsonl"))
+
+
+def tables(folder: Path) -> list[Path]:
+    """The rows beside the tars."""
+    return sorted((folder / SHARDS).glob("[0-9]*.jsonl"))
+
+
+def better(new: Row, old: Row | None) -> bool:
+    """Whether one line about an item counts more than another."""
+    weight = lambda row: (row.get("attempt") or 0, RANK.get(row.get("status"), 0), "shard_sha256" in row)
+    return old is None or weight(new) > weight(old)
+
+
+def latest(rows: Iterable[Row], into: dict[str, Row] | None = None) -> dict[str, Row]:
+    """The line that counts of every item."""
+    found = {} if into is None else into
+    for row in rows:
+        if better(row, found.get(row["id"])):
+            found[row["id"]] = row
+    return found
+
+
+def lines_of(folder: Path) -> dict[str, Row]:
+    """The line that counts of every item, those that say ``due`` among them. Journals are read before what they go into, so that a
+    reader beside a running job misses nothing."""
+    found: dict[str, Row] = {}
+    for path in journals(folder):
+        latest(parse_rows(path), found)
+    for path in tables(folder):
+        latest(parse_rows(path), found)
+    return latest(parse_rows(folder / MANIFEST), found)
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Finished items in the order of the plan, one row each: what is in the manifest and what only journals say yet."""
+    rows = [r for r in lines_of(folder).values() if r.get("status") != "due"]
+    return sorted(rows, key=lambda r: (r.get("index", 0), r["id"]))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         tree = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except FileNotFoundError:
+        return {}
     except ValueError as error:
         raise GenError(f"{path} is no JSON ({error}); remove it and resume") from error
     return tree if isinstance(tree, dict) else {}
 
 
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The plan of a job. Raises ``GenError`` if the folder holds none, or one that cannot be read."""
+    try:
+        plan = json.loads((folder / PLAN).read_bytes())
+    except FileNotFoundError:
+        raise GenError(f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote") from None
+    except ValueError as error:
+        raise GenError(f"{folder / PLAN} is no JSON ({error}); a plan is written once and never changed") from error
+    if not isinstance(plan, dict) or not all(k in plan for k in ("fingerprint", "items", "shards", "relevant")):
+        raise GenError(f"{folder / PLAN} is no plan of a job; expected fingerprint, items and shards")
+    return plan
+
+
+def holds(folder: Path, plan: dict[str, Any]) -> bool:
+    """Whether the plan in the folder is still this one. Its head is enough to tell."""
+    try:
+        with (folder / PLAN).open("rb") as file:
+            return plan["fingerprint"].encode() in file.read(200)
+    except FileNotFoundError:
+        return False
+
+
 def is_job(folder: Path) -> bool:
-    return (folder / CONFIG).is_file()
+    return (folder / PLAN).is_file()
 
 
 def require_job(folder: str | Path) -> Path:
@@ -111,111 +303,27 @@ def require_job(folder: str | Path) -> Path:
     if not folder.is_dir():
         raise GenError(f"{folder} is no folder; expected one that gen run or gen sample wrote")
     if not is_job(folder):
-        raise GenError(f"{folder} holds no {CONFIG}; expected a folder that gen run or gen sample wrote")
+        raise GenError(f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote")
     return folder
 
 
-def inside(folder: Path, row: dict[str, Any]) -> Path | None:
-    """The media file of a row, or ``None`` if the row names none in this very folder."""
+# -------------------------------------------------------------------------------------------------- media
+
+
+def inside(folder: Path, row: Row) -> Path | None:
+    """The media file of a row, or its shard, or ``None`` if the row names none in this very folder."""
     name = row.get("file")
-    return folder / name if isinstance(name, str) and name and Path(name).name == name else None
+    if not isinstance(name, str) or not name:
+        return None
+    bare = name.removeprefix(f"{SHARDS}/") if "member" in row else name
+    return folder / name if Path(bare).name == bare else None
 
 
-def companions(folder: Path, row: dict[str, Any]) -> list[Path]:
-    """The further files of a row's medium."""
-    return [folder / Path(str(name)).name for name in row.get("also") or ()]
+def companions(folder: Path, row: Row) -> list[Path]:
+    """The further files of a row's medium, in layout files."""
+    return [] if "member" in row else [folder / Path(str(name)).name for name in row.get("also") or ()]
 
 
-class Ledger:
-    """An open job folder: one writer at a time, one line per item. ``done``: rows whose media are there, by id."""
-
-    def __init__(self, folder: Path, files: dict[str, str]):
-        """``files``: the file name of every item of the job, by id."""
-        self.folder, self.path = folder, folder / MANIFEST
-        self._file = self._folder_lock = None
-        try:
-            self._lock()
-            with writing(folder):
-                for left in folder.glob(TEMPORARY + "*"):
-                    left.unlink(missing_ok=True)
-            with writing(self.path):
-                self.path.touch()
-            rows = {r["id"]: r for r in read_rows(folder)}
-            self.done = {i: r for i, r in rows.items() if self._kept(r, files)}
-            self._rewrite(list(self.done.values()))
-        except BaseException:
-            self.close()
-            raise
-        self.rows = dict(self.done)
-
-    def _kept(self, row: dict[str, Any], files: dict[str, str]) -> bool:
-        """Failed items, and those whose file is missing or altered, are due again."""
-        path = inside(self.folder, row)
-        if row.get("status") != "ok" or path is None or files.get(row["id"]) != path.name or not path.is_file():
-            return False
-        if not all(p.is_file() for p in companions(self.folder, row)):
-            return False
-        return sha256(path) == row.get("sha256")
-
-    def _lock(self) -> None:
-        """The lock is on the folder itself: it vanishes with the process and leaves no file behind."""
-        try:
-            import fcntl
-        except ImportError:  # Windows: two writers are then up to the user
-            return
-        self._folder_lock = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self._folder_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise GenError(
-                f"another run is writing into {self.folder}; wait for it or choose another folder"
-            ) from error
-        except OSError:  # a file system without locks
-            return
-
-    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
-        """Make the manifest hold these rows and nothing else, then open it for appending."""
-        text = b"".join(_line(r) for r in rows)
-        with writing(self.path):
-            if self._file is not None:
-                self._file.close()
-            if self.path.read_bytes() != text:
-                put(self.path, lambda temporary: temporary.write_bytes(text))
-            self._file = self.path.open("ab", buffering=0)
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Append one row durably; a line that does not fit on the disk is taken back."""
-        with writing(self.path):
-            size = os.fstat(self._file.fileno()).st_size
-            try:
-                rest = _line(row)
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-                os.fsync(self._file.fileno())
-            except OSError:
-                os.ftruncate(self._file.fileno(), size)
-                raise
-        self.rows[row["id"]] = row
-
-    def finish(self) -> list[dict[str, Any]]:
-        """All rows in the order of their ids, in the file as well."""
-        rows = [self.rows[i] for i in sorted(self.rows)]
-        self._rewrite(rows)
-        return rows
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._folder_lock is not None:
-            os.close(self._folder_lock)
-            self._folder_lock = None
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _line(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+def shard_folder(folder: Path, shard: int) -> Path:
+    """Where the media of a shard are until it is a tar."""
+    return folder / WORK / f"{shard:05d}"

@@ -11,7 +11,7 @@ makes the same item again, in any batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,22 @@ from gen.frontend import TokenFrontend, codebook_digest
 from gen.law import Law
 from gen.lengths import counted, draw_lengths, settled
 from gen.modality import Binding, Modality, kind_of, model_key, suggested_law
-from gen.models.adapters import BlockLM, CausalLatentLM, CausalLM, MaskedLatentLM, MaskedLM
+from gen.models.adapters import BlockLM, CausalLatentLM, CausalLM, MaskedLatentLM, MaskedLM, compiled_forward
 from gen.models.block_target import BlockTarget
 from gen.models.latent_targets import CausalLatentTarget, MaskedLatentTarget
-from gen.models.loading import ZOO, load_lm, model_kind, model_protocols, pick_device, pick_dtype, read_config
+from gen.models.loading import ZOO, load_lm, locate, model_kind, model_protocols, pick_device, pick_dtype, read_config, readable
 from gen.models.targets import CausalTarget, MaskedTarget, Target
+from gen.pipeline_output import ItemPlan, PipelineOutput
+from gen.plan import own_seeds
 from gen.registry import registry
 from gen.sampling import Callback, Sampler, resolve_sampler
 from gen.start import Start
 from gen.streaming import Chunk, MediaStream, OnChunk, streamed
-from gen.types import Stats, TokenSpace, TraceStep
+from gen.types import TokenSpace
 
 SamplerSpec = str | Mapping[str, Any] | Sampler
 BATCH_SIZE = 8
+TURNS = 4  # batches of a causal model that are one, rows that are done being replaced
 TARGETS = {
     ("causal", "codes"): (CausalTarget, CausalLM),
     ("masked", "codes"): (MaskedTarget, MaskedLM),
@@ -47,58 +50,20 @@ TARGETS = {
 }
 
 
-@dataclass(frozen=True)
-class ItemPlan:
-    """One medium to make. ``index``: its place among all items; ``prompt``: as the user wrote it; ``seed``: its own;
-    ``condition``: what the prompt states, and what the seed decides of what it leaves open."""
-
-    index: int
-    prompt: str
-    seed: int
-    condition: Any = None
-
-
-@dataclass
-class PipelineOutput:
-    """``media`` and ``items`` in the same order, ``tokens`` long [N, T] or latents [N, T, C], ``stats`` and ``traces`` (if asked for) per item."""
-
-    media: list[Any]
-    tokens: Tensor
-    stats: list[Stats]
-    traces: list[list[TraceStep]] | None
-    items: list[ItemPlan]
-    modality: str
-    model: str
-    spec: dict[str, Any]  # the sampler: its name as the user wrote it, and the knobs that were said
-    exactness: str
-    law: Law
-    device: torch.device
-    dtype: torch.dtype
-    start: Start = Start()
-    grid: tuple[int, ...] = ()
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    served: Modality | None = None  # the modality as the model serves it
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""
-        from gen.jobs import save_output
-
-        return save_output(self, Path(folder))
-
-
 class Pipeline:
     """A modality with its models, loaded when a sampler first needs them.
 
     ``model``: a zoo name, folder, file or hub id; ``None`` is the modality's default for the sampler's protocol. One of a family of published
-    checkpoints is loaded at once, and may then decide what prompts mean: ``options`` are its family's (``gen ls families``).
+    checkpoints is loaded at once, and may then decide what prompts mean: ``options`` are its family's (``gen ls families``). ``compile``: causal
+    models run through ``torch.compile``, on a GPU as CUDA graphs; the first calls of every shape then take long.
     """
 
     def __init__(self, modality: str | Modality, model: str | Path | None = None, device: str | torch.device = "cpu",
                  dtype: str | torch.dtype = "float32", device_map: str | Mapping[str, Any] | None = None, trust_remote_code: bool = False,
-                 **options: Any):
+                 compile: bool = False, **options: Any):
         self.modality: Modality = registry.get("modality", modality)() if isinstance(modality, str) else modality
         self._how = How(pick_device(device), pick_dtype(dtype), device_map, trust_remote_code)
-        self.device, self.dtype = self._how.device, self._how.dtype
+        self.device, self.dtype, self.compile = self._how.device, self._how.dtype, compile
         self.model = None if model is None else str(model)
         said = {k: v for k, v in (("device_map", device_map), ("trust_remote_code", trust_remote_code)) if v}
         self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in {**said, **options}.items()}
@@ -113,6 +78,7 @@ class Pipeline:
         elif self.model is not None:
             read_config(self.model)  # an unknown name fails here, not after the first batch
         self._frontends: dict[str, Any] = {}
+        self._known: dict[str, dict[Any, Any]] = {}
         self._loaded: dict[str, tuple[torch.nn.Module, Binding, TokenFrontend]] = {}
 
     def _published(self, name: str) -> Checkpoint | None:
@@ -135,8 +101,13 @@ class Pipeline:
         name = name or usual
         if name not in self._frontends:
             folder = self._beside(name) or (None if name == usual else ZOO / name)
-            self._frontends[name] = self.modality.frontend(kind, self.device, self.dtype, folder)
+            self._frontends[name] = self.modality.frontend(kind, self.device, self.frontend_dtype, folder)
         return self._frontends[name]
+
+    @property
+    def frontend_dtype(self) -> torch.dtype:
+        """bfloat16 is for language models: it does not hold a codebook to the last of its float16 bits, by which models know theirs."""
+        return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
     def _beside(self, name: str) -> Path | None:
         """The folder of that name beside the model's own, if there is one: a model trained elsewhere brings its company along."""
@@ -182,6 +153,17 @@ class Pipeline:
             self._loaded[name] = model, self.modality.bind(model.config, frontend, name), frontend
         return self._loaded[name]
 
+    def binding(self, name: str) -> tuple[Binding, TokenFrontend]:
+        """As ``bound``, for who only needs to read tokens: of an embedded model nothing but its config is loaded."""
+        if name in self._loaded or self._published(name) is not None:
+            return self.bound(name)[1:]
+        from transformers import AutoConfig  # the registry has imported the embedded architectures, so it knows them
+
+        with readable("model", name):
+            config = AutoConfig.from_pretrained(locate(name))
+        frontend = self.frontend(model_kind(name), getattr(config, "frontend", None))
+        return self.modality.bind(config, frontend, name), frontend
+
     def plan(self, prompts: str | Sequence[str], num_samples: int = 1, seed: int = 0) -> list[ItemPlan]:
         """The items of a call, prompt-major; every prompt is read first. A prompt given twice goes on with fresh seeds."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -195,10 +177,8 @@ class Pipeline:
             if not isinstance(prompt, str):
                 raise GenError(f"prompt {prompt!r} is a {type(prompt).__name__}; expected a string")
             condition = self.modality.condition(prompt)
-            first = used.get(str(condition), 0)
-            used[str(condition)] = first + num_samples
-            for own in range(seed + first, seed + first + num_samples):
-                items.append(ItemPlan(len(items), prompt, own, self.modality.ground(condition, own)))
+            items += [ItemPlan(len(items) + j, prompt, own, self.modality.ground(condition, own))
+                      for j, own in enumerate(own_seeds(used, str(condition), num_samples, seed))]  # fmt: skip
         return items
 
     def resolve(self, sampler: SamplerSpec, law: Mapping[str, Any] | Law | None) -> tuple[Sampler, Law]:
@@ -225,12 +205,17 @@ class Pipeline:
         adapter = model.adapter(protocol) if isinstance(model, Checkpoint) else adapt(model)
         if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
             raise GenError(f"model {name or self.model_name(sampler)} has a law over {adapter.vocab_size} ids; expected {space.vocab_size}, as its target has")
-        return make(adapter, padded, space, law, uncond, lengths, uncond_lengths)
+        if self.compile and protocol == "causal":
+            compiled_forward(adapter)
+        target = make(adapter, padded, space, law, uncond, lengths, uncond_lengths)
+        target.learned = self._known.setdefault(name or self.model_name(sampler), {})
+        return target
 
     def generate(self, items: Sequence[ItemPlan], sampler: SamplerSpec = "speculative_jacobi",
                  law: Mapping[str, Any] | Law | None = None, *, trace: bool = False, callback: Callback | None = None,
-                 start: Start = Start(), on_chunk: OnChunk | None = None) -> PipelineOutput:
-        """Makes the items in one batch. ``on_chunk(row, media)``: called with every part of a medium as soon as its tokens are there."""
+                 start: Start = Start(), on_chunk: OnChunk | None = None, at_most: int | None = None) -> PipelineOutput:
+        """Makes the items in one batch. ``on_chunk(row, media)``: called with every part of a medium as soon as its tokens are there. ``at_most``: items
+        decoded at a time; of a causal model the next one takes the place of one that is done, of others they come batch by batch."""
         spec = spell(sampler)
         sampler, law = self.resolve(sampler, law)
         name = self.model_name(sampler)
@@ -253,6 +238,13 @@ class Pipeline:
                 draft = self.target(sampler, law, items, drafter, space=own, protocol=sampler.draft_protocol)
             else:
                 draft = self.target(sampler, law, items, drafter, given, space)
+        if at_most is not None and at_most < len(items):
+            if not all(getattr(x, "replaces", False) for x in (target, draft) if x is not None):
+                return PipelineOutput.joined([self.generate(items[i : i + at_most], sampler, law, trace=trace, callback=callback, start=start, on_chunk=on_chunk)
+                                              for i in range(0, len(items), at_most)])  # fmt: skip
+            for part in (target, draft):
+                if part is not None:
+                    part.at_most(at_most)
         first = 0
         if target.length < space.length:  # the places after what is given have the draws that they always have
             first = space.length - target.length
@@ -268,7 +260,7 @@ class Pipeline:
         media = stream.media() if stream else [self.decode(t, space, frontend) for t in out.tokens]
         media = [overlay(self.modality.complete(m, i.condition)) for m, i in zip(media, items, strict=True)]
         return PipelineOutput(media, out.tokens.cpu(), out.stats, out.traces, list(items), self.modality.name,
-                              name, spec, sampler.exactness, law, self.device, self.dtype, start, space.grid, self.model_options, self.modality)
+                              name, spec, sampler.exactness, law, self.device, self.dtype, start, space.grid, self.model_options, self.modality, frontend)
 
     def decode(self, tokens: Tensor, space: TokenSpace, frontend: TokenFrontend) -> Any:
         """The medium of one row's tokens [T(, C)] as far as they go. One at a time, so that it does not depend on a batch either."""
@@ -305,8 +297,12 @@ class Pipeline:
     def as_diffusers(self):
         """This pipeline with the call of diffusers' (``gen.diffusers_call``)."""
         from gen.diffusers_call import DiffusersPipeline
-
         return DiffusersPipeline(self)
+
+    def sizes(self, items: Sequence[ItemPlan], sampler: SamplerSpec) -> list[int]:
+        """The ids of every item's prompt: what is padded where items of other lengths run with it."""
+        prompt = self.bound(self.model_name(resolve_sampler(sampler)[0]))[1].prompt
+        return [len(prompt(i.condition)) for i in items]
 
     def draw_key(self, item: ItemPlan) -> int:
         return item_key(self.modality.name, str(item.condition), item.seed)
@@ -326,18 +322,11 @@ class Pipeline:
             raise bad_value("batch_size", batch_size, "an integer of at least 1")
         items = self.plan(prompts, num_samples, seed)
         size = batch_size or BATCH_SIZE
-        parts = [
-            self.generate(items[i : i + size], sampler, law, trace=trace, callback=callback, start=start)
-            for i in range(0, len(items), size)
-        ]
-        return replace(
-            parts[0],
-            media=[m for p in parts for m in p.media],
-            tokens=torch.cat([p.tokens for p in parts]),
-            stats=[s for p in parts for s in p.stats],
-            traces=[t for p in parts for t in p.traces] if trace else None,
-            items=items,
-        )
+        every = size * (TURNS if self.resolve(sampler, law)[0].protocol == "causal" else 1)
+        return PipelineOutput.joined([
+            self.generate(items[i : i + every], sampler, law, trace=trace, callback=callback, start=start, at_most=size)
+            for i in range(0, len(items), every)
+        ])  # fmt: skip
 
     def stream(self, prompts: str | Sequence[str], sampler: SamplerSpec = "speculative_jacobi",
                law: Mapping[str, Any] | Law | None = None, *, num_samples: int = 1, seed: int = 0,

@@ -42,6 +42,16 @@ class Sampler(ABC):
     def drafted(self) -> bool:
         return False
 
+    @property
+    def timed(self) -> bool:
+        """Whether a clock decides how many places are computed at a time."""
+        return False
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether a seed means the same tokens every time: where a clock has a say, only if the tokens do not depend on what it decides."""
+        return not self.timed or self.exactness == "sample"
+
     @abstractmethod
     def __call__(self, target, draws: Draws, *, draft=None, canvas=None, trace: bool = False,
                  callback: Callback | None = None) -> SampleOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -70,6 +71,18 @@ class TokenSpace:
         if bool(self.legal[: missing[-1] if missing else 0, self.end_id].any()):
             raise GenError(f"end_id {self.end_id} may not stand at place {missing[-1]}; expected every place after the first that it may "
                            "stand at, since a row that is over holds nothing else")
+
+    @cached_property
+    def reach(self) -> int:
+        """How many ids a law has to run over: up to the last that may come anywhere; all of them where what may come depends on the ids before."""
+        if self.looks_back or self.rarity is not None or not self.vocab_size:
+            return self.vocab_size
+        return int(self.legal.any(0).nonzero()[-1]) + 1
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether the same ids may stand at all places."""
+        return bool((self.legal == self.legal[:1]).all())
 
     @property
     def looks_back(self) -> bool:

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from gen.models.paths import noise_size, walk
 from gen.registry import register
-from gen.samplers.loop import decode_causal
+from gen.samplers.loop import Drafter, decode_causal
 from gen.sampling import Sampler
 
 
-class _NoDrafts:
+class _NoDrafts(Drafter):
     window = 1
 
     def propose(self, now, tokens):
-        return tokens[:, :0], tokens[:, :0].view(len(tokens), -1)[:, :0].bool()
+        return tokens[:, :0], now.valid[:, :0]
 
     def verify(self, now, law):
-        ids = now.categorical(law, "token", now.valid, shared=True)
-        return now.start.new_zeros(len(ids)), ids
+        return torch.zeros_like(now.start), now.categorical(law, "token", now.valid, shared=True)
 
-    def keep(self, rows):
+    def renew(self, rows):
         pass
 
 
@@ -34,7 +35,7 @@ class _NoLatentDrafts(_NoDrafts):
 
     def verify(self, now, law):
         noise = now.normal("token", noise_size(self.paths), 1, shared=True)
-        return now.start.new_zeros(len(law)), walk(self.paths, law, noise)[..., -1, :]
+        return torch.zeros_like(now.start), walk(self.paths, law, noise)[..., -1, :]
 
 
 @register("sampler", "autoregressive")

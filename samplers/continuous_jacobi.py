@@ -29,6 +29,7 @@ from torch import Tensor
 from gen.errors import bad_value, unknown
 from gen.models.paths import PathLaw, noise_size, walk
 from gen.registry import register
+from gen.samplers.auto_width import AUTO, AutoWidth, Windowed, checked, width_of
 from gen.samplers.loop import Round, decode_causal
 from gen.samplers.verifiers import leading
 from gen.sampling import Sampler
@@ -36,11 +37,12 @@ from gen.sampling import Sampler
 INITS = ("repeat", "zeros")
 
 
-class LatentJacobiDrafter:
+class LatentJacobiDrafter(Windowed):
     """Holds the iterate of every place that has been in the window, and what was committed, which ends it."""
 
-    def __init__(self, paths: PathLaw, window: int, tolerance: float, init: str):
-        self.paths, self.window, self.tolerance, self.init = paths, window, tolerance, init
+    def __init__(self, paths: PathLaw, window: int | AutoWidth, tolerance: float, init: str):
+        super().__init__(window)
+        self.paths, self.tolerance, self.init = paths, tolerance, init
         self.iterate: Tensor | None = None  # [b, T, C]
         self.reach: Tensor | None = None  # [b], places below it have an iterate
 
@@ -75,7 +77,11 @@ class LatentJacobiDrafter:
         return walk(self.paths, law, now.normal("token", noise_size(self.paths), law.shape[1], shared=True))[..., -1, :]
 
     def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
         self.iterate, self.reach = self.iterate[rows], self.reach[rows]
+
+    def renew(self, rows: Tensor) -> None:
+        self.iterate[rows], self.reach[rows] = 0, 0
 
 
 @register("sampler", "continuous_jacobi")
@@ -83,12 +89,12 @@ class LatentJacobiDrafter:
 class ContinuousJacobi(Sampler):
     """Several latents per forward call, drafted by the model's own previous iterate.
 
-    ``window``: places computed per forward call. ``tolerance``: how far an iterate may still move, in its largest component, to
+    ``window``: places computed per forward call, or auto (``auto_width``). ``tolerance``: how far an iterate may still move, in its largest component, to
     be committed; 0 gives plain autoregression. ``init``: what places that enter the window start from, repeat (the iterate one
     place before) or zeros.
     """
 
-    window: int = 16
+    window: int | str = 16
     tolerance: float = 0.05
     init: str = "repeat"
 
@@ -97,8 +103,7 @@ class ContinuousJacobi(Sampler):
     reference = "plain autoregression"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
-            raise bad_value("sampler.window", self.window, "an integer of at least 1")
+        checked(self.window, "sampler.window")
         number = isinstance(self.tolerance, (int, float)) and not isinstance(self.tolerance, bool)
         if not number or not 0 <= self.tolerance < float("inf"):
             raise bad_value("sampler.tolerance", self.tolerance, "a number of at least 0")
@@ -109,6 +114,10 @@ class ContinuousJacobi(Sampler):
     def exactness(self) -> str:
         return "sample" if self.tolerance == 0 else "none"
 
+    @property
+    def timed(self) -> bool:
+        return self.window == AUTO
+
     def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
-        drafter = LatentJacobiDrafter(target.paths, min(self.window, target.length), self.tolerance, self.init)
+        drafter = LatentJacobiDrafter(target.paths, width_of(self.window, self, target), self.tolerance, self.init)
         return decode_causal(target, draws, drafter, trace=trace, callback=callback)

@@ -37,25 +37,35 @@ MODES = ("exact", "relaxed")
 
 
 class _AfterPrefill(LengthPolicy):
-    """No drafts for the first ``places`` rounds, in which every row gets one token; then what another policy says."""
+    """No drafts for the first ``places`` rounds of a row, in which it gets one token each; then what another policy says."""
 
     def __init__(self, policy: LengthPolicy, places: int):
         self.policy, self.places = policy, places
+        self.left = torch.full_like(policy.lengths, places)  # rounds without drafts, row by row
 
     @property
     def lengths(self):
-        return self.policy.lengths if self.places <= 0 else torch.zeros_like(self.policy.lengths)
+        return self.policy.lengths.masked_fill(self.left > 0, 0)
 
     def stop(self, mass):
         return self.policy.stop(mass)
 
     def learn(self, drafted, accepted):
-        if self.places <= 0:
-            self.policy.learn(drafted, accepted)
-        self.places -= 1
+        before = self.policy.lengths
+        self.policy.learn(drafted, accepted)
+        self.policy.lengths = torch.where(self.left > 0, before, self.policy.lengths)
+        self.left = self.left - 1
+
+    def over(self, width, starts, tokens):
+        self.policy.over(width, starts, tokens)
 
     def keep(self, rows):
         self.policy.keep(rows)
+        self.left = self.left[rows]
+
+    def renew(self, rows):
+        self.policy.renew(rows)
+        self.left = self.left.masked_fill(rows, self.places)
 
 
 @register("sampler", "continuous_speculative")
@@ -70,7 +80,7 @@ class ContinuousSpeculative(ModelDrafted):
     of the law that drafts are drawn from; None is what the target has.
     """
 
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int | str = 4
     mode: str = "exact"
     max_tries: int = 1000
     relaxation: float = 0.0

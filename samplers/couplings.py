@@ -36,6 +36,7 @@ class Coupling:
     then the next iterate."""
 
     exactness = "law"
+    compares = True  # whether it looks at the law that a draft came from
 
     def step(self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor, onward: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -111,6 +112,7 @@ class Gumbel(Coupling):
     """Commits through the first position whose token changed: that token is itself right, all below it being so."""
 
     exactness = "sample"
+    compares = False
 
     def step(self, now, proposal, drafted, logp, onward):
         ids = now.categorical(logp, "token", now.valid, shared=True)

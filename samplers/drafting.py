@@ -17,14 +17,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gen.errors import GenError, bad_value
-from gen.models.targets import CausalTarget
+from gen.models.targets import CausalTarget, legal_at
 from gen.registry import registry
-from gen.samplers.length_policies import LengthPolicy
-from gen.samplers.loop import Round
+from gen.samplers.auto_width import AUTO, checked, width_of
+from gen.samplers.length_policies import AutoLength, LengthPolicy
+from gen.samplers.loop import Drafter, Round
 from gen.samplers.verifiers import ROW, Proposal, Verifier
 from gen.sampling import Sampler
 
@@ -42,6 +44,9 @@ class Chain(Protocol):
 
     def verify(self, now: Round, drafts: Tensor, drafted: Tensor, law: Tensor) -> tuple[Tensor, Tensor]:
         """As ``Drafter.verify``, of drafts [b, L(, C)] that exist where ``drafted`` (bool [b, L]) says so."""
+
+    def undrafted(self, now: Round, law: Tensor) -> Tensor:
+        """The tokens [b, 1(, C)] of a round without any draft, of the target's law alone."""
 
     def keep(self, rows: Tensor) -> None: ...
 
@@ -66,29 +71,35 @@ class IdChain:
         logq = torch.zeros(b, length, law.shape[-1], dtype=law.dtype, device=law.device)
         if self.laws:
             logq[:, : len(self.laws)] = torch.stack(self.laws, 1).to(law.dtype)
-        legal = self.legal[now.positions[:, :length]]
+        legal = legal_at(self.legal, now.positions[:, :length])
         return self.verifier.verify(now, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, law)
+
+    def undrafted(self, now, law):
+        return now.categorical(law, "token", now.valid, shared=True)
 
     def keep(self, rows):
         self.laws = []
 
 
-class ModelDrafter:
-    """A ``gen.samplers.loop.Drafter``. ``draft``: a fresh target of the draft model, under the law that drafts are drawn from."""
+class ModelDrafter(Drafter):
+    """``draft``: a fresh target of the draft model, under the law that drafts are drawn from."""
 
     def __init__(self, draft: CausalTarget, chain: Chain, policy: LengthPolicy):
         self.draft, self.chain, self.policy = draft, chain, policy
-        self.nfe = [0] * draft.rows
+        self.nfe = [0] * draft.items
         # the furthest position whose law the draft has been asked for, given what is committed: its cache holds all
         # tokens below. Before the first call not even the prompt is there
         self.known = torch.full((draft.rows,), -1, device=draft.device)
 
     @property
     def window(self) -> int:
-        return 1 + int(self.policy.lengths.amax()) if len(self.policy.lengths) else 1
+        return 1 + self.policy.most
 
     def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
         length = now.positions.shape[1] - 1
+        if not length:
+            self.drafts, self.drafted = tokens[:, :0], now.valid[:, :0]
+            return self.drafts, self.drafted
         wanted = torch.minimum(self.policy.lengths, now.valid.sum(1) - 1)
         drafts = tokens.new_zeros(len(tokens), length, *tokens.shape[2:])
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
@@ -117,20 +128,32 @@ class ModelDrafter:
         return tokens[row, (at - 1).clamp_min(0)], at
 
     def verify(self, now: Round, law: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.drafted.shape[1]:
+            none = torch.zeros_like(now.start)
+            self.policy.learn(none, none)
+            return none, self.chain.undrafted(now, law)
         accepted, ids = self.chain.verify(now, self.drafts, self.drafted, law)
         count = self.drafted.sum(1)
-        for row, calls in zip(now.rows.tolist(), count.tolist(), strict=True):
-            self.nfe[row] += calls
         seen = now.start + torch.minimum(accepted, count - 1)  # the last draft was drawn, not fed
         self.known = torch.where(count > 0, seen, self.known)
         self.policy.learn(count, accepted)
         return accepted, ids
+
+    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        for row, calls in zip(now.rows.tolist(), drafted.tolist(), strict=True):
+            self.nfe[row] += calls
+        self.policy.over(now.positions.shape[1], now.starts, np.minimum(accepted + 1, now.widths))
 
     def keep(self, rows: Tensor) -> None:
         self.draft.keep(rows)
         self.chain.keep(rows)
         self.policy.keep(rows)
         self.known = self.known[rows]
+
+    def renew(self, rows: Tensor) -> None:
+        self.draft.replace(rows)
+        self.policy.renew(rows)
+        self.known = self.known.masked_fill(rows, -1)
 
 
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -142,14 +165,14 @@ def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
 class ModelDrafted(Sampler):
     """The knobs of samplers that may draft with a model, and the drafter they mean.
 
-    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts per round.
-    ``policy``: constant, heuristic or confidence. ``confidence_threshold``: of the policy confidence.
-    ``draft_temperature``, ``draft_guidance``: of the law that drafts are drawn from; None is what the target has, and a
+    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts per round, or
+    auto: as many as make the time per token least (``auto_width``). ``policy``: constant, heuristic or confidence; ``confidence_threshold``: of the
+    latter. ``draft_temperature``, ``draft_guidance``: of the law that drafts are drawn from; None is what the target has, and a
     ``draft_guidance`` of 1 spares the draft its unconditional half.
     """
 
     draft_model: str | None = None
-    num_speculative_tokens: int = 5
+    num_speculative_tokens: int | str = 5
     policy: str = "constant"
     confidence_threshold: float = 0.4
     draft_temperature: float | None = None
@@ -162,15 +185,20 @@ class ModelDrafted(Sampler):
         k, threshold = self.num_speculative_tokens, self.confidence_threshold
         if self.draft_model is not None and not isinstance(self.draft_model, str):
             raise bad_value("sampler.draft_model", self.draft_model, "the name of a model, or None for the modality's own")
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise bad_value("sampler.num_speculative_tokens", k, "an integer of at least 1")
+        checked(k, "sampler.num_speculative_tokens")
         registry.get("length_policy", self.policy, "sampler.policy")
+        if k == AUTO and self.policy != "constant":
+            raise bad_value("sampler.policy", self.policy, "constant, because sampler.num_speculative_tokens is auto")
         if not number(threshold) or not 0 <= threshold <= 1:
             raise bad_value("sampler.confidence_threshold", threshold, "a number between 0 and 1")
         if self.draft_temperature is not None and (not number(self.draft_temperature) or self.draft_temperature < 0):
             raise bad_value("sampler.draft_temperature", self.draft_temperature, "a number of at least 0, or None")
         if self.draft_guidance is not None and not number(self.draft_guidance):
             raise bad_value("sampler.draft_guidance", self.draft_guidance, "a finite number, or None")
+
+    @property
+    def timed(self) -> bool:
+        return self.num_speculative_tokens == AUTO
 
     def model_drafter(self, target: CausalTarget, draft: CausalTarget | None, chain: Chain) -> ModelDrafter:
         """``draft``: a target of the draft model for the same items, under the target's law. Raises ``GenError`` for one that
@@ -187,6 +215,9 @@ class ModelDrafted(Sampler):
         law = dataclasses.replace(draft.law, **{k: v for k, v in said.items() if v is not None})
         if law.guided and draft.halves == 1:
             raise bad_value("sampler.draft_guidance", self.draft_guidance, "None or 1, because law.guidance_scale is 1")
-        policy = registry.get("length_policy", self.policy)
-        lengths = policy(draft.rows, self.num_speculative_tokens, self.confidence_threshold, draft.device)
+        if self.num_speculative_tokens == AUTO:
+            lengths = AutoLength(width_of(AUTO, self, target), draft.rows, draft.device)
+        else:
+            policy = registry.get("length_policy", self.policy)
+            lengths = policy(draft.rows, self.num_speculative_tokens, self.confidence_threshold, draft.device)
         return ModelDrafter(draft.under(law), chain, lengths)

@@ -5,16 +5,20 @@
                  starting length. The rule of transformers' assisted generation
     confidence   up to as many, but none after a draft whose own probability q(x) is below a threshold
 
+and, where the length is ``auto``, as many as make the time per token least (``AutoLength``, ``auto_width``).
+
 Guarantee: none of them changes the law of what is committed. Whether a token is drafted depends on the drafts before it,
 never on itself: the last draft is submitted, doubtful or not. Dropping it once its value is known would bias the law.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gen.registry import register
+from gen.samplers.auto_width import AutoWidth
 
 
 class LengthPolicy:
@@ -23,6 +27,11 @@ class LengthPolicy:
     def __init__(self, rows: int, length: int, threshold: float, device: torch.device | str = "cpu"):
         self.length, self.threshold = length, threshold
         self.lengths = torch.full((rows,), length, device=device)
+
+    @property
+    def most(self) -> int:
+        """Drafts of any row at most in the next round."""
+        return int(self.lengths.amax()) if len(self.lengths) else 0
 
     def stop(self, mass: Tensor) -> Tensor:
         """Which rows draft no more in this round, after drafts of probability ``mass`` [b]: bool [b]."""
@@ -34,6 +43,13 @@ class LengthPolicy:
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (bool [b])."""
         self.lengths = self.lengths[rows]
+
+    def renew(self, rows: Tensor) -> None:
+        """The given rows (bool [b]) begin anew, with other items."""
+        self.lengths = self.lengths.masked_fill(rows, self.length)
+
+    def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
+        """A round of ``width`` places is over, in which the rows, which had ``starts`` [b], committed so many ``tokens`` [b]; for who looks at clocks."""
 
 
 @register("length_policy", "constant")
@@ -56,3 +72,25 @@ class Confidence(LengthPolicy):
 
     def stop(self, mass):
         return mass < self.threshold
+
+
+class AutoLength(LengthPolicy):
+    """One draft fewer than the places of a round, of which ``auto`` knows how many pay; none at all if drafting does not."""
+
+    def __init__(self, auto: AutoWidth, rows: int, device: torch.device | str = "cpu"):
+        super().__init__(rows, auto.width - 1, 0.0, device)
+        self.auto = auto
+
+    def over(self, width, starts, tokens):
+        self.auto.learn(width, starts, tokens)
+        if self.auto.width - 1 != self.length:
+            self.length = self.auto.width - 1
+            self.lengths = torch.full_like(self.lengths, self.length)
+
+    @property
+    def most(self):
+        return self.length
+
+    def keep(self, rows):
+        super().keep(rows)
+        self.auto.keep(len(self.lengths))

@@ -3,8 +3,9 @@
 Per row: n tokens are committed. The forward call gets the last committed token and the drafts of positions n, n+1, ...
 and gives the law of n, n+1, ..., one place further than the drafts. Tokens are ids, and their law log-probabilities
 [b, W, V]; or latents, and their law conditioning vectors [b, W, H, D] (``gen.models.paths``). The drafter says how many drafts are accepted and
-which token follows them; those are committed. Rows advance independently, each with its own n, window and round, and
-leave the batch when they are done. Nothing a row draws depends on another row.
+which token follows them; those are committed. Rows advance independently, each with its own n, window and round. One that is
+done makes room for the next item where the target has some waiting (``CausalTarget.at_most``), or else leaves the batch. Nothing a row draws depends
+on another row.
 
 A row that commits the space's end is over with it: the law leaves the places after it nothing but the end, so they are filled
 without a forward call.
@@ -15,8 +16,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,8 @@ class Round:
     """What the parts of a method may look at in one round. b rows are left, W = columns computed.
 
     ``rows`` [b]: their numbers in the batch. ``round`` [b]: forward calls before this one. ``start`` [b]: tokens
-    committed. ``positions`` [b, W] grid positions of the columns, ``valid`` [b, W] whether they exist.
+    committed. ``positions`` [b, W] grid positions of the columns, ``valid`` [b, W] whether they exist. ``widths`` and ``starts`` [b]: how many do,
+    and ``start``, where the host knows them, so that nobody has to wait for the device.
     """
 
     draws: Draws
@@ -39,6 +41,8 @@ class Round:
     start: Tensor
     positions: Tensor
     valid: Tensor
+    widths: np.ndarray | None = None
+    starts: np.ndarray | None = None
 
     def categorical(self, logp: Tensor, purpose: str, active: Tensor, first: int | Tensor = 0,
                     shared: bool = False) -> Tensor:
@@ -58,7 +62,7 @@ class Round:
         return self.draws.flip(p, self.rows, self.positions[:, : p.shape[1]], purpose, self.round, active)
 
 
-class Drafter(Protocol):
+class Drafter:
     """Proposes, and learns what became of it. Its state has one row per row left in the batch. One with a draft model
     has ``nfe``, the draft's forward calls of every row of the whole batch."""
 
@@ -67,71 +71,120 @@ class Drafter(Protocol):
     def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Drafts [b, L(, C)] for the first L <= W columns and bool [b, L], which of them exist. ``tokens`` [b, T(, C)] are
         the committed ones."""
+        raise NotImplementedError
 
     def verify(self, now: Round, law: Tensor) -> tuple[Tensor, Tensor]:
         """From the law of W columns: accepted drafts per row [b], and tokens [b, W(, C)] whose column ``accepted`` is the one
         that follows (columns before it are the accepted drafts)."""
+        raise NotImplementedError
+
+    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        """The outcome of the round as the host knows it: accepted drafts [b], and how many there were [b]."""
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (bool [b])."""
 
+    def renew(self, rows: Tensor) -> None:
+        """The given rows (bool [b]) begin anew, with other items."""
+        raise NotImplementedError
+
 
 def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace: bool = False,
                   callback: Callable | None = None) -> SampleOutput:
-    """Decodes every row of ``target``."""
-    total, batch, device, end = target.length, target.rows, target.device, target.space.end_id
+    """Decodes every row of ``target``. What decides about the course of a row is on the host: after every forward call there is one copy from the
+    device, of the accepted counts and the tokens."""
+    total, device, end = target.length, target.device, target.space.end_id
     began = time.perf_counter()
     tokens = target.blank()
+    written = tokens.numpy() if tokens.ndim == 2 and device.type == "cpu" else None  # the same memory
+    batch, b = len(tokens), target.rows
     book = _Book(batch, drafter.window, trace, total, end)
-    rows = torch.arange(batch, device=device)
-    start = torch.zeros(batch, dtype=torch.long, device=device)
-    round_ = torch.zeros(batch, dtype=torch.long, device=device)
-    finished = torch.zeros(batch, dtype=torch.long, device=device)  # committed tokens of every row of the batch
-    step = 0
+    rows, start, round_ = np.arange(b), np.zeros(b, dtype=np.int64), np.zeros(b, dtype=np.int64)
+    here = torch.from_numpy if device.type == "cpu" else lambda x: torch.from_numpy(x).to(device)
+    last = tokens[:b, 0]  # before position 0 the target puts its prompt
+    finished = np.zeros(batch, dtype=np.int64)  # committed tokens of every row of the batch
+    following, step = b, 0
+    size, of = (0, 0), here(rows)
     while len(rows):
         width = min(drafter.window, total - int(start.min()))
-        column = torch.arange(width, device=device)
-        positions = start[:, None] + column
-        valid = positions < total
-        # a column that does not exist repeats the row's first one, token and place, which changes nothing
-        positions = torch.where(valid, positions, start[:, None])
-        now = Round(draws, rows, round_, start, positions, valid)
-        drafts, drafted = drafter.propose(now, tokens[rows])
-        last = tokens[rows, (start - 1).clamp_min(0)]  # before position 0 the target puts its prompt
-        given = torch.cat([last[:, None], drafts], 1)[:, :width]
-        exists = valid if given.ndim == 2 else valid[..., None]
-        law, computed = target.predict(torch.where(exists, given, last[:, None]), positions)
+        full = int(start.max()) + width <= total
+        if size != (len(rows), width):
+            size = len(rows), width
+            column, each, wide, every = np.arange(width)[None], np.arange(len(rows)), np.full(len(rows), width), here(np.ones(size, dtype=bool))
+        positions, widths, valid = start[:, None] + column, wide, every
+        if not full:  # a column that does not exist repeats the row's first one, token and place, which changes nothing
+            exists = positions < total
+            positions, valid, widths = np.where(exists, positions, start[:, None]), here(exists), np.minimum(total - start, width)
+        now = Round(draws, of, here(round_), here(start), here(positions), valid, widths, start)
+        drafts, drafted = drafter.propose(now, tokens if len(rows) == batch else tokens[of])
+        given = torch.cat([last[:, None], drafts], 1)[:, :width] if drafts.shape[1] else last[:, None]
+        if not full:
+            given = torch.where(valid if given.ndim == 2 else valid[..., None], given, last[:, None])
+        law, computed = target.predict(given, now.positions)
         accepted, chosen = drafter.verify(now, law)
-        count = torch.minimum(accepted + 1, valid.sum(1))
-        new = column < count[:, None]
+        del law
+        got, was, ids = _told(accepted, drafted, chosen)
+        drafter.learn(now, got, was.sum(1))
+        count = np.minimum(got + 1, widths)
         if end is not None:
-            ends = new & (chosen == end)
+            new = column < count[:, None]
+            ends = new & (ids == end)
             over = ends.any(1)
-            count = torch.where(over, ends.long().argmax(1) + 1, count)
+            count = np.where(over, ends.argmax(1) + 1, count)
             new = column < count[:, None]
             # drafts behind one that is the end itself were neither accepted nor rejected
-            drafted = drafted & ((accepted < count)[:, None] | new[:, : drafted.shape[1]])
-            accepted = torch.minimum(accepted, count)
-        target.refuse_illegal(chosen, positions, new)
-        where = rows[:, None].expand_as(positions)[new], positions[new]
-        tokens[where] = chosen[new]
-        book.add(rows, start, valid.sum(1), accepted, count, drafted, chosen, computed, target.ran)
+            was = was & ((got < count)[:, None] | new[:, : was.shape[1]])
+            got = np.minimum(got, count)
+        if target.looks_back:
+            target.refuse_illegal(chosen, now.positions, here(column < count[:, None]))
+        if written is not None:
+            for i, row, n, c in zip(range(len(rows)), rows.tolist(), start.tolist(), count.tolist()):
+                written[row, n : n + c] = ids[i, :c]
+            last = here(ids[each, count - 1])
+        else:
+            row, at = (column < count[:, None]).nonzero()
+            tokens[here(rows[row]), here(positions[row, at])] = chosen[here(row), here(at)]
+            last = chosen[here(each), here(count - 1)]
+        book.add(rows, start, widths, got, count, was.sum(1), chosen if ids is None else ids, computed, target.ran)
         start, round_, step = start + count, round_ + 1, step + 1
-        if end is not None:
-            behind = over[:, None] & (torch.arange(total, device=device) >= start[:, None])
-            tokens[rows] = torch.where(behind, end, tokens[rows])
-            start = torch.where(over, total, start)
+        if end is not None and over.any():
+            for i in over.nonzero()[0]:
+                tokens[rows[i], start[i] :] = end
+            start = np.where(over, total, start)
         if callback:
-            finished.index_copy_(0, rows, start)
-            known = torch.arange(total, device=device) < finished[:, None]
+            finished[rows] = start
+            known = here(np.arange(total) < finished[:, None])
             callback({"step": step, "done": int(finished.sum()), "total": batch * total, "tokens": tokens, "known": known})
-        left = start < total
-        if not bool(left.all()):
-            rows, start, round_ = rows[left], start[left], round_[left]
-            if len(rows):
-                target.keep(left)
-                drafter.keep(left)
+        if int(start.max()) >= total:
+            done = start >= total
+            free = done.nonzero()[0][: batch - following]
+            if len(free):
+                rows, start, round_, done = rows.copy(), start.copy(), round_.copy(), done.copy()
+                rows[free], start[free], round_[free] = range(following, following + len(free)), 0, 0
+                following += len(free)
+                again = np.zeros_like(done)
+                done[free], again[free] = False, True
+                target.replace(here(again))
+                drafter.renew(here(again))
+            if done.any():
+                left = ~done
+                rows, start, round_, last = rows[left], start[left], round_[left], last[here(left)]
+                if len(rows):
+                    target.keep(here(left))
+                    drafter.keep(here(left))
+            of = here(rows)
     return book.output(tokens, time.perf_counter() - began, device, getattr(drafter, "nfe", None))
+
+
+def _told(accepted: Tensor, drafted: Tensor, chosen: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """What the host has to know of a round: accepted drafts [b], which drafts there were [b, L], and ids [b, W] if these are ids; in one copy, which is
+    when the device is waited for."""
+    ids = chosen if chosen.ndim == 2 else None
+    if accepted.device.type == "cpu":
+        return accepted.numpy(), drafted.numpy(), None if ids is None else ids.numpy()
+    length = drafted.shape[1]
+    told = torch.cat([accepted[:, None], drafted.long(), *([] if ids is None else [ids])], 1).cpu().numpy()
+    return told[:, 0], told[:, 1 : 1 + length].astype(bool), None if ids is None else told[:, 1 + length :]
 
 
 class _Book:
@@ -145,7 +198,7 @@ class _Book:
         self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
 
     def add(self, rows, start, width, accepted, count, drafted, chosen, computed, ran) -> None:
-        drafted = drafted.sum(1).tolist()
+        drafted = drafted.tolist()
         ids = chosen.tolist() if self.traces is not None else None
         for i, (row, n, w, a, c) in enumerate(
             zip(rows.tolist(), start.tolist(), width.tolist(), accepted.tolist(), count.tolist(), strict=True)

@@ -69,6 +69,10 @@ class PathChain:
                 chosen[rows, accepted[rows]] = draw(now, rows, accepted[rows], law).to(chosen.dtype)
         return accepted, chosen
 
+    def undrafted(self, now: Round, law: Tensor) -> Tensor:
+        row = torch.arange(len(law), device=law.device)
+        return self.own(now, row, torch.zeros_like(row), law)[:, None]
+
     def kept(self, now: Round, drafted: Tensor, law: Tensor) -> Tensor:
         """What the coins say of each draft by itself: bool like ``drafted``."""
         out = torch.zeros_like(drafted)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from gen.errors import bad_value, unknown
 from gen.registry import register, registry
+from gen.samplers.auto_width import AUTO, width_of
 from gen.samplers.drafting import IdChain, ModelDrafted
 from gen.samplers.loop import decode_causal
 from gen.samplers.speculative_jacobi import JacobiDrafter, SpeculativeJacobi
@@ -39,7 +40,7 @@ class RelaxedAcceptance(ModelDrafted):
     relaxation: float | None = None
     drafter: str = "jacobi"
     coupling: str = "gumbel_shared"
-    window: int = 64
+    window: int | str = 64
     init: str = "uniform"
 
     reference = "plain autoregression"
@@ -69,6 +70,10 @@ class RelaxedAcceptance(ModelDrafted):
     def drafted(self) -> bool:
         return self.drafter == "model"
 
+    @property
+    def timed(self) -> bool:
+        return (self.num_speculative_tokens if self.drafted else self.window) == AUTO
+
     def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
         verifier = self._rule().on(target.space, target.device)
         if self.drafter == "model":
@@ -76,7 +81,7 @@ class RelaxedAcceptance(ModelDrafted):
         else:
             coupling = registry.get("coupling", self.coupling)(verifier)
             init = registry.get("initialiser", self.init)
-            drafter = JacobiDrafter(min(self.window, target.length), coupling, init, target.space, target.legal)
+            drafter = JacobiDrafter(width_of(self.window, self, target), coupling, init, target.space, target.legal)
         return decode_causal(target, draws, drafter, trace=trace, callback=callback)
 
 

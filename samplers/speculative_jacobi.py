@@ -16,79 +16,97 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gen.errors import bad_value
+from gen.models.targets import legal_at
 from gen.registry import register, registry
+from gen.samplers.auto_width import AUTO, AutoWidth, Windowed, checked, width_of
 from gen.samplers.couplings import going_on
 from gen.samplers.loop import Round, decode_causal
 from gen.samplers.verifiers import ROW, Proposal
 from gen.sampling import Preset, Sampler
 
 
-class JacobiDrafter:
-    """Holds the iterate: drafts, and the law each came from, for the places after the last committed token."""
+class JacobiDrafter(Windowed):
+    """Holds the iterate: drafts, and the law each came from if the coupling compares laws, for the places after the last committed token."""
 
-    def __init__(self, window: int, coupling, init, space, legal: Tensor):
-        self.window, self.coupling, self.init, self.space, self.legal = window, coupling, init, space, legal
+    def __init__(self, window: int | AutoWidth, coupling, init, space, legal: Tensor):
+        super().__init__(window)
+        self.coupling, self.init, self.space, self.legal = coupling, init, space, legal
         self.tokens: Tensor | None = None  # [b, n] drafts carried over from the last round, the first `carried` are real
-        self.carried: Tensor | None = None  # [b]
+        self.carried: np.ndarray | None = None  # [b]
         self.logq: Tensor | None = None  # [b, n, V]
         self.kind: Tensor | None = None  # [b, n]
 
     def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
         b, width = now.positions.shape
         length = min(self.window - 1, width)
-        device = tokens.device
-        if self.tokens is None:
-            self.tokens = torch.zeros(b, 0, dtype=torch.long, device=device)
-            self.kind, self.carried = self.tokens.clone(), torch.zeros(b, dtype=torch.long, device=device)
-            self.logq = torch.zeros(b, 0, self.legal.shape[1], device=device)
-        drafts = _resize(self.tokens, length)
-        kind = _resize(self.kind, length)
-        logq = _resize(self.logq, length)
-        drafted = now.valid[:, :length]
-        column = torch.arange(length, device=device)
-        entering = drafted & (column >= self.carried[:, None])
-        legal = going_on(self.legal[now.positions[:, :length]], self.space.end_id)
-        if bool(entering.any()):
+        if self.carried is None:
+            self.carried = np.zeros(b, dtype=np.int64)
+            self.tokens = torch.zeros(b, 0, dtype=torch.long, device=tokens.device)
+            self.kind, self.logq = self.tokens, torch.zeros(b, 0, self.legal.shape[1], device=tokens.device)
+        drafts, drafted = _resize(self.tokens, length), now.valid[:, :length]
+        compares = self.coupling.compares
+        kind, logq = (_resize(self.kind, length), _resize(self.logq, length)) if compares else (None, None)
+        legal = going_on(legal_at(self.legal, now.positions[:, :length]), self.space.end_id) if length else None
+        room = np.minimum(now.widths, length)
+        if (self.carried < room).any():
             first = int(self.carried.min())
-            canvas = tokens.clone()
-            carried = drafted & ~entering
-            row = torch.arange(b, device=device)[:, None].expand_as(carried)
-            canvas[row[carried], now.positions[:, :length][carried]] = drafts[carried]
-            new, new_kind = self.init(now, canvas, self.space, first, legal[:, first:], entering[:, first:])
-            drafts[:, first:] = torch.where(entering[:, first:], new, drafts[:, first:])
-            kind[:, first:] = torch.where(entering[:, first:], new_kind, kind[:, first:])
+            entering = drafted[:, first:] & torch.from_numpy(np.arange(first, length) >= self.carried[:, None]).to(tokens.device)
+
+            def canvas() -> Tensor:
+                """What is committed and drafted so far, [b, T]."""
+                known, carried = tokens.clone(), drafted.clone()
+                carried[:, first:] &= ~entering
+                row = torch.arange(b, device=tokens.device)[:, None].expand_as(carried)
+                known[row[carried], now.positions[:, :length][carried]] = drafts[carried]
+                return known
+
+            new, new_kind = self.init(now, canvas, self.space, first, legal[:, first:], entering)
+            drafts[:, first:] = torch.where(entering, new, drafts[:, first:])
+            if compares:
+                kind[:, first:] = torch.where(entering, new_kind, kind[:, first:])
         self.drafted, self.proposal = drafted, Proposal(drafts, kind, logq, legal)
         return drafts, drafted
 
     def verify(self, now: Round, logp: Tensor) -> tuple[Tensor, Tensor]:
         proposal = self.proposal
-        if proposal.logq.dtype != logp.dtype:
+        if not self.drafted.shape[1]:
+            return torch.zeros_like(now.start), now.categorical(logp, "token", now.valid, shared=True)
+        compares = self.coupling.compares
+        if compares and proposal.logq.dtype != logp.dtype:
             proposal.logq = proposal.logq.to(logp.dtype)
         onward = going_on(logp, self.space.end_id)
         accepted, ids = self.coupling.step(now, proposal, self.drafted, logp, onward)
         # what lies past the token that follows the accepted drafts is the next iterate, drawn from p or p without an end: q
-        shift = accepted + 1
         width = logp.shape[1]
-        source = shift[:, None] + torch.arange(width, device=logp.device)
-        inside = source.clamp_max(width - 1)
+        inside = (accepted[:, None] + torch.arange(1, width + 1, device=logp.device)).clamp_max_(width - 1)
         self.tokens = ids.gather(1, inside)
-        self.logq = onward.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
-        self.kind = torch.full_like(self.tokens, ROW)
-        self.carried = (now.valid.sum(1) - shift).clamp_min(0)
+        if compares:
+            self.logq = self.proposal = proposal = None  # one law less while the next one is made
+            self.logq = onward.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
+            self.kind = torch.full_like(self.tokens, ROW)
         return accepted, ids
 
+    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        super().learn(now, accepted, drafted)
+        self.carried = np.maximum(now.widths - accepted - 1, 0)
+
     def keep(self, rows: Tensor) -> None:
-        self.tokens, self.logq, self.kind, self.carried = (
-            x[rows] for x in (self.tokens, self.logq, self.kind, self.carried)
-        )
+        super().keep(rows)
+        self.carried = self.carried[rows.cpu().numpy()]
+        self.tokens, self.kind, self.logq = (x if x is None else x[rows] for x in (self.tokens, self.kind, self.logq))
+
+    def renew(self, rows: Tensor) -> None:
+        self.carried = np.where(rows.cpu().numpy(), 0, self.carried)
 
 
 def _resize(x: Tensor, length: int) -> Tensor:
-    """[b, n, ...] cut or zero-padded to [b, length, ...]; a copy."""
+    """[b, n, ...] cut, or a copy padded with zeros, to [b, length, ...]."""
+    if x.shape[1] >= length:
+        return x[:, :length]
     out = x.new_zeros(len(x), length, *x.shape[2:])
     n = min(length, x.shape[1])
     out[:, :n] = x[:, :n]
@@ -100,20 +118,19 @@ def _resize(x: Tensor, length: int) -> Tensor:
 class SpeculativeJacobi(Sampler):
     """Several tokens per forward call, drafted by the model's own previous iterate.
 
-    ``window``: places computed per forward call. ``coupling``: fresh, maximal, gumbel_shared or gumbel. ``init``:
-    uniform, random, repeat or repeat_above.
+    ``window``: places computed per forward call, or auto: as many as make the time per token least (``auto_width``). ``coupling``:
+    fresh, maximal, gumbel_shared or gumbel. ``init``: uniform, random, repeat or repeat_above.
     """
 
     coupling: str = "gumbel"
-    window: int = 64
+    window: int | str = 64
     init: str = "uniform"
 
     protocol = "causal"
     reference = "plain autoregression"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
-            raise bad_value("sampler.window", self.window, "an integer of at least 1")
+        checked(self.window, "sampler.window")
         registry.get("coupling", self.coupling, "sampler.coupling")
         registry.get("initialiser", self.init, "sampler.init")
 
@@ -121,10 +138,13 @@ class SpeculativeJacobi(Sampler):
     def exactness(self) -> str:
         return registry.get("coupling", self.coupling).exactness
 
+    @property
+    def timed(self) -> bool:
+        return self.window == AUTO
+
     def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
         coupling, init = registry.get("coupling", self.coupling)(), registry.get("initialiser", self.init)
-        window = min(self.window, target.length)
-        drafter = JacobiDrafter(window, coupling, init, target.space, target.legal)
+        drafter = JacobiDrafter(width_of(self.window, self, target), coupling, init, target.space, target.legal)
         return decode_causal(target, draws, drafter, trace=trace, callback=callback)
 
 

@@ -152,7 +152,7 @@ def test_a_frontend_that_is_saved_and_loaded_is_the_same(name, frontends, tmp_pa
     again = type(frontend).from_pretrained(tmp_path / "codec", dtype=torch.float64)
     codes = frontend.encode(waves(frontend))
     assert again.config == frontend.config and torch.equal(again.fingerprint, frontend.fingerprint)
-    assert torch.equal(frontend.decode(codes), again.decode(codes))
+    assert torch.allclose(frontend.decode(codes), again.decode(codes), rtol=0, atol=1e-12)  # bits may differ with the place in memory
     other = next(f for n, f in frontends.items() if n != name)
     assert other.fingerprint.shape != again.fingerprint.shape or not torch.equal(other.fingerprint, again.fingerprint)
 
@@ -173,7 +173,7 @@ def test_published_files_of_encodec_name_the_halves_of_weights_otherwise(folders
     save_file(renamed, file, {"format": "pt"})
     again = type(frontend).from_pretrained(tmp_path / "old", dtype=torch.float64)
     codes = frontend.encode(waves(frontend))
-    assert torch.equal(frontend.decode(codes), again.decode(codes))
+    assert torch.allclose(frontend.decode(codes), again.decode(codes), rtol=0, atol=1e-12)  # bits may differ with the place in memory
     lost = next(k for k in renamed if k.endswith("weight_v"))
     del renamed[lost]  # control
     save_file(renamed, file, {"format": "pt"})

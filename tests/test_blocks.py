@@ -108,7 +108,8 @@ def test_the_cache_gives_what_full_recomputation_gives():
             law, computed = block.predict(canvas)
             with torch.no_grad():
                 expected = Law()(recomputed(model, target.prompt, known, canvas), None, space.legal[:6])
-            assert torch.allclose(law, expected, atol=1e-12)
+            # the law ends with the last id that may come; behind it nothing has any mass
+            assert law.shape[-1] == 6 and torch.allclose(law, expected[..., :6], atol=1e-12) and bool(expected[..., 6:].isneginf().all())
             # what is known goes through the model once, with the first call of the next block
             assert computed == 6 + (0 if share else (2 if known.shape[1] == 0 else 6))
         target.commit(full)

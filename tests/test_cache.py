@@ -57,30 +57,29 @@ MODELS = {
 class AppendingLayer(SlotLayer):
     """A control: slots are taken in order of arrival, as an ordinary cache does."""
 
-    def update(self, key_states, value_states, *args, **kwargs):
+    def write(self, keys, values):
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            self._allocate(keys, values)
             self.arrived = 0
-        n = key_states.shape[2]
+        n = keys.shape[1]
         at = (torch.arange(n) + self.arrived).clamp(max=self.owner.slots - 1)
         self.arrived += n
-        self.keys[:, at], self.values[:, at] = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        self.keys[:, at], self.values[:, at] = keys, values
         used = self.owner.used
-        return self.keys[:, :used].transpose(1, 2), self.values[:, :used].transpose(1, 2)
+        return self.keys[:, :used], self.values[:, :used]
 
 
 class KeepingLayer(SlotLayer):
     """A control: a slot keeps what was written first, so a rejected draft stays."""
 
-    def update(self, key_states, value_states, *args, **kwargs):
+    def write(self, keys, values):
         if self.is_initialized:
             positions = self.owner.positions
             rows = torch.arange(len(positions))[:, None]
-            old, new = self.keys[rows, positions], key_states.transpose(1, 2)
+            old = self.keys[rows, positions]
             written = (old != 0).flatten(2).any(-1)[..., None, None]
-            key_states = torch.where(written, old, new).transpose(1, 2)
-            value_states = torch.where(written, self.values[rows, positions], value_states.transpose(1, 2)).transpose(1, 2)
-        return super().update(key_states, value_states, *args, **kwargs)
+            keys, values = torch.where(written, old, keys), torch.where(written, self.values[rows, positions], values)
+        return super().write(keys, values)
 
 
 class WithLayer(CausalLM):

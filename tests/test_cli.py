@@ -130,7 +130,7 @@ def refused(capsys, *argv: str) -> str:
     (["run", "image/sjd", "--dryrun"], "Did you mean '--dry-run'"),
     (["show", "absent.yaml"], "absent.yaml"),
     (["status", "absent"], "absent"),
-    (["gallery", "."], "config.yaml"),
+    (["gallery", "."], "plan.json"),
     (["check", "absent"], "absent"),
     (["bench", "image", "--batch-sizes", "0"], "--batch-sizes"),
     (["bench", "image", "--sweep", "window"], "--sweep"),
@@ -165,10 +165,11 @@ def test_a_request_to_terminate_keeps_what_is_finished_and_the_same_command_resu
 
     with monkeypatch.context() as m:
         m.setattr(Pipe, "generate", generate)
-        assert gen(capsys, *argv)[0] == 130
-    assert [r["seed"] for r in read_rows(Path("o"))] == [0]
+        code, out, err = gen(capsys, *argv)
+        assert code == 75 and "SIGTERM came" in err and "stopped with 1 items to make" in err
+    assert [r["seed"] for r in read_rows(Path("o"))] == [0, 1]  # what was at work is finished first
     Pipe.seen.clear()
-    assert gen(capsys, *argv)[0] == 0 and len(Pipe.seen) == 2 and len(read_rows(Path("o"))) == 3
+    assert gen(capsys, *argv)[0] == 0 and len(Pipe.seen) == 1 and len(read_rows(Path("o"))) == 3
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -186,27 +187,15 @@ def test_failed_items_are_code_1_and_one_clear_line(capsys, monkeypatch):
     assert code == 1 and "1 of 1 items failed (000000: ValueError: nan in logits)" in err and "o/index.html" in out
     assert "failed" in gen(capsys, "status", "o")[1]
     monkeypatch.setattr(Pipe, "error", None)
-    assert gen(capsys, "sample", "toy", "x", "--out", "o")[0] == 0
+    assert gen(capsys, "sample", "toy", "x", "--out", "o")[0] == 1  # only when told to
+    assert gen(capsys, "sample", "toy", "x", "--out", "o", "--set", "retry=failed")[0] == 0
 
 
 # ------------------------------------------------------------------------------------------------------ making
 
 
 def test_sample_writes_a_folder_and_says_where(capsys):
-    code, out, err = gen(
-        capsys,
-        "sample",
-        "toy",
-        "x",
-        "--num-samples",
-        "2",
-        "--seed",
-        "5",
-        "--temperature",
-        "0.5",
-        "--set",
-        "sampler.window=8",
-    )
+    code, out, err = gen(capsys, "sample", "toy", "x", "--num-samples", "2", "--seed", "5", "--temperature", "0.5", "--set", "sampler.window=8")
     (folder,) = Path("out/toy").iterdir()
     assert re.fullmatch("x-[0-9a-f]{6}", folder.name)
     assert code == 0 and out.splitlines() == [
@@ -340,10 +329,10 @@ def test_bench_measures_everything_against_autoregression(capsys):
         "--markdown",
     )
     report = json.loads(Path("b.json").read_text())
-    assert code == 0 and out.startswith("| sampler |") and len(out.splitlines()) == 2 + 5 * 2 + 1
+    assert code == 0 and out.startswith("| sampler |") and len(out.splitlines()) == 2 + 5 * 2 + 2 + 1 and "law: top_k 7" in out
     page = Path("curves/index.html").read_text()
-    assert page.count("<svg") == 2 * 2 and page.count("<circle") == 4 * 2 and page.count('class="knob"') >= 2 * 2
-    assert page.count("<li>autoregressive: 12.0 calls") == 2
+    assert page.count("<svg") == (2 + 2 + 1) * 2 and page.count("<circle") == (4 + 4 + 5) * 2 and page.count('class="knob"') >= 2 * 2
+    assert page.count("</i>autoregressive: 12.0 calls") == 2
     rows = {(r["sampler"], r["batch_size"]): r for r in report["table"]}
     assert set(n for n, _ in rows) == {
         "autoregressive",

@@ -207,7 +207,7 @@ def test_labels_tell_entries_of_one_sampler_apart():
 def test_prompts_file_is_relative_to_its_config_and_blank_lines_are_no_prompts(tmp_path):
     (tmp_path / "p.txt").write_text(f"{RING}\n\n  a red circle\n")
     path = write(tmp_path / "a.yaml", {"modality": "image", "prompts_file": "p.txt"})
-    assert load_config(path).entries[0].prompts == [RING, "a red circle"]
+    assert [(r.line, r.prompt) for r in load_config(path).entries[0].rows()] == [(1, RING), (3, "a red circle")]
     (tmp_path / "p.txt").write_text("\n\n")
     with pytest.raises(GenError, match="at least one prompt"):
         load_config(path)
@@ -309,9 +309,9 @@ def test_the_fingerprint_ignores_where_and_in_which_batches_and_what_is_default_
 )
 def test_the_fingerprint_sees_what_the_media_depend_on(override):
     assert fingerprint(job(override)) != fingerprint(job())
-    lines = difference(job(), job(override))
+    lines = difference(job().relevant(), job(override).relevant())
     assert lines and any(line.startswith(override.split("=")[0]) for line in lines)
-    assert difference(job(), job()) == []
+    assert difference(job().relevant(), job().relevant()) == []
 
 
 def test_the_fingerprint_sees_the_content_of_a_picture_and_not_its_path(tmp_path):
@@ -321,3 +321,69 @@ def test_the_fingerprint_sees_the_content_of_a_picture_and_not_its_path(tmp_path
     assert prints[0] == prints[1] != prints[2]
     prints = [fingerprint(job(f"prefix={tmp_path / n}")) for n in "abc"]
     assert prints[0] == prints[1] != prints[2] and prints[0] != fingerprint(job())
+
+
+# ------------------------------------------------------------------------------------------------------ keys of the run
+
+COUNTED = ["layout=shards", "tokens=true", "shard_items=8", "deterministic=true"]
+RUNTIME = ["workers=4", "engine=ray", "engine_options.partition=gpu", "retry=failed", "overwrite=true"]
+
+
+@pytest.mark.parametrize("override", COUNTED)
+def test_keys_that_shape_the_folder_count_for_the_fingerprint(override):
+    was, now = job(), job(override)
+    assert fingerprint(was) != fingerprint(now)
+    key, _, value = override.partition("=")
+    assert f"{key}: was {getattr(was.run, key)}, now {getattr(now.run, key)}" in difference(was.relevant(), now.relevant())
+    assert str(getattr(now.run, key)).lower() == value and f"{key}: {value}" in now.to_yaml()
+
+
+@pytest.mark.parametrize("override", RUNTIME)
+def test_keys_of_one_command_do_not_count(override):
+    now = job(override)
+    assert now.run != job().run and fingerprint(now) == fingerprint(job())
+    assert difference(job().relevant(), now.relevant()) == []
+    key = override.partition("=")[0].partition(".")[0]
+    assert (f"\n{key}:" in now.to_yaml()) == (key not in ("retry", "overwrite"))
+
+
+def test_batch_size_counts_where_the_bits_depend_on_it():
+    assert fingerprint(job("deterministic=true", "batch_size=3")) != fingerprint(job("deterministic=true"))
+    assert fingerprint(job("batch_size=3")) == fingerprint(job())  # control
+    lines = difference(job("deterministic=true").relevant(), job("deterministic=true", "batch_size=3").relevant())
+    assert lines == ["batch_size: was 8, now 3"]
+
+
+def test_run_keys_load_again_and_defaults_go_unsaid(tmp_path):
+    keys = [*COUNTED, "workers=4", "engine=ray", "engine_options.partition=gpu"]
+    (tmp_path / "config.yaml").write_text(job(*keys).to_yaml())
+    assert load_config(tmp_path / "config.yaml") == stored_job(tmp_path) == job(*keys)
+    assert not set(yaml.safe_load(job().to_yaml())) & {k.partition("=")[0].partition(".")[0] for k in (*COUNTED, *RUNTIME)}
+    assert job("retry=none").run == job("retry=null").run == job().run
+    assert job("engine_options.a=1", engine_options={"a": 0, "b": 2}).run.engine_options == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("override, words", [
+    ("layout=shard", "Did you mean 'shards'?"), ("engine=rai", "Did you mean 'ray'?"), ("retry=faild", "Did you mean 'failed'?"),
+    ("worker=4", "Did you mean 'workers'?"), ("workers=0", "at least 1"), ("workers=null", "at least 1"), ("workers=true", "at least 1"),
+    ("shard_items=0", "at least 1"), ("tokens=1", "true or false"), ("overwrite=yes please", "true or false"),
+    ("engine_options=3", "options"), ("workers.x=1", "unknown key"), ("engine_options.a.b=1", "unknown key"),
+])  # fmt: skip
+def test_a_wrong_key_of_the_run_is_refused_with_what_was_expected(override, words):
+    message = refusal(override)
+    assert words in message and f"override {override!r}" in message
+
+
+def test_keys_of_the_run_belong_to_no_entry():
+    assert "a key of the whole run" in refusal(jobs=[{"workers": 2}])
+    assert "a key of the whole run" in refusal("jobs.0.workers=2", jobs=[{"seed": 2}])
+    assert "expected one of them" in refusal("retry=failed", "overwrite=true")
+
+
+def test_difference_says_how_many_rows_there_were():
+    tree = lambda *prompts: job(prompts=list(prompts)).relevant()
+    assert difference(tree("a", "b"), tree("a")) == ["prompts: was 2 rows, now 1 row"]
+    assert difference(tree("a", "b"), tree("a", "c")) == ["prompts: the rows are not the same"]
+    two = job(jobs=[{"seed": 1}, {"seed": 2}]).relevant()
+    assert difference(tree("a"), two)[0] == "jobs: was 1, now 2"
+    assert difference(two, job(jobs=[{"seed": 1}, {"seed": 3}]).relevant()) == ["jobs.1.seed: was 2, now 3"]

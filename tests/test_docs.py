@@ -1,7 +1,7 @@
 """Every command and every Python block of the README and the pages in docs/ runs, in one folder per page.
 
 What takes long runs here with less of everything, one sample of a prompt and of a modality, and in a longer form under ``-m slow``, where the pages
-about training and drafts and two of three configs are as well. Measurements in full are under ``-m long``.
+about training, drafts and latents, commands that start processes and five of six configs run at all. Measurements in full are under ``-m long``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from gen.recipes.image import main as image_recipe
 from gen.recipes.image_latents import main as image_latents_recipe
 from gen.recipes.motion import main as motion_recipe
 from gen.recipes.speech import main as speech_recipe
+from gen.recipes.speed import main as speed_recipe
 from gen.recipes.text import main as text_recipe
 from gen.recipes.text_filter import main as text_filter_recipe
 from gen.recipes.video import main as video_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW_PAGES = ("training", "drafts")
+SLOW_PAGES = ("training", "drafts", "latents")
+ON_PAGES = [pytest.param(p, quick, id=f"{p.stem}-{'quick' if quick else 'longer'}", marks=[] if quick else [pytest.mark.slow])
+            for p in PAGES for quick in (True, False) if not quick or p.stem not in SLOW_PAGES]  # fmt: skip
 RECIPES = {"gen.recipes.image": image_recipe, "gen.recipes.image_latents": image_latents_recipe,
            "gen.recipes.speech": speech_recipe, "gen.recipes.video": video_recipe, "gen.recipes.motion": motion_recipe,
-           "gen.recipes.action": action_recipe, "gen.recipes.text": text_recipe, "gen.recipes.text_filter": text_filter_recipe}  # fmt: skip
+           "gen.recipes.action": action_recipe, "gen.recipes.text": text_recipe, "gen.recipes.text_filter": text_filter_recipe,
+           "gen.recipes.speed": speed_recipe}  # fmt: skip
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -46,13 +50,18 @@ def commands(page: Path) -> list[str]:
     return [line for language, block in blocks(page) if language == "bash" for line in lines_of(block)]
 
 
-def shortened(command: str) -> str:
-    """The same with one prompt, sample, repeat and value of a sweep."""
-    if command.startswith("gen bench") and "--oracle" not in command:
+def shortened(command: str, quick: bool = True) -> str:
+    """The same with one prompt, sample, repeat and value of a sweep. ``quick``: also of several samplers the first and the last alone, action
+    chunks in place of pictures to measure, and no further processes: `test_engines_real.py` has two workers, `test_bench_jobs.py` the layouts."""
+    if command.startswith("gen bench jobs"):
+        command = f"gen bench jobs --items {0 if quick else 24} --modalities text --prompts 1 --repeats 1"
+    elif command.startswith("gen bench") and "--oracle" not in command:
         command = re.sub(r"(--sweep \w+=[^ ,]+)[^ ]*", r"\1", re.sub(r" --(prompts|batch-sizes|repeats) \S+", "", command))
+        command = re.sub(r"(--samplers \w+),(?:\w+,)*", r"\1,", command.replace("bench image", "bench action")) if quick else command
         command += " --prompts 1 --batch-sizes 1 --repeats 1"
     elif command.startswith("gen run ") and "--dry-run" not in command and "prompts" not in command:
         command += " " + shlex.join(one_of_each(find_config(shlex.split(command)[2])))
+        command = re.sub(r" workers=\d+", "", command) if quick else command
     return re.sub(r"--num-samples \d+", "--num-samples 1", command)
 
 
@@ -66,9 +75,10 @@ def one_job_per_modality(demo: Path) -> None:
 def one_of_each(config: Path) -> list[str]:
     """Overrides that leave one sample of the first prompt of each job, in two steps where it says how many."""
     raw, found = OmegaConf.load(config), ["num_samples=1"]
-    for i, entry in enumerate(load_config(config).entries):
+    for i, entry in enumerate(load_config(config).entries if "sweep" not in raw else ()):
         key, said = (f"jobs.{i}.", raw.jobs[i]) if "jobs" in raw else ("", raw)
-        found.append(f'{key}prompts=["{entry.prompts[0]}"]')
+        if entry.prompts:
+            found.append(f'{key}prompts=["{entry.prompts[0]}"]')
         if "steps" in (said.sampler if isinstance(said.sampler, DictConfig) else {}):
             found.append(f"{key}sampler.steps=2")
     return found
@@ -88,17 +98,17 @@ def run(command: str) -> int:
     raise AssertionError(f"the pages hold a command no test runs: {command}")
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW_PAGES else []) for p in PAGES])
-def test_every_command_and_python_block_of_a_page_runs_in_its_order(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "quick"), ON_PAGES)
+def test_every_command_and_python_block_of_a_page_runs_in_its_order(page, quick, tmp_path, monkeypatch):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     one_job_per_modality(tmp_path / "configs" / "demo.yaml")
     monkeypatch.chdir(tmp_path)
     done = set()
     for language, block in blocks(page):
         if language == "python":
-            exec(compile(block, str(page), "exec"), {"__name__": "gen_docs"})
+            exec(compile(re.sub(r"num_samples=\d+", "num_samples=2", block) if quick else block, str(page), "exec"), {"__name__": "gen_docs"})
             continue
-        for command in map(shortened, lines_of(block)):
+        for command in (shortened(line, quick) for line in lines_of(block)):
             if command not in done:
                 assert run(command) == 0, command
             done.add(command)
@@ -129,7 +139,7 @@ def test_the_demonstration_runs_with_one_sample_of_each_job(tmp_path):
 CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
 
 
-@pytest.mark.parametrize("config", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 3 else [])
+@pytest.mark.parametrize("config", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 6 else [])
                                     for i, p in enumerate(CONFIGS)])
 def test_every_config_runs_in_its_quick_form(config, tmp_path):
     assert gen_main(["run", str(config), *one_of_each(config), f"out={tmp_path / 'out'}"]) == 0

@@ -22,8 +22,8 @@ def test_doctor_says_usable_here_and_not_usable_when_a_package_is_too_old(capsys
         and report["packages"]["torch"] == torch.__version__
     )
     assert report["writable"] is True
-    plain = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: "2.0.1" if name == "torch" else plain(name))
+    plain = doctor.installed
+    monkeypatch.setattr(doctor, "installed", lambda name: "2.0.1" if name == "torch" else plain(name))
     code, out = main(["doctor"]), capsys.readouterr().out
     assert code == 1 and "torch is 2.0.1; expected" in out and "not usable" in out
 

@@ -49,7 +49,7 @@ def test_saving_an_output_leaves_the_folder_that_a_job_would(tmp_path):
     assert [(r["prompt"], r["seed"]) for r in rows] == [(p, s) for p in PROMPTS for s in (4, 5)]
     made = load_config(tmp_path / "api/config.yaml").entries[0]
     assert (made.prompts, made.num_samples, made.seed, made.sampler["window"]) == (PROMPTS, 2, 4, 16)
-    assert len(json.loads((tmp_path / "api/traces.json").read_text())) == 6
+    assert len(list((tmp_path / "api/traces").iterdir())) == 6
     save_output(output(), tmp_path / "api")
     assert len(read_rows(tmp_path / "api")) == 6
 
@@ -73,7 +73,7 @@ def test_checking_reports_shares_and_writes_the_verdicts(tmp_path):
     run(tmp_path)
     report = check_folder(tmp_path)
     assert (report["items"], report["fulfilled"], report["valid"], report["failed"]) == (3, 1.0, 1.0, [])
-    assert json.loads((tmp_path / "check.json").read_text())["000000"] == asdict(Verdict(True, True, "looked"))
+    assert json.loads((tmp_path / "check.json").read_text())[read_rows(tmp_path)[0]["id"]] == asdict(Verdict(True, True, "looked"))
     assert run(tmp_path)[0]["skipped"] == 3  # a checked folder still resumes
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gen.claims import worker_name
 from gen.errors import GenError
 from gen.gallery import EXCERPT, write_gallery
 from gen.gallery_trace import colour, layout, replay
@@ -50,8 +51,17 @@ class Page(HTMLParser):
         return [a for t, a in self.elements if t == tag and all(a.get(k) == v for k, v in wanted.items())]
 
 
+def ident(number: int) -> str:
+    return f"{number:016x}"
+
+
+def write_trace(folder: Path, number: int, steps: object) -> None:
+    (folder / "traces").mkdir(exist_ok=True)
+    (folder / "traces" / f"{ident(number)}.json").write_text(json.dumps(steps))
+
+
 def row(number: int, file: str | None, prompt: str, sampler: str = "autoregressive", **changes) -> dict:
-    return {"id": f"{number:06d}", "modality": "image", "prompt": prompt, "seed": number, "sampler": sampler,
+    return {"id": ident(number), "index": number, "modality": "image", "prompt": prompt, "seed": number, "sampler": sampler,
             "model": "a-model", "file": file, "sha256": "", "nfe": 4, "tokens": 16, "tokens_computed": 40,
             "mean_acceptance_length": 4.0, "draft_acceptance_rate": 0.5, "seconds": 0.25, "status": "ok", "error": None,
             "exactness": "law", "batch": 2, **changes}  # fmt: skip
@@ -82,8 +92,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "000006.txt").write_text("1 < 2 " + "x" * 1000)
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "config.yaml").write_text("name: a <b> job\nmodality: image\n")
-    (tmp_path / "traces.json").write_text(json.dumps({"000000": STEPS}))
-    verdicts = {"000000": (True, "saw a red circle"), "000001": (False, "saw nothing")}
+    write_trace(tmp_path, 0, STEPS)
+    verdicts = {ident(0): (True, "saw a red circle"), ident(1): (False, "saw nothing")}
     (tmp_path / "check.json").write_text(
         json.dumps({k: {"fulfilled": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()})
     )
@@ -98,7 +108,7 @@ def page(folder: Path) -> Page:
 
 def section(folder: Path, name: str) -> str:
     text = write_gallery(folder).read_text(encoding="utf-8")
-    found = re.search(rf'<section id="{name}">.*?</section>', text, re.DOTALL)
+    found = re.search(rf'<section id="{name}"[^>]*>.*?</section>', text, re.DOTALL)
     return found[0] if found else ""
 
 
@@ -130,7 +140,7 @@ def test_prompts_names_and_errors_are_inert(folder):
 
 def test_a_trace_cannot_close_its_script(folder):
     steps = [{**STEPS[0], "committed": {"0": 7}, "note": "</script><b>"}]
-    (folder / "traces.json").write_text(json.dumps({"000000": steps}))
+    write_trace(folder, 0, steps)
     (folder / "config.yaml").write_text("name: </script><script>alert(2)</script>\n")
     assert not any("alert(" in s for s in page(folder).scripts)
 
@@ -157,12 +167,12 @@ def test_the_player_gets_every_event_of_the_trace(folder):
     assert [e["r"] for e in data] == [s["removed"] for s in STEPS]
 
 
-def test_the_grid_comes_from_the_config_and_must_hold_the_trace(folder):
-    config = folder / "config.yaml"
-    config.write_text("grid: [2, 5]\n")
+def test_the_grid_comes_from_the_row_and_must_hold_the_trace(folder):
+    again = lambda grid: (folder / "manifest.jsonl").write_text(json.dumps(row(0, "000001.png", "a red circle", grid=grid)) + "\n")
+    again([2, 5])
     cells = [a for a in page(folder).all("rect") if "data-p" in a]
     assert len(cells) == 10 and max(float(a["x"]) for a in cells) > 4
-    config.write_text("grid: [2, 2]\n")
+    again([2, 2])
     with pytest.raises(GenError, match=r"grid is \[2, 2\].*9 positions"):
         write_gallery(folder)
 
@@ -213,7 +223,7 @@ def test_colours_of_steps_are_distinct_and_ever_lighter():
 def test_failed_and_missing_items_are_shown_as_such(folder):
     html = page(folder)
     failed = section(folder, "failed")
-    assert "000002" in failed and "&lt;NaN&gt;" in failed and "000003" not in failed
+    assert "<th scope='row'>2</th>" in failed and "&lt;NaN&gt;" in failed and "blue ring" not in failed
     assert "gone.png is missing" in html.text and "failed" in html.text
     assert not html.all("img", src="gone.png")
 
@@ -221,12 +231,12 @@ def test_failed_and_missing_items_are_shown_as_such(folder):
 def test_a_folder_without_failures_or_traces_has_no_such_sections(folder):
     manifest = folder / "manifest.jsonl"
     manifest.write_text(manifest.read_text().splitlines()[0] + "\n")
-    (folder / "traces.json").unlink()
+    shutil.rmtree(folder / "traces")
     assert section(folder, "failed") == "" and section(folder, "traces") == "" and section(folder, "comparison")
 
 
 def test_the_table_of_methods_holds_medians_and_shares(folder):
-    lines = re.findall(r'<tr><th scope="row">(.*?)</tr>', section(folder, "methods"), re.DOTALL)
+    lines = re.findall(r'<tr data-method="[^"]*"><th scope="row">(.*?)</tr>', section(folder, "methods"), re.DOTALL)
     texts = {line.split()[0]: Page(line).text for line in lines}
     assert texts["autoregressive"] == ["autoregressive", "law", "3", "4", "4.00", "0.25", "100%"]
     assert texts["jacobi"] == ["jacobi", "law", "4", "8", "4.00", "0.25", "0%"]  # the failed item has no calls
@@ -274,8 +284,12 @@ def test_a_moved_folder_makes_the_same_page(folder, tmp_path):
 def test_a_folder_without_manifest_and_a_broken_trace_are_refused(folder, tmp_path):
     with pytest.raises(GenError, match="has no manifest.jsonl"):
         write_gallery(tmp_path / "nowhere")
-    (folder / "traces.json").write_text(json.dumps({"000000": [{"committed": 3}]}))
-    with pytest.raises(GenError, match="traces.json, item 000000 is no trace"):
+    for wrong, said in (([{"committed": 3}], "is no trace"), ({}, "is no trace"), ([3], "is no trace")):
+        write_trace(folder, 0, wrong)
+        with pytest.raises(GenError, match=f"{ident(0)}.json {said}.*expected a list of steps"):
+            write_gallery(folder)
+    (folder / "traces" / f"{ident(0)}.json").write_text('[{"win')
+    with pytest.raises(GenError, match=f"{ident(0)}.json is no JSON"):
         write_gallery(folder)
     assert not (folder / "index.html").exists()
     (folder / "check.json").write_text('{"000000": true}')
@@ -303,7 +317,8 @@ def mixed(tmp_path: Path) -> Path:
             row(3, "3.mp4", EVIL, label.format("video", 9), modality="video", model="c", grid=[2, 3, 3]),
             row(4, "4.mp4", "four", label.format("video", 9), modality="video", model="c")]  # fmt: skip
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    (tmp_path / "traces.json").write_text(json.dumps({"000000": STEPS, "000001": STEPS, "000003": STEPS}))
+    for number in (0, 1, 3):
+        write_trace(tmp_path, number, STEPS)
     return tmp_path
 
 
@@ -321,7 +336,7 @@ def test_every_modality_has_a_section_with_tables_of_its_own(mixed):
 def test_every_address_on_a_page_of_several_modalities_is_there(mixed):
     html = page(mixed)
     named = {a[k] for _, a in html.elements for k in ("src", "href", "poster") if a.get(k) and not a[k].startswith(("#", "data:"))}
-    assert len(named) >= 9 and all((mixed / unquote(n)).is_file() for n in named)
+    assert len(named) >= 8 and all((mixed / unquote(n)).is_file() for n in named)
     assert not any(re.match(r"/|\w+:|\.\.", n) for n in named)
 
 
@@ -331,30 +346,40 @@ def test_sounds_and_clips_have_players_and_a_picture_where_they_can_be_read(mixe
     clips = {a["src"]: a for a in html.all("video", preload="metadata")}
     assert all(a.keys() >= {"controls", "loop", "muted", "playsinline"} and "autoplay" not in a for a in clips.values())
     assert (clips["3.mp4"]["width"], clips["3.mp4"]["height"]) == ("48", "64") and "poster" not in clips["4.mp4"]
-    assert sorted(p.name for p in (mixed / "preview").iterdir()) == ["1 #.wav.png", "3.mp4.png"]
-    assert Image.open(mixed / "preview/1 #.wav.png").size == (320, 120)
+    assert sorted(p.name for p in (mixed / "preview").iterdir()) == ["1 #.png", "3.png"]
+    assert Image.open(mixed / "preview/1 #.png").size == (320, 120)
 
 
 def test_a_preview_is_made_again_only_when_its_medium_is_newer(mixed):
-    picture, sound = mixed / "preview/1 #.wav.png", mixed / "1 #.wav"
+    picture, sound = mixed / "preview/1 #.png", mixed / "1 #.wav"
     write_gallery(mixed)
     first, made = picture.read_bytes(), picture.stat().st_mtime_ns
     write_gallery(mixed)
     assert picture.stat().st_mtime_ns == made
     write_wav(sound, np.sin(np.arange(8000) / 3), 8000)
     os.utime(sound, ns=(made + 1, made + 1))
-    (mixed / "preview/.tmp-left.png").write_bytes(b"")
     write_gallery(mixed)
-    assert picture.read_bytes() != first and not (mixed / "preview/.tmp-left.png").exists()
+    assert picture.read_bytes() != first
     sound.write_bytes(b"")
     os.utime(sound, ns=(2 * made, 2 * made))
     assert "preview/1" not in write_gallery(mixed).read_text() and not picture.exists()
 
 
-def test_the_grid_of_an_item_comes_before_that_of_the_job(mixed):
-    (mixed / "config.yaml").write_text("grid: [3, 4]\n")
+def test_what_a_killed_process_left_goes_when_nobody_can_be_at_work(mixed):
+    (mixed / "preview").mkdir()
+    left = mixed / "preview" / f".tmp-{worker_name().rpartition('-')[0]}-1-2-left.png"
+    left.write_bytes(b"")
+    (mixed / "plan.json").write_text(json.dumps({"items": [{}] * 6}))  # five of six are there
+    write_gallery(mixed)
+    assert left.exists()
+    (mixed / "plan.json").unlink()
+    write_gallery(mixed)
+    assert not left.exists()
+
+
+def test_every_trace_is_drawn_on_the_grid_of_its_item(mixed):
     count = lambda name: len([a for a in Page(section(mixed, name)).all("rect") if "data-p" in a])
-    assert (count("traces-image"), count("traces-speech"), count("traces-video")) == (12, 9, 18)
+    assert (count("traces-image"), count("traces-speech"), count("traces-video")) == (9, 9, 18)
     assert 'class="trace wide"' in section(mixed, "traces-video") and 'class="trace"' in section(mixed, "traces-image")
 
 

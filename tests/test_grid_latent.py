@@ -100,11 +100,11 @@ def test_contract(name):
     out = run(sampler, trace=True, callback=calls.append)
     assert out.tokens.shape == (ROWS, PLACES, CHANNELS) and out.tokens.dtype == torch.float64
     assert bool(out.tokens.isfinite().all()) and not bool((out.tokens == 0).all(-1).any())
-    assert torch.equal(out.tokens, run(sampler).tokens), "equal keys gave different latents, or tracing changes them"
+    assert torch.allclose(out.tokens, run(sampler).tokens, rtol=0, atol=1e-12), "equal keys gave different latents, or tracing changes them"
     for rows in ([0], [3, 1]):
         assert torch.allclose(run(sampler, rows).tokens, out.tokens[rows], atol=1e-9, rtol=0), "a row depends on its batch"
     same = run(sampler, [2] * 4, [11, 12, 13, 11]).tokens
-    assert torch.equal(same[0], same[3]) and len(same.unique(dim=0)) == 3
+    assert torch.allclose(same[0], same[3], rtol=0, atol=1e-12) and float(torch.pdist(same[:3].flatten(1)).min()) > 1e-3
     assert float((same[0] - same[1]).abs().min()) > 1e-9, "some places do not depend on the key"
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
         state: dict[int, list[float]] = {}

@@ -10,14 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from toyjob import Pipe, Toy, files, job, leftovers, run, toy  # noqa: F401  toy is a fixture
+from toyjob import Pipe, Toy, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
 
-from gen import jobs
+from gen.claims import host, worker_name
 from gen.config import load_config
 from gen.errors import GenError
-from gen.ledger import Ledger, read_rows, slug
+from gen.ledger import Journal, read_plan, read_rows, slug
+from gen.microbatch import is_out_of_memory
 
 pytestmark = pytest.mark.usefixtures("toy")
+
+
+def traces(out: Path) -> dict:
+    return {p.stem: json.loads(p.read_text()) for p in (out / "traces").iterdir()}
 
 
 # ------------------------------------------------------------------------------------------------------ the folder
@@ -26,16 +31,16 @@ pytestmark = pytest.mark.usefixtures("toy")
 def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
     summary, _ = run(tmp_path / "o", num_samples=2, seed=5, trace=2)
     rows = read_rows(tmp_path / "o")
-    assert [r["id"] for r in rows] == [f"{i:06d}" for i in range(6)]
+    assert [r["index"] for r in rows] == list(range(6)) and all(len(r["id"]) == 16 for r in rows) and len({r["id"] for r in rows}) == 6
     assert rows[3]["file"] == "000003-beta-s6.txt" and rows[3]["seed"] == 6 and rows[3]["prompt"] == "beta"
-    want = "id modality prompt seed sampler model file sha256 nfe tokens tokens_computed mean_acceptance_length"
-    want = set(f"{want} draft_acceptance_rate seconds status error exactness batch".split())
+    want = "id index modality prompt seed sampler model file sha256 bytes nfe tokens tokens_computed mean_acceptance_length"
+    want = set(f"{want} draft_acceptance_rate status error exactness attempt seconds batch worker".split())
     assert set(rows[0]) == want and rows[0]["exactness"] == "law" and rows[0]["batch"] == 6
     for row in rows:
         assert hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
-    assert json.loads((tmp_path / "o/traces.json").read_text()) == {
-        i: [{"window": [0, 1], "accepted": [0], "committed": {"0": 7}, "removed": []}] for i in ("000000", "000001")
-    }
+    steps = [{"window": [0, 1], "accepted": [0], "committed": {"0": 7}, "removed": []}]
+    assert traces(tmp_path / "o") == {rows[i]["id"]: steps for i in (0, 1)}
+    assert read_plan(tmp_path / "o")["items"][3]["id"] == rows[3]["id"]
     assert load_config(tmp_path / "o/config.yaml") == job(tmp_path / "o", num_samples=2, seed=5, trace=2)
     assert summary["by_sampler"] == {"sjd": {"items": 6, "nfe": 3, "seconds": 0.5}} and summary["failed"] == []
     assert (tmp_path / "o/index.html").read_text() == "6 items"
@@ -47,7 +52,7 @@ def test_several_entries_share_one_folder_and_one_numbering(tmp_path):
     rows = read_rows(tmp_path)
     assert [r["sampler"] for r in rows] == ["sjd"] * 3 + ["maskgit"] * 3 and len({r["file"] for r in rows}) == 6
     assert list(summary["by_sampler"]) == ["sjd", "maskgit"]
-    assert sorted(json.loads((tmp_path / "traces.json").read_text())) == ["000000", "000003"]
+    assert set(traces(tmp_path)) == {rows[i]["id"] for i in (0, 3)}
 
 
 def test_media_do_not_depend_on_the_batch_size(tmp_path):
@@ -118,11 +123,35 @@ def test_a_run_refused_by_the_pipeline_leaves_no_job_behind(tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def test_two_writers_are_refused(tmp_path):
-    pytest.importorskip("fcntl")
+def test_changed_prompts_are_refused_with_the_first_row_that_is_another(tmp_path):
     run(tmp_path)
-    with Ledger(tmp_path, {}), pytest.raises(GenError, match="another run"):
-        run(tmp_path)
+    with pytest.raises(GenError, match="prompts.2 was 'gamma', now 'delta'"):
+        run(tmp_path, prompts=["alpha", "beta", "delta"])
+
+
+def test_overwriting_removes_the_other_job_and_nothing_else(tmp_path):
+    run(tmp_path, trace=1)
+    (tmp_path / "thesis.md").write_text("precious")
+    with pytest.raises(GenError, match="overwrite=true"):
+        run(tmp_path, seed=7)
+    summary, _ = run(tmp_path, seed=7, overwrite=True)
+    assert summary["skipped"] == 0 and sorted(files(tmp_path)) == [r["file"] for r in read_rows(tmp_path)] and len(files(tmp_path)) == 3
+    assert (tmp_path / "thesis.md").exists() and len(traces(tmp_path)) == 1
+    assert run(tmp_path, seed=7, overwrite=True)[0]["skipped"] == 3  # the same job is there already
+
+
+def test_an_item_asked_for_twice_is_made_once(tmp_path):
+    rows = [{"prompt": "alpha", "seed": 3}, {"prompt": "alpha", "seed": 3}, "alpha", "alpha"]
+    run(tmp_path, prompts=rows)
+    assert [r["seed"] for r in read_rows(tmp_path)] == [3, 0, 1] and read_plan(tmp_path)["duplicates"] == 1
+
+
+def test_ids_are_the_same_in_every_job_that_holds_the_item(tmp_path):
+    run(tmp_path / "a")
+    run(tmp_path / "b", prompts=["gamma", "other", "alpha"])
+    run(tmp_path / "c", sampler="scd_mc")
+    ids = {n: {r["prompt"]: r["id"] for r in read_rows(tmp_path / n)} for n in "abc"}
+    assert ids["a"]["alpha"] == ids["b"]["alpha"] and ids["a"]["gamma"] == ids["b"]["gamma"] and ids["a"]["alpha"] != ids["c"]["alpha"]
 
 
 # ------------------------------------------------------------------------------------------------------ resume
@@ -147,17 +176,18 @@ def test_missing_and_corrupt_media_are_made_again(tmp_path, harm):
     assert pipe.batches == [["beta"]] and files(tmp_path) == good and len(read_rows(tmp_path)) == 3
 
 
-def test_failed_items_are_rows_and_are_tried_again(tmp_path):
+def test_failed_items_are_rows_and_tried_again_on_request(tmp_path):
     summary, _ = run(tmp_path, Pipe(bad=["beta"]))
-    assert [f["id"] for f in summary["failed"]] == ["000001"] and "KeyError" in summary["failed"][0]["error"]
+    assert [f["index"] for f in summary["failed"]] == [1] and "KeyError" in summary["failed"][0]["error"]
     row = read_rows(tmp_path)[1]
     assert (row["status"], row["file"], row["nfe"]) == ("failed", None, None) and len(files(tmp_path)) == 2
     summary, pipe = run(tmp_path)
-    assert (
-        summary["failed"] == []
-        and pipe.batches == [["beta"]]
-        and [r["status"] for r in read_rows(tmp_path)] == ["ok"] * 3
-    )
+    assert len(summary["failed"]) == 1 and pipe.batches == []  # not without being told to
+    summary, pipe = run(tmp_path, retry="failed")
+    assert summary["failed"] == [] and pipe.batches == [["beta"]] and [r["attempt"] for r in read_rows(tmp_path)] == [1, 2, 1]
+    run(tmp_path / "whole")
+    assert files(tmp_path / "whole") == files(tmp_path) and not leftovers(tmp_path)
+    assert run(tmp_path, retry="failed")[1].batches == []
 
 
 def test_an_item_that_cannot_be_encoded_fails_alone(tmp_path):
@@ -185,7 +215,7 @@ def test_a_torn_last_line_is_dropped_and_repaired(tmp_path, torn):
     assert len(read_rows(tmp_path)) == 2
     _, pipe = run(tmp_path)
     assert pipe.batches == [["gamma"]]
-    assert [json.loads(line)["id"] for line in path.read_bytes().splitlines()] == ["000000", "000001", "000002"]
+    assert [json.loads(line)["index"] for line in path.read_bytes().splitlines()] == [0, 1, 2]
 
 
 def test_a_broken_line_in_the_middle_is_no_torn_line(tmp_path):  # the negative control of the test above
@@ -201,7 +231,7 @@ class Killed(BaseException):
     """What no handler catches: as close to kill -9 as one process gets."""
 
 
-@pytest.mark.parametrize("point", ["os.replace", "os.fsync", "Ledger.add", "generate"])
+@pytest.mark.parametrize("point", ["os.replace", "os.fsync", "Journal.add", "generate"])
 @pytest.mark.parametrize("after", range(7))
 def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeypatch, point, after):
     count = 0
@@ -220,8 +250,8 @@ def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeyp
     with monkeypatch.context() as m:
         if point == "generate":
             pipe.generate = dying(pipe.generate)
-        elif point == "Ledger.add":
-            m.setattr(Ledger, "add", dying(Ledger.add))
+        elif point == "Journal.add":
+            m.setattr(Journal, "add", dying(Journal.add))
         else:
             m.setattr(os, point.split(".")[1], dying(getattr(os, point.split(".")[1])))
             m.setattr(Path, "unlink", lambda *a, **k: None)  # a killed process tidies nothing up
@@ -235,9 +265,7 @@ def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeyp
     run(tmp_path / "whole")
     run(tmp_path / "o", batch_size=2)
     assert files(tmp_path / "o") == files(tmp_path / "whole") and not leftovers(tmp_path / "o")
-    drop = ("seconds", "batch")
-    strip = lambda folder: [{k: v for k, v in r.items() if k not in drop} for r in read_rows(folder)]
-    assert strip(tmp_path / "o") == strip(tmp_path / "whole")
+    assert steady(tmp_path / "o") == steady(tmp_path / "whole")
 
 
 # ------------------------------------------------------------------------------------------------------ memory and disk
@@ -283,7 +311,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path, monke
             assert function == "replace" and after >= 5
     if not (tmp_path / "o").exists():
         return
-    assert not leftovers(tmp_path / "o")
+    assert not set(leftovers(tmp_path / "o")) - {"_work"}
     for row in read_rows(tmp_path / "o"):
         assert hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
     if (tmp_path / "o/manifest.jsonl").exists():
@@ -307,7 +335,7 @@ def test_a_media_file_that_does_not_fit_is_not_left_under_its_name(tmp_path, mon
         (tmp_path / "o/000000-alpha-s0.txt").unlink()
         with pytest.raises(GenError, match="No space left"):
             run(tmp_path / "o", prompts=["alpha"])
-    assert not files(tmp_path / "o") and not leftovers(tmp_path / "o")
+    assert not files(tmp_path / "o") and leftovers(tmp_path / "o") == ["_work"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
@@ -318,9 +346,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 
 def test_left_over_temporary_files_go_away(tmp_path):
     run(tmp_path)
-    (tmp_path / ".tmp-000001-beta-s0.txt").write_text("half")
+    for worker in (f"{host()}-999999999-1", worker_name(), "0badc0de-17-1"):
+        (tmp_path / f".tmp-{worker}-1-000001-beta-s0.txt").write_text("half")
     run(tmp_path)
-    assert not leftovers(tmp_path)
+    assert leftovers(tmp_path) == [".tmp-0badc0de-17-1-1-000001-beta-s0.txt"]  # of another machine, which may be writing it
 
 
 def test_the_summary_counts_what_was_there_before(tmp_path):
@@ -328,5 +357,5 @@ def test_the_summary_counts_what_was_there_before(tmp_path):
     (tmp_path / "000002-gamma-s0.txt").unlink()
     summary, _ = run(tmp_path)
     assert (summary["items"], summary["skipped"], summary["by_sampler"]["sjd"]["items"]) == (3, 2, 3)
-    assert jobs.is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
-    assert not jobs.is_out_of_memory(RuntimeError("shape mismatch"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))

@@ -124,7 +124,7 @@ def test_calls_without_a_mask_or_with_one_of_padding_are_block_causal(checkpoint
     model, ids = checkpoint.model, ids_of(2, 24)
     whole = checkpoint.adapter("masked").forward(ids, 24)
     assert torch.allclose(model(ids).logits, whole) and torch.allclose(model(ids, attention_mask=torch.ones_like(ids)).logits, whole)
-    assert torch.equal(model(ids, logits_to_keep=3).logits, model(ids).logits[:, -3:])
+    assert torch.allclose(model(ids, logits_to_keep=3).logits, model(ids).logits[:, -3:], rtol=0, atol=1e-12)
     real = torch.ones_like(ids)
     real[:, 21:] = 0  # the end of the last block is padding, which nothing in front of it sees
     cut = model(ids, attention_mask=real).logits[:, :21]

@@ -318,20 +318,20 @@ def test_rows_that_begin_a_block_cost_the_others_nothing():
 class Mixing(SlotLayer):
     """Rows write into one another's slots."""
 
-    def update(self, key_states, value_states, *args, **kwargs):
-        keys, values = super().update(key_states, value_states, *args, **kwargs)
-        few = key_states.shape[2] < self.owner.used  # not while all is computed
+    def write(self, keys, values):
+        few = keys.shape[1] < self.owner.used  # not while all is computed
+        keys, values = super().write(keys, values)
         return (keys.roll(1, 0), values.roll(1, 0)) if few else (keys, values)
 
 
 class Freezing(SlotLayer):
     """A slot keeps what was written first, the keys of an empty place."""
 
-    def update(self, key_states, value_states, *args, **kwargs):
+    def write(self, keys, values):
         if self.is_initialized and self.owner.rows is None:
             rows, at = torch.arange(len(self.owner.positions))[:, None], self.owner.positions
-            key_states, value_states = self.keys[rows, at].transpose(1, 2), self.values[rows, at].transpose(1, 2)
-        return super().update(key_states, value_states, *args, **kwargs)
+            keys, values = self.keys[rows, at], self.values[rows, at]
+        return super().write(keys, values)
 
 
 def with_layer(layer: type):

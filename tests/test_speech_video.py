@@ -20,8 +20,9 @@ from gen.sampling import resolve_sampler
 ROOT = Path(__file__).parents[1]
 PROMPTS = {"speech": ["three seven", "go, high voice"], "video": ["a red square moves right", "a small blue ring moves up and bounces"]}
 JACOBI = {"name": "speculative_jacobi", "window": 48}
-STREAMED = [("speech", JACOBI), ("speech", {"name": "maskgit", "steps": 6}), ("speech", "autoregressive"), ("video", JACOBI),
-            ("video", {"name": "frame_blocks", "steps": 2}), ("video", {"name": "halton", "steps": 4})]  # fmt: skip
+slowly = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
+STREAMED = [("speech", JACOBI), ("speech", {"name": "maskgit", "steps": 6}), slowly("speech", "autoregressive"), ("video", JACOBI),
+            ("video", {"name": "frame_blocks", "steps": 2}), slowly("video", {"name": "halton", "steps": 4})]  # fmt: skip
 IDS = lambda x: x if isinstance(x, str) else x["name"]
 
 
@@ -63,7 +64,7 @@ def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_r
             assert name in named | elsewhere, f"no config of {modality}, of text or of images runs {name}"
 
 
-@pytest.mark.parametrize("modality", PROMPTS)
+@pytest.mark.parametrize("modality", ["speech", slowly("video")])
 def test_jacobi_gives_the_tokens_of_autoregression(modality):
     pipe = gen.load(modality, dtype="float64")
     plain, jacobi = (pipe(PROMPTS[modality], s, seed=4) for s in ("autoregressive", JACOBI))
@@ -138,7 +139,7 @@ def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler,
     assert np.array_equal(np.concatenate(parts), out.media[0])
 
 
-@pytest.mark.parametrize(("modality", "sampler"), [("speech", JACOBI), ("speech", "autoregressive"), ("video", {"name": "frame_blocks", "steps": 2})], ids=IDS)
+@pytest.mark.parametrize(("modality", "sampler"), [("speech", JACOBI), slowly("speech", "autoregressive"), ("video", {"name": "frame_blocks", "steps": 2})], ids=IDS)
 def test_what_is_continued_after_its_own_tokens_is_the_same_again(modality, sampler, pipes, monkeypatch):
     """The places after a prefix have the draws that they always have."""
     pipe = pipes[modality]

@@ -14,7 +14,7 @@ from gen.__main__ import main
 from gen.arrays import read_npz, write_npz
 from gen.config import make_job
 from gen.errors import GenError
-from gen.ledger import Ledger, read_rows
+from gen.ledger import Journal, read_rows
 from gen.models.loading import model_protocols
 from gen.pipeline import Pipeline
 from gen.sampling import resolve_sampler
@@ -135,13 +135,13 @@ def names(out: Path) -> list[str]:
 
 @pytest.mark.usefixtures("toy")
 def test_further_files_stand_beside_a_medium_before_its_row_does(tmp_path, monkeypatch):
-    seen, add = [], Ledger.add
+    seen, add = [], Journal.add
 
-    def watched(self, row):
-        seen.append(all((self.folder / n).is_file() for n in (row["file"], *row.get("also", ()))))
-        add(self, row)
+    def watched(self, rows):
+        seen.extend(all((tmp_path / "a" / n).is_file() for n in (row["file"], *row.get("also", ()))) for row in rows)
+        add(self, rows)
 
-    monkeypatch.setattr(Ledger, "add", watched)
+    monkeypatch.setattr(Journal, "add", watched)
     summary, _ = run(tmp_path / "a", company())
     rows = read_rows(tmp_path / "a")
     assert seen == [True] * 3 and not summary["failed"]
@@ -150,6 +150,7 @@ def test_further_files_stand_beside_a_medium_before_its_row_does(tmp_path, monke
     assert (tmp_path / "a" / rows[1]["also"][0]).read_text().endswith("as .log")
     again, pipe = run(tmp_path / "a", company())
     assert again["skipped"] == 3 and not pipe.batches
+    monkeypatch.setattr(Journal, "add", add)
     run(tmp_path / "b")  # control: a modality without any
     assert all("also" not in r for r in read_rows(tmp_path / "b"))
 
@@ -163,7 +164,7 @@ def test_a_further_file_that_cannot_be_written_is_one_failed_item(bad, tmp_path)
     assert "could not be saved: ValueError: no room for this" in rows[1]["error"] and rows[1]["file"] is None and "also" not in rows[1]
     assert not [n for n in names(tmp_path / "a") if n.startswith("000001")] and len(names(tmp_path / "a")) == 6
     assert not leftovers(tmp_path / "a")
-    mended, pipe = run(tmp_path / "a", company())
+    mended, pipe = run(tmp_path / "a", company(), retry="failed")
     assert not mended["failed"] and pipe.batches == [["beta"]] and len(names(tmp_path / "a")) == 9
 
 
@@ -190,7 +191,7 @@ def test_a_new_job_that_fails_at_once_takes_its_further_files_back(tmp_path):
     late = company(bad=("csv",), problem=GenError)
     with pytest.raises(GenError, match="no room"):  # control: with an item done, what is done stays
         run(tmp_path / "b", late)
-    assert [r["id"] for r in read_rows(tmp_path / "b")] == ["000000"] and "000000-alpha-s0.log" in names(tmp_path / "b")
+    assert [r["index"] for r in read_rows(tmp_path / "b")] == [0] and "000000-alpha-s0.log" in names(tmp_path / "b")
 
 
 def test_a_modality_that_names_files_and_does_not_write_them_says_so():

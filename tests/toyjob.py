@@ -13,7 +13,7 @@ import torch
 from gen.config import make_job
 from gen.errors import GenError
 from gen.jobs import run_job
-from gen.ledger import read_rows
+from gen.ledger import RUNTIME, read_rows
 from gen.modality import Verdict
 from gen.registry import registry
 from gen.types import Stats, TraceStep
@@ -95,6 +95,7 @@ def toy(monkeypatch):
         return folder / "index.html"
 
     gallery.write_gallery = write_gallery
+    gallery.preview_of = lambda path, folder, row: None
     monkeypatch.setitem(sys.modules, "gen.gallery", gallery)
 
 
@@ -112,4 +113,10 @@ def files(out: Path) -> dict[str, bytes]:
 
 
 def leftovers(out: Path) -> list[str]:
-    return [p.name for p in out.iterdir() if p.name.startswith(".")]
+    """What only a run at work leaves."""
+    return [p.name for p in out.rglob("*") if p.name.startswith(".") or p.name == "_work"]
+
+
+def steady(out: Path) -> list[dict]:
+    """The rows without what differs from run to run."""
+    return [{k: v for k, v in r.items() if k not in RUNTIME} for r in read_rows(out)]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gen.errors import GenError
-from gen.models.cache import SlotCache
+from gen.models.cache import SlotCache, hide
+from gen.models.lean import LeanLlama, attention, compiled
 
 
 class CausalModel(Protocol):
-    """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the positions after them."""
+    """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the positions after them. One that has ``keeps`` and it is true
+    takes ``keep=n`` as well: logits of the last n tokens alone."""
 
     vocab_size: int
     device: torch.device
@@ -84,10 +87,28 @@ class LanguageModel(OnModel):
         self.model = model.eval()
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
+        self._lean = LeanLlama.of(model)
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def _logits(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache, keep: int = 0) -> Tensor:
+        """Of the module, or of the last ``keep`` tokens: through ``gen.models.lean`` where that does what the module does. ``mask`` None: nothing is
+        hidden, which only the lean forward is told that way."""
+        if self._lean is None:
+            more = {"logits_to_keep": keep} if keep else {}
+            return self.model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True, **more).logits
+        if cache.tables is None:
+            cache.tables = self._lean.tables(cache.slots)
+        if self._compiled is not None and cache.rows is None:
+            keys, values = cache.buffers(len(tokens), self._lean.groups, self._lean.dim, self.dtype, tokens.device)
+            return self._compiled(self._lean, tokens, positions, cache.tables, keys, values, mask, keep)
+        attend = lambda layer, q, k, v: attention(q, *cache.layers[layer].write(k, v), mask)
+        return self._lean.run(tokens, positions, cache.tables, attend, keep)
 
 
 class CausalLM(LanguageModel):
     """Any causal language model of transformers whose attention takes a 4-D mask and explicit positions."""
+
+    keeps = True
 
     def new_cache(self, slots: int) -> SlotCache:
         """Raises ``GenError`` for more slots than layers with a sliding window see: the mask is one for all layers."""
@@ -98,20 +119,25 @@ class CausalLM(LanguageModel):
         return SlotCache(self.config.num_hidden_layers, slots)
 
     @torch.no_grad()
-    def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        inputs = dict(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=cache.at(positions, self.dtype),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return self.model(**inputs).logits
+    def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
+        cache.whole = cache.whole or self._compiled is not None
+        mask = cache.at(positions, self.dtype) if self._lean is None or cache.whole else cache.needed(positions, self.dtype)
+        return self._logits(tokens, positions, mask, cache, keep)
+
+
+def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
+    """Has a causal adapter's forward compiled. Raises ``GenError`` for a model that ``gen.models.lean`` leaves to its own module."""
+    if not isinstance(adapter, CausalLM) or adapter._lean is None:
+        raise GenError(f"compile came with {type(getattr(adapter, 'model', adapter)).__name__}; expected a plain Llama or one of the embedded causal models, whose "
+                       "forward can be compiled")
+    adapter._compiled = compiled(adapter.device.type, backend)
 
 
 class MaskedLM(LanguageModel):
     """A transformers language model called with a full attention mask. Logits at i are about position i, or about i + 1 if its
     config says ``shifted``. An architecture whose condition has a fixed length takes no padding."""
+
+    _tables = None  # of the lean forward
 
     @property
     def shift(self) -> int:
@@ -126,23 +152,23 @@ class MaskedLM(LanguageModel):
 
     @torch.no_grad()
     def forward(self, ids: Tensor, canvas_length: int, pads: Tensor | None = None) -> Tensor:
-        width, places = ids.shape[1], {}
-        full = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device)
-        mask = full.expand(len(ids), -1, -1, -1)
-        if pads is not None:
-            at = torch.arange(width, device=ids.device) - pads[:, None]
-            places["position_ids"] = at.clamp_min(0)
-            mask = mask.masked_fill((at < 0)[:, None, None], torch.finfo(self.dtype).min)
-        keep = canvas_length + self.shift
-        out = self.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=keep, **places)
+        width, keep = ids.shape[1], canvas_length + self.shift
+        at = torch.arange(width, device=ids.device)[None].expand_as(ids)
+        at, hidden = (at, None) if pads is None else ((at - pads[:, None]).clamp_min(0), (at < pads[:, None])[:, None, None])
+        if self._lean is not None:
+            if self._tables is None or len(self._tables[0]) < width:
+                self._tables = self._lean.tables(width)
+            mask = None if hidden is None else hide(hidden, self.dtype)
+            return self._lean.run(ids, at, self._tables, lambda layer, q, k, v: attention(q, k, v, mask), keep)[:, :canvas_length]
+        mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(len(ids), -1, -1, -1)
+        mask = mask if hidden is None else mask + hide(hidden, self.dtype)
+        out = self.model(input_ids=ids, attention_mask=mask, position_ids=at, use_cache=False, logits_to_keep=keep)
         return out.logits[:, :canvas_length]
 
     @torch.no_grad()
     def part(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: SlotCache, keep: int, rows: Tensor | None = None) -> Tensor:
         """See ``CacheableModel``."""
-        mask = self._mask(positions, seen, cache, rows)
-        return self.model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True,
-                          logits_to_keep=keep).logits
+        return self._logits(tokens, positions, self._mask(positions, seen, cache, rows), cache, keep)
 
     def _mask(self, positions: Tensor, seen: Tensor, cache: SlotCache, rows: Tensor | None) -> Tensor:
         return cache.among(positions, self.dtype, seen, rows)
@@ -161,8 +187,7 @@ class BlockLM(LanguageModel):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: SlotCache) -> Tensor:
-        mask = cache.at(positions, self.dtype, last)
-        return self.model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True).logits
+        return self._logits(tokens, positions, cache.at(positions, self.dtype, last), cache)
 
 
 class _Latent(OnModel):

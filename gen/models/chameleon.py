@@ -28,6 +28,8 @@ NORMS = re.compile(r"self_attn\.([qk])_norm\.(weight|bias)$")
 class ChameleonLM(MappedLM):
     """Codes and the specials between them, by the head's rows of these ids alone."""
 
+    keeps = False
+
     def __init__(self, model: nn.Module, vocabulary: Vocabulary):
         super().__init__(model, vocabulary)
         head = model.lm_head.weight

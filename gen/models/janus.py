@@ -16,6 +16,8 @@ from gen.models.cache import SlotCache
 class JanusLM(CausalLM):
     """A ``transformers.JanusForConditionalGeneration`` through the causal protocol; ``vocab_size`` is the number of codes."""
 
+    keeps = False
+
     def __init__(self, model: torch.nn.Module):
         super().__init__(model)
         self.words = self.vocab_size

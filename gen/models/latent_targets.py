@@ -20,7 +20,7 @@ class LatentTarget(Target):
         self.paths: PathLaw = HeadLaw(self.model.head, self.law)
 
     def blank(self) -> Tensor:
-        return self.space.blank(self.rows, self.device, self.model.dtype)
+        return self.space.blank(self.items, self.device, self.model.dtype)
 
     def _pair(self, out: Tensor) -> Tensor:
         """[H B, L, D] -> [B, L, H, D]."""

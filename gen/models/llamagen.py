@@ -189,6 +189,7 @@ class PaddedCache(SlotCache):
     """A slot cache whose first ``start`` [B] slots are padding, which nothing sees."""
 
     start: Tensor | None = None
+    select = None  # captions say their padding for all rows together, so no row can begin later than the others
 
     def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
         mask = super().at(positions, dtype, last)

@@ -6,8 +6,9 @@ Guidance runs both halves in one batched forward call. Rows leave the batch when
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ class Target:
                            "fills places left to right")
         self.model, self.space, self.law = model, space, law
         self.device = model.device
+        self.learned: dict[Any, Any] = {}  # what samplers learned of this model and want to know next time; a pipeline hands it on
         full = lambda ids, n: torch.full((len(ids),), ids.shape[1]) if n is None else n
         halves = [(prompt, full(prompt, prompt_length))]
         if law.guided:
@@ -41,8 +43,11 @@ class Target:
         self.prompt = torch.cat(pad).to(self.device)  # [H B, P], H halves
         self.prompt_length = torch.cat([n for _, n in halves]).to(self.device)
         self.halves = len(halves)
-        self.rows = len(prompt)  # rows still in the batch
-        self.legal = space.legal.to(self.device)
+        self.items = self.rows = len(prompt)  # of all, and rows still in the batch
+        # the law runs up to the last id that may come at all: behind it stand words of conditions and the mask
+        legal = space.legal[:, : space.reach].to(self.device)
+        self.legal = legal[:1].expand(len(legal), -1) if space.even else legal
+        self._narrow = not bool(self.legal.all())  # whether anything has to be kept out of the law
 
     def under(self, law: Law) -> Target:
         """A fresh target of the same model and condition under another law. An unguided one drops the unconditional half;
@@ -51,9 +56,13 @@ class Target:
 
     def _made_of(self, law: Law) -> tuple:
         """What another target of the same model and condition is made of."""
-        prompts, lengths = self.prompt.chunk(self.halves), self.prompt_length.chunk(self.halves)
+        prompts, lengths = (x.chunk(self.halves) for x in self._conditions())
         uncond, uncond_length = (prompts[-1], lengths[-1]) if law.guided and self.halves == 2 else (None, None)
         return self.model, prompts[0], self.space, law, uncond, lengths[0], uncond_length
+
+    def _conditions(self) -> tuple[Tensor, Tensor]:
+        """The prompts of all halves and their lengths."""
+        return self.prompt, self.prompt_length
 
     @property
     def length(self) -> int:
@@ -61,8 +70,8 @@ class Target:
         return self.space.length
 
     def blank(self) -> Tensor:
-        """Tokens [B, T(, C)] to be filled."""
-        return self.space.blank(self.rows, self.device)
+        """Tokens [N, T(, C)] of all items to be filled."""
+        return self.space.blank(self.items, self.device)
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (bool [B])."""
@@ -70,9 +79,10 @@ class Target:
         self.prompt, self.prompt_length = self.prompt[both], self.prompt_length[both]
         self.rows = int(rows.sum())
 
-    def _law(self, logits: Tensor, legal: Tensor, law: Law | None = None) -> Tensor:
-        cond, *uncond = logits.chunk(self.halves)
-        return (law or self.law)(cond, uncond[0] if uncond else None, legal)
+    def _law(self, logits: Tensor, legal: Tensor | None, law: Law | None = None, consume: bool = False) -> Tensor:
+        logits = logits[..., : self.legal.shape[-1]]
+        cond, uncond = logits.chunk(2) if self.halves > 1 else (logits, None)
+        return (law or self.law)(cond, uncond, legal, consume=consume)
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
         return self._law(logits, legal, Law(guidance_scale=self.law.guidance_scale))
@@ -84,6 +94,8 @@ class CausalTarget(Target):
     Where what may stand at a place depends on the ids before it, they are kept beside the cache and in its way, with a slot per
     position: every call says which id stands before each of its positions, so a rejected draft is overwritten before anything
     after it is asked about again.
+
+    ``at_most`` lets so many rows in at a time; ``replace`` gives the places of rows that are done to the next ones.
     """
 
     model: CausalModel
@@ -93,10 +105,58 @@ class CausalTarget(Target):
         super().__init__(*args, **kwargs)
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
         # column n is the id before place n; what stands before place 0 is the prompt's and never looked at
-        self.history = torch.zeros(self.rows, self.length + 1, dtype=torch.long, device=self.device) if self.space.looks_back else None
+        self.history = torch.zeros(self.rows, self.length + 1, dtype=torch.long, device=self.device) if self.looks_back else None
         self.allowed: Tensor | None = None  # the legal ids of the last call's positions, bool [B, L, V], if there is a history
         self.ran: Tensor | None = None  # for which rows the last call ran the network, bool [B], if a model can tell without it
-        self._started = False
+        self._fresh = np.ones(self.rows, dtype=bool)  # rows whose prompt is not in the cache
+        self._every = self.prompt, self.prompt_length  # of all items, those that wait included
+        self._items = np.arange(self.rows)  # which of them the rows are
+        self._next = self.rows
+        self._shift = (self.prompt_length - 1)[:, None]  # from places of the grid to slots of the cache
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what may stand at a place depends on the ids before it."""
+        return self.space.looks_back
+
+    @property
+    def replaces(self) -> bool:
+        """Whether rows can be replaced: the cache has to take calls about some of its rows."""
+        return getattr(self.cache, "select", None) is not None
+
+    def at_most(self, rows: int) -> None:
+        """Only so many rows at a time, the first ones first; before any call. Raises ``ValueError`` where rows cannot be replaced."""
+        if rows >= self.items:
+            return
+        if not self.replaces:
+            raise ValueError(f"a {type(self.cache).__name__} takes no calls about some of its rows; expected all items at once")
+        self._next = self.rows = rows
+        self._fresh, self._items = self._fresh[:rows], self._items[:rows]
+        self.history = None if self.history is None else self.history[:rows]
+        self._choose()
+
+    def under(self, law: Law) -> CausalTarget:
+        fresh = super().under(law)
+        fresh.at_most(self.rows)
+        return fresh
+
+    def _conditions(self) -> tuple[Tensor, Tensor]:
+        return self._every
+
+    def _choose(self) -> None:
+        """The prompts of the items that the rows are."""
+        both = np.concatenate([self._items + half * self.items for half in range(self.halves)])
+        self.prompt, self.prompt_length = (x[torch.from_numpy(both).to(self.device)] for x in self._every)
+        self._shift = (self.prompt_length - 1)[:, None]
+
+    def replace(self, rows: Tensor) -> None:
+        """The given rows (bool [B]) become the next items."""
+        again = rows.cpu().numpy()
+        count = int(again.sum())
+        self._items, self._fresh = self._items.copy(), self._fresh | again
+        self._items[again] = range(self._next, self._next + count)
+        self._next += count
+        self._choose()
 
     def predict(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int]:
         """Log-probabilities [B, L, V] of grid positions [B, L], given that ``tokens`` [B, L] stand one place before each
@@ -104,23 +164,45 @@ class CausalTarget(Target):
 
         A position may be repeated in a row if its token is repeated with it (padding of ragged windows).
         """
-        width, given = tokens.shape[1], positions
+        width, given, fresh, keep = tokens.shape[1], positions, self._fresh, {}
         if self.history is not None:
             self._note(tokens, positions)
-        tokens, positions = self._inputs(tokens.repeat(self.halves, *[1] * (tokens.ndim - 1))), positions.repeat(self.halves, 1)
-        slots = positions + self.prompt_length[:, None] - 1
+        if self.halves > 1:
+            tokens, positions = tokens.repeat(self.halves, *[1] * (tokens.ndim - 1)), positions.repeat(self.halves, 1)
+        tokens, slots = self._inputs(tokens), positions + self._shift
+        waiting = bool(fresh.any())
         # before position 0 stands each half's own prompt, which may end differently
-        start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
-        tokens = torch.where(start, _take(self.first, self.prompt_length[:, None] - 1), tokens)
-        if not self._started:  # the first call brings the prompt along; shorter prompts repeat their last token
-            self._started = True
-            at = torch.arange(self.prompt.shape[1] - 1, device=self.device).expand(len(self.prompt), -1)
-            at = torch.minimum(at, self.prompt_length[:, None] - 1)
-            tokens, slots = torch.cat([_take(self.first, at), tokens], 1), torch.cat([at, slots], 1)
-        out = self.model.forward(tokens, slots, self.cache)[:, -width:]
+        if waiting or self.device.type != "cpu" or not given.numpy().min():
+            first = self.first
+            start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
+            tokens = torch.where(start, _take(first, self._shift), tokens)
+        if waiting:
+            if fresh.all():
+                at = self._before()
+                tokens, slots = torch.cat([_take(first, at), tokens], 1), torch.cat([at, slots], 1)
+                keep = {"keep": width} if getattr(self.model, "keeps", False) else {}
+            elif self.prompt.shape[1] > 1:
+                self._fill(first, fresh)
+            self._fresh = np.zeros_like(fresh)
+        out = self.model.forward(tokens, slots, self.cache, **keep)[:, -width:]
         ran = getattr(self.cache, "ran", None)
         self.ran = None if ran is None else ran.view(self.halves, -1).any(0)
         return self._outcome(out, given), tokens.shape[1] * self.halves
+
+    def _before(self) -> Tensor:
+        """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat their last."""
+        at = torch.arange(self.prompt.shape[1] - 1, device=self.device).expand(len(self.prompt), -1)
+        return torch.minimum(at, self.prompt_length[:, None] - 1)
+
+    def _fill(self, first: Tensor, fresh: np.ndarray) -> None:
+        """Brings the prompts of some rows into the cache, in a call of their own: the others are further on."""
+        both = torch.from_numpy(np.tile(fresh, self.halves).nonzero()[0]).to(self.device)
+        at = self._before()[both]
+        self.cache.select(both)
+        try:
+            self.model.forward(_take(first[both], at), at, self.cache, **({"keep": 1} if getattr(self.model, "keeps", False) else {}))
+        finally:
+            self.cache.select(None)
 
     @property
     def first(self) -> Tensor:
@@ -133,24 +215,22 @@ class CausalTarget(Target):
 
     def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
         """The law from what the model gave for positions [B, L]."""
-        return self._law(out, self._legal(positions))
+        return self._law(out, self._legal(positions), consume=True)
 
     def _note(self, tokens: Tensor, positions: Tensor) -> None:
         """Remembers the tokens [B, L] one place before positions [B, L]."""
         self.history.scatter_(1, positions, tokens)
 
-    def _legal(self, positions: Tensor) -> Tensor:
-        """What may stand at positions [B, L]: bool [B, L, V]."""
-        legal = self.legal[positions]
-        if self.history is not None:
-            legal = self.allowed = self.space.narrow(legal, self.history[:, 1:], positions)
-        return legal
+    def _legal(self, positions: Tensor) -> Tensor | None:
+        """What may stand at positions [B, L]: bool [B, L, V]; None where that is everything."""
+        if self.history is None:
+            return legal_at(self.legal, positions) if self._narrow else None
+        self.allowed = self.space.narrow(self.legal[positions], self.history[:, 1:], positions)
+        return self.allowed
 
     def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:
         """Raises ``GenError`` for an id [B, L], where ``new`` (bool [B, L]), that may not follow those before it. ``positions``:
-        of the last call. The exact samplers never commit one; one that accepts drafts by other ids' mass might."""
-        if self.history is None:
-            return
+        of the last call, of a space that looks back. The exact samplers never commit one; one that accepts drafts by other ids' mass might."""
         wrong = new & ~self.allowed.gather(-1, ids[..., None])[..., 0]
         if bool(wrong.any()):
             row, column = wrong.nonzero()[0].tolist()
@@ -160,6 +240,9 @@ class CausalTarget(Target):
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
         self.cache.keep(rows.repeat(self.halves))
+        self._shift = (self.prompt_length - 1)[:, None]
+        left = rows.cpu().numpy()
+        self._fresh, self._items = self._fresh[left], self._items[left]
         if self.history is not None:
             self.history = self.history[rows]
 
@@ -187,7 +270,7 @@ class MaskedTarget(Target):
         ids = torch.cat([prompt, canvas], 1)
         logits = self.model.forward(ids, canvas.shape[1], *extra)
         self._seen = logits
-        return self._law(logits, self.legal), ids.shape[1] * self.halves
+        return self._law(logits, self.legal if self._narrow else None), ids.shape[1] * self.halves
 
     def _aligned(self) -> tuple[Tensor, Tensor]:
         """The conditions [H B, P] moved to the right, P the longest of them, and the columns in front of each [H B]."""
@@ -206,6 +289,13 @@ class MaskedTarget(Target):
     def raw(self) -> Tensor:
         """The law of the last call without temperature and filters: what the model itself holds for likely, guided and legal."""
         return self._raw(self._seen, self.legal)
+
+
+def legal_at(legal: Tensor, positions: Tensor) -> Tensor:
+    """``legal`` bool [T, V] at positions [B, L]: [B, L, V], a view where one table serves all places."""
+    if legal.stride(0) == 0:
+        return legal[0].expand(*positions.shape, -1)
+    return legal[positions]
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

@@ -67,8 +67,8 @@ class MappedLM(CausalLM):
         self.vocabulary, self.vocab_size = vocabulary.on(self.device), vocabulary.size
 
     @torch.no_grad()
-    def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        logits = super().forward(self.vocabulary.to_model(tokens), positions, cache)
+    def forward(self, tokens: Tensor, positions: Tensor, cache: Any, keep: int = 0) -> Tensor:
+        logits = super().forward(self.vocabulary.to_model(tokens), positions, cache, keep)
         return logits[..., self.vocabulary.ids.to(logits.device)]
 
 

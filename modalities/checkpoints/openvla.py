@@ -67,6 +67,8 @@ class Projector(nn.Module):
 class SeeingLM(MappedLM):
     """A language model over bins, whose prompts may hold features: model id V + PATCHES n + j is row j of condition n."""
 
+    keeps = False
+
     def __init__(self, model, vocabulary: Vocabulary, conditions: Conditions):
         super().__init__(model, vocabulary)
         self.conditions = conditions

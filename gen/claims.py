@@ -1,0 +1,234 @@
+"""Claims: which worker is at a shard right now. Advisory: two workers on one shard waste time and corrupt nothing.
+
+A claim is a file that only one worker can create. Its worker writes a counter into it from time to time, the beat. Whether a worker
+is dead is never a question of what time it is, since clocks jump and machines disagree: a process of this machine is looked up, and
+of any other one it is asked whether its beat has changed within ``stale`` seconds of the observer's own steady clock.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+STALE = 60.0  # seconds without a beat after which a worker of another machine counts as dead
+
+
+@lru_cache
+def host() -> str:
+    """A name of this machine, as far as process numbers mean the same: host, boot and process name space."""
+    parts = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        try:
+            parts.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text())
+        except OSError:
+            continue  # not on this system
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
+
+def started(pid: int) -> int:
+    """When a process began, in its system's own count, so that a number used again is another process; 0 where unknown."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return -1 if state in "ZX" else int(rest[18])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def worker_name() -> str:
+    """The name of this process among all workers: ``1a2b3c4d-4711-123456``."""
+    return _name(os.getpid())
+
+
+@lru_cache(4)
+def _name(pid: int) -> str:  # asked for with every file that is written
+    return f"{host()}-{pid}-{started(pid)}"
+
+
+def is_dead(worker: str) -> bool | None:
+    """Whether a worker's process is gone; ``None`` if it is not of this machine, or no worker's name."""
+    parts = worker.split("-")
+    if len(parts) != 3 or parts[0] != host() or not all(p.isdigit() for p in parts[1:]):
+        return None
+    pid, since = int(parts[1]), int(parts[2])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it is there, and somebody else's
+        return False
+    return started(pid) != since if since else None  # without its beginning a number may be another process
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
+    """Nobody else is in here at the same time: ``True``. ``None`` where somebody is and we do not ``wait``, ``False`` where the system
+    has no such locks. The lock vanishes with the process."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield False
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            got: bool | None = True
+        except BlockingIOError:
+            got = None
+        except OSError:  # a file system without locks
+            got = False
+        yield got
+    finally:
+        os.close(handle)
+
+
+def create(path: Path, data: bytes) -> bool:
+    """Make a file with all of its content, unless there is one: ``False`` then. The one step that decides between two processes."""
+    temporary = path.with_name(f".tmp-{worker_name()}-{threading.get_ident()}-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                raise
+            return _create_plainly(path, data)  # a file system without hard links
+        return True
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _create_plainly(path: Path, data: bytes) -> bool:
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True
+
+
+def read_claim(path: Path) -> dict[str, Any] | None:
+    """What a claim says; ``{}`` if it is torn, ``None`` if there is none."""
+    try:
+        tree = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+class Claims:
+    """The claims of one worker in ``folder``. ``clock``: a steady one. Use as a context: leaving it gives everything back."""
+
+    def __init__(self, folder: Path, worker: str | None = None, stale: float = STALE, clock=time.monotonic):
+        self.folder, self.worker, self.stale, self.clock = folder, worker or worker_name(), stale, clock
+        self.held: set[str] = set()
+        self._seen: dict[str, tuple[Any, float]] = {}  # shard -> what its claim said, and since when
+        self._beat, self._lock = 0, threading.Lock()
+        self._over, self._thread = threading.Event(), None
+
+    def take(self, shard: str) -> str | None:
+        """``taken``, ``stolen`` (from a dead worker), or ``None`` if somebody is at it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            how = "taken" if create(self.folder / shard, self._text()) else self._take_over(shard)
+        except FileNotFoundError:  # the folder of all claims went away meanwhile, as it does where the job is complete
+            return None
+        if how is None:
+            return None
+        self._seen.pop(shard, None)
+        with self._lock:
+            self.held.add(shard)
+        return how
+
+    def _take_over(self, shard: str) -> str | None:
+        """One at a time: of two who find the same worker dead, the second would remove the claim of the first."""
+        path = self.folder / shard
+        with locked(self.folder, wait=False) as free:
+            said = read_claim(path)
+            if free is None or said is not None and not self._abandoned(shard, said):
+                return None
+            path.unlink(missing_ok=True)
+            if not create(path, self._text()):
+                return None
+        return "stolen" if said and said.get("worker") != self.worker else "taken"
+
+    def mine(self, shard: str) -> bool:
+        """Whether the claim is still ours: after a long stop somebody may have taken the shard over."""
+        said = read_claim(self.folder / shard)
+        return bool(said) and said.get("worker") == self.worker
+
+    def release(self, shard: str) -> None:
+        with self._lock:
+            self.held.discard(shard)
+        if self.mine(shard):
+            try:
+                (self.folder / shard).unlink(missing_ok=True)
+            except OSError:  # a disk that takes nothing any more: others find this worker gone when it is
+                pass
+
+    def beat(self) -> None:
+        """Say that this worker lives."""
+        with self._lock:
+            self._beat += 1
+            for shard in self.held:
+                path = self.folder / shard
+                if not self.mine(shard):
+                    continue
+                temporary = path.with_name(f".tmp-{self.worker}-{shard}")
+                try:
+                    temporary.write_bytes(self._text())
+                    os.replace(temporary, path)
+                except OSError:  # a full disk: the worst that happens is that somebody does the same work
+                    temporary.unlink(missing_ok=True)
+
+    def _text(self) -> bytes:
+        return json.dumps({"worker": self.worker, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beat}).encode()
+
+    def _abandoned(self, shard: str, said: dict[str, Any]) -> bool:
+        name = str(said.get("worker"))
+        if name == self.worker:  # left by an earlier run in this very process
+            return shard not in self.held
+        dead = is_dead(name)
+        if dead is not None:
+            return dead
+        last, since = self._seen.get(shard, (None, 0.0))
+        now = self.clock()
+        if last != said:
+            self._seen[shard] = said, now
+            return False
+        return now - since > self.stale
+
+    def _keep_beating(self) -> None:
+        while not self._over.wait(self.stale / 6):
+            self.beat()
+
+    def __enter__(self) -> Claims:
+        self._thread = threading.Thread(target=self._keep_beating, name="beat", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join()
+        for shard in list(self.held):
+            self.release(shard)
