@@ -105,7 +105,15 @@ def _committed(folder: Path, plan: dict[str, Any]) -> tuple[list[Row], bool]:
 
 def _intact(folder: Path, row: Row) -> bool:
     path = inside(folder, row)
-    return path is not None and path.is_file() and sha256(path) == row.get("sha256")
+    return path is not None and _digest(path) == row.get("sha256")
+
+
+def _digest(path: Path) -> str | None:
+    """``None`` where there is no such file, or none any more: a worker beside us moves the media of a shard into its tar."""
+    try:
+        return sha256(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
 
 
 def shard_of(plan: dict[str, Any], index: int) -> int:
@@ -128,7 +136,7 @@ def mark_due(folder: Path, plan: dict[str, Any], wanted: Callable[[Row], bool]) 
 def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
     """Whether the medium of a row is missing or altered, or not the one that the plan names."""
     stems = {i["id"]: i["stem"] for i in plan["items"]}
-    tars: dict[Path, str] = {}
+    tars: dict[Path, str | None] = {}
 
     def look(row: Row) -> bool:
         if row["status"] != "ok":
@@ -137,15 +145,15 @@ def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
         if path is None or Path(row.get("member") or row["file"]).stem != stems[row["id"]]:
             return True
         if "member" in row:
-            if not path.is_file() and (folder / WORK / path.stem / row["member"]).is_file():
-                path = folder / WORK / path.stem / row["member"]  # its shard is at work
-                return sha256(path) != row["sha256"]
+            at_work = None if path.is_file() else _digest(folder / WORK / path.stem / row["member"])
+            if at_work is not None:  # its shard is no tar yet
+                return at_work != row["sha256"]
             if path not in tars:
-                tars[path] = sha256(path) if path.is_file() else "missing"
-            return "shard_sha256" in row and tars[path] != row["shard_sha256"] or not path.is_file()
+                tars[path] = _digest(path)
+            return tars[path] is None or "shard_sha256" in row and tars[path] != row["shard_sha256"]
         beside = [*companions(folder, row), *([folder / row["tokens_file"]] if row.get("tokens_file") else []),
                   path.with_suffix(".json")]  # fmt: skip
-        return not path.is_file() or not all(p.is_file() for p in beside) or sha256(path) != row["sha256"]
+        return not all(p.is_file() for p in beside) or _digest(path) != row["sha256"]
 
     return look
 

@@ -220,6 +220,28 @@ class Refusing(Pipe):
         return super().generate(items, *args, **kwargs)
 
 
+def test_a_shard_that_becomes_a_tar_while_somebody_looks_for_damage_is_not_damaged(ground, monkeypatch):  # noqa: F811
+    out, keys = ground / "o", {"layout": "shards"}
+    run(ground / "calm", **keys)
+    with monkeypatch.context() as patch:  # everything is made, and the worker dies before the tar
+        patch.setattr(worker, "commit_shard", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        assert wait(fork(lambda: run(out, **keys))).how == "killed"
+    whole, sha256, seen = ledger.read_plan(out), ledger.sha256, []
+
+    def somebody_commits_first(path):
+        if "_work" in path.parts and not seen:
+            seen.append(path)
+            tars.commit_shard(out, whole, 0, ledger.lines_of(out))
+        return sha256(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "sha256", somebody_commits_first)
+        assert publish.mark_due(out, whole, publish.damaged(out, whole)) == 0 and seen
+    pipe = Pipe()
+    run(out, pipe, **keys)
+    assert not pipe.made and not differences(out, contents(ground / "calm"))
+
+
 @pytest.mark.parametrize("layout", ["files", "shards"])
 def test_a_worker_that_joins_as_the_job_is_completed_makes_nothing_again(ground, layout):  # noqa: F811
     out = ground / "o"
