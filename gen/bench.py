@@ -76,7 +76,8 @@ def measured(args: argparse.Namespace, load: Callable[..., Any], several: bool =
 
     sizes = positive(args.batch_sizes, "--batch-sizes")
     variants = choose(args)
-    pipe = load(args.modality, model=args.model, device=args.device or "cpu", dtype=args.dtype or "float32")
+    said = {"model": args.model, "device": args.device or "cpu", "dtype": args.dtype or "float32", "compile": bool(args.compile)}
+    pipe = load(args.modality, **said)
     errors: dict[tuple[str, int], str] = {}
     for v in [v for v in variants if not serves(pipe, v.spec, v.law)]:
         if several and args.samplers:
@@ -100,8 +101,7 @@ def measured(args: argparse.Namespace, load: Callable[..., Any], several: bool =
         runs = interleaved(pipe, variants, sizes, prompts, args.repeats, args.seed, errors, progress)
     finally:
         progress.close()
-    return {"modality": args.modality, "model": args.model, "device": args.device or "cpu", "dtype": args.dtype or "float32", "seed": args.seed,
-            "repeats": args.repeats, "prompts": prompts, "machine": machine(),
+    return {"modality": args.modality, **said, "seed": args.seed, "repeats": args.repeats, "prompts": prompts, "machine": machine(),
             "samplers": [{"label": v.label, "sampler": v.spec, "law": v.law} for v in variants],
             "table": tabulate(runs, errors, variants), "runs": runs}  # fmt: skip
 

@@ -38,7 +38,7 @@ def bench_jobs(args: argparse.Namespace) -> int:
     from gen.ledger import put_text
     from gen.registry import registry
 
-    for key in ("samplers", "sweep", "peers", "oracle", "json", "gallery", "model", "device", "dtype", *LAW):
+    for key in ("samplers", "sweep", "peers", "oracle", "json", "gallery", "model", "device", "dtype", "compile", *LAW):
         if getattr(args, key, None) not in (None, False, ""):
             raise GenError(f"--{key.replace('_', '-')} came with gen bench jobs, which measures the job layer; expected it with a modality")
     usual = QUICK if args.quick else {"items": ITEMS, "prompts": PROMPTS, "repeats": REPEATS}
@@ -114,7 +114,7 @@ def ready() -> Any:
         media = [Image.fromarray(shapes.draw(c, np.random.default_rng(i))) for i, c in enumerate(shapes.captions(16, 0, held=True))]
         tokens = torch.zeros(1, 256, dtype=torch.long)
 
-        def generate(self, items, sampler=SAMPLER, law=None, *, trace=False, callback=None, start=None, on_chunk=None):
+        def generate(self, items, sampler=SAMPLER, law=None, *, trace=False, callback=None, start=None, on_chunk=None, at_most=None):
             media = [self.media[i.seed % len(self.media)] for i in items]
             stats = [Stats(nfe=40, tokens=256, tokens_computed=512, mean_acceptance_length=6.4) for _ in items]
             return PipelineOutput(media, self.tokens.expand(len(items), -1), stats, None, list(items), "image", "ready", dict(sampler), "sample",

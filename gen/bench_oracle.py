@@ -165,7 +165,7 @@ def bench_oracle(args: argparse.Namespace) -> int:
     from gen.commands import LAW
     from gen.progress import for_terminal
 
-    for key, default in (("model", None), ("dtype", None), ("device", None), ("peers", None), ("batch_sizes", "1,8")):
+    for key, default in (("model", None), ("dtype", None), ("device", None), ("compile", None), ("peers", None), ("batch_sizes", "1,8")):
         if getattr(args, key) != default:
             flag = f"--{key.replace('_', '-')}"
             raise GenError(f"{flag} is {getattr(args, key)!r}, with --oracle; expected nothing, the oracle takes the model's place")

@@ -192,6 +192,7 @@ def _model_flags(sub: Parser) -> None:
     sub.add_argument("--model", metavar="NAME", help="zoo name, folder or hub id (the modality's own small model)")
     sub.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps (cpu)")
     sub.add_argument("--dtype", metavar="NAME", help="float32, bfloat16, float16, float64 (float32)")
+    sub.add_argument("--compile", action="store_true", default=None, help="run models through torch.compile: the first calls take long, later ones less")
 
 
 def _law_flags(sub: Parser) -> None:

@@ -27,7 +27,7 @@ def sample(args: argparse.Namespace) -> int:
     sampler = args.sampler or SAMPLER
     tree: dict[str, Any] = {"modality": args.modality, "prompts": [args.prompt], "sampler": sampler,
                             "law": law_of(args, sampler)}  # fmt: skip
-    for key in ("num_samples", "seed", "out", *START, "batch_size", "trace", "model", "device", "dtype"):
+    for key in ("num_samples", "seed", "out", *START, "batch_size", "trace", "model", "device", "dtype", "compile"):
         if getattr(args, key) is not None:
             tree[key] = getattr(args, key)
     job = make_job(tree, args.sets, where="the command line")

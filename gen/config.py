@@ -28,6 +28,7 @@ __all__ = ["Entry", "Job", "Run", "difference", "find_config", "fingerprint", "l
 
 RELEVANT = ("modality", "model", "model_options", "sampler", "law", "prompts", "num_samples", "seed", "dtype", *START)
 UNNAMED = ("prompts", *MEDIA)  # too long to tell entries apart by
+LOADED = ("modality", "model", "device", "dtype", "compile")  # what a loader is told beside the options of a model's family
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -52,6 +53,7 @@ class Entry:
     frames: int | None
     device: str
     dtype: str
+    compile: bool
     batch_size: int
     trace: int
 
@@ -174,15 +176,19 @@ def make_job(
             counted_how = " (counted after its sweep)" if len(entries) > len(tree.get("jobs", [{}])) else ""
             raise GenError(f"jobs.{twin} and jobs.{i}{counted_how} in {where} are the same job; expected them to differ")
     run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.places, where)
-    _refuse_clocks(entries if run.deterministic else [], where)
+    _refuse_other_bits(entries if run.deterministic else [], where)
     name = layers.top.get("name") or name or entries[0].modality
     return Job(str(name), _out(layers.top.get("out"), name, layers.places.get("out", where)), entries, run)
 
 
-def _refuse_clocks(entries: list[Entry], where: str) -> None:
+def _refuse_other_bits(entries: list[Entry], where: str) -> None:
+    """Of a deterministic job: what a clock decides, and kernels that a compiler makes anew on every machine."""
     from gen.sampling import resolve_sampler
 
     for i, entry in enumerate(entries):
+        if entry.compile:
+            raise GenError(f"compile of jobs.{i} in {where} is true, and compiled kernels round in their own way; expected false, because "
+                           "deterministic is true")  # fmt: skip
         if resolve_sampler(entry.sampler, entry.law)[0].timed:
             knob = next(k for k, v in entry.sampler.items() if v == "auto")
             raise GenError(f"sampler.{knob} of jobs.{i} in {where} is 'auto', which a clock decides; expected a number, because deterministic is true")
@@ -239,6 +245,10 @@ def _resolve(values: dict[str, Any], places: Mapping[str, str], place: str, coun
     if v["model_options"] and v["model"] is None:
         raise bad_value("model_options", v["model_options"], "none where no model is named", at("model_options"))
     v["model_options"] = plain(v["model_options"])
+    if own := [k for k in v["model_options"] if k in LOADED]:
+        raise GenError(f"model_options.{own[0]} came in {at('model_options')}; expected {own[0]} as a key of its own")
+    if not isinstance(v["compile"], bool):
+        raise bad_value("compile", v["compile"], "true or false", at("compile"))
     if v["dtype"] not in DTYPES:
         raise unknown("dtype", v["dtype"], DTYPES, at("dtype"))
     _check_device(v["device"], at("device"))

@@ -20,7 +20,7 @@ from gen.sweep import combinations, refuse_swept
 DEFAULTS: dict[str, Any] = {
     "modality": None, "model": None, "model_options": {}, "sampler": {"name": "speculative_jacobi"}, "law": {}, "prompts": None,
     "prompts_file": None, "num_samples": 1, "seed": 0, **dict.fromkeys(START), "device": "cpu",
-    "dtype": "float32", "batch_size": 8, "trace": 1,
+    "dtype": "float32", "compile": False, "batch_size": 8, "trace": 1,
 }  # fmt: skip
 FOLDER_KEYS = ("name", "out", *RUN)  # one folder per run, so these are no keys of an entry
 KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")

@@ -1,5 +1,8 @@
 """Microbatches of one sampler: items of about one length together, fewer of them where memory ran out, none of which shows in a medium.
 
+Where a pipeline puts the next item in the place of one that is done, it is handed several batches at once, so that nobody waits for the
+slowest of a batch; no more than one of them is decoded at a time. One that fails is made again batch by batch, and then item by item.
+
 Every item has draws of its own, so what it becomes does not depend on the microbatch it runs in, but for the last bits of floating
 point. ``deterministic: true`` takes those away too: the microbatches are then those of the plan, whatever is missing.
 """
@@ -12,6 +15,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gen.errors import GenError
@@ -73,18 +77,21 @@ class Microbatches:
             self._queue(buckets[bucket], bucket)
 
     def _queue(self, queue: list[Work], bucket: int) -> None:
-        alone = 0  # so many items at the head run one by one, to find the one that fails
+        turns = getattr(self.pipe, "turns", None)
+        turns = turns(self.entry.sampler) if turns else 1
+        apart = alone = 0  # so many items at the head run batch by batch, or one by one, to find the one that fails
         refused: list[tuple[Work, GenError]] = []  # what a pipeline refuses may be one prompt, or a value that no item survives
         while queue:
             size = 1 if alone else self.worker.sizes.of(self.number, bucket, self.entry.batch_size)
-            batch = queue[:size]
+            batch = queue[: size if alone or apart else size * turns]
+            size = min(size, len(batch))
             try:
-                out, error, full = self._generate(batch)
+                out, error, full = self._generate(batch, size)
             except GenError as problem:
                 out, error, full = None, str(problem), False
                 if len(batch) == 1:
                     refused.append((batch[0], problem))
-                    alone = max(0, alone - 1)
+                    apart, alone = max(0, apart - 1), max(0, alone - 1)
                     del queue[0]
                     if not alone or not queue:
                         self._refuse(refused)
@@ -92,10 +99,12 @@ class Microbatches:
             if out is not None and refused:  # others pass
                 self._refuse(refused, proven=True)
             if out is None and len(batch) > 1:
-                if full:
-                    size = self.worker.sizes.lower(self.number, bucket, len(batch))
-                    self.worker.progress.note(f"out of memory with {len(batch)} items at once; going on with {size}")
-                    self.worker.log.event("oom", items=len(batch), next=size, length=bucket)
+                if full and size > 1:
+                    less = self.worker.sizes.lower(self.number, bucket, size)
+                    self.worker.progress.note(f"out of memory with {size} items at once; going on with {less}")
+                    self.worker.log.event("oom", items=size, next=less, length=bucket)
+                elif len(batch) > size > 1:
+                    apart = len(batch)
                 else:
                     alone = len(batch)
                 continue
@@ -104,8 +113,8 @@ class Microbatches:
             else:
                 self.proven = True
                 self.worker.proven.add(self.number)
-                self.writer.submit(out, batch)
-            alone = max(0, alone - 1)
+                self.writer.submit(out, [replace(w, at_once=size) for w in batch])
+            apart, alone = max(0, apart - len(batch)), max(0, alone - 1)
             del queue[: len(batch)]
 
     def _refuse(self, refused: list[tuple[Work, GenError]], proven: bool = False) -> None:
@@ -118,7 +127,7 @@ class Microbatches:
 
     def _fixed(self, batch: list[Work]) -> None:
         """A microbatch of the plan as a whole, of which only what is due is kept."""
-        out, error, full = self._generate(batch)
+        out, error, full = self._generate(batch, len(batch))
         if full:
             raise GenError(f"out of memory with {len(batch)} items at once ({error}); a deterministic job keeps its microbatches: choose a smaller "
                            "batch_size and another out folder")  # fmt: skip
@@ -128,24 +137,24 @@ class Microbatches:
         for work in batch:  # each alone: which ones fail is then the same at every attempt
             if work.item["id"] not in self.due:
                 continue
-            out, error, _ = self._generate([work])
+            out, error, _ = self._generate([work], 1)
             if out is None:
                 self.writer.fail([work], [error])
             else:
                 self.writer.submit(out, [work])
 
-    def _generate(self, batch: list[Work]) -> tuple[Any, str, bool]:
-        """The output, or ``None``, what went wrong, and whether it was memory."""
+    def _generate(self, batch: list[Work], size: int) -> tuple[Any, str, bool]:
+        """The output, ``size`` items being decoded at a time, or ``None``, what went wrong, and whether it was memory."""
         if self.worker.stop():
             raise Stopped
         if self.writer.lost:
             raise Lost
         worker, began = self.worker, time.monotonic()
-        worker.progress.batch(batch[0].label, len(batch))
+        worker.progress.batch(batch[0].label, size)
         out, error, full = None, "", False
         try:
             out = self.pipe.generate([w.plan for w in batch], dict(self.entry.sampler), dict(self.entry.law),
-                                     trace=any(w.trace for w in batch), callback=worker.progress.step, start=self.entry.start)  # fmt: skip
+                                     trace=any(w.trace for w in batch), callback=worker.progress.step, start=self.entry.start, at_most=size)  # fmt: skip
         except (GenError, OSError):
             raise  # a wrong value or a broken disk, not a matter of one item
         except Exception as problem:  # what a model may raise is open

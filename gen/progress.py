@@ -24,7 +24,7 @@ class Silent:
         """``total`` items, or whatever ``unit`` says, of which ``done`` were there already."""
 
     def batch(self, label: str, rows: int) -> None:
-        """A microbatch of ``rows`` items begins; 0 where another process makes them."""
+        """A microbatch begins, of which ``rows`` items are made at a time; 0 where another process makes them."""
 
     def step(self, info: dict[str, Any]) -> None:
         """One forward call: ``step``, ``done`` and ``total`` tokens. Passed to the sampler as its callback."""
@@ -131,7 +131,7 @@ class Lines(Tally):
     def step(self, info: dict[str, Any]) -> None:
         super().step(info)
         if self.began is not None and self.clock() - self.said >= 6 * self.every:  # slow items, such as videos
-            self._say(f"{info['done']}/{info['total']} tokens of the next {self.at_once}")
+            self._say(f"{info['done']}/{info['total']} tokens, {self.at_once} items at once")
 
     def note(self, text: str) -> None:
         try:

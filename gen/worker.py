@@ -42,7 +42,7 @@ class Report:
 
 
 def pipe_key(entry: Entry) -> tuple:
-    return entry.modality, entry.model, json.dumps(entry.model_options, sort_keys=True), entry.device, entry.dtype
+    return entry.modality, entry.model, json.dumps(entry.model_options, sort_keys=True), entry.device, entry.dtype, entry.compile
 
 
 class Pipes:
@@ -60,7 +60,8 @@ class Pipes:
                 self.load = self_load
             own = self.device and ":" not in entry.device and self.device.partition(":")[0] == entry.device
             device = self.device if own else entry.device
-            self._made[key] = self.load(entry.modality, model=entry.model, device=device, dtype=entry.dtype, **entry.model_options)
+            self._made[key] = self.load(entry.modality, model=entry.model, device=device, dtype=entry.dtype, compile=entry.compile,
+                                        **entry.model_options)
         return self._made[key]
 
 

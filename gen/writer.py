@@ -27,7 +27,8 @@ COUNTS = ("nfe", "tokens", "tokens_computed", "mean_acceptance_length", "draft_a
 
 @dataclass(frozen=True)
 class Work:
-    """One item at work. ``plan``: what the pipeline planned of it; ``entry``: with what its row says otherwise."""
+    """One item at work. ``plan``: what the pipeline planned of it; ``entry``: with what its row says otherwise. ``at_once``: items that were decoded
+    together with it, if not all of the output."""
 
     item: dict[str, Any]
     entry: Entry
@@ -36,6 +37,7 @@ class Work:
     trace: bool
     attempt: int
     exactness: str
+    at_once: int | None = None
 
 
 class Writer:
@@ -151,7 +153,7 @@ class Writer:
             **{k: stats.get(k) for k in COUNTS}, "status": status, "error": error, "exactness": work.exactness,
             **({"grid": list(out.grid)} if getattr(out, "grid", ()) else {}), **({"also": also} if out is not None and also else {}), **tokens,
             **{k: item[k] for k in ("overrides", "input_id", "meta") if k in item},
-            "attempt": work.attempt, "seconds": stats.get("seconds"), "batch": len(out.stats) if out is not None else 1,
+            "attempt": work.attempt, "seconds": stats.get("seconds"), "batch": 1 if out is None else work.at_once or len(out.stats),
             "worker": self.worker.name,
         }  # fmt: skip
 

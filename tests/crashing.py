@@ -81,7 +81,7 @@ class Pipe:
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
-    def generate(self, items, sampler, law, *, trace=False, callback=None, start=None):
+    def generate(self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None):
         self.quota -= len(items)
         time.sleep(self.delay * len(items) if self.quota >= 0 else 600)
         for item in items:

@@ -52,6 +52,7 @@ class Pipe:
 
     error: BaseException | None = None
     seen: list = []
+    told: list = []
 
     modality = Toy()
 
@@ -67,7 +68,7 @@ class Pipe:
             raise GenError("no masked model")
         return "toy-model"
 
-    def generate(self, items, sampler, law, *, trace=False, callback=None, start=None):
+    def generate(self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None):
         self.seen.append((sampler, law))
         if Pipe.error is not None:
             raise Pipe.error
@@ -84,11 +85,12 @@ def toy(monkeypatch, tmp_path):
     monkeypatch.setitem(registry._kinds["modality"], "toy", Toy)
     gallery, pipeline = types.ModuleType("gen.gallery"), types.ModuleType("gen.pipeline")
     gallery.write_gallery = lambda folder: (folder / "index.html").write_text("gallery") and folder / "index.html"
-    pipeline.load = lambda modality, **_: Pipe()
+    pipeline.load = lambda modality, **how: Pipe.told.append(how) or Pipe()
     monkeypatch.setitem(sys.modules, "gen.gallery", gallery)
     monkeypatch.setitem(sys.modules, "gen.pipeline", pipeline)
     monkeypatch.setattr(Pipe, "error", None)
     monkeypatch.setattr(Pipe, "seen", [])
+    monkeypatch.setattr(Pipe, "told", [])
     monkeypatch.delenv("GEN_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -204,6 +206,13 @@ def test_sample_writes_a_folder_and_says_where(capsys):
     assert [r["seed"] for r in read_rows(folder)] == [5, 6] and "2/2 items" in err
     sampler, law = Pipe.seen[0]
     assert (sampler["name"], sampler["window"], law["temperature"], law["top_k"]) == ("speculative_jacobi", 8, 0.5, 7)
+
+
+def test_flags_of_the_model_reach_the_pipeline(capsys):
+    for command in (("sample", "toy", "x"), ("bench", "toy", "--quick", "--samplers", "sjd")):
+        assert gen(capsys, *command, "--compile")[0] == gen(capsys, *command, "--seed", "2")[0] == 0
+    assert [how["compile"] for how in Pipe.told] == [True, False] * 2
+    assert "compile" in refused(capsys, "bench", "jobs", "--compile") and "--compile" in refused(capsys, "bench", "toy", "--oracle", "--compile")
 
 
 def test_the_law_of_a_preset_stands_over_the_modalitys(capsys, monkeypatch):

@@ -81,6 +81,8 @@ def test_a_typo_in_a_file_names_the_file_and_the_nearest_name(tmp_path, tree, ty
         "prompts=[3]",
         "prompts=null",
         "device=warp",
+        "compile=1",
+        "compile=null",
         "dtype=null",
         "model=''",
         "out=''",
@@ -114,6 +116,7 @@ def test_the_same_keys_with_right_values_pass():  # the negative control of the 
         "sampler.window=1",
         "sampler.coupling=maximal",
         "device=cpu",
+        "compile=true",
         "dtype=float64",
         "model=here",
         "out=there",
@@ -186,6 +189,10 @@ def test_a_knob_that_one_entry_lacks_is_refused_rather_than_ignored():
 
 def test_the_same_job_twice_is_refused():
     assert "same job" in refusal("sampler=sjd", jobs=[{"sampler": "sjd"}, {"sampler": "scd_mc"}])
+
+
+def test_what_a_loader_is_told_anyway_is_no_option_of_a_model():
+    assert "model_options.compile came in override 'model_options.compile=true'; expected compile as a key" in refusal("model_options.compile=true", model="m")
 
 
 def test_entries_may_not_have_a_folder_of_their_own():
@@ -282,6 +289,7 @@ def test_resolved_yaml_loads_to_the_same_job(tmp_path):
     [
         "out=x",
         "device=cuda",
+        "compile=true",
         "batch_size=3",
         "trace=4",
         "name=n",

@@ -123,7 +123,7 @@ def test_slow_items_show_the_tokens_meanwhile(lines):
     clock.now += 31
     progress.step({"step": 9, "done": 90, "total": 4096})
     progress.step({"step": 10, "done": 100, "total": 4096})
-    assert said()[1:] == ["gen: 0/3 items, ar, 90/4096 tokens of the next 2"]
+    assert said()[1:] == ["gen: 0/3 items, ar, 90/4096 tokens, 2 items at once"]
 
 
 def test_notes_are_one_plain_line(lines):

@@ -61,7 +61,7 @@ class Pipe:
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
-    def generate(self, items, sampler, law, *, trace=False, callback=None, start=None):
+    def generate(self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None):
         self.batches.append([i.prompt for i in items])
         if len(items) > self.limit:
             raise self.oom("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes")
@@ -78,7 +78,7 @@ class Pipe:
             media=media, stats=stats, traces=traces, items=items, modality="toy", model="toy-model", model_options={}, served=None
         )
 
-    def load(self, modality, *, model, device, dtype):
+    def load(self, modality, *, model, device, dtype, compile):
         assert (modality, model, device, dtype) == ("toy", None, "cpu", "float32")
         return self
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from gen.errors import GenError
 from gen.models.cache import SlotCache, hide
-from gen.models.lean import LeanLlama, attention, compiled
+from gen.models.lean import LeanLlama, among_themselves, attention, compiled
 
 
 class CausalModel(Protocol):
@@ -90,6 +92,11 @@ class LanguageModel(OnModel):
         self._lean = LeanLlama.of(model)
         self._compiled: Callable[..., Tensor] | None = None
 
+    def new_cache(self, slots: int) -> SlotCache:
+        cache = SlotCache(self.config.num_hidden_layers, slots)
+        cache.whole = self._compiled is not None
+        return cache
+
     def _logits(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache, keep: int = 0) -> Tensor:
         """Of the module, or of the last ``keep`` tokens: through ``gen.models.lean`` where that does what the module does. ``mask`` None: nothing is
         hidden, which only the lean forward is told that way."""
@@ -116,21 +123,12 @@ class CausalLM(LanguageModel):
         window = getattr(self.config, "sliding_window", None)
         if window and "sliding_attention" in types and slots > window:
             raise GenError(f"prompt and answer take {slots} places, and layers of this {self.config.model_type!r} see {window}; expected at most {window}")
-        return SlotCache(self.config.num_hidden_layers, slots)
+        return super().new_cache(slots)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
-        cache.whole = cache.whole or self._compiled is not None
         mask = cache.at(positions, self.dtype) if self._lean is None or cache.whole else cache.needed(positions, self.dtype)
         return self._logits(tokens, positions, mask, cache, keep)
-
-
-def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
-    """Has a causal adapter's forward compiled. Raises ``GenError`` for a model that ``gen.models.lean`` leaves to its own module."""
-    if not isinstance(adapter, CausalLM) or adapter._lean is None:
-        raise GenError(f"compile came with {type(getattr(adapter, 'model', adapter)).__name__}; expected a plain Llama or one of the embedded causal models, whose "
-                       "forward can be compiled")
-    adapter._compiled = compiled(adapter.device.type, backend)
 
 
 class MaskedLM(LanguageModel):
@@ -138,6 +136,7 @@ class MaskedLM(LanguageModel):
     config says ``shifted``. An architecture whose condition has a fixed length takes no padding."""
 
     _tables = None  # of the lean forward
+    _canvas: Callable[..., Tensor] = staticmethod(among_themselves)  # it, of a canvas as a whole
 
     @property
     def shift(self) -> int:
@@ -146,9 +145,6 @@ class MaskedLM(LanguageModel):
     @property
     def ragged(self) -> bool:
         return not hasattr(self.config, "prefix_length")
-
-    def new_cache(self, slots: int) -> SlotCache:
-        return SlotCache(self.config.num_hidden_layers, slots)
 
     @torch.no_grad()
     def forward(self, ids: Tensor, canvas_length: int, pads: Tensor | None = None) -> Tensor:
@@ -159,7 +155,7 @@ class MaskedLM(LanguageModel):
             if self._tables is None or len(self._tables[0]) < width:
                 self._tables = self._lean.tables(width)
             mask = None if hidden is None else hide(hidden, self.dtype)
-            return self._lean.run(ids, at, self._tables, lambda layer, q, k, v: attention(q, k, v, mask), keep)[:, :canvas_length]
+            return self._canvas(self._lean, ids, at, self._tables, mask, keep)[:, :canvas_length]
         mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(len(ids), -1, -1, -1)
         mask = mask if hidden is None else mask + hide(hidden, self.dtype)
         out = self.model(input_ids=ids, attention_mask=mask, position_ids=at, use_cache=False, logits_to_keep=keep)
@@ -181,9 +177,6 @@ class BlockLM(LanguageModel):
     @property
     def block_length(self) -> int:
         return self.config.block_length
-
-    def new_cache(self, slots: int) -> SlotCache:
-        return SlotCache(self.config.num_hidden_layers, slots)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: SlotCache) -> Tensor:
@@ -224,3 +217,18 @@ class MaskedLatentLM(_Latent):
     @torch.no_grad()
     def forward(self, words: Tensor, canvas: Tensor) -> Tensor:
         return self.model(words, canvas.to(self.dtype))
+
+
+def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
+    """Has an adapter's forward compiled, before it makes a cache. Raises ``GenError`` for a model that ``gen.models.lean`` leaves to its own module, and where
+    there is no compiler."""
+    if not isinstance(adapter, (CausalLM, MaskedLM, BlockLM)) or adapter._lean is None:
+        raise GenError(f"compile came with {type(getattr(adapter, 'model', adapter)).__name__}; expected a plain Llama or one of the embedded models of "
+                       "codes, whose forward can be compiled")
+    kind = adapter.device.type
+    compiler = os.environ.get("CXX", "g++")
+    if backend == "inductor" and kind == "cpu" and shutil.which(compiler) is None:
+        raise GenError(f"compile came where no C++ compiler is ({compiler!r}); expected one, which torch.compile needs on a CPU, or no compile")
+    adapter._compiled = compiled(kind, backend)
+    if isinstance(adapter, MaskedLM):
+        adapter._canvas = compiled(kind, backend, among_themselves)

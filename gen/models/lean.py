@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,7 @@ from transformers import LlamaForCausalLM
 
 from gen.models.grid import GridLlamaForCausalLM
 
+GRAPHS = 64  # of all models of a process, up to four for each
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -99,11 +102,18 @@ def against_slots(lean: LeanLlama, tokens: Tensor, positions: Tensor, tables: tu
     return lean.run(tokens, positions, tables, attend, keep)
 
 
+def among_themselves(lean: LeanLlama, tokens: Tensor, positions: Tensor, tables: tuple, mask: Tensor | None, keep: int) -> Tensor:
+    """``run`` likewise, where all that is seen are the tokens themselves, under ``mask`` or all of them."""
+    return lean.run(tokens, positions, tables, lambda layer, q, k, v: attention(q, k, v, mask), keep)
+
+
 @cache
-def compiled(device: str, backend: str = "inductor") -> Callable[..., Tensor]:
-    """``against_slots`` through ``torch.compile``; CUDA graphs on a GPU."""
-    graphs = {"mode": "reduce-overhead"} if device == "cuda" and backend == "inductor" else {}
-    return torch.compile(against_slots, backend=backend, dynamic=True, fullgraph=True, **graphs)
+def compiled(device: str, backend: str = "inductor", function: Callable[..., Tensor] = against_slots) -> Callable[..., Tensor]:
+    """One of the two through ``torch.compile``; CUDA graphs on a GPU."""
+    more: dict[str, Any] = {"mode": "reduce-overhead"} if device == "cuda" and backend == "inductor" else {}
+    if "recompile_limit" in signature(torch.compile).parameters:  # older ones stop at eight graphs, whatever is said
+        more["recompile_limit"] = GRAPHS
+    return torch.compile(function, backend=backend, dynamic=True, fullgraph=True, **more)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
