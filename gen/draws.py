@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 _MASK53 = (1 << 53) - 1
-KEPT, BLOCK = 1 << 19, 32  # bytes of noise that are kept per purpose, and for how many more positions at a time it is made
+KEPT, BLOCK = 1 << 19, 16  # bytes of noise that are kept per purpose, and for how many more positions at a time it is made
 PIECE = {True: 1 << 13, False: 1 << 22}  # numbers that are worked on at a time, on a CPU or elsewhere
 
 
@@ -56,7 +56,8 @@ class CounterDraws:
 
     def __init__(self, keys: Sequence[int], device: torch.device | str = "cpu"):
         self.keys = torch.tensor([k - (1 << 64) if k >> 63 else k for k in keys], dtype=torch.int64, device=device)
-        self._kept: dict[tuple[str, int], Tensor] = {}  # float64 [rows of the batch, positions, V]
+        self._rows = len(keys)
+        self._kept: dict[tuple[str, int], tuple[int, Tensor]] = {}  # the first position, and float64 [rows of the batch, positions, V]
 
     def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
         h = _mix(self.keys[rows] ^ _constant(purpose))
@@ -78,7 +79,7 @@ class CounterDraws:
 
     def categorical(self, logp, rows, positions, purpose, round, active) -> Tensor:
         """The Gumbel-max rule: argmax of log p + G, with one G per (position, id)."""
-        if round is None and logp.numel():
+        if round is None and positions.numel():
             noise = self._noise(rows, positions, purpose, logp.shape[-1])
             if noise is not None:
                 return (noise + logp).argmax(-1)
@@ -93,21 +94,38 @@ class CounterDraws:
         return torch.cat(parts).view(bits.shape)
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> Tensor | None:
-        """What is kept of the noise of these positions, [b, L, V]; None where it would be too much."""
-        if positions.device.type != "cpu":
+        """What is kept of the noise of these positions, [b, L, V]; None where it would be too much. It begins where the lowest of them is, and goes on for
+        some more than there are, which will be asked about soon."""
+        if not positions.is_cpu:
             return None
-        kept = self._kept.get((purpose, size))
-        there, need = 0 if kept is None else kept.shape[1], int(positions.numpy().max()) + 1
-        if need > there:
-            more = -(-need // BLOCK) * BLOCK
-            if len(self.keys) * more * size * 8 > KEPT:
-                return None
-            every, at = torch.arange(len(self.keys)), torch.arange(there, more).expand(len(self.keys), -1)
-            new = _gumbel(self._bits(every, at, purpose, None), size)
-            kept = self._kept[purpose, size] = new if kept is None else torch.cat([kept, new], 1)
         if positions.numel() == 1:
-            return kept[rows.item(), need - 1].view(1, 1, size)
-        return kept[rows[:, None], positions]
+            low, high, together = positions.item(), positions.item(), True
+        else:
+            at = positions.numpy()
+            low, high = int(at.min()), int(at.max())
+            together = len(at) == 1 and high - low + 1 == at.shape[1] and bool((at[0, 1:] > at[0, :-1]).all())
+        begin, kept = self._kept.get((purpose, size), (0, None))
+        if kept is None or low < begin or high >= begin + kept.shape[1]:
+            length = high - low + 1 + BLOCK
+            if self._rows * length * size * 8 > KEPT:
+                return None
+            begin, kept = self._kept[purpose, size] = low, self._moved(begin, kept, low, length, purpose, size)
+        if together and self._rows == 1:
+            return kept.narrow(1, low - begin, high - low + 1)
+        return kept[rows[:, None], positions - begin]
+
+    def _moved(self, begin: int, kept: Tensor | None, low: int, length: int, purpose: str, size: int) -> Tensor:
+        """The noise of positions low .. low + length - 1; what is there of it already is not made again."""
+        new = torch.empty(self._rows, length, size, dtype=torch.float64)
+        there = range(0) if kept is None else range(max(begin, low), min(begin + kept.shape[1], low + length))
+        if there:
+            new[:, there.start - low : there.stop - low] = kept[:, there.start - begin : there.stop - begin]
+        every, missing = torch.arange(self._rows), [n for n in range(low, low + length) if n not in there]
+        many = max(1, PIECE[True] // (self._rows * size))
+        for first in range(0, len(missing), many):
+            at = torch.tensor(missing[first : first + many])
+            new[:, at - low] = _gumbel(self._bits(every, at.expand(len(every), -1), purpose, None), size)
+        return new
 
 
 class OffsetDraws:

@@ -59,8 +59,8 @@ class Law:
         needed any more, so that the law may be written over them.
         """
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        rows = max(1, PIECE[logits.device.type == "cpu"] // logits.shape[-1])
-        if logits[..., 0].numel() <= rows:
+        rows = max(1, PIECE[logits.is_cpu] // logits.shape[-1])
+        if logits.numel() <= rows * logits.shape[-1]:
             return self._of(logits, uncond, legal)
         out = logits if consume and logits.dtype == wide and logits.is_contiguous() else torch.empty(logits.shape, dtype=wide, device=logits.device)
         flat = lambda x: None if x is None else x.expand(logits.shape).reshape(-1, logits.shape[-1])

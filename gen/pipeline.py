@@ -40,7 +40,7 @@ from gen.types import TokenSpace
 
 SamplerSpec = str | Mapping[str, Any] | Sampler
 BATCH_SIZE = 8
-TURNS = 4  # batches of a causal model that are one, rows that are done being replaced
+TURNS = 4  # batches that are one, rows that are done being replaced
 TARGETS = {
     ("causal", "codes"): (CausalTarget, CausalLM),
     ("masked", "codes"): (MaskedTarget, MaskedLM),
@@ -54,8 +54,8 @@ class Pipeline:
     """A modality with its models, loaded when a sampler first needs them.
 
     ``model``: a zoo name, folder, file or hub id; ``None`` is the modality's default for the sampler's protocol. One of a family of published
-    checkpoints is loaded at once, and may then decide what prompts mean: ``options`` are its family's (``gen ls families``). ``compile``: causal
-    models run through ``torch.compile``, on a GPU as CUDA graphs; the first calls of every shape then take long.
+    checkpoints is loaded at once, and may then decide what prompts mean: ``options`` are its family's (``gen ls families``). ``compile``:
+    models run through ``torch.compile``, on a GPU as CUDA graphs; the first calls of every shape then take long. One that cannot is refused.
     """
 
     def __init__(self, modality: str | Modality, model: str | Path | None = None, device: str | torch.device = "cpu",
@@ -63,6 +63,8 @@ class Pipeline:
                  compile: bool = False, **options: Any):
         self.modality: Modality = registry.get("modality", modality)() if isinstance(modality, str) else modality
         self._how = How(pick_device(device), pick_dtype(dtype), device_map, trust_remote_code)
+        if not isinstance(compile, bool):
+            raise bad_value("compile", compile, "true or false")
         self.device, self.dtype, self.compile = self._how.device, self._how.dtype, compile
         self.model = None if model is None else str(model)
         said = {k: v for k, v in (("device_map", device_map), ("trust_remote_code", trust_remote_code)) if v}
@@ -205,7 +207,7 @@ class Pipeline:
         adapter = model.adapter(protocol) if isinstance(model, Checkpoint) else adapt(model)
         if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
             raise GenError(f"model {name or self.model_name(sampler)} has a law over {adapter.vocab_size} ids; expected {space.vocab_size}, as its target has")
-        if self.compile and protocol == "causal":
+        if self.compile:
             compiled_forward(adapter)
         target = make(adapter, padded, space, law, uncond, lengths, uncond_lengths)
         target.learned = self._known.setdefault(name or self.model_name(sampler), {})
@@ -215,17 +217,16 @@ class Pipeline:
                  law: Mapping[str, Any] | Law | None = None, *, trace: bool = False, callback: Callback | None = None,
                  start: Start = Start(), on_chunk: OnChunk | None = None, at_most: int | None = None) -> PipelineOutput:
         """Makes the items in one batch. ``on_chunk(row, media)``: called with every part of a medium as soon as its tokens are there. ``at_most``: items
-        decoded at a time; of a causal model the next one takes the place of one that is done, of others they come batch by batch."""
+        decoded at a time; the next one takes the place of one that is done, or they come batch by batch where a model cannot replace rows."""
         spec = spell(sampler)
         sampler, law = self.resolve(sampler, law)
         name = self.model_name(sampler)
         _, binding, frontend = self.bound(name)
         space, given, canvas, overlay = self._given(spec, sampler, binding.space, frontend, start, len(items))
-        draws, places = CounterDraws([self.draw_key(i) for i in items], self.device), 0
+        draws, places, unsettled = CounterDraws([self.draw_key(i) for i in items], self.device), [], None
         if sampler.protocol == "masked" and space.end_id is not None and self.modality.length_first:
             canvas = space.empty(len(items), self.device) if canvas is None else canvas
-            if start.source is None and start.frames is None:
-                canvas, places = draw_lengths(self.target(sampler, law, items, name, space=space), draws, canvas)
+            unsettled = space if start.source is None and start.frames is None else None
             space = settled(space)
         target = self.target(sampler, law, items, name, given, space)
         draft = None
@@ -240,11 +241,16 @@ class Pipeline:
                 draft = self.target(sampler, law, items, drafter, given, space)
         if at_most is not None and at_most < len(items):
             if not all(getattr(x, "replaces", False) for x in (target, draft) if x is not None):
-                return PipelineOutput.joined([self.generate(items[i : i + at_most], sampler, law, trace=trace, callback=callback, start=start, on_chunk=on_chunk)
-                                              for i in range(0, len(items), at_most)])  # fmt: skip
+                return PipelineOutput.joined([
+                    self.generate(items[i : i + at_most], spec, law, trace=trace, callback=callback, start=start,
+                                  on_chunk=on_chunk and (lambda row, media, first=i: on_chunk(first + row, media)))
+                    for i in range(0, len(items), at_most)
+                ])  # fmt: skip
             for part in (target, draft):
                 if part is not None:
                     part.at_most(at_most)
+        if unsettled is not None:
+            canvas, places = draw_lengths(self.target(sampler, law, items, name, space=unsettled), draws, canvas, at_most)
         first = 0
         if target.length < space.length:  # the places after what is given have the draws that they always have
             first = space.length - target.length
@@ -304,6 +310,10 @@ class Pipeline:
         prompt = self.bound(self.model_name(resolve_sampler(sampler)[0]))[1].prompt
         return [len(prompt(i.condition)) for i in items]
 
+    def turns(self, sampler: SamplerSpec) -> int:
+        """How many batches of items to hand over at once, so that rows that are done can be replaced; 1 where none are."""
+        return 1 if resolve_sampler(sampler)[0].protocol == "blocks" else TURNS
+
     def draw_key(self, item: ItemPlan) -> int:
         return item_key(self.modality.name, str(item.condition), item.seed)
 
@@ -322,7 +332,7 @@ class Pipeline:
             raise bad_value("batch_size", batch_size, "an integer of at least 1")
         items = self.plan(prompts, num_samples, seed)
         size = batch_size or BATCH_SIZE
-        every = size * (TURNS if self.resolve(sampler, law)[0].protocol == "causal" else 1)
+        every = size * self.turns(sampler)
         return PipelineOutput.joined([
             self.generate(items[i : i + every], sampler, law, trace=trace, callback=callback, start=start, at_most=size)
             for i in range(0, len(items), every)

@@ -177,8 +177,8 @@ class Stats:
 
     ``nfe``: model forward calls (both halves of guidance count as one). ``draft_nfe``: those of the draft model, if there is
     one. ``tokens``: tokens produced, up to and including the end where a row has one.
-    ``tokens_computed``: positions sent through the model, prompt included. ``mean_acceptance_length``: tokens per forward call,
-    bonus included. ``draft_acceptance_rate``: accepted / drafted tokens, ``None`` where nothing is drafted.
+    ``tokens_computed``: positions of its own that were sent through the model, prompt included; what fills a batch up is not counted.
+    ``mean_acceptance_length``: tokens per forward call, bonus included. ``draft_acceptance_rate``: accepted / drafted tokens, ``None`` where nothing is drafted.
     ``acceptance_histogram``: entry k = forward calls after which k drafts were accepted (empty where nothing is drafted).
     ``seconds``: wall time of the batch the item was in, divided by its rows. ``peak_memory``: bytes on the device, ``None`` on CPU.
     """

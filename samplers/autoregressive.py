@@ -19,11 +19,16 @@ from gen.sampling import Sampler
 class _NoDrafts(Drafter):
     window = 1
 
+    def __init__(self):
+        self.rows = None
+
     def propose(self, now, tokens):
-        return tokens[:, :0], now.valid[:, :0]
+        if now.rows is not self.rows:  # nothing, of so many rows
+            self.rows, self.nothing = now.rows, (tokens[:, :0], now.valid[:, :0], torch.zeros_like(now.start))
+        return self.nothing[:2]
 
     def verify(self, now, law):
-        return torch.zeros_like(now.start), now.categorical(law, "token", now.valid, shared=True)
+        return self.nothing[2], now.categorical(law, "token", now.valid, shared=True)
 
     def renew(self, rows):
         pass
@@ -31,11 +36,12 @@ class _NoDrafts(Drafter):
 
 class _NoLatentDrafts(_NoDrafts):
     def __init__(self, paths):
+        super().__init__()
         self.paths = paths
 
     def verify(self, now, law):
         noise = now.normal("token", noise_size(self.paths), 1, shared=True)
-        return torch.zeros_like(now.start), walk(self.paths, law, noise)[..., -1, :]
+        return self.nothing[2], walk(self.paths, law, noise)[..., -1, :]
 
 
 @register("sampler", "autoregressive")

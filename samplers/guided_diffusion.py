@@ -100,13 +100,13 @@ class _Judge:
             raise GenError("the judge's legal ids are not the masked model's; expected a model of the same tokens")
         self.rule, self.target = rule, draft.under(Law(guidance_scale=draft.law.guidance_scale))
         self.rows = torch.arange(draft.rows, device=draft.device)
-        self.told: Tensor | None = None  # the ids that it was given in the last call, [b, T]
-        self.nfe = [0] * draft.rows
+        self.told: Tensor | None = None  # the ids that it was given in the last call, [b, T]; -1 in rows that are others since
+        self.nfe = [0] * draft.items
         self.believes: Callable = registry.get("proposer", "categorical")
 
     def propose(self, now: Step) -> Tensor:
         """An id for every empty place [b, T]; remembers which of them are agreed on."""
-        self._keep(now.rows)
+        self._follow(now.rows)
         ids = torch.where(now.masked, self.believes(now), now.canvas)
         place, total = now.positions, ids.shape[1]
         start = self._start(ids, now.masked)
@@ -134,7 +134,7 @@ class _Judge:
             return torch.zeros_like(self.rows)
         place, total = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
         stale = torch.where(told != ids, place + 1, total).amin(1)
-        return torch.minimum(masked.long().argmax(1), stale)
+        return torch.minimum(masked.long().argmax(1), stale).masked_fill(told[:, 0] < 0, 0)
 
     def _verdict(self, law: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Whether the judge takes ids [b, W] under its law [b, W, V], and its own choice."""
@@ -147,9 +147,16 @@ class _Judge:
             fine &= own[..., 0] >= top + log(self.rule.judge_ratio)
         return fine, best
 
-    def _keep(self, rows: Tensor) -> None:
-        """Drops the rows that have left the batch."""
+    def _follow(self, rows: Tensor) -> None:
+        """Its rows become those [b] of the masked model: the first of the ones that are done are the next items, the others leave the batch."""
+        done, new = ~torch.isin(self.rows, rows), rows[~torch.isin(rows, self.rows)]
+        if len(new):
+            free, again = done.nonzero()[: len(new), 0], torch.zeros_like(done)
+            again[free] = True
+            self.target.replace(again, new)
+            self.rows = self.rows.index_copy(0, free, new)
+            self.told = None if self.told is None else self.told.masked_fill(again[:, None], -1)
+            done = done & ~again
         if len(rows) < len(self.rows):
-            left = torch.isin(self.rows, rows)
-            self.target.keep(left)
-            self.rows, self.told = self.rows[left], None if self.told is None else self.told[left]
+            self.target.keep(~done)
+            self.rows, self.told = self.rows[~done], None if self.told is None else self.told[~done]

@@ -50,8 +50,10 @@ class Round:
         noise belongs to the position, not the round."""
         if isinstance(first, Tensor):
             at = self.positions.gather(1, first[:, None])
-        else:
+        elif first or logp.shape[1] < self.positions.shape[1]:
             at = self.positions[:, first : first + logp.shape[1]]
+        else:
+            at = self.positions
         return self.draws.categorical(logp, self.rows, at, purpose, None if shared else self.round, active)
 
     def normal(self, purpose: str, size: int, columns: int, shared: bool = False) -> Tensor:
@@ -93,7 +95,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
                   callback: Callable | None = None) -> SampleOutput:
     """Decodes every row of ``target``. What decides about the course of a row is on the host: after every forward call there is one copy from the
     device, of the accepted counts and the tokens."""
-    total, device, end = target.length, target.device, target.space.end_id
+    total, device, end, halves = target.length, target.device, target.space.end_id, target.halves
     began = time.perf_counter()
     tokens = target.blank()
     written = tokens.numpy() if tokens.ndim == 2 and device.type == "cpu" else None  # the same memory
@@ -101,13 +103,13 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
     book = _Book(batch, drafter.window, trace, total, end)
     rows, start, round_ = np.arange(b), np.zeros(b, dtype=np.int64), np.zeros(b, dtype=np.int64)
     here = torch.from_numpy if device.type == "cpu" else lambda x: torch.from_numpy(x).to(device)
-    last = tokens[:b, 0]  # before position 0 the target puts its prompt
+    last = tokens[:b, :1]  # before position 0 the target puts its prompt
     finished = np.zeros(batch, dtype=np.int64)  # committed tokens of every row of the batch
     following, step = b, 0
-    size, of = (0, 0), here(rows)
+    size, of, least, most = (0, 0), here(rows), 0, 0  # tokens of the row that has fewest, and of the one that has most
     while len(rows):
-        width = min(drafter.window, total - int(start.min()))
-        full = int(start.max()) + width <= total
+        width = min(drafter.window, total - least)
+        full = most + width <= total
         if size != (len(rows), width):
             size = len(rows), width
             column, each, wide, every = np.arange(width)[None], np.arange(len(rows)), np.full(len(rows), width), here(np.ones(size, dtype=bool))
@@ -117,14 +119,16 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
             positions, valid, widths = np.where(exists, positions, start[:, None]), here(exists), np.minimum(total - start, width)
         now = Round(draws, of, here(round_), here(start), here(positions), valid, widths, start)
         drafts, drafted = drafter.propose(now, tokens if len(rows) == batch else tokens[of])
-        given = torch.cat([last[:, None], drafts], 1)[:, :width] if drafts.shape[1] else last[:, None]
+        given = torch.cat([last, drafts], 1)[:, :width] if drafts.shape[1] else last
         if not full:
-            given = torch.where(valid if given.ndim == 2 else valid[..., None], given, last[:, None])
+            given = torch.where(valid if given.ndim == 2 else valid[..., None], given, last)
         law, computed = target.predict(given, now.positions)
         accepted, chosen = drafter.verify(now, law)
         del law
         got, was, ids = _told(accepted, drafted, chosen)
-        drafter.learn(now, got, was.sum(1))
+        proposed = was.sum(1) if was.shape[1] else got
+        own = np.minimum(widths, proposed + 1) if was.shape[1] else widths  # what is behind fills the window up that others need
+        drafter.learn(now, got, proposed)
         count = np.minimum(got + 1, widths)
         if end is not None:
             new = column < count[:, None]
@@ -134,18 +138,18 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
             new = column < count[:, None]
             # drafts behind one that is the end itself were neither accepted nor rejected
             was = was & ((got < count)[:, None] | new[:, : was.shape[1]])
-            got = np.minimum(got, count)
+            got, proposed = np.minimum(got, count), was.sum(1)
         if target.looks_back:
             target.refuse_illegal(chosen, now.positions, here(column < count[:, None]))
         if written is not None:
             for i, row, n, c in zip(range(len(rows)), rows.tolist(), start.tolist(), count.tolist()):
                 written[row, n : n + c] = ids[i, :c]
-            last = here(ids[each, count - 1])
+            last = chosen if width == 1 else here(ids[each, count - 1, None])
         else:
             row, at = (column < count[:, None]).nonzero()
             tokens[here(rows[row]), here(positions[row, at])] = chosen[here(row), here(at)]
-            last = chosen[here(each), here(count - 1)]
-        book.add(rows, start, widths, got, count, was.sum(1), chosen if ids is None else ids, computed, target.ran)
+            last = chosen if width == 1 else chosen[here(each), here(count - 1)][:, None]
+        book.add(rows, start, own, got, count, proposed, chosen if ids is None else ids, computed - (width - own) * halves, target.ran)
         start, round_, step = start + count, round_ + 1, step + 1
         if end is not None and over.any():
             for i in over.nonzero()[0]:
@@ -155,7 +159,9 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
             finished[rows] = start
             known = here(np.arange(total) < finished[:, None])
             callback({"step": step, "done": int(finished.sum()), "total": batch * total, "tokens": tokens, "known": known})
-        if int(start.max()) >= total:
+        at = start.tolist()
+        least, most = min(at), max(at)
+        if most >= total:
             done = start >= total
             free = done.nonzero()[0][: batch - following]
             if len(free):
@@ -172,65 +178,69 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
                 if len(rows):
                     target.keep(here(left))
                     drafter.keep(here(left))
-            of = here(rows)
+            of, at = here(rows), start.tolist()
+            least, most = min(at, default=0), max(at, default=0)
     return book.output(tokens, time.perf_counter() - began, device, getattr(drafter, "nfe", None))
 
 
 def _told(accepted: Tensor, drafted: Tensor, chosen: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """What the host has to know of a round: accepted drafts [b], which drafts there were [b, L], and ids [b, W] if these are ids; in one copy, which is
     when the device is waited for."""
-    ids = chosen if chosen.ndim == 2 else None
+    ids, length = chosen if chosen.ndim == 2 else None, drafted.shape[1]
     if accepted.device.type == "cpu":
         return accepted.numpy(), drafted.numpy(), None if ids is None else ids.numpy()
-    length = drafted.shape[1]
     told = torch.cat([accepted[:, None], drafted.long(), *([] if ids is None else [ids])], 1).cpu().numpy()
     return told[:, 0], told[:, 1 : 1 + length].astype(bool), None if ids is None else told[:, 1 + length :]
 
 
 class _Book:
-    """Statistics and traces per row."""
+    """Statistics and traces per row. Rounds are noted as they are and counted in the end: of a small model a round takes little longer than counting it."""
 
     def __init__(self, batch: int, window: int, trace: bool, total: int, end: int | None):
-        self.total, self.end = total, end
-        self.nfe, self.computed, self.tokens = [0] * batch, [0] * batch, [0] * batch
-        self.accepted, self.drafted = [0] * batch, [0] * batch
-        self.histogram = [[0] * window for _ in range(batch)]
+        self.batch, self.window, self.total, self.end = batch, window, total, end
+        self.rounds: list[tuple] = []
         self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
 
     def add(self, rows, start, width, accepted, count, drafted, chosen, computed, ran) -> None:
-        drafted = drafted.tolist()
-        ids = chosen.tolist() if self.traces is not None else None
-        for i, (row, n, w, a, c) in enumerate(
-            zip(rows.tolist(), start.tolist(), width.tolist(), accepted.tolist(), count.tolist(), strict=True)
-        ):
-            self.nfe[row] += 1 if ran is None else int(ran[i])
-            self.computed[row] += computed
-            self.tokens[row] += c
-            self.accepted[row] += a
-            self.drafted[row] += drafted[i]
-            counts = self.histogram[row]
-            counts += [0] * (a + 1 - len(counts))  # a window may grow from round to round
-            counts[a] += 1
-            if self.traces is not None:
-                committed = {n + k: ids[i][k] for k in range(c)}
-                if self.end is not None and ids[i][c - 1] == self.end:
-                    committed |= dict.fromkeys(range(n + c, self.total), self.end)
-                self.traces[row].append(TraceStep(list(range(n, n + w)), list(range(n, n + a)), committed))
+        """One round of the given rows [b]; arrays that nobody changes afterwards."""
+        self.rounds.append((rows, accepted, count, drafted, computed, ran))
+        if self.traces is None:
+            return
+        ids = chosen.tolist()
+        for i, (row, n, w, a, c) in enumerate(zip(rows.tolist(), start.tolist(), width.tolist(), accepted.tolist(), count.tolist(), strict=True)):
+            committed = {n + k: ids[i][k] for k in range(c)}
+            if self.end is not None and ids[i][c - 1] == self.end:
+                committed |= dict.fromkeys(range(n + c, self.total), self.end)
+            self.traces[row].append(TraceStep(list(range(n, n + w)), list(range(n, n + a)), committed))
 
     def output(self, tokens: Tensor, seconds: float, device: torch.device, draft_nfe: list[int] | None) -> SampleOutput:
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        rows, accepted, count, drafted = (np.concatenate([r[i] for r in self.rounds]) for i in range(4))
+        places = np.concatenate([np.broadcast_to(r[4], len(r[0])) for r in self.rounds])
+        ran = np.ones(len(rows), dtype=np.int64)
+        if self.rounds[0][5] is not None:
+            ran = torch.cat([r[5] for r in self.rounds]).long().cpu().numpy()
+        sums = lambda x: np.bincount(rows, x, self.batch).astype(np.int64).tolist()
+        nfe, computed, done, kept, tried = map(sums, (ran, places, count, accepted, drafted))
+        histogram = np.zeros((self.batch, max(self.window, int(accepted.max()) + 1)), dtype=np.int64)  # a window may grow from round to round
+        np.add.at(histogram, (rows, accepted), 1)
         stats = [
             Stats(
-                nfe=n,
-                tokens=self.tokens[row],
-                tokens_computed=self.computed[row],
-                mean_acceptance_length=self.tokens[row] / n,
-                draft_acceptance_rate=self.accepted[row] / self.drafted[row] if self.drafted[row] else None,
-                acceptance_histogram=self.histogram[row] if self.drafted[row] else [],
+                nfe=nfe[row],
+                tokens=done[row],
+                tokens_computed=computed[row],
+                mean_acceptance_length=done[row] / nfe[row],
+                draft_acceptance_rate=kept[row] / tried[row] if tried[row] else None,
+                acceptance_histogram=_cut(histogram[row].tolist(), self.window) if tried[row] else [],
                 draft_nfe=draft_nfe[row] if draft_nfe else None,
                 seconds=seconds / len(tokens),
                 peak_memory=memory,
             )
-            for row, n in enumerate(self.nfe)
+            for row in range(self.batch)
         ]
         return SampleOutput(tokens, stats, self.traces)
+
+
+def _cut(counts: list[int], length: int) -> list[int]:
+    """Without the noughts at the end that are beyond ``length``: what other rows accepted shows in no row's counts."""
+    return counts[: max(length, max((i + 1 for i, n in enumerate(counts) if n), default=0))]

@@ -32,7 +32,7 @@ from gen.errors import GenError, bad_value, unknown
 from gen.registry import registry
 from gen.samplers.loop import Round
 from gen.samplers.masked_loop import check_canvas
-from gen.samplers.masked_step import Step, ranked
+from gen.samplers.masked_step import Seats, Step, ranked
 from gen.samplers.orders import BLIND
 from gen.samplers.verifiers import ROW, Proposal
 from gen.sampling import Sampler
@@ -115,7 +115,7 @@ def decode_chains(target, draws: Draws, method: ChainSampler, *, canvas: Tensor 
     """Fills the empty places of ``canvas`` long [B, T], by default all. Raises ``GenError`` for latents, for a space without a mask id, and for a
     canvas that the space does not allow."""
     began = time.perf_counter()
-    space, batch, device, k = target.space, target.rows, target.device, method.width
+    space, batch, device, k = target.space, target.items, target.device, method.width
     if space.channels:
         raise GenError(f"{type(method).__name__} compares probabilities of ids; this model makes latents, which have none; expected one of codes")
     if space.mask_id is None:
@@ -123,15 +123,13 @@ def decode_chains(target, draws: Draws, method: ChainSampler, *, canvas: Tensor 
     canvas = space.empty(batch, device) if canvas is None else canvas.to(device).clone()
     check_canvas(canvas, batch, target.legal, space)
     wanted = space.is_empty(canvas).sum(1)
-    rows = torch.arange(batch, device=device)[wanted > 0]
-    if len(rows) < batch and len(rows):
-        target.keep(wanted > 0)
-    none = rows.new_zeros(len(rows), 0, k)
-    chain = _Chain(none, none, torch.zeros(len(rows), 0, target.legal.shape[1], device=device), torch.zeros_like(rows))
+    seats = Seats(target, wanted > 0)
+    round_ = torch.zeros_like(seats.rows)
+    none = round_.new_zeros(len(round_), 0, k)
+    chain = _Chain(none, none, torch.zeros(len(round_), 0, target.legal.shape[1], device=device), round_)
     book, step = _Book(batch, trace), 0
-    while len(rows):
+    while len(rows := seats.rows):
         old, index = canvas[rows], torch.arange(len(rows), device=device)
-        round_ = torch.full_like(rows, step)
         states, exists = chain.canvases(old)
         of = exists.nonzero()[:, 0]
         law, sent = target.predict(states[exists], of)
@@ -151,17 +149,18 @@ def decode_chains(target, draws: Draws, method: ChainSampler, *, canvas: Tensor 
         drawn = torch.where(fixed[:, None], given[:, None], torch.where(due, drawn, before.gather(1, top)))
         canvas[rows] = before.scatter(1, top, drawn)
         step += 1
-        book.add(rows, space.is_empty(old), space.is_empty(canvas[rows]), canvas[rows], chain, accepted, sent * exists.sum(1))
+        book.add(rows, space.is_empty(old), space.is_empty(canvas[rows]), canvas[rows], chain, accepted,
+                 torch.zeros_like(rows).index_add_(0, of, torch.as_tensor(sent, device=device).expand(len(of))))
         if callback:
             known = ~space.is_empty(canvas)
             callback({"step": step, "done": int(known.sum()), "total": known.numel(), "tokens": canvas, "known": known})
-        left = space.is_empty(canvas[rows]).any(1)
-        if not bool(left.all()):
-            rows, round_, law, score = rows[left], round_[left], law[left], score[left]
-            if len(rows):
-                target.keep(left)
-        if len(rows):
-            chain = _drafted(method, draws, rows, round_, law, score, space.is_empty(canvas[rows]))
+        fresh = torch.zeros_like(fixed)
+        if moved := seats.leave(~space.is_empty(canvas[rows]).any(1)):
+            fresh, left = moved
+            fresh, round_, law, score = fresh[left], round_[left], law[left], score[left]
+        if len(rows := seats.rows):
+            chain = _drafted(method, draws, rows, round_, law, score, space.is_empty(canvas[rows]), fresh)
+            round_ = (round_ + 1).masked_fill(fresh, 0)
     return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
 
 
@@ -196,10 +195,11 @@ def _judged(method, draws, rows, round_, chain: _Chain, exists, turn, law, flat)
     return method.judge(now, drafts, law[wide(flat[:, :n]), places])
 
 
-def _drafted(method, draws, rows, round_, law, score, empty) -> _Chain:
-    """The next chain, from a law [b, T, V] and scores [b, T] known before. The last step is never drafted: nothing comes after it."""
+def _drafted(method, draws, rows, round_, law, score, empty, fresh) -> _Chain:
+    """The next chain, from a law [b, T, V] and scores [b, T] known before; none in rows that are ``fresh`` (bool [b]), whose law is not known. The last
+    step is never drafted: nothing comes after it."""
     k = method.width
-    steps = ((empty.sum(1) - 1) // k).clamp_max(method.num_drafts - 1)
+    steps = ((empty.sum(1) - 1) // k).clamp_max(method.num_drafts - 1).masked_fill(fresh, 0)
     n = int(steps.max())
     places = ranked(score, empty).argsort(1)[:, : n * k]
     active = torch.arange(n * k, device=law.device) < steps[:, None] * k

@@ -2,8 +2,8 @@
 
 Per row and forward call: the law of all empty places is computed; a ``proposer`` puts an id at each; a ``block_schedule`` says which places are at
 work; an ``order`` scores them; a ``selector`` says which are committed now, at least one; a ``remasker`` may empty or change what earlier steps
-committed; a ``stop`` may end a row. Rows advance independently, each with its own block and its own count of steps, and leave the batch when
-they are done. Nothing a row draws depends on another row.
+committed; a ``stop`` may end a row. Rows advance independently, each with its own block and its own count of steps. One that is done makes room
+for the next item where the target has some waiting (``Target.at_most``), or else leaves the batch. Nothing a row draws depends on another row.
 
 A part is a function of one step (``masked_step.Step``), registered under its kind:
 
@@ -39,7 +39,7 @@ from gen.models.paths import noise_size, walk
 from gen.registry import registry
 from gen.samplers.cache_policies import with_cache
 from gen.samplers.masked_knobs import MaskedKnobs
-from gen.samplers.masked_step import Step, highest
+from gen.samplers.masked_step import Memory, Seats, Step, highest
 from gen.types import SampleOutput, Stats, TokenSpace, TraceStep
 
 
@@ -70,7 +70,7 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
     """Fills the empty places of ``canvas`` [B, T(, C)], by default all. ``instead``: functions in place of the parts that ``knobs`` name, such as
     ``{"selector": f}``, for samplers whose parts know more than a step. Raises ``GenError`` for a canvas that the space does not allow."""
     began = time.perf_counter()
-    space, batch, total, device = target.space, target.rows, target.length, target.device
+    space, batch, total, device = target.space, target.items, target.length, target.device
     parts = _Parts(knobs, space, device, instead or {})
     target = with_cache(target, knobs)
     if parts.shadow and isinstance(target, Block):
@@ -81,16 +81,13 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
     given = ~space.is_empty(canvas)
     wanted = (~given).sum(1)
     certainty = torch.zeros(batch, total, dtype=torch.float64, device=device)
-    rows = torch.arange(batch, device=device)[wanted > 0]
-    if len(rows) < batch and len(rows):
-        target.keep(wanted > 0)
-    memory: dict[str, Tensor] = {}
-    book = _Book(batch, trace)
-    step = 0
-    while len(rows):
+    finished = torch.zeros_like(wanted, dtype=torch.bool)
+    seats, memory, book, step = Seats(target, wanted > 0), Memory(), _Book(batch, trace), 0
+    round_ = torch.zeros_like(seats.rows)
+    while len(rows := seats.rows):
         masked = space.is_empty(canvas[rows])
         committed = _at_work(~masked & ~given[rows], masked, memory) if parts.shadow else None
-        now = Step(draws, rows, torch.full((len(rows),), step, device=device), space, knobs, canvas[rows], given[rows], masked,
+        now = Step(draws, rows, round_, space, knobs, canvas[rows], given[rows], masked,
                    torch.ones_like(masked), None, None, memory, certainty[rows], before=_before(target))
         prepare = getattr(target, "prepare", None)
         if prepare:  # a cache wants to know the block before the law
@@ -132,17 +129,19 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
             proposed, chosen = torch.where(filling, rest, proposed), chosen | filling
             canvas[rows] = torch.where(filling, rest, canvas[rows])
         book.add(now, places, chosen, proposed, removed)
-        step += 1
-        left = space.is_empty(canvas[rows]).any(1)
+        step, round_ = step + 1, round_ + 1
+        done = ~space.is_empty(canvas[rows]).any(1)
         if revision.again is not None:
             memory["held"] = revision.again & ~over
-            left = left | memory["held"]
+            done = done & ~memory["held"]
         if callback:
-            callback(_report(step, canvas, given, space, parts.revises, rows[left]))
-        if not bool(left.all()):
-            rows, memory = rows[left], {k: v[left] for k, v in memory.items()}
-            if len(rows):
-                target.keep(left)
+            finished[rows] = done
+            callback(_report(step, canvas, given, space, finished if parts.revises else None))
+        if moved := seats.leave(done):
+            again, left = moved
+            memory.renew(again)
+            memory.keep(left)
+            round_ = round_.masked_fill(again, 0)[left]
     return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
 
 
@@ -152,12 +151,11 @@ def _before(target) -> Tensor | int:
     return 0 if lengths is None else lengths[: target.rows]
 
 
-def _at_work(committed: Tensor, masked: Tensor, memory: dict[str, Tensor]) -> Tensor:
+def _at_work(committed: Tensor, masked: Tensor, memory: Memory) -> Tensor:
     """Those of the ``committed`` places (bool [b, T]) that are in a block which goes on. Which that is, is known before the law is: one that begins has none."""
-    if "open" not in memory:
-        return torch.zeros_like(committed)
-    goes_on = (masked & memory["open"]).any(1) | memory.get("held", torch.zeros_like(masked[:, 0]))
-    return committed & memory["open"] & goes_on[:, None]
+    open = memory.get("open", torch.zeros_like(committed))
+    goes_on = (masked & open).any(1) | memory.get("held", torch.zeros_like(masked[:, 0]))
+    return committed & open & goes_on[:, None]
 
 
 def _read(target, canvas: Tensor, committed: Tensor | None, knobs: MaskedKnobs) -> tuple[Tensor, Callable | None, Tensor | None, list[int]]:
@@ -175,7 +173,8 @@ def _read(target, canvas: Tensor, committed: Tensor | None, knobs: MaskedKnobs) 
     raw = target.raw() if knobs.confidence_on == "raw" else None
     left_out = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
     left_out[row, at] = (law if raw is None else raw)[b + each, at, canvas[row, at]].double()
-    return law[:b], lambda: (target.raw() if raw is None else raw)[:b], left_out, (places * (1 + committed.sum(1))).tolist()
+    each = places[:b] if isinstance(places, Tensor) else places
+    return law[:b], lambda: (target.raw() if raw is None else raw)[:b], left_out, (each * (1 + committed.sum(1))).tolist()
 
 
 def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
@@ -185,7 +184,7 @@ def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
     now.open, number, *counted = parts.blocks(now)
     if bool(held.any()):  # to the schedule their block is over, and it may have gone on
         keep = lambda name, new: torch.where(held.view(-1, *[1] * (new.ndim - 1)), before[name], new)
-        now.memory.update({name: keep(name, x) for name, x in now.memory.items() if name in before})
+        now.memory.update({name: keep(name, x) for name, x in now.memory.items() if name in before and x is not before[name]})
         now.open, number = keep("open", now.open), keep("block", number)
     now.begins = number != now.recall("block", torch.full_like(number, -1))
     count = (now.masked & now.fresh & (counted[0] if counted else now.open)).sum(1)
@@ -203,12 +202,11 @@ def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
     now.memory.update(block=number, open=now.open, since=now.since + 1, wanted=now.wanted)
 
 
-def _report(step: int, canvas: Tensor, given: Tensor, space: TokenSpace, revises: bool, left: Tensor) -> dict:
+def _report(step: int, canvas: Tensor, given: Tensor, space: TokenSpace, over: Tensor | None) -> dict:
+    """``over`` bool [B]: which rows are, where what others hold may be emptied or changed again and is not known yet."""
     known = filled = ~space.is_empty(canvas)
-    if revises:  # what may be emptied or changed again is not known yet
-        over = torch.ones(len(canvas), 1, dtype=torch.bool, device=canvas.device)
-        over[left] = False
-        known = given | over
+    if over is not None:
+        known = given | over[:, None]
     return {"step": step, "done": int(filled.sum()), "total": filled.numel(), "tokens": canvas, "known": known}
 
 

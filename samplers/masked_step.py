@@ -1,4 +1,4 @@
-"""What the parts of masked decoding look at: one step of some rows, and the means to compare places."""
+"""What the parts of masked decoding look at: one step of some rows, what they remember, and the means to compare places. And who sits in the rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,71 @@ from gen.draws import Draws
 from gen.types import TokenSpace
 
 
+class Memory(dict[str, Tensor]):
+    """What parts remember from step to step: tensors whose first axis is the rows. A row that has become another item remembers nothing: until a name is
+    set again, ``get`` gives its start there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gone: dict[str, Tensor] = {}  # of names that have not been set since, the rows that are others now: bool [b]
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        super().__setitem__(name, value)
+        self._gone.pop(name, None)
+
+    def update(self, *args, **named: Tensor) -> None:
+        for name, value in dict(*args, **named).items():
+            self[name] = value
+
+    def get(self, name: str, start: Tensor | None = None) -> Tensor | None:
+        found, gone = super().get(name, start), self._gone.get(name)
+        return found if gone is None else torch.where(gone.view(-1, *[1] * (found.ndim - 1)), start, found)
+
+    def renew(self, rows: Tensor) -> None:
+        """These rows (bool [b]) are other items."""
+        self._gone = {name: rows | self._gone.get(name, rows) for name in self}
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but the given ones (bool [b])."""
+        super().update({name: x[rows] for name, x in self.items()})
+        self._gone = {name: x[rows] for name, x in self._gone.items()}
+
+
+class Seats:
+    """Which items the rows of a target are: ``rows`` long [b]. One that is done makes room for the next that has anything to fill, where the target has
+    some waiting, or else leaves the batch. ``wanted`` bool [N]: which of all items have anything to fill."""
+
+    def __init__(self, target, wanted: Tensor):
+        self.target = target
+        numbers = torch.arange(len(wanted), device=wanted.device)
+        self.rows = numbers[: target.rows]
+        self._waiting = numbers[target.rows :][wanted[target.rows :]]
+        self.leave(~wanted[: target.rows])
+
+    def leave(self, done: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The rows ``done`` (bool [b]) make room. Which rows are others now, and which are left of all of them: bool [b]; None where nothing changed."""
+        free = done.nonzero()[:, 0]
+        if not len(free):
+            return None
+        free, again = free[: len(self._waiting)], torch.zeros_like(done)
+        if len(free):
+            again[free] = True
+            following, self._waiting = self._waiting.split([len(free), len(self._waiting) - len(free)])
+            self.rows = self.rows.index_copy(0, free, following)
+            self.target.replace(again, following)
+        left = again | ~done
+        if not bool(left.all()):
+            self.rows = self.rows[left]
+            if len(self.rows):
+                self.target.keep(left)
+        return again, left
+
+
 @dataclass
 class Step:
     """One forward call, of b rows. T places, V ids.
 
-    ``rows`` [b]: their numbers in the batch, ``round`` [b]: forward calls before this one. ``knobs``: the sampler. Of the canvas as
+    ``rows`` [b]: their numbers among all items, ``round`` [b]: forward calls of each before this one. ``knobs``: the sampler. Of the canvas as
     it was before: ``canvas`` [b, T(, C)]; bool [b, T] ``given`` (known from the start), ``masked`` (empty), ``open`` (of the block at work),
     ``fresh`` (whose law this call computed). ``law`` [b, T, V]: the final law, or conditioning vectors of latents.
 
@@ -84,7 +144,7 @@ class Step:
         return self.raw() if self.knobs.confidence_on == "raw" else self.law
 
     def recall(self, name: str, start: Tensor) -> Tensor:
-        """What was remembered under a name, or ``start`` in the first step."""
+        """What was remembered under a name, or ``start`` in a row that remembers nothing yet."""
         return self.memory.get(name, start)
 
 

@@ -130,7 +130,7 @@ class Known:
         p[::2] = torch.tensor(ended, dtype=torch.float64)
         self.law = torch.cat([((1 - p) / 4)[:, None].expand(-1, 4), p[:, None], torch.zeros(len(p), 1)], 1).log()
 
-    def predict(self, canvas):
+    def predict(self, canvas, of):
         return self.law.expand(len(canvas), -1, -1), 7
 
 
@@ -141,7 +141,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
     found = torch.tensor(ends(canvas, 4))
     share = torch.bincount(found // 2, minlength=7) / len(keys)
     off = lambda law: float((share - torch.tensor(law)).abs().max())
-    assert places == 7 and bool((found % 2 == 0).all())
+    assert places == [7] * 4000 and bool((found % 2 == 0).all())
     assert off([0, 0, 0.1, 0.3, 0, 0.3, 0.3]) < 0.03  # what has ended stays so: 0.4 is not taken back by 0.3
     assert off([0, 0.1, 0.3, 0, 0.3, 0.3, 0]) > 0.1 and off([0, 0, 0.1, 0.4, 0.3, 0.2, 0]) > 0.1  # controls: a frame off; no such law
     assert torch.equal(canvas[7:9], of(range(7, 9))[0])

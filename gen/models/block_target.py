@@ -17,7 +17,8 @@ from gen.models.targets import Target
 
 
 class BlockTarget(Target):
-    """The law of a block given the blocks before it. ``known``: places of the grid that are final and whose block is over."""
+    """The law of a block given the blocks before it. ``known``: places of the grid that are final and whose block is over: of all rows, which
+    are in the same block, so that none can be replaced."""
 
     model: BlockModel
 
@@ -65,7 +66,8 @@ class Block:
 
     def __init__(self, parent: BlockTarget):
         self.parent, self.model, self.device = parent, parent.model, parent.device
-        self.rows, self.length = parent.rows, parent.block_length
+        self.items = self.rows = parent.rows
+        self.length = parent.block_length
         self.legal = parent.legal[parent.known : parent.known + self.length]
         space = parent.space
         inner = space.grid[1:] if torch.Size(space.grid[1:]).numel() == self.length else (self.length,)

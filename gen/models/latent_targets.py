@@ -44,6 +44,10 @@ class CausalLatentTarget(LatentTarget, CausalTarget):
 class MaskedLatentTarget(LatentTarget):
     """``predict(canvas [B, T, C])``, NaN at empty places -> conditioning vectors [B, T, H, D], places computed."""
 
+    @property
+    def replaces(self) -> bool:
+        return self._even
+
     def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
         if int(self.prompt_length.min()) != self.prompt.shape[1]:
             raise ValueError("masked models need conditions of one length")

@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gen.errors import GenError
+from gen.law import Law
 from gen.models.adapters import CacheableModel
 from gen.models.targets import MaskedTarget
 
@@ -63,8 +65,8 @@ class CachedMaskedTarget(MaskedTarget):
     def __init__(self, *args, policy: Policy, **kwargs):
         super().__init__(*args, **kwargs)
         self.policy = policy
-        self._condition, pads = self._aligned()
-        self._start = pads  # the column of each row's first id, [H B]
+        self._lined = self._aligned()  # of all items: columns stay where they are, whoever comes
+        self._condition, self._start = self._lined  # and the column of each row's first id, [H B]
         self._prefix = self._condition.shape[1]
         width = self._prefix + self.length
         self.cache = self.model.new_cache(width)
@@ -75,8 +77,25 @@ class CachedMaskedTarget(MaskedTarget):
         self._plan: Plan | None = None
         self.fresh = torch.zeros(self.rows, self.length, dtype=torch.bool, device=self.device)
 
-    def under(self, law) -> CachedMaskedTarget:
-        return type(self)(*self._made_of(law), policy=self.policy)
+    def under(self, law: Law) -> CachedMaskedTarget:
+        return _made(self, law, self.policy)
+
+    def at_most(self, rows: int) -> None:
+        super().at_most(rows)
+        some = slice(self.rows)
+        self._held, self._then, self._since, self.fresh = self._held[some], self._then[some], self._since[some], self.fresh[some]
+
+    def _choose(self) -> None:
+        super()._choose()
+        self._condition, self._start = (x[self._both()] for x in self._lined)
+
+    def _renew(self, again: np.ndarray) -> None:
+        """As before the first call: what the slots hold is not looked at."""
+        rows = torch.from_numpy(again).to(self.device)
+        self._held, self._then = (x.masked_fill(rows[:, None], -1) for x in (self._held, self._then))
+        self._since = self._since.masked_fill(rows, -1)
+        if self._kept is not None:
+            self._kept[rows.repeat(self.halves)] = 0
 
     def prepare(self, now) -> None:
         """Asks the policy what the next call computes. ``now``: the step, with everything but its law: ``canvas``, ``masked``, ``open`` [b, T] and
@@ -91,7 +110,7 @@ class CachedMaskedTarget(MaskedTarget):
         self._plan = Plan(compute, plan.attend, refresh)
 
     def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Canvas [B, T] -> log-probabilities [B, T, V] of all places, ``fresh`` or not; and the places sent through the model, long [B]."""
+        """Canvas [B, T] -> log-probabilities [B, T, V] of all places, ``fresh`` or not; and how many places of its own each row had computed, long [B]."""
         if of is not None:
             return super().predict(canvas, of)
         stand = self._stand(canvas)
@@ -116,8 +135,8 @@ class CachedMaskedTarget(MaskedTarget):
     def _stand(self, canvas: Tensor) -> Tensor:
         return torch.nn.functional.pad(canvas, (self._prefix, 0))
 
-    def _call(self, rows: Tensor, compute: Tensor, attend: Tensor, canvas: Tensor) -> int:
-        """One forward call of some rows [n], of which everything else is [n, ...]; the places per row that it took."""
+    def _call(self, rows: Tensor, compute: Tensor, attend: Tensor, canvas: Tensor) -> Tensor:
+        """One forward call of some rows [n], of which everything else is [n, ...]; how many places of its own each of them had computed [n]."""
         prefix, shift, halves = self._prefix, self.model.shift, self.halves
         both = torch.cat([rows + half * self.rows for half in range(halves)])
         ids = torch.cat([self._condition[both], canvas.repeat(halves, 1)], 1)
@@ -140,7 +159,7 @@ class CachedMaskedTarget(MaskedTarget):
         row, slot = real.nonzero().unbind(1)
         self._kept[both[row], place[row, slot]] = logits[row, slot]
         self.fresh[both[row] % self.rows, place[row, slot]] = True
-        return width * halves
+        return todo.sum(1).view(halves, -1).sum(0)
 
     def keep(self, rows: Tensor) -> None:
         both = rows.repeat(self.halves)
@@ -158,4 +177,10 @@ def cached(target, policy: Policy) -> CachedMaskedTarget:
     if not isinstance(target, MaskedTarget) or not hasattr(target.model, "part"):
         raise GenError(f"{type(target).__name__} of {type(target.model).__name__} keeps no keys and values between calls; expected a masked language "
                        "model, or no cache")
-    return CachedMaskedTarget(*target._made_of(target.law), policy=policy)
+    return _made(target, target.law, policy)
+
+
+def _made(target: MaskedTarget, law: Law, policy: Policy) -> CachedMaskedTarget:
+    fresh = CachedMaskedTarget(*target._made_of(law), policy=policy)
+    fresh.at_most(target.rows)
+    return fresh

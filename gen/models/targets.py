@@ -1,7 +1,8 @@
 """A target is a model with its condition and the law: all that a sampler sees of a model. ``gen.models.latent_targets``
 holds those of latents.
 
-Guidance runs both halves in one batched forward call. Rows leave the batch when they are finished (``keep``).
+Guidance runs both halves in one batched forward call. Rows leave the batch when they are finished (``keep``), or become other items: ``at_most`` lets so
+many rows in at a time, and ``replace`` gives the places of rows that are done to the next ones.
 """
 
 from __future__ import annotations
@@ -43,26 +44,70 @@ class Target:
         self.prompt = torch.cat(pad).to(self.device)  # [H B, P], H halves
         self.prompt_length = torch.cat([n for _, n in halves]).to(self.device)
         self.halves = len(halves)
-        self.items = self.rows = len(prompt)  # of all, and rows still in the batch
+        self.items = self.rows = len(prompt)  # of all, and rows in the batch
+        self._every = self.prompt, self.prompt_length  # of all items, those that wait included
+        self._items = np.arange(self.rows)  # which of them the rows are
+        self._next = self.rows
         # the law runs up to the last id that may come at all: behind it stand words of conditions and the mask
         legal = space.legal[:, : space.reach].to(self.device)
         self.legal = legal[:1].expand(len(legal), -1) if space.even else legal
         self._narrow = not bool(self.legal.all())  # whether anything has to be kept out of the law
 
     def under(self, law: Law) -> Target:
-        """A fresh target of the same model and condition under another law. An unguided one drops the unconditional half;
+        """A fresh target of the same model and items under another law. An unguided one drops the unconditional half;
         ``ValueError`` for a guided one where there is none."""
-        return type(self)(*self._made_of(law))
+        fresh = type(self)(*self._made_of(law))
+        fresh.at_most(self.rows)
+        return fresh
 
     def _made_of(self, law: Law) -> tuple:
-        """What another target of the same model and condition is made of."""
-        prompts, lengths = (x.chunk(self.halves) for x in self._conditions())
+        """What another target of the same model and items is made of."""
+        prompts, lengths = (x.chunk(self.halves) for x in self._every)
         uncond, uncond_length = (prompts[-1], lengths[-1]) if law.guided and self.halves == 2 else (None, None)
         return self.model, prompts[0], self.space, law, uncond, lengths[0], uncond_length
 
-    def _conditions(self) -> tuple[Tensor, Tensor]:
-        """The prompts of all halves and their lengths."""
-        return self.prompt, self.prompt_length
+    @property
+    def _even(self) -> bool:
+        """Whether the conditions of all items have one length."""
+        lengths = self._every[1]
+        return bool((lengths == lengths[0]).all())
+
+    @property
+    def replaces(self) -> bool:
+        """Whether rows can be replaced."""
+        return False
+
+    def at_most(self, rows: int) -> None:
+        """Only so many rows at a time, the first ones first; before any call. Raises ``ValueError`` where rows cannot be replaced."""
+        if rows >= self.items:
+            return
+        if not self.replaces:
+            keeper = type(getattr(self, "cache", self)).__name__
+            raise ValueError(f"a {keeper} takes no calls about some of its rows; expected all items at once")
+        self._next = self.rows = rows
+        self._items = self._items[:rows]
+        self._choose()
+
+    def replace(self, rows: Tensor, items: Tensor | None = None) -> None:
+        """The given rows (bool [B]) become the next items, or those of the given numbers (long [n])."""
+        again = rows.cpu().numpy()
+        self._items = self._items.copy()
+        self._items[again] = range(self._next, self._next + int(again.sum())) if items is None else items.cpu().numpy()
+        self._next = int(self._items[again].max(initial=self._next - 1)) + 1
+        self._choose()
+        self._renew(again)
+
+    def _renew(self, again: np.ndarray) -> None:
+        """What is remembered of these rows (bool [B]) was another item's."""
+
+    def _choose(self) -> None:
+        """The prompts of the items that the rows are."""
+        both = self._both()
+        self.prompt, self.prompt_length = (x[both] for x in self._every)
+
+    def _both(self) -> Tensor:
+        """The rows' items among those of all halves, long [H B]."""
+        return torch.from_numpy(np.concatenate([self._items + half * self.items for half in range(self.halves)])).to(self.device)
 
     @property
     def length(self) -> int:
@@ -77,10 +122,12 @@ class Target:
         """Drops all rows but the given ones (bool [B])."""
         both = rows.repeat(self.halves)
         self.prompt, self.prompt_length = self.prompt[both], self.prompt_length[both]
-        self.rows = int(rows.sum())
+        self._items = self._items[rows.cpu().numpy()]
+        self.rows = len(self._items)
 
     def _law(self, logits: Tensor, legal: Tensor | None, law: Law | None = None, consume: bool = False) -> Tensor:
-        logits = logits[..., : self.legal.shape[-1]]
+        size = self.legal.shape[-1]
+        logits = logits if logits.shape[-1] == size else logits[..., :size]
         cond, uncond = logits.chunk(2) if self.halves > 1 else (logits, None)
         return (law or self.law)(cond, uncond, legal, consume=consume)
 
@@ -94,8 +141,6 @@ class CausalTarget(Target):
     Where what may stand at a place depends on the ids before it, they are kept beside the cache and in its way, with a slot per
     position: every call says which id stands before each of its positions, so a rejected draft is overwritten before anything
     after it is asked about again.
-
-    ``at_most`` lets so many rows in at a time; ``replace`` gives the places of rows that are done to the next ones.
     """
 
     model: CausalModel
@@ -109,10 +154,9 @@ class CausalTarget(Target):
         self.allowed: Tensor | None = None  # the legal ids of the last call's positions, bool [B, L, V], if there is a history
         self.ran: Tensor | None = None  # for which rows the last call ran the network, bool [B], if a model can tell without it
         self._fresh = np.ones(self.rows, dtype=bool)  # rows whose prompt is not in the cache
-        self._every = self.prompt, self.prompt_length  # of all items, those that wait included
-        self._items = np.arange(self.rows)  # which of them the rows are
-        self._next = self.rows
+        self._waiting = True  # whether there are any
         self._shift = (self.prompt_length - 1)[:, None]  # from places of the grid to slots of the cache
+        self._brought = (self.prompt_length - 1).view(self.halves, -1).sum(0).cpu().numpy()  # of every item, places that its prompt brings into the cache
 
     @property
     def looks_back(self) -> bool:
@@ -125,42 +169,20 @@ class CausalTarget(Target):
         return getattr(self.cache, "select", None) is not None
 
     def at_most(self, rows: int) -> None:
-        """Only so many rows at a time, the first ones first; before any call. Raises ``ValueError`` where rows cannot be replaced."""
-        if rows >= self.items:
-            return
-        if not self.replaces:
-            raise ValueError(f"a {type(self.cache).__name__} takes no calls about some of its rows; expected all items at once")
-        self._next = self.rows = rows
-        self._fresh, self._items = self._fresh[:rows], self._items[:rows]
-        self.history = None if self.history is None else self.history[:rows]
-        self._choose()
-
-    def under(self, law: Law) -> CausalTarget:
-        fresh = super().under(law)
-        fresh.at_most(self.rows)
-        return fresh
-
-    def _conditions(self) -> tuple[Tensor, Tensor]:
-        return self._every
+        super().at_most(rows)
+        self._fresh = self._fresh[: self.rows]
+        self.history = None if self.history is None else self.history[: self.rows]
 
     def _choose(self) -> None:
-        """The prompts of the items that the rows are."""
-        both = np.concatenate([self._items + half * self.items for half in range(self.halves)])
-        self.prompt, self.prompt_length = (x[torch.from_numpy(both).to(self.device)] for x in self._every)
+        super()._choose()
         self._shift = (self.prompt_length - 1)[:, None]
 
-    def replace(self, rows: Tensor) -> None:
-        """The given rows (bool [B]) become the next items."""
-        again = rows.cpu().numpy()
-        count = int(again.sum())
-        self._items, self._fresh = self._items.copy(), self._fresh | again
-        self._items[again] = range(self._next, self._next + count)
-        self._next += count
-        self._choose()
+    def _renew(self, again: np.ndarray) -> None:
+        self._fresh, self._waiting = self._fresh | again, True
 
-    def predict(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+    def predict(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int | np.ndarray]:
         """Log-probabilities [B, L, V] of grid positions [B, L], given that ``tokens`` [B, L] stand one place before each
-        (before position 0 the prompt does, whatever is given); and the number of places per row sent through the model.
+        (before position 0 the prompt does, whatever is given); and how many places of its own every row had sent through the model, one number or [B].
 
         A position may be repeated in a row if its token is repeated with it (padding of ragged windows).
         """
@@ -170,9 +192,9 @@ class CausalTarget(Target):
         if self.halves > 1:
             tokens, positions = tokens.repeat(self.halves, *[1] * (tokens.ndim - 1)), positions.repeat(self.halves, 1)
         tokens, slots = self._inputs(tokens), positions + self._shift
-        waiting = bool(fresh.any())
+        waiting, places = self._waiting, width * self.halves
         # before position 0 stands each half's own prompt, which may end differently
-        if waiting or self.device.type != "cpu" or not given.numpy().min():
+        if waiting or self.device.type != "cpu" or not (given.item() if given.numel() == 1 else given.numpy().min()):
             first = self.first
             start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, _take(first, self._shift), tokens)
@@ -183,11 +205,13 @@ class CausalTarget(Target):
                 keep = {"keep": width} if getattr(self.model, "keeps", False) else {}
             elif self.prompt.shape[1] > 1:
                 self._fill(first, fresh)
-            self._fresh = np.zeros_like(fresh)
-        out = self.model.forward(tokens, slots, self.cache, **keep)[:, -width:]
+            places = places + np.where(fresh, self._brought[self._items], 0)
+            self._fresh, self._waiting = np.zeros_like(fresh), False
+        out = self.model.forward(tokens, slots, self.cache, **keep)
+        out = out if out.shape[1] == width else out[:, -width:]
         ran = getattr(self.cache, "ran", None)
         self.ran = None if ran is None else ran.view(self.halves, -1).any(0)
-        return self._outcome(out, given), tokens.shape[1] * self.halves
+        return self._outcome(out, given), places
 
     def _before(self) -> Tensor:
         """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat their last."""
@@ -241,8 +265,8 @@ class CausalTarget(Target):
         super().keep(rows)
         self.cache.keep(rows.repeat(self.halves))
         self._shift = (self.prompt_length - 1)[:, None]
-        left = rows.cpu().numpy()
-        self._fresh, self._items = self._fresh[left], self._items[left]
+        self._fresh = self._fresh[rows.cpu().numpy()]
+        self._waiting = bool(self._fresh.any())
         if self.history is not None:
             self.history = self.history[rows]
 
@@ -252,9 +276,12 @@ class MaskedTarget(Target):
     lengths, the shorter ones are moved to the right, and nothing is seen or counted in front of them."""
 
     model: MaskedModel
+    @property
+    def replaces(self) -> bool:
+        return self._even or getattr(self.model, "ragged", False)  # else whoever comes may have a condition that does not fit in
 
-    def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, int]:
-        """Canvas [B, T] -> log-probabilities [B, T, V]; and the places per row that were sent through the model. ``of`` long [n]: the
+    def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, int | Tensor]:
+        """Canvas [B, T] -> log-probabilities [B, T, V]; and how many places of its own every row had computed, one number or long [B]. ``of`` long [n]: the
         rows whose conditions n canvases have, if there are others than one for each row. Raises ``GenError`` for conditions of different
         lengths where the model takes one length only."""
         prompt, pads = self._aligned()
@@ -262,15 +289,16 @@ class MaskedTarget(Target):
             both = torch.cat([of + half * self.rows for half in range(self.halves)])
             prompt, pads = prompt[both], pads[both]
         canvas = canvas.repeat(self.halves, 1)
-        extra = ()
+        extra, places = (), (prompt.shape[1] + canvas.shape[1]) * self.halves
         if bool(pads.any()):
+            places = places - pads.view(self.halves, -1).sum(0)
             column = torch.arange(prompt.shape[1], device=self.device)
             prompt = torch.where(column < pads[:, None], canvas[:, :1], prompt)  # padding may be any number; this is some id
             extra = (pads,)
         ids = torch.cat([prompt, canvas], 1)
         logits = self.model.forward(ids, canvas.shape[1], *extra)
         self._seen = logits
-        return self._law(logits, self.legal if self._narrow else None), ids.shape[1] * self.halves
+        return self._law(logits, self.legal if self._narrow else None), places
 
     def _aligned(self) -> tuple[Tensor, Tensor]:
         """The conditions [H B, P] moved to the right, P the longest of them, and the columns in front of each [H B]."""
