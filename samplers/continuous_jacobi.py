@@ -32,6 +32,7 @@ from gen.registry import register
 from gen.samplers.auto_width import AUTO, AutoWidth, Windowed, checked, width_of
 from gen.samplers.loop import Round, decode_causal
 from gen.samplers.verifiers import leading
+from gen.samplers.waiting import kept
 from gen.sampling import Sampler
 
 INITS = ("repeat", "zeros")
@@ -67,8 +68,9 @@ class LatentJacobiDrafter(Windowed):
         column = torch.arange(width, device=law.device)
         chosen = values.clone()
         chosen[:, :length] = torch.where((column[:length] < accepted[:, None])[..., None], self.drafts, values[:, :length])
-        row = torch.arange(len(law), device=law.device)[:, None].expand_as(now.valid)
-        self.iterate[row[now.valid], now.positions[now.valid]] = chosen[now.valid]
+        # a column that does not exist stands for the row's first one
+        here = torch.where(now.valid[..., None], chosen, chosen[:, :1])
+        self.iterate.scatter_(1, now.positions[..., None].expand_as(here), here)
         self.reach = now.start + now.valid.sum(1)
         return accepted, chosen
 
@@ -78,10 +80,12 @@ class LatentJacobiDrafter(Windowed):
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
-        self.iterate, self.reach = self.iterate[rows], self.reach[rows]
+        _, index = kept(rows)
+        self.iterate, self.reach = self.iterate[index], self.reach[index]
 
     def renew(self, rows: Tensor) -> None:
-        self.iterate[rows], self.reach[rows] = 0, 0
+        self.iterate = self.iterate.masked_fill(rows[:, None, None], 0)
+        self.reach = self.reach.masked_fill(rows, 0)
 
 
 @register("sampler", "continuous_jacobi")

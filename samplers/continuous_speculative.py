@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from gen.errors import GenError, bad_value, unknown
 from gen.registry import register
@@ -41,11 +41,11 @@ class _AfterPrefill(LengthPolicy):
 
     def __init__(self, policy: LengthPolicy, places: int):
         self.policy, self.places = policy, places
-        self.left = torch.full_like(policy.lengths, places)  # rounds without drafts, row by row
+        self.left = np.full_like(policy.lengths, places)  # rounds without drafts, row by row
 
     @property
     def lengths(self):
-        return self.policy.lengths.masked_fill(self.left > 0, 0)
+        return np.where(self.left > 0, 0, self.policy.lengths)
 
     def stop(self, mass):
         return self.policy.stop(mass)
@@ -53,7 +53,7 @@ class _AfterPrefill(LengthPolicy):
     def learn(self, drafted, accepted):
         before = self.policy.lengths
         self.policy.learn(drafted, accepted)
-        self.policy.lengths = torch.where(self.left > 0, before, self.policy.lengths)
+        self.policy.lengths = np.where(self.left > 0, before, self.policy.lengths)
         self.left = self.left - 1
 
     def over(self, width, starts, tokens):
@@ -65,7 +65,7 @@ class _AfterPrefill(LengthPolicy):
 
     def renew(self, rows):
         self.policy.renew(rows)
-        self.left = self.left.masked_fill(rows, self.places)
+        self.left = np.where(rows, self.places, self.left)
 
 
 @register("sampler", "continuous_speculative")

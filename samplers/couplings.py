@@ -25,9 +25,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gen.draws import PIECE
 from gen.registry import register
 from gen.samplers.loop import Round
 from gen.samplers.verifiers import TOKEN, PositionVerifier, Proposal, first_rejected, leading, redrawn
+from gen.samplers.waiting import anywhere
 
 
 class Coupling:
@@ -61,8 +63,8 @@ class _Verified(Coupling):
         ids = torch.where(past, new, proposal.tokens)
         # at the first rejection: the residual, never p itself
         rejected = first_rejected(drafted, accepted)
-        if bool(rejected.any()):
-            ids = redrawn(now, ids, rejected, self.verifier.residual(proposal, logp, rejected))
+        if anywhere(rejected):
+            ids = redrawn(now, ids, rejected, self.verifier.instead(proposal, logp, rejected))
         return accepted, torch.cat([ids, undrafted], 1)
 
     def redraft(self, now, proposal, past, kept, chance, onward) -> Tensor:
@@ -85,10 +87,13 @@ class Maximal(_Verified):
 
     def redraft(self, now, proposal, past, kept, chance, onward):
         kept = self._exact(now, proposal, past, kept, chance, onward)
-        moved = past & ~kept
-        law = onward.clone()
-        law[moved] = TOKEN.residual(proposal, onward, moved)
-        return torch.where(kept, proposal.tokens, now.categorical(law, "residual", moved))
+        moved, new = past & ~kept, []
+        many = max(1, PIECE[onward.is_cpu] // (len(onward) * onward.shape[-1]))  # a few places at a time: no further law is held
+        for first in range(0, onward.shape[1], many):
+            here = slice(first, first + many)
+            drafts, law, turn = proposal.part(here), onward[:, here], moved[:, here]
+            new.append(now.categorical(TOKEN.residual(drafts, law), "residual", turn, first) if anywhere(turn) else drafts.tokens)
+        return torch.where(kept, proposal.tokens, torch.cat(new, 1))
 
     def _exact(self, now, proposal, past, kept, chance, onward):
         """Coins of the probability e that is exact for the next iterate, and that agree as often as can be with those of another, f, which

@@ -4,7 +4,8 @@ A round drafts positions n, n+1, ... of every row, n tokens being committed. The
 the target's has, so rejected drafts are overwritten and nothing is rolled back. The first call of a round brings along
 what was committed since: after a rejection the token that replaced the draft, after full acceptance also the last draft,
 which was drawn but never fed. Rows differ in how many drafts they want; one that wants no more repeats its last token and
-place while the others go on, and a round has as many calls as its longest chain.
+place while the others go on, and a round has as many calls as its longest chain. How long it is the host knows beforehand, unless what is drafted
+decides (``LengthPolicy.stop``): then it asks the device after every call.
 
 What a draft is, how one is drawn and how it is judged is a ``Chain``'s business: ``IdChain`` does ids, and latents have
 theirs. A chain must draw from the law it judges the draft by, and the last place of a row is never drafted: the target
@@ -28,6 +29,7 @@ from gen.samplers.auto_width import AUTO, checked, width_of
 from gen.samplers.length_policies import AutoLength, LengthPolicy
 from gen.samplers.loop import Drafter, Round
 from gen.samplers.verifiers import ROW, Proposal, Verifier
+from gen.samplers.waiting import sent
 from gen.sampling import Sampler
 
 
@@ -89,7 +91,8 @@ class ModelDrafter(Drafter):
         self.nfe = [0] * draft.items
         # the furthest position whose law the draft has been asked for, given what is committed: its cache holds all
         # tokens below. Before the first call not even the prompt is there
-        self.known = torch.full((draft.rows,), -1, device=draft.device)
+        self.known = np.full(draft.rows, -1)
+        self.rows: tuple[Tensor | None, list[int]] = None, []  # the numbers of the rows, and as the host has them
 
     @property
     def window(self) -> int:
@@ -100,20 +103,25 @@ class ModelDrafter(Drafter):
         if not length:
             self.drafts, self.drafted = tokens[:, :0], now.valid[:, :0]
             return self.drafts, self.drafted
-        wanted = torch.minimum(self.policy.lengths, now.valid.sum(1) - 1)
+        wanted = np.minimum(self.policy.lengths, now.widths - 1)
         drafts = tokens.new_zeros(len(tokens), length, *tokens.shape[2:])
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
         self.chain.begin(now, length)
         given, at = self._news(now, tokens)
-        active = wanted > 0
-        for column in range(int(wanted.max())):
+        asked, most = sent(np.arange(length) < wanted[:, None], tokens.device), int(wanted.max())
+        active = asked[:, 0]
+        for column in range(most):
             law = self.draft.predict(given, at)[0][:, -1]
             drawn, mass = self.chain.draw(now, column, law, active)
             drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
             drafted[:, column] = active
-            active = active & (wanted > column + 1) & ~self.policy.stop(mass)
-            if not bool(active.any()):
+            if column + 1 == most:
                 break
+            active, stop = active & asked[:, column + 1], self.policy.stop(mass)
+            if stop is not None:
+                active = active & ~stop
+                if not bool(active.any()):
+                    break
             given = _where(active, drafts[:, column], given[:, -1])[:, None]
             at = torch.where(active, now.start + column + 1, at[:, -1])[:, None]
         self.drafts, self.drafted = drafts, drafted
@@ -121,39 +129,38 @@ class ModelDrafter(Drafter):
 
     def _news(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Committed tokens that the draft has not seen, and the positions after them; shorter rows repeat their first."""
-        missing = now.start - self.known
-        back = torch.arange(int(missing.max()) - 1, -1, -1, device=tokens.device)
-        at = torch.maximum(now.start[:, None] - back, self.known[:, None] + 1)
+        back = np.arange(int((now.starts - self.known).max()) - 1, -1, -1)
+        at = sent(np.maximum(now.starts[:, None] - back, self.known[:, None] + 1), tokens.device)
         row = torch.arange(len(tokens), device=tokens.device)[:, None]
         return tokens[row, (at - 1).clamp_min(0)], at
 
     def verify(self, now: Round, law: Tensor) -> tuple[Tensor, Tensor]:
         if not self.drafted.shape[1]:
-            none = torch.zeros_like(now.start)
-            self.policy.learn(none, none)
-            return none, self.chain.undrafted(now, law)
-        accepted, ids = self.chain.verify(now, self.drafts, self.drafted, law)
-        count = self.drafted.sum(1)
-        seen = now.start + torch.minimum(accepted, count - 1)  # the last draft was drawn, not fed
-        self.known = torch.where(count > 0, seen, self.known)
-        self.policy.learn(count, accepted)
-        return accepted, ids
+            return torch.zeros_like(now.start), self.chain.undrafted(now, law)
+        return self.chain.verify(now, self.drafts, self.drafted, law)
 
     def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        for row, calls in zip(now.rows.tolist(), drafted.tolist(), strict=True):
+        seen = now.starts + np.minimum(accepted, drafted - 1)  # the last draft was drawn, not fed
+        self.known = np.where(drafted > 0, seen, self.known)
+        self.policy.learn(drafted, accepted)
+        if self.rows[0] is not now.rows:
+            self.rows = now.rows, now.rows.tolist()
+        for row, calls in zip(self.rows[1], drafted.tolist(), strict=True):
             self.nfe[row] += calls
         self.policy.over(now.positions.shape[1], now.starts, np.minimum(accepted + 1, now.widths))
 
     def keep(self, rows: Tensor) -> None:
         self.draft.keep(rows)
         self.chain.keep(rows)
-        self.policy.keep(rows)
-        self.known = self.known[rows]
+        left = rows.cpu().numpy()
+        self.policy.keep(left)
+        self.known = self.known[left]
 
     def renew(self, rows: Tensor) -> None:
         self.draft.replace(rows)
-        self.policy.renew(rows)
-        self.known = self.known.masked_fill(rows, -1)
+        again = rows.cpu().numpy()
+        self.policy.renew(again)
+        self.known = np.where(again, -1, self.known)
 
 
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -216,8 +223,8 @@ class ModelDrafted(Sampler):
         if law.guided and draft.halves == 1:
             raise bad_value("sampler.draft_guidance", self.draft_guidance, "None or 1, because law.guidance_scale is 1")
         if self.num_speculative_tokens == AUTO:
-            lengths = AutoLength(width_of(AUTO, self, target), draft.rows, draft.device)
+            lengths = AutoLength(width_of(AUTO, self, target), draft.rows)
         else:
             policy = registry.get("length_policy", self.policy)
-            lengths = policy(draft.rows, self.num_speculative_tokens, self.confidence_threshold, draft.device)
+            lengths = policy(draft.rows, self.num_speculative_tokens, self.confidence_threshold)
         return ModelDrafter(draft.under(law), chain, lengths)

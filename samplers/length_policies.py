@@ -14,7 +14,6 @@ never on itself: the last draft is submitted, doubtful or not. Dropping it once 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gen.registry import register
@@ -22,31 +21,31 @@ from gen.samplers.auto_width import AutoWidth
 
 
 class LengthPolicy:
-    """``lengths`` long [b]: drafts at most, of each row left in the batch, in the next round."""
+    """``lengths`` int64 [b]: drafts at most, of each row left in the batch, in the next round. The host has them, and outcomes as it knows them."""
 
-    def __init__(self, rows: int, length: int, threshold: float, device: torch.device | str = "cpu"):
+    def __init__(self, rows: int, length: int, threshold: float):
         self.length, self.threshold = length, threshold
-        self.lengths = torch.full((rows,), length, device=device)
+        self.lengths = np.full(rows, length)
 
     @property
     def most(self) -> int:
         """Drafts of any row at most in the next round."""
-        return int(self.lengths.amax()) if len(self.lengths) else 0
+        return int(self.lengths.max()) if len(self.lengths) else 0
 
-    def stop(self, mass: Tensor) -> Tensor:
-        """Which rows draft no more in this round, after drafts of probability ``mass`` [b]: bool [b]."""
-        return torch.zeros_like(mass, dtype=torch.bool)
+    def stop(self, mass: Tensor) -> Tensor | None:
+        """Which rows draft no more in this round, after drafts of probability ``mass`` [b]: bool [b]; None where that is no reason to stop."""
+        return None
 
-    def learn(self, drafted: Tensor, accepted: Tensor) -> None:
-        """The outcome of a round, each long [b]."""
+    def learn(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """The outcome of a round, each int64 [b]."""
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: np.ndarray) -> None:
         """Drops all rows but the given ones (bool [b])."""
         self.lengths = self.lengths[rows]
 
-    def renew(self, rows: Tensor) -> None:
+    def renew(self, rows: np.ndarray) -> None:
         """The given rows (bool [b]) begin anew, with other items."""
-        self.lengths = self.lengths.masked_fill(rows, self.length)
+        self.lengths = np.where(rows, self.length, self.lengths)
 
     def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
         """A round of ``width`` places is over, in which the rows, which had ``starts`` [b], committed so many ``tokens`` [b]; for who looks at clocks."""
@@ -62,8 +61,7 @@ class Heuristic(LengthPolicy):
     """Row by row."""
 
     def learn(self, drafted, accepted):
-        change = torch.where(accepted == drafted, 2, -1)
-        self.lengths = (self.lengths + change).clamp(1, 4 * self.length)
+        self.lengths = (self.lengths + np.where(accepted == drafted, 2, -1)).clip(1, 4 * self.length)
 
 
 @register("length_policy", "confidence")
@@ -77,15 +75,15 @@ class Confidence(LengthPolicy):
 class AutoLength(LengthPolicy):
     """One draft fewer than the places of a round, of which ``auto`` knows how many pay; none at all if drafting does not."""
 
-    def __init__(self, auto: AutoWidth, rows: int, device: torch.device | str = "cpu"):
-        super().__init__(rows, auto.width - 1, 0.0, device)
+    def __init__(self, auto: AutoWidth, rows: int):
+        super().__init__(rows, auto.width - 1, 0.0)
         self.auto = auto
 
     def over(self, width, starts, tokens):
         self.auto.learn(width, starts, tokens)
         if self.auto.width - 1 != self.length:
             self.length = self.auto.width - 1
-            self.lengths = torch.full_like(self.lengths, self.length)
+            self.lengths = np.full_like(self.lengths, self.length)
 
     @property
     def most(self):

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gen.draws import Draws
 from gen.models.targets import CausalTarget
+from gen.samplers.waiting import sent
 from gen.types import SampleOutput, Stats, TraceStep
 
 
@@ -102,7 +103,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
     batch, b = len(tokens), target.rows
     book = _Book(batch, drafter.window, trace, total, end)
     rows, start, round_ = np.arange(b), np.zeros(b, dtype=np.int64), np.zeros(b, dtype=np.int64)
-    here = torch.from_numpy if device.type == "cpu" else lambda x: torch.from_numpy(x).to(device)
+    here = torch.from_numpy if device.type == "cpu" else lambda x: sent(x, device)
     last = tokens[:b, :1]  # before position 0 the target puts its prompt
     finished = np.zeros(batch, dtype=np.int64)  # committed tokens of every row of the batch
     following, step = b, 0

@@ -37,7 +37,8 @@ from torch import Tensor
 
 from gen.models.paths import PathLaw, log_density, noise_size, walk
 from gen.samplers.loop import Round
-from gen.samplers.verifiers import leading
+from gen.samplers.verifiers import leading, rows_at
+from gen.samplers.waiting import sent
 
 BLOCK = 64  # tries of a place computed at once, at most
 
@@ -61,11 +62,11 @@ class PathChain:
 
     def verify(self, now: Round, drafts: Tensor, drafted: Tensor, law: Tensor) -> tuple[Tensor, Tensor]:
         accepted = leading(self.kept(now, drafted, law))
-        rejected = accepted < drafted.sum(1)
         chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
-        row = torch.arange(len(law), device=law.device)
-        for rows, draw in ((row[rejected], self.residual), (row[~rejected], self.own)):
-            if len(rows):
+        rejected = (accepted < drafted.sum(1)).cpu().numpy()  # walks are too dear to be taken for nothing, so this is waited for
+        for which, draw in ((rejected, self.residual), (~rejected, self.own)):
+            if which.any():
+                rows = sent(which.nonzero()[0], law.device)
                 chosen[rows, accepted[rows]] = draw(now, rows, accepted[rows], law).to(chosen.dtype)
         return accepted, chosen
 
@@ -89,7 +90,7 @@ class PathChain:
 
     def residual(self, now: Round, row: Tensor, column: Tensor, law: Tensor) -> Tensor:
         """Latents [n, C] in place of rejected drafts: the first accepted try, or else the target's own. Every try is a round
-        of draws of its own, so how many are computed at once changes nothing."""
+        of draws of its own, so how many are computed at once changes nothing. After each block of tries the device is waited for: are there enough?"""
         out = law.new_zeros(len(row), self.ours.channels)
         left, tried = torch.arange(len(row), device=row.device), 0
         while len(left) and tried < self.max_tries:
@@ -101,10 +102,11 @@ class PathChain:
             at = now.positions[r, c][:, None]
             fine = now.draws.flip(chance, now.rows[r], at, "residual_accept", tries, torch.ones_like(chance, dtype=torch.bool))
             fine = fine.view(-1, block)
-            hit = fine.any(1)
-            first = fine.long().argmax(1)
-            out[left[hit]] = x.view(len(left), block, -1)[hit, first[hit]]
-            left, tried = left[~hit], tried + block
+            hit, first = fine.any(1), fine.long().argmax(1)
+            best = rows_at(x.view(len(left), block, -1), first)[:, 0].to(out.dtype)
+            out[left] = torch.where(hit[:, None], best, out[left])
+            missed = (~hit).cpu().numpy().nonzero()[0]
+            left, tried = left[sent(missed, left.device)], tried + block
         if len(left):
             out[left] = self.own(now, row[left], column[left], law)
         return out

@@ -99,6 +99,14 @@ def _log_p(proposal, logp: Tensor) -> Tensor:
     return logp.gather(-1, proposal.tokens[..., None])[..., 0]
 
 
+def _possible(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and ids [m] of what q [n, V] has some mass on; elsewhere than on a CPU of everything, since counting it would be waiting for it."""
+    if q.device.type == "cpu":
+        return (q > 0).nonzero(as_tuple=True)
+    n, size = q.shape
+    return torch.arange(n, device=q.device).repeat_interleave(size), torch.arange(size, device=q.device).repeat(n)
+
+
 def nearest_codes(codebook: Tensor, most: int) -> Tensor:
     """Codebook [n, D] -> [n, k], the k = min(most, n - 1) others of every code, nearest (L2) first."""
     known = _tables.setdefault(codebook, {})
@@ -173,17 +181,18 @@ class GSD(Relaxed):
         log_g = proposal.log_mass() + share.view(b, length).log()
         return torch.where(member.sum(-1).view(b, length) == 1, _log_p(proposal, logp), log_g)
 
-    def residual(self, proposal, logp, at):
+    def residual(self, proposal, logp):
         """norm((p - q f)+): here f may be below min(1, p/q), so that of the token verifier will not do."""
-        log_p, q = logp[:, : at.shape[1]][at], proposal.mass(at)
+        log_p, q = logp.flatten(0, 1), proposal.mass().flatten(0, 1)
         p, drawn = log_p.exp(), torch.minimum(log_p.exp(), q)
         ranking = self._ranking(p)
-        for row, x in zip(*(i.split(1 << 14) for i in (q > 0).nonzero(as_tuple=True)), strict=True):
+        for row, x in zip(*(i.split(1 << 14) for i in _possible(q)), strict=True):
             ids, member = self._cluster(p, ranking, row, x)
             mine = q[row, x]
             g = mine * (p[row[:, None], ids] * member).sum(-1) / (q[row[:, None], ids] * member).sum(-1)
-            drawn[row, x] = torch.where(member.sum(-1) == 1, drawn[row, x], torch.minimum(mine, g))
-        return normalised((p - drawn).clamp_min(0), log_p)
+            g = torch.where(member.sum(-1) == 1, drawn[row, x], torch.minimum(mine, g))
+            drawn[row, x] = torch.where(mine > 0, g, mine)
+        return normalised((p - drawn).clamp_min_(0), log_p).view_as(logp)
 
     def _ranking(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """Ids in falling order of p, and the rank of every id: [n, V] each."""

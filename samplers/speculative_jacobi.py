@@ -26,6 +26,7 @@ from gen.samplers.auto_width import AUTO, AutoWidth, Windowed, checked, width_of
 from gen.samplers.couplings import going_on
 from gen.samplers.loop import Round, decode_causal
 from gen.samplers.verifiers import ROW, Proposal
+from gen.samplers.waiting import kept, sent
 from gen.sampling import Preset, Sampler
 
 
@@ -54,15 +55,14 @@ class JacobiDrafter(Windowed):
         room = np.minimum(now.widths, length)
         if (self.carried < room).any():
             first = int(self.carried.min())
-            entering = drafted[:, first:] & torch.from_numpy(np.arange(first, length) >= self.carried[:, None]).to(tokens.device)
+            entering = drafted[:, first:] & sent(np.arange(first, length) >= self.carried[:, None], tokens.device)
 
             def canvas() -> Tensor:
                 """What is committed and drafted so far, [b, T]."""
-                known, carried = tokens.clone(), drafted.clone()
-                carried[:, first:] &= ~entering
-                row = torch.arange(b, device=tokens.device)[:, None].expand_as(carried)
-                known[row[carried], now.positions[:, :length][carried]] = drafts[carried]
-                return known
+                carried = torch.cat([drafted[:, :first], drafted[:, first:] & ~entering], 1)
+                total = tokens.shape[1]  # what is not carried goes to a place behind all others
+                at = torch.where(carried, now.positions[:, :length], total)
+                return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, drafts)[:, :total]
 
             new, new_kind = self.init(now, canvas, self.space, first, legal[:, first:], entering)
             drafts[:, first:] = torch.where(entering, new, drafts[:, first:])
@@ -96,8 +96,9 @@ class JacobiDrafter(Windowed):
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
-        self.carried = self.carried[rows.cpu().numpy()]
-        self.tokens, self.kind, self.logq = (x if x is None else x[rows] for x in (self.tokens, self.kind, self.logq))
+        left, index = kept(rows)
+        self.carried = self.carried[left]
+        self.tokens, self.kind, self.logq = (x if x is None else x[index] for x in (self.tokens, self.kind, self.logq))
 
     def renew(self, rows: Tensor) -> None:
         self.carried = np.where(rows.cpu().numpy(), 0, self.carried)

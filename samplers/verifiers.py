@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gen.registry import register
+from gen.samplers.waiting import anywhere
 from gen.types import TokenSpace
 
 if TYPE_CHECKING:
@@ -58,14 +59,25 @@ class Proposal:
         kind = self.kind[..., None]
         return torch.where(kind == ROW, out, torch.where(kind == UNIFORM, uniform, point))
 
-    def mass(self, at: Tensor) -> Tensor:
-        """q of the drafts selected by ``at`` (bool [b, L]): [n, V]."""
-        kind, legal, tokens = self.kind[at], self.legal[at], self.tokens[at]
-        out = self.logq[at].exp()
-        uniform = legal.to(out.dtype) / legal.sum(-1, keepdim=True)
-        point = torch.zeros_like(out).scatter_(-1, tokens[:, None], 1.0)
-        kind = kind[:, None]
-        return torch.where(kind == ROW, out, torch.where(kind == UNIFORM, uniform, point))
+    def mass(self) -> Tensor:
+        """q of all ids at every draft: [b, L, V], so better of a few drafts (``at``, ``part``)."""
+        out, kind = self.logq.exp(), self.kind[..., None]
+        share = torch.where(kind == UNIFORM, 1 / self.legal.sum(-1, keepdim=True).to(out.dtype), 0)
+        out.masked_fill_(kind != ROW, 0).add_(self.legal * share)
+        drafts = self.tokens[..., None]
+        return out.scatter_(-1, drafts, torch.where(kind == POINT, 1, out.gather(-1, drafts)))
+
+    def at(self, column: Tensor) -> Proposal:
+        """One draft of each row, in ``column`` [b]."""
+        return Proposal(*(rows_at(x, column) for x in (self.tokens, self.kind, self.logq, self.legal)))
+
+    def part(self, columns: slice) -> Proposal:
+        return Proposal(*(x[:, columns] for x in (self.tokens, self.kind, self.logq, self.legal)))
+
+
+def rows_at(x: Tensor, column: Tensor) -> Tensor:
+    """x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
+    return x[torch.arange(len(x), device=x.device), column][:, None]
 
 
 def leading(kept: Tensor) -> Tensor:
@@ -78,19 +90,20 @@ def first_rejected(drafted: Tensor, accepted: Tensor) -> Tensor:
     return drafted & (torch.arange(drafted.shape[1], device=drafted.device) == accepted[:, None])
 
 
+def place_of(rejected: Tensor) -> Tensor:
+    """The column [b] of the one rejected draft that a row has (bool [b, L]); 0 in rows without."""
+    return rejected.byte().argmax(1)
+
+
 def normalised(rest: Tensor, logp: Tensor) -> Tensor:
-    """log of a residual [n, V] made to sum to one; ``logp`` [n, V] where it is empty."""
+    """log of a residual [..., V], which is written over, made to sum to one; ``logp`` [..., V] where it is empty."""
     total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, (rest / total).log(), logp)
+    return torch.where(total > 0, rest.div_(total).log_(), logp)
 
 
 def redrawn(now: Round, ids: Tensor, rejected: Tensor, law: Tensor) -> Tensor:
-    """``ids`` [b, L] with the ``rejected`` place (at most one per row) drawn anew from ``law``, log [n, V] for the n rows that
-    have one."""
-    row = rejected.any(1)
-    rest = law.new_zeros(len(row), 1, law.shape[-1])
-    rest[row, 0] = law
-    drawn = now.categorical(rest, "residual", row[:, None], rejected.long().argmax(1))
+    """``ids`` [b, L] with the ``rejected`` place (at most one per row) drawn anew from ``law``, log [b, V]. Rows without one draw for nothing."""
+    drawn = now.categorical(law[:, None], "residual", rejected.any(1, keepdim=True), place_of(rejected))
     return torch.where(rejected, drawn, ids)
 
 
@@ -108,24 +121,23 @@ class Verifier:
         """Accepted drafts [b], and ids [b, W] which are right up to the token after them. ``proposal``: L drafts, of which
         each row has its first few (``drafted`` bool [b, L]); ``logp`` [b, W, V], W >= L."""
         accepted, law = self.decide(now, proposal, drafted, logp)
-        b, width, size = logp.shape
+        b, width, _ = logp.shape
         length = drafted.shape[1]
         ids = proposal.tokens.new_zeros(b, width)
         ids[:, :length] = proposal.tokens
         rejected = first_rejected(drafted, accepted)
-        if bool(rejected.any()):
+        if anywhere(rejected):
             ids[:, :length] = redrawn(now, ids[:, :length], rejected, law(rejected))
         column = accepted.clamp_max(width - 1)
         free = (accepted == drafted.sum(1)) & now.valid.gather(1, column[:, None])[:, 0] & (accepted < width)
-        if bool(free.any()):  # all drafts accepted: one more token, with noise of its place that nobody has used yet
-            row = logp.gather(1, column[:, None, None].expand(-1, -1, size))
-            drawn = now.categorical(row, "token", free[:, None], column, shared=True)
+        if anywhere(free):  # all drafts accepted: one more token, with noise of its place that nobody has used yet
+            drawn = now.categorical(rows_at(logp, column), "token", free[:, None], column, shared=True)
             ids.scatter_(1, column[:, None], torch.where(free[:, None], drawn, ids.gather(1, column[:, None])))
         return accepted, ids
 
     def decide(self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor):
         """Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the log of their residual
-        law [n, V]."""
+        law [b, V], which is anything in rows without one."""
         raise NotImplementedError
 
 
@@ -136,18 +148,22 @@ class PositionVerifier(Verifier):
         """The probability f(x) to accept each draft: [b, L]; ``logp`` [b, L, V]."""
         raise NotImplementedError
 
-    def residual(self, proposal: Proposal, logp: Tensor, at: Tensor) -> Tensor:
-        """log of norm((p - q)+), [n, V] for the n drafts selected by ``at`` (bool [b, L]); ``logp`` [b, W, V], W >= L.
+    def residual(self, proposal: Proposal, logp: Tensor) -> Tensor:
+        """log of norm((p - q)+) at every draft: [b, L, V], as ``logp``. It is asked of the few drafts that need it.
 
         It is norm((p - q f)+), the best residual of any acceptance function f, for every f >= min(1, p/q): where q < p
         such an f is 1, and elsewhere q f >= p.
         """
-        p = logp[:, : at.shape[1]][at]
-        return normalised((p.exp() - proposal.mass(at)).clamp_min(0), p)
+        return normalised(logp.exp().sub_(proposal.mass()).clamp_min_(0), logp)
+
+    def instead(self, proposal: Proposal, logp: Tensor, rejected: Tensor) -> Tensor:
+        """The residual of the one ``rejected`` draft of each row (bool [b, L]): [b, V]; ``logp`` [b, W, V], W >= L."""
+        column = place_of(rejected)
+        return self.residual(proposal.at(column), rows_at(logp, column))[:, 0]
 
     def decide(self, now, proposal, drafted, logp):
         kept = now.flip(self.acceptance(proposal, logp[:, : drafted.shape[1]]), "accept", drafted) & drafted
-        return leading(kept), lambda rejected: self.residual(proposal, logp, rejected)
+        return leading(kept), lambda rejected: self.instead(proposal, logp, rejected)
 
 
 @register("verifier", "token")
@@ -172,8 +188,7 @@ class Block(Verifier):
         joint = torch.ones(b, length + 1, dtype=logp.dtype, device=logp.device)  # P_0 ... P_L
         if length:
             joint[:, 1:] = (walk - walk.cummax(1).values.clamp_min(0)).exp()
-        q = torch.zeros_like(logp)
-        q[drafted] = proposal.mass(drafted)
+        q = proposal.mass().masked_fill_(~drafted[..., None], 0)
         rest = self.rest(joint[:, :-1, None], logp.exp(), q)  # what a rejection after i drafts leaves: [b, L, V], i < L
         more = rest[:, 1:].sum(-1)  # S_1 ... S_L-1
         down = more + 1 - joint[:, 1:-1]
@@ -182,7 +197,7 @@ class Block(Verifier):
         chance[:, :-1] = torch.where(drafted[:, 1:], inner, chance[:, :-1])
         said = now.flip(chance, "accept", drafted) & drafted
         accepted = (said * torch.arange(1, length + 1, device=logp.device)).amax(1) if length else drafted.sum(1)
-        return accepted, lambda rejected: normalised(rest[rejected], logp[rejected])
+        return accepted, lambda rejected: normalised(*(rows_at(x, place_of(rejected))[:, 0] for x in (rest, logp)))
 
     def rest(self, joint: Tensor, p: Tensor, q: Tensor) -> Tensor:
         return (joint * p - q).clamp_min(0)

@@ -145,9 +145,9 @@ def test_control_the_residual_of_the_token_verifier_breaks_the_claim_for_cluster
 def test_control_a_residual_without_the_neighbours_breaks_the_claim(monkeypatch):
     """What releases of this method do at a rejection: the draft's neighbours are ruled out as well."""
 
-    def residual(self, proposal, logp, at):
-        rest = PositionVerifier.residual(self, proposal, logp, at).exp()
-        near = relaxed.nearest_codes(self.codebook, 2)[proposal.tokens[at]]
+    def residual(self, proposal, logp):
+        rest = PositionVerifier.residual(self, proposal, logp).exp()
+        near = relaxed.nearest_codes(self.codebook, 2)[proposal.tokens]
         return (rest.scatter(-1, near, 0.0) + 1e-300).log()
 
     monkeypatch.setattr(relaxed.Lantern, "residual", residual)
@@ -281,11 +281,11 @@ class NeverTheFirst(Token):
         self.reject = True
         return out
 
-    def residual(self, proposal, logp, at):
+    def residual(self, proposal, logp):
         if self.reject:
             self.reject = False
-            return logp[:, : at.shape[1]][at]
-        return super().residual(proposal, logp, at)
+            return logp
+        return super().residual(proposal, logp)
 
 
 def never_the_first(coupling: str) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from enumeration import ScriptedDraws, distance, enumerate_law
@@ -104,13 +105,13 @@ def test_control_drafts_from_another_law_than_the_stored_one(monkeypatch, verifi
 
 
 def test_control_residual_replaced_by_the_law(monkeypatch):
-    monkeypatch.setattr(Token, "residual", lambda self, proposal, logp, at: logp[:, : at.shape[1]][at])
+    monkeypatch.setattr(Token, "residual", lambda self, proposal, logp: logp)
     assert error(speculative(num_speculative_tokens=2), Law(), space_of((3,), 3)) > WRONG
 
 
 def test_control_block_with_the_residual_of_token(monkeypatch):
     monkeypatch.setattr(Block, "decide", lambda *args, _true=Block.decide: (
-        _true(*args)[0], lambda rejected: Token().residual(args[2], args[4], rejected)))
+        _true(*args)[0], lambda rejected: Token().instead(args[2], args[4], rejected)))
     assert error(speculative(verifier="block", num_speculative_tokens=2), Law(), space_of((4,), 3)) > WRONG
 
 
@@ -133,12 +134,11 @@ def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
     plain = lambda: run_tokens(speculative(num_speculative_tokens=2), Law())
     before = plain()
 
-    def verify(self, now, law, _true=drafting.ModelDrafter.verify):
-        out = _true(self, now, law)
-        self.known = now.start + out[0]
-        return out
+    def learn(self, now, accepted, drafted, _true=drafting.ModelDrafter.learn):
+        _true(self, now, accepted, drafted)
+        self.known = now.starts + accepted
 
-    monkeypatch.setattr(drafting.ModelDrafter, "verify", verify)
+    monkeypatch.setattr(drafting.ModelDrafter, "learn", learn)
     assert not torch.equal(before, plain())
     assert error(speculative(num_speculative_tokens=2), Law(), space_of((4,), 3)) < EXACT
 
@@ -223,7 +223,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(verifier):
 def test_the_heuristic_policy_is_held_between_one_and_four_times_its_start():
     policy = registry.get("length_policy", "heuristic")(2, 2, 0.4)
     for _ in range(5):
-        policy.learn(torch.tensor([3, 3]), torch.tensor([3, 1]))
+        policy.learn(np.array([3, 3]), np.array([3, 1]))
     assert policy.lengths.tolist() == [8, 1]
 
 

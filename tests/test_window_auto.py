@@ -183,7 +183,7 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
 
     def decode(draws, context):
         target, draft = (causal_target(m, space, law, context) for m in (model, small))
-        lengths = drafting.AutoLength(ByHistory(3), 1, draft.device)
+        lengths = drafting.AutoLength(ByHistory(3), 1)
         return decode_causal(target, draws, ModelDrafter(draft, IdChain(TOKEN, target.legal), lengths)).tokens
 
     found = enumerate_law(decode, CONTEXTS, rows=1)
