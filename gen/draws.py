@@ -11,15 +11,17 @@ Tests inject an object with the same methods that enumerates all outcomes of the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _MASK53 = (1 << 53) - 1
 KEPT, BLOCK = 1 << 19, 16  # bytes of noise that are kept per purpose, and for how many more positions at a time it is made
 PIECE = {True: 1 << 13, False: 1 << 22}  # numbers that are worked on at a time, on a CPU or elsewhere
+Bits = np.ndarray | Tensor  # int64, or float64 between 0 and 1: an array on the host, a tensor elsewhere
 
 
 class Draws(Protocol):
@@ -59,20 +61,18 @@ class CounterDraws:
         self._rows = len(keys)
         self._kept: dict[tuple[str, int], tuple[int, Tensor]] = {}  # the first position, and float64 [rows of the batch, positions, V]
 
-    def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
-        h = _mix(self.keys[rows] ^ _constant(purpose))
+    def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Bits:
+        h = _mix(_plain(self.keys)[_plain(rows)] ^ _constant(purpose))
         if round is not None:
-            h = _mix(h + (round + 1) * _GOLDEN)
-        return _mix(h[:, None] + (positions + 1) * _ODD)
+            h = _mix(h + (_plain(round) + 1) * _GOLDEN)
+        return _mix(h[:, None] + (_plain(positions) + 1) * _ODD)
 
     def uniform(self, rows, positions, purpose, round) -> Tensor:
-        return _unit(_mix(self._bits(rows, positions, purpose, round)))
+        return torch.as_tensor(_unit(_mix(self._bits(rows, positions, purpose, round))))
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:
         """By inversion: one uniform number each, so that no two sizes share their numbers out differently."""
-        bits = self._bits(rows, positions, purpose, round)
-        index = torch.arange(size, device=bits.device)
-        return torch.special.ndtri(_unit(_mix(bits[..., None] + (index + 1) * _GOLDEN)))
+        return torch.special.ndtri(torch.as_tensor(_units(self._bits(rows, positions, purpose, round), size)))
 
     def flip(self, p, rows, positions, purpose, round, active) -> Tensor:
         return self.uniform(rows, positions, purpose, round) < p
@@ -82,16 +82,16 @@ class CounterDraws:
         if round is None and positions.numel():
             noise = self._noise(rows, positions, purpose, logp.shape[-1])
             if noise is not None:
-                return (noise + logp).argmax(-1)
-        bits = self._bits(rows, positions, purpose, round)
-        size = logp.shape[-1]
-        many = max(1, PIECE[bits.device.type == "cpu"] // max(1, size))
-        if bits.numel() <= many:
-            return (logp + _gumbel(bits, size)).argmax(-1)
-        whole = logp.is_contiguous()  # else row by row, since all rows together would be a copy
-        pairs = [(logp.view(-1, size), bits.view(-1))] if whole else zip(logp, bits, strict=True)
-        parts = [(law + _gumbel(here, size)).argmax(-1) for x, y in pairs for law, here in zip(x.split(many), y.split(many), strict=True)]
-        return torch.cat(parts).view(bits.shape)
+                return _argmax(noise + logp)
+        bits, size = self._bits(rows, positions, purpose, round), logp.shape[-1]
+        if positions.is_cpu and not active.all():  # most of the time goes into the noise, and nobody has to wait to know what is asked
+            row, column = active.nonzero(as_tuple=True)
+            out = torch.zeros_like(positions)
+            out[row, column] = _drawn(lambda part: logp[row[part], column[part]], bits[row.numpy(), column.numpy()], size)
+            return out
+        if logp.is_contiguous():
+            return _drawn(logp.view(-1, size).__getitem__, bits.reshape(-1), size).view(positions.shape)
+        return torch.stack([_drawn(law.__getitem__, here, size) for law, here in zip(logp, bits, strict=True)])  # all rows together would be a copy
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> Tensor | None:
         """What is kept of the noise of these positions, [b, L, V]; None where it would be too much. It begins where the lowest of them is, and goes on for
@@ -102,8 +102,11 @@ class CounterDraws:
             low, high, together = positions.item(), positions.item(), True
         else:
             at = positions.numpy()
-            low, high = int(at.min()), int(at.max())
-            together = len(at) == 1 and high - low + 1 == at.shape[1] and bool((at[0, 1:] > at[0, :-1]).all())
+            low, high, together = int(at[0, 0]), int(at[0, -1]), False
+            if len(at) == 1 and bool((at[0, 1:] > at[0, :-1]).all()):
+                together = high - low + 1 == at.shape[1]
+            else:
+                low, high = int(at.min()), int(at.max())
         begin, kept = self._kept.get((purpose, size), (0, None))
         if kept is None or low < begin or high >= begin + kept.shape[1]:
             length = high - low + 1 + BLOCK
@@ -124,7 +127,7 @@ class CounterDraws:
         many = max(1, PIECE[True] // (self._rows * size))
         for first in range(0, len(missing), many):
             at = torch.tensor(missing[first : first + many])
-            new[:, at - low] = _gumbel(self._bits(every, at.expand(len(every), -1), purpose, None), size)
+            new[:, at - low] = _gumbel(self._bits(every, at.expand(self._rows, -1), purpose, None), size)
         return new
 
 
@@ -159,24 +162,56 @@ def _constant(purpose: str) -> int:
     return _signed(int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big"))
 
 
-def _shift(x: Tensor, n: int) -> Tensor:
+def _plain(x: Tensor) -> Bits:
+    """The same memory as an array, where it is the host's: of few numbers most of the time goes into the calls, and numpy's take less."""
+    return x.numpy() if x.is_cpu else x
+
+
+def _shift(x: Bits, n: int) -> Bits:
     """A logical right shift: int64 has only the arithmetic one."""
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix(x: Bits) -> Bits:
     """The finaliser of SplitMix64 (Steele, Lea & Flood 2014), on wrapping int64."""
     x = (x ^ _shift(x, 30)) * _M1
     x = (x ^ _shift(x, 27)) * _M2
     return x ^ _shift(x, 31)
 
 
-def _gumbel(bits: Tensor, size: int) -> Tensor:
-    """Gumbel noise float64 [..., V] from the bits [...] of a decision."""
-    ids = torch.arange(size, device=bits.device)
-    return _unit(_mix(bits[..., None] + (ids + 1) * _GOLDEN)).log_().neg_().log_().neg_()
-
-
-def _unit(bits: Tensor) -> Tensor:
+def _unit(bits: Bits) -> Bits:
     """53 bits to float64, strictly between 0 and 1."""
-    return ((bits & _MASK53).double() + 0.5) * 2.0**-53
+    bits = bits & _MASK53
+    u = bits.astype(np.float64) if isinstance(bits, np.ndarray) else bits.double()
+    u += 0.5
+    u *= 2.0**-53
+    return u
+
+
+def _units(bits: Bits, size: int) -> Bits:
+    """So many numbers [..., size] between 0 and 1 from the bits [...] of a decision."""
+    index = np.arange(1, size + 1) if isinstance(bits, np.ndarray) else torch.arange(1, size + 1, device=bits.device)
+    return _unit(_mix(bits[..., None] + index * _GOLDEN))
+
+
+def _gumbel(bits: Bits, size: int) -> Tensor:
+    """Gumbel noise float64 [..., V] from the bits [...] of a decision."""
+    u = _units(bits, size)
+    if isinstance(u, Tensor):
+        return u.log_().neg_().log_().neg_()
+    for _ in range(2):
+        np.negative(np.log(u, out=u), out=u)
+    return torch.from_numpy(u)
+
+
+def _drawn(law: Callable[[slice], Tensor], bits: Bits, size: int) -> Tensor:
+    """Ids [n] from the bits [n] of each decision and the log-probabilities [m, V] of some of them at a time."""
+    many = max(1, PIECE[isinstance(bits, np.ndarray)] // max(1, size))
+    parts = [slice(i, i + many) for i in range(0, max(1, len(bits)), many)]  # of no decision as well, one part
+    ids = [_argmax(law(part) + _gumbel(bits[part], size)) for part in parts]
+    return ids[0] if len(ids) == 1 else torch.cat(ids)
+
+
+def _argmax(x: Tensor) -> Tensor:
+    """Of the last axis."""
+    return torch.from_numpy(x.numpy().argmax(-1)) if x.is_cpu else x.argmax(-1)

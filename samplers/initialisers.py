@@ -23,8 +23,7 @@ from gen.types import TokenSpace
 
 def _uniform_logp(legal: Tensor) -> Tensor:
     some = legal[:1, :1] if legal.stride()[:2] == (0, 0) else legal  # one row says it for all places
-    p = some.to(torch.float32)
-    return (p / p.sum(-1, keepdim=True)).log().expand(legal.shape)
+    return some.log().log_softmax(-1).expand(legal.shape)
 
 
 @register("initialiser", "uniform")

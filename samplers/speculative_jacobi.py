@@ -51,7 +51,7 @@ class JacobiDrafter(Windowed):
         drafts, drafted = _resize(self.tokens, length), now.valid[:, :length]
         compares = self.coupling.compares
         kind, logq = (_resize(self.kind, length), _resize(self.logq, length)) if compares else (None, None)
-        legal = going_on(legal_at(self.legal, now.positions[:, :length]), self.space.end_id) if length else None
+        legal = self._legal(now.positions[:, :length]) if compares and length else None
         room = np.minimum(now.widths, length)
         if (self.carried < room).any():
             first = int(self.carried.min())
@@ -64,12 +64,17 @@ class JacobiDrafter(Windowed):
                 at = torch.where(carried, now.positions[:, :length], total)
                 return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, drafts)[:, :total]
 
-            new, new_kind = self.init(now, canvas, self.space, first, legal[:, first:], entering)
+            here = legal[:, first:] if compares else self._legal(now.positions[:, first:length])
+            new, new_kind = self.init(now, canvas, self.space, first, here, entering)
             drafts[:, first:] = torch.where(entering, new, drafts[:, first:])
             if compares:
                 kind[:, first:] = torch.where(entering, new_kind, kind[:, first:])
         self.drafted, self.proposal = drafted, Proposal(drafts, kind, logq, legal)
         return drafts, drafted
+
+    def _legal(self, positions: Tensor) -> Tensor:
+        """What may be drafted at positions [b, n]: bool [b, n, V]."""
+        return going_on(legal_at(self.legal, positions), self.space.end_id)
 
     def verify(self, now: Round, logp: Tensor) -> tuple[Tensor, Tensor]:
         proposal = self.proposal
