@@ -83,11 +83,13 @@ def run_once(layout: str, items: int, folder: Path, pipe: Any, until: int | None
     """One call of ``run_job``, up to so many items. Seconds are of the whole call; ``marks``: items and bytes of resident memory."""
     from gen.config import make_job
     from gen.jobs import run_job
+    from gen.microbatch import MANY, give_back
 
     captions = pipe.modality.example_prompts(min(items, 256), 0)
     prompts = [captions[i % len(captions)] for i in range(items)]
     tree = {"modality": "image", "sampler": SAMPLER, "prompts": prompts, "batch_size": BATCH, "layout": layout, "out": str(folder)}
     job = make_job(tree, where="gen bench jobs")
+    give_back(MANY)  # growth would not show where it went into what earlier work has left
     clock, marks = Clock(), Marks(max(BATCH, items // 10))
     stop = (lambda: marks.made >= until) if until and until < items else (lambda: False)
     with clock.running(pipe.modality):
