@@ -55,9 +55,9 @@ def _say(text: str, code: int, error: BaseException) -> int:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    if "gen.microbatch" not in sys.modules:
+    if "gen.jobs.microbatch" not in sys.modules:
         return isinstance(error, MemoryError)
-    from gen.microbatch import is_out_of_memory
+    from gen.jobs.microbatch import is_out_of_memory
 
     return is_out_of_memory(error)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gen.errors import GenError
-from gen.ledger import CHECK, put_text, read_rows, require_job, sha256, writing
-from gen.members import Members
-from gen.microbatch import describe
+from gen.jobs.ledger import CHECK, put_text, read_rows, require_job, sha256, writing
+from gen.jobs.members import Members
+from gen.jobs.microbatch import describe
 
 
 def check_folder(folder: str | Path) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
     Returns ``items``, the shares ``fulfilled`` and ``valid``, both ``by_sampler`` as well, and ``failed``: the items
     that are not both. A medium that is missing, altered or unreadable is not valid, and one of ``broken``.
     """
-    from gen.gallery import write_gallery
+    from gen.gallery.write import write_gallery
     from gen.registry import registry
 
     folder = require_job(folder)

@@ -128,7 +128,7 @@ def build() -> Parser:
     sub.add_argument("config", metavar="CONFIG")
     sub.add_argument("dest", metavar="DEST")
 
-    sub = command("status", "gen.status", "status", "how far a job folder is, also while a run is at work")
+    sub = command("status", "gen.jobs.status", "status", "how far a job folder is, also while a run is at work")
     sub.add_argument("folder", metavar="DIR")
     sub.add_argument("--json", action="store_true", help="for programs")
     sub.add_argument("--watch", action="store_true", help="show the progress until all is made; with --json, one report per line")
@@ -140,7 +140,7 @@ def build() -> Parser:
     sub.add_argument("folder", metavar="DIR")
     sub.add_argument("--json", action="store_true", help="for programs")
 
-    sub = command("decode", "gen.decode", "decode", "make media of the tokens that a job kept, with their frontend or another one")
+    sub = command("decode", "gen.jobs.decode", "decode", "make media of the tokens that a job kept, with their frontend or another one")
     sub.add_argument("folder", metavar="DIR")
     sub.add_argument("--out", metavar="D", required=True, help="folder to write; the same command again resumes")
     sub.add_argument("--frontend", metavar="NAME", help="zoo name or folder (the one the tokens were made with)")
@@ -150,7 +150,7 @@ def build() -> Parser:
     sub.add_argument("--force", action="store_true", help="replace what was decoded into D otherwise")
     sub.add_argument("--trust-remote-code", action="store_true", help="let the code in the model's folder run, as the job did")
 
-    sub = command("export", "gen.export", "export", "write the rows of a job as one Parquet file")
+    sub = command("export", "gen.jobs.export", "export", "write the rows of a job as one Parquet file")
     sub.add_argument("folder", metavar="DIR")
     sub.add_argument("--parquet", metavar="FILE", required=True)
     sub.add_argument("--media", action="store_true", help="with the media themselves, as a column of bytes")
@@ -160,7 +160,7 @@ def build() -> Parser:
 
     sub = command(
         "bench",
-        "gen.bench",
+        "gen.bench.run",
         "bench",
         "forward calls, wall time and fidelity of samplers, side by side",
         "example: gen bench image --batch-sizes 1,8 --samplers speculative_jacobi,sjd --repeats 3 --out bench.json",

@@ -129,7 +129,7 @@ def families() -> list[dict[str, Any]]:
 
 
 def configs() -> list[dict[str, Any]]:
-    from gen.config import packaged
+    from gen.config.job import packaged
 
     table = []
     for name, path in packaged().items():
@@ -139,7 +139,7 @@ def configs() -> list[dict[str, Any]]:
 
 
 def show(args: argparse.Namespace) -> int:
-    from gen.config import fingerprint, load_config
+    from gen.config.job import fingerprint, load_config
 
     job = load_config(args.config, args.overrides)
     print(job.to_yaml() + f"# fingerprint: {fingerprint(job)}")
@@ -147,8 +147,8 @@ def show(args: argparse.Namespace) -> int:
 
 
 def cp(args: argparse.Namespace) -> int:
-    from gen.config import find_config
-    from gen.ledger import writing
+    from gen.config.job import find_config
+    from gen.jobs.ledger import writing
 
     source, dest = find_config(args.config), Path(args.dest)
     if dest.is_dir():

@@ -21,8 +21,8 @@ SAMPLER = "speculative_jacobi"
 
 
 def sample(args: argparse.Namespace) -> int:
-    from gen.config import fingerprint, make_job
-    from gen.ledger import slug
+    from gen.config.job import fingerprint, make_job
+    from gen.jobs.ledger import slug
 
     sampler = args.sampler or SAMPLER
     tree: dict[str, Any] = {"modality": args.modality, "prompts": [args.prompt], "sampler": sampler,
@@ -53,17 +53,17 @@ def law_of(args: argparse.Namespace, sampler: str) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gen.config import load_config
+    from gen.config.job import load_config
 
     job = load_config(args.config, args.overrides)
     return _dry_run(job) if args.dry_run else _run(job)
 
 
 def _run(job: Any) -> int:
-    from gen.jobs import run_job
-    from gen.place import place
-    from gen.progress import Silent, for_terminal
-    from gen.stopping import STOPPED, stoppable
+    from gen.jobs.place import place
+    from gen.jobs.progress import Silent, for_terminal
+    from gen.jobs.run import run_job
+    from gen.jobs.stopping import STOPPED, stoppable
 
     leader = place().leader
     progress = for_terminal() if leader else Silent()
@@ -92,9 +92,9 @@ def _tell(summary: dict[str, Any]) -> None:
 
 
 def work(args: argparse.Namespace) -> int:
-    from gen.jobs import join_job
-    from gen.progress import Silent
-    from gen.stopping import STOPPED, stoppable
+    from gen.jobs.progress import Silent
+    from gen.jobs.run import join_job
+    from gen.jobs.stopping import STOPPED, stoppable
 
     class Notes(Silent):
         def note(self, text: str) -> None:
@@ -110,8 +110,8 @@ def _dry_run(job: Any) -> int:
     from types import SimpleNamespace
 
     from gen.checkpoint import family_of, published
-    from gen.config import fingerprint
-    from gen.plan import check_target, make_plan
+    from gen.config.job import fingerprint
+    from gen.jobs.plan import check_target, make_plan
 
     check_target(Path(job.out), job)
     any_prompt = SimpleNamespace(condition=str)  # of a published model: what its prompts may be only the loaded model knows
@@ -136,8 +136,8 @@ def _dry_run(job: Any) -> int:
 
 
 def gallery(args: argparse.Namespace) -> int:
-    from gen.gallery import write_gallery
-    from gen.ledger import require_job, writing
+    from gen.gallery.write import write_gallery
+    from gen.jobs.ledger import require_job, writing
 
     folder = require_job(args.folder)
     with writing(folder):

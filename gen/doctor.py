@@ -142,7 +142,7 @@ def _devices() -> dict[str, Any]:
 def _zoo(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
     """Models that come with gen, with the size and the start of the sha256 of their weights."""
     from gen.cli_info import zoo
-    from gen.ledger import sha256
+    from gen.jobs.ledger import sha256
     from gen.models.loading import read_config
 
     table = []

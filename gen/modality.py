@@ -14,7 +14,7 @@ from gen.frontend import TokenFrontend
 from gen.types import TokenSpace
 
 if TYPE_CHECKING:
-    from gen.bench_oracle import Board
+    from gen.bench.oracle import Board
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gen.checkpoint import Checkpoint, Files, How, family_of, load_checkpoint, o
 from gen.draws import CounterDraws, OffsetDraws, item_key
 from gen.errors import GenError, bad_value
 from gen.frontend import TokenFrontend, codebook_digest
+from gen.jobs.plan import own_seeds
 from gen.law import Law
 from gen.lengths import counted, draw_lengths, settled
 from gen.modality import Binding, Modality, kind_of, model_key, suggested_law
@@ -31,7 +32,6 @@ from gen.models.latent_targets import CausalLatentTarget, MaskedLatentTarget
 from gen.models.loading import ZOO, load_lm, locate, model_kind, model_protocols, pick_device, pick_dtype, read_config, readable
 from gen.models.targets import CausalTarget, MaskedTarget, Target
 from gen.pipeline_output import ItemPlan, PipelineOutput
-from gen.plan import own_seeds
 from gen.registry import registry
 from gen.sampling import Callback, Sampler, resolve_sampler
 from gen.start import Start

@@ -54,7 +54,7 @@ class PipelineOutput:
     @cached_property
     def origin(self) -> dict[str, Any]:
         """What a file of tokens says of where they came from, as far as all items share it."""
-        from gen.stored_tokens import origin_of
+        from gen.jobs.stored_tokens import origin_of
 
         return origin_of(self)
 
@@ -69,6 +69,6 @@ class PipelineOutput:
 
     def save(self, folder: str | Path) -> Path:
         """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""
-        from gen.jobs import save_output
+        from gen.jobs.run import save_output
 
         return save_output(self, Path(folder))

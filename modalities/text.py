@@ -26,7 +26,7 @@ from gen.registry import register
 from gen.types import TokenSpace
 
 if TYPE_CHECKING:
-    from gen.bench_oracle import Board
+    from gen.bench.oracle import Board
 
 PLACES = 16  # words of a prompt, and of an answer with its end
 NOTHING = 0  # the word of a slot that says nothing

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gen.bench_oracle import Board, measure
+from gen.bench.oracle import Board, measure
 from gen.draws import item_key
 from gen.errors import bad_value
 from gen.law import Law

@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gen import joblog, plan
-from gen.config import make_job
+from gen.config.job import make_job
 from gen.errors import GenError
-from gen.jobs import run_job
-from gen.ledger import MANIFEST, RUNTIME, SHARDS, WORK, parse_rows, read_rows
+from gen.jobs import joblog, plan
+from gen.jobs.ledger import MANIFEST, RUNTIME, SHARDS, WORK, parse_rows, read_rows
+from gen.jobs.run import run_job
 from gen.modality import Verdict
 from gen.registry import registry
 from gen.types import Stats, TraceStep
@@ -103,10 +103,10 @@ def ground(tmp_path, monkeypatch):
     """A folder, in memory where there is one; with the modality registered, and no gallery, which is made from the rest."""
     registry.discover()
     monkeypatch.setitem(registry._kinds["modality"], "crash", Crash)
-    gallery = types.ModuleType("gen.gallery")
+    gallery = types.ModuleType("gen.gallery.write")
     gallery.write_gallery = lambda folder: folder / "index.html"
     gallery.preview_of = lambda path, folder, row: None
-    monkeypatch.setitem(sys.modules, "gen.gallery", gallery)
+    monkeypatch.setitem(sys.modules, "gen.gallery.write", gallery)
     for module in (plan, joblog):  # what is installed does not change, and looking takes longer than a run
         monkeypatch.setattr(module, "installed", functools.cache(module.installed))
     memory = Path("/dev/shm")

@@ -8,9 +8,9 @@ from importlib import import_module
 
 import pytest
 
-from gen.bench import bench
-from gen.bench_clock import PARTS, Clock, Marks, resident
-from gen.bench_jobs import beside, beside_table, by_job, by_loop, layer, layer_table, ready, run_once
+from gen.bench.clock import PARTS, Clock, Marks, resident
+from gen.bench.jobs import beside, beside_table, by_job, by_loop, layer, layer_table, ready, run_once
+from gen.bench.run import bench
 from gen.errors import GenError
 from gen.pipeline import load
 

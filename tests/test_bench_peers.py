@@ -13,10 +13,10 @@ import torch
 from test_amused import amused_folder
 
 import gen
-from gen import bench_reference as reference
 from gen.__main__ import main
-from gen.bench_generate import Legal, generated, settings
-from gen.bench_peers import Calls, network, peers_of
+from gen.bench import reference
+from gen.bench.generate import Legal, generated, settings
+from gen.bench.peers import Calls, network, peers_of
 from gen.errors import GenError
 from gen.law import Law
 from gen.models.adapters import CausalLM, MaskedLM

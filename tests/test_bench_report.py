@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import gen
-from gen.bench import Variant, bench, choose, grid_of, interleaved, measure
-from gen.bench_curve import against_calls, marks_of, write_page
-from gen.bench_plots import Axis, axis, bars, placed
-from gen.bench_table import interval, render, tabulate
+from gen.bench.curve import against_calls, marks_of, write_page
+from gen.bench.plots import Axis, axis, bars, placed
+from gen.bench.run import Variant, bench, choose, grid_of, interleaved, measure
+from gen.bench.table import interval, render, tabulate
 from gen.cli import build
 from gen.errors import GenError
+from gen.jobs.progress import Silent
 from gen.modality import Verdict
-from gen.progress import Silent
 from gen.registry import registry
 from gen.types import Stats
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gen import bench
 from gen.__main__ import main
+from gen.bench import run as bench
 from gen.errors import GenError
-from gen.ledger import read_rows
+from gen.jobs.ledger import read_rows
 from gen.modality import Verdict
 from gen.registry import registry
 from gen.types import Stats
@@ -83,10 +83,10 @@ class Pipe:
 def toy(monkeypatch, tmp_path):
     registry.discover()
     monkeypatch.setitem(registry._kinds["modality"], "toy", Toy)
-    gallery, pipeline = types.ModuleType("gen.gallery"), types.ModuleType("gen.pipeline")
+    gallery, pipeline = types.ModuleType("gen.gallery.write"), types.ModuleType("gen.pipeline")
     gallery.write_gallery = lambda folder: (folder / "index.html").write_text("gallery") and folder / "index.html"
     pipeline.load = lambda modality, **how: Pipe.told.append(how) or Pipe()
-    monkeypatch.setitem(sys.modules, "gen.gallery", gallery)
+    monkeypatch.setitem(sys.modules, "gen.gallery.write", gallery)
     monkeypatch.setitem(sys.modules, "gen.pipeline", pipeline)
     monkeypatch.setattr(Pipe, "error", None)
     monkeypatch.setattr(Pipe, "seen", [])

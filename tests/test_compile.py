@@ -11,12 +11,13 @@ from toyjob import Pipe, job, steady, toy  # noqa: F401  toy is a fixture
 from transformers import MistralConfig, MistralForCausalLM
 
 from gen import pipeline
-from gen.config import fingerprint, load_config, make_job
+from gen.config.job import fingerprint, load_config, make_job
 from gen.draws import CounterDraws
 from gen.errors import GenError
-from gen.jobs import run_job
+from gen.jobs.ledger import read_rows
+from gen.jobs.run import run_job
+from gen.jobs.worker import Pipes
 from gen.law import Law
-from gen.ledger import read_rows
 from gen.models import lean
 from gen.models.adapters import BlockLM, CausalLatentLM, CausalLM, MaskedLM, compiled_forward
 from gen.models.lean import among_themselves, compiled
@@ -24,7 +25,6 @@ from gen.models.targets import CausalTarget, MaskedTarget
 from gen.pipeline import load
 from gen.sampling import resolve_sampler
 from gen.types import TokenSpace
-from gen.worker import Pipes
 
 V, T = 24, 16
 MASKED = ["halton", {"name": "fast_dllm", "cache": "dual"}]

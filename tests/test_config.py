@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gen.config import Job, difference, find_config, fingerprint, load_config, make_job, packaged, stored_job
+from gen.config.job import Job, difference, find_config, fingerprint, load_config, make_job, packaged, stored_job
 from gen.errors import GenError
 
 RING = "a small blue ring in the centre"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from crashing import Pipe, audit, contents, differences, fork, ground, job, run, wait  # noqa: F401  ground is a fixture
 
-from gen import ledger, worker, writer
-from gen.jobs import run_job
-from gen.ledger import is_job, read_rows
+from gen.jobs import ledger, worker, writer
+from gen.jobs.ledger import is_job, read_rows
+from gen.jobs.run import run_job
 
 pytestmark = pytest.mark.usefixtures("ground")
 PROMPTS = [f"prompt {i}" for i in range(100)]

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gen.check import check_folder
-from gen.config import make_job
-from gen.decode import decode, decode_folder
+from gen.config.job import make_job
 from gen.errors import GenError
-from gen.jobs import run_job
-from gen.ledger import read_plan, read_rows
+from gen.jobs.decode import decode, decode_folder
+from gen.jobs.ledger import read_plan, read_rows
+from gen.jobs.publish import damaged
+from gen.jobs.run import run_job
 from gen.models.loading import ZOO
-from gen.publish import damaged
 from gen.tokenizers.text_words import TextWords
 
 CLOSE, SUM = "close ( [ {", "close [ [ ("
@@ -85,7 +85,7 @@ def test_a_decoded_folder_holds_the_same_media_and_can_be_looked_at_and_checked(
 
 
 def test_nothing_can_be_sampled_into_a_decoded_folder(source, tmp_path):
-    from gen.worker import run_worker
+    from gen.jobs.worker import run_worker
 
     decode_folder(source, tmp_path / "out")
     with pytest.raises(GenError, match="holds a different job .*decoded_with"):
@@ -113,7 +113,7 @@ def test_the_same_command_again_makes_what_is_missing_or_altered_and_nothing_els
 
 
 def test_a_decoding_that_was_cut_off_goes_on(source, tmp_path, monkeypatch):
-    from gen.decoder import Decoder
+    from gen.jobs.decoder import Decoder
 
     out, plain, calls = tmp_path / "out", Decoder.medium, []
 

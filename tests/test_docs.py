@@ -15,7 +15,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from gen.__main__ import main as gen_main
-from gen.config import find_config, load_config
+from gen.config.job import find_config, load_config
 from gen.recipes.action import main as action_recipe
 from gen.recipes.image import main as image_recipe
 from gen.recipes.image_latents import main as image_latents_recipe

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from toyjob import toy  # noqa: F401  a fixture
 
-from gen import engines
-from gen.engines import common, local, run_engine
 from gen.errors import GenError
-from gen.place import VARIABLES
-from gen.progress import Silent
+from gen.jobs import engines
+from gen.jobs.engines import common, local, run_engine
+from gen.jobs.place import VARIABLES
+from gen.jobs.progress import Silent
 
 SLEEPER = "import time; time.sleep(60)"
 POLITE = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('ready', flush=True); time.sleep(60)"
@@ -150,7 +150,7 @@ def test_ctrl_c_ends_children_quickly_even_those_that_do_not_listen(crew, monkey
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path, follows):
     inner = (
-        "import sys, time, types; import gen.__main__; gen.__main__.main = lambda argv: time.sleep(60); from gen.engines import child;"
+        "import sys, time, types; import gen.__main__; gen.__main__.main = lambda argv: time.sleep(60); from gen.jobs.engines import child;"
         f"child.LOOK = 0.05; sys.exit(child.main(sys.argv[1:]) if {follows} else time.sleep(60))"
     )
     parent = (
@@ -193,7 +193,7 @@ def test_a_command_line_of_a_child_is_understood_by_gen():
 
 @pytest.mark.parametrize("progress", [False, True])
 def test_a_ray_actor_that_always_dies_is_given_up_unless_items_get_done(monkeypatch, tmp_path, progress):
-    from gen.engines import ray_actors
+    from gen.jobs.engines import ray_actors
 
     counted = iter(range(1, 20)) if progress else iter([0] * 20)
     monkeypatch.setattr(ray_actors, "tally", lambda folder, items: common.Tally(99, dict.fromkeys(map(str, range(next(counted))))))
@@ -218,11 +218,11 @@ def job_of(workers=1, device="cpu", **options):
 @pytest.fixture
 def worker(monkeypatch):
     """A worker that only says how it was called."""
-    import gen.worker
+    import gen.jobs.worker
 
     calls = []
-    stand_in = lambda folder, **k: calls.append(k) or gen.worker.Report(1, 0, False)
-    monkeypatch.setattr(gen.worker, "run_worker", stand_in)
+    stand_in = lambda folder, **k: calls.append(k) or gen.jobs.worker.Report(1, 0, False)
+    monkeypatch.setattr(gen.jobs.worker, "run_worker", stand_in)
     monkeypatch.setattr(local, "watch", lambda folder, progress, over: progress.note("shown"))
     return calls
 

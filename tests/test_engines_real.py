@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gen.config import make_job
+from gen.config.job import make_job
 from gen.errors import GenError
-from gen.joblog import read_log
-from gen.jobs import run_job
-from gen.ledger import MANIFEST, RUNTIME, parse_rows, read_rows
-from gen.place import VARIABLES
-from gen.progress import Silent
+from gen.jobs.joblog import read_log
+from gen.jobs.ledger import MANIFEST, RUNTIME, parse_rows, read_rows
+from gen.jobs.place import VARIABLES
+from gen.jobs.progress import Silent
+from gen.jobs.run import run_job
 
 PROMPTS = ["sort 3 1 2 =", "shuffle 4 0 7 5 =", "3 + 8 + 5 =", "sort 5 4 3 ="]
 SECONDS = 150  # at most, for a command
@@ -222,7 +222,7 @@ def test_submitting_without_waiting_returns_at_once_and_the_tasks_do_the_work(tm
 )
 def test_options_that_submitit_refuses_are_one_line(tmp_path, monkeypatch, options, text):
     pytest.importorskip("submitit", reason='needs pip install "gen-toolkit[slurm]"')
-    from gen.engines.slurm import submit
+    from gen.jobs.engines.slurm import submit
 
     monkeypatch.setenv("PATH", str(tmp_path))  # no srun here
     with pytest.raises(GenError, match=text) as error:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-import gen.export
+import gen.jobs.export
 from gen.errors import GenError
-from gen.export import COLUMNS, export, export_parquet, schema
-from gen.ledger import sha256
+from gen.jobs.export import COLUMNS, export, export_parquet, schema
+from gen.jobs.ledger import sha256
 
 
 def folder_of(out: Path, count: int = 4, **changes) -> Path:
@@ -65,8 +65,8 @@ def test_files_of_different_jobs_are_one_table(tmp_path):
 
 @pytest.mark.parametrize(("rows", "size", "groups"), [(3, 1 << 20, [3, 3, 2]), (100, 20, [3, 3, 2]), (100, 1 << 20, [8])])
 def test_rows_are_written_in_groups(rows, size, groups, tmp_path, monkeypatch):
-    monkeypatch.setattr(gen.export, "GROUP_ROWS", rows)
-    monkeypatch.setattr(gen.export, "GROUP_BYTES", size)
+    monkeypatch.setattr(gen.jobs.export, "GROUP_ROWS", rows)
+    monkeypatch.setattr(gen.jobs.export, "GROUP_BYTES", size)
     export_parquet(folder_of(tmp_path / "job", 8), tmp_path / "a.parquet", media=True)
     file = parquet.ParquetFile(tmp_path / "a.parquet")
     assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == groups
@@ -75,9 +75,9 @@ def test_rows_are_written_in_groups(rows, size, groups, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
 def test_media_are_a_column_where_asked_for_and_only_whole_ones(layout, tmp_path):
-    from gen.config import make_job
-    from gen.jobs import run_job
-    from gen.ledger import read_rows
+    from gen.config.job import make_job
+    from gen.jobs.ledger import read_rows
+    from gen.jobs.run import run_job
 
     out = tmp_path / "job"
     tree = {"modality": "text", "prompts": ["close ( ["], "num_samples": 2, "out": str(out), "law": {}, "layout": layout}
@@ -105,11 +105,11 @@ def test_a_file_that_was_there_stays_until_the_new_one_is_whole(tmp_path, monkey
     out, path = folder_of(tmp_path / "job"), tmp_path / "a.parquet"
     export_parquet(out, path)
     before = path.read_bytes()
-    monkeypatch.setattr(gen.export, "_cells", lambda folder, row: 1 / 0)
+    monkeypatch.setattr(gen.jobs.export, "_cells", lambda folder, row: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_parquet(out, path)
     assert path.read_bytes() == before and not list(tmp_path.glob(".tmp*"))
-    monkeypatch.setattr(gen.export, "put", lambda path, write: write(path))  # control: without the temporary name it is lost
+    monkeypatch.setattr(gen.jobs.export, "put", lambda path, write: write(path))  # control: without the temporary name it is lost
     with pytest.raises(ZeroDivisionError):
         export_parquet(out, path)
     assert path.read_bytes() != before
@@ -143,10 +143,10 @@ def test_the_command_says_what_is_in_the_file_and_what_is_not(tmp_path, capsys):
 def test_members_of_tars_are_read_as_one_by_one_and_a_tar_is_opened_once(tmp_path, monkeypatch):
     import tarfile
 
-    from gen.config import make_job
-    from gen.jobs import run_job
-    from gen.ledger import read_rows
-    from gen.members import Members
+    from gen.config.job import make_job
+    from gen.jobs.ledger import read_rows
+    from gen.jobs.members import Members
+    from gen.jobs.run import run_job
 
     out, opened, plain = tmp_path / "job", [], tarfile.open
     tree = {"modality": "text", "prompts": ["close ( ["], "num_samples": 4, "shard_items": 2, "out": str(out), "law": {}, "layout": "shards"}

@@ -12,10 +12,10 @@ from families import NO_VOCABULARY, PASSED_OVER, RENAMES, SMALLER, WRITERS, Case
 
 import gen
 from gen.checkpoint import Files, family_of, options_of
-from gen.config import stored_job
+from gen.config.job import stored_job
 from gen.errors import GenError
-from gen.jobs import run_job
-from gen.ledger import read_rows
+from gen.jobs.ledger import read_rows
+from gen.jobs.run import run_job
 from gen.models.weights import Weights, renamed
 from gen.registry import registry
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from toyjob import PROMPTS, Pipe, Toy, files, job, run, toy  # noqa: F401  toy is a fixture
 
-from gen import ledger
 from gen.check import check_folder
-from gen.config import load_config
+from gen.config.job import load_config
 from gen.errors import GenError
-from gen.jobs import save_output
+from gen.jobs import ledger
+from gen.jobs.ledger import read_rows
+from gen.jobs.progress import Silent
+from gen.jobs.run import save_output
 from gen.law import Law
-from gen.ledger import read_rows
 from gen.modality import Verdict
-from gen.progress import Silent
 from gen.start import Start
 
 pytestmark = pytest.mark.usefixtures("toy")

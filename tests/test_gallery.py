@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gen.claims import worker_name
 from gen.errors import GenError
-from gen.gallery import EXCERPT, write_gallery
-from gen.gallery_trace import colour, layout, replay
+from gen.gallery.trace import colour, layout, replay
+from gen.gallery.write import EXCERPT, write_gallery
+from gen.jobs.claims import worker_name
 from gen.media import write_mp4, write_wav
 
 EVIL = '<script>alert("x")</script> & {{title}} <img src=x onerror=alert(1)>'

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gen import gallery
-from gen.gallery import PAGE, preview_of, write_gallery
-from gen.gallery_items import CHUNK
-from gen.gallery_media import LARGEST
+from gen.gallery import write as gallery
+from gen.gallery.items import CHUNK
+from gen.gallery.media import LARGEST
+from gen.gallery.write import PAGE, preview_of, write_gallery
 from gen.media import write_mp4, write_wav
 
 SAMPLERS = ["speculative_jacobi window=16", "autoregressive", "maskgit steps=8", "halton"]

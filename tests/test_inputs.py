@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 import gen.sampling
-from gen.config import Job, fingerprint, load_config, make_job
-from gen.config_trees import flat
+from gen.config.job import Job, fingerprint, load_config, make_job
+from gen.config.trees import flat
 from gen.errors import GenError
-from gen.inputs import iter_rows, rows_digest, take_census, write_rows
+from gen.jobs.inputs import iter_rows, rows_digest, take_census, write_rows
 
 ROWS = [
     {"prompt": "a red circle"},
@@ -260,7 +260,7 @@ def test_thousands_of_rows_are_read_quickly_and_counted_once(tmp_path, monkeypat
     start = time.perf_counter()
     made = of(path)
     assert time.perf_counter() - start < 2  # 0.2 s on one idle core
-    monkeypatch.setattr("gen.config.iter_rows", None)  # so that another look would fail
+    monkeypatch.setattr("gen.config.job.iter_rows", None)  # so that another look would fail
     assert made.entries[0].relevant()["prompts"]["rows"] == 3_000 and fingerprint(made) == fingerprint(made)
 
 

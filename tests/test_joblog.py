@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gen import joblog
-from gen.joblog import JobLog, read_log, recent, source_commit
+from gen.jobs import joblog
+from gen.jobs.joblog import JobLog, read_log, recent, source_commit
 
 
 def test_the_first_line_says_what_made_the_rest(tmp_path):

@@ -12,11 +12,11 @@ import pytest
 import torch
 from toyjob import Pipe, Toy, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
 
-from gen.claims import host, worker_name
-from gen.config import load_config
+from gen.config.job import load_config
 from gen.errors import GenError
-from gen.ledger import Journal, read_plan, read_rows, slug
-from gen.microbatch import is_out_of_memory
+from gen.jobs.claims import host, worker_name
+from gen.jobs.ledger import Journal, read_plan, read_rows, slug
+from gen.jobs.microbatch import is_out_of_memory
 
 pytestmark = pytest.mark.usefixtures("toy")
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gen.config import make_job
+from gen.config.job import make_job
 from gen.errors import GenError
-from gen.gallery_trace import draw_trace
+from gen.gallery.trace import draw_trace
 from gen.modalities import shapes
 from gen.models.loading import ZOO
 from gen.pipeline import Pipeline

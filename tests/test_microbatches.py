@@ -8,12 +8,12 @@ import pytest
 import torch
 from toyjob import Pipe, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
 
-from gen.config import make_job
+from gen.config.job import make_job
 from gen.errors import GenError
-from gen.jobs import run_job
-from gen.ledger import read_rows
-from gen.microbatch import BatchSizes
-from gen.progress import Silent
+from gen.jobs.ledger import read_rows
+from gen.jobs.microbatch import BatchSizes
+from gen.jobs.progress import Silent
+from gen.jobs.run import run_job
 
 pytestmark = pytest.mark.usefixtures("toy")
 WORDS = ["a", "b", "c", "d", "e", "f"]

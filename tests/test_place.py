@@ -9,9 +9,9 @@ import sys
 import pytest
 from toyjob import run, toy  # noqa: F401  toy is a fixture
 
-from gen import jobs
 from gen.errors import GenError
-from gen.place import Place, own_device, place, single_by_accelerate
+from gen.jobs import run as jobs
+from gen.jobs.place import Place, own_device, place, single_by_accelerate
 
 ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
@@ -75,7 +75,7 @@ def test_plain_cuda_is_dealt_round_robin_and_everything_else_is_left_alone():
 )
 def test_accelerate_launch_sets_what_is_read_here(tmp_path, options, want):
     (tmp_path / "say.py").write_text(
-        "from gen.place import place, single_by_accelerate\n"
+        "from gen.jobs.place import place, single_by_accelerate\n"
         "p = place()\nprint('single' if single_by_accelerate() else f'{p.rank} {p.world}', flush=True)\n"
     )
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, "--main_process_port", "0", str(tmp_path / "say.py")]

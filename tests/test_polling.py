@@ -11,8 +11,8 @@ import time
 import pytest
 from crashing import Pipe, fork, ground, job, wait  # noqa: F401  ground is a fixture
 
-from gen import ledger, worker, writer
-from gen.jobs import run_job
+from gen.jobs import ledger, worker, writer
+from gen.jobs.run import run_job
 
 pytestmark = pytest.mark.usefixtures("ground")
 PROMPTS = [f"prompt {i}" for i in range(150)]
@@ -133,7 +133,7 @@ def test_a_reader_never_sees_a_partial_file_or_a_row_without_its_file(ground, la
 
 
 def in_place(self):
-    """What `gen.ledger.Puts.commit` must not be."""
+    """What `gen.jobs.ledger.Puts.commit` must not be."""
     for temporary, path in self._files:
         data = temporary.read_bytes()
         with path.open("wb", buffering=0) as file:
@@ -144,7 +144,7 @@ def in_place(self):
 
 
 def rows_first(self, out, batch, keep):
-    """What `gen.writer.Writer._commit` must not be."""
+    """What `gen.jobs.writer.Writer._commit` must not be."""
     puts = ledger.Puts(self._syncs)
     self._add([self._save(out, i, w, puts) for i, w in enumerate(batch)])
     time.sleep(0.03)

@@ -16,12 +16,12 @@ import time
 
 import pytest
 
-from gen.ledger import PLAN, WORK
-from gen.progress import Lines, Silent, duration, speed, watch
+from gen.jobs.ledger import PLAN, WORK
+from gen.jobs.progress import Lines, Silent, duration, speed, watch
 
 RUN = """
 import sys
-from gen.progress import for_terminal
+from gen.jobs.progress import for_terminal
 p = for_terminal()
 p.start(40, 8)
 for i in range(4):
@@ -144,7 +144,7 @@ class Gone(io.StringIO):
 
 @pytest.mark.parametrize("kind", ["lines", "bars"])
 def test_a_stderr_that_has_gone_away_stops_nothing(monkeypatch, kind):
-    from gen.progress_bars import Bars
+    from gen.jobs.progress_bars import Bars
 
     monkeypatch.setattr(sys, "stderr", Gone())
     with pytest.raises(BrokenPipeError):  # what the same words meet elsewhere
@@ -235,7 +235,7 @@ def assert_lines(data: bytes) -> None:
 def test_bars_are_never_wider_than_the_terminal(width):
     from rich.console import Console
 
-    from gen.progress_bars import Bars
+    from gen.jobs.progress_bars import Bars
 
     console = Console(file=io.StringIO(), width=width, force_terminal=True, legacy_windows=False)
     clock = Clock()

@@ -14,10 +14,10 @@ import pytest
 from toyjob import PROMPTS, Pipe, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
 
 from gen.errors import GenError
-from gen.jobs import run_job
-from gen.ledger import Journal, read_plan, read_rows
-from gen.stopping import stoppable
-from gen.worker import run_worker
+from gen.jobs.ledger import Journal, read_plan, read_rows
+from gen.jobs.run import run_job
+from gen.jobs.stopping import stoppable
+from gen.jobs.worker import run_worker
 
 pytestmark = pytest.mark.usefixtures("toy")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -168,7 +168,7 @@ def test_line_7(tmp_path, monkeypatch, name):
     assert [r["prompt"] for r in read_rows(tmp_path / "o")] == ["alpha", "beta"] and whole(tmp_path / "o")
     monkeypatch.setattr(pipeline, "load", lambda *a, **k: Pipe())
     assert main(["run", str(tmp_path / "toy.yaml")]) == 0 and len(read_rows(tmp_path / "o")) == 3
-    monkeypatch.setattr("gen.stopping.SAME", 0.0)
+    monkeypatch.setattr("gen.jobs.stopping.SAME", 0.0)
     with pytest.raises(KeyboardInterrupt), stoppable() as stop:  # asked twice, it is not polite any more
         for _ in range(2):
             os.kill(os.getpid(), getattr(signal, name))

@@ -13,9 +13,10 @@ import time
 import pytest
 from crashing import Pipe, audit, contents, differences, fork, ground, job, medium, run, wait  # noqa: F401  ground is a fixture
 
-from gen import claims, jobs, ledger, plan, publish, tars, worker
 from gen.errors import GenError
-from gen.progress import Silent
+from gen.jobs import claims, ledger, plan, publish, tars, worker
+from gen.jobs import run as jobs
+from gen.jobs.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("ground")
 PROMPTS = [f"prompt {i}" for i in range(10)]

@@ -8,9 +8,9 @@ import shutil
 import pytest
 from PIL import Image
 
-from gen.config import make_job
-from gen.jobs import run_job
-from gen.ledger import read_rows
+from gen.config.job import make_job
+from gen.jobs.ledger import read_rows
+from gen.jobs.run import run_job
 from gen.media import read_info
 
 QUICK = {"image": "maskgit", "text": "fast_dllm", "speech": "maskgit"}

@@ -12,9 +12,9 @@ from toyjob import PROMPTS, Pipe, Toy, leftovers, run, toy  # noqa: F401  toy is
 
 from gen.__main__ import main
 from gen.arrays import read_npz, write_npz
-from gen.config import make_job
+from gen.config.job import make_job
 from gen.errors import GenError
-from gen.ledger import Journal, read_rows
+from gen.jobs.ledger import Journal, read_rows
 from gen.models.loading import model_protocols
 from gen.pipeline import Pipeline
 from gen.sampling import resolve_sampler
@@ -55,7 +55,7 @@ def test_starts_that_make_sense_are_taken(tmp_path):
 
 
 def test_a_start_counts_by_the_content_of_its_files(tmp_path):
-    from gen.config import fingerprint
+    from gen.config.job import fingerprint
 
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / name).write_text(text)
@@ -205,7 +205,7 @@ def test_a_modality_that_names_files_and_does_not_write_them_says_so():
 def test_a_page_shows_the_further_file_that_can_be_seen(tmp_path):
     from PIL import Image
 
-    from gen.gallery import write_gallery
+    from gen.gallery.write import write_gallery
 
     row = {"id": "000000", "modality": "toy", "prompt": PROMPTS[0], "seed": 0, "sampler": "sjd", "model": "m", "file": "a.npz", "status": "ok", "nfe": 3}
     (tmp_path / "a.npz").write_bytes(b"numbers")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gen import counts as counting
 from gen.__main__ import main
-from gen.claims import host, worker_name
-from gen.counts import Cache, counts
-from gen.joblog import JobLog
-from gen.ledger import CLAIMS, MANIFEST, PLAN, SHARDS, WORK, Journal, put_text, read_rows
-from gen.progress import Lines, watch
-from gen.status import Over, pace, status_of
+from gen.jobs import counts as counting
+from gen.jobs.claims import host, worker_name
+from gen.jobs.counts import Cache, counts
+from gen.jobs.joblog import JobLog
+from gen.jobs.ledger import CLAIMS, MANIFEST, PLAN, SHARDS, WORK, Journal, put_text, read_rows
+from gen.jobs.progress import Lines, watch
+from gen.jobs.status import Over, pace, status_of
 
 DEAD = f"{host()}-{2**22 + 1}-1"  # no process has such a number
 FAR = "ffffffff-4711-1"  # of another machine

@@ -12,10 +12,10 @@ import torch
 
 import gen
 from gen.arrays import write_npz
-from gen.decoder import FITTING, Decoder, require_fit
 from gen.errors import GenError
+from gen.jobs.decoder import FITTING, Decoder, require_fit
+from gen.jobs.stored_tokens import facts_of, load_tokens, save_tokens
 from gen.start import Start
-from gen.stored_tokens import facts_of, load_tokens, save_tokens
 
 
 @pytest.fixture(scope="module")

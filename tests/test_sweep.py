@@ -7,8 +7,8 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from gen import layers
-from gen.config import fingerprint, load_config, make_job
+from gen.config import layers
+from gen.config.job import fingerprint, load_config, make_job
 from gen.errors import GenError
 
 BASE = {"modality": "image", "prompts": ["a small blue ring"], "sampler": "sjd"}

@@ -14,7 +14,7 @@ import torch
 from enumeration import enumerate_law
 
 from gen.__main__ import main
-from gen.bench_oracle import Board, contenders, dial, measure
+from gen.bench.oracle import Board, contenders, dial, measure
 from gen.errors import GenError
 from gen.law import Law
 from gen.modalities import text_oracle

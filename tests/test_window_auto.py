@@ -252,7 +252,7 @@ def test_anything_else_is_refused(spec, words):
 
 
 def test_a_deterministic_job_refuses_what_a_clock_decides():
-    from gen.config import make_job
+    from gen.config.job import make_job
 
     tree = {"modality": "text", "prompts": ["3 + 8 + 5 ="], "sampler": {"name": "speculative_jacobi", "window": "auto"}, "deterministic": True}
     with pytest.raises(GenError, match="sampler.window of jobs.0 in here is 'auto', which a clock decides; expected a number"):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gen.config import make_job
+from gen.config.job import make_job
 from gen.errors import GenError
-from gen.jobs import run_job
-from gen.ledger import RUNTIME, read_rows
+from gen.jobs.ledger import RUNTIME, read_rows
+from gen.jobs.run import run_job
 from gen.modality import Verdict
 from gen.registry import registry
 from gen.types import Stats, TraceStep
@@ -88,7 +88,7 @@ def toy(monkeypatch):
     """Registers the toy modality, and a gallery that only counts."""
     registry.discover()
     monkeypatch.setitem(registry._kinds["modality"], "toy", Toy)
-    gallery = types.ModuleType("gen.gallery")
+    gallery = types.ModuleType("gen.gallery.write")
 
     def write_gallery(folder: Path) -> Path:
         (folder / "index.html").write_text(f"{len(read_rows(folder))} items")
@@ -96,7 +96,7 @@ def toy(monkeypatch):
 
     gallery.write_gallery = write_gallery
     gallery.preview_of = lambda path, folder, row: None
-    monkeypatch.setitem(sys.modules, "gen.gallery", gallery)
+    monkeypatch.setitem(sys.modules, "gen.gallery.write", gallery)
 
 
 def job(out: Path, **keys):

@@ -1,0 +1,214 @@
+"""The layers of a job: a file, the entries of its ``jobs:``, sweeps, overrides; merged strictly, with the place of every value.
+
+Nothing is checked here but names and shape; `gen.config.job` resolves what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gen.config.run import RUN
+from gen.config.sweep import combinations, refuse_swept
+from gen.config.trees import law_knobs
+from gen.errors import GenError, bad_value, unknown
+from gen.jobs.inputs import inline_rows
+from gen.start import MEDIA, START
+
+DEFAULTS: dict[str, Any] = {
+    "modality": None, "model": None, "model_options": {}, "sampler": {"name": "speculative_jacobi"}, "law": {}, "prompts": None,
+    "prompts_file": None, "num_samples": 1, "seed": 0, **dict.fromkeys(START), "device": "cpu",
+    "dtype": "float32", "compile": False, "batch_size": 8, "trace": 1,
+}  # fmt: skip
+FOLDER_KEYS = ("name", "out", *RUN)  # one folder per run, so these are no keys of an entry
+KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")
+FILES = ("prompts_file", *MEDIA)
+NODES = ("sampler", "law", "model_options")  # keys with keys of their own
+RUN_NODE = "engine_options"
+NODES_MOST = 2_000_000  # of a YAML file; OmegaConf's own limit is below what a large sweep or list of prompts takes
+
+
+class Values(NamedTuple):
+    """The values of one entry, where each came from, and where the entry is."""
+
+    values: dict[str, Any]
+    places: dict[str, str]
+    place: str
+
+
+class Layers(NamedTuple):
+    """The keys of the folder and the run, where each came from, and the entries."""
+
+    top: dict[str, Any]
+    places: dict[str, str]
+    entries: list[Values]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        tree = OmegaConf.load(path, **({"max_yaml_expanded_nodes": NODES_MOST} if _limits(OmegaConf.load) else {}))
+        if not isinstance(tree, DictConfig):
+            raise GenError(f"{path} holds a list; expected keys such as modality, sampler and prompts")
+        return OmegaConf.to_container(tree, resolve=True)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise GenError(f"{path} is no valid job file: {' '.join(str(error).split())}") from error
+    except OSError as error:  # OmegaConf says so for a file that holds one bare value
+        raise GenError(f"{path} cannot be read as a job file: {error.strerror or error}") from error
+
+
+def _limits(load: Callable) -> bool:
+    """Whether this OmegaConf limits what a file may hold; older ones do not."""
+    return "max_yaml_expanded_nodes" in signature(load).parameters
+
+
+def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path) -> Layers:
+    """Every entry with its values, one per combination of its sweep. ``base``: what paths of the tree are relative to."""
+    for key in tree:
+        if key not in KEYS:
+            raise unknown("key", key, KEYS, where)
+    jobs = tree.get("jobs", [{}])
+    if not isinstance(jobs, list) or not jobs:
+        raise bad_value("jobs", jobs, "a list of partial jobs", where)
+    top, top_places, parsed = {}, {}, []
+    for key in FOLDER_KEYS:
+        if key in tree and (tree[key] is not None or key in RUN):
+            _set_top(top, top_places, [key], tree[key], where)
+    for text in overrides:
+        keys, value = _override(text, len(jobs) if "jobs" in tree else 0)
+        if keys[0] in FOLDER_KEYS:
+            _set_top(top, top_places, keys, value, f"override {text!r}")
+        else:
+            parsed.append((keys, value, f"override {text!r}"))
+    shared, shared_places = dict(DEFAULTS), {}
+    _merge(shared, {k: v for k, v in tree.items() if k in DEFAULTS}, where, shared_places, base)
+    entries = []
+    for i, job in enumerate(jobs):
+        place = where if "jobs" not in tree else f"{where}, jobs.{i}"
+        if not isinstance(job, Mapping):
+            raise bad_value(f"jobs.{i}", job, "keys such as sampler and law", where)
+        values, places = dict(shared), dict(shared_places)
+        _merge(values, {k: v for k, v in job.items() if k != "sweep"}, place, places, base)
+        own = [(k[2:] if k[0] == "jobs" else k, v, said) for k, v, said in parsed if k[0] != "jobs" or int(k[1]) == i]
+        sweep = job["sweep"] if "sweep" in job else tree.get("sweep")
+        entries += _swept(Values(values, places, place), sweep, own, base)
+    return Layers(top, top_places, entries)
+
+
+def _swept(entry: Values, sweep: Any, overrides: list[tuple[list[str], Any, str]], base: Path) -> list[Values]:
+    """An entry under its sweep and the overrides that reach it."""
+    for keys, value, said in overrides:
+        if keys[0] == "sweep":
+            if len(keys) == 1:
+                sweep = value
+            elif sweep is None or isinstance(sweep, Mapping):
+                sweep = {**(sweep or {}), ".".join(keys[1:]): value}
+            entry = entry._replace(place=f"{entry.place} ({said})")
+    overrides = [o for o in overrides if o[0][0] != "sweep"]
+    out = []
+    for combination in combinations(sweep, DEFAULTS, NODES, entry.place):
+        if not out:
+            for keys, value, said in overrides:
+                refuse_swept(keys, value, said, combination, entry.place)
+        values, places = dict(entry.values), dict(entry.places)
+        for key in sorted(combination, key=lambda k: k.count(".") > 0):  # a sampler before its knobs, in whatever order they stand
+            head, _, rest = key.partition(".")
+            layer = {head: {rest: combination[key]} if rest else combination[key]}
+            _merge(values, layer, f"the sweep of {entry.place}", places, base)
+        for keys, value, said in overrides:
+            _merge(values, {keys[0]: value if len(keys) == 1 else {keys[1]: value}}, said, places, Path())
+        out.append(Values(values, places, entry.place))
+    return out
+
+
+def _set_top(top: dict, places: dict, keys: list[str], value: Any, place: str) -> None:
+    key = keys[0]
+    if len(keys) > (2 if key == RUN_NODE else 1):
+        raise unknown("key", ".".join(keys), KEYS, place)
+    if key == RUN_NODE:
+        value = {keys[1]: value} if len(keys) > 1 else {} if value is None else value
+        if not isinstance(value, Mapping):
+            raise bad_value(key, value, "options of the engine, such as {partition: gpu}", place)
+        value = {**top.get(key, {}), **value}
+    top[key], places[key] = value, place
+
+
+def _override(text: str, jobs: int) -> tuple[list[str], Any]:
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    key, equals, value = text.partition("=")
+    keys = key.strip().split(".")
+    if not equals or not all(keys):
+        raise GenError(f"override {text!r} has no key or no '='; expected key=value, such as sampler.window=64")
+    try:
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=True)["value"]
+    except (YAMLError, ValueError) as error:
+        raise GenError(f"override {text!r} has no readable value: {' '.join(str(error).split())}") from error
+    inner = keys
+    if keys[0] == "jobs":
+        if len(keys) < 3 or not keys[1].isdigit() or int(keys[1]) >= jobs:
+            expected = f"jobs.N.key with N below {jobs}" if jobs else "a config that has jobs"
+            raise GenError(f"override {text!r} reaches no entry; expected {expected}")
+        inner = keys[2:]
+    elif keys[0] in FOLDER_KEYS:
+        return keys, parsed
+    if inner[0] == "sweep":
+        return keys, parsed
+    if inner[0] not in DEFAULTS or len(inner) > (2 if inner[0] in NODES else 1):
+        hint = " (a key of the whole run)" if inner[0] in FOLDER_KEYS else ""
+        raise unknown(f"key{hint}", key, (*DEFAULTS, *FOLDER_KEYS, "sweep"), f"override {text!r}")
+    return keys, parsed
+
+
+def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], base: Path) -> None:
+    """Lay one layer over ``values``. A sampler with a name replaces the whole node, one without adds knobs to it; new
+    prompts drop the old ones, wherever those came from."""
+    for key in layer:
+        if key not in DEFAULTS:
+            hint = " (a key of the whole run)" if key in FOLDER_KEYS else ""
+            raise unknown(f"key{hint}", key, DEFAULTS, place)
+    if layer.get("prompts") is not None and layer.get("prompts_file") is not None:
+        raise GenError(f"both prompts and prompts_file are given in {place}; expected one of them")
+    for key, value in layer.items():
+        if key == "sampler":
+            value = {"name": value} if isinstance(value, str) else value
+            if not isinstance(value, Mapping) or not value:
+                raise bad_value("sampler", value, "a name, or {name: ..., knob: value}", place)
+            if "name" in value:
+                for old in [k for k in places if k.startswith("sampler.")]:
+                    del places[old]
+            value = dict(value) if "name" in value else {**values["sampler"], **value}
+            places.update({f"sampler.{k}": place for k in layer[key]} if isinstance(layer[key], Mapping) else {})
+        elif key == "law":
+            value = {} if value is None else value
+            if not isinstance(value, Mapping):
+                raise bad_value("law", value, f"knobs of {', '.join(law_knobs())}", place)
+            for knob in value:
+                if knob not in law_knobs():
+                    raise unknown("knob of the law", knob, law_knobs(), place)
+                places[f"law.{knob}"] = place
+            value = {**values["law"], **value}
+        elif key == "model_options":
+            value = {} if value is None else value
+            if not isinstance(value, Mapping):
+                raise bad_value("model_options", value, "options of the model's family, such as {height: 512}", place)
+            value = {**values["model_options"], **value}
+        elif key in FILES and value is not None:
+            if not isinstance(value, (str, Path)) or not str(value):
+                raise bad_value(key, value, "a path", place)
+            value = str((base / value).absolute())
+        elif key == "prompts" and value is not None:
+            value = inline_rows(value, base, place)
+        if key == "prompts_file" and value is None:  # says nothing about prompts that stand beside it
+            values[key] = None
+            continue
+        if key in ("prompts", "prompts_file"):
+            values["prompts"] = values["prompts_file"] = None
+        values[key] = value
+        places[key] = place

@@ -1,0 +1,207 @@
+"""What a gallery shows of an item: its medium, a picture that stands for it, or a box that says why there is none.
+
+In layout files the page refers to the media themselves; sound has its spectrogram and video its first frame in ``preview/``. A
+medium inside a tar cannot be opened by a page, so there the worker leaves a picture of it (`preview_of`) while it is still a file,
+and the page says in which tar the medium lies.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from PIL import Image
+
+from gen.errors import GenError
+from gen.jobs.claims import worker_name
+from gen.jobs.ledger import SHARDS, TEMPORARY, writing
+from gen.media import first_frame, open_sound
+from gen.spectrogram import spectrogram_png
+
+ENDINGS = {
+    "image": ("png", "jpg", "jpeg", "webp", "gif", "bmp", "avif"),
+    "audio": ("wav", "mp3", "flac", "ogg", "opus", "m4a"),
+    "video": ("mp4", "webm", "mov"),
+}
+KINDS = {ending: kind for kind, endings in ENDINGS.items() for ending in endings}
+PREVIEW = "preview"  # what the page shows of a medium that is not to be seen as it is
+LARGEST = 256  # pixels of a preview
+SMALL = 160  # pixels; smaller pictures are enlarged with their pixels kept square
+EXCERPT = 400  # characters of a text that are shown
+Row = dict[str, Any]
+
+
+class View(NamedTuple):
+    """What is shown of an item.
+
+    ``kind``: image, audio, video, text, file (a box with a name), missing or failed. ``source``: the address behind it. ``picture``:
+    the address of what is seen. ``note``: the text, name or error. ``tar``: the address of the archive that the medium is in.
+    """
+
+    kind: str
+    source: str = ""
+    picture: str = ""
+    note: str = ""
+    tar: str = ""
+
+
+class Files:
+    """What lies in a job folder, and when it was changed; asked of the disk once, not once per item."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.media, self.previews = _times(folder), _times(folder / PREVIEW)
+        self.tars = {f"{SHARDS}/{name}" for name in _times(folder / SHARDS)}
+
+
+def _times(folder: Path) -> dict[str, int]:
+    try:
+        with os.scandir(folder) as entries:
+            return {e.name: e.stat().st_mtime_ns for e in entries if e.is_file()}
+    except FileNotFoundError:
+        return {}
+
+
+def view(files: Files, row: Row) -> View:
+    """Makes the preview of a medium in layout files if there is none, or an older one. Names that are no file of this very folder,
+    or of its shards, lead nowhere."""
+    if row.get("status") != "ok":
+        return View("failed", note=str(row.get("error")))
+    return _in_tar(files, row) if "member" in row else _plain(files, row)
+
+
+def stamp(files: Files, row: Row) -> tuple[Any, ...]:
+    """What `view` depends on beside the row itself: when the medium was changed, and whether there is a picture of it, or a tar."""
+    name = row.get("member") or row.get("file")
+    if not isinstance(name, str):
+        return ()
+    changed = files.media.get(name, 0)
+    return changed, files.previews.get(preview_name(name), -1) >= changed, "member" in row and row.get("file") in files.tars
+
+
+def _plain(files: Files, row: Row) -> View:
+    name = str(row.get("file"))
+    if name not in files.media:
+        return View("missing", note=f"{name} is missing")
+    if row.get("also"):
+        name = next((n for n in (name, *map(str, row["also"])) if kind_of(n) and n in files.media), name)
+    kind, source = kind_of(name), quote(name)
+    if kind == "image":
+        return View(kind, source, source)
+    if kind:
+        return View(kind, source, _preview(files, name))
+    if name.lower().endswith(".txt"):
+        return View("text", source, note=excerpt(files.folder / name))
+    return View("file", source, note=name)
+
+
+def _in_tar(files: Files, row: Row) -> View:
+    """A shard that is not whole yet has no tar; what is committed and has none is missing."""
+    there = row.get("file") in files.tars
+    if not there and row.get("shard_sha256"):
+        return View("missing", note=f"{row.get('file')} is missing")
+    tar, name = quote(row["file"]) if there else "", preview_name(str(row["member"]))
+    if name in files.previews:
+        picture = f"{PREVIEW}/{quote(name)}"
+        return View("image", picture, picture, tar=tar)
+    if isinstance(row.get("text"), str):
+        return View("text", tar, note=_cut(row["text"]), tar=tar)
+    return View("file", tar, note=str(row["member"]), tar=tar)
+
+
+def excerpt(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return _cut(file.read(EXCERPT + 1))
+
+
+def _cut(text: str) -> str:
+    return text[:EXCERPT] + (" …" if len(text) > EXCERPT else "")
+
+
+def kind_of(name: str) -> str:
+    return KINDS.get(name.rpartition(".")[2].lower(), "")
+
+
+# Previews ----------------------------------------------------------------------------------------------------------
+
+
+def preview_name(medium: str) -> str:
+    """``000000-alpha-s0.wav`` -> ``000000-alpha-s0.png``, in the folder ``preview``."""
+    name = medium.rpartition("/")[2]
+    return f"{name.rpartition('.')[0] or name}.png"
+
+
+def preview_of(path: Path, folder: Path, row: Row) -> None:
+    """Leave a picture of a medium in ``folder/preview``, while the medium is still a file at ``path``.
+
+    A picture of at most 256 pixels, the first frame of a video, the spectrogram of a sound, and nothing of anything else or of what
+    cannot be read. It is named after the row's ``member``, or after ``path`` where the row has none. A further file of the medium
+    (``also``) is taken if it lies beside ``path`` and can be seen, and the medium cannot. Raises ``GenError`` if the disk is full.
+    """
+    beside = (path, *(path.with_name(Path(str(name)).name) for name in row.get("also") or ()))
+    seen = next((p for p in beside if kind_of(p.name) and p.is_file()), None)
+    if seen is not None:
+        _draw(seen, folder / PREVIEW / preview_name(str(row.get("member") or path.name)))
+
+
+def _preview(files: Files, name: str) -> str:
+    """The address of the picture that stands for a medium, made if there is none or the medium is newer; empty for one that
+    cannot be read here, though the browser may."""
+    picture = preview_name(name)
+    if picture not in files.previews or files.previews[picture] < files.media[name]:
+        if not _draw(files.folder / name, files.folder / PREVIEW / picture):
+            return ""
+        files.previews[picture] = files.media[name]
+    return f"{PREVIEW}/{quote(picture)}"
+
+
+def _draw(path: Path, picture: Path) -> bool:
+    try:
+        small = _is_small(path)
+        drawn = None if small else DRAW[kind_of(path.name)](path)
+    except (GenError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow says of a broken picture
+        picture.unlink(missing_ok=True)  # of a medium that stood here before
+        return False
+    # Not `put`: what a crash of the machine loses here is done without, so nobody waits for the disk at every item.
+    temporary = picture.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{picture.name}")
+    with writing(picture):
+        picture.parent.mkdir(exist_ok=True)
+        try:
+            if drawn is None:
+                shutil.copyfile(path, temporary)
+            else:
+                drawn.save(temporary, format="PNG", compress_level=1)
+            os.replace(temporary, picture)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return True
+
+
+def _is_small(path: Path) -> bool:
+    """Whether a medium is a preview already."""
+    if path.suffix.lower() != ".png":
+        return False
+    with Image.open(path) as picture:
+        return max(picture.size) <= LARGEST
+
+
+def _thumbnail(path: Path) -> Image.Image:
+    with Image.open(path) as picture:
+        clear = "A" in picture.getbands() or "transparency" in picture.info
+        return _small(picture.convert("RGBA" if clear else "RGB"))
+
+
+def _small(picture: Image.Image) -> Image.Image:
+    picture.thumbnail((LARGEST, LARGEST))
+    return picture
+
+
+DRAW = {
+    "image": _thumbnail,
+    "video": lambda path: _small(Image.fromarray(first_frame(path))),
+    "audio": lambda path: spectrogram_png(*open_sound(path)),
+}

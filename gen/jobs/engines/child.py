@@ -1,0 +1,38 @@
+"""The command ``gen`` in a process that does not outlive the one that started it: ``python -m gen.jobs.engines.child PARENT COMMAND ...``.
+
+A parent that is killed (kill -9, out of memory) can tell nobody, so the child looks: once a system gives it another parent it stops as
+if asked to, finishing its microbatch, and ends by force where that takes longer than ``GRACE`` seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from gen.jobs.stopping import STOPPED
+
+LOOK, GRACE = 0.5, 30.0  # seconds
+
+
+def follow(parent: int, grace: float = GRACE) -> None:
+    """Wait for the end of ``parent``, then end this process."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace)
+    os._exit(STOPPED)
+
+
+def main(argv: Sequence[str]) -> int:
+    threading.Thread(target=follow, args=(int(argv[0]),), daemon=True, name="gen-follow-parent").start()
+    from gen.__main__ import main as gen
+
+    return gen(list(argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

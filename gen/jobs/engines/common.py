@@ -1,0 +1,88 @@
+"""What the engines share: counting what is done, options, and the sentence for work that nobody is left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gen.errors import GenError, unknown
+from gen.jobs.ledger import read_plan, read_rows
+from gen.jobs.place import place
+from gen.jobs.progress import Silent
+
+if TYPE_CHECKING:
+    from gen.config.job import Job
+    from gen.jobs.worker import Report
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A job at one moment: the items it has, and of those that are finished, which attempt and status."""
+
+    items: int
+    rows: Mapping[str, tuple[Any, str]]
+
+    @property
+    def left(self) -> int:
+        return self.items - len(self.rows)
+
+    def since(self, before: Tally, stopped: bool) -> Report:
+        """What was made after ``before``."""
+        from gen.jobs.worker import Report
+
+        new = [status for i, (attempt, status) in self.rows.items() if before.rows.get(i) != (attempt, status)]
+        return Report(made=new.count("ok"), failed=new.count("failed"), stopped=stopped and self.left > 0)
+
+
+def tally(folder: Path, items: int | None = None) -> Tally:
+    """``items``: their number, where it is known already; the plan of a large job takes a while to read."""
+    rows = {r["id"]: (r.get("attempt"), r["status"]) for r in read_rows(folder)}
+    return Tally(len(read_plan(folder)["items"]) if items is None else items, rows)
+
+
+class Begun(Silent):
+    """A progress that somebody started already, for those who would start it again."""
+
+    def __init__(self, progress: Silent):
+        self.batch, self.step, self.items = progress.batch, progress.step, progress.items
+        self.again, self.note = progress.again, progress.note
+
+
+def checked(engine: str, options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """A copy of ``engine_options``. Raises ``GenError`` for one that the engine does not have."""
+    known = list(known)
+    for key in options:
+        if key not in known:
+            raise unknown(f"engine option of {engine}", key, known)
+    return dict(options)
+
+
+def refuse_launched(engine: str) -> None:
+    """Engines that start workers themselves cannot be what a launcher started several times."""
+    here = place()
+    if here.launched:
+        raise GenError(f"engine {engine} in a process that {here.by} started as one of {here.world}; expected it alone, since it starts "
+                       "its workers itself (engine local takes the processes of a launcher as its workers)")  # fmt: skip
+
+
+def refuse_load(engine: str, load: Any) -> None:
+    """A loader of the caller's own lives in this process only."""
+    if load is not None and getattr(load, "__module__", None) != "gen.pipeline":
+        raise GenError(f"a load function came with engine {engine} and workers in other processes, which load models by their names; "
+                       "expected engine local with workers=1")  # fmt: skip
+
+
+def wants_cuda(job: Job) -> bool:
+    return any(e.device == "cuda" for e in job.entries)
+
+
+def ended(folder: Path, before: Tally, stopped: bool, what: str, reasons: Iterable[str]) -> Report:
+    """What became of a job whose workers are all over. Raises ``GenError`` where nobody was told to stop and work is left, ``all 2 workers ended with 5
+    of 9 items left: ...``; every reason once."""
+    after = tally(folder, before.items)
+    if after.left and not stopped:
+        said = "; ".join(dict.fromkeys(r for r in reasons if r)) or "none of them said why"
+        raise GenError(f"{what} ended with {after.left} of {after.items} items left: {said}. What is done is kept, and the same command goes on")
+    return after.since(before, stopped)

@@ -1,0 +1,199 @@
+"""Microbatches of one sampler: items of about one length together, fewer of them where memory ran out, none of which shows in a medium.
+
+Where a pipeline puts the next item in the place of one that is done, it is handed several batches at once, so that nobody waits for the
+slowest of a batch; no more than one of them is decoded at a time. One that fails is made again batch by batch, and then item by item.
+
+Every item has draws of its own, so what it becomes does not depend on the microbatch it runs in, but for the last bits of floating
+point. ``deterministic: true`` takes those away too: the microbatches are then those of the plan, whatever is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import time
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gen.errors import GenError
+
+if TYPE_CHECKING:
+    from gen.jobs.worker import Worker
+    from gen.jobs.writer import Work, Writer
+
+MANY = 2000  # rows whose memory is worth giving back
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
+                 "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
+
+
+class Stopped(Exception):
+    """Asked to stop between two microbatches."""
+
+
+class Lost(Exception):
+    """Somebody else has taken the shard over."""
+
+
+class BatchSizes:
+    """How many items fit, by entry and length. What ran out of memory at one length is not tried at a greater one."""
+
+    def __init__(self) -> None:
+        self._most: dict[tuple[int, int], int] = {}
+
+    def of(self, entry: int, length: int, wanted: int) -> int:
+        return min([wanted, *(n for (e, at), n in self._most.items() if e == entry and at <= length)])
+
+    def lower(self, entry: int, length: int, tried: int) -> int:
+        self._most[entry, length] = max(1, tried // 2)
+        return self._most[entry, length]
+
+
+class Microbatches:
+    """The items of one sampler in a shard. ``due``: the ids of those to be made."""
+
+    def __init__(self, worker: Worker, pipe: Any, works: list[Work], due: set[str], writer: Writer):
+        self.worker, self.pipe, self.works, self.due, self.writer = worker, pipe, works, due, writer
+        self.entry, self.number = works[0].entry, works[0].item["entry"]
+        self.proven = self.number in worker.proven
+
+    def run(self) -> None:
+        """Raises ``Stopped`` if the worker is asked to stop, ``GenError`` or ``OSError`` for what is no matter of one item."""
+        if self.worker.job.run.deterministic:
+            size = self.entry.batch_size
+            for first in range(0, len(self.works), size):
+                batch = self.works[first : first + size]
+                if any(w.item["id"] in self.due for w in batch):
+                    self._fixed(batch)
+            return
+        sizes = getattr(self.pipe, "sizes", None)
+        lengths = sizes([w.plan for w in self.works], self.entry.sampler) if sizes else [0] * len(self.works)
+        buckets: dict[int, list[Work]] = {}
+        for work, length in zip(self.works, lengths, strict=True):
+            buckets.setdefault(int(length).bit_length(), []).append(work)
+        for bucket in sorted(buckets):
+            self._queue(buckets[bucket], bucket)
+
+    def _queue(self, queue: list[Work], bucket: int) -> None:
+        turns = getattr(self.pipe, "turns", None)
+        turns = turns(self.entry.sampler) if turns else 1
+        apart = alone = 0  # so many items at the head run batch by batch, or one by one, to find the one that fails
+        refused: list[tuple[Work, GenError]] = []  # what a pipeline refuses may be one prompt, or a value that no item survives
+        while queue:
+            size = 1 if alone else self.worker.sizes.of(self.number, bucket, self.entry.batch_size)
+            batch = queue[: size if alone or apart else size * turns]
+            size = min(size, len(batch))
+            try:
+                out, error, full = self._generate(batch, size)
+            except GenError as problem:
+                out, error, full = None, str(problem), False
+                if len(batch) == 1:
+                    refused.append((batch[0], problem))
+                    apart, alone = max(0, apart - 1), max(0, alone - 1)
+                    del queue[0]
+                    if not alone or not queue:
+                        self._refuse(refused)
+                    continue
+            if out is not None and refused:  # others pass
+                self._refuse(refused, proven=True)
+            if out is None and len(batch) > 1:
+                if full and size > 1:
+                    less = self.worker.sizes.lower(self.number, bucket, size)
+                    self.worker.progress.note(f"out of memory with {size} items at once; going on with {less}")
+                    self.worker.log.event("oom", items=size, next=less, length=bucket)
+                elif len(batch) > size > 1:
+                    apart = len(batch)
+                else:
+                    alone = len(batch)
+                continue
+            if out is None:
+                self.writer.fail(batch, [error])
+            else:
+                self.proven = True
+                self.worker.proven.add(self.number)
+                self.writer.submit(out, [replace(w, at_once=size) for w in batch])
+            apart, alone = max(0, apart - len(batch)), max(0, alone - 1)
+            del queue[: len(batch)]
+
+    def _refuse(self, refused: list[tuple[Work, GenError]], proven: bool = False) -> None:
+        """Fails the items that were refused, or raises if not one of the sampler's was ever made."""
+        self.proven |= proven or "overrides" in refused[0][0].item
+        if not self.proven:
+            raise refused[0][1]
+        self.writer.fail([w for w, _ in refused], [str(e) for _, e in refused])
+        refused.clear()
+
+    def _fixed(self, batch: list[Work]) -> None:
+        """A microbatch of the plan as a whole, of which only what is due is kept."""
+        out, error, full = self._generate(batch, len(batch))
+        if full:
+            raise GenError(f"out of memory with {len(batch)} items at once ({error}); a deterministic job keeps its microbatches: choose a smaller "
+                           "batch_size and another out folder")  # fmt: skip
+        if out is not None:
+            self.writer.submit(out, batch, keep=self.due)
+            return
+        for work in batch:  # each alone: which ones fail is then the same at every attempt
+            if work.item["id"] not in self.due:
+                continue
+            out, error, _ = self._generate([work], 1)
+            if out is None:
+                self.writer.fail([work], [error])
+            else:
+                self.writer.submit(out, [work])
+
+    def _generate(self, batch: list[Work], size: int) -> tuple[Any, str, bool]:
+        """The output, ``size`` items being decoded at a time, or ``None``, what went wrong, and whether it was memory."""
+        if self.worker.stop():
+            raise Stopped
+        if self.writer.lost:
+            raise Lost
+        worker, began = self.worker, time.monotonic()
+        worker.progress.batch(batch[0].label, size)
+        out, error, full = None, "", False
+        try:
+            out = self.pipe.generate([w.plan for w in batch], dict(self.entry.sampler), dict(self.entry.law),
+                                     trace=any(w.trace for w in batch), callback=worker.progress.step, start=self.entry.start, at_most=size)  # fmt: skip
+        except (GenError, OSError):
+            raise  # a wrong value or a broken disk, not a matter of one item
+        except Exception as problem:  # what a model may raise is open
+            full, error = is_out_of_memory(problem), describe(problem)
+        if out is None and full:  # here, not in the handler: its traceback would keep the tensors alive
+            free_memory()
+        said = {"error": error} if out is None else {"nfe": sum(s.nfe for s in out.stats)}
+        worker.log.event("batch", shard=self.writer.shard, items=len(batch), seconds=round(time.monotonic() - began, 4), sampler=batch[0].label, **said)
+        return out, error, full
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    if isinstance(problem, MemoryError) or torch is not None and isinstance(problem, torch.OutOfMemoryError):
+        return True
+    return isinstance(problem, RuntimeError) and any(mark.lower() in str(problem).lower() for mark in OUT_OF_MEMORY)
+
+
+def free_memory() -> None:
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def give_back(rows: int) -> None:
+    """Let the system have memory that is free again: a C library may keep what reading a manifest of so many ``rows`` took. Of few rows it is not worth
+    the time, which goes into looking at everything that is imported."""
+    if rows < MANY:
+        return
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library, which has its own ways
+        pass
+
+
+def describe(problem: BaseException) -> str:
+    if os.environ.get("GEN_DEBUG"):
+        traceback.print_exception(problem)
+    text = " ".join(str(problem).split())[:300]
+    return text if isinstance(problem, GenError) else f"{type(problem).__name__}: {text}"

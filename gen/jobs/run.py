@@ -1,0 +1,268 @@
+"""Running a job: plan or find the plan, let workers make what is missing, put the manifest and the gallery together.
+
+An item is a prompt with a seed of its own, so what it becomes does not depend on the microbatch, the shard or the worker it runs in. That
+is what makes everything here free of choices that would show in the media: see `gen.jobs.plan` for what is made, `gen.jobs.worker` for how, and
+`gen.jobs.ledger` for what counts as done.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from gen.config.job import Entry, Job, fingerprint, make_job
+from gen.errors import GenError
+from gen.jobs.claims import worker_name
+from gen.jobs.engines import run_engine
+from gen.jobs.inputs import write_rows
+from gen.jobs.ledger import (
+    CONFIG,
+    GALLERY,
+    INPUTS,
+    TEMPORARY,
+    is_job,
+    put,
+    put_text,
+    read_plan,
+    read_rows,
+    require_job,
+    sha256,
+    sweep_temporaries,
+    writing,
+)
+from gen.jobs.place import own_device, place
+from gen.jobs.plan import changes, check_target, make_plan, own_seeds, write_plan
+from gen.jobs.progress import Silent
+from gen.jobs.publish import damaged, mark_due, publish, remove_job
+from gen.jobs.worker import Pipes, Report, Worker, run_worker
+from gen.start import MEDIA
+
+PATIENCE = 300  # seconds
+INLINE = 200  # rows of a job that its config shows one by one: YAML takes a millisecond for each
+
+
+def run_job(job: Job, *, progress: Silent | None = None, load: Callable[..., Any] | None = None,
+            stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Make everything of a job that is not there yet; returns the summary (see `summarise`).
+
+    ``stop``: asked between microbatches; once it is true, what is at work is finished and kept, and the summary says ``stopped``.
+    Raises ``GenError`` before anything is written if a prompt or value is wrong or the folder holds something else, and
+    later if it cannot be written. Items that fail become rows with ``status`` ``failed``; the others go on.
+    """
+    progress = progress or Silent()
+    folder, here = Path(job.out), place()
+    plan = _replan(folder, job, progress) if here.leader or not job.run.overwrite else _replanned(folder, job)
+    new = plan is None
+    if job.run.engine == "local" and job.run.workers == 1:
+        load = _once(load)
+    if new:
+        device = own_device("cuda", here.local_rank) if here.launched and any(e.device == "cuda" for e in job.entries) else None
+        plan = make_plan(job, Pipes(load, device).of)
+        new = write_plan(folder, plan)
+        if not new:  # another process was first
+            plan = check_target(folder, job)
+        elif plan["duplicates"]:
+            progress.note(f"{plan['duplicates']} items were asked for more than once; each is made once")
+    job = keep_rows(job, folder)
+    open_folder(folder, job, plan, new)
+    done = len(read_rows(folder))
+    progress.start(len(plan["items"]), done)
+    try:
+        report = run_engine(job.run.engine, folder, job, progress=progress, load=load, stop=stop)
+    except GenError:
+        if new and not read_rows(folder):
+            with suppress(GenError, OSError):  # what went wrong first is what counts
+                leave(folder, plan)  # so that the corrected command is not refused as another job
+        raise
+    finally:
+        progress.close()
+    publish(folder, plan)
+    return {**summarise(folder, skipped=done, gallery=here.leader), "stopped": report.stopped}
+
+
+def join_job(folder: str | Path, *, slot: int = 0, device: str | None = None, progress: Silent | None = None,
+             stop: Callable[[], bool] = lambda: False) -> Report:
+    """Be one more worker of a job that has begun; returns what this one did."""
+    folder = require_job(folder)
+    report = run_worker(folder, slot=slot, device=device, progress=progress, stop=stop)
+    if not report.stopped:
+        publish(folder, read_plan(folder))
+    return report
+
+
+def _once(load: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A loader that plans and works with the same models."""
+    made: dict[str, Any] = {}
+
+    def loading(modality: str, **how: Any) -> Any:
+        key = repr((modality, sorted(how.items())))
+        if key not in made:
+            plain = load
+            if plain is None:
+                from gen.pipeline import load as plain
+            made[key] = plain(modality, **how)
+        return made[key]
+
+    return loading
+
+
+def _replan(folder: Path, job: Job, progress: Silent) -> dict[str, Any] | None:
+    """The plan in the folder, or ``None`` if it is free, or to be free since the job says ``overwrite``."""
+    if job.run.overwrite and is_job(folder):
+        old = read_plan(folder)
+        if old["fingerprint"] != fingerprint(job):
+            progress.note(f"overwriting {folder}: {'; '.join(changes(old, job)[:4])}")
+            remove_job(folder, old)
+            return None  # whatever else lies there is not ours, and stays
+    return check_target(folder, job)
+
+
+def _replanned(folder: Path, job: Job) -> dict[str, Any]:
+    """The plan that the leader of this run has put in the place of another job's; only one may overwrite."""
+    until = time.monotonic() + PATIENCE
+    while not is_job(folder) or read_plan(folder)["fingerprint"] != fingerprint(job):
+        if time.monotonic() > until:
+            raise GenError(f"the first process of this run has not overwritten {folder} within {PATIENCE} s")
+        time.sleep(0.2)
+    return read_plan(folder)
+
+
+def keep_rows(job: Job, folder: Path) -> Job:
+    """A job with long lists of prompts in files of their own: what a Python iterable gave must be there when the job goes on."""
+    entries = []
+    for entry in job.entries:
+        if entry.prompts_file is None and len(entry.prompts) > INLINE:
+            with writing(folder):
+                (folder / INPUTS).mkdir(parents=True, exist_ok=True)
+            path = folder / INPUTS / f"{TEMPORARY}{worker_name()}-prompts.jsonl"  # nobody else's, until its content names it
+            write_rows(entry.rows(), path)
+            named = path.with_name(f"prompts-{sha256(path)[:12]}.jsonl")
+            os.replace(path, named)
+            entry = replace(entry, prompts=[], prompts_file=str(named.absolute()))
+        entries.append(entry)
+    return replace(job, entries=entries)
+
+
+def open_folder(folder: Path, job: Job, plan: dict[str, Any], new: bool) -> None:
+    """Write the config of this run, and mark what is to be made again: damaged media, and failed items if they are to be retried."""
+    made = plan["made_with"]
+    text = f"# gen {made['gen']}, torch {made['torch']}, fingerprint {plan['fingerprint']}\n{job.to_yaml()}"
+    config = folder / CONFIG
+    if not config.is_file() or config.read_text("utf-8") != text:
+        put_text(config, text)
+    if new:
+        return
+    with writing(folder):
+        for where in (folder, folder / INPUTS):
+            sweep_temporaries(where)
+    mark_due(folder, plan, damaged(folder, plan))
+    if job.run.retry == "failed":
+        mark_due(folder, plan, lambda row: row["status"] == "failed")
+
+
+def leave(folder: Path, plan: dict[str, Any]) -> None:
+    """Take back what a new job wrote that has no item done yet."""
+    remove_job(folder, plan)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str, Any]:
+    """Writes the gallery if it is to, then: folder, gallery, items, skipped, pending, failed, and per sampler items, nfe, seconds."""
+    from gen.gallery.write import write_gallery
+
+    rows, total = read_rows(folder), len(read_plan(folder)["items"])
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "ok":
+            groups[row["sampler"]].append(row)
+    by_sampler = {
+        name: {"items": len(g), "nfe": median(r["nfe"] for r in g), "seconds": median(r["seconds"] for r in g)}
+        for name, g in groups.items()
+    }
+    failed = [{"id": r["id"], "index": r["index"], "prompt": r["prompt"], "error": r["error"]} for r in rows if r["status"] != "ok"]
+    if gallery:
+        with writing(folder):
+            write_gallery(folder)
+    return {"folder": str(folder), "gallery": str(folder / GALLERY), "items": len(rows), "skipped": skipped, "pending": total - len(rows),
+            "failed": failed, "by_sampler": by_sampler}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ the output of a call
+
+
+def save_output(out: Any, folder: str | Path) -> Path:
+    """What ``out.save(folder)`` does: leaves the folder that a job with these prompts would leave. Returns its gallery.
+
+    ``out``: media, stats, traces, items, modality, model, spec (the sampler's name and knobs), law, device, dtype, and start.
+    """
+    from gen.registry import registry
+
+    folder, modality = Path(folder), out.served or registry.get("modality", out.modality)()
+    prompts, samples = whole_run(out.items, modality)
+    tree = {"modality": out.modality, "model": out.model, "model_options": dict(out.model_options), "sampler": dict(out.spec), "law": asdict(out.law),
+            "prompts": prompts, "num_samples": samples, "seed": out.items[0].seed, "device": str(out.device),
+            "dtype": str(out.dtype).removeprefix("torch."), "trace": len(out.items) if out.traces else 0,
+            **{k: _as_file(getattr(out.start, k), folder, k, modality) for k in MEDIA},
+            "span": out.start.span, "frames": out.start.frames, "out": str(folder)}  # fmt: skip
+    job = make_job(tree, where="the output to save", name=folder.name)
+    pipes = Given(SimpleNamespace(modality=modality))
+    plan = check_target(folder, job)
+    new = plan is None
+    if new:
+        plan = {**make_plan(job, pipes.of), "shards": [[0, len(out.items)]]}
+        new = write_plan(folder, plan)
+    open_folder(folder, job, plan, new)
+    with Worker(folder, job, 0, pipes, Silent(), lambda: False) as worker:
+        worker.keep(out)
+    publish(folder, plan)
+    summary = summarise(folder)
+    if summary["failed"]:
+        raise GenError(f"item {summary['failed'][0]['index']} {summary['failed'][0]['error']}")
+    return Path(summary["gallery"])
+
+
+class Given:
+    """In place of `gen.jobs.worker.Pipes` where everything is made already."""
+
+    def __init__(self, pipe: Any):
+        self.pipe = pipe
+
+    device = None
+
+    def of(self, entry: Entry) -> Any:
+        return self.pipe
+
+
+def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
+    """The prompts and the samples per prompt that plan to these items. Raises ``GenError`` if none do."""
+    for samples in range(len(items), 0, -1):
+        prompts = [i.prompt for i in items[::samples]]
+        used: dict[str, int] = {}
+        seeds = [(p, s) for p in prompts for s in own_seeds(used, str(modality.condition(p)), samples, items[0].seed)]
+        if seeds == [(i.prompt, i.seed) for i in items]:
+            return prompts, samples
+    raise GenError("the items to save are no whole run; expected every prompt with the same number of seeds in a row")
+
+
+def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
+    """A path as it is; a medium is kept with the job, under a name that says its content."""
+    if value is None or modality.is_path(value):
+        return None if value is None else str(value)
+    with writing(folder):
+        (folder / INPUTS).mkdir(parents=True, exist_ok=True)
+    path = folder / INPUTS / f"{TEMPORARY}{worker_name()}-{name}.{modality.kept or modality.extension}"
+    put(path, lambda temporary: modality.keep(value, temporary))
+    named = path.with_name(f"{name}-{sha256(path)[:12]}{path.suffix}")
+    os.replace(path, named)
+    return str(named)
+
+

@@ -1,0 +1,278 @@
+"""A worker pulls shards until all are done: claim one, make what is missing of it, give it back.
+
+Any number of workers may be at one folder, join late, or die: what they finished stands in their journals, what they had claimed is
+taken over. Every launcher runs `run_worker` (see `gen.jobs.engines`), which is `Worker.try_shard` until nothing is left.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gen.config.job import Entry, Job, fingerprint, load_config
+from gen.errors import GenError
+from gen.jobs.claims import Claims, worker_name
+from gen.jobs.determinism import deterministic
+from gen.jobs.joblog import JobLog
+from gen.jobs.ledger import CLAIMS, CONFIG, MANIFEST, SHARDS, WORK, Journal, Row, holds, journals, latest, parse_rows, read_plan, writing
+from gen.jobs.microbatch import BatchSizes, Lost, Microbatches, Stopped, give_back
+from gen.jobs.progress import Silent
+from gen.jobs.publish import publish, settled
+from gen.jobs.tars import commit_shard, is_committed
+from gen.jobs.writer import Work, Writer
+from gen.sampling import resolve_sampler
+
+PAUSE = (0.05, 1.0)  # seconds between two looks at shards that others are at, growing
+PUBLISH_EVERY, PUBLISH_SHARE = 5.0, 50  # seconds between two manifests at least, and so many times what one takes
+
+
+@dataclass
+class Report:
+    """What a worker did: items ``made`` and ``failed``; ``stopped``: on request, before all was done."""
+
+    made: int = 0
+    failed: int = 0
+    stopped: bool = False
+
+
+def pipe_key(entry: Entry) -> tuple:
+    return entry.modality, entry.model, json.dumps(entry.model_options, sort_keys=True), entry.device, entry.dtype, entry.compile
+
+
+class Pipes:
+    """Pipelines, loaded when an entry first needs them and once only. ``device``: this worker's own, where the job says ``cuda``."""
+
+    def __init__(self, load: Callable[..., Any] | None = None, device: str | None = None):
+        self.load, self.device, self._made = load, device, {}
+
+    def of(self, entry: Entry) -> Any:
+        key = pipe_key(entry)
+        if key not in self._made:
+            if self.load is None:
+                from gen.pipeline import load as self_load
+
+                self.load = self_load
+            own = self.device and ":" not in entry.device and self.device.partition(":")[0] == entry.device
+            device = self.device if own else entry.device
+            self._made[key] = self.load(entry.modality, model=entry.model, device=device, dtype=entry.dtype, compile=entry.compile,
+                                        **entry.model_options)
+        return self._made[key]
+
+
+def run_worker(folder: Path, *, job: Job | None = None, slot: int = 0, device: str | None = None, load: Callable[..., Any] | None = None,
+               progress: Silent | None = None, stop: Callable[[], bool] = lambda: False) -> Report:
+    """Pull shards of the job in ``folder`` until all are done or ``stop()`` is true.
+
+    ``job``: with the batch sizes and devices of this run, by default those in the folder. ``slot``: which of several workers this is,
+    so that they do not all begin at the same shard. Raises ``GenError`` for what no other item would survive either: a wrong value, a
+    disk that cannot be written.
+    """
+    folder = Path(folder)
+    with Worker(folder, job, slot, Pipes(load, device), progress or Silent(), stop) as worker:
+        return worker.pull()
+
+
+class Worker:
+    """See the module. Use as a context."""
+
+    def __init__(self, folder: Path, job: Job | None, slot: int, pipes: Pipes, progress: Silent, stop: Callable[[], bool]):
+        self.folder, self.plan, self.pipes, self.progress, self.stop = folder, read_plan(folder), pipes, progress, stop
+        self.job = job or load_config(folder / CONFIG)
+        if fingerprint(self.job) != self.plan["fingerprint"]:
+            raise GenError(f"{folder / CONFIG} is not the job that {folder} was planned for")
+        self.tars = self.job.run.layout == "shards"
+        self.labels, self.first = self.plan["labels"], slot == 0
+        count = len(self.plan["shards"])
+        first = slot * count // max(1, self.job.run.workers) if count else 0
+        self.order = [(first + i) % count for i in range(count)]
+        self.firsts = {}  # entry -> index of its first item
+        for item in self.plan["items"]:
+            self.firsts.setdefault(item["entry"], item["index"])
+        self.name, self.report, self.sizes, self.done = worker_name(), Report(), BatchSizes(), set()
+        self._pipes: dict[int, Any] = {}
+        self._exactness: dict[tuple[int, str], str] = {}
+        self.proven: set[int] = set()  # entries of which something was made
+        self.claims = Claims(folder / WORK / CLAIMS, self.name)
+        self.log = JobLog(folder, self.name, device=pipes.device or ", ".join(sorted({e.device for e in self.job.entries})))
+        self.next_publish = time.monotonic() + PUBLISH_EVERY
+        self.base, self.base_of = {}, None  # what the manifest says, and which version of it
+        self._look_again()
+
+    def pull(self) -> Report:
+        pause = PAUSE[0]
+        while not self.report.stopped and len(self.done) < len(self.order):
+            busy = False
+            for shard in self.order:
+                if self.stop():
+                    self.report.stopped = True
+                    break
+                if shard not in self.done:
+                    busy |= self.try_shard(shard)
+                    if self.report.stopped:
+                        break
+            if busy:
+                pause = PAUSE[0]
+            elif not self.report.stopped and len(self.done) < len(self.order):  # the rest is with others, who may die
+                time.sleep(pause * random.uniform(0.7, 1.0))
+                pause = min(2 * pause, PAUSE[1])
+        self.log.event("stop" if self.report.stopped else "done", made=self.report.made, failed=self.report.failed)
+        return self.report
+
+    def try_shard(self, shard: int) -> bool:
+        """Whether there was anything to do. Marks shards that are done."""
+        if self.is_done(shard):
+            self.done.add(shard)
+            return False
+        with writing(self.claims.folder):
+            how = self.claims.take(f"{shard:05d}")
+        if how is None:
+            return False
+        try:
+            if not holds(self.folder, self.plan):
+                raise GenError(f"{self.folder} holds another job by now; somebody has overwritten the one that this worker was at")
+            if not self.is_done(shard):  # somebody may have finished it in between
+                self.log.event("stolen" if how == "stolen" else "claim", shard=shard)
+                self.run(shard)
+        except Lost:  # whoever has it makes the rest
+            return True
+        except Stopped:
+            self.report.stopped = True
+            return True
+        finally:
+            self.claims.release(f"{shard:05d}")
+        if time.monotonic() >= self.next_publish:
+            self._publish()
+        return True
+
+    def _publish(self) -> None:
+        """Let readers see how far the job is: manifest and, by one of the workers, gallery."""
+        began = time.monotonic()
+        publish(self.folder, self.plan)
+        if self.first:
+            from gen.gallery.write import write_gallery
+
+            try:
+                write_gallery(self.folder)
+            except GenError as error:  # it is made again at the end
+                self.progress.note(str(error))
+        give_back(len(self.plan["items"]))
+        self.next_publish = time.monotonic() + max(PUBLISH_EVERY, PUBLISH_SHARE * (time.monotonic() - began))
+
+    def items(self, shard: int) -> list[dict[str, Any]]:
+        first, end = self.plan["shards"][shard]
+        return self.plan["items"][first:end]
+
+    def lines(self, shard: int) -> dict[str, Row]:
+        """What is known of the items of a shard."""
+        items = self.items(shard)
+        found = {i["id"]: self.base[i["id"]] for i in items if i["id"] in self.base}
+        if self.tars:
+            latest(parse_rows(self.folder / SHARDS / f"{shard:05d}.jsonl"), found)
+        for path in journals(self.folder, shard):
+            latest(parse_rows(path), found)
+        return found
+
+    def is_done(self, shard: int) -> bool:
+        ids = [i["id"] for i in self.items(shard)]
+        lines = self.lines(shard)
+        if not settled(lines, ids):
+            # others may have put all into the manifest since this worker looked, and the journals are gone then
+            return self._look_again() and settled(self.lines(shard), ids)
+        return not self.tars or is_committed(self.folder, shard, lines)
+
+    def _look_again(self) -> bool:
+        """Whether the manifest is another one than before; then what it says is known. In layout shards the rows beside the tars say it."""
+        try:
+            about = (self.folder / MANIFEST).stat()
+        except FileNotFoundError:
+            return False
+        version = about.st_ino, about.st_size, about.st_mtime_ns
+        if self.tars or version == self.base_of:
+            return False
+        keep = ("id", "attempt", "status")  # all that is needed, of ten thousand rows
+        self.base, self.base_of = {r["id"]: {k: r[k] for k in keep} for r in parse_rows(self.folder / MANIFEST)}, version
+        give_back(len(self.base))
+        return True
+
+    def run(self, shard: int) -> None:
+        """Make what is missing of a claimed shard."""
+        items, lines = self.items(shard), self.lines(shard)
+        due = {i["id"] for i in items if not settled(lines, [i["id"]])}
+        journal = Journal(self.folder, shard, self.name)
+        attempt = {i["id"]: (lines.get(i["id"], {}).get("attempt") or 0) + 1 for i in items}
+        bad = [i for i in items if i["id"] in due and "error" in i]
+        with Writer(self, shard, journal) as writer:
+            if bad:
+                writer.fail([self._work(i, attempt, None) for i in bad], [i["error"] for i in bad])
+            fixed = self.job.run.deterministic
+            groups: dict[tuple, list[Work]] = {}
+            for item in items:
+                if "error" in item or item["id"] not in due and not fixed:
+                    continue
+                entry = self.entry_of(item)
+                pipe = self.pipe(item["entry"])
+                work = self._work(item, attempt, pipe.plan([item["prompt"]], 1, item["seed"])[0], entry)
+                groups.setdefault(_kind(item), []).append(work)
+            for (number, _), works in groups.items():
+                Microbatches(self, self.pipe(number), works, due, writer).run()
+        if not self.claims.mine(f"{shard:05d}"):
+            raise Lost
+        if self.tars:
+            commit_shard(self.folder, self.plan, shard, self.lines(shard))
+
+    def pipe(self, number: int) -> Any:
+        """That of an entry."""
+        if number not in self._pipes:
+            self._pipes[number] = self.pipes.of(self.job.entries[number])
+        return self._pipes[number]
+
+    def keep(self, out: Any) -> None:
+        """Commit an output whose items are those of the plan, in its order."""
+        if self.claims.take("00000") is None:
+            raise GenError(f"somebody is at work in {self.folder}; expected a folder to save to alone")
+        attempt = {i: r["attempt"] + 1 for i, r in self.lines(0).items()}
+        works = [self._work(item, {item["id"]: attempt.get(item["id"], 1)}, planned) for item, planned in zip(self.items(0), out.items, strict=True)]
+        works = [replace(w, trace=bool(out.traces)) for w in works]
+        with Writer(self, 0, Journal(self.folder, 0, self.name)) as writer:
+            writer.submit(out, works)
+        self.claims.release("00000")
+
+    def entry_of(self, item: dict[str, Any]) -> Entry:
+        """The entry of an item with what its row says otherwise."""
+        entry, said = self.job.entries[item["entry"]], item.get("overrides") or {}
+        start = {k: v for k, v in said.items() if k not in ("sampler", "law")}
+        return replace(entry, sampler={**entry.sampler, **said.get("sampler", {})}, law={**entry.law, **said.get("law", {})}, **start) if said else entry
+
+    def _work(self, item: dict[str, Any], attempt: dict[str, int], planned: Any, entry: Entry | None = None) -> Work:
+        entry = entry or self.job.entries[item["entry"]]
+        trace = item["index"] - self.firsts[item["entry"]] < entry.trace
+        return Work(item, entry, self.labels[item["entry"]], planned, trace, attempt[item["id"]], self.exactness(item, entry))
+
+    def exactness(self, item: dict[str, Any], entry: Entry) -> str:
+        """Of an item's sampler; looked up once for all that share it."""
+        key = _kind(item)
+        if key not in self._exactness:
+            self._exactness[key] = resolve_sampler(entry.sampler, entry.law)[0].exactness
+        return self._exactness[key]
+
+    def __enter__(self) -> Worker:
+        with ExitStack() as stack:
+            stack.callback(self.log.close)
+            stack.enter_context(self.claims)
+            stack.enter_context(deterministic(self.job.run.deterministic))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)
+
+
+def _kind(item: dict[str, Any]) -> tuple[int, str]:
+    """What items share that are made in one way: their entry, and what their rows say otherwise."""
+    return item["entry"], json.dumps(item.get("overrides") or {}, sort_keys=True)
