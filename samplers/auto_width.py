@@ -38,7 +38,8 @@ WORTH = 0.75  # of the best: below, wider ones are not tried
 AGAIN = 96  # rounds at the best width before a neighbour is looked at again
 NEAR = 0.8  # of the best: neighbours that are worth less are not looked at again
 BETTER = 1.08  # times the worth of the width that was kept so far: less may be chance
-MARGIN = 1.12  # times the worth of one place at a time: less is not worth having rows that come to their ends at different times
+MARGIN = {True: 1.12, False: 1.2}  # times the worth of one place at a time, of a single row and of several: less may be chance, and several rows come
+# to their ends at different times, so that the last rounds have a few only
 LAST, LATELY = 24, 512  # rounds whose seconds are remembered, of each number of rows and width, and whose tokens, of each width
 
 
@@ -150,7 +151,7 @@ class AutoWidth:
         if not self.known.checked:
             self.known.checked = True
             return self.arms[0]
-        self.best = self.known.best = best = best if value[best] >= MARGIN * value[self.arms[0]] else self.arms[0]
+        self.best = self.known.best = best = best if value[best] >= MARGIN[self.rows == 1] * value[self.arms[0]] else self.arms[0]
         self.calm += self.stay
         if self.calm <= AGAIN * (1 if best > self.arms[0] else 3):
             self.stay *= 2
