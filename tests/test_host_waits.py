@@ -15,12 +15,15 @@ import pytest
 import torch
 from constrained import with_end
 from continuous import LinearHead, LinearLatent, latent_target
-from host_waits import HostWaits
+from host_waits import ACCELERATOR, HostWaits
+from small_llama import small_llama
 from tabular import TabularCausal, causal_target
 
 from gen.draws import CounterDraws
+from gen.models.adapters import CausalLM
+from gen.models.targets import CausalTarget
 from gen.registry import registry
-from gen.samplers import verifiers
+from gen.samplers import loop, verifiers
 from gen.samplers.drafting import ModelDrafter
 from gen.samplers.loop import Drafter, decode_causal
 from gen.sampling import resolve_sampler
@@ -204,7 +207,43 @@ def test_every_causal_sampler_is_watched():
     assert {spec["name"] for spec in PLAIN + JACOBI + CHAINS + LATENT + TRIED} == causal
 
 
+def between_calls(spec: dict | str) -> list[list[str]]:
+    """What a whole decoding of a Llama under guidance waits for, from one forward call to the next, in rounds that no row leaves after."""
+    sampler, law = resolve_sampler(spec, {"guidance_scale": 2.0})
+    space, prompts = TokenSpace.codes((4, 6), 24, 20), torch.arange(12).view(3, 4)
+
+    def target() -> CausalTarget:
+        return CausalTarget(CausalLM(small_llama(24)), prompts, space, law, torch.zeros(3, 2, dtype=torch.long))
+
+    watched, meter, marks, left = target(), HostWaits(), [], set()
+    predict, keep = watched.predict, watched.keep
+    watched.device = ACCELERATOR
+    watched.predict = lambda *args: (marks.append(len(meter.waits)), predict(*args))[1]
+    watched.keep = lambda rows: (left.add(len(marks) - 1), keep(rows))[1]
+    with meter:
+        out = sampler(watched, CounterDraws([3, 14, 15]))
+    assert torch.equal(out.tokens, sampler(target(), CounterDraws([3, 14, 15])).tokens)
+    rounds = [meter.waits[a:b] for i, (a, b) in enumerate(zip(marks, marks[1:])) if i not in left]
+    assert len(rounds) > 2
+    return rounds
+
+
+WHOLE = ["autoregressive", *({"name": "speculative_jacobi", "coupling": c, "window": 4} for c in COUPLINGS)]
+
+
+@pytest.mark.parametrize("spec", WHOLE, ids=lambda x: x if isinstance(x, str) else x["coupling"])
+def test_a_round_of_a_network_waits_once_in_all(spec):
+    """For one copy to the host, which is then an array there. The forward call, the law and guidance are in it."""
+    assert all(waits == ["cpu", "numpy"] for waits in between_calls(spec))
+
+
 # --- controls
+
+
+def test_control_a_loop_that_asks_for_the_counts_by_themselves_is_found(monkeypatch):
+    told = loop._told
+    monkeypatch.setattr(loop, "_told", lambda accepted, *rest: (accepted.tolist(), told(accepted, *rest))[1])
+    assert all(waits == ["tolist", "cpu", "numpy"] for waits in between_calls("autoregressive"))
 
 
 def test_control_a_coupling_that_asks_whether_something_was_rejected_is_found(monkeypatch):
