@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gen.registry import register
 from gen.samplers.masked_step import Step
+from gen.samplers.waiting import anywhere
 from gen.sampling import Preset
 
 
@@ -21,16 +22,16 @@ def annealed(now: Step) -> Tensor:
     steps = (now.since + 1) / now.r
     left = (steps - 1 - now.since).clamp_min(0) / (steps - 1).clamp_min(1)
     temperature = now.knobs.choice_temperature * left
-    if not bool((temperature > 0).any()):
+    if not anywhere(temperature > 0):
         return now.logp
     noise = -torch.log(-torch.log(now.draws.uniform(now.rows, now.positions, "confidence", now.round)))
     return now.logp + temperature[:, None] * noise
 
 
 @register("schedule", "cosine_single")
-def cosine_single(r: float, exponent: float) -> float:
+def cosine_single(r: Tensor, exponent: float) -> Tensor:
     """cos(pi r / 2) in single precision."""
-    return max(0.0, float(torch.cos(torch.tensor(r, dtype=torch.float32) * torch.pi / 2)))
+    return torch.cos(r.float() * torch.pi / 2).clamp_min(0).double()
 
 
 register("preset", "amused")(

@@ -128,7 +128,7 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
             filling = over[:, None] & space.is_empty(canvas[rows])
             proposed, chosen = torch.where(filling, rest, proposed), chosen | filling
             canvas[rows] = torch.where(filling, rest, canvas[rows])
-        book.add(now, places, chosen, proposed, removed)
+        book.add(seats.numbers, now, places, chosen, proposed, removed)
         step, round_ = step + 1, round_ + 1
         done = ~space.is_empty(canvas[rows]).any(1)
         if revision.again is not None:
@@ -158,12 +158,11 @@ def _at_work(committed: Tensor, masked: Tensor, memory: Memory) -> Tensor:
     return committed & open & goes_on[:, None]
 
 
-def _read(target, canvas: Tensor, committed: Tensor | None, knobs: MaskedKnobs) -> tuple[Tensor, Callable | None, Tensor | None, list[int]]:
+def _read(target, canvas: Tensor, committed: Tensor | None, knobs: MaskedKnobs) -> tuple[Tensor, Callable | None, Tensor | None, int | Tensor]:
     """The law of a canvas [b, T], the raw law, and places computed per row: one call. If asked for, also what the law of each ``committed`` place
     (bool [b, T]) says of its id without it; 0 at the others."""
     if committed is None:
         law, places = target.predict(canvas)
-        places = places.tolist() if isinstance(places, Tensor) else [places] * len(canvas)
         return law, getattr(target, "raw", None), None, places
     b, (row, at) = len(canvas), committed.nonzero(as_tuple=True)
     each = torch.arange(len(row), device=canvas.device)
@@ -174,15 +173,16 @@ def _read(target, canvas: Tensor, committed: Tensor | None, knobs: MaskedKnobs) 
     left_out = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
     left_out[row, at] = (law if raw is None else raw)[b + each, at, canvas[row, at]].double()
     each = places[:b] if isinstance(places, Tensor) else places
-    return law[:b], lambda: (target.raw() if raw is None else raw)[:b], left_out, (each * (1 + committed.sum(1))).tolist()
+    return law[:b], lambda: (target.raw() if raw is None else raw)[:b], left_out, each * (1 + committed.sum(1))
 
 
 def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
     """Which block every row is in, and how far in it. ``wanted`` [b]: empty places at the start of all."""
     now.begins = now.since = now.wanted = torch.zeros_like(now.rows)
-    held, before = now.recall("held", torch.zeros_like(now.rows, dtype=torch.bool)), dict(now.memory)
+    asks, before = "held" in now.memory, dict(now.memory)  # whether a remasker may have asked for another call in a full block
+    held = now.recall("held", torch.zeros_like(now.rows, dtype=torch.bool)) if asks else None
     now.open, number, *counted = parts.blocks(now)
-    if bool(held.any()):  # to the schedule their block is over, and it may have gone on
+    if asks and bool(held.any()):  # to the schedule their block is over, and it may have gone on
         keep = lambda name, new: torch.where(held.view(-1, *[1] * (new.ndim - 1)), before[name], new)
         now.memory.update({name: keep(name, x) for name, x in now.memory.items() if name in before and x is not before[name]})
         now.open, number = keep("open", now.open), keep("block", number)
@@ -195,7 +195,7 @@ def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
         steps = torch.full_like(steps, now.knobs.block_steps)
     now.r = ((now.since + 1) / steps).clamp_max(1)
     now.last = now.r >= 1
-    share = torch.tensor([parts.schedule(r, now.knobs.exponent) if r < 1 else 0.0 for r in now.r.tolist()], dtype=torch.float64, device=now.r.device)
+    share = torch.where(now.last, 0.0, parts.schedule(now.r, now.knobs.exponent))
     stay = (now.wanted * share + 1e-9).floor().long()
     stay = torch.where(share > 0, stay.clamp_min(1), stay)
     now.quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
@@ -214,23 +214,27 @@ class _Book:
     """Statistics and traces per row."""
 
     def __init__(self, batch: int, trace: bool):
-        self.nfe, self.computed = [0] * batch, [0] * batch
+        self.batch, self.calls = batch, []
         self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
 
-    def add(self, now: Step, places: list[int], chosen: Tensor, proposed: Tensor, removed: Tensor) -> None:
-        for i, row in enumerate(now.rows.tolist()):
-            self.nfe[row] += 1
-            self.computed[row] += places[i]
-            if self.traces is not None:
-                at, window, gone = (x[i].nonzero()[:, 0].tolist() for x in (chosen, now.masked | chosen, removed))
-                self.traces[row].append(TraceStep(window, [], dict(zip(at, proposed[i, chosen[i]].tolist(), strict=True)), gone))
+    def add(self, numbers: list[int], now: Step, places: int | Tensor, chosen: Tensor, proposed: Tensor, removed: Tensor) -> None:
+        """One step of the items ``numbers`` [b], each of which had so many ``places`` computed. They are counted in the end, when nobody waits."""
+        self.calls.append((numbers, places))
+        for i, row in enumerate(numbers if self.traces is not None else []):
+            at, window, gone = (x[i].nonzero()[:, 0].tolist() for x in (chosen, now.masked | chosen, removed))
+            self.traces[row].append(TraceStep(window, [], dict(zip(at, proposed[i, chosen[i]].tolist(), strict=True)), gone))
 
     def output(self, canvas: Tensor, wanted: list[int], seconds: float) -> SampleOutput:
         memory = torch.cuda.max_memory_allocated(canvas.device) if canvas.device.type == "cuda" else None
+        nfe, computed = [0] * self.batch, [0] * self.batch
+        for numbers, places in self.calls:
+            for row, count in zip(numbers, places.tolist() if isinstance(places, Tensor) else [places] * len(numbers), strict=True):
+                nfe[row] += 1
+                computed[row] += count
         stats = [
             Stats(nfe=n, tokens=w, tokens_computed=c, mean_acceptance_length=w / n if n else 0.0,
                   seconds=seconds / len(canvas), peak_memory=memory)
-            for n, w, c in zip(self.nfe, wanted, self.computed, strict=True)
+            for n, w, c in zip(nfe, wanted, computed, strict=True)
         ]
         return SampleOutput(canvas, stats, self.traces)
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gen.draws import Draws
+from gen.samplers.waiting import sent
 from gen.types import TokenSpace
 
 
@@ -44,33 +46,35 @@ class Memory(dict[str, Tensor]):
 
 
 class Seats:
-    """Which items the rows of a target are: ``rows`` long [b]. One that is done makes room for the next that has anything to fill, where the target has
+    """Which items the rows of a target are: ``rows`` long [b], and ``numbers``, as the host has them. One that is done makes room for the next that has anything to fill, where the target has
     some waiting, or else leaves the batch. ``wanted`` bool [N]: which of all items have anything to fill."""
 
     def __init__(self, target, wanted: Tensor):
         self.target = target
-        numbers = torch.arange(len(wanted), device=wanted.device)
-        self.rows = numbers[: target.rows]
-        self._waiting = numbers[target.rows :][wanted[target.rows :]]
+        self.numbers = list(range(target.rows))
+        self._waiting = [n for n, some in enumerate(wanted.tolist()) if some and n >= target.rows]
+        self.rows = torch.arange(target.rows, device=wanted.device)
         self.leave(~wanted[: target.rows])
 
     def leave(self, done: Tensor) -> tuple[Tensor, Tensor] | None:
         """The rows ``done`` (bool [b]) make room. Which rows are others now, and which are left of all of them: bool [b]; None where nothing changed."""
-        free = done.nonzero()[:, 0]
+        over = done.cpu().numpy()  # the one thing that a step waits for
+        free = over.nonzero()[0]
         if not len(free):
             return None
-        free, again = free[: len(self._waiting)], torch.zeros_like(done)
+        free, there = free[: len(self._waiting)], lambda x: sent(x, done.device)
+        new = np.zeros_like(over)
+        new[free] = True
+        again, left = there(new), new | ~over
         if len(free):
-            again[free] = True
-            following, self._waiting = self._waiting.split([len(free), len(self._waiting) - len(free)])
-            self.rows = self.rows.index_copy(0, free, following)
-            self.target.replace(again, following)
-        left = again | ~done
-        if not bool(left.all()):
-            self.rows = self.rows[left]
-            if len(self.rows):
-                self.target.keep(left)
-        return again, left
+            following, self._waiting = self._waiting[: len(free)], self._waiting[len(free) :]
+            self.numbers = [following.pop(0) if fresh else n for n, fresh in zip(self.numbers, new.tolist(), strict=True)]
+            self.target.replace(again, there(np.array(self.numbers)[free]))
+        self.numbers = [n for n, stays in zip(self.numbers, left.tolist(), strict=True) if stays]
+        self.rows = there(np.array(self.numbers, dtype=np.int64))
+        if len(self.numbers) < len(over) and self.numbers:
+            self.target.keep(there(left))
+        return again, there(left)
 
 
 @dataclass

@@ -14,6 +14,7 @@ with one place per step they sample exactly from the model's law in that order. 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from gen.errors import GenError
 from gen.layout_orders import halton_cells
 from gen.registry import register
 from gen.samplers.masked_step import Step
+from gen.samplers.waiting import anywhere, sent
 
 BLIND = ("random", "halton", "raster")  # those that look at no law
 SAYS_ENOUGH = 10.0  # PC-Sampler's bound on p r, so that a very rare id does not outrun everything
@@ -29,7 +31,7 @@ SAYS_ENOUGH = 10.0  # PC-Sampler's bound on p r, so that a very rare id does not
 @register("order", "confidence")
 def confidence(now: Step) -> Tensor:
     temperature = now.knobs.choice_temperature * (1 - now.r)
-    if not bool((temperature > 0).any()):
+    if not anywhere(temperature > 0):
         return now.logp
     noise = -torch.log(-torch.log(now.draws.uniform(now.rows, now.positions, "confidence", now.round)))
     return now.logp + temperature[:, None] * noise
@@ -79,7 +81,7 @@ def random(now: Step) -> Tensor:
 @register("order", "halton")
 def halton(now: Step) -> Tensor:
     """A low-discrepancy sequence over the grid: what is committed together lies far apart (arXiv 2503.17076)."""
-    order = torch.tensor(halton_cells(tuple(now.space.grid)), device=now.rows.device)
+    order = sent(np.array(halton_cells(tuple(now.space.grid))), now.rows.device)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
     return -rank[now.positions].double()

@@ -20,8 +20,8 @@ from small_llama import small_llama
 from tabular import TabularCausal, causal_target
 
 from gen.draws import CounterDraws
-from gen.models.adapters import CausalLM
-from gen.models.targets import CausalTarget
+from gen.models.adapters import CausalLM, MaskedLM
+from gen.models.targets import CausalTarget, MaskedTarget
 from gen.registry import registry
 from gen.samplers import loop, verifiers
 from gen.samplers.drafting import ModelDrafter
@@ -207,14 +207,8 @@ def test_every_causal_sampler_is_watched():
     assert {spec["name"] for spec in PLAIN + JACOBI + CHAINS + LATENT + TRIED} == causal
 
 
-def between_calls(spec: dict | str) -> list[list[str]]:
-    """What a whole decoding of a Llama under guidance waits for, from one forward call to the next, in rounds that no row leaves after."""
-    sampler, law = resolve_sampler(spec, {"guidance_scale": 2.0})
-    space, prompts = TokenSpace.codes((4, 6), 24, 20), torch.arange(12).view(3, 4)
-
-    def target() -> CausalTarget:
-        return CausalTarget(CausalLM(small_llama(24)), prompts, space, law, torch.zeros(3, 2, dtype=torch.long))
-
+def between_calls(sampler, target: Callable) -> list[list[str]]:
+    """What a whole decoding of a network waits for, from one forward call to the next, in rounds that no row leaves after."""
     watched, meter, marks, left = target(), HostWaits(), [], set()
     predict, keep = watched.predict, watched.keep
     watched.device = ACCELERATOR
@@ -228,13 +222,36 @@ def between_calls(spec: dict | str) -> list[list[str]]:
     return rounds
 
 
+GUIDED, PROMPTS, WITHOUT = {"guidance_scale": 2.0}, torch.arange(12).view(3, 4), torch.zeros(3, 4, dtype=torch.long)
+
+
+def causal_rounds(spec: dict | str) -> list[list[str]]:
+    sampler, law = resolve_sampler(spec, GUIDED)
+    space = TokenSpace.codes((4, 6), 24, 20)
+    return between_calls(sampler, lambda: CausalTarget(CausalLM(small_llama(24)), PROMPTS, space, law, WITHOUT[:, :2]))
+
+
 WHOLE = ["autoregressive", *({"name": "speculative_jacobi", "coupling": c, "window": 4} for c in COUPLINGS)]
 
 
 @pytest.mark.parametrize("spec", WHOLE, ids=lambda x: x if isinstance(x, str) else x["coupling"])
 def test_a_round_of_a_network_waits_once_in_all(spec):
     """For one copy to the host, which is then an array there. The forward call, the law and guidance are in it."""
-    assert all(waits == ["cpu", "numpy"] for waits in between_calls(spec))
+    assert all(waits == ["cpu", "numpy"] for waits in causal_rounds(spec))
+
+
+LOOPS = {"assd", "exact_speculative", "freedave"}  # judge chains of canvases in a loop of their own, which asks how long they are
+ASK = {"adablock", "llada2", "wino", "window_diffusion", "learn2pd", "pc"}  # for what else the host has to know, or has a file of weights or an end for
+STEPS = [name for name, p in registry.table("preset").items() if registry.get("sampler", p.sampler).protocol == "masked" and name not in LOOPS | ASK]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_a_masked_network_waits_once_in_all(name):
+    """To know which rows are done. The law, what is proposed and chosen and the schedule are in it."""
+    sampler, law = resolve_sampler(name, GUIDED)
+    space = replace(TokenSpace.codes((4, 5), 24, 20), mask_id=22)
+    steps = between_calls(sampler, lambda: MaskedTarget(MaskedLM(small_llama(24)), PROMPTS, space, law, WITHOUT))
+    assert all(waits == ["cpu", "numpy"] for waits in steps)
 
 
 # --- controls
@@ -243,7 +260,7 @@ def test_a_round_of_a_network_waits_once_in_all(spec):
 def test_control_a_loop_that_asks_for_the_counts_by_themselves_is_found(monkeypatch):
     told = loop._told
     monkeypatch.setattr(loop, "_told", lambda accepted, *rest: (accepted.tolist(), told(accepted, *rest))[1])
-    assert all(waits == ["tolist", "cpu", "numpy"] for waits in between_calls("autoregressive"))
+    assert all(waits == ["tolist", "cpu", "numpy"] for waits in causal_rounds("autoregressive"))
 
 
 def test_control_a_coupling_that_asks_whether_something_was_rejected_is_found(monkeypatch):

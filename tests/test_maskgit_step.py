@@ -101,7 +101,7 @@ def test_counts_of_masked_places_are_the_schedulers():
     def commits(schedule: str, places: int, steps: int) -> list[int]:
         share, left, out = registry.get("schedule", schedule), places, []
         for s in range(steps - 1):
-            left = min(max(int(places * share((s + 1) / steps, 2.0) + 1e-9), 1), left - 1)
+            left = min(max(int(places * share(torch.tensor((s + 1) / steps, dtype=torch.float64), 2.0) + 1e-9), 1), left - 1)
             out.append(left)
         return out
 

@@ -42,7 +42,8 @@ class Target:
         width = max(p.shape[1] for p, _ in halves)
         pad = [torch.nn.functional.pad(p, (0, width - p.shape[1])) for p, _ in halves]
         self.prompt = torch.cat(pad).to(self.device)  # [H B, P], H halves
-        self.prompt_length = torch.cat([n for _, n in halves]).to(self.device)
+        lengths = torch.cat([n for _, n in halves])
+        self.prompt_length, self._lengths = lengths.to(self.device), lengths.cpu().numpy()  # the host has those of all items
         self.halves = len(halves)
         self.items = self.rows = len(prompt)  # of all, and rows in the batch
         self._every = self.prompt, self.prompt_length  # of all items, those that wait included
@@ -69,8 +70,7 @@ class Target:
     @property
     def _even(self) -> bool:
         """Whether the conditions of all items have one length."""
-        lengths = self._every[1]
-        return bool((lengths == lengths[0]).all())
+        return bool((self._lengths == self._lengths[0]).all())
 
     @property
     def replaces(self) -> bool:
@@ -107,7 +107,11 @@ class Target:
 
     def _both(self) -> Tensor:
         """The rows' items among those of all halves, long [H B]."""
-        return torch.from_numpy(np.concatenate([self._items + half * self.items for half in range(self.halves)])).to(self.device)
+        return torch.from_numpy(self._numbers()).to(self.device)
+
+    def _numbers(self) -> np.ndarray:
+        """As ``_both``, on the host."""
+        return np.concatenate([self._items + half * self.items for half in range(self.halves)])
 
     @property
     def length(self) -> int:
@@ -156,7 +160,7 @@ class CausalTarget(Target):
         self._fresh = np.ones(self.rows, dtype=bool)  # rows whose prompt is not in the cache
         self._waiting = True  # whether there are any
         self._shift = (self.prompt_length - 1)[:, None]  # from places of the grid to slots of the cache
-        self._brought = (self.prompt_length - 1).view(self.halves, -1).sum(0).cpu().numpy()  # of every item, places that its prompt brings into the cache
+        self._brought = (self._lengths - 1).reshape(self.halves, -1).sum(0)  # of every item, places that its prompt brings into the cache
 
     @property
     def looks_back(self) -> bool:
@@ -290,7 +294,7 @@ class MaskedTarget(Target):
             prompt, pads = prompt[both], pads[both]
         canvas = canvas.repeat(self.halves, 1)
         extra, places = (), (prompt.shape[1] + canvas.shape[1]) * self.halves
-        if bool(pads.any()):
+        if len(set(self._lengths[self._numbers()].tolist())) > 1:
             places = places - pads.view(self.halves, -1).sum(0)
             column = torch.arange(prompt.shape[1], device=self.device)
             prompt = torch.where(column < pads[:, None], canvas[:, :1], prompt)  # padding may be any number; this is some id
@@ -302,9 +306,9 @@ class MaskedTarget(Target):
 
     def _aligned(self) -> tuple[Tensor, Tensor]:
         """The conditions [H B, P] moved to the right, P the longest of them, and the columns in front of each [H B]."""
-        width = int(self.prompt_length.max())
+        lengths = self._lengths[self._numbers()]
+        width, shortest = int(lengths.max()), int(lengths.min())
         pads = width - self.prompt_length
-        shortest = width - int(pads.max())
         if not shortest and getattr(self.model, "shift", 0):
             raise GenError("a condition is empty; expected at least one id, at which this model says what comes first")
         if shortest == width:
