@@ -40,6 +40,7 @@ from gen.registry import registry
 from gen.samplers.cache_policies import with_cache
 from gen.samplers.masked_knobs import MaskedKnobs
 from gen.samplers.masked_step import Memory, Seats, Step, highest
+from gen.samplers.waiting import anywhere
 from gen.types import SampleOutput, Stats, TokenSpace, TraceStep
 
 
@@ -61,7 +62,7 @@ class _Parts:
                            ("stop", "stop"), ("blocks", "block_schedule")):  # fmt: skip
             part = instead.get(name) or registry.get(kind, getattr(knobs, name))
             setattr(self, name, part(knobs, device) if isinstance(part, type) else part)  # a class has weights, read once per call
-        self.revises = knobs.remasker != "none"
+        self.revises = knobs.remasker != "none" or "remasker" in instead
         self.shadow = getattr(self.remasker, "shadow", False)
 
 
@@ -106,9 +107,11 @@ def decode_masked(target, draws: Draws, knobs: MaskedKnobs, *, canvas: Tensor | 
         now.score = parts.order(now)
         eligible = now.eligible
         chosen = parts.selector(now) & eligible
-        chosen = torch.where(chosen.any(1, keepdim=True), chosen, highest(now.score, eligible, torch.ones_like(rows)))
+        if anywhere(~chosen.any(1)):
+            chosen = torch.where(chosen.any(1, keepdim=True), chosen, highest(now.score, eligible, torch.ones_like(rows)))
         revision = Revision(*parts.remasker(now, chosen.sum(1)))
-        chosen = chosen | highest(now.score, eligible & ~chosen, revision.count - chosen.sum(1))
+        if parts.revises:  # what is emptied is made up for
+            chosen = chosen | highest(now.score, eligible & ~chosen, revision.count - chosen.sum(1))
         removed = revision.removed & ~now.last[:, None]
         proposed, changed, over = now.proposed, torch.zeros_like(removed), torch.zeros_like(rows, dtype=torch.bool)
         if space.channels:
