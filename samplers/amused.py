@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gen.registry import register
 from gen.samplers.masked_step import Step
-from gen.samplers.waiting import anywhere
+from gen.samplers.orders import noisy
 from gen.sampling import Preset
 
 
@@ -20,12 +20,7 @@ from gen.sampling import Preset
 def annealed(now: Step) -> Tensor:
     """log p(x_i) of the proposed id, plus t (1 - s / (S - 1)) Gumbel noise with t = ``choice_temperature``."""
     steps = (now.since + 1) / now.r
-    left = (steps - 1 - now.since).clamp_min(0) / (steps - 1).clamp_min(1)
-    temperature = now.knobs.choice_temperature * left
-    if not anywhere(temperature > 0):
-        return now.logp
-    noise = -torch.log(-torch.log(now.draws.uniform(now.rows, now.positions, "confidence", now.round)))
-    return now.logp + temperature[:, None] * noise
+    return noisy(now, (steps - 1 - now.since).clamp_min(0) / (steps - 1).clamp_min(1))
 
 
 @register("schedule", "cosine_single")

@@ -107,10 +107,11 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
     last = tokens[:b, :1]  # before position 0 the target puts its prompt
     finished = np.zeros(batch, dtype=np.int64)  # committed tokens of every row of the batch
     following, step = b, 0
-    size, of, least, most = (0, 0), here(rows), 0, 0  # tokens of the row that has fewest, and of the one that has most
+    size, of = (0, 0), here(rows)
     while len(rows):
-        width = min(drafter.window, total - least)
-        full = most + width <= total
+        at = start.tolist()  # whose least and most take less time than an array's
+        width = min(drafter.window, total - min(at))
+        full = max(at) + width <= total
         if size != (len(rows), width):
             size = len(rows), width
             column, each, wide, every = np.arange(width)[None], np.arange(len(rows)), np.full(len(rows), width), here(np.ones(size, dtype=bool))
@@ -160,9 +161,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
             finished[rows] = start
             known = here(np.arange(total) < finished[:, None])
             callback({"step": step, "done": int(finished.sum()), "total": batch * total, "tokens": tokens, "known": known})
-        at = start.tolist()
-        least, most = min(at), max(at)
-        if most >= total:
+        if max(start.tolist()) >= total:
             done = start >= total
             free = done.nonzero()[0][: batch - following]
             if len(free):
@@ -179,8 +178,7 @@ def decode_causal(target: CausalTarget, draws: Draws, drafter: Drafter, *, trace
                 if len(rows):
                     target.keep(here(left))
                     drafter.keep(here(left))
-            of, at = here(rows), start.tolist()
-            least, most = min(at, default=0), max(at, default=0)
+            of = here(rows)
     return book.output(tokens, time.perf_counter() - began, device, getattr(drafter, "nfe", None))
 
 

@@ -30,8 +30,13 @@ SAYS_ENOUGH = 10.0  # PC-Sampler's bound on p r, so that a very rare id does not
 
 @register("order", "confidence")
 def confidence(now: Step) -> Tensor:
-    temperature = now.knobs.choice_temperature * (1 - now.r)
-    if not anywhere(temperature > 0):
+    return noisy(now, 1 - now.r)
+
+
+def noisy(now: Step, share: Tensor) -> Tensor:
+    """log p(x_i), plus t s Gumbel noise with t = ``choice_temperature`` and s the ``share`` [b] of each row."""
+    temperature = now.knobs.choice_temperature * share
+    if not now.knobs.choice_temperature or not anywhere(temperature > 0):
         return now.logp
     noise = -torch.log(-torch.log(now.draws.uniform(now.rows, now.positions, "confidence", now.round)))
     return now.logp + temperature[:, None] * noise

@@ -65,7 +65,7 @@ class CachedMaskedTarget(MaskedTarget):
     def __init__(self, *args, policy: Policy, **kwargs):
         super().__init__(*args, **kwargs)
         self.policy = policy
-        self._lined = self._aligned()  # of all items: columns stay where they are, whoever comes
+        self._lined = self._aligned()[:2]  # of all items: columns stay where they are, whoever comes
         self._condition, self._start = self._lined  # and the column of each row's first id, [H B]
         self._prefix = self._condition.shape[1]
         width = self._prefix + self.length
