@@ -1,7 +1,8 @@
 """The command ``gen``. Whatever goes wrong ends as one line on stderr and an exit code.
 
-0 done, 1 some items failed or some media are broken, 2 wrong input or a disk that cannot be written, 3 a fault in gen,
-75 a run stopped on request (SIGTERM, SIGUSR1) and goes on with the same command, 130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line.
+0 done, 1 some items failed or some media are broken, 2 wrong input or a disk that cannot be
+written, 3 a fault in gen, 75 a run stopped on request (SIGTERM, SIGUSR1) and goes on with the same
+command, 130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
         if threading.current_thread() is threading.main_thread():
-            previous = signal.signal(signal.SIGTERM, _interrupt)  # schedulers ask so; temporary files still go
+            previous = signal.signal(
+                signal.SIGTERM, _interrupt
+            )  # schedulers ask so; temporary files still go
         return args.command(args)
     except SystemExit as leaving:  # --help and --version
         return leaving.code if isinstance(leaving.code, int) else 0
     except KeyboardInterrupt as error:
-        return _say("interrupted; what is finished is kept, and the same command resumes", 130, error)
+        return _say(
+            "interrupted; what is finished is kept, and the same command resumes", 130, error
+        )
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -41,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # the last line of defence
         if _out_of_memory(error):
             return _say(f"out of memory: {error}", 2, error)
-        return _say(f"internal error, {type(error).__name__}: {error} (GEN_DEBUG=1 shows where)", 3, error)
+        return _say(
+            f"internal error, {type(error).__name__}: {error} (GEN_DEBUG=1 shows where)", 3, error
+        )
     finally:
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)

@@ -1,4 +1,5 @@
-"""Files of arrays: ``.npz`` whose bytes depend on what they hold alone, not on when they were written."""
+"""Files of arrays: ``.npz`` whose bytes depend on what they hold alone, not on when they were
+written."""
 
 from __future__ import annotations
 
@@ -24,16 +25,21 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray | str]) -> None:
 
 
 def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of these names. Raises ``GenError`` for a file that is none, is cut off, or lacks one."""
+    """The arrays of these names. Raises ``GenError`` for a file that is none, is cut off, or lacks
+    one."""
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [n for n in names if n not in file.files]
             if missing:
-                raise GenError(f"{path} holds no {missing[0]!r}; it has {', '.join(file.files) or 'nothing'}")
+                raise GenError(
+                    f"{path} holds no {missing[0]!r}; it has {', '.join(file.files) or 'nothing'}"
+                )
             return {n: file[n] for n in names}
     except GenError:
         raise
     except FileNotFoundError:
         raise GenError(f"{path} does not exist; expected an .npz file") from None
     except Exception as error:  # what a damaged archive may raise is open
-        raise GenError(f"{path} cannot be read as an .npz file: {' '.join(str(error).split())[:200]}") from None
+        raise GenError(
+            f"{path} cannot be read as an .npz file: {' '.join(str(error).split())[:200]}"
+        ) from None

@@ -16,8 +16,9 @@ from gen.jobs.microbatch import describe
 def check_folder(folder: str | Path) -> dict[str, Any]:
     """Ask the modality about every medium of a folder; writes ``check.json`` and the gallery.
 
-    Returns ``items``, the shares ``fulfilled`` and ``valid``, both ``by_sampler`` as well, and ``failed``: the items
-    that are not both. A medium that is missing, altered or unreadable is not valid, and one of ``broken``.
+    Returns ``items``, the shares ``fulfilled`` and ``valid``, both ``by_sampler`` as well, and
+    ``failed``: the items that are not both. A medium that is missing, altered or unreadable is not
+    valid, and one of ``broken``.
     """
     from gen.gallery.write import write_gallery
     from gen.registry import registry
@@ -42,10 +43,18 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
     by_sampler: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_sampler[row["sampler"]].append(verdicts[row["id"]])
-    failed = [{"id": r["id"], "prompt": r["prompt"], "file": r["file"], **verdicts[r["id"]]} for r in rows
-              if not (verdicts[r["id"]]["fulfilled"] and verdicts[r["id"]]["valid"])]  # fmt: skip
+    failed = [
+        {"id": r["id"], "prompt": r["prompt"], "file": r["file"], **verdicts[r["id"]]}
+        for r in rows
+        if not (verdicts[r["id"]]["fulfilled"] and verdicts[r["id"]]["valid"])
+    ]
     shares = {name: _shares(v) for name, v in by_sampler.items()}
-    return {**_shares(list(verdicts.values())), "broken": broken, "by_sampler": shares, "failed": failed}
+    return {
+        **_shares(list(verdicts.values())),
+        "broken": broken,
+        "by_sampler": shares,
+        "failed": failed,
+    }
 
 
 def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[dict[str, Any], bool]:
@@ -57,12 +66,18 @@ def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[di
         if path is None:
             return wrong(f"file {row.get('member') or row['file']!r} is missing")
         if sha256(path) != row["sha256"]:
-            return wrong(f"file {path.name} is not the one the manifest describes (its sha256 differs)")
+            return wrong(
+                f"file {path.name} is not the one the manifest describes (its sha256 differs)"
+            )
         try:
             verdict = modality.check(modality.load(path), row["prompt"])
         except Exception as problem:  # a decoder may raise anything on a broken file
             return wrong(f"file {path.name} cannot be checked: {describe(problem)}")
-    return {"fulfilled": bool(verdict.fulfilled), "valid": bool(verdict.valid), "detail": verdict.detail}, True
+    return {
+        "fulfilled": bool(verdict.fulfilled),
+        "valid": bool(verdict.valid),
+        "detail": verdict.detail,
+    }, True
 
 
 def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:

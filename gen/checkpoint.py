@@ -1,8 +1,10 @@
-"""Published checkpoints: folders, files and hub ids that were not made for gen, one class per family.
+"""Published checkpoints: folders, files and hub ids that were not made for gen, one class per
+family.
 
-A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) says what it recognises, and, loaded, is all that the pipeline needs: the
-model through the protocols of ``gen.models.adapters``, the frontend, what may be generated and how a prompt becomes ids.
-Nothing of a checkpoint's own code runs unless the user says ``trust_remote_code``; nothing is half loaded.
+A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) says what it
+recognises, and, loaded, is all that the pipeline needs: the model through the protocols of
+``gen.models.adapters``, the frontend, what may be generated and how a prompt becomes ids. Nothing
+of a checkpoint's own code runs unless the user says ``trust_remote_code``; nothing is half loaded.
 """
 
 from __future__ import annotations
@@ -33,22 +35,30 @@ CONFIGS = ("config.json", "model_index.json", "gen.json")
 
 
 class Files:
-    """A checkpoint as it lies on disk. ``name``: as the user wrote it. ``path``: its folder, or the one file of its weights."""
+    """A checkpoint as it lies on disk. ``name``: as the user wrote it. ``path``: its folder, or the
+    one file of its weights."""
 
     def __init__(self, name: str | Path, path: Path):
         self.name, self.path = str(name), path
 
     @classmethod
     def find(cls, name: str | Path) -> Files:
-        """The checkpoint that a zoo name, folder, file or hub id means. A hub id comes out of the local cache, or is fetched. Raises ``GenError``."""
+        """The checkpoint that a zoo name, folder, file or hub id means. A hub id comes out of the
+        local cache, or is fetched. Raises ``GenError``."""
         if str(name) in zoo():
             return cls(name, zoo()[str(name)])
         path = Path(name).expanduser()
         if path.is_dir() or path.is_file():
             return cls(name, path)
         text = str(name)
-        if text.count("/") != 1 or text.startswith((".", "/", "~")) or text.endswith(("/", *PICKLES, ".safetensors")):
-            raise unknown("model", text, zoo(), "the zoo; it is no folder, no file and no hub id either")
+        if (
+            text.count("/") != 1
+            or text.startswith((".", "/", "~"))
+            or text.endswith(("/", *PICKLES, ".safetensors"))
+        ):
+            raise unknown(
+                "model", text, zoo(), "the zoo; it is no folder, no file and no hub id either"
+            )
         return cls(name, _fetched(text))
 
     @property
@@ -70,16 +80,22 @@ class Files:
         return self.model_type.startswith(EMBEDDED) or self.name in zoo()
 
     def json(self, relative: str) -> dict[str, Any]:
-        """A JSON object of the folder; nothing where there is none. Raises ``GenError`` for one that cannot be read."""
+        """A JSON object of the folder; nothing where there is none. Raises ``GenError`` for one
+        that cannot be read."""
         path = self.folder / relative
         if not path.is_file():
             return {}
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise GenError(f"the config of model {self.name} cannot be read: {relative}: {error}") from None
+            raise GenError(
+                f"the config of model {self.name} cannot be read: {relative}: {error}"
+            ) from None
         if not isinstance(found, dict):
-            raise GenError(f"the config of model {self.name} cannot be read: {relative} holds a {type(found).__name__}; expected an object")
+            raise GenError(
+                f"the config of model {self.name} cannot be read: {relative} holds a"
+                f" {type(found).__name__}; expected an object"
+            )
         return found
 
     def has(self, *patterns: str) -> bool:
@@ -87,11 +103,15 @@ class Files:
         return any(next(self.folder.glob(p), None) is not None for p in patterns)
 
     def file(self, *patterns: str) -> Path:
-        """The one file that matches the first glob which any matches. Raises ``GenError`` for none and for several."""
+        """The one file that matches the first glob which any matches. Raises ``GenError`` for none
+        and for several."""
         for pattern in patterns:
             found = sorted(self.folder.glob(pattern))
             if len(found) > 1:
-                raise GenError(f"{self.folder} holds {', '.join(p.name for p in found)}; expected one {pattern}")
+                raise GenError(
+                    f"{self.folder} holds {', '.join(p.name for p in found)}; expected one"
+                    f" {pattern}"
+                )
             if found:
                 return found[0]
         raise GenError(f"model {self.name} has no {' and no '.join(patterns)} in {self.folder}")
@@ -105,16 +125,23 @@ def _fetched(name: str) -> Path:
         path = Path(snapshot_download(name, ignore_patterns=[f"*{p}" for p in PICKLES]))
         if next(path.rglob("*.safetensors"), None) is None:
             path = Path(snapshot_download(name))
-    except (OSError, HFValidationError, ValueError) as error:  # whatever the hub's errors are, they are one of these
-        raise GenError(f"model {name!r} is no folder here, is not in the local cache, and the hub does not give it "
-                       f"({' '.join(str(error).split())[:160]}); expected a folder, a file or the id of a repository") from None
+    except (
+        OSError,
+        HFValidationError,
+        ValueError,
+    ) as error:  # whatever the hub's errors are, they are one of these
+        raise GenError(
+            f"model {name!r} is no folder here, is not in the local cache, and the hub does not"
+            f" give it ({' '.join(str(error).split())[:160]}); expected a folder, a file or the id"
+            " of a repository"
+        ) from None
     return path
 
 
 @dataclass(frozen=True)
 class How:
-    """Where and how a checkpoint is loaded. ``device_map``: as in accelerate, for models larger than one device; ``trust_remote_code``: whether code
-    that lies in the folder may run."""
+    """Where and how a checkpoint is loaded. ``device_map``: as in accelerate, for models larger
+    than one device; ``trust_remote_code``: whether code that lies in the folder may run."""
 
     device: torch.device
     dtype: torch.dtype
@@ -132,10 +159,12 @@ class How:
 
 
 class Checkpoint(ABC):
-    """A loaded family. Keyword arguments of a subclass' ``__init__`` are the options that users may give.
+    """A loaded family. Keyword arguments of a subclass' ``__init__`` are the options that users may
+    give.
 
-    ``modalities``: what it can serve; ``protocols`` and ``kind``: as samplers ask for them. ``tested``: on what its loader was tested. ``law``: what a
-    user gets who says nothing, of the family or of one instance. ``catch_all``: whether it takes what no other family recognises.
+    ``modalities``: what it can serve; ``protocols`` and ``kind``: as samplers ask for them.
+    ``tested``: on what its loader was tested. ``law``: what a user gets who says nothing, of the
+    family or of one instance. ``catch_all``: whether it takes what no other family recognises.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -170,44 +199,68 @@ class Checkpoint(ABC):
         return text
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
-        """Tokens [B, T] in raster order -> codes [B, 1, *grid]; latents [B, T, C] -> [B, C, *grid]."""
+        """Tokens [B, T] in raster order -> codes [B, 1, *grid]; latents [B, T, C] -> [B, C,
+        *grid]."""
         if space.channels:
             return tokens.transpose(1, 2).reshape(len(tokens), space.channels, *space.grid)
         return tokens.view(len(tokens), 1, *space.grid)
 
 
 def published(name: str | Path) -> Files | None:
-    """The files of a model that is none of gen's own architectures, else nothing. Raises ``GenError`` if there is no such model."""
+    """The files of a model that is none of gen's own architectures, else nothing. Raises
+    ``GenError`` if there is no such model."""
     files = Files.find(name)
     return None if files.embedded else files
 
 
 def family_of(files: Files, modality: str) -> type[Checkpoint]:
-    """The family that recognises the files and serves the modality. Raises ``GenError`` that says what the files are and what is known."""
+    """The family that recognises the files and serves the modality. Raises ``GenError`` that says
+    what the files are and what is known."""
     table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
     known = [name for name, cls in table.items() if not cls.catch_all and cls.recognises(files)]
-    known = known or [name for name, cls in table.items() if cls.catch_all and cls.recognises(files)]
+    known = known or [
+        name for name, cls in table.items() if cls.catch_all and cls.recognises(files)
+    ]
     found = [name for name in known if modality in table[name].modalities]
     if len(found) == 1:
         return table[found[0]]
-    kind = files.model_type or files.json("model_index.json").get("_class_name") or "folder without a type of model"
+    kind = (
+        files.model_type
+        or files.json("model_index.json").get("_class_name")
+        or "folder without a type of model"
+    )
     if len(found) > 1:
-        raise GenError(f"model {files.name} could be one of {', '.join(found)}; expected files of one family")
+        raise GenError(
+            f"model {files.name} could be one of {', '.join(found)}; expected files of one family"
+        )
     if known:
-        serves = "; ".join(f"{name} serves {' and '.join(table[name].modalities)}" for name in known)
+        serves = "; ".join(
+            f"{name} serves {' and '.join(table[name].modalities)}" for name in known
+        )
         raise GenError(f"model {files.name} is a {kind!r}: {serves}; asked for was {modality!r}")
     if not files.has(*CONFIGS) and not files.path.is_file():
-        raise GenError(f"model folder {files.path} has no config.json, no model_index.json and no weights that a family knows by their names")
+        raise GenError(
+            f"model folder {files.path} has no config.json, no model_index.json and no weights that"
+            " a family knows by their names"
+        )
     serving = [name for name, cls in table.items() if modality in cls.modalities]
-    raise GenError(f"model {files.name} is a {kind!r}, which no family recognises; the modality {modality!r} has models of its own (gen ls models) and the families {', '.join(serving)}")
+    raise GenError(
+        f"model {files.name} is a {kind!r}, which no family recognises; the modality {modality!r}"
+        f" has models of its own (gen ls models) and the families {', '.join(serving)}"
+    )
 
 
-def load_checkpoint(files: Files, modality: str, how: How, options: Mapping[str, Any]) -> Checkpoint:
+def load_checkpoint(
+    files: Files, modality: str, how: How, options: Mapping[str, Any]
+) -> Checkpoint:
     """The checkpoint, loaded. Raises ``GenError`` for an option that its family does not have."""
     cls = family_of(files, modality)
     for key in options:
         if not options_of(cls):
-            raise GenError(f"model {files.name} came with the option {key!r}; expected none, its family has no options")
+            raise GenError(
+                f"model {files.name} came with the option {key!r}; expected none, its family has no"
+                " options"
+            )
         if key not in options_of(cls):
             raise unknown(f"option of model {files.name}:", key, options_of(cls))
     return cls(files, modality, how, **options)
@@ -215,4 +268,8 @@ def load_checkpoint(files: Files, modality: str, how: How, options: Mapping[str,
 
 def options_of(cls: type[Checkpoint]) -> dict[str, Any]:
     """The options of a family and their defaults."""
-    return {k: p.default for k, p in inspect.signature(cls.__init__).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return {
+        k: p.default
+        for k, p in inspect.signature(cls.__init__).parameters.items()
+        if p.kind is p.KEYWORD_ONLY
+    }

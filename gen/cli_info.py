@@ -14,12 +14,28 @@ from typing import Any
 from gen.errors import GenError
 
 EMPTY = "-"
-LONG = ("knobs", "reference", "papers", "paper", "presets", "options", "tested")  # for --json and the pages; a line must fit a terminal
+LONG = (
+    "knobs",
+    "reference",
+    "papers",
+    "paper",
+    "presets",
+    "options",
+    "tested",
+)  # for --json and the pages; a line must fit a terminal
 
 
 def ls(args: argparse.Namespace) -> int:
-    table = {"samplers": samplers, "presets": presets, "tokenizers": lambda: simple("tokenizer"), "layouts": lambda: simple("layout"),
-             "modalities": modalities, "models": models, "families": families, "configs": configs}[args.kind]()  # fmt: skip
+    table = {
+        "samplers": samplers,
+        "presets": presets,
+        "tokenizers": lambda: simple("tokenizer"),
+        "layouts": lambda: simple("layout"),
+        "modalities": modalities,
+        "models": models,
+        "families": families,
+        "configs": configs,
+    }[args.kind]()
     if args.json:
         print(json.dumps(table, ensure_ascii=False, indent=2))
         return 0
@@ -34,7 +50,13 @@ def ls(args: argparse.Namespace) -> int:
 
 def papers(cls: type) -> list[str]:
     """The arXiv numbers that the module of a method names."""
-    return list(dict.fromkeys(re.findall(r"\d{4}\.\d{5}", getattr(sys.modules.get(cls.__module__), "__doc__", None) or "")))
+    return list(
+        dict.fromkeys(
+            re.findall(
+                r"\d{4}\.\d{5}", getattr(sys.modules.get(cls.__module__), "__doc__", None) or ""
+            )
+        )
+    )
 
 
 def samplers() -> list[dict[str, Any]]:
@@ -51,7 +73,11 @@ def samplers() -> list[dict[str, Any]]:
                 "exactness": _exactness(name),
                 "reference": cls.reference,
                 "papers": papers(cls),
-                "presets": [{k: p[k] for k in ("name", "exactness", "reference", "paper", "about")} for p in named if p["sampler"] == name],
+                "presets": [
+                    {k: p[k] for k in ("name", "exactness", "reference", "paper", "about")}
+                    for p in named
+                    if p["sampler"] == name
+                ],
                 "knobs": knobs,
                 "about": first_line(cls),
             }
@@ -98,19 +124,35 @@ def simple(kind: str) -> list[dict[str, Any]]:
 
 
 def models() -> list[dict[str, Any]]:
-    """The models that come with gen. A folder or hub id of your own goes wherever a name of these does."""
+    """The models that come with gen. A folder or hub id of your own goes wherever a name of these
+    does."""
     table = []
     for folder in zoo():
         config = _json_of(folder / "config.json")
         size = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
-        about = next((line.strip() for line in _readable(folder / "README.md").splitlines() if _is_prose(line)), "")
-        kind = config.get("model_type") or config.get("_class_name") or config.get("frontend_class") or EMPTY
-        table.append({"name": folder.name, "type": kind, "megabytes": round(size / 1e6, 2), "about": about})
+        about = next(
+            (
+                line.strip()
+                for line in _readable(folder / "README.md").splitlines()
+                if _is_prose(line)
+            ),
+            "",
+        )
+        kind = (
+            config.get("model_type")
+            or config.get("_class_name")
+            or config.get("frontend_class")
+            or EMPTY
+        )
+        table.append(
+            {"name": folder.name, "type": kind, "megabytes": round(size / 1e6, 2), "about": about}
+        )
     return table
 
 
 def families() -> list[dict[str, Any]]:
-    """What published checkpoints are recognised as. ``tested``: on what a family's loader was tested."""
+    """What published checkpoints are recognised as. ``tested``: on what a family's loader was
+    tested."""
     from gen.checkpoint import options_of
     from gen.registry import registry
 
@@ -133,7 +175,9 @@ def configs() -> list[dict[str, Any]]:
 
     table = []
     for name, path in packaged().items():
-        line = next((x.lstrip("# ").strip() for x in _readable(path).splitlines() if x.startswith("#")), "")
+        line = next(
+            (x.lstrip("# ").strip() for x in _readable(path).splitlines() if x.startswith("#")), ""
+        )
         table.append({"name": name, "about": line})
     return table
 
@@ -163,13 +207,15 @@ def cp(args: argparse.Namespace) -> int:
     return 0
 
 
-# ------------------------------------------------------------------------------------------------------ small parts
+# --- small parts
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells, the first one a heading, in aligned columns."""
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows)
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
+    )
 
 
 def first_line(obj: Any) -> str:
@@ -181,7 +227,9 @@ def zoo() -> list[Path]:
     import gen
 
     roots = [Path(p) / "zoo" for p in gen.__path__]
-    return sorted(f for r in roots if r.is_dir() for f in r.iterdir() if (f / "config.json").is_file())
+    return sorted(
+        f for r in roots if r.is_dir() for f in r.iterdir() if (f / "config.json").is_file()
+    )
 
 
 def _exactness(name: str) -> str:

@@ -25,9 +25,24 @@ def sample(args: argparse.Namespace) -> int:
     from gen.jobs.ledger import slug
 
     sampler = args.sampler or SAMPLER
-    tree: dict[str, Any] = {"modality": args.modality, "prompts": [args.prompt], "sampler": sampler,
-                            "law": law_of(args, sampler)}  # fmt: skip
-    for key in ("num_samples", "seed", "out", *START, "batch_size", "trace", "model", "device", "dtype", "compile"):
+    tree: dict[str, Any] = {
+        "modality": args.modality,
+        "prompts": [args.prompt],
+        "sampler": sampler,
+        "law": law_of(args, sampler),
+    }
+    for key in (
+        "num_samples",
+        "seed",
+        "out",
+        *START,
+        "batch_size",
+        "trace",
+        "model",
+        "device",
+        "dtype",
+        "compile",
+    ):
         if getattr(args, key) is not None:
             tree[key] = getattr(args, key)
     job = make_job(tree, args.sets, where="the command line")
@@ -69,11 +84,16 @@ def _run(job: Any) -> int:
     progress = for_terminal() if leader else Silent()
     with stoppable(progress.note) as stop:
         summary = run_job(job, progress=progress, stop=stop)
-    if not leader:  # launchers end all processes when one of them returns anything else, and the leader is still at the gallery
+    if not leader:
+        # launchers end all processes when one of them returns anything else, and the leader is
+        # still at the gallery
         return 0
     _tell(summary)
     if summary["pending"]:
-        print(f"gen: stopped with {summary['pending']} items to make; the same command goes on", file=sys.stderr)
+        print(
+            f"gen: stopped with {summary['pending']} items to make; the same command goes on",
+            file=sys.stderr,
+        )
         return STOPPED
     return 1 if summary["failed"] else 0
 
@@ -83,12 +103,19 @@ def _tell(summary: dict[str, Any]) -> None:
     if not made and not summary["pending"]:
         print(f"all {summary['items']} items are there, nothing to do")
     for name, s in summary["by_sampler"].items():
-        print(f"{name}: {s['items']} items, {s['nfe']:g} forward calls and {s['seconds']:.3g} s per item (medians)")
+        print(
+            f"{name}: {s['items']} items, {s['nfe']:g} forward calls and {s['seconds']:.3g} s per"
+            " item (medians)"
+        )
     print(f"gallery: {summary['gallery']}")
     failed = summary["failed"]
     if failed:
         first = " ".join(f"{failed[0]['index']:06d}: {failed[0]['error']}".split())
-        print(f"gen: {len(failed)} of {summary['items']} items failed ({first}); retry=failed tries just them again", file=sys.stderr)
+        print(
+            f"gen: {len(failed)} of {summary['items']} items failed ({first}); retry=failed tries"
+            " just them again",
+            file=sys.stderr,
+        )
 
 
 def work(args: argparse.Namespace) -> int:
@@ -101,7 +128,9 @@ def work(args: argparse.Namespace) -> int:
             print(f"gen: {text}", file=sys.stderr, flush=True)
 
     with stoppable(Notes().note) as stop:
-        report = join_job(args.folder, slot=args.slot, device=args.device, progress=Notes(), stop=stop)
+        report = join_job(
+            args.folder, slot=args.slot, device=args.device, progress=Notes(), stop=stop
+        )
     return STOPPED if report.stopped else 1 if report.failed else 0
 
 
@@ -114,13 +143,17 @@ def _dry_run(job: Any) -> int:
     from gen.jobs.plan import check_target, make_plan
 
     check_target(Path(job.out), job)
-    any_prompt = SimpleNamespace(condition=str)  # of a published model: what its prompts may be only the loaded model knows
+    any_prompt = SimpleNamespace(
+        condition=str
+    )  # of a published model: what its prompts may be only the loaded model knows
 
     def pipe_of(entry: Any) -> Any:
         files = published(entry.model) if entry.model else None
         if files is not None:
             family_of(files, entry.modality)
-        return SimpleNamespace(modality=registry.get("modality", entry.modality)() if files is None else any_prompt)
+        return SimpleNamespace(
+            modality=registry.get("modality", entry.modality)() if files is None else any_prompt
+        )
 
     plan = make_plan(job, pipe_of)
     rows = [("sampler", "modality", "rows", "items")]
@@ -130,7 +163,10 @@ def _dry_run(job: Any) -> int:
     print(columns(rows))
     for item in [i for i in plan["items"] if "error" in i][:10]:
         print(f"cannot be made: {item['error']}")
-    print(f"items: {len(plan['items'])} in {len(plan['shards'])} shards" + (f", {plan['duplicates']} asked for twice" if plan["duplicates"] else ""))
+    print(
+        f"items: {len(plan['items'])} in {len(plan['shards'])} shards"
+        + (f", {plan['duplicates']} asked for twice" if plan["duplicates"] else "")
+    )
     print(f"out: {job.out}  fingerprint: {fingerprint(job)}")
     return 0
 
@@ -158,8 +194,13 @@ def check(args: argparse.Namespace) -> int:
 
 def _print_report(report: dict[str, Any]) -> None:
     rows: list[Sequence[str]] = [("sampler", "items", "fulfilled", "valid")]
-    groups = [*report["by_sampler"].items(), *([("all", report)] if len(report["by_sampler"]) > 1 else [])]
-    rows += [(name, str(s["items"]), f"{s['fulfilled']:.1%}", f"{s['valid']:.1%}") for name, s in groups]
+    groups = [
+        *report["by_sampler"].items(),
+        *([("all", report)] if len(report["by_sampler"]) > 1 else []),
+    ]
+    rows += [
+        (name, str(s["items"]), f"{s['fulfilled']:.1%}", f"{s['valid']:.1%}") for name, s in groups
+    ]
     print(columns(rows))
     for item in report["failed"][:10]:
         print(f"{item['id']} {item['prompt']!r}: {item['detail']}")

@@ -1,7 +1,7 @@
 """``gen doctor``: what this machine can run, in one look.
 
-Packages with native parts are tried in a process of their own: one whose extension does not load may take the whole
-interpreter down with it.
+Packages with native parts are tried in a process of their own: one whose extension does not load
+may take the whole interpreter down with it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that is looked at; ``problems`` keep gen from working, ``notes`` keep a part of it from working."""
+    """Everything that is looked at; ``problems`` keep gen from working, ``notes`` keep a part of it
+    from working."""
     report: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -58,7 +59,9 @@ def examine() -> dict[str, Any]:
     report["packages"] = {name: installed(name) for name in NEEDED}
     for name, found in report["packages"].items():
         if found is None:
-            problems.append(f"{name} is not installed; expected {name}{wanted.get(name.lower(), '')}")
+            problems.append(
+                f"{name} is not installed; expected {name}{wanted.get(name.lower(), '')}"
+            )
         elif not fits(found, wanted.get(name.lower(), "")):
             problems.append(f"{name} is {found}; expected {wanted[name.lower()]}")
     if report["packages"]["torch"]:
@@ -69,12 +72,15 @@ def examine() -> dict[str, Any]:
             report.update(_devices())
     report["torchaudio"] = try_import("torchaudio")
     if report["torchaudio"].startswith("present"):
-        notes.append(f"torchaudio is {report['torchaudio']}; sounds are read and written without it")
+        notes.append(
+            f"torchaudio is {report['torchaudio']}; sounds are read and written without it"
+        )
     try:
         from gen.registry import registry
 
         report["registered"] = {
-            kind: len(registry.table(kind)) for kind in ("sampler", "preset", "tokenizer", "modality")
+            kind: len(registry.table(kind))
+            for kind in ("sampler", "preset", "tokenizer", "modality")
         }
     except Exception as error:  # a plugin may raise anything when imported
         problems.append(f"the registry cannot be filled: {type(error).__name__}: {error}")
@@ -95,7 +101,9 @@ def requirements() -> dict[str, str]:
         return {}
     found = {}
     for line in lines:
-        match = re.match(r"([A-Za-z0-9_.-]+)\s*([<>=!~0-9.,a-z*\s]*)$", line.partition(";")[0].strip())
+        match = re.match(
+            r"([A-Za-z0-9_.-]+)\s*([<>=!~0-9.,a-z*\s]*)$", line.partition(";")[0].strip()
+        )
         if match and "extra ==" not in line:
             found[match[1].lower()] = match[2].replace(" ", "")
     return found
@@ -117,13 +125,18 @@ def try_import(name: str) -> str:
     if find_spec(name) is None:
         return "absent"
     try:
-        done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {name}"], capture_output=True, text=True, timeout=120
+        )
     except subprocess.TimeoutExpired:
         return "present but does not import within 120 s"
     if done.returncode == 0:
         return "works"
     said = done.stderr.strip().splitlines()
-    return f"present but its extension cannot load ({said[-1] if said else f'exit code {done.returncode}'})"
+    return (
+        "present but its extension cannot load"
+        f" ({said[-1] if said else f'exit code {done.returncode}'})"
+    )
 
 
 def _devices() -> dict[str, Any]:
@@ -155,8 +168,14 @@ def _zoo(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
                 pointer = file.read(8).startswith(b"version ")
             if pointer:
                 problems.append(f"zoo model {folder.name} is a Git LFS pointer; run git lfs pull")
-            table.append({"model": folder.name, "file": path.name, "megabytes": round(path.stat().st_size / 1e6, 2),
-                          "sha256": sha256(path)[:16]})  # fmt: skip
+            table.append(
+                {
+                    "model": folder.name,
+                    "file": path.name,
+                    "megabytes": round(path.stat().st_size / 1e6, 2),
+                    "sha256": sha256(path)[:16],
+                }
+            )
     if not table:
         notes.append("no models come with this copy of gen; name one of your own with --model")
     return table
@@ -173,7 +192,11 @@ def _writable(folder: Path) -> bool:
 def _text(report: dict[str, Any]) -> str:
     from gen.cli_info import columns
 
-    rows = [("what", "found"), ("gen", str(report["gen"])), ("python", f"{report['python']} on {report['platform']}")]
+    rows = [
+        ("what", "found"),
+        ("gen", str(report["gen"])),
+        ("python", f"{report['python']} on {report['platform']}"),
+    ]
     rows += [(name, found or "absent") for name, found in report["packages"].items()]
     rows.append(("torchaudio", report["torchaudio"]))
     if "devices" in report:
@@ -182,9 +205,17 @@ def _text(report: dict[str, Any]) -> str:
             ("cores", f"{report['cores']} ({report['threads']} torch threads)"),
         ]
     rows += [
-        (f"{kind}s" if kind != "modality" else "modalities", str(n)) for kind, n in report.get("registered", {}).items()
+        (f"{kind}s" if kind != "modality" else "modalities", str(n))
+        for kind, n in report.get("registered", {}).items()
     ]
-    rows += [(f"model {m['model']}", f"{m['megabytes']} MB, sha256 {m['sha256']}...") for m in report["zoo"]]
+    rows += [
+        (f"model {m['model']}", f"{m['megabytes']} MB, sha256 {m['sha256']}...")
+        for m in report["zoo"]
+    ]
     rows.append(("write here", "yes" if report["writable"] else "no"))
-    lines = [columns(rows), *(f"note: {n}" for n in report["notes"]), *(f"problem: {p}" for p in report["problems"])]
+    lines = [
+        columns(rows),
+        *(f"note: {n}" for n in report["notes"]),
+        *(f"problem: {p}" for p in report["problems"]),
+    ]
     return "\n".join([*lines, "usable" if report["usable"] else "not usable"])

@@ -1,9 +1,9 @@
 """Draws: every random decision goes through one injected object.
 
-Production draws are counter-based. A decision is an integer hash of (item key, purpose, position, round), so an item
-gets the same draws whatever the batch, shard, worker or window, on any device. ``round=None`` leaves the round out:
-the noise then belongs to the position, and asking again with another law answers with the same noise (that is what
-Gumbel coupling means).
+Production draws are counter-based. A decision is an integer hash of (item key, purpose, position,
+round), so an item gets the same draws whatever the batch, shard, worker or window, on any device.
+``round=None`` leaves the round out: the noise then belongs to the position, and asking again with
+another law answers with the same noise (that is what Gumbel coupling means).
 
 Tests inject an object with the same methods that enumerates all outcomes of the production code.
 """
@@ -19,28 +19,54 @@ import torch
 from torch import Tensor
 
 _MASK53 = (1 << 53) - 1
-KEPT, BLOCK = 1 << 19, 16  # bytes of noise that are kept per purpose, and for how many more positions at a time it is made
-PIECE = {True: 1 << 13, False: 1 << 22}  # numbers that are worked on at a time, on a CPU or elsewhere
-Bits = np.ndarray | Tensor  # int64, or float64 between 0 and 1: an array on the host, a tensor elsewhere
+KEPT, BLOCK = (
+    1 << 19,
+    16,
+)  # bytes of noise that are kept per purpose, and for how many more positions at a time it is made
+PIECE = {
+    True: 1 << 13,
+    False: 1 << 22,
+}  # numbers that are worked on at a time, on a CPU or elsewhere
+Bits = (
+    np.ndarray | Tensor
+)  # int64, or float64 between 0 and 1: an array on the host, a tensor elsewhere
 
 
 class Draws(Protocol):
-    """Decisions for the rows of a batch. ``rows`` [b] picks rows of the batch; ``positions`` is long [b, L], the grid
-    position each decision is about; ``round`` long [b] or None; ``active`` bool [b, L] marks decisions that count
-    (the others may return anything)."""
+    """Decisions for the rows of a batch. ``rows`` [b] picks rows of the batch; ``positions`` is
+    long [b, L], the grid position each decision is about; ``round`` long [b] or None; ``active``
+    bool [b, L] marks decisions that count (the others may return anything)."""
 
-    def categorical(self, logp: Tensor, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None,
-                    active: Tensor) -> Tensor:
+    def categorical(
+        self,
+        logp: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        purpose: str,
+        round: Tensor | None,
+        active: Tensor,
+    ) -> Tensor:
         """Ids long [b, L] drawn from log-probabilities [b, L, V]."""
 
-    def flip(self, p: Tensor, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None,
-             active: Tensor) -> Tensor:
+    def flip(
+        self,
+        p: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        purpose: str,
+        round: Tensor | None,
+        active: Tensor,
+    ) -> Tensor:
         """Bool [b, L], true with probability ``p`` [b, L]."""
 
-    def uniform(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
+    def uniform(
+        self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None
+    ) -> Tensor:
         """Float64 [b, L] in (0, 1)."""
 
-    def normal(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int) -> Tensor:
+    def normal(
+        self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int
+    ) -> Tensor:
         """Float64 [b, L, size], independent standard normal variables."""
 
 
@@ -52,14 +78,19 @@ def item_key(*parts: object) -> int:
 class CounterDraws:
     """See the module. ``keys``: one integer per row of the batch.
 
-    On a CPU, noise that belongs to positions is kept as long as it takes no more than ``KEPT`` bytes: the same positions are asked about round
-    after round. Elsewhere, or beyond that, it is made where it is wanted, a ``PIECE`` of it at a time.
+    On a CPU, noise that belongs to positions is kept as long as it takes no more than ``KEPT``
+    bytes: the same positions are asked about round after round. Elsewhere, or beyond that, it is
+    made where it is wanted, a ``PIECE`` of it at a time.
     """
 
     def __init__(self, keys: Sequence[int], device: torch.device | str = "cpu"):
-        self.keys = torch.tensor([k - (1 << 64) if k >> 63 else k for k in keys], dtype=torch.int64, device=device)
+        self.keys = torch.tensor(
+            [k - (1 << 64) if k >> 63 else k for k in keys], dtype=torch.int64, device=device
+        )
         self._rows = len(keys)
-        self._kept: dict[tuple[str, int], tuple[int, Tensor]] = {}  # the first position, and float64 [rows of the batch, positions, V]
+        self._kept: dict[
+            tuple[str, int], tuple[int, Tensor]
+        ] = {}  # the first position, and float64 [rows of the batch, positions, V]
 
     def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Bits:
         h = _mix(_plain(self.keys)[_plain(rows)] ^ _constant(purpose))
@@ -71,8 +102,11 @@ class CounterDraws:
         return torch.as_tensor(_unit(_mix(self._bits(rows, positions, purpose, round))))
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:
-        """By inversion: one uniform number each, so that no two sizes share their numbers out differently."""
-        return torch.special.ndtri(torch.as_tensor(_units(self._bits(rows, positions, purpose, round), size)))
+        """By inversion: one uniform number each, so that no two sizes share their numbers out
+        differently."""
+        return torch.special.ndtri(
+            torch.as_tensor(_units(self._bits(rows, positions, purpose, round), size))
+        )
 
     def flip(self, p, rows, positions, purpose, round, active) -> Tensor:
         return self.uniform(rows, positions, purpose, round) < p
@@ -84,18 +118,27 @@ class CounterDraws:
             if noise is not None:
                 return _argmax(noise + logp)
         bits, size = self._bits(rows, positions, purpose, round), logp.shape[-1]
-        if positions.is_cpu and not active.all():  # most of the time goes into the noise, and nobody has to wait to know what is asked
+        if (
+            positions.is_cpu and not active.all()
+        ):  # most of the time goes into the noise, and nobody has to wait to know what is asked
             row, column = active.nonzero(as_tuple=True)
             out = torch.zeros_like(positions)
-            out[row, column] = _drawn(lambda part: logp[row[part], column[part]], bits[row.numpy(), column.numpy()], size)
+            out[row, column] = _drawn(
+                lambda part: logp[row[part], column[part]], bits[row.numpy(), column.numpy()], size
+            )
             return out
         if logp.is_contiguous():
-            return _drawn(logp.view(-1, size).__getitem__, bits.reshape(-1), size).view(positions.shape)
-        return torch.stack([_drawn(law.__getitem__, here, size) for law, here in zip(logp, bits, strict=True)])  # all rows together would be a copy
+            return _drawn(logp.view(-1, size).__getitem__, bits.reshape(-1), size).view(
+                positions.shape
+            )
+        return torch.stack(
+            [_drawn(law.__getitem__, here, size) for law, here in zip(logp, bits, strict=True)]
+        )  # all rows together would be a copy
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> Tensor | None:
-        """What is kept of the noise of these positions, [b, L, V]; None where it would be too much. It begins where the lowest of them is, and goes on for
-        some more than there are, which will be asked about soon."""
+        """What is kept of the noise of these positions, [b, L, V]; None where it would be too much.
+        It begins where the lowest of them is, and goes on for some more than there are, which will
+        be asked about soon."""
         if not positions.is_cpu:
             return None
         if positions.numel() == 1:
@@ -112,27 +155,45 @@ class CounterDraws:
             length = high - low + 1 + BLOCK
             if self._rows * length * size * 8 > KEPT:
                 return None
-            begin, kept = self._kept[purpose, size] = low, self._moved(begin, kept, low, length, purpose, size)
+            begin, kept = self._kept[purpose, size] = (
+                low,
+                self._moved(begin, kept, low, length, purpose, size),
+            )
         if together and self._rows == 1:
             return kept.narrow(1, low - begin, high - low + 1)
         return kept[rows[:, None], positions - begin]
 
-    def _moved(self, begin: int, kept: Tensor | None, low: int, length: int, purpose: str, size: int) -> Tensor:
-        """The noise of positions low .. low + length - 1; what is there of it already is not made again."""
+    def _moved(
+        self, begin: int, kept: Tensor | None, low: int, length: int, purpose: str, size: int
+    ) -> Tensor:
+        """The noise of positions low .. low + length - 1; what is there of it already is not made
+        again."""
         new = torch.empty(self._rows, length, size, dtype=torch.float64)
-        there = range(0) if kept is None else range(max(begin, low), min(begin + kept.shape[1], low + length))
+        there = (
+            range(0)
+            if kept is None
+            else range(max(begin, low), min(begin + kept.shape[1], low + length))
+        )
         if there:
-            new[:, there.start - low : there.stop - low] = kept[:, there.start - begin : there.stop - begin]
-        every, missing = torch.arange(self._rows), [n for n in range(low, low + length) if n not in there]
+            new[:, there.start - low : there.stop - low] = kept[
+                :, there.start - begin : there.stop - begin
+            ]
+        every, missing = (
+            torch.arange(self._rows),
+            [n for n in range(low, low + length) if n not in there],
+        )
         many = max(1, PIECE[True] // (self._rows * size))
         for first in range(0, len(missing), many):
             at = torch.tensor(missing[first : first + many])
-            new[:, at - low] = _gumbel(self._bits(every, at.expand(self._rows, -1), purpose, None), size)
+            new[:, at - low] = _gumbel(
+                self._bits(every, at.expand(self._rows, -1), purpose, None), size
+            )
         return new
 
 
 class OffsetDraws:
-    """Draws about a part of a grid: its place 0 is place ``first`` of the whole, and has that one's draws."""
+    """Draws about a part of a grid: its place 0 is place ``first`` of the whole, and has that one's
+    draws."""
 
     def __init__(self, draws: Draws, first: int):
         self.draws, self.first = draws, first
@@ -163,7 +224,8 @@ def _constant(purpose: str) -> int:
 
 
 def _plain(x: Tensor) -> Bits:
-    """The same memory as an array, where it is the host's: of few numbers most of the time goes into the calls, and numpy's take less."""
+    """The same memory as an array, where it is the host's: of few numbers most of the time goes
+    into the calls, and numpy's take less."""
     return x.numpy() if x.is_cpu else x
 
 
@@ -190,7 +252,11 @@ def _unit(bits: Bits) -> Bits:
 
 def _units(bits: Bits, size: int) -> Bits:
     """So many numbers [..., size] between 0 and 1 from the bits [...] of a decision."""
-    index = np.arange(1, size + 1) if isinstance(bits, np.ndarray) else torch.arange(1, size + 1, device=bits.device)
+    index = (
+        np.arange(1, size + 1)
+        if isinstance(bits, np.ndarray)
+        else torch.arange(1, size + 1, device=bits.device)
+    )
     return _unit(_mix(bits[..., None] + index * _GOLDEN))
 
 
@@ -205,9 +271,12 @@ def _gumbel(bits: Bits, size: int) -> Tensor:
 
 
 def _drawn(law: Callable[[slice], Tensor], bits: Bits, size: int) -> Tensor:
-    """Ids [n] from the bits [n] of each decision and the log-probabilities [m, V] of some of them at a time."""
+    """Ids [n] from the bits [n] of each decision and the log-probabilities [m, V] of some of them
+    at a time."""
     many = max(1, PIECE[isinstance(bits, np.ndarray)] // max(1, size))
-    parts = [slice(i, i + many) for i in range(0, max(1, len(bits)), many)]  # of no decision as well, one part
+    parts = [
+        slice(i, i + many) for i in range(0, max(1, len(bits)), many)
+    ]  # of no decision as well, one part
     ids = [_argmax(law(part) + _gumbel(bits[part], size)) for part in parts]
     return ids[0] if len(ids) == 1 else torch.cat(ids)
 

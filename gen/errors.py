@@ -1,4 +1,5 @@
-"""The one exception users meet, and the sentence that names what came, what was expected and the nearest name."""
+"""The one exception users meet, and the sentence that names what came, what was expected and the
+nearest name."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Iterable
 
 
 class GenError(ValueError):
-    """Bad input or a failed run, with a message made for people. The command line prints it and exits with 2."""
+    """Bad input or a failed run, with a message made for people. The command line prints it and
+    exits with 2."""
 
 
 def unknown(kind: str, got: object, options: Iterable[str], where: str = "") -> GenError:

@@ -1,6 +1,8 @@
-"""The law p: the distribution that tokens are drawn from, made from logits once, here, in this order.
+"""The law p: the distribution that tokens are drawn from, made from logits once, here, in this
+order.
 
-    guidance    z = u + s (c - u)          c, u: logits with and without the condition, s = guidance_scale
+    guidance    z = u + s (c - u)          c, u: logits with and without the condition, s =
+                guidance_scale
     legal ids   z = -inf where an id may not stand
     temperature z = z / temperature        0: all mass on the argmax
     top-k       the k largest
@@ -19,12 +21,18 @@ from torch import Tensor
 
 from gen.errors import bad_value
 
-PIECE = {True: 1 << 15, False: 1 << 22}  # numbers of a law that are worked on at a time, on a CPU or elsewhere: what lies between is as large as that
+PIECE = {
+    True: 1 << 15,
+    False: 1 << 22,
+}
+# numbers of a law that are worked on at a time, on a CPU or elsewhere: what lies between is as
+# large as that
 
 
 @dataclass(frozen=True)
 class Law:
-    """The knobs of the law. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``guidance_scale`` 1 switch each part off.
+    """The knobs of the law. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``guidance_scale`` 1 switch
+    each part off.
 
     Raises ``GenError`` for a value out of range.
     """
@@ -46,23 +54,38 @@ class Law:
         if not number(self.min_p) or not 0 <= self.min_p <= 1:
             raise bad_value("law.min_p", self.min_p, "a number between 0 and 1")
         if not number(self.guidance_scale) or abs(self.guidance_scale) == float("inf"):
-            raise bad_value("law.guidance_scale", self.guidance_scale, "a finite number (1 is no guidance)")
+            raise bad_value(
+                "law.guidance_scale", self.guidance_scale, "a finite number (1 is no guidance)"
+            )
 
     @property
     def guided(self) -> bool:
         return self.guidance_scale != 1.0
 
-    def __call__(self, logits: Tensor, uncond: Tensor | None = None, legal: Tensor | None = None, *, consume: bool = False) -> Tensor:
-        """Log-probabilities [..., V] of the law, -inf where it has no mass; float64 for float64 logits, else float32.
+    def __call__(
+        self,
+        logits: Tensor,
+        uncond: Tensor | None = None,
+        legal: Tensor | None = None,
+        *,
+        consume: bool = False,
+    ) -> Tensor:
+        """Log-probabilities [..., V] of the law, -inf where it has no mass; float64 for float64
+        logits, else float32.
 
-        ``uncond``: logits without the condition, like ``logits``. ``legal``: bool, broadcastable to ``logits``. ``consume``: the logits are not
-        needed any more, so that the law may be written over them.
+        ``uncond``: logits without the condition, like ``logits``. ``legal``: bool, broadcastable to
+        ``logits``. ``consume``: the logits are not needed any more, so that the law may be written
+        over them.
         """
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
         rows = max(1, PIECE[logits.is_cpu] // logits.shape[-1])
         if logits.numel() <= rows * logits.shape[-1]:
             return self._of(logits, uncond, legal)
-        out = logits if consume and logits.dtype == wide and logits.is_contiguous() else torch.empty(logits.shape, dtype=wide, device=logits.device)
+        out = (
+            logits
+            if consume and logits.dtype == wide and logits.is_contiguous()
+            else torch.empty(logits.shape, dtype=wide, device=logits.device)
+        )
         flat = lambda x: None if x is None else x.expand(logits.shape).reshape(-1, logits.shape[-1])
         parts = [flat(x) for x in (out, logits, uncond, legal)]
         for first in range(0, len(parts[0]), rows):
@@ -88,8 +111,13 @@ class Law:
         if self.top_p < 1:
             ordered, ids = z.sort(dim=-1, descending=True, stable=True)
             mass = ordered.softmax(-1)
-            before = mass.cumsum(-1) - mass  # an id stays while the larger ones do not reach p yet, so one always does
-            z = z.masked_fill(torch.zeros_like(z, dtype=torch.bool).scatter_(-1, ids, before >= self.top_p), float("-inf"))
+            before = (
+                mass.cumsum(-1) - mass
+            )  # an id stays while the larger ones do not reach p yet, so one always does
+            z = z.masked_fill(
+                torch.zeros_like(z, dtype=torch.bool).scatter_(-1, ids, before >= self.top_p),
+                float("-inf"),
+            )
         if self.min_p > 0:
             logp = z.log_softmax(-1)
             floor = logp.amax(-1, keepdim=True) + torch.tensor(self.min_p, dtype=z.dtype).log()

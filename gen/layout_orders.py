@@ -1,7 +1,8 @@
-"""What layouts are made of: orders of a grid's cells, and the tables that follow from a list of steps.
+"""What layouts are made of: orders of a grid's cells, and the tables that follow from a list of
+steps.
 
-An order takes the grid, slowest axis first, and a seed that only ``random`` uses, and gives each cell once, as its index in
-raster order. Methods that choose places use them too.
+An order takes the grid, slowest axis first, and a seed that only ``random`` uses, and gives each
+cell once, as its index in raster order. Methods that choose places use them too.
 """
 
 from __future__ import annotations
@@ -26,16 +27,22 @@ def row_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
 
 
 def snake_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
-    """Every other row backwards (and every other frame upwards), so that each cell is a neighbour of the one before."""
+    """Every other row backwards (and every other frame upwards), so that each cell is a neighbour
+    of the one before."""
     cells = [0]
     for size in grid:
-        cells = [c * size + (size - 1 - x if n % 2 else x) for n, c in enumerate(cells) for x in range(size)]
+        cells = [
+            c * size + (size - 1 - x if n % 2 else x)
+            for n, c in enumerate(cells)
+            for x in range(size)
+        ]
     return cells
 
 
 @cache
 def halton_cells(grid: tuple[int, ...], seed: int | None = None) -> tuple[int, ...]:
-    """In the order in which the Halton sequence (bases 2, 3, 5, ...) first visits them: far apart from one to the next."""
+    """In the order in which the Halton sequence (bases 2, 3, 5, ...) first visits them: far apart
+    from one to the next."""
     bases, total = (2, 3, 5, 7)[: len(grid)], math.prod(grid)
     seen: dict[int, None] = {}
     i = 0
@@ -51,7 +58,11 @@ def halton_cells(grid: tuple[int, ...], seed: int | None = None) -> tuple[int, .
 def random_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
     """One permutation per seed, from our own hash: the same with every version of torch."""
     draws = CounterDraws([item_key("layout", seed)])
-    return draws.uniform(torch.tensor([0]), torch.arange(math.prod(grid))[None], "order", None)[0].argsort(stable=True).tolist()
+    return (
+        draws.uniform(torch.tensor([0]), torch.arange(math.prod(grid))[None], "order", None)[0]
+        .argsort(stable=True)
+        .tolist()
+    )
 
 
 def _radical_inverse(i: int, base: int) -> float:
@@ -68,7 +79,8 @@ ORDERS = {"row": row_cells, "snake": snake_cells, "halton": halton_cells, "rando
 
 
 class Tables(NamedTuple):
-    """Long, one entry per place, the steps one after another; but ``code`` has one per code, stream after stream."""
+    """Long, one entry per place, the steps one after another; but ``code`` has one per code, stream
+    after stream."""
 
     pairs: Tensor  # [P, 2] stream and cell, -1 for specials
     step: Tensor  # [P] which step the place is in
@@ -79,23 +91,35 @@ class Tables(NamedTuple):
     specials: Mapping[int, str]  # id -> name
 
     @staticmethod
-    def of(plan: Sequence[Sequence[Place]], cells: Sequence[int], spans: Mapping[int | str, tuple[int, int]]) -> Tables:
+    def of(
+        plan: Sequence[Sequence[Place]],
+        cells: Sequence[int],
+        spans: Mapping[int | str, tuple[int, int]],
+    ) -> Tables:
         """``cells``: codes per stream. ``spans``: low and high of every stream and special.
 
         Raises ``ValueError`` unless every code stands in the plan once.
         """
         places = [place for step in plan for place in step]
-        code = sorted((n for n, place in enumerate(places) if not isinstance(place, str)), key=lambda n: places[n])
-        if [places[n] for n in code] != [(q, c) for q, count in enumerate(cells) for c in range(count)]:
+        code = sorted(
+            (n for n, place in enumerate(places) if not isinstance(place, str)),
+            key=lambda n: places[n],
+        )
+        if [places[n] for n in code] != [
+            (q, c) for q, count in enumerate(cells) for c in range(count)
+        ]:
             raise ValueError("the plan of a layout has to hold every code once")
         pairs = [(-1, -1) if isinstance(p, str) else p for p in places]
-        step, level = torch.tensor([(s, n) for s, step in enumerate(plan) for n in range(len(step))]).T
+        step, level = torch.tensor(
+            [(s, n) for s, step in enumerate(plan) for n in range(len(step))]
+        ).T
         low, high = torch.tensor([spans[p if isinstance(p, str) else p[0]] for p in places]).T
         specials = {span[0]: name for name, span in spans.items() if isinstance(name, str)}
         return Tables(torch.tensor(pairs), step, level, low, high, torch.tensor(code), specials)
 
     def fill(self, codes: Tensor) -> Tensor:
-        """Codes [B, N] -> ids [B, P]. Raises ``GenError`` for a code that its stream does not have."""
+        """Codes [B, N] -> ids [B, P]. Raises ``GenError`` for a code that its stream does not
+        have."""
         low, high, place = (x.to(codes.device) for x in (self.low, self.high, self.code))
         sizes = (high - low)[place]
         wrong = (codes < 0) | (codes >= sizes)
@@ -109,14 +133,19 @@ class Tables(NamedTuple):
         return ids
 
     def take(self, ids: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Ids [B, P] -> codes [B, N]. Raises ``GenError`` for an id where it may not stand, the places named in ``shape``."""
+        """Ids [B, P] -> codes [B, N]. Raises ``GenError`` for an id where it may not stand, the
+        places named in ``shape``."""
         low, high, place = (x.to(ids.device) for x in (self.low, self.high, self.code))
         wrong = (ids < low) | (ids >= high)
         if bool(wrong.any()):
             row, n = wrong.nonzero()[0].tolist()
             name = f"the id at place {n if len(shape) == 1 else divmod(n, shape[1])} of row {row}"
             (stream, cell), least = self.pairs[n].tolist(), int(low[n])
-            what = f"{least} ({self.specials[least]})" if stream < 0 else f"{least} to {int(high[n]) - 1} (stream {stream}, cell {cell})"
+            what = (
+                f"{least} ({self.specials[least]})"
+                if stream < 0
+                else f"{least} to {int(high[n]) - 1} (stream {stream}, cell {cell})"
+            )
             raise bad_value(name, int(ids[row, n]), what)
         return (ids - low)[:, place]
 
@@ -125,7 +154,8 @@ class Tables(NamedTuple):
 
 
 def integers(obj: Any, name: str, least: int, count: int | None = None) -> None:
-    """Makes a field a tuple of ``count`` integers (without one: at least one) of at least ``least``, or raises ``GenError``."""
+    """Makes a field a tuple of ``count`` integers (without one: at least one) of at least
+    ``least``, or raises ``GenError``."""
     value = getattr(obj, name)
     fits = isinstance(value, (list, tuple)) and all(type(x) is int and x >= least for x in value)
     if not fits or (not value if count is None else len(value) != count):
@@ -142,7 +172,16 @@ def choice(name: str, value: Any, options: Iterable[str]) -> None:
 
 def check_whole(name: str, x: Any, shape: tuple[int, ...]) -> None:
     """Raises ``GenError`` unless x is a tensor of integers [B, *shape]."""
-    if not isinstance(x, Tensor) or x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
-        raise bad_value(name, x.dtype if isinstance(x, Tensor) else type(x).__name__, "a tensor of integers")
+    if (
+        not isinstance(x, Tensor)
+        or x.dtype == torch.bool
+        or x.is_floating_point()
+        or x.is_complex()
+    ):
+        raise bad_value(
+            name, x.dtype if isinstance(x, Tensor) else type(x).__name__, "a tensor of integers"
+        )
     if x.dim() != len(shape) + 1 or tuple(x.shape[1:]) != shape:
-        raise bad_value(f"the shape of {name}", tuple(x.shape), f"[B, {', '.join(map(str, shape))}]")
+        raise bad_value(
+            f"the shape of {name}", tuple(x.shape), f"[B, {', '.join(map(str, shape))}]"
+        )

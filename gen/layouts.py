@@ -1,17 +1,21 @@
-"""Layouts: a grid of codes <-> the sequence that a model reads. Letters: B batch, Q code streams, S places or steps, V ids.
+"""Layouts: a grid of codes <-> the sequence that a model reads. Letters: B batch, Q code streams, S
+places or steps, V ids.
 
-A layout is a list of steps, and a step a list of places. A place holds one code, named by (stream q, cell c), the cell
-counted in raster order, or a special such as ``eol``. All else follows from that list. Let place n allow the ids
-``low[n] <= id < high[n]``: [o_q, o_q + size_q) for a code of stream q, one id for a special. Let p(q, c) be the place of a
-code, each of which has exactly one. Then
+A layout is a list of steps, and a step a list of places. A place holds one code, named by (stream
+q, cell c), the cell counted in raster order, or a special such as ``eol``. All else follows from
+that list. Let place n allow the ids ``low[n] <= id < high[n]``: [o_q, o_q + size_q) for a code of
+stream q, one id for a special. Let p(q, c) be the place of a code, each of which has exactly one.
+Then
 
-    ids[n] = low[n], and ids[p(q, c)] += codes[q, c]            codes[q, c] = ids[p(q, c)] - low[p(q, c)]
+    ids[n] = low[n], and ids[p(q, c)] += codes[q, c]  codes[q, c] = ids[p(q, c)] - low[p(q, c)]
 
-so both directions read one table and cannot disagree. ``vocabulary`` says what o_q is: 0 (``shared``: streams use the same
-ids), or the sum of the sizes before it (``offset``: one joint vocabulary). Specials come right after the codes.
+so both directions read one table and cannot disagree. ``vocabulary`` says what o_q is: 0
+(``shared``: streams use the same ids), or the sum of the sizes before it (``offset``: one joint
+vocabulary). Specials come right after the codes.
 
-Codes are int64 [B, Q, *grid]. Streams of unequal stride (SNAC) are a list of [B, T_q], T_q = T / stride_q. Sequences are
-int64 [B, S]; ``parallel`` and ``delay`` make [B, S, Q], or [B, S * Q] with ``flat``, step by step.
+Codes are int64 [B, Q, *grid]. Streams of unequal stride (SNAC) are a list of [B, T_q], T_q = T /
+stride_q. Sequences are int64 [B, S]; ``parallel`` and ``delay`` make [B, S, Q], or [B, S * Q] with
+``flat``, step by step.
 """
 
 from __future__ import annotations
@@ -34,8 +38,9 @@ from gen.types import TokenSpace
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(ABC):
-    """``sizes``: codes per stream (its length is Q). ``grid``: cells of a stream, slowest axis first. ``vocabulary``: see
-    the module. Raises ``GenError`` for values out of range. A new layout is a ``plan`` under ``@register("layout", name)``.
+    """``sizes``: codes per stream (its length is Q). ``grid``: cells of a stream, slowest axis
+    first. ``vocabulary``: see the module. Raises ``GenError`` for values out of range. A new layout
+    is a ``plan`` under ``@register("layout", name)``.
     """
 
     sizes: tuple[int, ...]
@@ -50,7 +55,9 @@ class Layout(ABC):
         integers(self, "grid", 1)
         choice("vocabulary", self.vocabulary, ("shared", "offset"))
         if self.one_stream and len(self.sizes) != 1:
-            raise bad_value("sizes", self.sizes, f"one stream: {type(self).__name__} orders the cells of one")
+            raise bad_value(
+                "sizes", self.sizes, f"one stream: {type(self).__name__} orders the cells of one"
+            )
 
     @abstractmethod
     def plan(self) -> list[list[Place]]:
@@ -84,7 +91,8 @@ class Layout(ABC):
 
     @property
     def sequence_grid(self) -> tuple[int, ...]:
-        """The axes of the flat sequence, slowest first: (S,) where neighbours on an axis would not be neighbours."""
+        """The axes of the flat sequence, slowest first: (S,) where neighbours on an axis would not
+        be neighbours."""
         return tuple(self._tables.low.shape)
 
     def length(self, grid: Sequence[int] | None = None) -> int:
@@ -95,7 +103,9 @@ class Layout(ABC):
 
     @cached_property
     def _tables(self) -> Tables:
-        spans: dict[int | str, tuple[int, int]] = {name: (i, i + 1) for name, i in self.special_ids.items()}
+        spans: dict[int | str, tuple[int, int]] = {
+            name: (i, i + 1) for name, i in self.special_ids.items()
+        }
         for q, size in enumerate(self.sizes):
             first = sum(self.sizes[:q]) if self.vocabulary == "offset" else 0
             spans[q] = first, first + size
@@ -118,7 +128,8 @@ class Layout(ABC):
 
     @property
     def block_of(self) -> Tensor:
-        """Position n may see position m if ``block_of[m] <= block_of[n]``: long [S]. Causal unless a layout says otherwise."""
+        """Position n may see position m if ``block_of[m] <= block_of[n]``: long [S]. Causal unless
+        a layout says otherwise."""
         return torch.arange(self.shape[0])
 
     @property
@@ -127,24 +138,34 @@ class Layout(ABC):
         return list(self.block_of.argsort(stable=True).split(self.block_of.bincount().tolist()))
 
     def legal(self, vocab_size: int | None = None) -> Tensor:
-        """Which ids may stand where: bool [S(, Q), V]. ``vocab_size``: that of a model which knows further ids."""
+        """Which ids may stand where: bool [S(, Q), V]. ``vocab_size``: that of a model which knows
+        further ids."""
         if vocab_size is not None and vocab_size < self.vocab_size:
-            raise bad_value("vocab_size", vocab_size, f"at least {self.vocab_size}, the codes and specials of the layout")
+            raise bad_value(
+                "vocab_size",
+                vocab_size,
+                f"at least {self.vocab_size}, the codes and specials of the layout",
+            )
         ids, t = torch.arange(vocab_size or self.vocab_size), self._tables
         return ((ids >= t.low[:, None]) & (ids < t.high[:, None])).reshape(*self.shape, -1)
 
     # --- there and back
 
     def to_sequence(self, codes: Tensor | Sequence[Tensor]) -> Tensor:
-        """Codes [B, Q, *grid], or a list of [B, T_q], -> ids [B, S(, Q)]. Raises ``GenError`` for another shape or range."""
+        """Codes [B, Q, *grid], or a list of [B, T_q], -> ids [B, S(, Q)]. Raises ``GenError`` for
+        another shape or range."""
         return self._tables.fill(self._flatten(codes)).unflatten(1, self.shape)
 
     def from_sequence(self, ids: Tensor) -> Tensor | list[Tensor]:
-        """Ids [B, S(, Q)] -> codes [B, Q, *grid], or a list of [B, T_q]. Raises ``GenError`` for another shape, and for an
-        id where it may not stand."""
+        """Ids [B, S(, Q)] -> codes [B, Q, *grid], or a list of [B, T_q]. Raises ``GenError`` for
+        another shape, and for an id where it may not stand."""
         check_whole("ids", ids, self.shape)
         codes = self._tables.take(ids.long().flatten(1), self.shape)
-        return list(codes.split(self.cells, 1)) if self._ragged else codes.unflatten(1, (len(self.sizes), *self.grid))
+        return (
+            list(codes.split(self.cells, 1))
+            if self._ragged
+            else codes.unflatten(1, (len(self.sizes), *self.grid))
+        )
 
     @property
     def _ragged(self) -> bool:
@@ -156,16 +177,23 @@ class Layout(ABC):
             check_whole("codes", codes, (len(self.sizes), *self.grid))
             return codes.long().flatten(1)
         if not isinstance(codes, (list, tuple)) or len(codes) != len(self.sizes):
-            raise bad_value("codes", type(codes).__name__, f"a list of {len(self.sizes)} streams of {self.cells} codes")
+            raise bad_value(
+                "codes",
+                type(codes).__name__,
+                f"a list of {len(self.sizes)} streams of {self.cells} codes",
+            )
         for q, stream in enumerate(codes):
             check_whole(f"codes[{q}]", stream, (self.cells[q],))
         if len({len(stream) for stream in codes}) != 1:
-            raise bad_value("the rows of the streams", [len(stream) for stream in codes], "as many in each")
+            raise bad_value(
+                "the rows of the streams", [len(stream) for stream in codes], "as many in each"
+            )
         return torch.cat([stream.long() for stream in codes], 1)
 
 
 def make_layout(name: str, **knobs: Any) -> Layout:
-    """The layout of that name. Raises ``GenError`` for an unknown name or knob, with the nearest one, and for a missing one."""
+    """The layout of that name. Raises ``GenError`` for an unknown name or knob, with the nearest
+    one, and for a missing one."""
     cls = registry.get("layout", name)
     for knob in knobs:
         if knob not in cls.__dataclass_fields__:
@@ -175,21 +203,41 @@ def make_layout(name: str, **knobs: Any) -> Layout:
     return cls(**knobs)
 
 
-def space(layout: Layout, mask_id: int | None = None, codebook: Tensor | None = None, vocab_size: int | None = None) -> TokenSpace:
-    """The token space of a flat layout. ``mask_id``: an id beyond the layout's, which stands nowhere. ``codebook``: float
-    [n, D], the vectors of the first n code ids. ``vocab_size``: that of the model, if it knows further ids.
+def space(
+    layout: Layout,
+    mask_id: int | None = None,
+    codebook: Tensor | None = None,
+    vocab_size: int | None = None,
+) -> TokenSpace:
+    """The token space of a flat layout. ``mask_id``: an id beyond the layout's, which stands
+    nowhere. ``codebook``: float [n, D], the vectors of the first n code ids. ``vocab_size``: that
+    of the model, if it knows further ids.
 
     Raises ``GenError`` for a layout of several ids per step, and for ids that overlap.
     """
     if len(layout.shape) > 1:
-        raise bad_value(f"flat of the layout {type(layout).__name__}", False, "True: a token space has one id per place")
+        raise bad_value(
+            f"flat of the layout {type(layout).__name__}",
+            False,
+            "True: a token space has one id per place",
+        )
     if mask_id is not None and mask_id < layout.vocab_size:
-        raise bad_value("mask_id", mask_id, f"at least {layout.vocab_size}: ids below are codes and specials of the layout")
+        raise bad_value(
+            "mask_id",
+            mask_id,
+            f"at least {layout.vocab_size}: ids below are codes and specials of the layout",
+        )
     need = layout.vocab_size if mask_id is None else mask_id + 1
     if vocab_size is not None and vocab_size < need:
-        raise bad_value("vocab_size", vocab_size, f"at least {need}, so that it holds codes, specials and mask")
+        raise bad_value(
+            "vocab_size", vocab_size, f"at least {need}, so that it holds codes, specials and mask"
+        )
     if codebook is not None and len(codebook) > layout.code_ids:
-        raise bad_value("the number of codebook vectors", len(codebook), f"at most {layout.code_ids}, the ids of codes")
+        raise bad_value(
+            "the number of codebook vectors",
+            len(codebook),
+            f"at most {layout.code_ids}, the ids of codes",
+        )
     width = need if vocab_size is None else vocab_size
     return TokenSpace(layout.sequence_grid, width, layout.legal(width), mask_id, codebook)
 
@@ -214,7 +262,9 @@ class Raster(Layout):
         if self.order != "random" and self.seed is not None:
             raise bad_value("seed", self.seed, f"none: the order {self.order!r} has no use for it")
         if self.order == "random" and type(self.seed) is not int:
-            raise bad_value("seed", self.seed, "an integer: the order 'random' is another one for every seed")
+            raise bad_value(
+                "seed", self.seed, "an integer: the order 'random' is another one for every seed"
+            )
 
     @property
     def sequence_grid(self) -> tuple[int, ...]:
@@ -226,7 +276,8 @@ class Raster(Layout):
 
 @register("layout", "raster_eol")
 class RasterEol(Layout):
-    """Row by row, each followed by an end-of-line id: h * (w + 1) ids (Emu3), and t * h * (w + 1) for video."""
+    """Row by row, each followed by an end-of-line id: h * (w + 1) ids (Emu3), and t * h * (w + 1)
+    for video."""
 
     one_stream = True
     specials = ("eol",)
@@ -237,12 +288,17 @@ class RasterEol(Layout):
 
     def plan(self) -> list[list[Place]]:
         width = self.grid[-1]
-        return [[p] for r in range(math.prod(self.grid[:-1])) for p in (*((0, r * width + x) for x in range(width)), "eol")]
+        return [
+            [p]
+            for r in range(math.prod(self.grid[:-1]))
+            for p in (*((0, r * width + x) for x in range(width)), "eol")
+        ]
 
 
 @register("layout", "frame_blocks")
 class FrameBlocks(Layout):
-    """Frame by frame (slices of the first axis), each a step and a block: bidirectional inside, causal across."""
+    """Frame by frame (slices of the first axis), each a step and a block: bidirectional inside,
+    causal across."""
 
     one_stream = True
 
@@ -293,7 +349,8 @@ class Parallel(_Stepped):
 @register("layout", "delay")
 @dataclass(frozen=True, kw_only=True)
 class Delay(_Stepped):
-    """Stream q is ``delays[q]`` steps late: step s holds its cell s - delays[q], or the pad id where there is none.
+    """Stream q is ``delays[q]`` steps late: step s holds its cell s - delays[q], or the pad id
+    where there is none.
 
     MusicGen has the delays (0, 1, 2, 3), Dia (0, 8, 9, ..., 15).
     """
@@ -308,13 +365,17 @@ class Delay(_Stepped):
 
     def plan(self) -> list[list[Place]]:
         cells, last = self.cells[0], self.cells[0] + max(self.delays)
-        return [[(q, s - d) if 0 <= s - d < cells else "pad" for q, d in enumerate(self.delays)] for s in range(last)]
+        return [
+            [(q, s - d) if 0 <= s - d < cells else "pad" for q, d in enumerate(self.delays)]
+            for s in range(last)
+        ]
 
 
 @register("layout", "depth")
 class Depth(Layout):
-    """A cell per step, its streams one after another: a backbone gives stream 0 (``level`` 0), a depth model the rest (CSM,
-    Moshi, RQ-Transformer). The ids are those of ``flatten`` in time-major order."""
+    """A cell per step, its streams one after another: a backbone gives stream 0 (``level`` 0), a
+    depth model the rest (CSM, Moshi, RQ-Transformer). The ids are those of ``flatten`` in
+    time-major order."""
 
     @property
     def sequence_grid(self) -> tuple[int, ...]:
@@ -326,7 +387,8 @@ class Depth(Layout):
 
 @dataclass(frozen=True, kw_only=True)
 class _Strided(Layout):
-    """``strides``: stream q has one code per ``strides[q]`` cells of a grid of one axis; none: all have one per cell."""
+    """``strides``: stream q has one code per ``strides[q]`` cells of a grid of one axis; none: all
+    have one per cell."""
 
     strides: tuple[int, ...] | None = None
 
@@ -335,8 +397,14 @@ class _Strided(Layout):
         if self.strides is None:
             return
         integers(self, "strides", 1, len(self.sizes))
-        if max(self.strides) > 1 and (len(self.grid) != 1 or any(self.grid[0] % s for s in self.strides)):
-            raise bad_value("grid", self.grid, f"one axis, a multiple of every one of the strides {self.strides}")
+        if max(self.strides) > 1 and (
+            len(self.grid) != 1 or any(self.grid[0] % s for s in self.strides)
+        ):
+            raise bad_value(
+                "grid",
+                self.grid,
+                f"one axis, a multiple of every one of the strides {self.strides}",
+            )
 
     @property
     def cells(self) -> tuple[int, ...]:
@@ -358,8 +426,8 @@ class CoarseFirst(_Strided):
 @register("layout", "flatten")
 @dataclass(frozen=True, kw_only=True)
 class Flatten(_Strided):
-    """One code after another. ``order``: ``time_major`` (a code when its time begins, coarse streams first, so that SNAC has
-    1 + 2 + 4 + 8 ids per coarse frame), or ``stream_major``."""
+    """One code after another. ``order``: ``time_major`` (a code when its time begins, coarse
+    streams first, so that SNAC has 1 + 2 + 4 + 8 ids per coarse frame), or ``stream_major``."""
 
     order: str = "time_major"
 

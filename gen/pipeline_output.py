@@ -20,8 +20,9 @@ from gen.types import Stats, TraceStep
 
 @dataclass(frozen=True)
 class ItemPlan:
-    """One medium to make. ``index``: its place among all items; ``prompt``: as the user wrote it; ``seed``: its own;
-    ``condition``: what the prompt states, and what the seed decides of what it leaves open."""
+    """One medium to make. ``index``: its place among all items; ``prompt``: as the user wrote it;
+    ``seed``: its own; ``condition``: what the prompt states, and what the seed decides of what it
+    leaves open."""
 
     index: int
     prompt: str
@@ -31,7 +32,8 @@ class ItemPlan:
 
 @dataclass
 class PipelineOutput:
-    """``media`` and ``items`` in the same order, ``tokens`` long [N, T] or latents [N, T, C], ``stats`` and ``traces`` (if asked for) per item."""
+    """``media`` and ``items`` in the same order, ``tokens`` long [N, T] or latents [N, T, C],
+    ``stats`` and ``traces`` (if asked for) per item."""
 
     media: list[Any]
     tokens: Tensor
@@ -65,7 +67,14 @@ class PipelineOutput:
             return parts[0]
         every = lambda name: [x for p in parts for x in getattr(p, name)]
         traces = every("traces") if parts[0].traces is not None else None
-        return replace(parts[0], media=every("media"), tokens=torch.cat([p.tokens for p in parts]), stats=every("stats"), traces=traces, items=every("items"))
+        return replace(
+            parts[0],
+            media=every("media"),
+            tokens=torch.cat([p.tokens for p in parts]),
+            stats=every("stats"),
+            traces=traces,
+            items=every("items"),
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""

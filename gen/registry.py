@@ -1,7 +1,9 @@
-"""One registry for everything that has a name: samplers, presets, couplings, frontends, modalities ...
+"""One registry for everything that has a name: samplers, presets, couplings, frontends, modalities
+...
 
-``@register("sampler", "autoregressive")`` on a class or function is all there is to adding one. The first look-up of
-a kind imports every module of the folders that hold it, and every entry point of the group ``gen.plugins``.
+``@register("sampler", "autoregressive")`` on a class or function is all there is to adding one. The
+first look-up of a kind imports every module of the folders that hold it, and every entry point of
+the group ``gen.plugins``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from typing import TypeVar
 from gen.errors import unknown
 
 T = TypeVar("T")
-FOLDERS = ("gen.models", "gen.tokenizers", "gen.samplers", "gen.modalities", "gen.modalities.checkpoints")  # what look-ups discover
+FOLDERS = (
+    "gen.models",
+    "gen.tokenizers",
+    "gen.samplers",
+    "gen.modalities",
+    "gen.modalities.checkpoints",
+)  # what look-ups discover
 MODULES = ("gen.layouts",)  # and single modules
 
 
@@ -27,16 +35,22 @@ class Registry:
         self._discovered = False
 
     def register(self, kind: str, name: str) -> Callable[[T], T]:
-        """A decorator. Raises ``ValueError`` for a name taken by other code, or for an in-tree module imported under
-        its bare name (``samplers.x`` instead of ``gen.samplers.x``), which would make two copies of every class."""
+        """A decorator. Raises ``ValueError`` for a name taken by other code, or for an in-tree
+        module imported under its bare name (``samplers.x`` instead of ``gen.samplers.x``), which
+        would make two copies of every class.
+        """
 
         def add(obj: T) -> T:
             module = getattr(obj, "__module__", "gen.")
             if module.split(".")[0] in ("samplers", "tokenizers", "modalities", "recipes"):
-                raise ValueError(f"{kind} {name!r} was imported as {module}; import gen.{module} instead")
+                raise ValueError(
+                    f"{kind} {name!r} was imported as {module}; import gen.{module} instead"
+                )
             table = self._kinds.setdefault(kind, {})
             if name in table and origin(table[name]) != origin(obj):
-                raise ValueError(f"{kind} {name!r} is registered twice: {origin(table[name])} and {origin(obj)}")
+                raise ValueError(
+                    f"{kind} {name!r} is registered twice: {origin(table[name])} and {origin(obj)}"
+                )
             table[name] = obj
             return obj
 
@@ -57,7 +71,9 @@ class Registry:
     def discover(self) -> None:
         if self._discovered:
             return
-        self._discovered = True  # before the imports: a module may look something up while it is being imported
+        self._discovered = (
+            True  # before the imports: a module may look something up while it is being imported
+        )
         for module in MODULES:
             importlib.import_module(module)
         for folder in FOLDERS:

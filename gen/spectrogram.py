@@ -1,4 +1,5 @@
-"""Pictures of sound: time to the right, mel frequency upwards, loudness as light. The same wave makes the same pixels."""
+"""Pictures of sound: time to the right, mel frequency upwards, loudness as light. The same wave
+makes the same pixels."""
 
 from __future__ import annotations
 
@@ -7,28 +8,45 @@ from PIL import Image
 
 WIDTH, HEIGHT = 320, 120  # pixels
 RANGE = 80.0  # decibels from the loudest point down to black
-QUIET = 1e-10  # power below which nothing is shown as loud, however quiet the rest: -100 dB of a full-scale sine
+# power below which nothing is shown as loud, however quiet the rest: -100 dB of a full-scale sine
+QUIET = 1e-10
 WINDOW = 0.046  # seconds; the next power of two samples is taken
-# Night blue over violet and orange to cream. Each anchor sits where its own lightness says, so that equal steps in decibels
+# Night blue over violet and orange to cream. Each anchor sits where its own lightness says, so that
+# equal steps in decibels
 # are equal steps to the eye.
-ANCHORS = ((10, 11, 26), (38, 29, 82), (84, 40, 120), (139, 48, 121), (193, 64, 98), (231, 103, 70), (247, 159, 68), (250, 211, 120),
-           (253, 247, 218))  # fmt: skip
+ANCHORS = (
+    (10, 11, 26),
+    (38, 29, 82),
+    (84, 40, 120),
+    (139, 48, 121),
+    (193, 64, 98),
+    (231, 103, 70),
+    (247, 159, 68),
+    (250, 211, 120),
+    (253, 247, 218),
+)
 
 
 def spectrogram_png(wave: np.ndarray, rate: int) -> Image.Image:
-    """An RGB picture of ``WIDTH`` x ``HEIGHT``. ``wave``: float [n] or [n, c] with n > 0, of which the channels' power is summed."""
+    """An RGB picture of ``WIDTH`` x ``HEIGHT``. ``wave``: float [n] or [n, c] with n > 0, of which
+    the channels' power is summed."""
     levels = decibels(wave, rate)
     return Image.fromarray(ramp()[np.rint((levels / RANGE + 1) * 255).astype(int)][::-1])
 
 
 def decibels(wave: np.ndarray, rate: int) -> np.ndarray:
-    """Levels under the loudest point: float [HEIGHT, WIDTH] in [-RANGE, 0], low frequencies first. Silence is -RANGE."""
+    """Levels under the loudest point: float [HEIGHT, WIDTH] in [-RANGE, 0], low frequencies first.
+    Silence is -RANGE."""
     wave = np.asarray(wave, dtype=np.float64)
     wave = wave[:, None] if wave.ndim == 1 else wave
     size = 2 ** max(4, int(np.ceil(np.log2(rate * WINDOW))))
     step = len(wave) / WIDTH
-    each = max(1, int(np.ceil(step / (size / 2))))  # windows per column: nothing falls between two columns
-    padded = np.pad(wave, ((size // 2, size), (0, 0)), "reflect")  # zeros would look like a click at either end
+    each = max(
+        1, int(np.ceil(step / (size / 2)))
+    )  # windows per column: nothing falls between two columns
+    padded = np.pad(
+        wave, ((size // 2, size), (0, 0)), "reflect"
+    )  # zeros would look like a click at either end
     window = np.hanning(size + 1)[:-1]
     bands, power = _bands(size, rate), np.empty((HEIGHT, WIDTH))
     for column in range(WIDTH):  # by columns, so that an hour needs no more memory than a second
@@ -45,7 +63,9 @@ def ramp() -> np.ndarray:
     anchors = np.array(ANCHORS, dtype=np.float64)
     at = _lightness(anchors)
     wanted = np.linspace(at[0], at[-1], 256)
-    return np.stack([np.rint(np.interp(wanted, at, anchors[:, c])) for c in range(3)], -1).astype(np.uint8)
+    return np.stack([np.rint(np.interp(wanted, at, anchors[:, c])) for c in range(3)], -1).astype(
+        np.uint8
+    )
 
 
 def _lightness(colours: np.ndarray) -> np.ndarray:
@@ -55,9 +75,11 @@ def _lightness(colours: np.ndarray) -> np.ndarray:
 
 
 def _bands(size: int, rate: int) -> np.ndarray:
-    """How much each bin of a spectrum counts in each row: [HEIGHT, size / 2 + 1]; rows are even on the mel scale.
+    """How much each bin of a spectrum counts in each row: [HEIGHT, size / 2 + 1]; rows are even on
+    the mel scale.
 
-    A row averages the bins that it covers, by the part of each that lies in it: narrow ones are never empty.
+    A row averages the bins that it covers, by the part of each that lies in it: narrow ones are
+    never empty.
     """
     top = 2595 * np.log10(1 + rate / 2 / 700)
     edges = 700 * (10 ** (np.linspace(0, top, HEIGHT + 1) / 2595) - 1) / (rate / size)  # in bins

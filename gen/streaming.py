@@ -1,6 +1,8 @@
-"""Media while they are being made: a chunk goes out as soon as its tokens are there and nothing can change it any more.
+"""Media while they are being made: a chunk goes out as soon as its tokens are there and nothing can
+change it any more.
 
-Chunks are decoded as a whole medium is (``StreamingFrontend``), so those of an item, put together, are its medium bit for bit.
+Chunks are decoded as a whole medium is (``StreamingFrontend``), so those of an item, put together,
+are its medium bit for bit.
 """
 
 from __future__ import annotations
@@ -25,27 +27,33 @@ OnChunk = Callable[[int, Any], None]
 
 @dataclass(frozen=True)
 class Chunk:
-    """``media``: what follows the item's chunks before it. ``item``: its plan (index, prompt, seed)."""
+    """``media``: what follows the item's chunks before it. ``item``: its plan (index, prompt,
+    seed)."""
 
     item: Any
     media: Any
 
 
 class MediaStream:
-    """Decodes every row of a batch as far as its tokens are known; ``emit(row, media)`` gets what is new.
+    """Decodes every row of a batch as far as its tokens are known; ``emit(row, media)`` gets what
+    is new.
 
     A silent end is held back until something follows it, since media are trimmed.
     """
 
     def __init__(self, modality: Any, frontend: Any, space: TokenSpace, rows: int, emit: OnChunk):
         if not isinstance(frontend, StreamingFrontend):
-            raise GenError(f"modality {modality.name!r} cannot be streamed: its decoder looks at all tokens at once")
+            raise GenError(
+                f"modality {modality.name!r} cannot be streamed: its decoder looks at all tokens at"
+                " once"
+            )
         self.modality, self.frontend, self.space, self.emit = modality, frontend, space, emit
         self.parts: list[list[Any]] = [[] for _ in range(rows)]
         self.frames, self.sent = [0] * rows, [0] * rows
 
     def following(self, callback: Callback | None, given: Tensor | None) -> Callback:
-        """A callback for the sampler. ``given`` [k]: tokens before those that the sampler knows of."""
+        """A callback for the sampler. ``given`` [k]: tokens before those that the sampler knows
+        of."""
 
         def follow(info: dict[str, Any]) -> None:
             tokens, known = info["tokens"], info["known"]
@@ -65,11 +73,15 @@ class MediaStream:
         first, total = self.frames[row], self.space.grid[0]
         if first >= total or ready < min(first + self.frontend.chunk, total):
             return
-        codes = self.modality.to_codes(self.space.before_end(tokens[: ready * size])[None], self.space)
+        codes = self.modality.to_codes(
+            self.space.before_end(tokens[: ready * size])[None], self.space
+        )
         if codes.shape[2] < ready:  # the row is over
             total = ready = codes.shape[2]
         while first < total and ready >= min(first + self.frontend.chunk, total):
-            self.parts[row].append(self.frontend.postprocess(self.frontend.decode_chunk(codes, first)[0]))
+            self.parts[row].append(
+                self.frontend.postprocess(self.frontend.decode_chunk(codes, first)[0])
+            )
             first += self.frontend.chunk
         self.frames[row] = first
         whole = self.modality.trim(np.concatenate(self.parts[row]))
@@ -86,8 +98,8 @@ class _Stopped(Exception):
 
 
 def streamed(work: Callable[[OnChunk], Any], items: Sequence[Any]) -> Iterator[Chunk]:
-    """Runs ``work(on_chunk)`` in a thread and yields its chunks. What it raises is raised here; a reader who leaves ends it at its
-    next chunk."""
+    """Runs ``work(on_chunk)`` in a thread and yields its chunks. What it raises is raised here; a
+    reader who leaves ends it at its next chunk."""
     box: queue.Queue = queue.Queue()
     left = threading.Event()
 

@@ -1,8 +1,9 @@
-"""The training loop that the recipes share: AdamW (Muon for hidden matrices on request), warm-up and cosine decay, a moving
-average of the weights.
+"""The training loop that the recipes share: AdamW (Muon for hidden matrices on request), warm-up
+and cosine decay, a moving average of the weights.
 
-Where a machine has bfloat16 matrix instructions, they train small models several times faster; a CPU without them is slower
-for it, and trains in float32. Checkpoints make a run resumable: the same call continues where the last one stopped.
+Where a machine has bfloat16 matrix instructions, they train small models several times faster; a
+CPU without them is slower for it, and trains in float32. Checkpoints make a run resumable: the same
+call continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def cosine(step: int, steps: int, warmup: int = 100, floor: float = 0.02) -> flo
 
 
 def rate(step: int, steps: int, cooldown: tuple[int, int] | None = None) -> float:
-    """``cosine``, or with ``cooldown`` = (first, end) that until step ``first`` and from there straight down to zero at ``end``."""
+    """``cosine``, or with ``cooldown`` = (first, end) that until step ``first`` and from there
+    straight down to zero at ``end``."""
     if cooldown is None or step < cooldown[0]:
         return cosine(step, steps)
     first, end = cooldown
@@ -38,7 +40,8 @@ def fast_bfloat16(device: torch.device | str = "cpu") -> bool:
 
 
 class Average:
-    """An exponential moving average of parameters and buffers, with the usual warm-up of its decay."""
+    """An exponential moving average of parameters and buffers, with the usual warm-up of its
+    decay."""
 
     def __init__(self, model: nn.Module, decay: float = 0.998):
         self.decay, self.steps = decay, 0
@@ -84,22 +87,31 @@ def fit(
 ) -> Average:
     """Trains ``model`` and returns the moving average of its weights.
 
-    ``loss_fn(model, batch)`` returns the loss and figures to log. Where ``fast_bfloat16``, ``autocast`` runs it under autocast,
-    and ``bfloat16_weights`` hands it the model with its weights cast for the forward and backward pass, while the optimiser keeps
-    them in full precision. ``batches`` must yield its batch of step s as its
-    s-th item, so that a resumed run only skips. ``out`` receives ``checkpoint.pt``, and ``average.pt``, the average after
-    ``keep_average_at`` steps. ``cooldown`` ends the run early (``rate``). ``muon`` = (part, rate): the matrices whose name holds ``part`` are trained by Muon at that
-    rate, which takes the small transformers here to the same loss in two thirds of the steps.
+    ``loss_fn(model, batch)`` returns the loss and figures to log. Where ``fast_bfloat16``,
+    ``autocast`` runs it under autocast, and ``bfloat16_weights`` hands it the model with its
+    weights cast for the forward and backward pass, while the optimiser keeps them in full
+    precision. ``batches`` must yield its batch of step s as its s-th item, so that a resumed run
+    only skips. ``out`` receives ``checkpoint.pt``, and ``average.pt``, the average after
+    ``keep_average_at`` steps. ``cooldown`` ends the run early (``rate``). ``muon`` = (part, rate):
+    the matrices whose name holds ``part`` are trained by Muon at that rate, which takes the small
+    transformers here to the same loss in two thirds of the steps.
     """
     out.mkdir(parents=True, exist_ok=True)
     hidden = [p for n, p in model.named_parameters() if muon and muon[0] in n and p.ndim == 2]
     chosen = {id(p) for p in hidden}
     decay = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in chosen]
     plain = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [
+        {"params": decay, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=lr, betas=betas)]
     if hidden:
-        optimizers.append(torch.optim.Muon(hidden, lr=muon[1], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(
+            torch.optim.Muon(
+                hidden, lr=muon[1], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+        )
     full_rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
     average, start = Average(model), 0
     checkpoint = out / "checkpoint.pt"
@@ -124,7 +136,9 @@ def fit(
             for g, full in zip(o.param_groups, full_rate, strict=True):
                 g["lr"] = full * rate(step, steps, cooldown)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast and fast):
-            loss, figures = loss_fn(_cast(model, torch.bfloat16) if bfloat16_weights and fast else model, next(batches))
+            loss, figures = loss_fn(
+                _cast(model, torch.bfloat16) if bfloat16_weights and fast else model, next(batches)
+            )
         model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -139,7 +153,10 @@ def fit(
             running[k] = v if k not in running else 0.95 * running[k] + 0.05 * v
         if (step + 1) % log_every == 0 or step + 1 == end:
             text = "  ".join(f"{k} {v:.4f}" for k, v in running.items())
-            log(f"step {step + 1}/{end}  {text}  {(time.time() - t0) / (step + 1 - start):.3f} s/step")
+            log(
+                f"step {step + 1}/{end}  {text}  {(time.time() - t0) / (step + 1 - start):.3f}"
+                " s/step"
+            )
         if (step + 1) % save_every == 0 or step + 1 == end:
             books = [o.state_dict() for o in optimizers]
             state = {"model": model.state_dict(), "optimizers": books, "average": average.state}

@@ -1,9 +1,11 @@
 """The samplers behind ``generate`` of any causal language model of transformers:
 
-    model.generate(**inputs, custom_generate=gen.transformers_generate, sampler="speculative_jacobi", max_new_tokens=64, seed=0)
+    model.generate(**inputs, custom_generate=gen.transformers_generate,
+    sampler="speculative_jacobi", max_new_tokens=64, seed=0)
 
-``generate`` prepares everything as it always does and calls this in place of its own loop. Greedy decoding gives its very ids, and sampling
-its distribution; row j of the same prompt has the seed ``seed + j``, and its ids depend on prompt and seed alone, whatever the batch.
+``generate`` prepares everything as it always does and calls this in place of its own loop. Greedy
+decoding gives its very ids, and sampling its distribution; row j of the same prompt has the seed
+``seed + j``, and its ids depend on prompt and seed alone, whatever the batch.
 """
 
 from __future__ import annotations
@@ -28,45 +30,86 @@ from gen.sampling import Sampler, resolve_sampler
 from gen.transformers_request import Request, read_request, unforwarded
 from gen.types import Stats
 
-_PROVEN: weakref.WeakSet = weakref.WeakSet()  # models that passed ``require_slots``, which takes a few forward calls
+_PROVEN: weakref.WeakSet = (
+    weakref.WeakSet()
+)  # models that passed ``require_slots``, which takes a few forward calls
 
 
 @dataclass
 class GenerateOutput(GenerateDecoderOnlyOutput):
-    """What ``generate`` returns with ``return_dict_in_generate``, and what every row cost (``gen.types.Stats``)."""
+    """What ``generate`` returns with ``return_dict_in_generate``, and what every row cost
+    (``gen.types.Stats``)."""
 
     stats: list[Stats] | None = None
 
 
-def transformers_generate(model, input_ids: Tensor, logits_processor=None, stopping_criteria=None, generation_config=None, synced_gpus: bool = False,
-                          streamer=None, *, sampler: str | Mapping[str, Any] | Sampler = "speculative_jacobi", seed: int | None = None,
-                          draft_model=None, **model_kwargs) -> Tensor | GenerateOutput:
-    """Called by ``generate``. ``sampler``: a causal sampler's or preset's name, ``{"name": ..., knob: value}`` or a sampler. ``seed``: an integer;
-    None draws one from torch's default generator, which ``transformers.set_seed`` sets. ``draft_model``: a causal language model with the same
-    ids, for samplers that need one. Returns long [B, S + new], padded behind the end, or a ``GenerateOutput``.
+def transformers_generate(
+    model,
+    input_ids: Tensor,
+    logits_processor=None,
+    stopping_criteria=None,
+    generation_config=None,
+    synced_gpus: bool = False,
+    streamer=None,
+    *,
+    sampler: str | Mapping[str, Any] | Sampler = "speculative_jacobi",
+    seed: int | None = None,
+    draft_model=None,
+    **model_kwargs,
+) -> Tensor | GenerateOutput:
+    """Called by ``generate``. ``sampler``: a causal sampler's or preset's name, ``{"name": ...,
+    knob: value}`` or a sampler. ``seed``: an integer; None draws one from torch's default
+    generator, which ``transformers.set_seed`` sets. ``draft_model``: a causal language model with
+    the same ids, for samplers that need one. Returns long [B, S + new], padded behind the end, or a
+    ``GenerateOutput``.
 
-    Raises ``GenError`` for models whose attention takes no masks, and for settings that cannot be honoured (docs/interop.md lists them).
+    Raises ``GenError`` for models whose attention takes no masks, and for settings that cannot be
+    honoured (docs/interop.md lists them).
     """
     if generation_config is None:
-        raise GenError("gen.transformers_generate came without a generation_config; expected a call of model.generate(..., "
-                       "custom_generate=gen.transformers_generate)")
+        raise GenError(
+            "gen.transformers_generate came without a generation_config; expected a call of"
+            " model.generate(..., custom_generate=gen.transformers_generate)"
+        )
     streamer = streamer if streamer is not None else unforwarded("streamer")
     if unforwarded("assistant_model") is not None:
-        raise GenError("gen.transformers_generate cannot honour assistant_model; expected draft_model=that model and a sampler such as 'speculative'")
+        raise GenError(
+            "gen.transformers_generate cannot honour assistant_model; expected draft_model=that"
+            " model and a sampler such as 'speculative'"
+        )
     if synced_gpus:
-        raise GenError("gen.transformers_generate cannot honour synced_gpus; expected a model that is not sharded by FSDP or ZeRO stage 3")
+        raise GenError(
+            "gen.transformers_generate cannot honour synced_gpus; expected a model that is not"
+            " sharded by FSDP or ZeRO stage 3"
+        )
     models = [m for m in (model, draft_model) if m is not None]
     training = [m.training for m in models]
     try:
         for one in models:
             require_model(one)
-        request = read_request(input_ids, generation_config, logits_processor, stopping_criteria, CausalLM(model).vocab_size, model_kwargs)
+        request = read_request(
+            input_ids,
+            generation_config,
+            logits_processor,
+            stopping_criteria,
+            CausalLM(model).vocab_size,
+            model_kwargs,
+        )
         sampler, law = resolve_sampler(sampler, request.law)
         _require_sampler(sampler, draft_model, request.space.vocab_size)
         target = _target(model, request, law)
         draft = None if draft_model is None else _target(draft_model, request, law)
-        put = _following(streamer, request.ends, generation_config, input_ids.device) if streamer is not None else None
-        out = sampler(target, CounterDraws(_keys(request.prompts, seed), model.device), draft=draft, callback=put)
+        put = (
+            _following(streamer, request.ends, generation_config, input_ids.device)
+            if streamer is not None
+            else None
+        )
+        out = sampler(
+            target,
+            CounterDraws(_keys(request.prompts, seed), model.device),
+            draft=draft,
+            callback=put,
+        )
     finally:
         for one, was in zip(models, training, strict=True):
             one.train(was)
@@ -76,7 +119,11 @@ def transformers_generate(model, input_ids: Tensor, logits_processor=None, stopp
     lengths = spoken(tokens, request.ends)
     tokens = padded(tokens, lengths, generation_config)[:, : int(lengths.max())]
     sequences = torch.cat([input_ids, tokens], 1)
-    return GenerateOutput(sequences=sequences, stats=out.stats) if generation_config.return_dict_in_generate else sequences
+    return (
+        GenerateOutput(sequences=sequences, stats=out.stats)
+        if generation_config.return_dict_in_generate
+        else sequences
+    )
 
 
 def spoken(tokens: Tensor, ends: Tensor) -> Tensor:
@@ -93,14 +140,28 @@ def padded(tokens: Tensor, lengths: Tensor, config) -> Tensor:
 
 
 def _target(model, request: Request, law: Law) -> CausalTarget:
-    pad = lambda rows: torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True)
+    pad = lambda rows: torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(r) for r in rows], batch_first=True
+    )
     count = lambda rows: torch.tensor([len(r) for r in rows])
-    halves = {} if request.negative is None else {"uncond": pad(request.negative), "uncond_length": count(request.negative)}
-    return CausalTarget(CausalLM(model), pad(request.prompts), request.space, law, prompt_length=count(request.prompts), **halves)
+    halves = (
+        {}
+        if request.negative is None
+        else {"uncond": pad(request.negative), "uncond_length": count(request.negative)}
+    )
+    return CausalTarget(
+        CausalLM(model),
+        pad(request.prompts),
+        request.space,
+        law,
+        prompt_length=count(request.prompts),
+        **halves,
+    )
 
 
 def _keys(prompts: list[list[int]], seed: int | None) -> list[int]:
-    """A key of draws for every row: its prompt's ids, and the seed, one higher for every row of the same prompt before it."""
+    """A key of draws for every row: its prompt's ids, and the seed, one higher for every row of the
+    same prompt before it."""
     if seed is None:
         seed = int(torch.randint(2**62, ()))
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
@@ -114,7 +175,8 @@ def _keys(prompts: list[list[int]], seed: int | None) -> list[int]:
 
 
 def _following(streamer, ends: Tensor, config, device):
-    """A callback for the sampler: hands the streamer the ids [B] of every place as soon as all rows have theirs, as ``generate`` does."""
+    """A callback for the sampler: hands the streamer the ids [B] of every place as soon as all rows
+    have theirs, as ``generate`` does."""
     sent = 0
 
     def put(info: dict[str, Any]) -> None:
@@ -133,21 +195,40 @@ def _following(streamer, ends: Tensor, config, device):
 def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
     name = type(sampler).__name__
     if sampler.protocol != "causal" or "codes" not in sampler.kinds:
-        raise GenError(f"sampler {name} needs a {sampler.protocol} model of {' or '.join(sampler.kinds)}; expected a causal one of ids, such as "
-                       "'speculative_jacobi', 'autoregressive' or 'speculative'")
+        raise GenError(
+            f"sampler {name} needs a {sampler.protocol} model of {' or '.join(sampler.kinds)};"
+            " expected a causal one of ids, such as 'speculative_jacobi', 'autoregressive' or"
+            " 'speculative'"
+        )
     if sampler.drafted and (sampler.draft_protocol or draft_model is None):
-        raise GenError(f"sampler {name} needs a {sampler.draft_protocol or 'causal'} draft model; expected draft_model=, a causal language model, or "
-                       "another sampler")
+        raise GenError(
+            f"sampler {name} needs a {sampler.draft_protocol or 'causal'} draft model; expected"
+            " draft_model=, a causal language model, or another sampler"
+        )
     if sampler.drafted and sampler.draft_model:
-        raise GenError(f"sampler.draft_model is {sampler.draft_model!r}; expected the model itself as draft_model=")
+        raise GenError(
+            f"sampler.draft_model is {sampler.draft_model!r}; expected the model itself as"
+            " draft_model="
+        )
     if draft_model is not None and not sampler.drafted:
-        raise GenError(f"draft_model came with sampler {name}, which drafts without one; expected a sampler such as 'speculative'")
+        raise GenError(
+            f"draft_model came with sampler {name}, which drafts without one; expected a sampler"
+            " such as 'speculative'"
+        )
     if draft_model is not None and CausalLM(draft_model).vocab_size != vocab_size:
-        raise GenError(f"draft_model has {CausalLM(draft_model).vocab_size} ids; expected {vocab_size}, those of the model")
+        raise GenError(
+            f"draft_model has {CausalLM(draft_model).vocab_size} ids; expected {vocab_size}, those"
+            " of the model"
+        )
 
 
 def require_model(model) -> None:
-    """Raises ``GenError`` for a model that does not keep its law against a cache with a slot per position. Asked once of every model."""
+    """Raises ``GenError`` for a model that does not keep its law against a cache with a slot per
+    position. Asked once of every model."""
     if model not in _PROVEN:
-        require_slots(CausalLM(model), type(model).__name__, lambda ids: model(input_ids=ids, use_cache=False).logits)
+        require_slots(
+            CausalLM(model),
+            type(model).__name__,
+            lambda ids: model(input_ids=ids, use_cache=False).logits,
+        )
         _PROVEN.add(model)

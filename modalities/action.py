@@ -1,4 +1,5 @@
-"""Actions: chunks of 16 control steps for a gripper on a table, as 32 uniform bins, or as byte-pair-encoded frequencies."""
+"""Actions: chunks of 16 control steps for a gripper on a table, as 32 uniform bins, or as
+byte-pair-encoded frequencies."""
 
 from __future__ import annotations
 
@@ -44,12 +45,19 @@ class Situation:
         used = tabletop.USED[self.task.kind]
         first = 1 + len(tabletop.KINDS)
         near = np.rint(100 * self.state).astype(int).clip(0, CENTIMETRES - 1)
-        return [1 + kind, *(first + int(n) if name in used else ANY for name, n in zip(tabletop.STATE_NAMES, near, strict=True))]
+        return [
+            1 + kind,
+            *(
+                first + int(n) if name in used else ANY
+                for name, n in zip(tabletop.STATE_NAMES, near, strict=True)
+            ),
+        ]
 
 
 @dataclass(frozen=True, eq=False)
 class ActionChunk:
-    """``action`` float32 [16, 2] and the situation it is meant for. numpy takes it for its actions."""
+    """``action`` float32 [16, 2] and the situation it is meant for. numpy takes it for its
+    actions."""
 
     action: np.ndarray
     situation: Situation
@@ -60,8 +68,9 @@ class ActionChunk:
 
 @register("modality", "action")
 class ActionModality(GridModality):
-    """What the gripper of ``gen.modalities.tabletop`` does next. The condition is a ``Situation``: a task, and a state which the seed
-    decides as far as the prompt does not; a model's prompt is its eight slots."""
+    """What the gripper of ``gen.modalities.tabletop`` does next. The condition is a ``Situation``:
+    a task, and a state which the seed decides as far as the prompt does not; a model's prompt is
+    its eight slots."""
 
     name = "action"
     media_kind = "data"
@@ -82,7 +91,12 @@ class ActionModality(GridModality):
             raise GenError(str(error)) from None
 
     def ground(self, condition: Task, seed: int) -> Situation:
-        return Situation(condition, tabletop_tasks.draw_state(condition, np.random.default_rng([seed, len(str(condition))])))
+        return Situation(
+            condition,
+            tabletop_tasks.draw_state(
+                condition, np.random.default_rng([seed, len(str(condition))])
+            ),
+        )
 
     def observed(self, observation: Mapping[str, Any]) -> Situation:
         """The condition that an observation states. Raises ``GenError``."""
@@ -91,30 +105,53 @@ class ActionModality(GridModality):
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
         """Tasks from states that training never saw, to measure with."""
-        return [str(tabletop_tasks.described(s)) for s in tabletop_tasks.episodes(count, 123 + seed, held=True).states]
+        return [
+            str(tabletop_tasks.described(s))
+            for s in tabletop_tasks.episodes(count, 123 + seed, held=True).states
+        ]
 
     def prompt_words(self, condition: Situation) -> list[int]:
         return condition.words()
 
-    def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None) -> ActionFrontend:
+    def frontend(
+        self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None
+    ) -> ActionFrontend:
         return ActionFrontend.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
 
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
         if (frontend.horizon, frontend.dimensions) != (tabletop.HORIZON, tabletop.DIMENSIONS):
-            raise GenError(f"the frontend of model {model_name} makes chunks of {frontend.horizon} steps and {frontend.dimensions} dimensions; "
-                           f"expected {tabletop.HORIZON} and {tabletop.DIMENSIONS}")
+            raise GenError(
+                f"the frontend of model {model_name} makes chunks of {frontend.horizon} steps and"
+                f" {frontend.dimensions} dimensions; expected {tabletop.HORIZON} and"
+                f" {tabletop.DIMENSIONS}"
+            )
         if frontend.config.kind == "codes":
             return super().bind(config, frontend, model_name)
         size = frontend.vocab_size
-        if config.codebook_size != size or config.prefix_length != self.slots or tuple(config.grid) != frontend.grid:
-            raise GenError(f"model {model_name} has codebook_size {config.codebook_size}, prefix_length {config.prefix_length} and grid "
-                           f"{tuple(config.grid)}; expected {size}, {self.slots} and {frontend.grid}")
+        if (
+            config.codebook_size != size
+            or config.prefix_length != self.slots
+            or tuple(config.grid) != frontend.grid
+        ):
+            raise GenError(
+                f"model {model_name} has codebook_size {config.codebook_size}, prefix_length"
+                f" {config.prefix_length} and grid {tuple(config.grid)}; expected {size},"
+                f" {self.slots} and {frontend.grid}"
+            )
         if not config.causal:
-            raise GenError(f"model {model_name} is a masked one of ids whose number differs from chunk to chunk; expected a causal one, or bins")
+            raise GenError(
+                f"model {model_name} is a masked one of ids whose number differs from chunk to"
+                " chunk; expected a causal one, or bins"
+            )
         require_same_frontend(config, frontend, model_name, self.frontends["codes"])
         space = TokenSpace.codes(frontend.grid, size, config.vocab_size)
         space.legal[0, frontend.end_id] = False
-        constraint = replace(frontend.constraint, lengths=torch.nn.functional.pad(frontend.constraint.lengths, (0, config.vocab_size - size)))
+        constraint = replace(
+            frontend.constraint,
+            lengths=torch.nn.functional.pad(
+                frontend.constraint.lengths, (0, config.vocab_size - size)
+            ),
+        )
         space = replace(space, end_id=frontend.end_id, constraint=constraint)
         shift = lambda slots: [s + size for s in slots]
         return Binding(space, lambda c: shift(self.prompt_words(c)), shift(self.unsaid))
@@ -122,7 +159,9 @@ class ActionModality(GridModality):
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         if space.end_id is None:
             return super().to_codes(tokens, space)
-        return torch.nn.functional.pad(tokens, (0, space.length - tokens.shape[1]), value=space.end_id)[:, None]
+        return torch.nn.functional.pad(
+            tokens, (0, space.length - tokens.shape[1]), value=space.end_id
+        )[:, None]
 
     def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
         return Modality.prefix(self, media, frontend, space)
@@ -135,7 +174,16 @@ class ActionModality(GridModality):
 
     def save(self, media: ActionChunk, path: Path, info: dict[str, Any]) -> None:
         pad = np.zeros(len(media.action), bool)
-        write_npz(path, {"action": media.action, "action_is_pad": pad, STATE_KEY: media.situation.state, TASK_KEY: str(media.situation.task), **info})
+        write_npz(
+            path,
+            {
+                "action": media.action,
+                "action_is_pad": pad,
+                STATE_KEY: media.situation.state,
+                TASK_KEY: str(media.situation.task),
+                **info,
+            },
+        )
 
     def save_also(self, media: ActionChunk, path: Path, info: dict[str, Any]) -> None:
         from gen.modalities.tabletop_view import animate
@@ -144,7 +192,9 @@ class ActionModality(GridModality):
 
     def load(self, path: Path) -> ActionChunk:
         found = read_npz(path, ("action", STATE_KEY, TASK_KEY))
-        return ActionChunk(found["action"], Situation(self.condition(str(found[TASK_KEY])), found[STATE_KEY]))
+        return ActionChunk(
+            found["action"], Situation(self.condition(str(found[TASK_KEY])), found[STATE_KEY])
+        )
 
     def check(self, media: ActionChunk, prompt: str) -> Verdict:
         from gen.modalities import tabletop_check

@@ -1,7 +1,8 @@
-"""Modalities of published checkpoints: any prompt that the checkpoint takes, and files as the embedded modality of that name writes them.
+"""Modalities of published checkpoints: any prompt that the checkpoint takes, and files as the
+embedded modality of that name writes them.
 
-What a prompt means, which frontend there is and how tokens become codes is the checkpoint's (``gen.checkpoint``). Nothing here can tell whether a
-medium fulfils its prompt, and says so.
+What a prompt means, which frontend there is and how tokens become codes is the checkpoint's
+(``gen.checkpoint``). Nothing here can tell whether a medium fulfils its prompt, and says so.
 """
 
 from __future__ import annotations
@@ -51,10 +52,16 @@ class FreePrompts:
         return self.checkpoint.to_codes(tokens, space)
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
-        raise GenError(f"a checkpoint of modality {self.name!r} knows no prompts to measure with; expected prompts of your own")
+        raise GenError(
+            f"a checkpoint of modality {self.name!r} knows no prompts to measure with; expected"
+            " prompts of your own"
+        )
 
     def check(self, media: Any, prompt: str) -> Verdict:
-        raise GenError(f"nothing can tell whether a medium of this {self.name} model fulfils its prompt; checkers know the embedded models' languages only")
+        raise GenError(
+            f"nothing can tell whether a medium of this {self.name} model fulfils its prompt;"
+            " checkers know the embedded models' languages only"
+        )
 
 
 class FreeImage(FreePrompts, ImageModality):
@@ -67,7 +74,10 @@ class FreeVideo(FreePrompts, VideoModality):
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
         clip = np.asarray(media)
         if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
-            raise GenError(f"the clip to continue is an array of {clip.dtype} {clip.shape}; expected uint8 [frames, h, w, 3]")
+            raise GenError(
+                f"the clip to continue is an array of {clip.dtype} {clip.shape}; expected uint8"
+                " [frames, h, w, 3]"
+            )
         if hasattr(frontend, "whole"):
             return clip[: frontend.whole(len(clip))]
         step = frontend.config.compression[0]
@@ -88,9 +98,16 @@ class FreeAudio(FreePrompts, SpeechModality):
 
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
         wave = np.asarray(media)
-        if wave.ndim != 1 or not np.issubdtype(wave.dtype, np.floating) or not np.isfinite(wave).all() or len(wave) < frontend.frame:
-            raise GenError(f"the wave to continue is an array of {wave.dtype} {wave.shape}; expected finite floats [n], at least one frame of "
-                           f"{frontend.frame} at {frontend.rate} Hz")
+        if (
+            wave.ndim != 1
+            or not np.issubdtype(wave.dtype, np.floating)
+            or not np.isfinite(wave).all()
+            or len(wave) < frontend.frame
+        ):
+            raise GenError(
+                f"the wave to continue is an array of {wave.dtype} {wave.shape}; expected finite"
+                f" floats [n], at least one frame of {frontend.frame} at {frontend.rate} Hz"
+            )
         return wave[: len(wave) // frontend.frame * frontend.frame]
 
     def trim(self, media: np.ndarray) -> np.ndarray:
@@ -113,7 +130,9 @@ class FreeText(FreePrompts, TextModality):
         text = self.load(Path(media)) if self.is_path(media) else media
         ids = frontend.encode(frontend.preprocess(text)[None])[0, 0]
         if not len(ids) or len(ids) >= space.length:
-            raise GenError(f"the text to continue has {len(ids)} ids; expected 1 to {space.length - 1}")
+            raise GenError(
+                f"the text to continue has {len(ids)} ids; expected 1 to {space.length - 1}"
+            )
         return ids
 
     def edit(self, source, where, frontend, space):
@@ -121,7 +140,8 @@ class FreeText(FreePrompts, TextModality):
 
 
 class FreeAction(FreePrompts, Modality):
-    """Chunks of actions, floats [steps, dimensions] in the units of the data they were learned from."""
+    """Chunks of actions, floats [steps, dimensions] in the units of the data they were learned
+    from."""
 
     name, media_kind, extension = "action", "data", "npz"
 

@@ -1,4 +1,5 @@
-"""Motion: a person of 22 joints, up to 196 poses at 20 a second, as up to 49 frames of VQ tokens, one for the lower and one for the upper body."""
+"""Motion: a person of 22 joints, up to 196 poses at 20 a second, as up to 49 frames of VQ tokens,
+one for the lower and one for the upper body."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ class Anything:
 
 @register("modality", "motion")
 class MotionModality(GridModality):
-    """A person who does what a caption says (``gen.modalities.moves``). The condition is a ``Caption``; a model's prompt is its five
-    slots. Tokens are those of both parts of the body, frame after frame, and then the end."""
+    """A person who does what a caption says (``gen.modalities.moves``). The condition is a
+    ``Caption``; a model's prompt is its five slots. Tokens are those of both parts of the body,
+    frame after frame, and then the end."""
 
     name = "motion"
     media_kind = "data"
@@ -78,23 +80,39 @@ class MotionModality(GridModality):
 
     def whole_frames(self, media: Any, frontend) -> Motion:
         if not isinstance(media, Motion):
-            raise GenError(f"the motion is a {type(media).__name__}; expected a gen.modalities.skeleton.Motion, or an .npz or .bvh file")
+            raise GenError(
+                f"the motion is a {type(media).__name__}; expected a"
+                " gen.modalities.skeleton.Motion, or an .npz or .bvh file"
+            )
         step = frontend.config.compression[0]
         if media.frames < step:
-            raise GenError(f"the motion to continue has {media.frames} poses; expected at least {step}, those of one code")
+            raise GenError(
+                f"the motion to continue has {media.frames} poses; expected at least {step}, those"
+                " of one code"
+            )
         return media.cut(0, (media.frames - 1) // step * step + 1) if media.frames > step else media
 
     def edit(self, source: Any, where: str, frontend, space: TokenSpace) -> tuple[Tensor, Any]:
-        """``where``: ``20:60`` (poses, either end may be left out), ``upper`` or ``lower``, or both: ``upper 20:60``; several are separated
-        by commas. A code is made anew if any of its four poses is. What stays has the codes it had."""
+        """``where``: ``20:60`` (poses, either end may be left out), ``upper`` or ``lower``, or
+        both: ``upper 20:60``; several are separated by commas. A code is made anew if any of its
+        four poses is. What stays has the codes it had.
+        """
         media = self.load(Path(source)) if self.is_path(source) else source
         step = frontend.config.compression[0]
-        # what has no pose after its last code ends there; cut to make room for one, it would lose that code
-        whole = media if isinstance(media, Motion) and media.frames % step == 0 else self.whole_frames(media, frontend)
+        # what has no pose after its last code ends there; cut to make room for one, it would lose
+        # that code
+        whole = (
+            media
+            if isinstance(media, Motion) and media.frames % step == 0
+            else self.whole_frames(media, frontend)
+        )
         codes = frontend.encode(frontend.preprocess(whole)[None])[0].cpu()  # [parts, T]
         frames = codes.shape[1]
         if not self.shortest <= frames <= space.grid[0]:
-            raise GenError(f"the motion to edit has {media.frames} poses; expected {self.shortest * step} to {space.grid[0] * step}")
+            raise GenError(
+                f"the motion to edit has {media.frames} poses; expected {self.shortest * step} to"
+                f" {space.grid[0] * step}"
+            )
         anew = spans(where, frames * step)
         cells = torch.from_numpy(anew.reshape(len(PARTS), frames, step).any(-1))
         canvas = torch.full((space.length,), space.end_id)
@@ -111,7 +129,16 @@ class MotionModality(GridModality):
 
     def save(self, media: Motion, path: Path, info: dict[str, Any]) -> None:
         joints = media.joints
-        write_npz(path, {"joints": joints, "root": media.root, "rotations": media.rotations, "fps": np.array(FPS), **info})
+        write_npz(
+            path,
+            {
+                "joints": joints,
+                "root": media.root,
+                "rotations": media.rotations,
+                "fps": np.array(FPS),
+                **info,
+            },
+        )
 
     def save_also(self, media: Motion, path: Path, info: dict[str, Any]) -> None:
         from gen.modalities.stick_figure import render
@@ -141,22 +168,30 @@ class MotionModality(GridModality):
 
 
 def spans(text: str, poses: int) -> np.ndarray:
-    """Which poses of which part of the body a span says: bool [parts, poses]. Raises ``GenError`` for other text or poses that are not there."""
+    """Which poses of which part of the body a span says: bool [parts, poses]. Raises ``GenError``
+    for other text or poses that are not there."""
     out = np.zeros((len(PARTS), poses), bool)
     for piece in text.split(","):
         match = re.fullmatch(r"\s*(lower|upper)?\s*(?:(\d*):(\d*))?\s*", piece)
         if not match or not piece.strip():
-            raise GenError(f"span {piece.strip()!r} says no poses; expected such as '20:60', ':40', 'upper' or 'upper 20:60'")
+            raise GenError(
+                f"span {piece.strip()!r} says no poses; expected such as '20:60', ':40', 'upper' or"
+                " 'upper 20:60'"
+            )
         part, first, last = match.groups()
         first, last = int(first or 0), poses if not last else int(last)
         if not 0 <= first < last <= poses:
-            raise GenError(f"span {piece.strip()!r} goes from pose {first} to {last}; expected a range inside 0:{poses}")
+            raise GenError(
+                f"span {piece.strip()!r} goes from pose {first} to {last}; expected a range inside"
+                f" 0:{poses}"
+            )
         out[PARTS.index(part) if part else slice(None), first:last] = True
     return out
 
 
 def placed(motion: Motion, heading: float, origin: tuple[float, float]) -> Motion:
-    """A motion that starts at the origin and faces +z, turned by a heading in radians and moved to x and z."""
+    """A motion that starts at the origin and faces +z, turned by a heading in radians and moved to
+    x and z."""
     turn = axis_rotation("y", np.array(heading))
     root = motion.root @ turn.T + np.array([origin[0], 0.0, origin[1]])
     rotations = motion.rotations.copy()

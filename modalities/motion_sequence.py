@@ -1,7 +1,8 @@
 """One long motion from several prompts, by masked decoding alone.
 
-Every prompt gets a motion of its own. Where two meet, the last codes of the one and the first of the other are emptied and filled again on a
-canvas that holds what lies on both sides (Pinyoanuntapong et al., "MMM", arXiv 2312.03596, make transitions so). The prompt of that is the
+Every prompt gets a motion of its own. Where two meet, the last codes of the one and the first of
+the other are emptied and filled again on a canvas that holds what lies on both sides
+(Pinyoanuntapong et al., "MMM", arXiv 2312.03596, make transitions so). The prompt of that is the
 one that says nothing: no caption describes the middle of two motions.
 """
 
@@ -22,8 +23,17 @@ from gen.modalities.skeleton import Motion
 from gen.pipeline import Pipeline, SamplerSpec
 
 
-def sequence(pipe: Pipeline, prompts: Sequence[str], sampler: SamplerSpec = "maskgit", law: Any = None, *, seed: int = 0, blend: int = 2) -> Motion:
-    """``blend``: frames of codes (of four poses) that are made anew on either side of a joint; 0 leaves the motions as they are.
+def sequence(
+    pipe: Pipeline,
+    prompts: Sequence[str],
+    sampler: SamplerSpec = "maskgit",
+    law: Any = None,
+    *,
+    seed: int = 0,
+    blend: int = 2,
+) -> Motion:
+    """``blend``: frames of codes (of four poses) that are made anew on either side of a joint; 0
+    leaves the motions as they are.
 
     Raises ``GenError`` for a sampler that is not masked and for bad values.
     """
@@ -31,7 +41,10 @@ def sequence(pipe: Pipeline, prompts: Sequence[str], sampler: SamplerSpec = "mas
         raise bad_value("blend", blend, "an integer of at least 0")
     resolved, law = pipe.resolve(sampler, law)
     if resolved.protocol != "masked":
-        raise GenError("one motion from several prompts is made on a canvas; expected a masked sampler such as 'maskgit'")
+        raise GenError(
+            "one motion from several prompts is made on a canvas; expected a masked sampler such as"
+            " 'maskgit'"
+        )
     name = pipe.model_name(resolved)
     items = pipe.plan(list(prompts), 1, seed)
     out = pipe.generate(items, sampler, law)
@@ -47,13 +60,28 @@ def sequence(pipe: Pipeline, prompts: Sequence[str], sampler: SamplerSpec = "mas
         window = whole[at - half : at + half].clone()
         edge = min(blend * streams, half - streams)  # something has to stay on either side
         window[half - edge : half + edge] = space.mask_id
-        whole[at - half : at + half] = _filled(pipe, resolved, law, anything, name, window, space, item_key("joint", seed, number, *prompts))
+        whole[at - half : at + half] = _filled(
+            pipe,
+            resolved,
+            law,
+            anything,
+            name,
+            window,
+            space,
+            item_key("joint", seed, number, *prompts),
+        )
     codes = pipe.modality.to_codes(whole[None], replace(space, end_id=None, constraint=None))
     return frontend.postprocess(frontend.decode(codes)[0])
 
 
-def _filled(pipe: Pipeline, sampler, law, items, name: str, window: Tensor, space, key: int) -> Tensor:
+def _filled(
+    pipe: Pipeline, sampler, law, items, name: str, window: Tensor, space, key: int
+) -> Tensor:
     canvas = torch.full((1, space.length), space.end_id)
     canvas[0, : len(window)] = window
     target = pipe.target(sampler, law, items, name, space=settled(space))
-    return sampler(target, CounterDraws([key], pipe.device), canvas=canvas).tokens[0, : len(window)].cpu()
+    return (
+        sampler(target, CounterDraws([key], pipe.device), canvas=canvas)
+        .tokens[0, : len(window)]
+        .cpu()
+    )

@@ -1,16 +1,19 @@
 """Captioned human motion: the program that moves the skeleton.
 
-Every clip starts in the rest pose at the origin, facing +z, and is planned as a few curves: where the pelvis is and where it faces, where
-the balls of the feet are, how far the heels are lifted, and the angles of spine and arms. The legs follow from an inverse kinematics of
-two bones, so a foot that stands does not slide. Steps are planned along a path ``s -> (x, z, heading)``, a line, a circle or a point on
-which to turn; with ``m`` the mean of both feet along it and ``S`` the frames of one step, the pelvis is at::
+Every clip starts in the rest pose at the origin, facing +z, and is planned as a few curves: where
+the pelvis is and where it faces, where the balls of the feet are, how far the heels are lifted, and
+the angles of spine and arms. The legs follow from an inverse kinematics of two bones, so a foot
+that stands does not slide. Steps are planned along a path ``s -> (x, z, heading)``, a line, a
+circle or a point on which to turn; with ``m`` the mean of both feet along it and ``S`` the frames
+of one step, the pelvis is at::
 
     (m[t - S/2] / 2 + m[t - S/2 + 1] + ... + m[t + S/2 - 1] + m[t + S/2] / 2) / S
 
 which is steady while steps are, and begins and ends smoothly.
 
-A caption leaves little open, so that a small model can learn all the rest: what it does not say, and a ``Style`` of two bits. Steps and
-repetitions begin on a grid of four frames, and each full caption has one length. The pelvis stays upright; the spine leans.
+A caption leaves little open, so that a small model can learn all the rest: what it does not say,
+and a ``Style`` of two bits. Steps and repetitions begin on a grid of four frames, and each full
+caption has one length. The pelvis stays upright; the spine leans.
 """
 
 from __future__ import annotations
@@ -26,9 +29,14 @@ from gen.modalities.skeleton import JOINTS, OFFSETS, STANDING, Motion, axis_rota
 
 GRID = 4  # frames; a clip has a multiple of it, and one pose more
 MIN_POSES, MAX_POSES = 33, 197
-REST = 8  # frames of standing at the start and the end, some of which anticipate a step or follow one
+REST = (
+    8  # frames of standing at the start and the end, some of which anticipate a step or follow one
+)
 _SIDES = ("left", "right")
-_HALF, _BALL = float(OFFSETS[joint("left_hip"), 0]), OFFSETS[joint("left_foot")]  # half the width of the stance; ankle to ball
+_HALF, _BALL = (
+    float(OFFSETS[joint("left_hip"), 0]),
+    OFFSETS[joint("left_foot")],
+)  # half the width of the stance; ankle to ball
 _THIGH, _SHIN = -float(OFFSETS[joint("left_knee"), 1]), -float(OFFSETS[joint("left_ankle"), 1])
 
 PACES = {  # action and direction: frames and metres of one step, slowly and quickly
@@ -49,13 +57,20 @@ PERIODS = {  # frames of one repetition, the rest after it included
 }
 RAISE = 8  # frames in which a waving hand goes up, or down
 SIT = {"slowly": 32, "quickly": 16}
-HOPS = {"in place": (0.0, 0.0), "forward": (0.0, 0.45), "backward": (0.0, -0.35), "left": (0.4, 0.0), "right": (-0.4, 0.0)}  # x, z in m
+HOPS = {
+    "in place": (0.0, 0.0),
+    "forward": (0.0, 0.45),
+    "backward": (0.0, -0.35),
+    "left": (0.4, 0.0),
+    "right": (-0.4, 0.0),
+}  # x, z in m
 FLIGHT, GRAVITY = 8, 9.81 / 20**2  # frames; metres per frame and frame
 
 
 @dataclass(frozen=True)
 class Style:
-    """What no caption says: whether the movement is wide (strides, jumps, kicks, squats, bows), and whether the arms swing far."""
+    """What no caption says: whether the movement is wide (strides, jumps, kicks, squats, bows), and
+    whether the arms swing far."""
 
     wide: bool = False
     free: bool = False
@@ -73,23 +88,40 @@ STYLES = tuple(Style(*bits) for bits in product((False, True), repeat=2))
 
 
 def draw(caption: Caption, rng: np.random.Generator) -> Motion:
-    """A motion that fulfils a caption: 4n + 1 poses, ``MIN_POSES`` to ``MAX_POSES``. What is unsaid is drawn, and so is the style."""
+    """A motion that fulfils a caption: 4n + 1 poses, ``MIN_POSES`` to ``MAX_POSES``. What is unsaid
+    is drawn, and so is the style."""
     return perform(complete(caption, rng), STYLES[rng.integers(len(STYLES))])
 
 
 def perform(caption: Caption, style: Style = STYLES[0]) -> Motion:
-    """The motion of a caption that leaves nothing unsaid. Raises ``ValueError`` for one that does."""
-    missing = [k for k, values in options(caption.action, caption.direction).items() if values and getattr(caption, k) is None]
+    """The motion of a caption that leaves nothing unsaid. Raises ``ValueError`` for one that
+    does."""
+    missing = [
+        k
+        for k, values in options(caption.action, caption.direction).items()
+        if values and getattr(caption, k) is None
+    ]
     if missing:
-        raise ValueError(f"'{caption}' does not say its {' and '.join(missing)}; expected a caption that leaves nothing unsaid")
+        raise ValueError(
+            f"'{caption}' does not say its {' and '.join(missing)}; expected a caption that leaves"
+            " nothing unsaid"
+        )
     return _PERFORM[caption.action](caption, style).motion()
 
 
 def lengths(caption: Caption) -> tuple[int, ...]:
-    """How many poses the clips of a caption may have, in ascending order: one number where nothing is unsaid."""
+    """How many poses the clips of a caption may have, in ascending order: one number where nothing
+    is unsaid."""
     values = options(caption.action, caption.direction)
-    free = [values["speed"] or (None,), values["count"] or (None,), values["side"][:1] or (None,)]  # the side has no say
-    said = [(v,) if v else all_ for v, all_ in zip((caption.speed, caption.count, caption.side), free, strict=True)]
+    free = [
+        values["speed"] or (None,),
+        values["count"] or (None,),
+        values["side"][:1] or (None,),
+    ]  # the side has no say
+    said = [
+        (v,) if v else all_
+        for v, all_ in zip((caption.speed, caption.count, caption.side), free, strict=True)
+    ]
     every = (Caption(caption.action, caption.direction, *chosen) for chosen in product(*said))
     return tuple(sorted({_frames(c) + 1 for c in every}))
 
@@ -99,7 +131,11 @@ def _frames(c: Caption) -> int:
     if c.action in ("walks", "runs"):
         busy = (c.count or CIRCLE_STEPS) * _pace(c)[0]
     else:
-        busy = SIT[c.speed] if c.action == "sits" else c.count * PERIODS[c.action][c.speed] + 2 * RAISE * (c.action == "waves")
+        busy = (
+            SIT[c.speed]
+            if c.action == "sits"
+            else c.count * PERIODS[c.action][c.speed] + 2 * RAISE * (c.action == "waves")
+        )
     whole = -(-(2 * REST + busy) // GRID) * GRID
     return max(whole, MIN_POSES - 1)
 
@@ -113,7 +149,7 @@ def _pace(c: Caption) -> tuple[int, float]:
     return PACES[c.action, "circle" if c.direction in CIRCLES else c.direction][c.speed]
 
 
-# Curves ------------------------------------------------------------------------------------------------------------
+# --- Curves
 
 
 def _ease(u: np.ndarray) -> np.ndarray:
@@ -141,7 +177,8 @@ def _box(x: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass
 class _Plan:
-    """A clip as curves over T frames; everything rests until something is set. Angles in radians, positive forward and up unless said."""
+    """A clip as curves over T frames; everything rests until something is set. Angles in radians,
+    positive forward and up unless said."""
 
     frames: int
     place: np.ndarray = field(init=False)  # x and z of the pelvis [T, 2]
@@ -156,7 +193,12 @@ class _Plan:
 
     def __post_init__(self) -> None:
         n = self.frames + 1
-        self.place, self.height, self.yaw, self.lean = np.zeros((n, 2)), np.zeros(n), np.zeros(n), np.zeros((n, 3))
+        self.place, self.height, self.yaw, self.lean = (
+            np.zeros((n, 2)),
+            np.zeros(n),
+            np.zeros(n),
+            np.zeros((n, 3)),
+        )
         self.feet, self.toes, self.heels = np.zeros((n, 2, 3)), np.zeros((n, 2)), np.zeros((n, 2))
         self.feet[:, :, 0], self.feet[:, :, 2] = (_HALF, -_HALF), _BALL[2]
         self.shoulders, self.elbows = np.zeros((n, 2, 2)), np.zeros((n, 2, 2))
@@ -173,17 +215,28 @@ class _Plan:
             local[:, joint(name)] = axis_rotation("x", self.lean[:, i])
         for i, (side, out) in enumerate(zip(_SIDES, (1, -1), strict=True)):
             for name, angles in (("shoulder", self.shoulders), ("elbow", self.elbows)):
-                turned = axis_rotation("z", out * angles[:, i, 1]) @ axis_rotation("x", -angles[:, i, 0])
+                turned = axis_rotation("z", out * angles[:, i, 1]) @ axis_rotation(
+                    "x", -angles[:, i, 0]
+                )
                 local[:, joint(f"{side}_{name}")] = turned
-            leg = _leg(root, self.yaw, self.feet[:, i], self.toes[:, i], self.heels[:, i], OFFSETS[joint(f"{side}_hip")])
+            leg = _leg(
+                root,
+                self.yaw,
+                self.feet[:, i],
+                self.toes[:, i],
+                self.heels[:, i],
+                OFFSETS[joint(f"{side}_hip")],
+            )
             for name, rotation in zip(("hip", "knee", "ankle"), leg, strict=True):
                 local[:, joint(f"{side}_{name}")] = rotation
         return Motion(root, local)
 
 
 def _leg(root, yaw, ball, toes, heel, hip) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Local rotations [T, 3, 3] of hip, knee and ankle that bring the ball of a foot to its place. The knee bends in the plane that lies
-    half-way between where the pelvis and where the toes point. A foot out of reach hangs from a straight leg."""
+    """Local rotations [T, 3, 3] of hip, knee and ankle that bring the ball of a foot to its place.
+    The knee bends in the plane that lies half-way between where the pelvis and where the toes
+    point. A foot out of reach hangs from a straight leg.
+    """
     ahead = toes - yaw
     foot = axis_rotation("y", ahead) @ axis_rotation("x", heel)  # in the frame of the pelvis
     away = _turned(ball - root, -yaw) - hip - foot @ _BALL  # from hip to ankle
@@ -196,7 +249,9 @@ def _leg(root, yaw, ball, toes, heel, hip) -> tuple[np.ndarray, np.ndarray, np.n
     cos = (_THIGH**2 + length**2 - _SHIN**2) / (2 * _THIGH * length)
     knee = _THIGH * (cos * down + np.sqrt(1 - cos**2) * front)
     across = np.cross(front, down)
-    frame = lambda bone: np.stack([across, -bone, np.cross(across, -bone)], -1)  # whose -y lies along the bone
+    frame = lambda bone: np.stack(
+        [across, -bone, np.cross(across, -bone)], -1
+    )  # whose -y lies along the bone
     thigh, shin = frame(knee / _THIGH), frame((length * down - knee) / _SHIN)
     return thigh, np.swapaxes(thigh, -1, -2) @ shin, np.swapaxes(shin, -1, -2) @ foot
 
@@ -205,12 +260,24 @@ def _turned(v: np.ndarray, yaw: np.ndarray) -> np.ndarray:
     return (axis_rotation("y", yaw) @ v[..., None])[..., 0]
 
 
-# Steps -------------------------------------------------------------------------------------------------------------
+# --- Steps
 
 
-def _steps(p: _Plan, goals: list[float], first: int, starts: np.ndarray, step: int, *, air: int, lift: float, heel: float) -> np.ndarray:
-    """Where both feet are along the path [T, 2], one after the other going to its goal; lifts them on their way. Step i begins in frame
-    ``starts[i]`` and takes ``step`` frames. Feet leave the floor ``air`` frames before the other one lands, or after it if negative."""
+def _steps(
+    p: _Plan,
+    goals: list[float],
+    first: int,
+    starts: np.ndarray,
+    step: int,
+    *,
+    air: int,
+    lift: float,
+    heel: float,
+) -> np.ndarray:
+    """Where both feet are along the path [T, 2], one after the other going to its goal; lifts them
+    on their way. Step i begins in frame ``starts[i]`` and takes ``step`` frames. Feet leave the
+    floor ``air`` frames before the other one lands, or after it if negative.
+    """
     along = np.zeros((len(p.t), 2))
     at = [0.0, 0.0]
     for i, (goal, start) in enumerate(zip(goals, starts, strict=True)):
@@ -220,12 +287,19 @@ def _steps(p: _Plan, goals: list[float], first: int, starts: np.ndarray, step: i
         u = (p.t - a) / (b - a)
         along[:, foot] += (goal - at[foot]) * _ease(u)
         p.feet[:, foot, 1] += lift * np.sin(np.pi * np.clip(u, 0, 1)) ** 2
-        p.heels[:, foot] += heel * np.where(p.t < a, _ease(1 + (p.t - a) / (0.4 * step)), _ease(1 - u / 0.7))
+        p.heels[:, foot] += heel * np.where(
+            p.t < a, _ease(1 + (p.t - a) / (0.4 * step)), _ease(1 - u / 0.7)
+        )
         at[foot] = goal
     return along
 
 
-def _follow(p: _Plan, along: np.ndarray, step: int, path: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+def _follow(
+    p: _Plan,
+    along: np.ndarray,
+    step: int,
+    path: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]],
+) -> None:
     """Puts the feet on the path and the pelvis between them."""
     x, z, p.yaw = path(_box(along.mean(1), step))
     p.place = np.stack([x, z], -1)
@@ -243,18 +317,38 @@ def _travels(c: Caption, style: Style) -> _Plan:
     goals = [stride * min(i + 1, count - 1) for i in range(count)]
     starts = REST + step * np.arange(count)
     air = step // 2 if running else -1
-    along = _steps(p, goals, circle or 0, starts, step, air=air, lift=0.30 if running else 0.07, heel=0.9 if running else 0.5)
+    along = _steps(
+        p,
+        goals,
+        circle or 0,
+        starts,
+        step,
+        air=air,
+        lift=0.30 if running else 0.07,
+        heel=0.9 if running else 0.5,
+    )
     if circle is None:
         _follow(p, along, step, lambda s: (0 * s, s, 0 * s))
     else:
         radius, sign = stride * (count - 1) / (2 * np.pi), 1 - 2 * circle
-        _follow(p, along, step, lambda s: (sign * radius * (1 - np.cos(s / radius)), radius * np.sin(s / radius), sign * s / radius))
+        _follow(
+            p,
+            along,
+            step,
+            lambda s: (
+                sign * radius * (1 - np.cos(s / radius)),
+                radius * np.sin(s / radius),
+                sign * s / radius,
+            ),
+        )
     going = _box(((p.t >= REST) & (p.t <= starts[-1] + step)).astype(float), step)
     reach = _THIGH + _SHIN
     far = (0.4 if running else 0.55) * stride  # from below a hip to its foot while that stands
     p.height -= going * (reach - np.sqrt(reach**2 - far**2) + 0.01)
     if running:
-        p.height += 0.05 * going * np.cos(2 * np.pi * (p.t - REST + air / 2) / step)  # highest in the middle of the flight
+        p.height += (
+            0.05 * going * np.cos(2 * np.pi * (p.t - REST + air / 2) / step)
+        )  # highest in the middle of the flight
     apart = _box((along[:, 1] - along[:, 0]) / stride, 2)
     swing = (0.55 if running else 0.35) * style.swing
     p.shoulders[:, :, 0] = swing * apart[:, None] * (1, -1)
@@ -264,10 +358,22 @@ def _travels(c: Caption, style: Style) -> _Plan:
 
 
 def _turns(c: Caption, style: Style) -> _Plan:
-    p, (step, n), sign = _Plan(_frames(c)), TURN_STEPS[c.speed], {"left": 1, "right": -1}[c.direction]
-    goals = [sign * np.pi / 2 * (turn + 2 * (i // 2 + 1) / n) for turn in range(c.count) for i in range(n)]
-    starts = REST + np.array([turn * PERIODS["turns"][c.speed] + i * step for turn in range(c.count) for i in range(n)])
-    along = _steps(p, goals, 0 if sign > 0 else 1, starts, step, air=-1, lift=0.07 * style.width, heel=0.4)
+    p, (step, n), sign = (
+        _Plan(_frames(c)),
+        TURN_STEPS[c.speed],
+        {"left": 1, "right": -1}[c.direction],
+    )
+    goals = [
+        sign * np.pi / 2 * (turn + 2 * (i // 2 + 1) / n)
+        for turn in range(c.count)
+        for i in range(n)
+    ]
+    starts = REST + np.array(
+        [turn * PERIODS["turns"][c.speed] + i * step for turn in range(c.count) for i in range(n)]
+    )
+    along = _steps(
+        p, goals, 0 if sign > 0 else 1, starts, step, air=-1, lift=0.07 * style.width, heel=0.4
+    )
     _follow(p, along, step, lambda s: (0 * s, 0 * s, s))
     apart = abs(along[:, 1] - along[:, 0])
     p.height -= 0.03 * _box(np.minimum(apart, 1), 4)
@@ -275,10 +381,12 @@ def _turns(c: Caption, style: Style) -> _Plan:
     return p
 
 
-# Repetitions in one place ------------------------------------------------------------------------------------------
+# --- Repetitions in one place
 
 
-def _repeated(p: _Plan, c: Caption, first: int, one: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _repeated(
+    p: _Plan, c: Caption, first: int, one: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
     """A curve for one repetition, zero before and after it, as often as the caption says: [T]."""
     period = PERIODS[c.action][c.speed]
     return sum(one(p.t - first - i * period) for i in range(c.count))
@@ -292,9 +400,13 @@ def _down(c: Caption) -> Callable[[np.ndarray], np.ndarray]:
 
 def _jumps(c: Caption, style: Style) -> _Plan:
     p, crouch, push, tip = _Plan(_frames(c)), 10, 6, 0.8
-    rise = _BALL[1] * (1 - np.cos(tip)) + _BALL[2] * np.sin(tip) - 0.012  # of who stands on tiptoe, with a little play in the knees
+    rise = (
+        _BALL[1] * (1 - np.cos(tip)) + _BALL[2] * np.sin(tip) - 0.012
+    )  # of who stands on tiptoe, with a little play in the knees
     off, land = crouch + push, crouch + push + FLIGHT
-    depth = GRAVITY * FLIGHT / 2 * push / 2 - rise  # from which an even push ends with the speed of the flight
+    depth = (
+        GRAVITY * FLIGHT / 2 * push / 2 - rise
+    )  # from which an even push ends with the speed of the flight
 
     def height(t: np.ndarray) -> np.ndarray:
         t = np.minimum(t, off + land - t)  # what goes up comes down the same way
@@ -307,14 +419,22 @@ def _jumps(c: Caption, style: Style) -> _Plan:
     tucked = _repeated(p, c, REST, lambda t: 0.06 * style.width * np.sin(np.pi * in_air(t)) ** 2)
     lifted = _repeated(p, c, REST, lambda t: GRAVITY / 2 * FLIGHT**2 * in_air(t) * (1 - in_air(t)))
     p.feet[:, :, 1] += (tucked + lifted)[:, None]
-    p.heels += _repeated(p, c, REST, lambda t: _through(t, (off - 4, 0), (off, tip), (land, tip), (land + 4, 0)))[:, None]
+    p.heels += _repeated(
+        p, c, REST, lambda t: _through(t, (off - 4, 0), (off, tip), (land, tip), (land + 4, 0))
+    )[:, None]
     move = style.width * np.array(HOPS[c.direction])
     p.place += _repeated(p, c, REST, lambda t: _ease((t - off + 4) / (FLIGHT + 8)))[:, None] * move
-    p.feet[:, :, [0, 2]] += (_repeated(p, c, REST, lambda t: _ease(in_air(t)))[:, None] * move)[:, None]
+    p.feet[:, :, [0, 2]] += (_repeated(p, c, REST, lambda t: _ease(in_air(t)))[:, None] * move)[
+        :, None
+    ]
     end = off + land
-    bent = lambda t: _through(t, (0, 0), (crouch, 0.5), (off, 0.05), (land, 0.05), (end - crouch, 0.5), (end, 0))
+    bent = lambda t: _through(
+        t, (0, 0), (crouch, 0.5), (off, 0.05), (land, 0.05), (end - crouch, 0.5), (end, 0)
+    )
     p.lean[:, 0] = _repeated(p, c, REST, bent)
-    arms = lambda t: _through(t, (0, 0), (crouch, -0.6), (off + 2, 1.8), (land, 1.2), (end - crouch, 0.2), (end, 0))
+    arms = lambda t: _through(
+        t, (0, 0), (crouch, -0.6), (off + 2, 1.8), (land, 1.2), (end - crouch, 0.2), (end, 0)
+    )
     p.shoulders[:, :, 0] = style.swing * _repeated(p, c, REST, arms)[:, None]
     return p
 
@@ -341,7 +461,14 @@ def _kicks(c: Caption, style: Style) -> _Plan:
     p.place[:, 0] = on * _HALF * 0.5 * (2 * leg - 1)  # onto the leg that stands
     p.height -= 0.012 * on
     p.heels[:, leg] = -0.9 * angle
-    hip = np.stack([np.full(len(p.t), (_HALF, -_HALF)[leg]), p.height + STANDING + OFFSETS[joint("left_hip"), 1], 0 * angle], -1)
+    hip = np.stack(
+        [
+            np.full(len(p.t), (_HALF, -_HALF)[leg]),
+            p.height + STANDING + OFFSETS[joint("left_hip"), 1],
+            0 * angle,
+        ],
+        -1,
+    )
     reach = hip[:, 1] + _BALL[1] - short * (_THIGH + _SHIN)
     ankle = hip + reach[:, None] * np.stack([0 * angle, -np.cos(angle), np.sin(angle)], -1)
     p.feet[:, leg] = ankle + axis_rotation("x", p.heels[:, leg]) @ _BALL
@@ -384,5 +511,14 @@ def _sits(c: Caption, style: Style) -> _Plan:
     return p
 
 
-_PERFORM = {"walks": _travels, "runs": _travels, "turns": _turns, "jumps": _jumps, "waves": _waves, "kicks": _kicks, "squats": _squats,
-            "bows": _bows, "sits": _sits}  # fmt: skip
+_PERFORM = {
+    "walks": _travels,
+    "runs": _travels,
+    "turns": _turns,
+    "jumps": _jumps,
+    "waves": _waves,
+    "kicks": _kicks,
+    "squats": _squats,
+    "bows": _bows,
+    "sits": _sits,
+}

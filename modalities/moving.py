@@ -1,12 +1,14 @@
 """Captioned moving shapes: the caption language and the program that draws its clips.
 
-A caption says what one shape looks like and how it moves: ``a small blue circle moves up quickly and bounces``. Size, colour
-and speed may be left out ("a square moves right"). A caption that does not say "and bounces" says that the shape does not.
-A caption becomes six slots; slot ``ANY`` means "not said". All slots ``ANY`` is the unconditional caption that guidance uses.
+A caption says what one shape looks like and how it moves: ``a small blue circle moves up quickly
+and bounces``. Size, colour and speed may be left out ("a square moves right"). A caption that does
+not say "and bounces" says that the shape does not. A caption becomes six slots; slot ``ANY`` means
+"not said". All slots ``ANY`` is the unconditional caption that guidance uses.
 
-Clips are 16 RGB frames of 32x32. The shape moves straight at one of two speeds. It either stays clear of the wall ahead, or
-touches it in the middle of the clip, always in the same frame, and comes back. It starts on a lattice of pixels, and the background
-is one of eight plain muted colours: what a caption leaves open is little, so that a small model can learn all the rest.
+Clips are 16 RGB frames of 32x32. The shape moves straight at one of two speeds. It either stays
+clear of the wall ahead, or touches it in the middle of the clip, always in the same frame, and
+comes back. It starts on a lattice of pixels, and the background is one of eight plain muted
+colours: what a caption leaves open is little, so that a small model can learn all the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ RADII = {"small": 4.5, "large": 7.0}  # pixels
 PACES = {"slowly": 0.5, "quickly": 1.0}  # pixels per frame
 TURN = FRAMES // 2  # the frame in which a bouncing shape touches the wall
 STEPS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}  # x, y
-EXTENTS = {  # radii from the centre to the outermost point right, left, up and down, as ``shapes.coverage`` draws it
+# radii from the centre to the outermost point right, left, up and down, as ``shapes.coverage``
+# draws it
+EXTENTS = {
     "circle": (1, 1, 1, 1),
     "square": (0.88, 0.88, 0.88, 0.88),
     "triangle": (0.9, 0.9, 1, 0.8),
@@ -58,7 +62,8 @@ GROUNDS = (  # 8-bit RGB of backgrounds
 
 @dataclass(frozen=True)
 class Caption:
-    """One shape and its motion. ``None`` means the caption does not say; no text leaves ``bounces`` unsaid."""
+    """One shape and its motion. ``None`` means the caption does not say; no text leaves ``bounces``
+    unsaid."""
 
     shape: str
     direction: str
@@ -83,8 +88,10 @@ class Caption:
 
 
 def pairs(slots: np.ndarray) -> np.ndarray:
-    """Every slot together with the motion of the caption: int [N, 6] -> int [N, 6]. Where a shape has to start depends on where to,
-    how fast and whether it bounces, all at once; a small model takes very long to put that together from single words."""
+    """Every slot together with the motion of the caption: int [N, 6] -> int [N, 6]. Where a shape
+    has to start depends on where to, how fast and whether it bounces, all at once; a small model
+    takes very long to put that together from single words.
+    """
     _, _, _, direction, speed, end = slots.T
     at = direction - WORDS.index(DIRECTIONS[0])
     fast = np.where(speed == ANY, 0, speed - WORDS.index(SPEEDS[0]) + 1)
@@ -95,19 +102,29 @@ def pairs(slots: np.ndarray) -> np.ndarray:
 def parse(text: str) -> Caption:
     """The caption a text states.
 
-    Raises ``ValueError`` naming the first word that the language does not hold there, and the nearest one.
+    Raises ``ValueError`` naming the first word that the language does not hold there, and the
+    nearest one.
     """
     if not text or not text.strip():
-        raise ValueError("the prompt is empty; expected a caption such as 'a small blue circle moves up quickly and bounces'")
+        raise ValueError(
+            "the prompt is empty; expected a caption such as 'a small blue circle moves up quickly"
+            " and bounces'"
+        )
     words = re.sub(r"[.,!]+(\s|$)", " ", text.strip().lower()).split()
     if words and words[0] in ("a", "an", "the", "one"):
         words = words[1:]
     found: dict[str, str] = {}
     known: tuple[str, ...] = ()  # what may stand here
     kinds = {
-        "size": SIZES, "colour": COLOURS, "shape": SHAPES, "verb": ("moves", "moving", "goes"), "direction": DIRECTIONS,
-        "speed": SPEEDS, "and": ("and",), "end": ("bounces",),
-    }  # fmt: skip
+        "size": SIZES,
+        "colour": COLOURS,
+        "shape": SHAPES,
+        "verb": ("moves", "moving", "goes"),
+        "direction": DIRECTIONS,
+        "speed": SPEEDS,
+        "and": ("and",),
+        "end": ("bounces",),
+    }
     for kind, options in kinds.items():
         if kind == "end" and "and" not in found:
             break
@@ -119,25 +136,45 @@ def parse(text: str) -> Caption:
             raise _unknown(words[0] if words else "the end of the caption", known, text)
     if words:
         raise _unknown(words[0], () if "end" in found else known, text)
-    return Caption(found["shape"], found["direction"], found.get("colour"), found.get("size"), found.get("speed"), "end" in found)
+    return Caption(
+        found["shape"],
+        found["direction"],
+        found.get("colour"),
+        found.get("size"),
+        found.get("speed"),
+        "end" in found,
+    )
 
 
 def _unknown(got: str, options: tuple[str, ...], text: str) -> ValueError:
     if not options:
-        return ValueError(f"caption {text!r} goes on with {got!r} after its end; expected nothing after 'and bounces'")
+        return ValueError(
+            f"caption {text!r} goes on with {got!r} after its end; expected nothing after 'and"
+            " bounces'"
+        )
     options = tuple("and bounces" if o == "and" else o for o in options)
     return unknown_word(got, options, f"caption {text!r}", "the vocabulary here")
 
 
 def every_caption() -> list[Caption]:
     """Every caption with all attributes said."""
-    return [Caption(s, d, c, z, v, b) for z, c, s, d, v, b in product(SIZES, COLOURS, SHAPES, DIRECTIONS, SPEEDS, (False, True))]
+    return [
+        Caption(s, d, c, z, v, b)
+        for z, c, s, d, v, b in product(SIZES, COLOURS, SHAPES, DIRECTIONS, SPEEDS, (False, True))
+    ]
 
 
 def random_caption(rng: np.random.Generator) -> Caption:
     """A caption with every attribute said."""
     pick = lambda options: options[rng.integers(len(options))]
-    return Caption(pick(SHAPES), pick(DIRECTIONS), pick(COLOURS), pick(SIZES), pick(SPEEDS), bool(rng.integers(2)))
+    return Caption(
+        pick(SHAPES),
+        pick(DIRECTIONS),
+        pick(COLOURS),
+        pick(SIZES),
+        pick(SPEEDS),
+        bool(rng.integers(2)),
+    )
 
 
 def captions(n: int, seed: int, *, held: bool) -> list[Caption]:
@@ -145,20 +182,26 @@ def captions(n: int, seed: int, *, held: bool) -> list[Caption]:
     return draw_conditions(n, seed, random_caption, held)
 
 
-# Motion ------------------------------------------------------------------------------------------------------------
+# --- Motion
 
 
 def walls(shape: str, size: str) -> dict[str, float]:
-    """Per direction the x or y of the centre, in pixels, where a shape touches that wall, to the nearest half pixel."""
-    room = {d: round(2 * RADII[size] * e) / 2 for d, e in zip(DIRECTIONS, EXTENTS[shape], strict=True)}
+    """Per direction the x or y of the centre, in pixels, where a shape touches that wall, to the
+    nearest half pixel."""
+    room = {
+        d: round(2 * RADII[size] * e) / 2 for d, e in zip(DIRECTIONS, EXTENTS[shape], strict=True)
+    }
     return {d: SIZE - 0.5 - room[d] if sum(STEPS[d]) > 0 else room[d] - 0.5 for d in DIRECTIONS}
 
 
 def trajectory(caption: Caption, start: tuple[float, float]) -> np.ndarray:
-    """Centres (x, y) in pixels, one per frame, of a shape that starts at ``start``: float32 [16, 2]. Only the wall ahead turns
-    a shape, and only one that bounces; every attribute but the colour must be said."""
+    """Centres (x, y) in pixels, one per frame, of a shape that starts at ``start``: float32 [16,
+    2]. Only the wall ahead turns a shape, and only one that bounces; every attribute but the colour
+    must be said."""
     step = np.array(STEPS[caption.direction], np.float32)
-    ahead = walls(caption.shape, caption.size)[caption.direction] * step.sum() - step @ start  # pixels from the wall
+    ahead = (
+        walls(caption.shape, caption.size)[caption.direction] * step.sum() - step @ start
+    )  # pixels from the wall
     moved = PACES[caption.speed] * np.arange(FRAMES, dtype=np.float32)
     if caption.bounces:
         moved = np.minimum(moved, 2 * ahead - moved)
@@ -166,25 +209,34 @@ def trajectory(caption: Caption, start: tuple[float, float]) -> np.ndarray:
 
 
 def starts(caption: Caption) -> tuple[np.ndarray, np.ndarray]:
-    """The x and the y in pixels, any of which together a shape may start at: multiples of four where there are any, or of two. Along
-    its way a shape that bounces has one start, from which it comes to the wall in frame ``TURN``."""
+    """The x and the y in pixels, any of which together a shape may start at: multiples of four
+    where there are any, or of two. Along its way a shape that bounces has one start, from which it
+    comes to the wall in frame ``TURN``.
+    """
     wall = walls(caption.shape, caption.size)
-    inside = [np.arange(np.ceil(wall[a]), wall[b] + 0.5).astype(int) for a, b in (("left", "right"), ("up", "down"))]
+    inside = [
+        np.arange(np.ceil(wall[a]), wall[b] + 0.5).astype(int)
+        for a, b in (("left", "right"), ("up", "down"))
+    ]
     axis, sign = int(STEPS[caption.direction][0] == 0), sum(STEPS[caption.direction])
     ahead, pace = sign * (wall[caption.direction] - inside[axis]), PACES[caption.speed]
     inside[axis] = inside[axis][ahead >= pace * (FRAMES - 1)]
-    out = [next(a[a % n == 0] for n in (4, 2, 1) if (a % n == 0).any()) if len(a) else a for a in inside]
+    out = [
+        next(a[a % n == 0] for n in (4, 2, 1) if (a % n == 0).any()) if len(a) else a
+        for a in inside
+    ]
     if caption.bounces:
         out[axis] = np.array([wall[caption.direction] - sign * pace * TURN])
     return out[0], out[1]
 
 
-# Drawing -----------------------------------------------------------------------------------------------------------
+# --- Drawing
 
 
 def coverage(shape: str, radius: np.ndarray | float, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """How much of each pixel a shape covers, for many radii (or one) and centres in pixels: float32 [n, 32, 32] in [0, 1].
-    The grid of ``shapes.coverage`` is twice as fine, so that four of its pixels make one."""
+    """How much of each pixel a shape covers, for many radii (or one) and centres in pixels: float32
+    [n, 32, 32] in [0, 1]. The grid of ``shapes.coverage`` is twice as fine, so that four of its
+    pixels make one."""
     fine = lambda v, shift: (2 * np.asarray(v, np.float32) + np.float32(shift)).reshape(-1, 1, 1)
     c = shapes.coverage(shape, fine(radius, 0), fine(x, 0.5), fine(y, 0.5))
     c = c[:, ::2] + c[:, 1::2]
@@ -199,7 +251,12 @@ def background(rng: np.random.Generator) -> np.ndarray:
 def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
     """A clip that fulfils a caption: uint8 [16, 32, 32, 3]. What is unsaid is drawn."""
     pick = lambda said, options: said or options[rng.integers(len(options))]
-    caption = replace(caption, colour=pick(caption.colour, COLOURS), size=pick(caption.size, SIZES), speed=pick(caption.speed, SPEEDS))
+    caption = replace(
+        caption,
+        colour=pick(caption.colour, COLOURS),
+        size=pick(caption.size, SIZES),
+        speed=pick(caption.speed, SPEEDS),
+    )
     x, y = trajectory(caption, tuple(float(rng.choice(s)) for s in starts(caption))).T
     alpha = coverage(caption.shape, RADII[caption.size], x, y)[..., None]
     clip = background(rng) * (1 - alpha) + np.array(PALETTE[caption.colour], np.float32) * alpha

@@ -1,13 +1,14 @@
 """Captioned shapes: the caption language and the program that draws its pictures.
 
-A caption names one or two shapes, each by size, colour, shape and place:
-``a large red circle at the top left and a small blue ring in the centre``. Every attribute but the shape may
-be left out ("a red circle"). A caption becomes eight slots (four per shape); slot ``ANY`` means "not said",
-slot ``NONE`` "there is no second shape". All slots ``ANY`` is the unconditional caption that guidance uses. A model's prompt
-pairs every slot with the place of its shape.
+A caption names one or two shapes, each by size, colour, shape and place: ``a large red circle at
+the top left and a small blue ring in the centre``. Every attribute but the shape may be left out
+("a red circle"). A caption becomes eight slots (four per shape); slot ``ANY`` means "not said",
+slot ``NONE`` "there is no second shape". All slots ``ANY`` is the unconditional caption that
+guidance uses. A model's prompt pairs every slot with the place of its shape.
 
-Pictures are 64x64 RGB. Two shapes never share a colour and never overlap. Backgrounds are muted gradients with
-stripes, checks or blotches, so that their tokens carry real entropy while the shapes stay separable by colour.
+Pictures are 64x64 RGB. Two shapes never share a colour and never overlap. Backgrounds are muted
+gradients with stripes, checks or blotches, so that their tokens carry real entropy while the shapes
+stay separable by colour.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from gen.modalities.language import held_out as held_out  # part of what the lan
 SIZES = ("small", "large")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
 SHAPES = ("circle", "square", "triangle", "ring", "cross")
-PLACES = ("top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right")
+PLACES = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "centre",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
 ANY, NONE = 0, 1
 WORDS = ("<any>", "<none>", *SIZES, *COLOURS, *SHAPES, *PLACES)  # slot value -> word
 SLOTS = 8
@@ -31,7 +42,11 @@ PLACE0 = WORDS.index(PLACES[0])
 PAIRS = len(WORDS) * (len(PLACES) + 1)  # (word, place of its shape); place 0 is none said
 
 IMAGE_SIZE = 64
-ANCHORS = (16.0, 31.5, 47.0)  # pixel coordinate of the first, middle and last row or column of places
+ANCHORS = (
+    16.0,
+    31.5,
+    47.0,
+)  # pixel coordinate of the first, middle and last row or column of places
 JITTER = 2.0  # pixels, uniform, each way
 RADII = {"small": (7.0, 8.5), "large": (11.5, 13.5)}  # pixels
 PALETTE = {  # 8-bit RGB, each far from the muted backgrounds
@@ -60,7 +75,9 @@ class Item:
         return " ".join(words)
 
     def slots(self) -> list[int]:
-        return [WORDS.index(w) if w else ANY for w in (self.size, self.colour, self.shape, self.place)]
+        return [
+            WORDS.index(w) if w else ANY for w in (self.size, self.colour, self.shape, self.place)
+        ]
 
 
 @dataclass(frozen=True)
@@ -83,8 +100,10 @@ class Caption:
 
 
 def pairs(slots: np.ndarray) -> np.ndarray:
-    """Every slot together with the place of its shape: int [N, 8] -> int [N, 8]. A small model that sees words alone takes very
-    long to learn which of two shapes a word belongs to; a word that says where is joined to the picture in one step."""
+    """Every slot together with the place of its shape: int [N, 8] -> int [N, 8]. A small model that
+    sees words alone takes very long to learn which of two shapes a word belongs to; a word that
+    says where is joined to the picture in one step.
+    """
     place = slots[:, 3::4].repeat(4, axis=1)
     return slots * (len(PLACES) + 1) + np.where(place >= PLACE0, place - PLACE0 + 1, 0)
 
@@ -92,10 +111,13 @@ def pairs(slots: np.ndarray) -> np.ndarray:
 def parse(text: str) -> Caption:
     """The caption a text states.
 
-    Raises ``ValueError`` naming the first word or phrase that the language does not hold, and the nearest one.
+    Raises ``ValueError`` naming the first word or phrase that the language does not hold, and the
+    nearest one.
     """
     if not text or not text.strip():
-        raise ValueError("the prompt is empty; expected a caption such as 'a large red circle at the top left'")
+        raise ValueError(
+            "the prompt is empty; expected a caption such as 'a large red circle at the top left'"
+        )
     clean = re.sub(r"\bcenter\b", "centre", re.sub(r"[.,!]+(\s|$)", " ", text.strip().lower()))
     parts = re.split(r"\s+and\s+", clean)
     if len(parts) > 2:
@@ -103,11 +125,18 @@ def parse(text: str) -> Caption:
     items = tuple(_parse_item(p, text) for p in parts)
     colours = [i.colour for i in items if i.colour]
     if len(colours) != len(set(colours)):
-        raise ValueError(f"caption {text!r} gives both shapes the colour {colours[0]!r}; expected two colours")
-    if len(items) == 2 and all(i.place for i in items) and not apart(items[0].place, items[1].place):
         raise ValueError(
-            f"caption {text!r} puts two shapes at {items[0].place!r} and {items[1].place!r}, where they may overlap; "
-            "expected places two rows or two columns apart, such as 'left' and 'right'"
+            f"caption {text!r} gives both shapes the colour {colours[0]!r}; expected two colours"
+        )
+    if (
+        len(items) == 2
+        and all(i.place for i in items)
+        and not apart(items[0].place, items[1].place)
+    ):
+        raise ValueError(
+            f"caption {text!r} puts two shapes at {items[0].place!r} and {items[1].place!r}, where"
+            " they may overlap; expected places two rows or two columns apart, such as 'left' and"
+            " 'right'"
         )
     return Caption(items)
 
@@ -137,7 +166,8 @@ def _parse_item(phrase: str, text: str) -> Item:
 
 
 def apart(a: str, b: str) -> bool:
-    """Whether two places are two rows or two columns apart, so that shapes at them cannot overlap."""
+    """Whether two places are two rows or two columns apart, so that shapes at them cannot
+    overlap."""
     (ra, ca), (rb, cb) = (divmod(PLACES.index(p), 3) for p in (a, b))
     return abs(ra - rb) == 2 or abs(ca - cb) == 2
 
@@ -145,10 +175,17 @@ def apart(a: str, b: str) -> bool:
 def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
     """A caption with every attribute said; two shapes with probability ``two``."""
     pick = lambda options: options[rng.integers(len(options))]
-    items = [Item(pick(SHAPES), pick(COLOURS), pick(SIZES), pick(PLACES)) for _ in range(2 if rng.random() < two else 1)]
+    items = [
+        Item(pick(SHAPES), pick(COLOURS), pick(SIZES), pick(PLACES))
+        for _ in range(2 if rng.random() < two else 1)
+    ]
     if len(items) == 2:
         a, b = items
-        while b.colour == a.colour or not any(apart(a.place, p) for p in PLACES) or not apart(a.place, b.place):
+        while (
+            b.colour == a.colour
+            or not any(apart(a.place, p) for p in PLACES)
+            or not apart(a.place, b.place)
+        ):
             if not any(apart(a.place, p) for p in PLACES):
                 a = replace(a, place=pick(PLACES))
             b = replace(b, colour=pick(COLOURS), place=pick(PLACES))
@@ -165,7 +202,8 @@ _Y, _X = np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE].astype(np.float32)
 
 
 def coverage(shape: str, radius: float, cx: float, cy: float) -> np.ndarray:
-    """How much of each pixel a shape covers: float32 [64, 64] in [0, 1], from its signed distance."""
+    """How much of each pixel a shape covers: float32 [64, 64] in [0, 1], from its signed
+    distance."""
     x, y = _X - cx, _Y - cy
     r = radius
     if shape == "circle":
@@ -217,7 +255,10 @@ def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
     picture = background(rng)
     for item in caption.items:
         row, col = divmod(PLACES.index(item.place), 3)
-        cx, cy = ANCHORS[col] + rng.uniform(-JITTER, JITTER), ANCHORS[row] + rng.uniform(-JITTER, JITTER)
+        cx, cy = (
+            ANCHORS[col] + rng.uniform(-JITTER, JITTER),
+            ANCHORS[row] + rng.uniform(-JITTER, JITTER),
+        )
         alpha = coverage(item.shape, rng.uniform(*RADII[item.size]), cx, cy)[..., None]
         colour = np.array(PALETTE[item.colour]) + rng.uniform(-10, 10, 3)
         shade = 1 - 0.12 * (_Y[..., None] - cy) / 14  # lit from above

@@ -1,16 +1,18 @@
 """Whether a picture fulfils its caption, read from the pixels alone.
 
-The generator's family is small and known, so reading a picture is a search, and no trained judge is needed:
+The generator's family is small and known, so reading a picture is a search, and no trained judge is
+needed:
 
-1. Pixels near a palette colour (at any of its shades) are that colour's core. Everything else tells the local
-   background, and between the two each pixel near a core gets a coverage in [0, 1]. Blur, noise and antialiasing
-   therefore change coverages a little instead of flipping labels.
-2. Two shapes never share a colour, so each colour's coverage must be one shape: it is compared with every shape,
-   radius and centre that the generator's own ``coverage`` can draw near its centroid. The score is the Jaccard index
-   for real-valued masks, ``ab / (aa + bb - ab)``, which is 1 only for equal masks and needs one product per template.
+1. Pixels near a palette colour (at any of its shades) are that colour's core. Everything else tells
+   the local background, and between the two each pixel near a core gets a coverage in [0, 1]. Blur,
+   noise and antialiasing therefore change coverages a little instead of flipping labels.
+2. Two shapes never share a colour, so each colour's coverage must be one shape: it is compared with
+   every shape, radius and centre that the generator's own ``coverage`` can draw near its centroid.
+   The score is the Jaccard index for real-valued masks, ``ab / (aa + bb - ab)``, which is 1 only
+   for equal masks and needs one product per template.
 
-A region that no template explains, or much strongly coloured area that no palette colour explains, makes a picture
-invalid. An invalid picture fulfils no caption.
+A region that no template explains, or much strongly coloured area that no palette colour explains,
+makes a picture invalid. An invalid picture fulfils no caption.
 """
 
 from __future__ import annotations
@@ -33,8 +35,13 @@ CORE_DISTANCE = 60.0  # RGB distance of a pixel to the nearest shade of a colour
 PURE_DISTANCE = 40.0  # the same for the median pixel of a region: orange is neither red nor yellow
 STRAY_DISTANCE = 75.0  # RGB distance to the local background
 SIZE_BORDER = (shapes.RADII["small"][1] + shapes.RADII["large"][0]) / 2
-SLACK = 0.75  # pixels that a radius may leave the drawn range by; a fragment of a triangle is a triangle, but too small
-_HALF, _REACH = 19, 4  # the search window is 38 pixels wide; centres up to 4 pixels from the centroid
+# pixels that a radius may leave the drawn range by; a fragment of a triangle is a triangle, but too
+# small
+SLACK = 0.75
+_HALF, _REACH = (
+    19,
+    4,
+)  # the search window is 38 pixels wide; centres up to 4 pixels from the centroid
 
 
 @dataclass(frozen=True)
@@ -59,16 +66,24 @@ def check(picture: object, caption: Caption | str) -> Verdict:
     return check_many([picture], [caption])[0]
 
 
-def check_many(pictures: Sequence[object] | np.ndarray, captions: Sequence[Caption | str]) -> list[Verdict]:
+def check_many(
+    pictures: Sequence[object] | np.ndarray, captions: Sequence[Caption | str]
+) -> list[Verdict]:
     """One verdict per picture. Unsaid attributes match anything; further shapes never do."""
     if len(pictures) != len(captions):
-        raise ValueError(f"{len(pictures)} pictures but {len(captions)} captions; expected one caption per picture")
+        raise ValueError(
+            f"{len(pictures)} pictures but {len(captions)} captions; expected one caption per"
+            " picture"
+        )
     wanted = [shapes.parse(c) if isinstance(c, str) else c for c in captions]
-    return [_judge(found, stray, c) for (found, stray), c in zip(_read(pictures), wanted, strict=True)]
+    return [
+        _judge(found, stray, c) for (found, stray), c in zip(_read(pictures), wanted, strict=True)
+    ]
 
 
 def detect(picture: object) -> list[Found]:
-    """Every coloured region of a picture, whether or not it is a clean shape (see ``iou``), in palette order."""
+    """Every coloured region of a picture, whether or not it is a clean shape (see ``iou``), in
+    palette order."""
     return _read([picture])[0][0]
 
 
@@ -82,20 +97,30 @@ def _judge(found: list[Found], stray: int, caption: Caption) -> Verdict:
         nearest = f"nearest: {f.shape}, radius {f.radius:.1f}, overlap {f.iou:.2f}"
         return Verdict(False, False, f"the {f.colour} region is no clean shape ({nearest})")
     if not valid:
-        return Verdict(False, False, f"{stray} pixels have neither a shape's colour nor the background's; saw {seen}")
+        return Verdict(
+            False,
+            False,
+            f"{stray} pixels have neither a shape's colour nor the background's; saw {seen}",
+        )
     if len(found) == len(caption.items) and any(
-        all(_agrees(i, f) for i, f in zip(caption.items, order, strict=True)) for order in permutations(found)
+        all(_agrees(i, f) for i, f in zip(caption.items, order, strict=True))
+        for order in permutations(found)
     ):
         return Verdict(True, True, f"saw {seen}")
     return Verdict(False, True, f"saw {seen}; expected {caption}")
 
 
 def _agrees(said: Item, found: Found) -> bool:
-    pairs = ((said.shape, found.shape), (said.colour, found.colour), (said.size, found.size), (said.place, found.place))
+    pairs = (
+        (said.shape, found.shape),
+        (said.colour, found.colour),
+        (said.size, found.size),
+        (said.place, found.place),
+    )
     return all(want is None or want == got for want, got in pairs)
 
 
-# Reading a picture -------------------------------------------------------------------------------------------------
+# --- Reading a picture
 
 
 def _read(pictures: Sequence[object] | np.ndarray) -> list[tuple[list[Found], int]]:
@@ -122,7 +147,8 @@ def _pixels(picture: object) -> np.ndarray:
 
 
 def _shade_distance(p: np.ndarray, colour: Sequence[float]) -> np.ndarray:
-    """Distance of every pixel to a colour at its nearest shade (lit from above: 0.88 to 1.12 of it)."""
+    """Distance of every pixel to a colour at its nearest shade (lit from above: 0.88 to 1.12 of
+    it)."""
     c = np.asarray(colour, np.float32)
     s = np.clip(p @ c / (c @ c), 0.86, 1.14)[..., None]
     return np.linalg.norm(p - np.minimum(s * c, 255), axis=-1)
@@ -133,7 +159,9 @@ def _around(a: np.ndarray, k: int) -> np.ndarray:
     for axis in (0, 1):
         pad = [(k + 1, k) if i == axis else (0, 0) for i in (0, 1)]
         c = np.cumsum(np.pad(a.astype(np.float32), pad), axis)
-        a = np.take(c, range(2 * k + 1, c.shape[axis]), axis) - np.take(c, range(c.shape[axis] - 2 * k - 1), axis)
+        a = np.take(c, range(2 * k + 1, c.shape[axis]), axis) - np.take(
+            c, range(c.shape[axis] - 2 * k - 1), axis
+        )
     return a
 
 
@@ -180,16 +208,22 @@ def _segment(p: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
     return masks, stray
 
 
-# Fitting shapes ----------------------------------------------------------------------------------------------------
+# --- Fitting shapes
 
 
 @functools.cache
 def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Templates [S * n, 38 * 38] grouped by shape, their squared norms [S * n], radii [n] and offsets (x, y) [n, 2]."""
+    """Templates [S * n, 38 * 38] grouped by shape, their squared norms [S * n], radii [n] and
+    offsets (x, y) [n, 2]."""
     shifts = np.arange(-_REACH, _REACH + 1, dtype=np.float32)
-    r, dy, dx = (v.ravel() for v in np.meshgrid(np.arange(6, 15, 0.75, np.float32), shifts, shifts, indexing="ij"))
+    r, dy, dx = (
+        v.ravel()
+        for v in np.meshgrid(np.arange(6, 15, 0.75, np.float32), shifts, shifts, indexing="ij")
+    )
     window = slice(32 - _HALF, 32 + _HALF)
-    templates = np.concatenate([_draw(s, r, 32 + dx, 32 + dy)[:, window, window] for s in shapes.SHAPES])
+    templates = np.concatenate(
+        [_draw(s, r, 32 + dx, 32 + dy)[:, window, window] for s in shapes.SHAPES]
+    )
     templates = templates.reshape(len(templates), -1)
     return templates, (templates**2).sum(-1), r, np.stack([dx, dy], -1)
 
@@ -205,15 +239,21 @@ def _jaccard(ab: np.ndarray, aa: np.ndarray | float, bb: np.ndarray | float) -> 
 
 
 def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Found]:
-    """The best shape for every (colour, mask): all templates on whole pixels, then the three best shapes finely."""
+    """The best shape for every (colour, mask): all templates on whole pixels, then the three best
+    shapes finely."""
     templates, norms, radii, offsets = _bank()
     windows, middles = [], []
     for _, mask in regions:
         total = mask.sum()
-        y, x = (int(round(float((mask.sum(1 - axis) * np.arange(len(mask))).sum() / total))) for axis in (0, 1))
+        y, x = (
+            int(round(float((mask.sum(1 - axis) * np.arange(len(mask))).sum() / total)))
+            for axis in (0, 1)
+        )
         windows.append(np.pad(mask, _HALF)[y : y + 2 * _HALF, x : x + 2 * _HALF].ravel())
         middles.append((x, y))
-    squares = np.array([(m**2).sum() for _, m in regions], np.float32)  # of the whole picture: far parts count too
+    squares = np.array(
+        [(m**2).sum() for _, m in regions], np.float32
+    )  # of the whole picture: far parts count too
     scores = _jaccard(np.stack(windows) @ templates.T, squares[:, None], norms).reshape(
         len(regions), len(shapes.SHAPES), -1
     )
@@ -221,7 +261,9 @@ def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Found]:
     out = []
     for (colour, mask), middle, score, at in zip(regions, middles, scores, best, strict=True):
         order = np.argsort(-score[np.arange(len(at)), at])[:3]
-        fits = [_refine(shapes.SHAPES[k], mask, radii[at[k]], offsets[at[k]] + middle) for k in order]
+        fits = [
+            _refine(shapes.SHAPES[k], mask, radii[at[k]], offsets[at[k]] + middle) for k in order
+        ]
         iou, shape, radius, x, y = max(fits)
         row, col = (int(np.argmin([abs(v - a) for a in shapes.ANCHORS])) for v in (y, x))
         size = "small" if radius < SIZE_BORDER else "large"
@@ -229,11 +271,15 @@ def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Found]:
     return out
 
 
-def _refine(shape: str, mask: np.ndarray, radius: float, centre: np.ndarray) -> tuple[float, str, float, float, float]:
+def _refine(
+    shape: str, mask: np.ndarray, radius: float, centre: np.ndarray
+) -> tuple[float, str, float, float, float]:
     """The best (score, shape, radius, x, y) near a coarse fit, to an eighth of a pixel."""
     square, iou = float((mask**2).sum()), 0.0
     at = np.array([radius, *centre], np.float32)
-    steps = np.stack(np.meshgrid(*[np.array([0, -1, 1], np.float32)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    steps = np.stack(
+        np.meshgrid(*[np.array([0, -1, 1], np.float32)] * 3, indexing="ij"), -1
+    ).reshape(-1, 3)
     for step in (0.5, 0.25, 0.125):
         tries = at + step * steps
         t = _draw(shape, *tries.T).reshape(len(tries), -1)

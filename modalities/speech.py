@@ -22,8 +22,10 @@ TAIL = spoken.RATE // 10  # samples of silence that stay after the last audible 
 
 @register("modality", "speech")
 class SpeechModality(GridModality):
-    """Spoken words (``gen.modalities.spoken``). The condition is an ``Utterance``; a model's prompt is its six slots, each
-    joined with its number. Tokens are the codes of a frame, coarse ones first, frame after frame."""
+    """Spoken words (``gen.modalities.spoken``). The condition is an ``Utterance``; a model's prompt
+    is its six slots, each joined with its number. Tokens are the codes of a frame, coarse ones
+    first, frame after frame.
+    """
 
     name = "speech"
     media_kind = "audio"
@@ -58,12 +60,20 @@ class SpeechModality(GridModality):
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
         wave = np.asarray(media)
         if wave.ndim != 1 or not np.issubdtype(wave.dtype, np.floating):
-            raise GenError(f"the wave to continue is an array of {wave.dtype} {wave.shape}; expected floats [n], one channel at {spoken.RATE} Hz")
+            raise GenError(
+                f"the wave to continue is an array of {wave.dtype} {wave.shape}; expected floats"
+                f" [n], one channel at {spoken.RATE} Hz"
+            )
         if not np.isfinite(wave).all():
-            raise GenError("the wave to continue holds NaN or inf; expected finite samples in [-1, 1]")
+            raise GenError(
+                "the wave to continue holds NaN or inf; expected finite samples in [-1, 1]"
+            )
         frames = len(wave) // frontend.frame
         if not frames:
-            raise GenError(f"the wave to continue has {len(wave)} samples; expected at least {frontend.frame} at {spoken.RATE} Hz, one frame")
+            raise GenError(
+                f"the wave to continue has {len(wave)} samples; expected at least {frontend.frame}"
+                f" at {spoken.RATE} Hz, one frame"
+            )
         return wave[: frames * frontend.frame]
 
     def trim(self, media: np.ndarray) -> np.ndarray:

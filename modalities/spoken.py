@@ -1,13 +1,16 @@
 """Spoken words: the language of short utterances and the synthesiser that speaks them.
 
-An utterance is one to four words (digits and commands), and may say the voice and the speed: ``three seven, high voice, fast``.
-It becomes six slots: four words, voice, speed. Slot ``ANY`` means "not said", slot ``NONE`` "no further word". All slots
-``ANY`` is the unconditional utterance that guidance uses. A model's prompt joins every slot value with its slot.
+An utterance is one to four words (digits and commands), and may say the voice and the speed:
+``three seven, high voice, fast``. It becomes six slots: four words, voice, speed. Slot ``ANY``
+means "not said", slot ``NONE`` "no further word". All slots ``ANY`` is the unconditional utterance
+that guidance uses. A model's prompt joins every slot value with its slot.
 
-Speech is float32 at 16 kHz, 2.4 s long, from a small formant synthesiser: every word is a list of phonemes, every phoneme a
-target of three formants, voicing and noise, and between targets everything glides. Voiced sound is a sum of the vocal tract's
-impulse responses, one per glottal pulse; noise is shaped in the short-time spectrum. All pulse trains are harmonics of 25 Hz
-counted from the first sample, so that a steady vowel repeats itself in every frame of 640 samples and its tokens repeat too.
+Speech is float32 at 16 kHz, 2.4 s long, from a small formant synthesiser: every word is a list of
+phonemes, every phoneme a target of three formants, voicing and noise, and between targets
+everything glides. Voiced sound is a sum of the vocal tract's impulse responses, one per glottal
+pulse; noise is shaped in the short-time spectrum. All pulse trains are harmonics of 25 Hz counted
+from the first sample, so that a steady vowel repeats itself in every frame of 640 samples and its
+tokens repeat too.
 """
 
 from __future__ import annotations
@@ -39,11 +42,27 @@ FRAME = 640  # samples; every pulse train repeats after it
 PEAK = 0.7
 
 PULSES = {"low": 4, "middle": 6, "high": 9}  # glottal pulses per frame: 100, 150 and 225 Hz
-SCALES = {"low": 1.0, "middle": 1.1, "high": 1.22}  # of every formant: a shorter vocal tract sounds higher
+SCALES = {
+    "low": 1.0,
+    "middle": 1.1,
+    "high": 1.22,
+}  # of every formant: a shorter vocal tract sounds higher
 STRETCH = {"slow": 1.2, "normal": 1.0, "fast": 0.8}  # of every duration
-LEAD, GAP = (0.040, 0.090), (0.070, 0.110)  # seconds of silence before the first word and between words
-VOICES_EXTRA = (  # pulses per frame, scale, stretch: voices that never speak, for a listener to compare with
-    (5, 0.97, 1.0), (5, 1.05, 0.95), (8, 1.05, 1.05), (5, 1.15, 1.05), (8, 1.15, 0.95), (8, 1.26, 1.0),
+LEAD, GAP = (
+    (0.040, 0.090),
+    (
+        0.070,
+        0.110,
+    ),
+)  # seconds of silence before the first word and between words
+# pulses per frame, scale, stretch: voices that never speak, for a listener to compare with
+VOICES_EXTRA = (
+    (5, 0.97, 1.0),
+    (5, 1.05, 0.95),
+    (8, 1.05, 1.05),
+    (5, 1.15, 1.05),
+    (8, 1.15, 0.95),
+    (8, 1.26, 1.0),
 )
 SCALE_JITTER, STRETCH_JITTER = 0.015, 0.04  # of an utterance, uniform, each way
 
@@ -57,12 +76,22 @@ class Utterance:
     speed: str | None = None
 
     def __str__(self) -> str:
-        return ", ".join([" ".join(self.words), *([f"{self.voice} voice"] if self.voice else []), *([self.speed] if self.speed else [])])
+        return ", ".join(
+            [
+                " ".join(self.words),
+                *([f"{self.voice} voice"] if self.voice else []),
+                *([self.speed] if self.speed else []),
+            ]
+        )
 
     def slots(self) -> list[int]:
         """Six integers in ``range(len(TABLE))``."""
         words = [TABLE.index(w) for w in self.words]
-        return words + [NONE] * (MAX_WORDS - len(words)) + [TABLE.index(w) if w else ANY for w in (self.voice, self.speed)]
+        return (
+            words
+            + [NONE] * (MAX_WORDS - len(words))
+            + [TABLE.index(w) if w else ANY for w in (self.voice, self.speed)]
+        )
 
     def pairs(self) -> list[int]:
         """Six integers in ``range(PAIRS)``: what models are prompted with."""
@@ -70,18 +99,23 @@ class Utterance:
 
 
 def pairs(slots: np.ndarray) -> np.ndarray:
-    """Every slot value together with its slot: int [N, 6] -> int [N, 6]. The same word in another place is another symbol, so
-    that a small model need not learn which place a word belongs to."""
+    """Every slot value together with its slot: int [N, 6] -> int [N, 6]. The same word in another
+    place is another symbol, so that a small model need not learn which place a word belongs to."""
     return slots * SLOTS + np.arange(SLOTS)
 
 
 def parse(text: str) -> Utterance:
-    """The utterance a text states: words, then voice and speed in any order. Digits may be written as figures.
+    """The utterance a text states: words, then voice and speed in any order. Digits may be written
+    as figures.
 
-    Raises ``ValueError`` naming the first word that the language does not hold, and the nearest one.
+    Raises ``ValueError`` naming the first word that the language does not hold, and the nearest
+    one.
     """
     if not text or not text.strip():
-        raise ValueError("the prompt is empty; expected one to four words such as 'three seven, high voice, fast'")
+        raise ValueError(
+            "the prompt is empty; expected one to four words such as 'three seven, high voice,"
+            " fast'"
+        )
     words: list[str] = []
     said: dict[str, str] = {}
     before = ""
@@ -89,7 +123,10 @@ def parse(text: str) -> Utterance:
         word = DIGITS[int(token)] if token in "0123456789" else token
         kind = "voice" if word in VOICES else "speed" if word in SPEEDS else ""
         if kind and kind in said:
-            raise ValueError(f"utterance {text!r} says the {kind} twice, {said[kind]!r} and {word!r}; expected one")
+            raise ValueError(
+                f"utterance {text!r} says the {kind} twice, {said[kind]!r} and {word!r};"
+                " expected one"
+            )
         if kind:
             said[kind] = word
         elif word in WORDS:
@@ -98,14 +135,20 @@ def parse(text: str) -> Utterance:
             raise unknown_word(word, (*WORDS, *VOICES, *SPEEDS), f"utterance {text!r}")
         before = word
     if not 1 <= len(words) <= MAX_WORDS:
-        raise ValueError(f"utterance {text!r} has {len(words)} words to speak; expected one to four")
+        raise ValueError(
+            f"utterance {text!r} has {len(words)} words to speak; expected one to four"
+        )
     return Utterance(tuple(words), **said)
 
 
 def random_utterance(rng: np.random.Generator) -> Utterance:
     """An utterance with voice and speed said."""
     pick = lambda options: options[rng.integers(len(options))]
-    return Utterance(tuple(pick(WORDS) for _ in range(rng.integers(1, MAX_WORDS + 1))), pick(VOICES), pick(SPEEDS))
+    return Utterance(
+        tuple(pick(WORDS) for _ in range(rng.integers(1, MAX_WORDS + 1))),
+        pick(VOICES),
+        pick(SPEEDS),
+    )
 
 
 def utterances(n: int, seed: int, *, held: bool) -> list[Utterance]:
@@ -113,12 +156,13 @@ def utterances(n: int, seed: int, *, held: bool) -> list[Utterance]:
     return draw_conditions(n, seed, random_utterance, held)
 
 
-# Phonemes ----------------------------------------------------------------------------------------------------------
+# --- Phonemes
 
 
 @dataclass(frozen=True)
 class Phone:
-    """One phoneme's target for a vocal tract of scale 1. Formants and bands in Hz, levels in amplitude."""
+    """One phoneme's target for a vocal tract of scale 1. Formants and bands in Hz, levels in
+    amplitude."""
 
     start: tuple[float, float, float]  # F1, F2, F3
     end: tuple[float, float, float]  # the same, but for diphthongs
@@ -129,11 +173,15 @@ class Phone:
     band: tuple[float, float] = (4000.0, 2000.0)  # centre and half width of that band
 
 
-def _voiced(f1: float, f2: float, f3: float, widths=(60, 90, 150), *, to=None, voice=1.0, **noise) -> Phone:
+def _voiced(
+    f1: float, f2: float, f3: float, widths=(60, 90, 150), *, to=None, voice=1.0, **noise
+) -> Phone:
     return Phone((f1, f2, f3), to or (f1, f2, f3), widths, voice, **noise)
 
 
-def _noise(f1: float, f2: float, f3: float, hiss: float, band: tuple[float, float], breath=0.0) -> Phone:
+def _noise(
+    f1: float, f2: float, f3: float, hiss: float, band: tuple[float, float], breath=0.0
+) -> Phone:
     return Phone((f1, f2, f3), (f1, f2, f3), (160, 160, 220), 0.0, breath, hiss, band)
 
 
@@ -162,7 +210,9 @@ PHONES = {
     "F": _noise(340, 1100, 2200, 0.018, (5500, 3000)),
     "TH": _noise(320, 1300, 2550, 0.015, (6500, 2000)),
     "S": _noise(320, 1500, 2550, 0.036, (5400, 1100)),
-    "p": _noise(400, 1000, 2200, 0.0, (900, 600)),  # closures: silence whose formants steer the neighbours' transitions
+    "p": _noise(
+        400, 1000, 2200, 0.0, (900, 600)
+    ),  # closures: silence whose formants steer the neighbours' transitions
     "t": _noise(380, 1700, 2600, 0.0, (4300, 1300)),
     "k": _noise(350, 2000, 2500, 0.0, (2100, 500)),
     "P": _noise(400, 1000, 2200, 0.05, (900, 700), 0.01),  # bursts
@@ -171,7 +221,9 @@ PHONES = {
     "B": _voiced(300, 950, 2200, voice=0.3, hiss=0.05, band=(900, 700)),
     "D": _voiced(280, 1700, 2600, voice=0.3, hiss=0.05, band=(4000, 1300)),
     "G": _voiced(280, 1900, 2300, voice=0.3, hiss=0.07, band=(1800, 450)),
-    "H": _noise(380, 1400, 2300, 0.007, (3500, 2000), 0.03),  # what follows a burst: breath on the way to the vowel
+    "H": _noise(
+        380, 1400, 2300, 0.007, (3500, 2000), 0.03
+    ),  # what follows a burst: breath on the way to the vowel
 }
 
 SPELLING = {  # word -> phonemes and their milliseconds at normal speed
@@ -215,11 +267,13 @@ def length(word: str) -> float:
     return float(spelling(word)[1].sum())
 
 
-# The synthesiser ---------------------------------------------------------------------------------------------------
+# --- The synthesiser
 
 _N = 512  # samples of an impulse response: what is left of a formant after it is inaudible
 _HOP = 80  # samples between frames of noise
-_Z = np.exp(-2j * np.pi * np.arange(_N // 2 + 1) / _N).astype(np.complex64)  # a delay of one sample, per frequency
+_Z = np.exp(-2j * np.pi * np.arange(_N // 2 + 1) / _N).astype(
+    np.complex64
+)  # a delay of one sample, per frequency
 _HZ = (np.arange(_N // 2 + 1) * (RATE / _N)).astype(np.float32)
 
 
@@ -237,13 +291,22 @@ def speak(utterance: Utterance, rng: np.random.Generator) -> np.ndarray:
 
 
 def synthesise(
-    words: Sequence[str], pulses: Sequence[int], scale: float, stretch: float, gaps: Sequence[float], rng: np.random.Generator
+    words: Sequence[str],
+    pulses: Sequence[int],
+    scale: float,
+    stretch: float,
+    gaps: Sequence[float],
+    rng: np.random.Generator,
 ) -> np.ndarray:
-    """Each word after its gap (seconds) and with its number of glottal pulses per frame: float32 [38400]."""
+    """Each word after its gap (seconds) and with its number of glottal pulses per frame: float32
+    [38400]."""
     lengths = np.array([length(w) for w in words]) * stretch
     starts = np.cumsum(gaps) + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
     if (starts[-1] + lengths[-1]) * RATE + _N > SAMPLES:
-        raise ValueError(f"{' '.join(words)!r} takes {starts[-1] + lengths[-1]:.2f} s; a clip has {(SAMPLES - _N) / RATE:.2f} s")
+        raise ValueError(
+            f"{' '.join(words)!r} takes {starts[-1] + lengths[-1]:.2f} s; a clip has"
+            f" {(SAMPLES - _N) / RATE:.2f} s"
+        )
     out = np.zeros(SAMPLES + 2 * _N)
     for word, start, n in zip(words, starts, pulses, strict=True):
         _say(word, start, n, scale, stretch, rng, out)
@@ -251,24 +314,40 @@ def synthesise(
     return (out * (PEAK / np.abs(out).max())).astype(np.float32)
 
 
-def _say(word: str, start: float, n: float, scale: float, stretch: float, rng: np.random.Generator, out: np.ndarray) -> None:
+def _say(
+    word: str,
+    start: float,
+    n: float,
+    scale: float,
+    stretch: float,
+    rng: np.random.Generator,
+    out: np.ndarray,
+) -> None:
     """Adds one word that begins at ``start`` seconds."""
     names, durations = spelling(word)
     phones = [PHONES[p] for p in names]
     edges = start + np.concatenate([[0.0], np.cumsum(durations * stretch)])
     end = edges[-1]
 
-    pulse = np.arange(np.ceil(start * RATE * n / FRAME), np.floor(end * RATE * n / FRAME) + 1) * (FRAME / n)  # in samples
+    pulse = np.arange(np.ceil(start * RATE * n / FRAME), np.floor(end * RATE * n / FRAME) + 1) * (
+        FRAME / n
+    )  # in samples
     level = _levels([p.voice for p in phones], names, edges, pulse / RATE)
     pulse, level = pulse[level > 0], level[level > 0]
     whole = np.floor(pulse).astype(int)
     formants, widths = _tract(phones, edges, pulse / RATE, scale)
-    spectra = _resonance(formants, widths, scale) * _glottis() * np.exp(np.log(_Z)[None] * (pulse - whole)[:, None].astype(np.float32))
+    spectra = (
+        _resonance(formants, widths, scale)
+        * _glottis()
+        * np.exp(np.log(_Z)[None] * (pulse - whole)[:, None].astype(np.float32))
+    )
     _overlap(out, whole, np.fft.irfft(spectra * level[:, None].astype(np.float32), axis=1))
 
     frames = np.arange(int(start * RATE) // _HOP, int(end * RATE) // _HOP + 1)
     at = frames * _HOP / RATE
-    hiss, breath = (_levels([getattr(p, k) for p in phones], names, edges, at) for k in ("hiss", "breath"))
+    hiss, breath = (
+        _levels([getattr(p, k) for p in phones], names, edges, at) for k in ("hiss", "breath")
+    )
     keep = hiss + breath > 0
     frames, at, hiss, breath = frames[keep], at[keep], hiss[keep], breath[keep]
     if not len(frames):
@@ -277,7 +356,9 @@ def _say(word: str, start: float, n: float, scale: float, stretch: float, rng: n
     window = np.hanning(2 * _HOP + 1)[:-1]
     blocks = np.stack([noise[i : i + 2 * _HOP] for i in (frames - frames[0]) * _HOP]) * window
     which = np.searchsorted(edges[1:-1], at, "right")
-    centre, spread = (np.array([p.band[i] for p in phones])[which, None] * scale**0.5 for i in (0, 1))
+    centre, spread = (
+        np.array([p.band[i] for p in phones])[which, None] * scale**0.5 for i in (0, 1)
+    )
     shape = hiss[:, None] * np.exp(-0.5 * ((_HZ - centre) / spread) ** 2)
     if breath.any():
         formants, widths = _tract(phones, edges, at, scale)
@@ -288,8 +369,11 @@ def _say(word: str, start: float, n: float, scale: float, stretch: float, rng: n
     _overlap(out, frames * _HOP, shaped)
 
 
-def _levels(values: Sequence[float], names: Sequence[str], edges: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """A level that holds each phoneme's value and moves quickly between them; zero outside the word."""
+def _levels(
+    values: Sequence[float], names: Sequence[str], edges: np.ndarray, at: np.ndarray
+) -> np.ndarray:
+    """A level that holds each phoneme's value and moves quickly between them; zero outside the
+    word."""
     values = (0.0, *values, 0.0)
     knots, heights = [edges[0] - 1e-4], [0.0]
     for i, edge in enumerate(edges):
@@ -307,7 +391,9 @@ def _levels(values: Sequence[float], names: Sequence[str], edges: np.ndarray, at
     return np.interp(at, knots, heights, left=0.0, right=0.0)
 
 
-def _tract(phones: list[Phone], edges: np.ndarray, at: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+def _tract(
+    phones: list[Phone], edges: np.ndarray, at: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Formants and bandwidths at some times (seconds), in Hz: two [len(at), 3]."""
     knots, rows = [], []
     for phone, a, b in zip(phones, edges[:-1], edges[1:], strict=True):
@@ -336,7 +422,9 @@ def _resonator(f: np.ndarray, width: np.ndarray) -> np.ndarray:
 @functools.lru_cache(256)
 def _upper(scale: float) -> np.ndarray:
     """The two fixed formants."""
-    return (_resonator(np.array([3500.0 * scale, 4500.0 * scale]), np.array([220.0, 300.0]))).prod(0)[None]
+    return (_resonator(np.array([3500.0 * scale, 4500.0 * scale]), np.array([220.0, 300.0]))).prod(
+        0
+    )[None]
 
 
 @functools.cache

@@ -1,7 +1,9 @@
-"""Pictures of the tabletop: the camera image of an observation, and a rollout drawn frame by frame with the paths it took.
+"""Pictures of the tabletop: the camera image of an observation, and a rollout drawn frame by frame
+with the paths it took.
 
-The camera looks straight down; y goes up. Everything is drawn in table coordinates, four times as fine as it is shown, and averaged, which is
-what makes the edges smooth. The same state always gives the same pixels.
+The camera looks straight down; y goes up. Everything is drawn in table coordinates, four times as
+fine as it is shown, and averaged, which is what makes the edges smooth. The same state always gives
+the same pixels.
 """
 
 from __future__ import annotations
@@ -11,12 +13,24 @@ from typing import Any
 import numpy as np
 
 from gen.modalities import tabletop
-from gen.modalities.tabletop import BLOCK, BLOCK_RADIUS, GOAL, GRIPPER, GRIPPER_RADIUS, HALF, STATES, SUCCESS_RADIUS, WALL, WALL_X
+from gen.modalities.tabletop import (
+    BLOCK,
+    BLOCK_RADIUS,
+    GOAL,
+    GRIPPER,
+    GRIPPER_RADIUS,
+    HALF,
+    STATES,
+    SUCCESS_RADIUS,
+    WALL,
+    WALL_X,
+)
 
 CAMERA, FRAME = 64, 192  # pixels: side of an observation image and of a frame to look at
 IMAGE_KEY = "observation.images.top"
 _FINE = 4  # drawn pixels per shown pixel, along each axis
-_BAR = 0.012  # metres: half the wall's thickness as it is drawn; the gripper's own radius keeps it clear of it
+# metres: half the wall's thickness as it is drawn; the gripper's own radius keeps it clear of it
+_BAR = 0.012
 _RIM, _RING = 0.01, 0.012  # metres
 
 TABLE, EDGE, GRID = (247, 243, 235), (214, 204, 188), (236, 229, 217)
@@ -32,10 +46,13 @@ def render(state: np.ndarray) -> np.ndarray:
 
 
 def animate(state: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """What a chunk [T, 2] does from a state [7], with the paths of gripper and block so far: uint8 [T + 1, 192, 192, 3]. A wall that was
-    run into turns red, a goal that is reached is filled."""
+    """What a chunk [T, 2] does from a state [7], with the paths of gripper and block so far: uint8
+    [T + 1, 192, 192, 3]. A wall that was run into turns red, a goal that is reached is filled."""
     done = tabletop.rollout(actions, state)
-    states, struck = done.states.astype(np.float64), np.concatenate([[False], np.logical_or.accumulate(done.collided)])
+    states, struck = (
+        done.states.astype(np.float64),
+        np.concatenate([[False], np.logical_or.accumulate(done.collided)]),
+    )
     return np.stack([_draw(states[: i + 1], FRAME, bool(struck[i])) for i in range(len(states))])
 
 
@@ -44,7 +61,9 @@ def _draw(states: np.ndarray, side: int, struck: bool) -> np.ndarray:
     from PIL import Image, ImageDraw
 
     if states.ndim != 2 or states.shape[1] != STATES or not np.isfinite(states).all():
-        raise ValueError(f"the state has the shape {list(states.shape[1:])}; expected {STATES} finite numbers")
+        raise ValueError(
+            f"the state has the shape {list(states.shape[1:])}; expected {STATES} finite numbers"
+        )
     now, scale = states[-1], side * _FINE
     picture = Image.new("RGB", (scale, scale), TABLE)
     pen = _Pen(ImageDraw.Draw(picture), scale)
@@ -54,7 +73,10 @@ def _draw(states: np.ndarray, side: int, struck: bool) -> np.ndarray:
             pen.line([(0, v), (1, v)], 0.003, GRID)
     pen.draw.rectangle((0, 0, scale - 1, scale - 1), outline=EDGE, width=round(_RIM * scale))
     pushes, walled = (tabletop.kinds(now) == k for k in (1, 2))
-    near = np.linalg.norm((now[BLOCK] if pushes else now[GRIPPER]) - now[GOAL]) < SUCCESS_RADIUS and not struck
+    near = (
+        np.linalg.norm((now[BLOCK] if pushes else now[GRIPPER]) - now[GOAL]) < SUCCESS_RADIUS
+        and not struck
+    )
     pen.disc(now[GOAL], SUCCESS_RADIUS, GOAL_RING)
     pen.disc(now[GOAL], SUCCESS_RADIUS - _RING, REACHED if near else GOAL_FILL)
     if pushes:
@@ -91,7 +113,9 @@ class _Pen:
 
     def ring(self, centre: Any, radius: float, colour: tuple[int, int, int]) -> None:
         (x, y), r = self._at(centre), radius * self.scale
-        self.draw.ellipse((x - r, y - r, x + r, y + r), outline=colour, width=round(_RING * self.scale))
+        self.draw.ellipse(
+            (x - r, y - r, x + r, y + r), outline=colour, width=round(_RING * self.scale)
+        )
 
     def path(self, points: np.ndarray, colour: tuple[int, int, int], half: float = 0.008) -> None:
         """A line with round joints and ends."""

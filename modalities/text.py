@@ -1,8 +1,9 @@
 """Text: up to 16 words that answer a task, one id per word.
 
-A causal model's rows end: by law every place after ``<end>`` holds it too, and samplers stop there. To a masked model the end is an id like any
-other, which fills what is left (Nie et al., "LLaDA", arXiv 2502.09992): nothing is decided about the length beforehand, and what stands behind the
-first end is not looked at.
+A causal model's rows end: by law every place after ``<end>`` holds it too, and samplers stop there.
+To a masked model the end is an id like any other, which fills what is left (Nie et al., "LLaDA",
+arXiv 2502.09992): nothing is decided about the length beforehand, and what stands behind the first
+end is not looked at.
 """
 
 from __future__ import annotations
@@ -34,13 +35,18 @@ NOTHING = 0  # the word of a slot that says nothing
 
 @register("modality", "text")
 class TextModality(GridModality):
-    """Words that answer a task (``gen.modalities.text_tasks``). The condition is a ``Task``; a model's prompt is its words, the last one in the
-    last of 16 slots."""
+    """Words that answer a task (``gen.modalities.text_tasks``). The condition is a ``Task``; a
+    model's prompt is its words, the last one in the last of 16 slots."""
 
     name = "text"
     media_kind = "data"
     extension = "txt"
-    models = {"causal": "text-causal", "masked": "text-masked", "blocks": "text-masked", "causal-draft": "text-draft"}
+    models = {
+        "causal": "text-causal",
+        "masked": "text-masked",
+        "blocks": "text-masked",
+        "causal-draft": "text-draft",
+    }
     frontends = {"codes": "text-words"}
     default_law = {"temperature": 1.0}
     slots = PLACES
@@ -84,16 +90,32 @@ class TextModality(GridModality):
         counts = getattr(config, "code_counts", None)
         rarity = None if counts is None else log(sum(counts)) - torch.tensor(counts).log()
         if rarity is not None:  # ids of the condition and the mask are never said
-            rarity = torch.cat([rarity, rarity.new_full((config.vocab_size - len(rarity),), float(rarity.max()))])
+            rarity = torch.cat(
+                [rarity, rarity.new_full((config.vocab_size - len(rarity),), float(rarity.max()))]
+            )
         delimiters = tuple(frontend.ids("="))  # ends a step of a sum
-        return replace(binding, space=replace(binding.space, legal=legal, end_id=frontend.end_id, delimiters=delimiters, rarity=rarity))
+        return replace(
+            binding,
+            space=replace(
+                binding.space,
+                legal=legal,
+                end_id=frontend.end_id,
+                delimiters=delimiters,
+                rarity=rarity,
+            ),
+        )
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         return tokens[:, None]
 
     def is_path(self, media: Any) -> bool:
-        """Whether what came names a file: a ``Path``, or a string that ends in ``.txt``. Any other string is a text itself."""
-        return isinstance(media, Path) or isinstance(media, str) and media.lower().endswith(f".{self.extension}")
+        """Whether what came names a file: a ``Path``, or a string that ends in ``.txt``. Any other
+        string is a text itself."""
+        return (
+            isinstance(media, Path)
+            or isinstance(media, str)
+            and media.lower().endswith(f".{self.extension}")
+        )
 
     def whole_frames(self, media: Any, frontend: TokenFrontend) -> str:
         """A text, or that of a file."""
@@ -106,19 +128,27 @@ class TextModality(GridModality):
     def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
         ids = frontend.ids(self.whole_frames(media, frontend))
         if len(ids) >= space.length:
-            raise GenError(f"the text to continue has {len(ids)} words; expected fewer than {space.length}, all that there is room for")
+            raise GenError(
+                f"the text to continue has {len(ids)} words; expected fewer than {space.length},"
+                " all that there is room for"
+            )
         return torch.tensor(ids)
 
-    def edit(self, source: Any, where: str, frontend: TokenFrontend, space: TokenSpace) -> tuple[Tensor, Any]:
-        """``where``: ``1:3``, words from 0; either end may be left out. One past the last word lets the text grow. If the model ends inside the
-        span, the words after it follow at once: what stays is never lost."""
+    def edit(
+        self, source: Any, where: str, frontend: TokenFrontend, space: TokenSpace
+    ) -> tuple[Tensor, Any]:
+        """``where``: ``1:3``, words from 0; either end may be left out. One past the last word lets
+        the text grow. If the model ends inside the span, the words after it follow at once: what
+        stays is never lost."""
         text = self.whole_frames(source, frontend)
         words = frontend.split(text)
         first, last = span(where, len(words), space.length)
         canvas = torch.full((space.length,), frontend.end_id)
         canvas[: len(words)] = torch.tensor(frontend.ids(text))
         canvas[first:last] = space.mask_id
-        return canvas, lambda made: " ".join([*words[:first], *made.split()[first:last], *words[last:]])
+        return canvas, lambda made: " ".join(
+            [*words[:first], *made.split()[first:last], *words[last:]]
+        )
 
     def save(self, media: str, path: Path, info: dict[str, Any]) -> None:
         Path(path).write_text(media + "\n", encoding="utf-8")
@@ -134,11 +164,15 @@ class TextModality(GridModality):
 
 
 def span(text: str, words: int, places: int) -> tuple[int, int]:
-    """The first word of a span and the one after its last. Raises ``GenError`` for other text, and for words that are not there."""
+    """The first word of a span and the one after its last. Raises ``GenError`` for other text, and
+    for words that are not there."""
     match = re.fullmatch(r"\s*(\d*):(\d*)\s*", text)
     if not match:
         raise GenError(f"span {text!r} says no words; expected such as '1:3', ':2' or '2:'")
     first, last = int(match[1] or 0), int(match[2] or words)
     if not 0 <= first < last <= places or first > words:
-        raise GenError(f"span {text!r} goes from word {first} to {last}; expected a range that begins at 0 to {words} and ends at most at {places}")
+        raise GenError(
+            f"span {text!r} goes from word {first} to {last}; expected a range that begins at 0 to"
+            f" {words} and ends at most at {places}"
+        )
     return first, last

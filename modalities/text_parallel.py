@@ -1,7 +1,9 @@
-"""What committing several places at once costs, exactly: text tasks whose answers have a law that is known.
+"""What committing several places at once costs, exactly: text tasks whose answers have a law that
+is known.
 
-A is the uniform law over a task's right answers, p_t its law at place t, given what was committed before. If places are committed in groups
-g = 1, 2, ..., those of a group independently of each other, an answer comes out right with probability
+A is the uniform law over a task's right answers, p_t its law at place t, given what was committed
+before. If places are committed in groups g = 1, 2, ..., those of a group independently of each
+other, an answer comes out right with probability
 
     accuracy = sum over y in A of prod_g prod_{t in g} p_t(y_t | y of the groups before)
 
@@ -11,12 +13,15 @@ since whatever becomes right was right all along. In one call, for lists of n di
     replace   (1 - 1/n)^(n - 1)                     -> 1/e
     remove    (n - 1)! 2^(n - 1) / n^(n - 1)        n - 1 places
     insert    n! 2^n / (n + 1)^(n + 1)              n + 1 places
-    shuffle   sum_k C(n, k) (a - b)^k b^(n - k) (n - k)!  -  a^n,  a = ((n - 1)! - 1) / (n! - 1), b = (n - 1)! / (n! - 1)
+    shuffle   sum_k C(n, k) (a - b)^k b^(n - k) (n - k)!  -  a^n,  a = ((n - 1)! - 1) / (n! - 1), b
+              = (n - 1)! / (n! - 1)
 
-The figures for replace, remove and insert are those of ParallelBench's setting (Kang et al., arXiv 2510.04767) with one place per item. There the
-shuffle formula is n! / n^n, which counts the order that was given as right; here, as in its metric, that order is wrong, so an item stands at its
-own place with a little less probability a than at any other, b. The bound behind all of them is the total correlation: the sum of the
-places' entropies less the entropy of the whole, in nats (``total_correlation``).
+The figures for replace, remove and insert are those of ParallelBench's setting (Kang et al., arXiv
+2510.04767) with one place per item. There the shuffle formula is n! / n^n, which counts the order
+that was given as right; here, as in its metric, that order is wrong, so an item stands at its own
+place with a little less probability a than at any other, b. The bound behind all of them is the
+total correlation: the sum of the places' entropies less the entropy of the whole, in nats
+(``total_correlation``).
 """
 
 from __future__ import annotations
@@ -41,17 +46,20 @@ SIZES = {"add": 3}  # items of the tasks that are measured; lists and brackets h
 SIZE = 6
 EASY = 8  # ops with one answer are measured on so many times fewer tasks: nothing is drawn in them
 
-# From counting ------------------------------------------------------------------------------------------------------
+# --- From counting
 
 
 def grouped_accuracy(task: Task, groups: Sequence[Sequence[int]]) -> float:
-    """How often a sampler is right that commits these groups of places one after the other. Raises ``GenError`` unless every place of the longest
-    answer is in one of them, once."""
+    """How often a sampler is right that commits these groups of places one after the other. Raises
+    ``GenError`` unless every place of the longest answer is in one of them, once."""
     oracle = Oracle([task])
     if sorted(chain.from_iterable(groups)) != list(range(oracle.length)):
         raise bad_value("groups", groups, f"places 0 to {oracle.length - 1}, each in one group")
     right = oracle.tables[0]
-    canvas, chance = torch.full_like(right, oracle.mask_id), torch.zeros(len(right), dtype=torch.float64)
+    canvas, chance = (
+        torch.full_like(right, oracle.mask_id),
+        torch.zeros(len(right), dtype=torch.float64),
+    )
     condition = torch.zeros(len(right), 1, dtype=torch.long)
     for group in map(list, groups):
         law = oracle.forward(torch.cat([condition, canvas], 1), oracle.length)
@@ -66,15 +74,17 @@ def one_step_accuracy(task: Task) -> float:
 
 
 def total_correlation(task: Task) -> float:
-    """The sum of the entropies of the places less that of the answer: nats that are lost where all are drawn independently."""
+    """The sum of the entropies of the places less that of the answer: nats that are lost where all
+    are drawn independently."""
     return _known_figures(Oracle([task]))[0]["total_correlation"]
 
 
-# In closed form -----------------------------------------------------------------------------------------------------
+# --- In closed form
 
 
 def closed_accuracy(op: str, n: int) -> float:
-    """``one_step_accuracy`` for n items. Raises ``GenError`` for an op that is not known or less than 2 items."""
+    """``one_step_accuracy`` for n items. Raises ``GenError`` for an op that is not known or less
+    than 2 items."""
     _known(op, n)
     match op:
         case "replace":
@@ -97,7 +107,9 @@ def closed_correlation(op: str, n: int) -> float:
         case "remove":
             return sum(_entropy(i / n, 1 - i / n) for i in range(1, n)) - math.log(n)
         case "insert":
-            return sum(_entropy(1 / (n + 1), i / (n + 1), (n - i) / (n + 1)) for i in range(n + 1)) - math.log(n + 1)
+            return sum(
+                _entropy(1 / (n + 1), i / (n + 1), (n - i) / (n + 1)) for i in range(n + 1)
+            ) - math.log(n + 1)
         case "shuffle":
             own, other = _shares(n)
             return n * _entropy(own, *[other] * (n - 1)) - math.log(math.factorial(n) - 1)
@@ -105,10 +117,13 @@ def closed_correlation(op: str, n: int) -> float:
 
 
 def shuffle_accuracy(n: int, counts: Sequence[int]) -> float:
-    """How often a shuffle of n items is right if so many places are committed per call, in an order that does not look at what was drawn.
+    """How often a shuffle of n items is right if so many places are committed per call, in an order
+    that does not look at what was drawn.
 
-    As long as every item drawn stands at its own place, the next are drawn from the orders of the m that are left but for theirs; once one does
-    not, from all of them, which are right with probability prod m! / ((m - k)! m^k). Raises ``GenError`` unless the counts sum to n."""
+    As long as every item drawn stands at its own place, the next are drawn from the orders of the m
+    that are left but for theirs; once one does not, from all of them, which are right with
+    probability prod m! / ((m - k)! m^k). Raises ``GenError`` unless the counts sum to n.
+    """
     _known("shuffle", n)
     if sum(counts) != n or min(counts) < 1:
         raise bad_value("counts", list(counts), f"numbers of at least 1 that sum to {n}")
@@ -117,14 +132,18 @@ def shuffle_accuracy(n: int, counts: Sequence[int]) -> float:
         done *= math.perm(left, k) / left**k
         if left > 1:
             own, other = _shares(left)
-            different = sum(math.comb(k, j) * (own - other) ** j * other ** (k - j) * math.perm(left - j, k - j) for j in range(k + 1))
+            different = sum(
+                math.comb(k, j) * (own - other) ** j * other ** (k - j) * math.perm(left - j, k - j)
+                for j in range(k + 1)
+            )
             done, same = done + same * (different - own**k), same * own**k
         left -= k
     return done
 
 
 def _shares(n: int) -> tuple[float, float]:
-    """In all orders of n items but their own: how often an item stands at its own place, and how often at any other."""
+    """In all orders of n items but their own: how often an item stands at its own place, and how
+    often at any other."""
     total = math.factorial(n) - 1
     return (math.factorial(n - 1) - 1) / total, math.factorial(n - 1) / total
 
@@ -140,18 +159,32 @@ def _known(op: str, n: int) -> None:
         raise bad_value("n", n, "at least 2")
 
 
-# By sampling --------------------------------------------------------------------------------------------------------
+# --- By sampling
 
 
 def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
     """A row per task and seed. An answer is right if the interpreter of the tasks says so."""
     oracle, rows = Oracle(tasks), [(task, seed) for seed in seeds for task in tasks]
     asked = [task for task, _ in rows]
-    right = lambda tokens: [check(task, oracle.text(ids)).fulfilled for task, ids in zip(asked, tokens.tolist(), strict=True)]
+    right = lambda tokens: [
+        check(task, oracle.text(ids)).fulfilled
+        for task, ids in zip(asked, tokens.tolist(), strict=True)
+    ]
     known = dict(zip(oracle.tasks, _known_figures(oracle), strict=True))
-    mine = {op: [known[t] for t in tasks if t.op == op] for op in dict.fromkeys(t.op for t in tasks)}
-    exact = {op: {name: float(np.mean([figures[name] for figures in some])) for name in some[0]} for op, some in mine.items()}
-    return Board([t.op for t in asked], [item_key(str(t), s) for t, s in rows], lambda law: oracle.target(asked, law), right, exact)
+    mine = {
+        op: [known[t] for t in tasks if t.op == op] for op in dict.fromkeys(t.op for t in tasks)
+    }
+    exact = {
+        op: {name: float(np.mean([figures[name] for figures in some])) for name in some[0]}
+        for op, some in mine.items()
+    }
+    return Board(
+        [t.op for t in asked],
+        [item_key(str(t), s) for t, s in rows],
+        lambda law: oracle.target(asked, law),
+        right,
+        exact,
+    )
 
 
 def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
@@ -166,26 +199,40 @@ def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
     return found
 
 
-def accuracy(spec: str | Mapping[str, Any] | Sampler, tasks: Sequence[Task], seeds: Iterable[int],
-             law: Mapping[str, Any] | Law | None = None) -> tuple[float, float]:
-    """How many answers a sampler gets right, and forward calls per answer. ``spec``: as ``gen.sampling.resolve_sampler`` takes it.
+def accuracy(
+    spec: str | Mapping[str, Any] | Sampler,
+    tasks: Sequence[Task],
+    seeds: Iterable[int],
+    law: Mapping[str, Any] | Law | None = None,
+) -> tuple[float, float]:
+    """How many answers a sampler gets right, and forward calls per answer. ``spec``: as
+    ``gen.sampling.resolve_sampler`` takes it.
 
-    The tasks share a canvas that the longest of their answers fills. Raises as ``resolve_sampler`` and the sampler do."""
+    The tasks share a canvas that the longest of their answers fills. Raises as ``resolve_sampler``
+    and the sampler do.
+    """
     points = measure(board(tasks, seeds), *resolve_sampler(spec, law)).values()
     rows = sum(p.rows for p in points)
     return sum(p.right for p in points) / rows, sum(p.nfe * p.rows for p in points) / rows
 
 
-def accuracy_curve(spec: str | Mapping[str, Any], tasks: Sequence[Task], seeds: Iterable[int], knob: str, values: Iterable[Any],
-                   law: Mapping[str, Any] | Law | None = None) -> list[tuple[float, float]]:
+def accuracy_curve(
+    spec: str | Mapping[str, Any],
+    tasks: Sequence[Task],
+    seeds: Iterable[int],
+    knob: str,
+    values: Iterable[Any],
+    law: Mapping[str, Any] | Law | None = None,
+) -> list[tuple[float, float]]:
     """``accuracy`` for each value of a knob."""
     given, seeds = {"name": spec} if isinstance(spec, str) else dict(spec), list(seeds)
     return [accuracy({**given, knob: value}, tasks, seeds, law) for value in values]
 
 
 def oracle_boards(prompts: int, repeats: int, seed: int) -> list[Board]:
-    """What ``gen bench --oracle`` measures on: ``prompts`` tasks of every op with six items (three to add; fewer tasks where one answer is right),
-    ``repeats`` rows of each; one board per number of places."""
+    """What ``gen bench --oracle`` measures on: ``prompts`` tasks of every op with six items (three
+    to add; fewer tasks where one answer is right), ``repeats`` rows of each; one board per number
+    of places."""
     rng = np.random.default_rng(seed)
     by_length: dict[int, list[Task]] = {}
     for op in OPS:

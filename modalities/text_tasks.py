@@ -3,14 +3,17 @@
 A prompt asks for words that follow from it, or for one of several right answers:
 
     copy 3 1 2 =                 reverse 3 1 2 =              sort 3 1 2 =
-    insert 7 at 1 in 3 1 2 =     remove at 1 from 3 1 2 =     replace at 1 with 7 in 3 1 2 =     (places count from 0)
-    insert 7 in 3 1 2 =          remove from 3 1 2 =          replace with 7 in 3 1 2 =          (any place will do)
+    insert 7 at 1 in 3 1 2 =     remove at 1 from 3 1 2 =     replace at 1 with 7 in 3 1 2 =
+                                 (places count from 0)
+    insert 7 in 3 1 2 =          remove from 3 1 2 =          replace with 7 in 3 1 2 =
+                                 (any place will do)
     shuffle 3 1 2 =              (any other order)
     3 + 8 + 5 =                  answered with its steps: 11 + 5 = 16
     close ( [ ] { =              answered with what closes every open bracket: } )
 
-Lists hold 2 to 8 different numbers from 0 to 9, and a new number is not in the list; sums have 2 to 4 terms from 0 to 9; 1 to 7
-brackets are open. With n numbers, so many answers are right: n! - 1 to shuffle, n + 1 to insert, n to remove or replace anywhere, or else one.
+Lists hold 2 to 8 different numbers from 0 to 9, and a new number is not in the list; sums have 2 to
+4 terms from 0 to 9; 1 to 7 brackets are open. With n numbers, so many answers are right: n! - 1 to
+shuffle, n + 1 to insert, n to remove or replace anywhere, or else one.
 """
 
 from __future__ import annotations
@@ -46,20 +49,28 @@ FORMS = {  # op -> how its prompt begins; what follows are the items
 }
 OPS = tuple(FORMS)
 RANDOM = ("shuffle", "insert", "remove", "replace")  # ops with several right answers
-LENGTHS = {"add": range(2, 5), "close": range(1, 8)}  # terms, and open brackets; lists have ``LISTS`` items
+LENGTHS = {
+    "add": range(2, 5),
+    "close": range(1, 8),
+}  # terms, and open brackets; lists have ``LISTS`` items
 LISTS = range(2, 9)
 BRACKETS = 14  # at most, closed ones too: what there is room for
 LARGEST = 9 * LENGTHS["add"][-1]
 WORDS: tuple[str, ...] = (
-    *map(str, range(LARGEST + 1)), "+", "=", *CLOSING, *CLOSING.values(),
+    *map(str, range(LARGEST + 1)),
+    "+",
+    "=",
+    *CLOSING,
+    *CLOSING.values(),
     *dict.fromkeys(w for form in FORMS.values() for w in form if w not in (NUMBER, PLACE)),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class Task:
-    """``items``: the numbers of the list, the terms of the sum, or the brackets. ``new``: the number that comes in. ``at``: the place, from 0.
-    Raises ``ValueError`` for what cannot be asked."""
+    """``items``: the numbers of the list, the terms of the sum, or the brackets. ``new``: the
+    number that comes in. ``at``: the place, from 0. Raises ``ValueError`` for what cannot be
+    asked."""
 
     op: str
     items: tuple[str, ...]
@@ -71,7 +82,10 @@ class Task:
             raise unknown_word(str(self.op), OPS, "task", "the tasks")
         for name, sign in (("new", NUMBER), ("at", PLACE)):
             if (getattr(self, name) is None) == (sign in FORMS[self.op]):
-                raise ValueError(f"{self.op!r} came with {name} {getattr(self, name)!r}; expected {'one' if sign in FORMS[self.op] else 'none'}")
+                raise ValueError(
+                    f"{self.op!r} came with {name} {getattr(self, name)!r}; expected"
+                    f" {'one' if sign in FORMS[self.op] else 'none'}"
+                )
         known = (*CLOSING, *CLOSING.values()) if self.op == "close" else DIGITS
         for word in (*self.items, *([] if self.new is None else [self.new])):
             if word not in known:
@@ -80,18 +94,28 @@ class Task:
         if self.op == "close":
             size = len(unclosed(self.items))
             if len(self.items) > BRACKETS:
-                raise ValueError(f"{self.op!r} came with {len(self.items)} brackets; expected at most {BRACKETS}")
+                raise ValueError(
+                    f"{self.op!r} came with {len(self.items)} brackets; expected at most {BRACKETS}"
+                )
         if size not in sizes:
             things = {"add": "terms", "close": "open brackets"}.get(self.op, "numbers")
-            raise ValueError(f"{self.op!r} came with {size} {things}; expected {sizes[0]} to {sizes[-1]}")
+            raise ValueError(
+                f"{self.op!r} came with {size} {things}; expected {sizes[0]} to {sizes[-1]}"
+            )
         if self.op in LENGTHS:
             return
         twice = [w for i, w in enumerate(self.items) if w in self.items[:i]]
         if twice or self.new in self.items:
-            raise ValueError(f"the list {' '.join(self.items)!r} has the number {(twice or [self.new])[0]!r} already; expected different ones")
+            raise ValueError(
+                f"the list {' '.join(self.items)!r} has the number {(twice or [self.new])[0]!r}"
+                " already; expected different ones"
+            )
         places = size + (self.op == "insert at")
         if self.at is not None and self.at not in range(places):
-            raise ValueError(f"{self.op!r} came with place {self.at}; expected 0 to {places - 1} for a list of {size}")
+            raise ValueError(
+                f"{self.op!r} came with place {self.at}; expected 0 to {places - 1} for a list of"
+                f" {size}"
+            )
 
     def words(self) -> list[str]:
         """The canonical prompt."""
@@ -104,17 +128,21 @@ class Task:
 
 
 def unclosed(brackets: Sequence[str]) -> list[str]:
-    """The brackets that are still open, outermost first. Raises ``ValueError`` for one that closes another than the last open one."""
+    """The brackets that are still open, outermost first. Raises ``ValueError`` for one that closes
+    another than the last open one."""
     stack: list[str] = []
     for bracket in brackets:
         if bracket in CLOSING:
             stack.append(bracket)
         elif not stack or CLOSING[stack.pop()] != bracket:
-            raise ValueError(f"the brackets {' '.join(brackets)!r} have a {bracket!r} that closes nothing; expected what closes the last open one")
+            raise ValueError(
+                f"the brackets {' '.join(brackets)!r} have a {bracket!r} that closes nothing;"
+                " expected what closes the last open one"
+            )
     return stack
 
 
-# Reading -----------------------------------------------------------------------------------------------------------
+# --- Reading
 
 
 def split(text: str) -> list[str]:
@@ -125,13 +153,17 @@ def split(text: str) -> list[str]:
 def parse(prompt: str) -> Task:
     """The task a prompt states; the last ``=`` may be missing.
 
-    Raises ``ValueError`` naming the first word that the language does not hold there, and the nearest one.
+    Raises ``ValueError`` naming the first word that the language does not hold there, and the
+    nearest one.
     """
     words, where = split(prompt), f"prompt {prompt!r}"
     if words and words[-1] == "=":
         words.pop()
     if not words:
-        raise ValueError("the prompt is empty; expected a task such as 'sort 3 1 2 =', '3 + 8 =' or 'close ( [ ='")
+        raise ValueError(
+            "the prompt is empty; expected a task such as 'sort 3 1 2 =', '3 + 8 =' or 'close ("
+            " [ ='"
+        )
     if words[0].isdigit():
         for i, word in enumerate([*words, END] if len(words) % 2 == 0 else words):
             _expect(word, DIGITS if i % 2 == 0 else ("+",), where)
@@ -165,10 +197,15 @@ def _read(words: list[str], where: str) -> tuple:
 
 def _expect(word: str, options: Sequence[str], where: str) -> None:
     if word not in options:
-        raise unknown_word(word, ("a number from 0 to 9",) if options is DIGITS else options, where, "what may stand there")
+        raise unknown_word(
+            word,
+            ("a number from 0 to 9",) if options is DIGITS else options,
+            where,
+            "what may stand there",
+        )
 
 
-# Answers -----------------------------------------------------------------------------------------------------------
+# --- Answers
 
 
 def answers(task: Task) -> list[tuple[str, ...]]:
@@ -221,13 +258,17 @@ def _only(task: Task) -> tuple[str, ...]:
 
 
 def check(task: Task, text: str) -> Verdict:
-    """Whether a text answers the task. ``valid``: a list of numbers from 0 to 9, sums, or brackets that close, as the task asks for."""
+    """Whether a text answers the task. ``valid``: a list of numbers from 0 to 9, sums, or brackets
+    that close, as the task asks for."""
     words, items, new = tuple(split(text)), task.items, task.new
     valid = _valid(task.op, words)
     if task.op not in RANDOM:
         right, expected = words == _only(task), " ".join(_only(task))
     elif task.op == "shuffle":
-        right, expected = sorted(words) == sorted(items) and words != items, "the same numbers in another order"
+        right, expected = (
+            sorted(words) == sorted(items) and words != items,
+            "the same numbers in another order",
+        )
     elif task.op == "insert":
         right = words.count(new) == 1 and tuple(w for w in words if w != new) == items
         expected = f"the list with one {new} more"
@@ -235,9 +276,19 @@ def check(task: Task, text: str) -> Verdict:
         right = len(words) == len(items) - 1 and tuple(w for w in items if w in words) == words
         expected = "the list without one number"
     else:
-        right = len(words) == len(items) and [w for w, was in zip(words, items, strict=True) if w != was] == [new]
+        right = len(words) == len(items) and [
+            w for w, was in zip(words, items, strict=True) if w != was
+        ] == [new]
         expected = f"the list with {new} in place of one number"
-    return Verdict(right, valid, "" if right else f"{repr(' '.join(words)) if words else 'nothing'} came; expected {expected}")
+    return Verdict(
+        right,
+        valid,
+        (
+            ""
+            if right
+            else f"{repr(' '.join(words)) if words else 'nothing'} came; expected {expected}"
+        ),
+    )
 
 
 def _valid(op: str, words: tuple[str, ...]) -> bool:
@@ -246,28 +297,42 @@ def _valid(op: str, words: tuple[str, ...]) -> bool:
     return bool(words) and set(words) <= set(CLOSING.values() if op == "close" else DIGITS)
 
 
-# Drawing -----------------------------------------------------------------------------------------------------------
+# --- Drawing
 
 
-def random_task(rng: np.random.Generator, ops: Sequence[str] | None = None, lengths: Sequence[int] | None = None) -> Task:
-    """A task of one of ``ops``, equally likely (named twice, twice as likely), of one of those ``lengths`` (numbers, terms or open
-    brackets) that the op has. Raises ``ValueError`` if it has none of them."""
+def random_task(
+    rng: np.random.Generator, ops: Sequence[str] | None = None, lengths: Sequence[int] | None = None
+) -> Task:
+    """A task of one of ``ops``, equally likely (named twice, twice as likely), of one of those
+    ``lengths`` (numbers, terms or open brackets) that the op has. Raises ``ValueError`` if it has
+    none of them."""
     op = (ops or OPS)[rng.integers(len(ops or OPS))]
     sizes = [n for n in LENGTHS.get(op, LISTS) if lengths is None or n in lengths]
     if not sizes:
-        raise ValueError(f"{op!r} came with the lengths {list(lengths)}; expected some of {list(LENGTHS.get(op, LISTS))}")
+        raise ValueError(
+            f"{op!r} came with the lengths {list(lengths)}; expected some of"
+            f" {list(LENGTHS.get(op, LISTS))}"
+        )
     size = sizes[rng.integers(len(sizes))]
     if op == "add":
         return Task(op, tuple(map(str, rng.integers(10, size=size))))
     if op == "close":
         brackets = [list(CLOSING)[i] for i in rng.integers(len(CLOSING), size=size)]
         for _ in range(rng.integers(min(2, (BRACKETS - size) // 2) + 1)):
-            at, kind = int(rng.integers(len(brackets) + 1)), list(CLOSING)[rng.integers(len(CLOSING))]
+            at, kind = (
+                int(rng.integers(len(brackets) + 1)),
+                list(CLOSING)[rng.integers(len(CLOSING))],
+            )
             brackets[at:at] = [kind, CLOSING[kind]]
         return Task(op, tuple(brackets))
     drawn = [DIGITS[i] for i in rng.permutation(10)]
     form, places = FORMS[op], size + (op == "insert at")
-    return Task(op, tuple(drawn[:size]), drawn[size] if NUMBER in form else None, int(rng.integers(places)) if PLACE in form else None)
+    return Task(
+        op,
+        tuple(drawn[:size]),
+        drawn[size] if NUMBER in form else None,
+        int(rng.integers(places)) if PLACE in form else None,
+    )
 
 
 def tasks(n: int, seed: int, *, held: bool) -> list[Task]:

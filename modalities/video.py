@@ -22,13 +22,19 @@ SIDE = (moving.SIZE, moving.SIZE)
 
 @register("modality", "video")
 class VideoModality(GridModality):
-    """Captioned moving shapes (``gen.modalities.moving``). The condition is a ``Caption``; a model's prompt is its six slots.
-    Tokens are the codes of a frame row by row, frame after frame."""
+    """Captioned moving shapes (``gen.modalities.moving``). The condition is a ``Caption``; a
+    model's prompt is its six slots. Tokens are the codes of a frame row by row, frame after
+    frame."""
 
     name = "video"
     media_kind = "video"
     extension = "mp4"
-    models = {"causal": "video-causal", "masked": "video-masked", "blocks": "video-masked", "causal-draft": "video-draft"}
+    models = {
+        "causal": "video-causal",
+        "masked": "video-masked",
+        "blocks": "video-masked",
+        "causal-draft": "video-draft",
+    }
     frontends = {"codes": "video-vq"}
     default_law = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
     slots = moving.SLOTS
@@ -57,10 +63,16 @@ class VideoModality(GridModality):
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
         clip = np.asarray(media)
         if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[1:] != (*SIDE, 3):
-            raise GenError(f"the clip to continue is an array of {clip.dtype} {clip.shape}; expected uint8 [frames, {SIDE[0]}, {SIDE[1]}, 3]")
+            raise GenError(
+                f"the clip to continue is an array of {clip.dtype} {clip.shape}; expected uint8"
+                f" [frames, {SIDE[0]}, {SIDE[1]}, 3]"
+            )
         step = frontend.config.compression[0]
         if len(clip) < step:
-            raise GenError(f"the clip to continue has {len(clip)} frames; expected at least {step}, the frames of one code")
+            raise GenError(
+                f"the clip to continue has {len(clip)} frames; expected at least {step}, the frames"
+                " of one code"
+            )
         return clip[: len(clip) // step * step]
 
     def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
-"""Training of codebooks by gradients: nearest codes with a straight-through gradient, and what keeps all codes in use.
+"""Training of codebooks by gradients: nearest codes with a straight-through gradient, and what
+keeps all codes in use.
 
-A codebook starts from k-means over encoder outputs after a warm-up without quantisation, and a code that nothing uses any
-more is put where an encoder output lies. A residual chain quantises what its stages before left over.
+A codebook starts from k-means over encoder outputs after a warm-up without quantisation, and a code
+that nothing uses any more is put where an encoder output lies. A residual chain quantises what its
+stages before left over.
 """
 
 from __future__ import annotations
@@ -32,16 +34,31 @@ def nearest(z: Tensor, table: Tensor) -> Tensor:
 
 
 class Chain:
-    """A residual chain of tables [K, D]; a plain codebook is a chain of one. Until step ``warm`` it quantises nothing."""
+    """A residual chain of tables [K, D]; a plain codebook is a chain of one. Until step ``warm`` it
+    quantises nothing."""
 
-    def __init__(self, tables: list[Tensor], warm: int, settle: int, generator: torch.Generator, commitment: float = 0.25):
-        self.tables, self.warm, self.settle, self.generator, self.commitment = tables, warm, settle, generator, commitment
+    def __init__(
+        self,
+        tables: list[Tensor],
+        warm: int,
+        settle: int,
+        generator: torch.Generator,
+        commitment: float = 0.25,
+    ):
+        self.tables, self.warm, self.settle, self.generator, self.commitment = (
+            tables,
+            warm,
+            settle,
+            generator,
+            commitment,
+        )
         self.pool = torch.empty(0, tables[0].shape[1])
         self.used = [torch.zeros(len(t)) for t in tables]
         self.step = 0
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors [N, D] -> quantised ones with the gradient of the unquantised, and the loss of codes and encoder."""
+        """Vectors [N, D] -> quantised ones with the gradient of the unquantised, and the loss of
+        codes and encoder."""
         keep = torch.randperm(len(z), generator=self.generator)[:1024]
         self.pool = torch.cat([self.pool, z.detach().float()[keep]])[-POOL:]
         if self.step < self.warm:
@@ -50,14 +67,17 @@ class Chain:
         for table, used in zip(self.tables, self.used, strict=True):
             ids = nearest(left, table)
             q = table[ids]
-            loss = loss + F.mse_loss(q, left.detach()) + self.commitment * F.mse_loss(left, q.detach())
+            loss = (
+                loss + F.mse_loss(q, left.detach()) + self.commitment * F.mse_loss(left, q.detach())
+            )
             used.mul_(0.99).index_add_(0, ids, torch.ones(len(ids)))
             total, left = total + q, left - q.detach()
         return z + (total - z).detach(), loss
 
     @torch.no_grad()
     def on_step(self, step: int) -> None:
-        """After step ``step``: starts the codebooks when the warm-up is over, then revives unused codes until ``settle``."""
+        """After step ``step``: starts the codebooks when the warm-up is over, then revives unused
+        codes until ``settle``."""
         self.step = step + 1
         revive = self.warm < self.step < self.settle and self.step % PERIOD == 0
         if self.step != self.warm and not revive:

@@ -22,9 +22,12 @@ from gen.registry import registry
 
 @dataclass(frozen=True)
 class World:
-    """A modality's program-made data. ``held(n, seed)``: held-out conditions. ``make(condition, rng)``: a medium.
-    ``causal``, ``masked``, ``blocks``: samplers by the name they get in tables; those named in ``quarter`` are measured on a quarter
-    of the conditions, and where those are fewer than four, as in quick runs, not at all. ``asked``: what ``held`` gives, in words. ``about``: model folder -> what it is."""
+    """A modality's program-made data. ``held(n, seed)``: held-out conditions. ``make(condition,
+    rng)``: a medium. ``causal``, ``masked``, ``blocks``: samplers by the name they get in tables;
+    those named in ``quarter`` are measured on a quarter of the conditions, and where those are
+    fewer than four, as in quick runs, not at all. ``asked``: what ``held`` gives, in words.
+    ``about``: model folder -> what it is.
+    """
 
     name: str
     held: Callable[[int, int], list[Any]]
@@ -50,7 +53,8 @@ CAUSAL = {
 
 
 def evaluate(world: World, zoo: Path, held_out: int, log=print) -> dict:
-    """Measures the models in ``zoo``, writes ``evaluation-NAME.json`` there and a model card into each folder."""
+    """Measures the models in ``zoo``, writes ``evaluation-NAME.json`` there and a model card into
+    each folder."""
     began, conditions = time.time(), world.held(held_out, 123)
     rows = {}
     for protocol in PROTOCOLS:
@@ -80,7 +84,8 @@ def write_figures(world: World, zoo: Path, result: dict) -> None:
 
 
 def folder_of(world: World, protocol: str) -> str:
-    """The model that serves a protocol: the modality's own, or one that is no default; blocks by the masked one."""
+    """The model that serves a protocol: the modality's own, or one that is no default; blocks by
+    the masked one."""
     models = registry.get("modality", world.name).models
     return models.get(protocol, f"{world.name}-{'masked' if protocol == 'blocks' else protocol}")
 
@@ -89,9 +94,17 @@ def pipe(world: World, zoo: Path, protocol: str, dtype: str = "float32") -> Pipe
     return Pipeline(world.name, str(zoo / folder_of(world, protocol)), dtype=dtype)
 
 
-def sampler_figures(world: World, zoo: Path, protocol: str, conditions: list, samplers: dict, log=print, batch: int = 20) -> dict:
-    """Per sampler: share of fulfilled conditions, forward calls, places computed and seconds per item; for causal ones, how often they gave
-    autoregression's tokens."""
+def sampler_figures(
+    world: World,
+    zoo: Path,
+    protocol: str,
+    conditions: list,
+    samplers: dict,
+    log=print,
+    batch: int = 20,
+) -> dict:
+    """Per sampler: share of fulfilled conditions, forward calls, places computed and seconds per
+    item; for causal ones, how often they gave autoregression's tokens."""
     made, rows, reference = pipe(world, zoo, protocol), {}, None
     for name, sampler in samplers.items():
         if name in world.quarter and len(conditions) < 4:
@@ -121,12 +134,15 @@ def sampler_figures(world: World, zoo: Path, protocol: str, conditions: list, sa
 
 
 def identity_figures(world: World, zoo: Path, conditions: list, log=print, batch: int = 20) -> dict:
-    """In float64: how often the ``gumbel`` coupling gave the tokens of autoregression, and in how many forward calls."""
+    """In float64: how often the ``gumbel`` coupling gave the tokens of autoregression, and in how
+    many forward calls."""
     double, prompts = pipe(world, zoo, "causal", "float64"), [str(c) for c in conditions]
     jacobi, reference = (double(prompts, world.causal[s], batch_size=batch) for s in IDENTICAL)
     nfe = [s.nfe for s in jacobi.stats]
     figures = {
-        "same_as_autoregressive_float64": (reference.tokens == jacobi.tokens).all(1).double().mean().item(),
+        "same_as_autoregressive_float64": (
+            (reference.tokens == jacobi.tokens).all(1).double().mean().item()
+        ),
         "nfe_mean_float64": statistics.mean(nfe),
         "nfe_max_float64": max(nfe),
     }
@@ -135,7 +151,8 @@ def identity_figures(world: World, zoo: Path, conditions: list, log=print, batch
 
 
 def frontend_figures(world: World, zoo: Path, count: int) -> dict:
-    """The checker on real media, on their reconstructions, and on real media with each other's conditions."""
+    """The checker on real media, on their reconstructions, and on real media with each other's
+    conditions."""
     made, conditions = pipe(world, zoo, "causal"), world.held(count, 77)
     rng = np.random.default_rng(5)
     real = [world.make(c, rng) for c in conditions]
@@ -154,9 +171,14 @@ def frontend_figures(world: World, zoo: Path, count: int) -> dict:
 
 
 def streaming_figures(world: World, zoo: Path, conditions: list, log=print) -> dict:
-    """One item at a time: when its first chunk came, as a share of the whole time, and whether the chunks are the medium."""
+    """One item at a time: when its first chunk came, as a share of the whole time, and whether the
+    chunks are the medium."""
     figures = {}
-    for protocol, name in (("causal", "autoregressive"), ("causal", "gumbel"), ("blocks", "frame_blocks")):
+    for protocol, name in (
+        ("causal", "autoregressive"),
+        ("causal", "gumbel"),
+        ("blocks", "frame_blocks"),
+    ):
         samplers = getattr(world, protocol) or {}
         if name not in samplers:
             continue
@@ -171,8 +193,13 @@ def streaming_figures(world: World, zoo: Path, conditions: list, log=print) -> d
                 parts.append(chunk.media)
                 times.append(time.perf_counter() - began)
             shares.append(times[0] / (time.perf_counter() - began))
-            same.append(np.array_equal(np.concatenate(parts), made(str(condition), samplers[name]).media[0]))
-        figures[name] = {"first_chunk_at_share_of_time": statistics.median(shares), "streamed_is_offline": statistics.mean(same)}
+            same.append(
+                np.array_equal(np.concatenate(parts), made(str(condition), samplers[name]).media[0])
+            )
+        figures[name] = {
+            "first_chunk_at_share_of_time": statistics.median(shares),
+            "streamed_is_offline": statistics.mean(same),
+        }
     log(f"streaming: {json.dumps(figures)}")
     return figures
 
@@ -181,18 +208,32 @@ def write_cards(world: World, zoo: Path, result: dict) -> None:
     """A README.md in each model's folder."""
     f, rows = result["frontend"], result["samplers"]
     made = (
-        f"Trained from nothing on media made by a program, with\n`python -m gen.recipes.{world.name} all --work DIR`. No other data were used.\n"
+        "Trained from nothing on media made by a program, with\n`python -m"
+        f" gen.recipes.{world.name} all --work DIR`. No other data were used.\n"
     )
-    table = "| sampler | condition fulfilled | of | forward calls (median) |\n| --- | --- | --- | --- |\n"
-    line = lambda n: f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['items']} | {rows[n]['nfe_median']:g} |\n"
+    table = (
+        "| sampler | condition fulfilled | of | forward calls (median) |\n| --- | --- | --- |"
+        " --- |\n"
+    )
+    line = lambda n: (
+        f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['items']} | {rows[n]['nfe_median']:g} |\n"
+    )
     about = f"Measured on {world.asked}, one sample each, with the modality's default law.\n\n"
     for folder, text in ((f, t) for f, t in world.about.items() if (zoo / f).is_dir()):
         body = f"---\ntags: [gen]\n---\n\n# {folder}\n\n{text}\n{made}"
-        names = [n for p in PROTOCOLS if folder_of(world, p) == folder for n in getattr(world, p) or {} if n in rows]
+        names = [
+            n
+            for p in PROTOCOLS
+            if folder_of(world, p) == folder
+            for n in getattr(world, p) or {}
+            if n in rows
+        ]
         if folder == world.frontend:
             body += (
-                f"\nThe checker finds the condition fulfilled in {f['checker_on_real']:.3f} of real media ({world.asked}), in "
-                f"{f['checker_on_reconstructions']:.3f} of their\nreconstructions, and in {f['checker_on_shuffled_labels']:.3f} with shuffled conditions.\n"
+                f"\nThe checker finds the condition fulfilled in {f['checker_on_real']:.3f} of real"
+                f" media ({world.asked}), in {f['checker_on_reconstructions']:.3f} of"
+                f" their\nreconstructions, and in {f['checker_on_shuffled_labels']:.3f} with"
+                " shuffled conditions.\n"
             )
         elif names:
             body += f"\n{about}{table}{''.join(map(line, names))}"

@@ -1,6 +1,8 @@
-"""The small language models over token grids that the recipes share: their shape, their batches, their losses, their training.
+"""The small language models over token grids that the recipes share: their shape, their batches,
+their losses, their training.
 
-A sample is a condition, ``prefix`` slots, and a grid of codes. Ids: the codes, then the condition words, then the mask.
+A sample is a condition, ``prefix`` slots, and a grid of codes. Ids: the codes, then the condition
+words, then the mask.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ WEIGHTS = torch.bfloat16 if fast_bfloat16() else torch.float32  # what ``fit`` h
 
 @dataclass(frozen=True)
 class Shape:
-    """What the models of one modality have in common. ``codes``: ids of the grid, ``words``: of conditions."""
+    """What the models of one modality have in common. ``codes``: ids of the grid, ``words``: of
+    conditions."""
 
     grid: tuple[int, ...]
     prefix: int
@@ -40,9 +43,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Run:
-    """How one model is trained. ``start``: another one to start from, its folder or its average weights in the work folder. ``block``: places per block of a
-    model whose attention is full inside blocks and causal across them; 0 for none. ``share``: of the steps that train blocks; in the others it
-    learns to see the whole grid, so that it serves masked samplers too."""
+    """How one model is trained. ``start``: another one to start from, its folder or its average
+    weights in the work folder. ``block``: places per block of a model whose attention is full
+    inside blocks and causal across them; 0 for none. ``share``: of the steps that train blocks; in
+    the others it learns to see the whole grid, so that it serves masked samplers too."""
 
     steps: int
     width: int
@@ -60,8 +64,9 @@ class Run:
 
 
 def new_lm(shape: Shape, run: Run):
-    """A model whose vocabulary is the codes, the words of conditions, and the mask. A model of blocks predicts each place at
-    itself: at the place before, which may be another block's, it could not see its own block."""
+    """A model whose vocabulary is the codes, the words of conditions, and the mask. A model of
+    blocks predicts each place at itself: at the place before, which may be another block's, it
+    could not see its own block."""
     from gen.models.grid import GridLlamaConfig, GridLlamaForCausalLM
 
     return GridLlamaForCausalLM(
@@ -88,9 +93,11 @@ def new_lm(shape: Shape, run: Run):
     )
 
 
-def token_batches(path: Path, batch: int, seed: int, words: Callable[[Tensor, torch.Generator], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (condition words [B, P], codes [B, T]) from a file of ``codes`` [N, T] and ``slots`` [N, P]. ``words`` turns slots
-    into words, dropping some."""
+def token_batches(
+    path: Path, batch: int, seed: int, words: Callable[[Tensor, torch.Generator], Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (condition words [B, P], codes [B, T]) from a file of ``codes`` [N, T] and ``slots``
+    [N, P]. ``words`` turns slots into words, dropping some."""
     data = torch.load(path, weights_only=True)
     generator = torch.Generator().manual_seed(seed)
     while True:
@@ -108,49 +115,84 @@ def hidden_places(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
 def causal_loss(shape: Shape):
     def loss(m, batch):
         words, codes = batch
-        out = m(input_ids=torch.cat([shape.codes + words, codes[:, :-1]], 1), logits_to_keep=shape.length, use_cache=False)
+        out = m(
+            input_ids=torch.cat([shape.codes + words, codes[:, :-1]], 1),
+            logits_to_keep=shape.length,
+            use_cache=False,
+        )
         return F.cross_entropy(out.logits.float().flatten(0, 1), codes.flatten()), {}
 
     return loss
 
 
-def masked_loss(shape: Shape, generator: torch.Generator, hide: Callable = hidden_places, shifted: bool = True):
+def masked_loss(
+    shape: Shape, generator: torch.Generator, hide: Callable = hidden_places, shifted: bool = True
+):
     def loss(m, batch):
         words, codes = batch
         hidden = hide(tuple(codes.shape), generator)
         ids = torch.cat([shape.codes + words, codes.masked_fill(hidden, shape.mask)], 1)
         full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=WEIGHTS)
-        out = m(input_ids=ids, attention_mask=full, logits_to_keep=shape.length + shifted, use_cache=False)
+        out = m(
+            input_ids=ids,
+            attention_mask=full,
+            logits_to_keep=shape.length + shifted,
+            use_cache=False,
+        )
         return F.cross_entropy(out.logits[:, : shape.length][hidden].float(), codes[hidden]), {}
 
     return loss
 
 
 def block_loss(shape: Shape, block: int, generator: torch.Generator):
-    """All blocks at once: beside the clean grid stands a copy with masks, whose blocks see the clean ones before them and
-    themselves, as they will when blocks are made in order."""
+    """All blocks at once: beside the clean grid stands a copy with masks, whose blocks see the
+    clean ones before them and themselves, as they will when blocks are made in order."""
     total, prefix = shape.length, shape.prefix
     of = torch.cat([torch.full((prefix,), -1), torch.arange(total) // block])
     clean = of[:, None] >= of  # [P + T, P + T]
     before = of[prefix:, None] > of
     same = of[prefix:, None] == of[prefix:]
-    sees = torch.cat([torch.cat([clean, clean.new_zeros(prefix + total, total)], 1), torch.cat([before, same], 1)])
-    mask = torch.zeros(sees.shape, dtype=WEIGHTS).masked_fill(~sees, torch.finfo(WEIGHTS).min)[None, None]
+    sees = torch.cat(
+        [
+            torch.cat([clean, clean.new_zeros(prefix + total, total)], 1),
+            torch.cat([before, same], 1),
+        ]
+    )
+    mask = torch.zeros(sees.shape, dtype=WEIGHTS).masked_fill(~sees, torch.finfo(WEIGHTS).min)[
+        None, None
+    ]
     places = torch.cat([torch.arange(prefix + total), torch.arange(prefix, prefix + total)])
 
     def loss(m, batch):
         words, codes = batch
-        hidden = hidden_places((len(codes) * (total // block), block), generator).view(len(codes), total)
+        hidden = hidden_places((len(codes) * (total // block), block), generator).view(
+            len(codes), total
+        )
         ids = torch.cat([shape.codes + words, codes, codes.masked_fill(hidden, shape.mask)], 1)
-        out = m(input_ids=ids, position_ids=places.expand(len(ids), -1), attention_mask=mask, logits_to_keep=total, use_cache=False)
+        out = m(
+            input_ids=ids,
+            position_ids=places.expand(len(ids), -1),
+            attention_mask=mask,
+            logits_to_keep=total,
+            use_cache=False,
+        )
         return F.cross_entropy(out.logits[hidden].float(), codes[hidden]), {}
 
     return loss
 
 
-def train_lm(work: Path, shape: Shape, run: Run, name: str, words: Callable[[Tensor, torch.Generator], Tensor], log=print) -> None:
-    """Trains a model on ``work / "tokens.pt"`` and saves its average weights to ``work / name / "model"``. A start from another model
-    carries over what that one has learned of conditions and media, and both can be trained side by side from there on."""
+def train_lm(
+    work: Path,
+    shape: Shape,
+    run: Run,
+    name: str,
+    words: Callable[[Tensor, torch.Generator], Tensor],
+    log=print,
+) -> None:
+    """Trains a model on ``work / "tokens.pt"`` and saves its average weights to ``work / name /
+    "model"``. A start from another model carries over what that one has learned of conditions and
+    media, and both can be trained side by side from there on.
+    """
     out, generator = work / name, torch.Generator().manual_seed(3)
     batches = token_batches(work / "tokens.pt", run.batch, run.seed, words)
     if run.causal:
@@ -158,23 +200,43 @@ def train_lm(work: Path, shape: Shape, run: Run, name: str, words: Callable[[Ten
     else:
         whole = masked_loss(shape, generator, shifted=not run.block)
         blocks = block_loss(shape, run.block, generator) if run.block else whole
-        loss = lambda m, batch: (blocks if torch.rand((), generator=generator) < run.share else whole)(m, batch)
+        loss = lambda m, batch: (
+            blocks if torch.rand((), generator=generator) < run.share else whole
+        )(m, batch)
     torch.manual_seed(0)
     model = new_lm(shape, run)
     if run.start:
         start = work / run.start
-        weights = type(model).from_pretrained(start).state_dict() if start.is_dir() else torch.load(start, weights_only=True)
+        weights = (
+            type(model).from_pretrained(start).state_dict()
+            if start.is_dir()
+            else torch.load(start, weights_only=True)
+        )
         model.load_state_dict(weights)
     average = fit(
-        model, batches, loss, steps=run.steps, lr=run.lr, muon=(".layers.", 3 * run.lr), weight_decay=0.05, out=out,
-        bfloat16_weights=True, save_every=250, cooldown=run.cooldown, keep_average_at=run.keep_average_at, log=log,
+        model,
+        batches,
+        loss,
+        steps=run.steps,
+        lr=run.lr,
+        muon=(".layers.", 3 * run.lr),
+        weight_decay=0.05,
+        out=out,
+        bfloat16_weights=True,
+        save_every=250,
+        cooldown=run.cooldown,
+        keep_average_at=run.keep_average_at,
+        log=log,
     )
     model.load_state_dict(average.state)
     model.save_pretrained(out / "model")
 
 
-def export_lm(folder: Path, dest: Path, frontend: str, digest: str, counts: Tensor | None = None) -> None:
-    """Half-precision weights that name their frontend and its codebook; ``counts`` [n]: how often each of the first n ids came up in training."""
+def export_lm(
+    folder: Path, dest: Path, frontend: str, digest: str, counts: Tensor | None = None
+) -> None:
+    """Half-precision weights that name their frontend and its codebook; ``counts`` [n]: how often
+    each of the first n ids came up in training."""
     from gen.models.grid import GridLlamaForCausalLM
 
     model = GridLlamaForCausalLM.from_pretrained(folder).half()

@@ -1,13 +1,16 @@
-"""Image from nothing: draw captioned shapes, train the VQ frontend, a causal and a masked model, measure them.
+"""Image from nothing: draw captioned shapes, train the VQ frontend, a causal and a masked model,
+measure them.
 
     python -m gen.recipes.image all --work DIR            what gen/zoo/image-* was made with
-    python -m gen.recipes.image all --work DIR --quick    the same path in about a minute, for a look
+    python -m gen.recipes.image all --work DIR --quick    the same path in about a minute, for a
+                                                          look
 
-Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all`` runs
-them in this order. Training stages resume from their checkpoints in ``--work``; ``masked`` can start when ``causal`` has
-written ``average.pt``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures
-those and writes their model cards. On 2 cores of a Xeon with bfloat16 matrix instructions, one thread per stage: vq 6
-minutes, tokens 4, causal 45 and masked 35 side by side, draft 10, evaluate 30.
+Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all``
+runs them in this order. Training stages resume from their checkpoints in ``--work``; ``masked`` can
+start when ``causal`` has written ``average.pt``. ``export`` writes half-precision weights to
+``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those and writes their model cards. On 2
+cores of a Xeon with bfloat16 matrix instructions, one thread per stage: vq 6 minutes, tokens 4,
+causal 45 and masked 35 side by side, draft 10, evaluate 30.
 """
 
 from __future__ import annotations
@@ -33,28 +36,38 @@ from gen.train import fit
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything; ``quick`` shrinks it. Causal and masked model reach their quality before the end of their schedules."""
+    """How much of everything; ``quick`` shrinks it. Causal and masked model reach their quality
+    before the end of their schedules."""
 
     vq_steps: int = 1000
     vq_batch: int = 16
     pictures: int = 72_000
     causal: Run = Run(3600, 160, 5, seed=5, keep_average_at=800, cooldown=(2000, 2500))
-    masked: Run = Run(3000, 160, 5, causal=False, start="causal/average.pt", seed=4, cooldown=(1250, 1900))
+    masked: Run = Run(
+        3000, 160, 5, causal=False, start="causal/average.pt", seed=4, cooldown=(1250, 1900)
+    )
     draft: Run = Run(2400, 96, 2, seed=6)
     held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=8)
-QUICK = Plan(vq_steps=6, vq_batch=4, pictures=96, causal=Run(4, seed=5, keep_average_at=2, cooldown=(3, 4), **_TINY),
-             masked=Run(4, causal=False, start="causal/average.pt", seed=4, cooldown=(3, 4), **_TINY), draft=Run(4, seed=6, **_TINY), held_out=2)
+QUICK = Plan(
+    vq_steps=6,
+    vq_batch=4,
+    pictures=96,
+    causal=Run(4, seed=5, keep_average_at=2, cooldown=(3, 4), **_TINY),
+    masked=Run(4, causal=False, start="causal/average.pt", seed=4, cooldown=(3, 4), **_TINY),
+    draft=Run(4, seed=6, **_TINY),
+    held_out=2,
+)
 
 CODES = 128
 SHAPE = Shape((16, 16), shapes.SLOTS, CODES, shapes.PAIRS)
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless fresh pictures, never of a held-out caption: float [batch, 3, 64, 64] in [-1, 1], and their caption slots uint8
-    [batch, 8]."""
+    """Endless fresh pictures, never of a held-out caption: float [batch, 3, 64, 64] in [-1, 1], and
+    their caption slots uint8 [batch, 8]."""
     rng = np.random.default_rng(seed)
     while True:
         captions = []
@@ -62,7 +75,13 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
             caption = shapes.random_caption(rng)
             if not shapes.held_out(caption):
                 captions.append(caption)
-        x = torch.from_numpy(np.stack([shapes.draw(c, rng) for c in captions])).permute(0, 3, 1, 2).float() / 127.5 - 1
+        x = (
+            torch.from_numpy(np.stack([shapes.draw(c, rng) for c in captions]))
+            .permute(0, 3, 1, 2)
+            .float()
+            / 127.5
+            - 1
+        )
         yield x, torch.tensor([c.slots() for c in captions], dtype=torch.uint8)
 
 
@@ -92,7 +111,12 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
     """The codebook is trained by gradients; ``Chain`` starts it and keeps its codes in use."""
     torch.manual_seed(0)
     model = new_vq()
-    chain = Chain([model.quantize.embedding.weight], plan.vq_steps // 16, plan.vq_steps * 3 // 4, torch.Generator().manual_seed(0))
+    chain = Chain(
+        [model.quantize.embedding.weight],
+        plan.vq_steps // 16,
+        plan.vq_steps * 3 // 4,
+        torch.Generator().manual_seed(0),
+    )
 
     def loss_fn(m, x):
         h = m.quant_conv(m.encoder(x)).float()
@@ -100,18 +124,30 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
         z = flat.view(len(h), *h.shape[2:], -1).permute(0, 3, 1, 2)
         y = m.decoder(m.post_quant_conv(z)).float()
         mse = F.mse_loss(y, x)
-        return mse + 0.2 * F.l1_loss(y, x) + loss, {"psnr": 10 * math.log10(4 / mse.item()), "codes": chain.codes}
+        return mse + 0.2 * F.l1_loss(y, x) + loss, {
+            "psnr": 10 * math.log10(4 / mse.item()),
+            "codes": chain.codes,
+        }
 
     average = fit(
-        model, pictures(plan.vq_batch, seed=1), loss_fn, steps=plan.vq_steps, lr=2e-3, weight_decay=0.0,
-        out=work / "vq", autocast=True, on_step=lambda step, m: chain.on_step(step), log=log,
+        model,
+        pictures(plan.vq_batch, seed=1),
+        loss_fn,
+        steps=plan.vq_steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / "vq",
+        autocast=True,
+        on_step=lambda step, m: chain.on_step(step),
+        log=log,
     )
     model.load_state_dict(average.state)
     model.save_pretrained(work / "vq" / "model")
 
 
 def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Draws the training pictures and keeps their codes (uint16 [N, 256]) and caption slots (uint8 [N, 8])."""
+    """Draws the training pictures and keeps their codes (uint16 [N, 256]) and caption slots (uint8
+    [N, 8])."""
     from diffusers import VQModel
 
     model = VQModel.from_pretrained(work / "vq" / "model").eval()
@@ -128,8 +164,8 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
 
 
 def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, 8] without a tenth of the captions, dropped whole, for guidance, and without a twentieth of the single
-    words but the shape, so that a caption may leave them out."""
+    """Caption slots [B, 8] without a tenth of the captions, dropped whole, for guidance, and
+    without a twentieth of the single words but the shape, so that a caption may leave them out."""
     drop = torch.rand(slots.shape, generator=generator) < 0.05
     drop[:, 2::4] = False
     drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
@@ -143,13 +179,19 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook."""
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
+    frontend and codebook."""
     from diffusers import VQModel
 
     vq = VQModel.from_pretrained(work / "vq" / "model").half()
     vq.save_pretrained(zoo / "image-vq")
     for name in ("causal", "masked", "draft"):
-        export_lm(work / name / "model", zoo / f"image-{name}", "image-vq", codebook_digest(vq.quantize.embedding.weight))
+        export_lm(
+            work / name / "model",
+            zoo / f"image-{name}",
+            "image-vq",
+            codebook_digest(vq.quantize.embedding.weight),
+        )
     tidy(zoo)
     log(f"wrote {zoo}")
 

@@ -1,4 +1,5 @@
-"""The figures that the embedded image models are shipped with, and their model cards. Called by ``recipes/image.py``.
+"""The figures that the embedded image models are shipped with, and their model cards. Called by
+``recipes/image.py``.
 
 Everything is measured on held-out captions and on pictures read by the pixel checker.
 """
@@ -31,14 +32,22 @@ DRAFTED = {
     "speculative token": {"name": "speculative", "verifier": "token"},
     "speculative block": {"name": "speculative", "verifier": "block"},
 }
-RELAXED = {name: name for name in ("lantern", "lantern_pp", "gsd", "typical", "cool")}  # distance is for ordered bins
-RELAXED |= {"gumbel_shared, repeat": {"name": "scd_gs", "init": "repeat"}}  # what the ones above relax
-RELAXED |= {f"{name} of drafts": {"name": name, "drafter": "model"} for name in ("lantern_pp", "typical", "cool")}
+RELAXED = {
+    name: name for name in ("lantern", "lantern_pp", "gsd", "typical", "cool")
+}  # distance is for ordered bins
+RELAXED |= {
+    "gumbel_shared, repeat": {"name": "scd_gs", "init": "repeat"}
+}  # what the ones above relax
+RELAXED |= {
+    f"{name} of drafts": {"name": name, "drafter": "model"}
+    for name in ("lantern_pp", "typical", "cool")
+}
 MASKED = {"maskgit": "maskgit", "halton": "halton"}
 
 
 def evaluate(zoo: Path, held_out: int, log=print) -> dict:
-    """Measures the models in ``zoo``, writes ``evaluation.json`` there and a model card into each folder."""
+    """Measures the models in ``zoo``, writes ``evaluation.json`` there and a model card into each
+    folder."""
     began, vq = time.time(), VQ.from_pretrained(zoo / "image-vq")
     captions = shapes.captions(held_out, seed=123, held=True)
     rows = sampler_figures(zoo, captions, {**CAUSAL, **DRAFTED, **RELAXED, **MASKED}, log)
@@ -60,15 +69,22 @@ def write_figures(zoo: Path, result: dict) -> None:
     write_cards(zoo, result)
 
 
-def sampler_figures(zoo: Path, captions: list[shapes.Caption], samplers: dict, log=print, batch: int = 25) -> dict:
-    """Per sampler: share of fulfilled captions and forward calls; for causal ones, how often they gave autoregression's tokens."""
+def sampler_figures(
+    zoo: Path, captions: list[shapes.Caption], samplers: dict, log=print, batch: int = 25
+) -> dict:
+    """Per sampler: share of fulfilled captions and forward calls; for causal ones, how often they
+    gave autoregression's tokens."""
     prompts = [str(c) for c in captions]
     pipes = {kind: Pipeline("image", str(zoo / f"image-{kind}")) for kind in ("causal", "masked")}
     rows, reference = {}, None
     for name, sampler in samplers.items():
-        out = pipes["masked" if name in MASKED else "causal"](prompts, sampler, LAW, batch_size=batch)
+        out = pipes["masked" if name in MASKED else "causal"](
+            prompts, sampler, LAW, batch_size=batch
+        )
         verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
-        share = lambda n, v=verdicts: mean([x.fulfilled for x, c in zip(v, captions, strict=True) if len(c.items) == n])
+        share = lambda n, v=verdicts: mean(
+            [x.fulfilled for x, c in zip(v, captions, strict=True) if len(c.items) == n]
+        )
         nfe = [s.nfe for s in out.stats]
         rows[name] = {
             "fulfilled": mean([v.fulfilled for v in verdicts]),
@@ -83,19 +99,26 @@ def sampler_figures(zoo: Path, captions: list[shapes.Caption], samplers: dict, l
             rows[name]["draft_nfe_mean"] = mean([s.draft_nfe for s in out.stats])
         reference = out.tokens if name == "autoregressive" else reference
         if name in CAUSAL and reference is not None:
-            rows[name]["same_as_autoregressive_float32"] = (out.tokens == reference).all(1).double().mean().item()
+            rows[name]["same_as_autoregressive_float32"] = (
+                (out.tokens == reference).all(1).double().mean().item()
+            )
         log(f"{name}: {json.dumps(rows[name])}")
     return rows
 
 
 def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch: int = 25) -> dict:
-    """In float64: how often the ``gumbel`` coupling gave the tokens of autoregression, and in how many forward calls."""
+    """In float64: how often the ``gumbel`` coupling gave the tokens of autoregression, and in how
+    many forward calls."""
     double = Pipeline("image", str(zoo / "image-causal"), dtype="float64")
     prompts = [str(c) for c in captions]
-    reference, jacobi = (double(prompts, s, LAW, batch_size=batch) for s in ("autoregressive", CAUSAL["gumbel"]))
+    reference, jacobi = (
+        double(prompts, s, LAW, batch_size=batch) for s in ("autoregressive", CAUSAL["gumbel"])
+    )
     nfe = [s.nfe for s in jacobi.stats]
     figures = {
-        "same_as_autoregressive_float64": (reference.tokens == jacobi.tokens).all(1).double().mean().item(),
+        "same_as_autoregressive_float64": (
+            (reference.tokens == jacobi.tokens).all(1).double().mean().item()
+        ),
         "nfe_mean_float64": mean(nfe),
         "nfe_max_float64": max(nfe),
     }
@@ -108,7 +131,8 @@ def mean(values: list) -> float | None:
 
 
 def frontend_figures(frontend, pictures: int) -> dict:
-    """The checker on real pictures and on their reconstructions, and the PSNR of the reconstructions in dB."""
+    """The checker on real pictures and on their reconstructions, and the PSNR of the
+    reconstructions in dB."""
     captions = shapes.captions(pictures, seed=77, held=True)
     rng = np.random.default_rng(5)
     real = np.stack([shapes.draw(c, rng) for c in captions])
@@ -134,20 +158,32 @@ def write_cards(zoo: Path, result: dict) -> None:
         "`python -m gen.recipes.image all --work DIR`. No other data were used.\n"
     )
     line = lambda n: (
-        f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['one_shape'] or 0:.3f} | {rows[n]['two_shapes'] or 0:.3f} | {rows[n]['nfe_median']:g} |\n"
+        f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['one_shape'] or 0:.3f} |"
+        f" {rows[n]['two_shapes'] or 0:.3f} | {rows[n]['nfe_median']:g} |\n"
     )
-    table = "| sampler | caption fulfilled | one shape | two shapes | forward calls (median) |\n| --- | --- | --- | --- | --- |\n"
-    about = f"Measured on {result['held_out_captions']} held-out captions, one sample each, guidance 2, top-k 100.\n\n"
+    table = (
+        "| sampler | caption fulfilled | one shape | two shapes | forward calls (median) |\n| --- |"
+        " --- | --- | --- | --- |\n"
+    )
+    about = (
+        f"Measured on {result['held_out_captions']} held-out captions, one sample each, guidance 2,"
+        " top-k 100.\n\n"
+    )
     (zoo / "image-vq" / "README.md").write_text(
-        f"{head}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB pictures to 16x16 codes of {result['codes']}.\n{made}\n"
-        f"PSNR of held-out pictures {f['psnr_mean']:.1f} dB (worst {f['psnr_min']:.1f}); the pixel checker finds the caption fulfilled in\n"
-        f"{f['checker_on_real']:.3f} of the pictures and {f['checker_on_reconstructions']:.3f} of their reconstructions.\n"
+        f"{head}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB pictures to 16x16 codes of"
+        f" {result['codes']}.\n{made}\nPSNR of held-out pictures {f['psnr_mean']:.1f} dB (worst"
+        f" {f['psnr_min']:.1f}); the pixel checker finds the caption fulfilled"
+        f" in\n{f['checker_on_real']:.3f} of the pictures and {f['checker_on_reconstructions']:.3f}"
+        " of their reconstructions.\n"
     )
     (zoo / "image-draft" / "README.md").write_text(
-        f"{head}# image-draft\n\nThe architecture of `image-causal`, smaller: it drafts for it in speculative decoding. {made}"
+        f"{head}# image-draft\n\nThe architecture of `image-causal`, smaller: it drafts for it in"
+        f" speculative decoding. {made}"
     )
     for kind, names in (("causal", CAUSAL), ("masked", MASKED)):
         (zoo / f"image-{kind}" / "README.md").write_text(
-            f"{head}# image-{kind}\n\nA small Llama with row and column embeddings (`gen/models/grid.py`): eight caption slots, then 256 codes of\n"
-            f"`image-vq`, {'left to right' if kind == 'causal' else 'any of them masked'}. {made}\n{about}{table}{''.join(map(line, names))}"
+            f"{head}# image-{kind}\n\nA small Llama with row and column embeddings"
+            " (`gen/models/grid.py`): eight caption slots, then 256 codes of\n`image-vq`,"
+            f" {'left to right' if kind == 'causal' else 'any of them masked'}."
+            f" {made}\n{about}{table}{''.join(map(line, names))}"
         )

@@ -1,10 +1,14 @@
-"""Continuous image tokens: a KL autoencoder, causal and masked (MAR) models of its latents, and a small draft model.
+"""Continuous image tokens: a KL autoencoder, causal and masked (MAR) models of its latents, and a
+small draft model.
 
-    python -m gen.recipes.image_latents all --work DIR            what gen/zoo/image-kl and its models were made with
-    python -m gen.recipes.image_latents all --work DIR --quick    the same path in about a minute, for a look
+    python -m gen.recipes.image_latents all --work DIR  what gen/zoo/image-kl and its models were
+        made with
+    python -m gen.recipes.image_latents all --work DIR --quick  the same path in about a minute, for
+        a look
 
-Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this order. Training
-stages resume from their checkpoints in ``--work``. Pictures and captions are those of ``recipes/image.py``.
+Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``export``, ``evaluate``; ``all`` runs
+them in this order. Training stages resume from their checkpoints in ``--work``. Pictures and
+captions are those of ``recipes/image.py``.
 """
 
 from __future__ import annotations
@@ -44,14 +48,30 @@ class Plan:
     draft_width: int = 96
     draft_layers: int = 2
     held_out: int = 200
-    warm: bool = True  # start from the trunks of the models of ids in the zoo, which know captions and shapes already
+    # start from the trunks of the models of ids in the zoo, which know captions and shapes already
+    warm: bool = True
 
 
-QUICK = Plan(kl_steps=4, kl_batch=4, pictures=96, steps=4, cooldown=(3, 4), mar_cooldown=None, batch=8, width=32, layers=2,
-             draft_steps=3, draft_width=32, draft_layers=1, held_out=2, warm=False)
+QUICK = Plan(
+    kl_steps=4,
+    kl_batch=4,
+    pictures=96,
+    steps=4,
+    cooldown=(3, 4),
+    mar_cooldown=None,
+    batch=8,
+    width=32,
+    layers=2,
+    draft_steps=3,
+    draft_width=32,
+    draft_layers=1,
+    held_out=2,
+    warm=False,
+)
 
 CHANNELS, PATCH, GRID = 4, 2, (8, 8)  # of the autoencoder; 2x2 of its vectors are one latent
-KL_WEIGHT = 1e-3  # noise in the latents then costs about half of this in mean squared error: 39 dB on its own
+# noise in the latents then costs about half of this in mean squared error: 39 dB on its own
+KL_WEIGHT = 1e-3
 
 
 def new_kl():
@@ -71,8 +91,8 @@ def new_kl():
 
 
 def train_kl(work: Path, plan: Plan, log=print) -> None:
-    """Reconstruction plus a small price per nat of the posterior. The scale that brings latents to unit variance is measured
-    at the end and becomes the model's ``scaling_factor``."""
+    """Reconstruction plus a small price per nat of the posterior. The scale that brings latents to
+    unit variance is measured at the end and becomes the model's ``scaling_factor``."""
     torch.manual_seed(0)
     model = new_kl()
 
@@ -83,20 +103,38 @@ def train_kl(work: Path, plan: Plan, log=print) -> None:
         y = m.decode(z).sample.float()
         mse = F.mse_loss(y, x)
         nats = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-        return mse + 0.2 * F.l1_loss(y, x) + KL_WEIGHT * nats, {"psnr": 10 * math.log10(4 / mse.item()), "nats": nats.item()}
+        return mse + 0.2 * F.l1_loss(y, x) + KL_WEIGHT * nats, {
+            "psnr": 10 * math.log10(4 / mse.item()),
+            "nats": nats.item(),
+        }
 
-    average = fit(model, pictures(plan.kl_batch, seed=1), loss_fn, steps=plan.kl_steps, lr=2e-3, weight_decay=0.0,
-                  out=work / "kl", autocast=True, log=log)
+    average = fit(
+        model,
+        pictures(plan.kl_batch, seed=1),
+        loss_fn,
+        steps=plan.kl_steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / "kl",
+        autocast=True,
+        log=log,
+    )
     model.load_state_dict(average.state)
     model.eval()
     with torch.no_grad():
-        z = torch.cat([model.encode(x).latent_dist.mean for x, _ in zip(pictures(32, seed=2), range(8), strict=False)])
+        z = torch.cat(
+            [
+                model.encode(x).latent_dist.mean
+                for x, _ in zip(pictures(32, seed=2), range(8), strict=False)
+            ]
+        )
     model.register_to_config(scaling_factor=float(1 / z.std()), patch_size=PATCH)
     model.save_pretrained(work / "kl" / "model")
 
 
 def make_latents(work: Path, plan: Plan, log=print) -> None:
-    """The latents of the training pictures (float16 [N, 64, C]) and their caption slots (uint8 [N, 8])."""
+    """The latents of the training pictures (float16 [N, 64, C]) and their caption slots (uint8 [N,
+    8])."""
     from gen.tokenizers.kl import KL
 
     kl, found, slots = KL.from_pretrained(work / "kl" / "model"), [], []
@@ -151,7 +189,8 @@ def new_model(width: int, layers: int, causal: bool):
 
 
 def warm_start(model, name: str) -> None:
-    """Words, places and trunk from a model of ids in the zoo. Its grid has twice the rows and columns."""
+    """Words, places and trunk from a model of ids in the zoo. Its grid has twice the rows and
+    columns."""
     from gen.models.grid import GridLlamaForCausalLM
     from gen.models.loading import locate
 
@@ -159,7 +198,9 @@ def warm_start(model, name: str) -> None:
     first, config = old.config.codebook_size, model.config
     with torch.no_grad():
         model.words.weight.copy_(old.model.embed_tokens.weight[first : first + shapes.PAIRS])
-        tables = [(model.prefix, model.axes)] + ([] if config.causal else [(model.decoder_prefix, model.decoder_axes)])
+        tables = [(model.prefix, model.axes)] + (
+            [] if config.causal else [(model.decoder_prefix, model.decoder_axes)]
+        )
         for prefix, axes in tables:
             prefix.weight.copy_(old.prefix.weight)
             for mine, theirs in zip(axes, old.axes, strict=True):
@@ -171,42 +212,66 @@ def warm_start(model, name: str) -> None:
 
 
 class Training(torch.nn.Module):
-    """A model whose forward is its loss. Every conditioning vector is used for four timesteps of the head."""
+    """A model whose forward is its loss. Every conditioning vector is used for four timesteps of
+    the head."""
 
     def __init__(self, model, generator: torch.Generator):
         super().__init__()
         self.model, self.generator = model, generator
 
     def forward(self, words: Tensor, seen: Tensor, latents: Tensor, wanted: Tensor) -> Tensor:
-        """``seen``: what the model may look at, ``wanted`` bool [B, 64]: the places the loss is about."""
+        """``seen``: what the model may look at, ``wanted`` bool [B, 64]: the places the loss is
+        about."""
         z = self.model(words, seen)
         z, x = (v[wanted].repeat(4, 1) for v in (z, latents.to(z.dtype)))
         return self.model.head.loss(x, z, self.generator)
 
 
 def train_model(work: Path, plan: Plan, name: str, log=print) -> None:
-    """``causal``, ``mar`` or ``draft``. The masked model's share of masked places is MAR's: normal around 1, truncated, here from
-    0.3 on, since the last places are made with everything else known."""
+    """``causal``, ``mar`` or ``draft``. The masked model's share of masked places is MAR's: normal
+    around 1, truncated, here from 0.3 on, since the last places are made with everything else
+    known."""
     torch.manual_seed(0)
     small = name == "draft"
-    model = new_model(*((plan.draft_width, plan.draft_layers) if small else (plan.width, plan.layers)), name != "mar")
+    model = new_model(
+        *((plan.draft_width, plan.draft_layers) if small else (plan.width, plan.layers)),
+        name != "mar",
+    )
     if plan.warm:
-        warm_start(model, {"causal": "image-causal", "mar": "image-masked", "draft": "image-draft"}[name])
+        warm_start(
+            model, {"causal": "image-causal", "mar": "image-masked", "draft": "image-draft"}[name]
+        )
     generator = torch.Generator().manual_seed(3)
 
     def loss_fn(m, batch):
         words, latents = batch
         seen, wanted = latents, torch.ones(latents.shape[:2], dtype=torch.bool)
         if name == "mar":
-            share = torch.nn.init.trunc_normal_(torch.empty(len(latents), 1), 1.0, 0.3, 0.3, 1.0, generator=generator)
-            wanted = torch.rand(latents.shape[:2], generator=generator).argsort(1) < (share * latents.shape[1]).ceil()
+            share = torch.nn.init.trunc_normal_(
+                torch.empty(len(latents), 1), 1.0, 0.3, 0.3, 1.0, generator=generator
+            )
+            wanted = (
+                torch.rand(latents.shape[:2], generator=generator).argsort(1)
+                < (share * latents.shape[1]).ceil()
+            )
             seen = latents.masked_fill(wanted[..., None], float("nan"))
         return m(words, seen, latents, wanted), {}
 
     training = Training(model, generator)
-    average = fit(training, batches(work, plan.batch, seed={"causal": 5, "mar": 4, "draft": 6}[name]), loss_fn,
-                  steps=plan.draft_steps if small else plan.steps, lr=2e-3, muon=(".layers.", 6e-3), weight_decay=0.02,
-                  cooldown={"causal": plan.cooldown, "mar": plan.mar_cooldown, "draft": None}[name], out=work / name, save_every=250, bfloat16_weights=True, log=log)  # fmt: skip
+    average = fit(
+        training,
+        batches(work, plan.batch, seed={"causal": 5, "mar": 4, "draft": 6}[name]),
+        loss_fn,
+        steps=plan.draft_steps if small else plan.steps,
+        lr=2e-3,
+        muon=(".layers.", 6e-3),
+        weight_decay=0.02,
+        cooldown={"causal": plan.cooldown, "mar": plan.mar_cooldown, "draft": None}[name],
+        out=work / name,
+        save_every=250,
+        bfloat16_weights=True,
+        log=log,
+    )
     training.load_state_dict(average.state)
     model.save_pretrained(work / name / "model")
 
@@ -221,7 +286,11 @@ def export(work: Path, zoo: Path, log=print) -> None:
     kl = AutoencoderKL.from_pretrained(work / "kl" / "model").half()
     kl.save_pretrained(zoo / "image-kl")
     digest = codebook_digest(KL(kl).fingerprint)
-    for name, target in (("causal", "image-causal-latents"), ("draft", "image-causal-latents-draft"), ("mar", "image-mar")):
+    for name, target in (
+        ("causal", "image-causal-latents"),
+        ("draft", "image-causal-latents-draft"),
+        ("mar", "image-mar"),
+    ):
         model = GridLatentModel.from_pretrained(work / name / "model").half()
         model.config.frontend = "image-kl"
         model.config.codebook_digest = digest

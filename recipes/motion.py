@@ -1,11 +1,15 @@
-"""Motion from nothing: move a skeleton by program, train the motion VQ, a causal and a masked model, measure them.
+"""Motion from nothing: move a skeleton by program, train the motion VQ, a causal and a masked
+model, measure them.
 
     python -m gen.recipes.motion all --work DIR            what gen/zoo/motion-* was made with
-    python -m gen.recipes.motion all --work DIR --quick    the same path in about a minute, for a look
+    python -m gen.recipes.motion all --work DIR --quick    the same path in about a minute, for a
+                                                           look
 
-Stages: ``vq``, ``rvq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this order. ``rvq`` is
-the variant with residual codebooks, which no model here uses. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from
-what ``causal`` has learned. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+Stages: ``vq``, ``rvq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``;
+``all`` runs them in this order. ``rvq`` is the variant with residual codebooks, which no model here
+uses. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what
+``causal`` has learned. ``export`` writes half-precision weights to ``--zoo`` (default
+``WORK/zoo``), ``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -22,7 +26,18 @@ from torch import Tensor
 from gen.frontend import codebook_digest
 from gen.modalities import moves, moves_draw
 from gen.modalities.motion import PARTS, placed
-from gen.modalities.motion_features import CONTACT, LOWER, RIC, ROOT, ROTATIONS, UPPER, VELOCITY, features, start_of, statistics
+from gen.modalities.motion_features import (
+    CONTACT,
+    LOWER,
+    RIC,
+    ROOT,
+    ROTATIONS,
+    UPPER,
+    VELOCITY,
+    features,
+    start_of,
+    statistics,
+)
 from gen.modalities.skeleton import Motion
 from gen.models.motion_vq import STRIDE, MotionVQVAE
 from gen.recipes.codebooks import Chain
@@ -35,8 +50,15 @@ CODES, CHANNELS, FRAMES = 512, 16, (moves_draw.MAX_POSES - 1) // STRIDE
 END = len(PARTS) * CODES
 SHAPE = Shape((FRAMES, len(PARTS)), moves.SLOTS, END + 1, moves.PAIRS)
 CROP = 16  # codes of a training window of the codec
-WEIGHTS = ((ROOT, 6.0), (ROTATIONS, 1.0), (RIC, 0.1), (VELOCITY, 0.1), (CONTACT, 0.1))  # of features in the loss: media come from the first two
-JOINED = 0.15  # of the training clips: a window of two motions, one after the other, that no caption describes
+WEIGHTS = (
+    (ROOT, 6.0),
+    (ROTATIONS, 1.0),
+    (RIC, 0.1),
+    (VELOCITY, 0.1),
+    (CONTACT, 0.1),
+)  # of features in the loss: media come from the first two
+# of the training clips: a window of two motions, one after the other, that no caption describes
+JOINED = 0.15
 
 
 @dataclass(frozen=True)
@@ -48,24 +70,47 @@ class Plan:
     vq_batch: int = 32
     clips: int = 4000
     causal: Run = Run(1500, 64, 3, seed=5, batch=32, tied=True, cooldown=(750, 1000))
-    masked: Run = Run(1500, 64, 3, causal=False, start="causal/model", seed=4, batch=32, tied=True, cooldown=(700, 1100))
+    masked: Run = Run(
+        1500,
+        64,
+        3,
+        causal=False,
+        start="causal/model",
+        seed=4,
+        batch=32,
+        tied=True,
+        cooldown=(700, 1100),
+    )
     draft: Run = Run(500, 32, 1, seed=6, batch=32, tied=True)
     held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=4, tied=True)
-QUICK = Plan(vq_steps=6, rvq_steps=6, vq_batch=2, clips=24, causal=Run(4, seed=5, **_TINY), masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY),
-             draft=Run(4, seed=6, **_TINY), held_out=1)
+QUICK = Plan(
+    vq_steps=6,
+    rvq_steps=6,
+    vq_batch=2,
+    clips=24,
+    causal=Run(4, seed=5, **_TINY),
+    masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY),
+    draft=Run(4, seed=6, **_TINY),
+    held_out=1,
+)
 
 
 def follow(first: Motion, then: Motion) -> Motion:
-    """One motion after another, which starts where the first ends. The pose between them is in both."""
+    """One motion after another, which starts where the first ends. The pose between them is in
+    both."""
     then = placed(then, *start_of(first.cut(first.frames - 1)))
-    return Motion(np.concatenate([first.root, then.root[1:]]), np.concatenate([first.rotations, then.rotations[1:]]))
+    return Motion(
+        np.concatenate([first.root, then.root[1:]]),
+        np.concatenate([first.rotations, then.rotations[1:]]),
+    )
 
 
 def drawn(seed: int, every: bool = False) -> Iterator[tuple[Motion, list[int]]]:
-    """Endless motions of 4 n + 1 poses and their slots; those of held-out captions are not among them, unless ``every``."""
+    """Endless motions of 4 n + 1 poses and their slots; those of held-out captions are not among
+    them, unless ``every``."""
     rng = np.random.default_rng(seed)
 
     def one() -> tuple[moves.Caption, Motion]:
@@ -81,11 +126,15 @@ def drawn(seed: int, every: bool = False) -> Iterator[tuple[Motion, list[int]]]:
         both = follow(motion, one()[1])
         codes = (both.frames - 1) // STRIDE
         first = int(rng.integers(max(codes - FRAMES, 0) + 1))
-        yield both.cut(first * STRIDE, min(first + FRAMES, codes) * STRIDE + 1), [moves.ANY] * moves.SLOTS
+        yield (
+            both.cut(first * STRIDE, min(first + FRAMES, codes) * STRIDE + 1),
+            [moves.ANY] * moves.SLOTS,
+        )
 
 
 def windows(batch: int, seed: int, mean: Tensor, std: Tensor) -> Iterator[Tensor]:
-    """Normalised features [B, 4 CROP, 263] from anywhere in a clip; a short clip's last frame stays."""
+    """Normalised features [B, 4 CROP, 263] from anywhere in a clip; a short clip's last frame
+    stays."""
     clips, rng = drawn(seed), np.random.default_rng(seed + 1)
     kept = [features(next(clips)[0]) for _ in range(16 * batch)]
     while True:
@@ -98,18 +147,22 @@ def windows(batch: int, seed: int, mean: Tensor, std: Tensor) -> Iterator[Tensor
 
 
 def train_vq(work: Path, plan: Plan, residual: int = 1, log=print) -> None:
-    """Codebooks are trained by gradients; ``Chain`` starts them and keeps their codes in use. With residual codebooks the body is one
-    part."""
+    """Codebooks are trained by gradients; ``Chain`` starts them and keeps their codes in use. With
+    residual codebooks the body is one part."""
     steps = plan.vq_steps if residual == 1 else plan.rvq_steps
     torch.manual_seed(0)
     clips = drawn(seed=1)
-    mean, std = (torch.from_numpy(a) for a in statistics([features(next(clips)[0]) for _ in range(min(plan.clips, 300))]))
+    mean, std = (
+        torch.from_numpy(a)
+        for a in statistics([features(next(clips)[0]) for _ in range(min(plan.clips, 300))])
+    )
     parts = [LOWER.tolist(), UPPER.tolist()] if residual == 1 else [list(range(len(mean)))]
     model = MotionVQVAE(parts, CODES, CHANNELS, 48 if residual == 1 else 32, residual)
     model.mean.copy_(mean)
     model.std.copy_(std)
     chains = [
-        Chain(model.chain(p), steps // 8, steps * 3 // 4, torch.Generator().manual_seed(p)) for p in range(len(parts))
+        Chain(model.chain(p), steps // 8, steps * 3 // 4, torch.Generator().manual_seed(p))
+        for p in range(len(parts))
     ]
 
     weights = torch.ones_like(mean)
@@ -127,7 +180,10 @@ def train_vq(work: Path, plan: Plan, residual: int = 1, log=print) -> None:
             loss = loss + own
         y = m.features(quantised)
         apart = distance(y, x)
-        return apart + 0.5 * distance(y.diff(dim=1), x.diff(dim=1)) + loss, {"apart": apart.item(), "codes": sum(c.codes for c in chains)}
+        return apart + 0.5 * distance(y.diff(dim=1), x.diff(dim=1)) + loss, {
+            "apart": apart.item(),
+            "codes": sum(c.codes for c in chains),
+        }
 
     def on_step(step: int, _) -> None:
         for chain in chains:
@@ -135,15 +191,25 @@ def train_vq(work: Path, plan: Plan, residual: int = 1, log=print) -> None:
 
     name = "vq" if residual == 1 else "rvq"
     average = fit(
-        model, windows(plan.vq_batch, 2, mean, std), loss_fn, steps=steps, lr=2e-3, weight_decay=0.0, out=work / name, on_step=on_step, log=log
+        model,
+        windows(plan.vq_batch, 2, mean, std),
+        loss_fn,
+        steps=steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / name,
+        on_step=on_step,
+        log=log,
     )
     model.load_state_dict(average.state)
     model.save_pretrained(work / name / "model")
 
 
 def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Draws the training clips and keeps their codes (int16 [N, T], then the end) and caption slots (uint8 [N, P]). The language has 93
-    full captions, too few to learn from some of them what the others ask for, so the token models see all; the codec does not."""
+    """Draws the training clips and keeps their codes (int16 [N, T], then the end) and caption slots
+    (uint8 [N, P]). The language has 93 full captions, too few to learn from some of them what the
+    others ask for, so the token models see all; the codec does not.
+    """
     from gen.modalities.motion import MotionModality
     from gen.tokenizers.motion_vq import MotionVQ
 
@@ -152,17 +218,21 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
     slots = []
     for row, (motion, said) in zip(codes, drawn(seed=3, every=True), strict=False):
         found = frontend.encode(frontend.preprocess(motion)[None])
-        ids = modality.layout(frontend.config.codebook_sizes, tuple(found.shape[2:])).to_sequence(found)[0]
+        ids = modality.layout(frontend.config.codebook_sizes, tuple(found.shape[2:])).to_sequence(
+            found
+        )[0]
         row[: len(ids)] = ids
         slots.append(said)
         if len(slots) % 1000 == 0:
             log(f"{len(slots)}/{plan.clips} clips")
-    torch.save({"codes": codes, "slots": torch.tensor(slots, dtype=torch.uint8)}, work / "tokens.pt")
+    torch.save(
+        {"codes": codes, "slots": torch.tensor(slots, dtype=torch.uint8)}, work / "tokens.pt"
+    )
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, P] as joint words, a tenth of the captions dropped whole, for guidance, and a tenth of the words that a caption
-    may leave out."""
+    """Caption slots [B, P] as joint words, a tenth of the captions dropped whole, for guidance, and
+    a tenth of the words that a caption may leave out."""
     drop = torch.rand(slots.shape, generator=generator) < 0.1
     drop[:, [i for i in range(moves.SLOTS) if i not in moves.OPTIONAL]] = False
     drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
@@ -170,8 +240,8 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook. ``rvq`` goes along
-    if it was trained."""
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
+    frontend and codebook. ``rvq`` goes along if it was trained."""
     for name in ("vq", *(["rvq"] if (work / "rvq" / "model").is_dir() else [])):
         model = MotionVQVAE.from_pretrained(work / name / "model").half()
         model.save_pretrained(zoo / f"motion-{name}")
@@ -192,7 +262,10 @@ def conditions(n: int, seed: int) -> list[moves.Caption]:
 def world() -> World:
     from gen.modalities import moves_check
 
-    llama = "A small Llama with frame and part embeddings (`gen/models/grid.py`): five caption slots, then up to 49 frames of two\ncodes of `motion-vq` and the end"
+    llama = (
+        "A small Llama with frame and part embeddings (`gen/models/grid.py`): five caption slots,"
+        " then up to 49 frames of two\ncodes of `motion-vq` and the end"
+    )
     return World(
         "motion",
         conditions,
@@ -202,14 +275,24 @@ def world() -> World:
         masked={
             "maskgit, 10 steps": {"name": "maskgit", "steps": 10},
             "halton, 10 steps": {"name": "halton", "steps": 10},
-            "low_confidence, 10 steps": {"name": "maskgit", "steps": 10, "remasker": "low_confidence"},
+            "low_confidence, 10 steps": {
+                "name": "maskgit",
+                "steps": 10,
+                "remasker": "low_confidence",
+            },
         },
         about={
-            "motion-vq": "A 1-D convolutional VQ-VAE (`gen/models/motion_vq.py`) of 263 HumanML3D features, four frames per code, 512 codes for the\nlower and 512 for the upper body.",
+            "motion-vq": (
+                "A 1-D convolutional VQ-VAE (`gen/models/motion_vq.py`) of 263 HumanML3D features,"
+                " four frames per code, 512 codes for the\nlower and 512 for the upper body."
+            ),
             "motion-rvq": "The same with three residual codebooks of 512 for the whole body.",
             "motion-causal": f"{llama}, left to right.",
             "motion-masked": f"{llama}, any of them masked.",
-            "motion-draft": "The architecture of `motion-causal`, smaller: it drafts for it in speculative decoding.",
+            "motion-draft": (
+                "The architecture of `motion-causal`, smaller: it drafts for it in speculative"
+                " decoding."
+            ),
         },
         frontend="motion-vq",
         quarter=MINOR,

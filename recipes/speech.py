@@ -1,11 +1,14 @@
-"""Speech from nothing: speak words by program, train the codec, a causal and a masked model, measure them.
+"""Speech from nothing: speak words by program, train the codec, a causal and a masked model,
+measure them.
 
     python -m gen.recipes.speech all --work DIR            what gen/zoo/speech-* was made with
-    python -m gen.recipes.speech all --work DIR --quick    the same path in about a minute, for a look
+    python -m gen.recipes.speech all --work DIR --quick    the same path in about a minute, for a
+                                                           look
 
-Stages: ``codec``, ``decoder``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this
-order. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what ``causal`` has learned. ``export``
-writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+Stages: ``codec``, ``decoder``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``,
+``evaluate``; ``all`` runs them in this order. Training stages resume from their checkpoints in
+``--work``; ``masked`` starts from what ``causal`` has learned. ``export`` writes half-precision
+weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -52,12 +55,21 @@ class Plan:
 
 
 _TINY = dict(width=32, layers=1, batch=4)
-QUICK = Plan(codec_steps=6, codec_batch=2, decoder_steps=4, clips=16, causal=Run(4, seed=5, **_TINY),
-             masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY), draft=Run(4, seed=6, **_TINY), held_out=1)
+QUICK = Plan(
+    codec_steps=6,
+    codec_batch=2,
+    decoder_steps=4,
+    clips=16,
+    causal=Run(4, seed=5, **_TINY),
+    masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY),
+    draft=Run(4, seed=6, **_TINY),
+    held_out=1,
+)
 
 
 def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless fresh clips, never of a held-out utterance: float [batch, 1, n] in [-1, 1], and their slots uint8 [batch, P]."""
+    """Endless fresh clips, never of a held-out utterance: float [batch, 1, n] in [-1, 1], and their
+    slots uint8 [batch, P]."""
     rng = np.random.default_rng(seed)
     while True:
         said = []
@@ -70,13 +82,15 @@ def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def excerpts(batch: int, seed: int) -> Iterator[Tensor]:
-    """Excerpts of ``CROP`` frames, most from where words are; every fourth from the start of a clip, where the codec has nothing to
-    its left."""
+    """Excerpts of ``CROP`` frames, most from where words are; every fourth from the start of a
+    clip, where the codec has nothing to its left."""
     generator = torch.Generator().manual_seed(seed)
     for waves, _ in spoken_clips(batch, seed):
         first = (torch.rand(batch, generator=generator) ** 2 * (FRAMES - CROP + 1)).long()
         first[::4] = 0
-        yield torch.stack([w[:, int(f) * HOP : (int(f) + CROP) * HOP] for w, f in zip(waves, first, strict=True)])
+        yield torch.stack(
+            [w[:, int(f) * HOP : (int(f) + CROP) * HOP] for w, f in zip(waves, first, strict=True)]
+        )
 
 
 def new_codec():
@@ -104,25 +118,37 @@ def new_codec():
 
 
 class Training(nn.Module):
-    """The codec with its codebooks as parameters; in the published layout they are sums and counts."""
+    """The codec with its codebooks as parameters; in the published layout they are sums and
+    counts."""
 
     def __init__(self):
         super().__init__()
         self.codec = new_codec()
         with torch.no_grad():
-            for module in self.codec.modules():  # the class's own start is for weights that are loaded: it lets no signal through
+            for module in (
+                self.codec.modules()
+            ):  # the class's own start is for weights that are loaded: it lets no signal through
                 if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
                     inputs = module.in_channels * module.kernel_size[0] // module.groups
-                    inputs = inputs // module.stride[0] if isinstance(module, nn.ConvTranspose1d) else inputs
+                    inputs = (
+                        inputs // module.stride[0]
+                        if isinstance(module, nn.ConvTranspose1d)
+                        else inputs
+                    )
                     module.weight.normal_(0, GAIN / inputs**0.5)
                     if module.bias is not None:
                         module.bias.zero_()
             self.codec.decoder.decoder_seanet.layers[-1].conv.weight.mul_(0.05)
-        self.tables = nn.ParameterList(nn.Parameter(torch.zeros(CODES, CHANNELS)) for _ in range(STREAMS))
+        self.tables = nn.ParameterList(
+            nn.Parameter(torch.zeros(CODES, CHANNELS)) for _ in range(STREAMS)
+        )
 
     def finish(self):
         quantizer = self.codec.quantizer
-        layers = [*quantizer.semantic_residual_vector_quantizer.layers, *quantizer.acoustic_residual_vector_quantizer.layers]
+        layers = [
+            *quantizer.semantic_residual_vector_quantizer.layers,
+            *quantizer.acoustic_residual_vector_quantizer.layers,
+        ]
         for layer, table in zip(layers, self.tables, strict=True):
             layer.codebook.embed_sum.copy_(table.detach())
             layer.codebook.cluster_usage.fill_(1.0)
@@ -131,40 +157,63 @@ class Training(nn.Module):
 
 @cache
 def bands(size: int) -> Tensor:
-    """Mel bands [frequencies, bands], each of weight one: the finer the window, the more of them."""
+    """Mel bands [frequencies, bands], each of weight one: the finer the window, the more of
+    them."""
     from transformers.audio_utils import mel_filter_bank
 
-    bank = mel_filter_bank(size // 2 + 1, 12 + size // 16, 0.0, spoken.RATE / 2, spoken.RATE, norm=None, mel_scale="htk")
+    bank = mel_filter_bank(
+        size // 2 + 1,
+        12 + size // 16,
+        0.0,
+        spoken.RATE / 2,
+        spoken.RATE,
+        norm=None,
+        mel_scale="htk",
+    )
     table = torch.from_numpy(bank).float()
     return table / table.sum(0).clamp_min(1e-6)
 
 
 def spectral_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Mean distance of two waves [B, n] over several windows: of magnitudes, which tells pitch, and of the logarithmic power in
-    mel bands, which tells noise by how loud it is."""
+    """Mean distance of two waves [B, n] over several windows: of magnitudes, which tells pitch, and
+    of the logarithmic power in mel bands, which tells noise by how loud it is."""
     total = x.new_zeros(())
     for size in WINDOWS:
         window = torch.hann_window(size)
-        a, b = (torch.stft(w, size, size // 4, window=window, return_complex=True).abs() for w in (x, y))
+        a, b = (
+            torch.stft(w, size, size // 4, window=window, return_complex=True).abs() for w in (x, y)
+        )
         total = total + 0.5 * F.l1_loss(a, b) / a.mean().clamp_min(1e-3)
-        loud = [((m.square() / window.square().sum()).transpose(1, 2) @ bands(size) + SILENCE).log() for m in (a, b)]
+        loud = [
+            ((m.square() / window.square().sum()).transpose(1, 2) @ bands(size) + SILENCE).log()
+            for m in (a, b)
+        ]
         total = total + 0.5 * F.l1_loss(*loud)
     return total / len(WINDOWS)
 
 
 def train_codec(work: Path, plan: Plan, log=print) -> None:
-    """Mimi's split quantiser: one codebook alone and a residual chain of the others beside it, each of the encoder's output."""
+    """Mimi's split quantiser: one codebook alone and a residual chain of the others beside it, each
+    of the encoder's output."""
     torch.manual_seed(0)
     model = Training()
     steps, generator = plan.codec_steps, torch.Generator().manual_seed(0)
-    chains = [Chain(list(t), steps // 12, steps * 3 // 4, generator) for t in (model.tables[:1], model.tables[1:])]
+    chains = [
+        Chain(list(t), steps // 12, steps * 3 // 4, generator)
+        for t in (model.tables[:1], model.tables[1:])
+    ]
 
     def loss_fn(m, x):
         quantizer = m.codec.quantizer
         z = m.codec.encoder(x).latents
         halves, loss = [], z.new_zeros(())
         for part, chain in zip(
-            (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer), chains, strict=True
+            (
+                quantizer.semantic_residual_vector_quantizer,
+                quantizer.acoustic_residual_vector_quantizer,
+            ),
+            chains,
+            strict=True,
         ):
             inside = part.input_proj(z)
             flat, more = chain(inside.transpose(1, 2).reshape(-1, CHANNELS))
@@ -172,19 +221,33 @@ def train_codec(work: Path, plan: Plan, log=print) -> None:
             loss = loss + more
         y = m.codec.decoder(halves[0] + halves[1]).audio_values
         wave, spectrum = F.l1_loss(y, x) / x.abs().mean(), spectral_distance(x[:, 0], y[:, 0])
-        figures = {"wave": wave.item(), "spectrum": spectrum.item(), "quantiser": loss.item(), "codes": sum(c.codes for c in chains)}
+        figures = {
+            "wave": wave.item(),
+            "spectrum": spectrum.item(),
+            "quantiser": loss.item(),
+            "codes": sum(c.codes for c in chains),
+        }
         return spectrum + 0.1 * wave + loss, figures
 
     average = fit(
-        model, excerpts(plan.codec_batch, seed=1), loss_fn, steps=steps, lr=2e-3, weight_decay=0.0, out=work / "codec", save_every=250,
-        on_step=lambda step, m: [c.on_step(step) for c in chains], log=log,
+        model,
+        excerpts(plan.codec_batch, seed=1),
+        loss_fn,
+        steps=steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / "codec",
+        save_every=250,
+        on_step=lambda step, m: [c.on_step(step) for c in chains],
+        log=log,
     )
     model.load_state_dict(average.state)
     model.finish().save_pretrained(work / "codec" / "model")
 
 
 def train_decoder(work: Path, plan: Plan, log=print) -> None:
-    """More training for the decoder alone, on codes that stay what they are: it can go on while models of the codes are trained."""
+    """More training for the decoder alone, on codes that stay what they are: it can go on while
+    models of the codes are trained."""
     from transformers import MimiModel
 
     torch.manual_seed(0)
@@ -198,22 +261,31 @@ def train_decoder(work: Path, plan: Plan, log=print) -> None:
         return spectrum + 0.1 * wave, {"wave": wave.item(), "spectrum": spectrum.item()}
 
     average = fit(
-        codec.decoder, excerpts(plan.codec_batch, seed=3), loss_fn, steps=plan.decoder_steps, lr=1e-3, weight_decay=0.0,
-        out=work / "decoder", save_every=250, log=log,
+        codec.decoder,
+        excerpts(plan.codec_batch, seed=3),
+        loss_fn,
+        steps=plan.decoder_steps,
+        lr=1e-3,
+        weight_decay=0.0,
+        out=work / "decoder",
+        save_every=250,
+        log=log,
     )
     codec.decoder.load_state_dict(average.state)
     codec.save_pretrained(work / "decoder" / "model")
 
 
 def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Speaks the training clips and keeps their codes (int16 [N, T], frame by frame, stream q's shifted by q codebooks) and
-    slots (uint8 [N, P])."""
+    """Speaks the training clips and keeps their codes (int16 [N, T], frame by frame, stream q's
+    shifted by q codebooks) and slots (uint8 [N, P])."""
     from gen.tokenizers.mimi import Mimi
 
     frontend = Mimi.from_pretrained(work / "codec" / "model")
     shift = CODES * torch.arange(STREAMS)
     chunk, codes, slots = 16, [], []
-    for start, (x, said) in zip(range(0, plan.clips, chunk), spoken_clips(chunk, seed=2), strict=False):
+    for start, (x, said) in zip(
+        range(0, plan.clips, chunk), spoken_clips(chunk, seed=2), strict=False
+    ):
         codes.append((frontend.encode(x).transpose(1, 2) + shift).flatten(1).to(torch.int16))
         slots.append(said)
         if start // chunk % 250 == 0:
@@ -222,8 +294,8 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Slots [B, P] as words that say their slot, without a tenth of the conditions, dropped whole, for guidance, and without
-    voice or pace now and then."""
+    """Slots [B, P] as words that say their slot, without a tenth of the conditions, dropped whole,
+    for guidance, and without voice or pace now and then."""
     drop = torch.rand(slots.shape, generator=generator) < 0.15
     drop[:, : spoken.MAX_WORDS] = False
     drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
@@ -231,7 +303,8 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook."""
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
+    frontend and codebook."""
     from transformers import MimiModel
 
     from gen.tokenizers.mimi import Mimi
@@ -239,7 +312,12 @@ def export(work: Path, zoo: Path, log=print) -> None:
     codec = MimiModel.from_pretrained(work / "decoder" / "model").half()
     codec.save_pretrained(zoo / "speech-codec")
     for name in ("causal", "masked", "draft"):
-        export_lm(work / name / "model", zoo / f"speech-{name}", "speech-codec", codebook_digest(Mimi(codec).fingerprint))
+        export_lm(
+            work / name / "model",
+            zoo / f"speech-{name}",
+            "speech-codec",
+            codebook_digest(Mimi(codec).fingerprint),
+        )
     tidy(zoo)
     log(f"wrote {zoo}")
 
@@ -247,7 +325,10 @@ def export(work: Path, zoo: Path, log=print) -> None:
 def world() -> World:
     from gen.modalities import spoken_check
 
-    llama = "A small Llama with frame and stream embeddings (`gen/models/grid.py`): six slots of words, voice and pace, then 240 codes of\n`speech-codec`"
+    llama = (
+        "A small Llama with frame and stream embeddings (`gen/models/grid.py`): six slots of words,"
+        " voice and pace, then 240 codes of\n`speech-codec`"
+    )
     return World(
         "speech",
         lambda n, seed: spoken.utterances(n, seed, held=True),
@@ -260,10 +341,15 @@ def world() -> World:
             "streams, 30 steps": {"name": "masked_iterative", "steps": 30, "order": "streams"},
         },
         about={
-            "speech-codec": "`transformers.MimiModel`: 16 kHz speech to 25 frames a second of 4 codes of 128.",
+            "speech-codec": (
+                "`transformers.MimiModel`: 16 kHz speech to 25 frames a second of 4 codes of 128."
+            ),
             "speech-causal": f"{llama}, left to right.",
             "speech-masked": f"{llama}, any of them masked.",
-            "speech-draft": "The architecture of `speech-causal`, smaller: it drafts for it in speculative decoding.",
+            "speech-draft": (
+                "The architecture of `speech-causal`, smaller: it drafts for it in speculative"
+                " decoding."
+            ),
         },
         frontend="speech-codec",
         quarter=MINOR,

@@ -1,14 +1,19 @@
-"""Wall time, tokens per second and loop overhead of models of the LlamaGen layout with random weights: speed does not look at what they say.
+"""Wall time, tokens per second and loop overhead of models of the LlamaGen layout with random
+weights: speed does not look at what they say.
 
-    python -m gen.recipes.speed --device cuda --dtype bfloat16 --compile --out speed        300 M and 1 B parameters, 16,384 codes, 24 x 24 places
-    python -m gen.recipes.speed --quick --out speed                                           a tiny one on a CPU, for a look
+    python -m gen.recipes.speed --device cuda --dtype bfloat16 --compile --out speed  300 M and 1 B
+        parameters, 16,384 codes, 24 x 24 places
+    python -m gen.recipes.speed --quick --out speed  a tiny one on a CPU, for a look
 
-Random weights accept few drafts, so ``speculative_jacobi`` is run on a law that is as sure of its next token as ``--temperature`` makes it; read its
-wall time against its forward calls, not its calls against others'. For every model and batch size: forward calls, seconds (median of interleaved
-repeats), tokens per second, speed-ups over ``autoregressive`` in calls and in time, and the share of the time that is not the model's forward: the
-same calls are made again without the loop, one after the other, and timed.
+Random weights accept few drafts, so ``speculative_jacobi`` is run on a law that is as sure of its
+next token as ``--temperature`` makes it; read its wall time against its forward calls, not its
+calls against others'. For every model and batch size: forward calls, seconds (median of interleaved
+repeats), tokens per second, speed-ups over ``autoregressive`` in calls and in time, and the share
+of the time that is not the model's forward: the same calls are made again without the loop, one
+after the other, and timed.
 
-Writes ``speed.json``, ``speed.md`` and, of one profiled run each, ``profile-*.svg``: where the time of operators goes.
+Writes ``speed.json``, ``speed.md`` and, of one profiled run each, ``profile-*.svg``: where the time
+of operators goes.
 """
 
 from __future__ import annotations
@@ -34,8 +39,11 @@ from gen.models.targets import CausalTarget
 from gen.sampling import resolve_sampler
 from gen.types import TokenSpace
 
-SAMPLERS = {"autoregressive": {"name": "autoregressive"}, "jacobi 16": {"name": "speculative_jacobi", "window": 16},
-            "jacobi auto": {"name": "speculative_jacobi", "window": "auto"}}  # fmt: skip
+SAMPLERS = {
+    "autoregressive": {"name": "autoregressive"},
+    "jacobi 16": {"name": "speculative_jacobi", "window": 16},
+    "jacobi auto": {"name": "speculative_jacobi", "window": "auto"},
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,14 @@ def make(size: Size, device: torch.device, dtype: torch.dtype, seed: int = 0) ->
 
     torch.manual_seed(seed)
     inner = round(size.width * 8 / 3 / 256 + 0.5) * 256
-    config = LlamaConfig(vocab_size=size.codes, hidden_size=size.width, intermediate_size=inner, num_hidden_layers=size.layers,
-                         num_attention_heads=size.heads, max_position_embeddings=size.side**2 + 1)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=size.codes,
+        hidden_size=size.width,
+        intermediate_size=inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        max_position_embeddings=size.side**2 + 1,
+    )
     with torch.device(device):
         return LlamaForCausalLM(config).to(dtype).eval()
 
@@ -67,7 +81,15 @@ def make(size: Size, device: torch.device, dtype: torch.dtype, seed: int = 0) ->
 class Arm:
     """One sampler on one model and batch size."""
 
-    def __init__(self, net: torch.nn.Module, size: Size, rows: int, spec: dict[str, Any], law: dict[str, Any], compile: bool):
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        size: Size,
+        rows: int,
+        spec: dict[str, Any],
+        law: dict[str, Any],
+        compile: bool,
+    ):
         self.net, self.rows, self.compile = net, rows, compile
         self.sampler, self.law = resolve_sampler(spec, law)
         self.space = TokenSpace.codes((size.side, size.side), size.codes, size.codes)
@@ -80,7 +102,9 @@ class Arm:
         adapter = CausalLM(self.net)
         if self.compile:
             compiled_forward(adapter)
-        target = CausalTarget(adapter, torch.zeros(self.rows, 1, dtype=torch.long), self.space, self.law)
+        target = CausalTarget(
+            adapter, torch.zeros(self.rows, 1, dtype=torch.long), self.space, self.law
+        )
         target.learned = self.learned
         return target
 
@@ -122,9 +146,14 @@ def wait(net: torch.nn.Module) -> None:
         torch.cuda.synchronize(net.device)
 
 
-def measure(name: str, size: Size, rows: int, args: argparse.Namespace, profile: Callable[[str, Arm], None]) -> list[dict[str, Any]]:
+def measure(
+    name: str, size: Size, rows: int, args: argparse.Namespace, profile: Callable[[str, Arm], None]
+) -> list[dict[str, Any]]:
     net = make(size, pick_device(args.device), pick_dtype(args.dtype))
-    arms = {label: Arm(net, size, rows, spec, {"temperature": args.temperature}, args.compile) for label, spec in SAMPLERS.items()}
+    arms = {
+        label: Arm(net, size, rows, spec, {"temperature": args.temperature}, args.compile)
+        for label, spec in SAMPLERS.items()
+    }
     for repeat in range(-2, args.repeats):  # the first two warm up: kernels, graphs, widths
         turn = repeat % len(arms)
         for label in [*arms][turn:] + [*arms][:turn]:
@@ -136,15 +165,31 @@ def measure(name: str, size: Size, rows: int, args: argparse.Namespace, profile:
         alone, mid = min(arm.bare() for _ in range(2)), median(arm.seconds)
         profile(f"{name}-{rows}-{label.replace(' ', '-')}", arm)
         calls, faster = base.nfe / arm.nfe, median(base.seconds) / mid
-        found.append({"model": name, "parameters": sum(p.numel() for p in net.parameters()), "rows": rows, "sampler": label, "nfe": arm.nfe,
-                      "seconds": mid, "spread": [min(arm.seconds), max(arm.seconds)], "tokens_per_second": rows * arm.space.length / mid,
-                      "fewer_calls": calls, "faster": faster, "kept": faster / calls, "outside_forward": max(0.0, 1 - alone / whole)})  # fmt: skip
+        found.append(
+            {
+                "model": name,
+                "parameters": sum(p.numel() for p in net.parameters()),
+                "rows": rows,
+                "sampler": label,
+                "nfe": arm.nfe,
+                "seconds": mid,
+                "spread": [min(arm.seconds), max(arm.seconds)],
+                "tokens_per_second": rows * arm.space.length / mid,
+                "fewer_calls": calls,
+                "faster": faster,
+                "kept": faster / calls,
+                "outside_forward": max(0.0, 1 - alone / whole),
+            }
+        )
     return found
 
 
 def profiled(folder: Path) -> Callable[[str, Arm], None]:
     def profile(name: str, arm: Arm) -> None:
-        kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if arm.net.device.type == "cuda" else [])]
+        kinds = [
+            torch.profiler.ProfilerActivity.CPU,
+            *([torch.profiler.ProfilerActivity.CUDA] if arm.net.device.type == "cuda" else []),
+        ]
         with torch.profiler.profile(activities=kinds) as seen:
             arm.run(7)
         own = "self_device_time_total" if arm.net.device.type == "cuda" else "self_cpu_time_total"
@@ -157,27 +202,59 @@ def profiled(folder: Path) -> Callable[[str, Arm], None]:
 def drawn(name: str, bars: list[tuple[float, str]]) -> str:
     """Horizontal bars of microseconds."""
     most, high = max(bars[0][0], 1e-9), 22 * len(bars) + 44
-    parts = [f'<rect width="780" height="{high}" fill="#fff"/><text x="16" y="24" font-size="15" font-weight="600">{escape(name)}: time of operators</text>']
+    parts = [
+        f'<rect width="780" height="{high}" fill="#fff"/><text x="16" y="24" font-size="15"'
+        f' font-weight="600">{escape(name)}: time of operators</text>'
+    ]
     for i, (spent, key) in enumerate(bars):
         y, long = 46 + 22 * i, 420 * spent / most
         parts.append(f'<text x="260" y="{y + 12}" text-anchor="end">{escape(key[:40])}</text>')
-        parts.append(f'<rect x="268" y="{y}" width="{long:.1f}" height="15" fill="#2563eb"/><text x="{274 + long:.1f}" y="{y + 12}">{spent / 1000:.1f} ms</text>')
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 {high}" font-family="system-ui, sans-serif" font-size="12">{"".join(parts)}</svg>\n'
+        parts.append(
+            f'<rect x="268" y="{y}" width="{long:.1f}" height="15" fill="#2563eb"/><text'
+            f' x="{274 + long:.1f}" y="{y + 12}">{spent / 1000:.1f} ms</text>'
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 {high}" font-family="system-ui,'
+        f' sans-serif" font-size="12">{"".join(parts)}</svg>\n'
+    )
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    heads = ["model", "batch", "sampler", "forward calls", "s (least-most)", "tokens/s", "fewer calls", "faster", "faster / fewer", "outside the forward"]
+    heads = [
+        "model",
+        "batch",
+        "sampler",
+        "forward calls",
+        "s (least-most)",
+        "tokens/s",
+        "fewer calls",
+        "faster",
+        "faster / fewer",
+        "outside the forward",
+    ]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for r in found:
         least, most = r["spread"]
-        cells = [r["model"], r["rows"], r["sampler"], f"{r['nfe']:.1f}", f"{r['seconds']:.3f} ({least:.3f}-{most:.3f})", f"{r['tokens_per_second']:.0f}",
-                 f"{r['fewer_calls']:.2f}x", f"{r['faster']:.2f}x", f"{r['kept']:.2f}", f"{r['outside_forward']:.1%}"]  # fmt: skip
+        cells = [
+            r["model"],
+            r["rows"],
+            r["sampler"],
+            f"{r['nfe']:.1f}",
+            f"{r['seconds']:.3f} ({least:.3f}-{most:.3f})",
+            f"{r['tokens_per_second']:.0f}",
+            f"{r['fewer_calls']:.2f}x",
+            f"{r['faster']:.2f}x",
+            f"{r['kept']:.2f}",
+            f"{r['outside_forward']:.1%}",
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
@@ -197,7 +274,12 @@ def main(argv: list[str] | None = None) -> int:
     for name, size in sizes.items():
         for rows in (1, 2) if args.quick else map(int, args.rows.split(",")):
             found += measure(name, size, rows, args, profiled(args.out))
-            said = {"device": args.device, "dtype": args.dtype, "compile": args.compile, "found": found}
+            said = {
+                "device": args.device,
+                "dtype": args.dtype,
+                "compile": args.compile,
+                "found": found,
+            }
             (args.out / "speed.json").write_text(json.dumps(said, indent=1) + "\n")
     (args.out / "speed.md").write_text(table(found) + "\n")
     print(table(found))

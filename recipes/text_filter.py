@@ -1,16 +1,21 @@
-"""The filter of Learn2PD for the masked text model: watch it decode one place per call, and learn which proposals were final already.
+"""The filter of Learn2PD for the masked text model: watch it decode one place per call, and learn
+which proposals were final already.
 
-    python -m gen.recipes.text_filter all --work DIR --zoo DIR            what gen/zoo/text-filter was made with
-    python -m gen.recipes.text_filter all --work DIR --zoo DIR --quick    the same path in seconds, for a look
+    python -m gen.recipes.text_filter all --work DIR --zoo DIR  what gen/zoo/text-filter was made
+        with
+    python -m gen.recipes.text_filter all --work DIR --zoo DIR --quick  the same path in seconds,
+        for a look
 
-Stages: ``traces``, ``filter``, ``evaluate``; ``all`` runs them in this order. The model is ``text-masked`` in ``--zoo`` (default ``WORK/zoo``), where
-``recipes/text.py`` puts it; the filter is written beside it, as ``text-filter``. ``filter`` resumes from its checkpoint in ``--work``.
+Stages: ``traces``, ``filter``, ``evaluate``; ``all`` runs them in this order. The model is
+``text-masked`` in ``--zoo`` (default ``WORK/zoo``), where ``recipes/text.py`` puts it; the filter
+is written beside it, as ``text-filter``. ``filter`` resumes from its checkpoint in ``--work``.
 
-    traces     training tasks, decoded by ``llada`` with as many steps as places; of every empty place in every call, what the filter reads
-               (``gen.samplers.learned.features``), and whether what was proposed there is what stands there in the end
+    traces     training tasks, decoded by ``llada`` with as many steps as places; of every empty
+               place in every call, what the filter reads (``gen.samplers.learned.features``), and
+               whether what was proposed there is what stands there in the end
     filter     binary cross-entropy on that, AdamW
-    evaluate   on held-out tasks: precision and recall per threshold, beside those of the confidence alone; what decoding with it costs, and how
-               much of it is right
+    evaluate   on held-out tasks: precision and recall per threshold, beside those of the confidence
+               alone; what decoding with it costs, and how much of it is right
 """
 
 from __future__ import annotations
@@ -41,8 +46,11 @@ from gen.train import fit
 MODEL, FILTER = "text-masked", "text-filter"
 THRESHOLDS = (0.5, 0.8, 0.9, 0.96, 0.99)
 ONE_AT_A_TIME = {"name": "llada", "steps": PLACES}
-DECODERS = {"llada, one place per call": ONE_AT_A_TIME, "fast_dllm, 0.9": "fast_dllm",
-            **{f"learn2pd, {t:g}": {"name": "learn2pd", "filter_threshold": t} for t in THRESHOLDS[1:]}}
+DECODERS = {
+    "llada, one place per call": ONE_AT_A_TIME,
+    "fast_dllm, 0.9": "fast_dllm",
+    **{f"learn2pd, {t:g}": {"name": "learn2pd", "filter_threshold": t} for t in THRESHOLDS[1:]},
+}
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,9 @@ QUICK = Plan(tasks=12, steps=60, batch=64, held_out=4)
 
 @dataclass(frozen=True)
 class Traces:
-    """Places that were empty in some call, n of them: ``x`` float32 [n, F], what a filter reads; ``c`` float64 [n], how likely the proposal was;
-    ``final`` bool [n], whether it is what stands there in the end."""
+    """Places that were empty in some call, n of them: ``x`` float32 [n, F], what a filter reads;
+    ``c`` float64 [n], how likely the proposal was; ``final`` bool [n], whether it is what stands
+    there in the end."""
 
     x: Tensor
     c: Tensor
@@ -71,13 +80,21 @@ class Traces:
 
 
 def watched(target, draws: Draws, sampler, radius: int) -> Traces:
-    """Decodes every row of a target, as many places per call as LLaDA's selector says under the knobs of ``sampler``, and writes down what a filter
-    of that ``radius`` would have read."""
+    """Decodes every row of a target, as many places per call as LLaDA's selector says under the
+    knobs of ``sampler``, and writes down what a filter of that ``radius`` would have read."""
     seen: list[tuple[Tensor, ...]] = []
 
     def watch(now: Step) -> Tensor:
         row, place = now.eligible.nonzero(as_tuple=True)
-        seen.append((features(now, radius)[row, place].float(), now.confidence[row, place], now.rows[row], place, now.proposed[row, place]))
+        seen.append(
+            (
+                features(now, radius)[row, place].float(),
+                now.confidence[row, place],
+                now.rows[row],
+                place,
+                now.proposed[row, place],
+            )
+        )
         return even(now)
 
     tokens = decode_masked(target, draws, sampler, instead={"selector": watch}).tokens
@@ -91,7 +108,14 @@ def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: Plan, radius: int) -
     items, found = pipe.plan(list(prompts)), []
     for at in range(0, len(items), plan.rows):
         some = items[at : at + plan.rows]
-        found.append(watched(pipe.target(sampler, law, some), CounterDraws([pipe.draw_key(i) for i in some]), sampler, radius))
+        found.append(
+            watched(
+                pipe.target(sampler, law, some),
+                CounterDraws([pipe.draw_key(i) for i in some]),
+                sampler,
+                radius,
+            )
+        )
     return Traces(*(torch.cat([getattr(t, name) for t in found]) for name in ("x", "c", "final")))
 
 
@@ -110,30 +134,46 @@ def trained(traces: Traces, radius: int, plan: Plan, out: Path, log=print) -> Pl
 
     torch.manual_seed(0)
     model = PlaceFilter(radius)
-    average = fit(model, batches(), loss, steps=plan.steps, lr=plan.lr, out=out, log_every=500, log=log)
+    average = fit(
+        model, batches(), loss, steps=plan.steps, lr=plan.lr, out=out, log_every=500, log=log
+    )
     model.load_state_dict(average.state)
     return model.eval().requires_grad_(False)
 
 
 def precision_and_recall(chosen: Tensor, final: Tensor) -> tuple[float, float]:
-    """Of bool [n]: the share of what is chosen that is final, 1 if nothing is; and the share of what is final that is chosen."""
+    """Of bool [n]: the share of what is chosen that is final, 1 if nothing is; and the share of
+    what is final that is chosen."""
     both = int((chosen & final).sum())
-    return both / max(1, int(chosen.sum())) if bool(chosen.any()) else 1.0, both / max(1, int(final.sum()))
+    return both / max(1, int(chosen.sum())) if bool(chosen.any()) else 1.0, both / max(
+        1, int(final.sum())
+    )
 
 
 def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
-    """How well a filter tells traces apart that it has not seen. ``nats``: binary cross-entropy per place; ``nats_blind``: that of always saying how
-    many are final. ``judged``: precision and recall of either, by threshold."""
+    """How well a filter tells traces apart that it has not seen. ``nats``: binary cross-entropy per
+    place; ``nats_blind``: that of always saying how many are final. ``judged``: precision and
+    recall of either, by threshold."""
     logits, final = model(traces.x), traces.final
     rate = final.double().mean().clamp(1e-9, 1 - 1e-9)
-    judged = {f"filter, {t:g}": precision_and_recall(logits.sigmoid() >= t, final) for t in THRESHOLDS}
+    judged = {
+        f"filter, {t:g}": precision_and_recall(logits.sigmoid() >= t, final) for t in THRESHOLDS
+    }
     judged |= {f"confidence, {t:g}": precision_and_recall(traces.c >= t, final) for t in THRESHOLDS}
-    return {"places": len(final), "final": float(rate), "nats": float(F.binary_cross_entropy_with_logits(logits.double(), final.double())),
-            "nats_blind": float(torch.special.entr(torch.stack([rate, 1 - rate])).sum()), "judged": judged}  # fmt: skip
+    return {
+        "places": len(final),
+        "final": float(rate),
+        "nats": float(F.binary_cross_entropy_with_logits(logits.double(), final.double())),
+        "nats_blind": float(torch.special.entr(torch.stack([rate, 1 - rate])).sum()),
+        "judged": judged,
+    }
 
 
-def decoding(pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], plan: Plan) -> dict[str, dict[str, float]]:
-    """Per decoder: the share of tasks that are right, of texts that one place per call gives too, and forward calls."""
+def decoding(
+    pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], plan: Plan
+) -> dict[str, dict[str, float]]:
+    """Per decoder: the share of tasks that are right, of texts that one place per call gives too,
+    and forward calls."""
     rows: dict[str, dict[str, float]] = {}
     reference: list[str] = []
     for name, spec in DECODERS.items():
@@ -141,37 +181,57 @@ def decoding(pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], pla
         out = pipe([str(t) for t in tasks], spec, batch_size=plan.rows)
         reference = reference or out.media
         rows[name] = {
-            "fulfilled": statistics.mean(text_tasks.check(t, m).fulfilled for t, m in zip(tasks, out.media, strict=True)),
+            "fulfilled": statistics.mean(
+                text_tasks.check(t, m).fulfilled for t, m in zip(tasks, out.media, strict=True)
+            ),
             "same": statistics.mean(a == b for a, b in zip(out.media, reference, strict=True)),
             "calls": statistics.mean(s.nfe for s in out.stats),
         }
     return rows
 
 
-def card(figures: dict[str, Any], rows: dict[str, dict[str, float]], held_out: int, parameters: int) -> str:
+def card(
+    figures: dict[str, Any], rows: dict[str, dict[str, float]], held_out: int, parameters: int
+) -> str:
     """The README.md of the filter's folder."""
-    judged = "".join(f"| {name} | {p:.3f} | {r:.3f} |\n" for name, (p, r) in figures["judged"].items())
-    decoded = "".join(f"| {name} | {row['fulfilled']:.3f} | {row['same']:.3f} | {row['calls']:.1f} |\n" for name, row in rows.items())
+    judged = "".join(
+        f"| {name} | {p:.3f} | {r:.3f} |\n" for name, (p, r) in figures["judged"].items()
+    )
+    decoded = "".join(
+        f"| {name} | {row['fulfilled']:.3f} | {row['same']:.3f} | {row['calls']:.1f} |\n"
+        for name, row in rows.items()
+    )
     return (
-        f"---\ntags: [gen]\n---\n\n# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for `{MODEL}`, of {parameters} numbers.\n"
-        "It says which proposals one place per call would keep. Trained from nothing on that model's own decoding, with\n"
-        "`python -m gen.recipes.text_filter all --work DIR --zoo DIR`. No other data were used.\n\n"
-        f"Measured on {held_out} held-out tasks: {figures['places']} empty places, {figures['final']:.3f} of them final. Cross-entropy per place:\n"
-        f"{figures['nats']:.3f} nats, and {figures['nats_blind']:.3f} if it always said how many are final.\n\n"
-        f"| at least | precision | recall |\n| --- | --- | --- |\n{judged}\n"
-        f"| decoder | task fulfilled | text of one place per call | forward calls (mean) |\n| --- | --- | --- | --- |\n{decoded}"
+        f"---\ntags: [gen]\n---\n\n# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for"
+        f" `{MODEL}`, of {parameters} numbers.\nIt says which proposals one place per call would"
+        " keep. Trained from nothing on that model's own decoding, with\n`python -m"
+        " gen.recipes.text_filter all --work DIR --zoo DIR`. No other data were used.\n\nMeasured"
+        f" on {held_out} held-out tasks: {figures['places']} empty places, {figures['final']:.3f}"
+        f" of them final. Cross-entropy per place:\n{figures['nats']:.3f} nats, and"
+        f" {figures['nats_blind']:.3f} if it always said how many are final.\n\n| at least |"
+        f" precision | recall |\n| --- | --- | --- |\n{judged}\n| decoder | task fulfilled | text"
+        f" of one place per call | forward calls (mean) |\n| --- | --- | --- | --- |\n{decoded}"
     )
 
 
 def stages(work: Path, zoo: Path, quick: bool):
-    plan, radius, pipe = QUICK if quick else Plan(), PlaceFilter().radius, lambda: Pipeline("text", zoo / MODEL)
+    plan, radius, pipe = (
+        QUICK if quick else Plan(),
+        PlaceFilter().radius,
+        lambda: Pipeline("text", zoo / MODEL),
+    )
     held = lambda: text_tasks.tasks(plan.held_out, 123, held=True)
 
     def record(log=print) -> None:
         began = time.time()
-        found = traces_of(pipe(), [str(task) for task, _ in drawn(plan.tasks, seed=21)], plan, radius)
+        found = traces_of(
+            pipe(), [str(task) for task, _ in drawn(plan.tasks, seed=21)], plan, radius
+        )
         torch.save(vars(found), work / "filter-traces.pt")
-        log(f"{len(found.x)} empty places of {plan.tasks} tasks, {found.final.double().mean():.3f} final; {time.time() - began:.0f} s")
+        log(
+            f"{len(found.x)} empty places of {plan.tasks} tasks, {found.final.double().mean():.3f}"
+            f" final; {time.time() - began:.0f} s"
+        )
 
     def learn(log=print) -> None:
         found = Traces(**torch.load(work / "filter-traces.pt", weights_only=True))

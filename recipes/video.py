@@ -1,11 +1,14 @@
-"""Video from nothing: draw captioned moving shapes, train the video VQ, a causal model, and one that is masked and of frame blocks, measure them.
+"""Video from nothing: draw captioned moving shapes, train the video VQ, a causal model, and one
+that is masked and of frame blocks, measure them.
 
     python -m gen.recipes.video all --work DIR            what gen/zoo/video-* was made with
-    python -m gen.recipes.video all --work DIR --quick    the same path in about a minute, for a look
+    python -m gen.recipes.video all --work DIR --quick    the same path in about a minute, for a
+                                                          look
 
-Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all`` runs them in this order.
-Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what ``causal`` has learned.
-``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all``
+runs them in this order. Training stages resume from their checkpoints in ``--work``; ``masked``
+starts from what ``causal`` has learned. ``export`` writes half-precision weights to ``--zoo``
+(default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -39,23 +42,44 @@ class Plan:
     """How much of everything; ``quick`` shrinks it."""
 
     vq_steps: int = 1400
-    vq_whole: int = 400  # of them, the last, on whole pictures; those before see windows of 16x16 pixels, which cost a quarter
+    # of them, the last, on whole pictures; those before see windows of 16x16 pixels, which cost a
+    # quarter
+    vq_whole: int = 400
     vq_batch: int = 8
     clips: int = 34_500
     causal: Run = Run(6000, 128, 4, seed=5, batch=8, lr=1e-3)
-    masked: Run = Run(4000, 128, 4, causal=False, start="causal/model", seed=4, batch=8, lr=1.5e-3, block=FRAME, share=1 / 3)
+    masked: Run = Run(
+        4000,
+        128,
+        4,
+        causal=False,
+        start="causal/model",
+        seed=4,
+        batch=8,
+        lr=1.5e-3,
+        block=FRAME,
+        share=1 / 3,
+    )
     draft: Run = Run(800, 64, 2, seed=7, batch=8, tied=True)
     held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=4)
-QUICK = Plan(vq_steps=6, vq_whole=2, vq_batch=2, clips=32, causal=Run(4, seed=5, **_TINY),
-             masked=Run(4, causal=False, start="causal/model", seed=4, block=FRAME, share=0.5, **_TINY), draft=Run(4, seed=7, **_TINY), held_out=1)
+QUICK = Plan(
+    vq_steps=6,
+    vq_whole=2,
+    vq_batch=2,
+    clips=32,
+    causal=Run(4, seed=5, **_TINY),
+    masked=Run(4, causal=False, start="causal/model", seed=4, block=FRAME, share=0.5, **_TINY),
+    draft=Run(4, seed=7, **_TINY),
+    held_out=1,
+)
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless fresh clips, never of a held-out caption, two of three bouncing, which takes longer to learn: float [batch, F, 3, h, w]
-    in [-1, 1], and caption slots uint8 [batch, P]."""
+    """Endless fresh clips, never of a held-out caption, two of three bouncing, which takes longer
+    to learn: float [batch, F, 3, h, w] in [-1, 1], and caption slots uint8 [batch, P]."""
     rng = np.random.default_rng(seed)
     while True:
         captions = []
@@ -63,7 +87,13 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
             caption = moving.random_caption(rng)
             if not moving.held_out(caption) and (caption.bounces or rng.random() < 0.5):
                 captions.append(caption)
-        x = torch.from_numpy(np.stack([moving.draw(c, rng) for c in captions])).permute(0, 1, 4, 2, 3).float() / 127.5 - 1
+        x = (
+            torch.from_numpy(np.stack([moving.draw(c, rng) for c in captions]))
+            .permute(0, 1, 4, 2, 3)
+            .float()
+            / 127.5
+            - 1
+        )
         yield x, torch.tensor([c.slots() for c in captions], dtype=torch.uint8)
 
 
@@ -88,10 +118,15 @@ def new_vq():
 
 @torch.no_grad()
 def gentle_start(model) -> None:
-    """Weights from which this class trains: its own are made for weights that are loaded and give pictures a hundred times too
-    bright. Residual branches start at nothing, norms that the codes modulate at plain norms, and the convolutions around the codes
-    hand on what they get, so that signals reach them at all."""
-    from transformers.models.emu3.modeling_emu3 import Emu3VQVAEResnetBlock, Emu3VQVAESpatialNorm, Emu3VQVAETemporalResnetBlock
+    """Weights from which this class trains: its own are made for weights that are loaded and give
+    pictures a hundred times too bright. Residual branches start at nothing, norms that the codes
+    modulate at plain norms, and the convolutions around the codes hand on what they get, so that
+    signals reach them at all."""
+    from transformers.models.emu3.modeling_emu3 import (
+        Emu3VQVAEResnetBlock,
+        Emu3VQVAESpatialNorm,
+        Emu3VQVAETemporalResnetBlock,
+    )
 
     for module in model.modules():
         if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
@@ -109,12 +144,14 @@ def gentle_start(model) -> None:
         module.conv.weight.zero_()[:, :, -1, 0, 0] = same
     for part in (model.encoder, model.decoder):
         for module in part.time_conv:
-            module.conv.conv.weight[:, :, -1, 1, 1] += 2 * same  # what follows takes half of it away
+            module.conv.conv.weight[:, :, -1, 1, 1] += (
+                2 * same
+            )  # what follows takes half of it away
 
 
 def windows(plan: Plan) -> Iterator[Tensor]:
-    """Clips for the codec: eight frames [B, 8, 3, h, w] from anywhere in a clip, of a quarter of the picture until the last
-    ``vq_whole`` steps. Cells of codes stay cells."""
+    """Clips for the codec: eight frames [B, 8, 3, h, w] from anywhere in a clip, of a quarter of
+    the picture until the last ``vq_whole`` steps. Cells of codes stay cells."""
     rng = np.random.default_rng(11)
     for step, (x, _) in enumerate(drawn(plan.vq_batch, seed=1)):
         first = STRIDE[0] * rng.integers(5)
@@ -126,11 +163,23 @@ def windows(plan: Plan) -> Iterator[Tensor]:
 
 
 def agreement(x: Tensor, h: Tensor) -> Tensor:
-    """How much the vectors h [B, D, T, H, W] of neighbouring cells differ, along each axis, where both cells and what is around them show the same pixels of
-    x [B, F, 3, h, w]: such cells should get the same code, or the codes of a plain background are noise to a language model."""
+    """How much the vectors h [B, D, T, H, W] of neighbouring cells differ, along each axis, where
+    both cells and what is around them show the same pixels of x [B, F, 3, h, w]: such cells should
+    get the same code, or the codes of a plain background are noise to a language model.
+    """
     frames, cell = STRIDE[:2]
-    around = F.pad(x.flatten(0, 1), (cell,) * 4, mode="replicate").unfold(2, 3 * cell, cell).unfold(3, 3 * cell, cell)
-    around = around.permute(0, 2, 3, 1, 4, 5).flatten(3).unflatten(0, (len(x), -1, frames)).movedim(2, -2).flatten(-2)
+    around = (
+        F.pad(x.flatten(0, 1), (cell,) * 4, mode="replicate")
+        .unfold(2, 3 * cell, cell)
+        .unfold(3, 3 * cell, cell)
+    )
+    around = (
+        around.permute(0, 2, 3, 1, 4, 5)
+        .flatten(3)
+        .unflatten(0, (len(x), -1, frames))
+        .movedim(2, -2)
+        .flatten(-2)
+    )
     loss = h.new_zeros(())
     for axis in (1, 2, 3):
         n = around.shape[axis] - 1
@@ -145,7 +194,12 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
     torch.manual_seed(0)
     model = new_vq()
     gentle_start(model)
-    chain = Chain([model.quantize.embedding.weight], plan.vq_steps // 8, plan.vq_steps * 3 // 4, torch.Generator().manual_seed(0))
+    chain = Chain(
+        [model.quantize.embedding.weight],
+        plan.vq_steps // 8,
+        plan.vq_steps * 3 // 4,
+        torch.Generator().manual_seed(0),
+    )
 
     def loss_fn(m, x):
         swap = lambda z: z.permute(0, 2, 1, 3, 4)  # frames before channels, and back
@@ -154,19 +208,34 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
         z = flat.view(len(x), *h.shape[2:], CHANNELS).permute(0, 4, 1, 2, 3)
         y = m.decoder(swap(m.post_quant_conv(z)), swap(z)).float().view(x.shape)
         mse, agree = F.mse_loss(y, x), agreement(x, h)
-        figures = {"psnr": 10 * math.log10(4 / mse.item()), "codes": chain.codes, "agree": agree.item(), "spread": h.var().item()}
+        figures = {
+            "psnr": 10 * math.log10(4 / mse.item()),
+            "codes": chain.codes,
+            "agree": agree.item(),
+            "spread": h.var().item(),
+        }
         return mse + 0.2 * F.l1_loss(y, x) + loss + agree, figures
 
     average = fit(
-        model, windows(plan), loss_fn, steps=plan.vq_steps, lr=2e-3, weight_decay=0.0,
-        out=work / "vq", autocast=True, save_every=250, on_step=lambda step, m: chain.on_step(step), log=log,
+        model,
+        windows(plan),
+        loss_fn,
+        steps=plan.vq_steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / "vq",
+        autocast=True,
+        save_every=250,
+        on_step=lambda step, m: chain.on_step(step),
+        log=log,
     )
     model.load_state_dict(average.state)
     model.save_pretrained(work / "vq" / "model")
 
 
 def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Draws the training clips and keeps their codes (int16 [N, T]) and caption slots (uint8 [N, P])."""
+    """Draws the training clips and keeps their codes (int16 [N, T]) and caption slots (uint8 [N,
+    P])."""
     from gen.tokenizers.video_vq import VideoVQ
 
     frontend = VideoVQ.from_pretrained(work / "vq" / "model")
@@ -180,8 +249,8 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
 
 
 def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, P] without a tenth of the captions, dropped whole, for guidance, and without a twentieth of the words
-    that a caption may leave out."""
+    """Caption slots [B, P] without a tenth of the captions, dropped whole, for guidance, and
+    without a twentieth of the words that a caption may leave out."""
     drop = torch.rand(slots.shape, generator=generator) < 0.05
     drop[:, [i for i in range(moving.SLOTS) if i not in moving.OPTIONAL]] = False
     drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
@@ -194,13 +263,19 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its frontend and codebook."""
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
+    frontend and codebook."""
     from transformers import Emu3VQVAE
 
     vq = Emu3VQVAE.from_pretrained(work / "vq" / "model").half()
     vq.save_pretrained(zoo / "video-vq")
     for name in ("causal", "masked", "draft"):
-        export_lm(work / name / "model", zoo / f"video-{name}", "video-vq", codebook_digest(vq.quantize.embedding.weight))
+        export_lm(
+            work / name / "model",
+            zoo / f"video-{name}",
+            "video-vq",
+            codebook_digest(vq.quantize.embedding.weight),
+        )
     tidy(zoo)
     log(f"wrote {zoo}")
 
@@ -208,7 +283,10 @@ def export(work: Path, zoo: Path, log=print) -> None:
 def world() -> World:
     from gen.modalities import moving_check
 
-    llama = "A small Llama with frame, row and column embeddings (`gen/models/grid.py`): six caption slots, then 512 codes of\n`video-vq`"
+    llama = (
+        "A small Llama with frame, row and column embeddings (`gen/models/grid.py`): six caption"
+        " slots, then 512 codes of\n`video-vq`"
+    )
     return World(
         "video",
         lambda n, seed: moving.captions(n, seed, held=True),
@@ -221,10 +299,18 @@ def world() -> World:
         },
         blocks={"frame_blocks": "frame_blocks"},
         about={
-            "video-vq": f"`transformers.Emu3VQVAE`: clips of 16 frames of 32x32 RGB pixels to 8x8x8 codes of {CODES}, causal in time.",
+            "video-vq": (
+                "`transformers.Emu3VQVAE`: clips of 16 frames of 32x32 RGB pixels to 8x8x8 codes"
+                f" of {CODES}, causal in time."
+            ),
             "video-causal": f"{llama}, left to right.",
-            "video-masked": f"{llama}, any of them masked; or frame by frame, any of a frame's masked.",
-            "video-draft": "The architecture of `video-causal`, smaller: it drafts for it in speculative decoding.",
+            "video-masked": (
+                f"{llama}, any of them masked; or frame by frame, any of a frame's masked."
+            ),
+            "video-draft": (
+                "The architecture of `video-causal`, smaller: it drafts for it in speculative"
+                " decoding."
+            ),
         },
         frontend="video-vq",
         quarter=(*MINOR, "maskgit, 64 steps", "halton, 64 steps"),

@@ -1,1 +1,2 @@
-"""Decoding methods and their interchangeable parts. They know models only through targets (``gen.models.targets``)."""
+"""Decoding methods and their interchangeable parts. They know models only through targets
+(``gen.models.targets``)."""

@@ -1,7 +1,9 @@
-"""Plain autoregression: one token per forward call, drawn from the law. The reference that causal methods are held to.
+"""Plain autoregression: one token per forward call, drawn from the law. The reference that causal
+methods are held to.
 
-    ids       x_n = argmax log p(. | x_<n) + G_n        G_n: the noise of position n
-    latents   x_n = the end of the path that the noise of position n leads along, given z_n = z(x_<n) (arXiv 2406.11838)
+ids       x_n = argmax log p(. | x_<n) + G_n        G_n: the noise of position n
+latents   x_n = the end of the path that the noise of position n leads along, given z_n = z(x_<n)
+          (arXiv 2406.11838)
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ class _NoDrafts(Drafter):
 
     def propose(self, now, tokens):
         if now.rows is not self.rows:  # nothing, of so many rows
-            self.rows, self.nothing = now.rows, (tokens[:, :0], now.valid[:, :0], torch.zeros_like(now.start))
+            self.rows, self.nothing = (
+                now.rows,
+                (
+                    tokens[:, :0],
+                    now.valid[:, :0],
+                    torch.zeros_like(now.start),
+                ),
+            )
         return self.nothing[:2]
 
     def verify(self, now, law):

@@ -1,23 +1,30 @@
 """Couplings: one round of Jacobi. They verify the previous iterate and turn it into the next one.
 
-Every position past the last committed one holds a draft x_j drawn from a law q_j (the law at that position in the
-previous round, or the tail initialiser's). A round computes the laws p_j given the current drafts. Couplings differ in
-how the next draft, which must be distributed as p_j, depends on the previous one:
+Every position past the last committed one holds a draft x_j drawn from a law q_j (the law at that
+position in the previous round, or the tail initialiser's). A round computes the laws p_j given the
+current drafts. Couplings differ in how the next draft, which must be distributed as p_j, depends on
+the previous one:
 
     fresh          x_j' ~ p_j, drawn anew                                     SJD (arXiv 2410.01699)
-    maximal        x_j' = x_j with probability min(1, p/q), else residual     SCD-MC; keeps as many drafts as can be kept
-    gumbel_shared  x_j' = argmax log p_j + G_j, G_j fixed per position        SCD-GS; verified with independent coins
-    gumbel         the same drafts; accepted as long as x_j' = x_j            Gumbel fixed point (arXiv 2002.09928)
+    maximal        x_j' = x_j with probability min(1, p/q), else residual     SCD-MC; keeps as many
+                   drafts as can be kept
+    gumbel_shared  x_j' = argmax log p_j + G_j, G_j fixed per position        SCD-GS; verified with
+                   independent coins
+    gumbel         the same drafts; accepted as long as x_j' = x_j            Gumbel fixed point
+                   (arXiv 2002.09928)
 
-In all of them q_j := p_j for every draft that is carried on, kept or not: then x_j ~ q_j holds at its verification, and
-the token verifier is exact. ``gumbel`` commits what sequential sampling with the same noise gives, token for token.
+In all of them q_j := p_j for every draft that is carried on, kept or not: then x_j ~ q_j holds at
+its verification, and the token verifier is exact. ``gumbel`` commits what sequential sampling with
+the same noise gives, token for token.
 
-Where rows may end, the next iterate is drawn from p_j given that it is not the end, and q_j is that law (``going_on``). A drafted end
-would say nothing: where it is right, its row is over whether it was drafted or not; where it is wrong, what the model makes of the places
-behind it is worth nothing.
+Where rows may end, the next iterate is drawn from p_j given that it is not the end, and q_j is that
+law (``going_on``). A drafted end would say nothing: where it is right, its row is over whether it
+was drafted or not; where it is wrong, what the model makes of the places behind it is worth
+nothing.
 
-What is committed is up to a verifier that judges drafts one by one (``verifiers``), ``token`` unless another is given. The
-next iterate is not: past the first rejection the exact rule holds whatever the verifier, so x_j ~ q_j stays true.
+What is committed is up to a verifier that judges drafts one by one (``verifiers``), ``token``
+unless another is given. The next iterate is not: past the first rejection the exact rule holds
+whatever the verifier, so x_j ~ q_j stays true.
 """
 
 from __future__ import annotations
@@ -28,19 +35,29 @@ from torch import Tensor
 from gen.draws import PIECE
 from gen.registry import register
 from gen.samplers.loop import Round
-from gen.samplers.verifiers import TOKEN, PositionVerifier, Proposal, first_rejected, leading, redrawn
+from gen.samplers.verifiers import (
+    TOKEN,
+    PositionVerifier,
+    Proposal,
+    first_rejected,
+    leading,
+    redrawn,
+)
 from gen.samplers.waiting import anywhere
 
 
 class Coupling:
-    """``step`` takes the proposal (L drafts), which of them are drafts [b, L], the law [b, W, V], W >= L, and the one that the next
-    iterate is to be drawn from, ``onward`` [b, W, V]; it returns the accepted count [b] and ids [b, W]: accepted drafts, the token after them,
-    then the next iterate."""
+    """``step`` takes the proposal (L drafts), which of them are drafts [b, L], the law [b, W, V], W
+    >= L, and the one that the next iterate is to be drawn from, ``onward`` [b, W, V]; it returns
+    the accepted count [b] and ids [b, W]: accepted drafts, the token after them, then the next
+    iterate."""
 
     exactness = "law"
     compares = True  # whether it looks at the law that a draft came from
 
-    def step(self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor, onward: Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor, onward: Tensor
+    ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
 
@@ -56,7 +73,9 @@ class _Verified(Coupling):
         kept = now.flip(chance, "accept", drafted) & drafted
         accepted = leading(kept)
         # the place without a draft, if the window has one; its noise has not been used before
-        free = torch.where((accepted == length)[:, None, None], logp[:, length:], onward[:, length:])
+        free = torch.where(
+            (accepted == length)[:, None, None], logp[:, length:], onward[:, length:]
+        )
         undrafted = now.categorical(free, "token", now.valid[:, length:], length, shared=True)
         past = torch.arange(length, device=logp.device) > accepted[:, None]
         new = self.redraft(now, proposal, drafted & past, kept, chance, onward[:, :length])
@@ -68,8 +87,8 @@ class _Verified(Coupling):
         return accepted, torch.cat([ids, undrafted], 1)
 
     def redraft(self, now, proposal, past, kept, chance, onward) -> Tensor:
-        """The next iterate [b, L] from the law ``onward`` [b, L, V] where ``past`` (bool [b, L]): beyond the first rejection. ``kept``: what
-        the coins of probability ``chance`` said."""
+        """The next iterate [b, L] from the law ``onward`` [b, L, V] where ``past`` (bool [b, L]):
+        beyond the first rejection. ``kept``: what the coins of probability ``chance`` said."""
         raise NotImplementedError
 
 
@@ -88,16 +107,24 @@ class Maximal(_Verified):
     def redraft(self, now, proposal, past, kept, chance, onward):
         kept = self._exact(now, proposal, past, kept, chance, onward)
         moved, new = past & ~kept, []
-        many = max(1, PIECE[onward.is_cpu] // (len(onward) * onward.shape[-1]))  # a few places at a time: no further law is held
+        many = max(
+            1, PIECE[onward.is_cpu] // (len(onward) * onward.shape[-1])
+        )  # a few places at a time: no further law is held
         for first in range(0, onward.shape[1], many):
             here = slice(first, first + many)
             drafts, law, turn = proposal.part(here), onward[:, here], moved[:, here]
-            new.append(now.categorical(TOKEN.residual(drafts, law), "residual", turn, first) if anywhere(turn) else drafts.tokens)
+            new.append(
+                now.categorical(TOKEN.residual(drafts, law), "residual", turn, first)
+                if anywhere(turn)
+                else drafts.tokens
+            )
         return torch.where(kept, proposal.tokens, torch.cat(new, 1))
 
     def _exact(self, now, proposal, past, kept, chance, onward):
-        """Coins of the probability e that is exact for the next iterate, and that agree as often as can be with those of another, f, which
-        another verifier or an end made differ: a yes stays with probability min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f)."""
+        """Coins of the probability e that is exact for the next iterate, and that agree as often as
+        can be with those of another, f, which another verifier or an end made differ: a yes stays
+        with probability min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f).
+        """
         exact = TOKEN.acceptance(proposal, onward)
         stay = torch.where(exact >= chance, 1.0, exact / chance)
         turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
@@ -114,7 +141,8 @@ class GumbelShared(_Verified):
 
 @register("coupling", "gumbel")
 class Gumbel(Coupling):
-    """Commits through the first position whose token changed: that token is itself right, all below it being so."""
+    """Commits through the first position whose token changed: that token is itself right, all below
+    it being so."""
 
     exactness = "sample"
     compares = False
@@ -129,7 +157,8 @@ class Gumbel(Coupling):
 
 
 def going_on(law: Tensor, end: int | None) -> Tensor:
-    """The law [..., V], log-probabilities or a bool for what is legal, given that it is not the end; itself where there is nothing else."""
+    """The law [..., V], log-probabilities or a bool for what is legal, given that it is not the
+    end; itself where there is nothing else."""
     if end is None:
         return law
     rest = law.clone()

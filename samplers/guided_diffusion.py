@@ -1,19 +1,25 @@
-"""Guided diffusion: a masked model proposes everything, a causal one says how much of it to believe.
+"""Guided diffusion: a masked model proposes everything, a causal one says how much of it to
+believe.
 
     propose   x_i ~ p(. | canvas) at every empty place i: one call of the masked model
-    judge     q_i = q(. | x_<i) at all of them, x with the proposals in it: one call of the causal model
-    agree     the empty places before the first one at which q_i refuses x_i are committed; where that is none, the one whose proposal
-              the masked model is surest of
+    judge     q_i = q(. | x_<i) at all of them, x with the proposals in it: one call of the causal
+              model
+    agree     the empty places before the first one at which q_i refuses x_i are committed; where
+              that is none, the one whose proposal the masked model is surest of
 
-q_i refuses x_i that is not among its ``judge_top_k`` likeliest ids (``agree`` = ``top_k``), or also (``relative``) if q_i(x_i) is below ``judge_ratio`` times
-the highest. With ``commit_correction`` the place that was refused gets the judge's likeliest id. q is the judge's own law: guided if the law is, without
-temperature and filters. Nothing that is given is judged.
+q_i refuses x_i that is not among its ``judge_top_k`` likeliest ids (``agree`` = ``top_k``), or also
+(``relative``) if q_i(x_i) is below ``judge_ratio`` times the highest. With ``commit_correction``
+the place that was refused gets the judge's likeliest id. q is the judge's own law: guided if the
+law is, without temperature and filters. Nothing that is given is judged.
 
-FlashDLM (Hu et al., arXiv 2505.21467). Their paper lets the judge say no and nothing else; their code writes its id, as ``commit_correction`` does. What
-happens where the judge refuses everything is said by neither, and is ours. Their cache is another part (``cache_policies``).
+FlashDLM (Hu et al., arXiv 2505.21467). Their paper lets the judge say no and nothing else; their
+code writes its id, as ``commit_correction`` does. What happens where the judge refuses everything
+is said by neither, and is ours. Their cache is another part (``cache_policies``).
 
-Guarantee: none about either law. With ``commit_correction`` and ``judge_top_k`` = 1 the tokens are the judge's own at temperature 0, whatever the masked
-model proposes, where the canvas gives none behind an empty place; and there are as many calls as the masked model needs to say so, at most one per token.
+Guarantee: none about either law. With ``commit_correction`` and ``judge_top_k`` = 1 the tokens are
+the judge's own at temperature 0, whatever the masked model proposes, where the canvas gives none
+behind an empty place; and there are as many calls as the masked model needs to say so, at most one
+per token.
 """
 
 from __future__ import annotations
@@ -40,8 +46,9 @@ from gen.sampling import Sampler
 class GuidedDiffusion(Sampler):
     """A masked model proposes, a causal one accepts the beginning of what is proposed.
 
-    ``draft_model``: the judge, a causal model's name; None for the modality's own. ``agree``: top_k or relative, with ``judge_top_k`` ids and the
-    ratio ``judge_ratio``. ``commit_correction``: whether the judge's id takes the place of the first that it refuses. ``stop``: as in
+    ``draft_model``: the judge, a causal model's name; None for the modality's own. ``agree``: top_k
+    or relative, with ``judge_top_k`` ids and the ratio ``judge_ratio``. ``commit_correction``:
+    whether the judge's id takes the place of the first that it refuses. ``stop``: as in
     ``masked_iterative``, filled or end.
     """
 
@@ -60,7 +67,11 @@ class GuidedDiffusion(Sampler):
     def __post_init__(self) -> None:
         k, ratio = self.judge_top_k, self.judge_ratio
         if self.draft_model is not None and not isinstance(self.draft_model, str):
-            raise bad_value("sampler.draft_model", self.draft_model, "the name of a causal model, or None for the modality's own")
+            raise bad_value(
+                "sampler.draft_model",
+                self.draft_model,
+                "the name of a causal model, or None for the modality's own",
+            )
         if self.agree not in ("top_k", "relative"):
             raise bad_value("sampler.agree", self.agree, "top_k or relative")
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
@@ -76,15 +87,24 @@ class GuidedDiffusion(Sampler):
     def drafted(self) -> bool:
         return True
 
-    def __call__(self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None):
-        """``draft``: a target of the judge for the same items and the same places. Raises ``GenError`` for one that is missing or speaks of other ids."""
+    def __call__(
+        self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
+    ):
+        """``draft``: a target of the judge for the same items and the same places. Raises
+        ``GenError`` for one that is missing or speaks of other ids."""
         if target.space.mask_id is None:
-            raise GenError("guided_diffusion needs a token space with a mask id; this model has none")
+            raise GenError(
+                "guided_diffusion needs a token space with a mask id; this model has none"
+            )
         judge = _Judge(self, target, draft)
         knobs = MaskedKnobs(order="confidence", choice_temperature=0.0, stop=self.stop)
         parts = {"proposer": judge.propose, "selector": lambda now: now.memory["agreed"]}
-        out = decode_masked(target, draws, knobs, canvas=canvas, trace=trace, callback=callback, instead=parts)
-        return replace(out, stats=[replace(s, draft_nfe=n) for s, n in zip(out.stats, judge.nfe, strict=True)])
+        out = decode_masked(
+            target, draws, knobs, canvas=canvas, trace=trace, callback=callback, instead=parts
+        )
+        return replace(
+            out, stats=[replace(s, draft_nfe=n) for s, n in zip(out.stats, judge.nfe, strict=True)]
+        )
 
 
 class _Judge:
@@ -92,15 +112,25 @@ class _Judge:
 
     def __init__(self, rule: GuidedDiffusion, target, draft: CausalTarget | None):
         if draft is None:
-            raise GenError("this sampler judges with a causal model and got none; name one in sampler.draft_model")
+            raise GenError(
+                "this sampler judges with a causal model and got none; name one in"
+                " sampler.draft_model"
+            )
         ours, theirs = target.space, draft.space
         if ours.vocab_size != theirs.vocab_size or ours.length != theirs.length:
-            raise GenError(f"the judge has {theirs.vocab_size} ids and {theirs.length} places; expected the masked model's {ours.vocab_size} and {ours.length}")
+            raise GenError(
+                f"the judge has {theirs.vocab_size} ids and {theirs.length} places; expected the"
+                f" masked model's {ours.vocab_size} and {ours.length}"
+            )
         if not torch.equal(target.legal, draft.legal.to(target.device)):
-            raise GenError("the judge's legal ids are not the masked model's; expected a model of the same tokens")
+            raise GenError(
+                "the judge's legal ids are not the masked model's; expected a model of the same"
+                " tokens"
+            )
         self.rule, self.target = rule, draft.under(Law(guidance_scale=draft.law.guidance_scale))
         self.rows = torch.arange(draft.rows, device=draft.device)
-        self.told: Tensor | None = None  # the ids that it was given in the last call, [b, T]; -1 in rows that are others since
+        # the ids that it was given in the last call, [b, T]; -1 in rows that are others since
+        self.told: Tensor | None = None
         self.nfe = [0] * draft.items
         self.believes: Callable = registry.get("proposer", "categorical")
 
@@ -112,7 +142,9 @@ class _Judge:
         start = self._start(ids, now.masked)
         column = torch.arange(total - int(start.min()), device=ids.device)
         at = start[:, None] + column
-        at = torch.where(at < total, at, start[:, None])  # a column that does not exist repeats the row's first
+        at = torch.where(
+            at < total, at, start[:, None]
+        )  # a column that does not exist repeats the row's first
         law, _ = self.target.predict(ids.gather(1, (at - 1).clamp_min(0)), at)
         for row in now.rows.tolist():
             self.nfe[row] += 1
@@ -128,7 +160,8 @@ class _Judge:
         return ids
 
     def _start(self, ids: Tensor, masked: Tensor) -> Tensor:
-        """The first place [b] whose law is wanted, or whose neighbour on the left is not what the cache holds."""
+        """The first place [b] whose law is wanted, or whose neighbour on the left is not what the
+        cache holds."""
         told, self.told = self.told, ids
         if told is None:  # nothing was: what stands before place 0 comes with it
             return torch.zeros_like(self.rows)
@@ -148,7 +181,8 @@ class _Judge:
         return fine, best
 
     def _follow(self, rows: Tensor) -> None:
-        """Its rows become those [b] of the masked model: the first of the ones that are done are the next items, the others leave the batch."""
+        """Its rows become those [b] of the masked model: the first of the ones that are done are
+        the next items, the others leave the batch."""
         done, new = ~torch.isin(self.rows, rows), rows[~torch.isin(rows, self.rows)]
         if len(new):
             free, again = done.nonzero()[: len(new), 0], torch.zeros_like(done)

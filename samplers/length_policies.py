@@ -1,14 +1,18 @@
 """Length policies: how many tokens a draft model drafts in a round.
 
     constant     always as many
-    heuristic    2 more after a round in which all drafts were accepted, 1 fewer after any other; from 1 to 4 times the
-                 starting length. The rule of transformers' assisted generation
-    confidence   up to as many, but none after a draft whose own probability q(x) is below a threshold
+    heuristic    2 more after a round in which all drafts were accepted, 1 fewer after any other;
+                 from 1 to 4 times the starting length. The rule of transformers' assisted
+                 generation
+    confidence   up to as many, but none after a draft whose own probability q(x) is below a
+                 threshold
 
-and, where the length is ``auto``, as many as make the time per token least (``AutoLength``, ``auto_width``).
+and, where the length is ``auto``, as many as make the time per token least (``AutoLength``,
+``auto_width``).
 
-Guarantee: none of them changes the law of what is committed. Whether a token is drafted depends on the drafts before it,
-never on itself: the last draft is submitted, doubtful or not. Dropping it once its value is known would bias the law.
+Guarantee: none of them changes the law of what is committed. Whether a token is drafted depends on
+the drafts before it, never on itself: the last draft is submitted, doubtful or not. Dropping it
+once its value is known would bias the law.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from gen.samplers.auto_width import AutoWidth
 
 
 class LengthPolicy:
-    """``lengths`` int64 [b]: drafts at most, of each row left in the batch, in the next round. The host has them, and outcomes as it knows them."""
+    """``lengths`` int64 [b]: drafts at most, of each row left in the batch, in the next round. The
+    host has them, and outcomes as it knows them."""
 
     def __init__(self, rows: int, length: int, threshold: float):
         self.length, self.threshold = length, threshold
@@ -33,7 +38,8 @@ class LengthPolicy:
         return int(self.lengths.max()) if len(self.lengths) else 0
 
     def stop(self, mass: Tensor) -> Tensor | None:
-        """Which rows draft no more in this round, after drafts of probability ``mass`` [b]: bool [b]; None where that is no reason to stop."""
+        """Which rows draft no more in this round, after drafts of probability ``mass`` [b]: bool
+        [b]; None where that is no reason to stop."""
         return None
 
     def learn(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
@@ -48,7 +54,8 @@ class LengthPolicy:
         self.lengths = np.where(rows, self.length, self.lengths)
 
     def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
-        """A round of ``width`` places is over, in which the rows, which had ``starts`` [b], committed so many ``tokens`` [b]; for who looks at clocks."""
+        """A round of ``width`` places is over, in which the rows, which had ``starts`` [b],
+        committed so many ``tokens`` [b]; for who looks at clocks."""
 
 
 @register("length_policy", "constant")
@@ -61,7 +68,9 @@ class Heuristic(LengthPolicy):
     """Row by row."""
 
     def learn(self, drafted, accepted):
-        self.lengths = (self.lengths + np.where(accepted == drafted, 2, -1)).clip(1, 4 * self.length)
+        self.lengths = (self.lengths + np.where(accepted == drafted, 2, -1)).clip(
+            1, 4 * self.length
+        )
 
 
 @register("length_policy", "confidence")
@@ -73,7 +82,8 @@ class Confidence(LengthPolicy):
 
 
 class AutoLength(LengthPolicy):
-    """One draft fewer than the places of a round, of which ``auto`` knows how many pay; none at all if drafting does not."""
+    """One draft fewer than the places of a round, of which ``auto`` knows how many pay; none at all
+    if drafting does not."""
 
     def __init__(self, auto: AutoWidth, rows: int):
         super().__init__(rows, auto.width - 1, 0.0)

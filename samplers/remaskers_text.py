@@ -1,25 +1,36 @@
-"""Remaskers of diffusion language models. ``remaskers`` has the others, the letters, and what all of them must keep.
+"""Remaskers of diffusion language models. ``remaskers`` has the others, the letters, and what all
+of them must keep.
 
-b_i is what the probability of the id at place i was when it was committed, c_i what it is now, and l_i what it would be had place i been empty. F are the places
-of the block that earlier steps committed, M its empty ones, k how many of those the selector commits.
+b_i is what the probability of the id at place i was when it was committed, c_i what it is now, and
+l_i what it would be had place i been empty. F are the places of the block that earlier steps
+committed, M its empty ones, k how many of those the selector commits.
 
-    edit              nothing is emptied: an id of F with c_i below that of the likeliest id v becomes v where p_i(v) > e, e being ``edit_threshold``. A
-                      full block gets further calls until one edits nothing, at most ``max_post_steps``, and with ``block_steps`` only where those
-                      are not used up. LLaDA2.1, as in ``diffusers``, which makes one further call more
-    wino              those of F with l_i < t, t being ``remask_threshold``; the lowest first, at most k - 1. WINO (arXiv 2507.18578), whose selector
-                      is ``wide_in``: c_i >= ``conf_threshold``, the surest first, at most 7/10 of M, but 5 to 20
-    hierarchy_remask  those of F with c_i < t; the lowest first, at most |M| - 1. Where they are k or more, one more than they are is committed
-    rcr               of F with b and M with c, the lowest are empty after the step, as many as the selector leaves empty, so that as many more are
-                      committed as are emptied. MDPO (arXiv 2508.13148), running confidence
-    remdm             in the last eighth of the block's steps, or its last step but one, the ``remask_count`` places of F with the lowest b, and as
-                      many more are committed. ReMDM (arXiv 2503.00307) as written for LLaDA
-    remdm_cap         each of F with probability s = min(``remask_rate``, (1 - a') / a), a and a' being the shares of the block that are known
-                      before and after the step, and as many more are committed. ReMDM, the rule ``cap``
+    edit              nothing is emptied: an id of F with c_i below that of the likeliest id v
+                      becomes v where p_i(v) > e, e being ``edit_threshold``. A full block gets
+                      further calls until one edits nothing, at most ``max_post_steps``, and with
+                      ``block_steps`` only where those are not used up. LLaDA2.1, as in
+                      ``diffusers``, which makes one further call more
+    wino              those of F with l_i < t, t being ``remask_threshold``; the lowest first, at
+                      most k - 1. WINO (arXiv 2507.18578), whose selector is ``wide_in``: c_i >=
+                      ``conf_threshold``, the surest first, at most 7/10 of M, but 5 to 20
+    hierarchy_remask  those of F with c_i < t; the lowest first, at most |M| - 1. Where they are k
+                      or more, one more than they are is committed
+    rcr               of F with b and M with c, the lowest are empty after the step, as many as the
+                      selector leaves empty, so that as many more are committed as are emptied. MDPO
+                      (arXiv 2508.13148), running confidence
+    remdm             in the last eighth of the block's steps, or its last step but one, the
+                      ``remask_count`` places of F with the lowest b, and as many more are
+                      committed. ReMDM (arXiv 2503.00307) as written for LLaDA
+    remdm_cap         each of F with probability s = min(``remask_rate``, (1 - a') / a), a and a'
+                      being the shares of the block that are known before and after the step, and as
+                      many more are committed. ReMDM, the rule ``cap``
 
-Where the papers do otherwise: ReMDM for LLaDA inserts calls of its own, which commit as many places as they empty; here every call gets on, and who wants
-more of them says more ``steps``. ``remdm_cap`` draws how many are emptied and keeps the schedule's count, where the paper draws both. WINO's shadow block
-puts the empty copies behind the sequence with attention of their own; here each is a canvas of its own in the same batched call, which any masked
-model can do and which costs a canvas per committed place.
+Where the papers do otherwise: ReMDM for LLaDA inserts calls of its own, which commit as many places
+as they empty; here every call gets on, and who wants more of them says more ``steps``.
+``remdm_cap`` draws how many are emptied and keeps the schedule's count, where the paper draws both.
+WINO's shadow block puts the empty copies behind the sequence with attention of their own; here each
+is a canvas of its own in the same batched call, which any masked model can do and which costs a
+canvas per committed place.
 
 At e of at least 1, t = 0, ``remask_count`` = 0 and ``remask_rate`` = 0 they are ``none``.
 """
@@ -80,7 +91,8 @@ def hierarchy_remask(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
 
 @register("remasker", "rcr")
 def rcr(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
-    """The schedule's count holds over all generated places, by what they were worth when they came."""
+    """The schedule's count holds over all generated places, by what they were worth when they
+    came."""
     worth = torch.where(now.masked, now.logp, now.certainty)
     removed = now.filled & lowest(worth, now.eligible | now.filled, now.eligible.sum(1) - count)
     return _made_up_for(now, removed, count)
@@ -89,7 +101,9 @@ def rcr(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
 @register("remasker", "remdm")
 def remdm(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
     """Late in a block, the places that were the least sure when they came."""
-    after_next = now.r * (now.since + 2) / (now.since + 1)  # r of the next step: the block's steps are (since + 1) / r
+    after_next = (
+        now.r * (now.since + 2) / (now.since + 1)
+    )  # r of the next step: the block's steps are (since + 1) / r
     late = (8 * now.r >= 7) | (after_next >= 1 - 1e-9)
     spare = (now.eligible.sum(1) - count).clamp_max(now.knobs.remask_count)
     return _made_up_for(now, lowest(now.certainty, now.filled & late[:, None], spare), count)

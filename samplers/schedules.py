@@ -1,4 +1,5 @@
-"""Schedules: the share of places still masked after a share r of the steps, float64 [b] of r [b]. All fall from 1 to 0."""
+"""Schedules: the share of places still masked after a share r of the steps, float64 [b] of r [b].
+All fall from 1 to 0."""
 
 from __future__ import annotations
 

@@ -2,17 +2,20 @@
 
 With p_i the law at draft i and q_i the law it was drawn from, both final (guided, filtered):
 
-    token   accept x_i with probability min(1, p_i(x_i) / q_i(x_i)); at the first rejection draw from norm((p_i - q_i)+)
-    block   P_0 = 1, P_i = min(1, P_i-1 p_i(x_i) / q_i(x_i)); S_i = sum (P_i p_i+1 - q_i+1)+; h_i = S_i / (S_i + 1 - P_i)
-            before the last draft, h_n = P_n at it. Accept up to the last i whose own coin, of probability h_i, says
-            yes; then draw from norm((P_i p_i+1 - q_i+1)+)
+    token   accept x_i with probability min(1, p_i(x_i) / q_i(x_i)); at the first rejection draw
+            from norm((p_i - q_i)+)
+    block   P_0 = 1, P_i = min(1, P_i-1 p_i(x_i) / q_i(x_i)); S_i = sum (P_i p_i+1 - q_i+1)+; h_i =
+            S_i / (S_i + 1 - P_i) before the last draft, h_n = P_n at it. Accept up to the last i
+            whose own coin, of probability h_i, says yes; then draw from norm((P_i p_i+1 - q_i+1)+)
 
-After the last draft the next token is drawn from p itself. Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv
-2302.01318); Sun et al., "Block Verification Accelerates Speculative Decoding" (arXiv 2403.10444).
+After the last draft the next token is drawn from p itself. Leviathan et al. (arXiv 2211.17192) and
+Chen et al. (arXiv 2302.01318); Sun et al., "Block Verification Accelerates Speculative Decoding"
+(arXiv 2403.10444).
 
-Guarantee: if every x_i ~ q_i given the tokens before it, what is committed is distributed as p. ``block`` accepts at least
-as many drafts on average as any other rule that looks at one chain, so at least as many as ``token``. It holds too where
-the chain ended because of the drafts in it (``length_policies``): each i above is a node of a tree of unequal depths.
+Guarantee: if every x_i ~ q_i given the tokens before it, what is committed is distributed as p.
+``block`` accepts at least as many drafts on average as any other rule that looks at one chain, so
+at least as many as ``token``. It holds too where the chain ended because of the drafts in it
+(``length_policies``): each i above is a node of a tree of unequal depths.
 
 A residual is never warped again, and where it is empty (p = q up to rounding) it falls back to p.
 """
@@ -37,8 +40,10 @@ ROW, UNIFORM, POINT = 0, 1, 2
 
 @dataclass
 class Proposal:
-    """Drafts and the law each was drawn from. ``tokens`` [b, L]; ``kind`` [b, L]: ROW (``logq`` [b, L, V] holds its law),
-    UNIFORM (over the position's legal ids) or POINT (not random). Uniform and point laws are never stored as rows."""
+    """Drafts and the law each was drawn from. ``tokens`` [b, L]; ``kind`` [b, L]: ROW (``logq`` [b,
+    L, V] holds its law), UNIFORM (over the position's legal ids) or POINT (not random). Uniform and
+    point laws are never stored as rows.
+    """
 
     tokens: Tensor
     kind: Tensor
@@ -49,7 +54,9 @@ class Proposal:
         """log q(x) of the drafts: [b, L]."""
         row = self.logq.gather(-1, self.tokens[..., None])[..., 0]
         uniform = -self.legal.sum(-1).to(row.dtype).log()
-        return torch.where(self.kind == ROW, row, torch.where(self.kind == UNIFORM, uniform, torch.zeros_like(row)))
+        return torch.where(
+            self.kind == ROW, row, torch.where(self.kind == UNIFORM, uniform, torch.zeros_like(row))
+        )
 
     def mass_of(self, ids: Tensor) -> Tensor:
         """q of some ids [b, L, k] at every draft: [b, L, k]."""
@@ -69,7 +76,9 @@ class Proposal:
 
     def at(self, column: Tensor) -> Proposal:
         """One draft of each row, in ``column`` [b]."""
-        return Proposal(*(rows_at(x, column) for x in (self.tokens, self.kind, self.logq, self.legal)))
+        return Proposal(
+            *(rows_at(x, column) for x in (self.tokens, self.kind, self.logq, self.legal))
+        )
 
     def part(self, columns: slice) -> Proposal:
         return Proposal(*(x[:, columns] for x in (self.tokens, self.kind, self.logq, self.legal)))
@@ -96,30 +105,40 @@ def place_of(rejected: Tensor) -> Tensor:
 
 
 def normalised(rest: Tensor, logp: Tensor) -> Tensor:
-    """log of a residual [..., V], which is written over, made to sum to one; ``logp`` [..., V] where it is empty."""
+    """log of a residual [..., V], which is written over, made to sum to one; ``logp`` [..., V]
+    where it is empty."""
     total = rest.sum(-1, keepdim=True)
     return torch.where(total > 0, rest.div_(total).log_(), logp)
 
 
 def redrawn(now: Round, ids: Tensor, rejected: Tensor, law: Tensor) -> Tensor:
-    """``ids`` [b, L] with the ``rejected`` place (at most one per row) drawn anew from ``law``, log [b, V]. Rows without one draw for nothing."""
-    drawn = now.categorical(law[:, None], "residual", rejected.any(1, keepdim=True), place_of(rejected))
+    """``ids`` [b, L] with the ``rejected`` place (at most one per row) drawn anew from ``law``, log
+    [b, V]. Rows without one draw for nothing."""
+    drawn = now.categorical(
+        law[:, None], "residual", rejected.any(1, keepdim=True), place_of(rejected)
+    )
     return torch.where(rejected, drawn, ids)
 
 
 class Verifier:
-    """Accepts the beginning of a chain of drafts and says what follows. ``exactness``: what it does to the law."""
+    """Accepts the beginning of a chain of drafts and says what follows. ``exactness``: what it does
+    to the law."""
 
     exactness = "law"
-    relaxed: ClassVar[bool] = False  # whether it trades the law for acceptance; such a verifier has ``relaxation``
+    relaxed: ClassVar[bool] = (
+        False  # whether it trades the law for acceptance; such a verifier has ``relaxation``
+    )
 
     def on(self, space: TokenSpace, device: torch.device | str = "cpu") -> Verifier:
         """The verifier for these tokens. Raises ``GenError`` where they lack what it needs."""
         return self
 
-    def verify(self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:
-        """Accepted drafts [b], and ids [b, W] which are right up to the token after them. ``proposal``: L drafts, of which
-        each row has its first few (``drafted`` bool [b, L]); ``logp`` [b, W, V], W >= L."""
+    def verify(
+        self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Accepted drafts [b], and ids [b, W] which are right up to the token after them.
+        ``proposal``: L drafts, of which each row has its first few (``drafted`` bool [b, L]);
+        ``logp`` [b, W, V], W >= L."""
         accepted, law = self.decide(now, proposal, drafted, logp)
         b, width, _ = logp.shape
         length = drafted.shape[1]
@@ -129,15 +148,27 @@ class Verifier:
         if anywhere(rejected):
             ids[:, :length] = redrawn(now, ids[:, :length], rejected, law(rejected))
         column = accepted.clamp_max(width - 1)
-        free = (accepted == drafted.sum(1)) & now.valid.gather(1, column[:, None])[:, 0] & (accepted < width)
-        if anywhere(free):  # all drafts accepted: one more token, with noise of its place that nobody has used yet
-            drawn = now.categorical(rows_at(logp, column), "token", free[:, None], column, shared=True)
-            ids.scatter_(1, column[:, None], torch.where(free[:, None], drawn, ids.gather(1, column[:, None])))
+        free = (
+            (accepted == drafted.sum(1))
+            & now.valid.gather(1, column[:, None])[:, 0]
+            & (accepted < width)
+        )
+        if anywhere(
+            free
+        ):  # all drafts accepted: one more token, with noise of its place that nobody has used yet
+            drawn = now.categorical(
+                rows_at(logp, column), "token", free[:, None], column, shared=True
+            )
+            ids.scatter_(
+                1,
+                column[:, None],
+                torch.where(free[:, None], drawn, ids.gather(1, column[:, None])),
+            )
         return accepted, ids
 
     def decide(self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor):
-        """Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the log of their residual
-        law [b, V], which is anything in rows without one."""
+        """Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the log
+        of their residual law [b, V], which is anything in rows without one."""
         raise NotImplementedError
 
 
@@ -149,20 +180,25 @@ class PositionVerifier(Verifier):
         raise NotImplementedError
 
     def residual(self, proposal: Proposal, logp: Tensor) -> Tensor:
-        """log of norm((p - q)+) at every draft: [b, L, V], as ``logp``. It is asked of the few drafts that need it.
+        """log of norm((p - q)+) at every draft: [b, L, V], as ``logp``. It is asked of the few
+        drafts that need it.
 
-        It is norm((p - q f)+), the best residual of any acceptance function f, for every f >= min(1, p/q): where q < p
-        such an f is 1, and elsewhere q f >= p.
+        It is norm((p - q f)+), the best residual of any acceptance function f, for every f >=
+        min(1, p/q): where q < p such an f is 1, and elsewhere q f >= p.
         """
         return normalised(logp.exp().sub_(proposal.mass()).clamp_min_(0), logp)
 
     def instead(self, proposal: Proposal, logp: Tensor, rejected: Tensor) -> Tensor:
-        """The residual of the one ``rejected`` draft of each row (bool [b, L]): [b, V]; ``logp`` [b, W, V], W >= L."""
+        """The residual of the one ``rejected`` draft of each row (bool [b, L]): [b, V]; ``logp``
+        [b, W, V], W >= L."""
         column = place_of(rejected)
         return self.residual(proposal.at(column), rows_at(logp, column))[:, 0]
 
     def decide(self, now, proposal, drafted, logp):
-        kept = now.flip(self.acceptance(proposal, logp[:, : drafted.shape[1]]), "accept", drafted) & drafted
+        kept = (
+            now.flip(self.acceptance(proposal, logp[:, : drafted.shape[1]]), "accept", drafted)
+            & drafted
+        )
         return leading(kept), lambda rejected: self.instead(proposal, logp, rejected)
 
 
@@ -189,15 +225,23 @@ class Block(Verifier):
         if length:
             joint[:, 1:] = (walk - walk.cummax(1).values.clamp_min(0)).exp()
         q = proposal.mass().masked_fill_(~drafted[..., None], 0)
-        rest = self.rest(joint[:, :-1, None], logp.exp(), q)  # what a rejection after i drafts leaves: [b, L, V], i < L
+        rest = self.rest(
+            joint[:, :-1, None], logp.exp(), q
+        )  # what a rejection after i drafts leaves: [b, L, V], i < L
         more = rest[:, 1:].sum(-1)  # S_1 ... S_L-1
         down = more + 1 - joint[:, 1:-1]
         inner = torch.where(down > 0, more / down, 1.0)
         chance = joint[:, 1:].clone()  # the last draft's, P_n
         chance[:, :-1] = torch.where(drafted[:, 1:], inner, chance[:, :-1])
         said = now.flip(chance, "accept", drafted) & drafted
-        accepted = (said * torch.arange(1, length + 1, device=logp.device)).amax(1) if length else drafted.sum(1)
-        return accepted, lambda rejected: normalised(*(rows_at(x, place_of(rejected))[:, 0] for x in (rest, logp)))
+        accepted = (
+            (said * torch.arange(1, length + 1, device=logp.device)).amax(1)
+            if length
+            else drafted.sum(1)
+        )
+        return accepted, lambda rejected: normalised(
+            *(rows_at(x, place_of(rejected))[:, 0] for x in (rest, logp))
+        )
 
     def rest(self, joint: Tensor, p: Tensor, q: Tensor) -> Tensor:
         return (joint * p - q).clamp_min(0)

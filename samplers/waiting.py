@@ -1,8 +1,10 @@
 """What the host knows without waiting for the device.
 
-A device works through what it was given while the host goes on. A host that asks for a value (``bool(x.any())``, ``int(x.max())``, an index that is a
-bool tensor, whose length nobody knows) waits until all of it is done, and then the device waits for the host. So the parts of a method compute what a
-row may need for every row, at a place per row, and the loop asks once per round. On a CPU asking costs nothing, and what no row needs is left out.
+A device works through what it was given while the host goes on. A host that asks for a value
+(``bool(x.any())``, ``int(x.max())``, an index that is a bool tensor, whose length nobody knows)
+waits until all of it is done, and then the device waits for the host. So the parts of a method
+compute what a row may need for every row, at a place per row, and the loop asks once per round. On
+a CPU asking costs nothing, and what no row needs is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from torch import Tensor
 
 
 def anywhere(at: Tensor) -> bool:
-    """Whether ``at`` is true somewhere, as far as that can be said without waiting: elsewhere than on a CPU it may be."""
+    """Whether ``at`` is true somewhere, as far as that can be said without waiting: elsewhere than
+    on a CPU it may be."""
     return at.numel() > 0 and (at.device.type != "cpu" or bool(at.any()))
 
 
@@ -23,6 +26,7 @@ def sent(x: np.ndarray, device: torch.device) -> Tensor:
 
 
 def kept(rows: Tensor) -> tuple[np.ndarray, Tensor]:
-    """The rows that are left (bool [b]) as the host has them, and their numbers for the device to choose by: one wait, however much is chosen."""
+    """The rows that are left (bool [b]) as the host has them, and their numbers for the device to
+    choose by: one wait, however much is chosen."""
     left = rows.cpu().numpy()
     return left, sent(left.nonzero()[0], rows.device)

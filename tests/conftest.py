@@ -1,5 +1,7 @@
-"""Tests use one thread: on a busy machine two of them wait for each other. What stands is taken out of the way of the garbage collector:
-libraries put a million objects into memory, and looking through them takes longer than most tests."""
+"""Tests use one thread: on a busy machine two of them wait for each other. What stands is taken out
+of the way of the garbage collector: libraries put a million objects into memory, and looking
+through them takes longer than most tests.
+"""
 
 import gc
 import signal
@@ -8,7 +10,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts so what runs in the background, and children would inherit it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell starts so what runs in the background, and children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

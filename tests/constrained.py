@@ -1,4 +1,5 @@
-"""Toy languages with a history: ids that must add up to a length, rows that end, and their laws from the definition."""
+"""Toy languages with a history: ids that must add up to a length, rows that end, and their laws
+from the definition."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from gen.types import TokenSpace
 
 
 class ExactLength:
-    """Ids of the lengths 1, 2, ... add up to ``total``; the last id is the end, and comes when they do."""
+    """Ids of the lengths 1, 2, ... add up to ``total``; the last id is the end, and comes when they
+    do."""
 
     def __init__(self, ids: int, total: int):
         self.size, self.total = torch.arange(1, ids + 2), total
@@ -27,7 +29,11 @@ class ExactLength:
 
 
 def exact_length(places: int, total: int, ids: int = 3) -> TokenSpace:
-    return replace(TokenSpace.codes((places,), ids + 1, ids + 1), constraint=ExactLength(ids, total), end_id=ids)
+    return replace(
+        TokenSpace.codes((places,), ids + 1, ids + 1),
+        constraint=ExactLength(ids, total),
+        end_id=ids,
+    )
 
 
 def with_end(places: int, ids: int = 3) -> TokenSpace:
@@ -57,7 +63,9 @@ def ends_at(ids: list[int], end: int) -> int:
     return ids.index(end) + 1 if end in ids else len(ids)
 
 
-def law_of(model, space: TokenSpace, law: Law, context: int, given: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
+def law_of(
+    model, space: TokenSpace, law: Law, context: int, given: tuple[int, ...] = ()
+) -> dict[tuple[int, ...], float]:
     """The law of what follows ``given``, place after place."""
 
     def extend(before: tuple[int, ...], mass: float, out: dict) -> dict:

@@ -1,7 +1,9 @@
-"""What tests of crashes share: a job without a model, processes to kill, system calls that fail, and what must hold of a folder.
+"""What tests of crashes share: a job without a model, processes to kill, system calls that fail,
+and what must hold of a folder.
 
-Processes are forks of the test, which has everything imported, so one starts within milliseconds. Everything is in memory where the
-system has a place for that: what is killed here are processes, not disks.
+Processes are forks of the test, which has everything imported, so one starts within milliseconds.
+Everything is in memory where the system has a place for that: what is killed here are processes,
+not disks.
 """
 
 from __future__ import annotations
@@ -38,7 +40,13 @@ from gen.modality import Verdict
 from gen.registry import registry
 from gen.types import Stats, TraceStep
 
-DERIVED = ("logs", "preview", "gallery", "index.html", "config.yaml")  # made from the rest, or different from run to run
+DERIVED = (
+    "logs",
+    "preview",
+    "gallery",
+    "index.html",
+    "config.yaml",
+)  # made from the rest, or different from run to run
 
 
 class Crash:
@@ -71,17 +79,28 @@ def medium(prompt: str, seed: int, more: object = "") -> bytes:
 
 
 class Pipe:
-    """``delay``: seconds per item. ``quota``: items after which it hangs. ``bad``: prompts that fail. ``wrong``: media depend on the
-    microbatch. ``made``: what it was asked for, in order."""
+    """``delay``: seconds per item. ``quota``: items after which it hangs. ``bad``: prompts that
+    fail. ``wrong``: media depend on the microbatch. ``made``: what it was asked for, in order."""
 
-    def __init__(self, delay: float = 0.0, quota: int = 10**9, bad: tuple[str, ...] = (), wrong: bool = False):
-        self.modality, self.delay, self.quota, self.bad, self.wrong, self.made = Crash(), delay, quota, bad, wrong, []
+    def __init__(
+        self, delay: float = 0.0, quota: int = 10**9, bad: tuple[str, ...] = (), wrong: bool = False
+    ):
+        self.modality, self.delay, self.quota, self.bad, self.wrong, self.made = (
+            Crash(),
+            delay,
+            quota,
+            bad,
+            wrong,
+            [],
+        )
 
     def plan(self, prompts, num_samples, seed):
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
-    def generate(self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None):
+    def generate(
+        self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None
+    ):
         self.quota -= len(items)
         time.sleep(self.delay * len(items) if self.quota >= 0 else 600)
         for item in items:
@@ -89,7 +108,16 @@ class Pipe:
                 raise KeyError(item.prompt)
         self.made += [(i.prompt, i.seed) for i in items]
         media = [medium(i.prompt, i.seed, len(items) if self.wrong else "") for i in items]
-        stats = [Stats(nfe=3, tokens=4, tokens_computed=9, mean_acceptance_length=4 / 3, seconds=random.random()) for _ in items]
+        stats = [
+            Stats(
+                nfe=3,
+                tokens=4,
+                tokens_computed=9,
+                mean_acceptance_length=4 / 3,
+                seconds=random.random(),
+            )
+            for _ in items
+        ]
         traces = [[TraceStep([0, 1], [0], {0: 7})] for _ in items] if trace else None
         about = {"modality": "crash", "model": "toy", "model_options": {}, "served": None}
         return types.SimpleNamespace(media=media, stats=stats, traces=traces, items=items, **about)
@@ -100,17 +128,25 @@ class Pipe:
 
 @pytest.fixture
 def ground(tmp_path, monkeypatch):
-    """A folder, in memory where there is one; with the modality registered, and no gallery, which is made from the rest."""
+    """A folder, in memory where there is one; with the modality registered, and no gallery, which
+    is made from the rest."""
     registry.discover()
     monkeypatch.setitem(registry._kinds["modality"], "crash", Crash)
     gallery = types.ModuleType("gen.gallery.write")
     gallery.write_gallery = lambda folder: folder / "index.html"
     gallery.preview_of = lambda path, folder, row: None
     monkeypatch.setitem(sys.modules, "gen.gallery.write", gallery)
-    for module in (plan, joblog):  # what is installed does not change, and looking takes longer than a run
+    for module in (
+        plan,
+        joblog,
+    ):  # what is installed does not change, and looking takes longer than a run
         monkeypatch.setattr(module, "installed", functools.cache(module.installed))
     memory = Path("/dev/shm")
-    place = Path(tempfile.mkdtemp(prefix="gen-crash-", dir=memory)) if os.access(memory, os.W_OK) else tmp_path
+    place = (
+        Path(tempfile.mkdtemp(prefix="gen-crash-", dir=memory))
+        if os.access(memory, os.W_OK)
+        else tmp_path
+    )
     try:
         yield place
     finally:
@@ -118,18 +154,28 @@ def ground(tmp_path, monkeypatch):
 
 
 def job(out: Path, **keys: Any):
-    return make_job({"modality": "crash", "prompts": ["alpha", "beta", "gamma"], "sampler": "sjd", "out": str(out), **keys}, where="test")
+    return make_job(
+        {
+            "modality": "crash",
+            "prompts": ["alpha", "beta", "gamma"],
+            "sampler": "sjd",
+            "out": str(out),
+            **keys,
+        },
+        where="test",
+    )
 
 
 def run(out: Path, pipe: Pipe | None = None, **keys: Any) -> dict[str, Any]:
     return run_job(job(out, **keys), load=(pipe or Pipe()).load)
 
 
-# ------------------------------------------------------------------------------------------------------ processes
+# --- processes
 
 
 class Ended(NamedTuple):
-    """How a process ended: ``done``, ``refused`` (a GenError), ``broken`` (anything else) or ``killed``; what it returned or said."""
+    """How a process ended: ``done``, ``refused`` (a GenError), ``broken`` (anything else) or
+    ``killed``; what it returned or said."""
 
     how: str
     said: Any
@@ -168,18 +214,33 @@ def apart(body: Callable[[], Any]) -> Ended:
     return wait(fork(body))
 
 
-# ------------------------------------------------------------------------------------------------------ what must hold
+# --- what must hold
 
 
 def audit(folder: Path, but: tuple[str, ...] = ()) -> list[str]:
-    """What is wrong with a folder at this moment: every row that says ``ok``, wherever it stands, has its medium, with its digest, and no
-    row stands twice in the manifest, which is in order. ``but``: prompts whose media were damaged on purpose."""
+    """What is wrong with a folder at this moment: every row that says ``ok``, wherever it stands,
+    has its medium, with its digest, and no row stands twice in the manifest, which is in order.
+    ``but``: prompts whose media were damaged on purpose.
+    """
     wrong, tars, known = [], {}, {}
-    tables = [r for p in sorted((folder / SHARDS).glob("*.jsonl")) if p.name[0] != "." for r in parse_rows(p)]
-    for where, rows in (("manifest", parse_rows(folder / MANIFEST)), ("tables", tables), ("lines", read_rows(folder))):
+    tables = [
+        r
+        for p in sorted((folder / SHARDS).glob("*.jsonl"))
+        if p.name[0] != "."
+        for r in parse_rows(p)
+    ]
+    for where, rows in (
+        ("manifest", parse_rows(folder / MANIFEST)),
+        ("tables", tables),
+        ("lines", read_rows(folder)),
+    ):
         ids = [r["id"] for r in rows]
         wrong += [f"{where}: an item twice"] if len(set(ids)) < len(ids) else []
-        wrong += [f"{where}: out of order"] if [r["index"] for r in rows] != sorted(r["index"] for r in rows) else []
+        wrong += (
+            [f"{where}: out of order"]
+            if [r["index"] for r in rows] != sorted(r["index"] for r in rows)
+            else []
+        )
         for row in rows:
             if row["status"] != "ok" or row["prompt"] in but:
                 continue
@@ -190,8 +251,14 @@ def audit(folder: Path, but: tuple[str, ...] = ()) -> list[str]:
                 wrong.append(f"{where}: {row['file']} of item {row['index']} is missing")
             elif hashlib.sha256(known[name]).hexdigest() != row["sha256"]:
                 wrong.append(f"{where}: item {row['index']} is not what its row says")
-            if "shard_sha256" in row and where != "lines" and tars.get(row["file"], ("",))[0] != row["shard_sha256"]:
-                wrong.append(f"{where}: {row['file']} is not what the row of item {row['index']} says")
+            if (
+                "shard_sha256" in row
+                and where != "lines"
+                and tars.get(row["file"], ("",))[0] != row["shard_sha256"]
+            ):
+                wrong.append(
+                    f"{where}: {row['file']} is not what the row of item {row['index']} says"
+                )
     return wrong
 
 
@@ -214,7 +281,8 @@ def media_of(folder: Path, row: dict[str, Any], tars: dict[str, Any]) -> bytes |
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """All of a folder that must not differ from run to run: rows without their times, and the bytes of every other file."""
+    """All of a folder that must not differ from run to run: rows without their times, and the bytes
+    of every other file."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -234,10 +302,15 @@ def _lasting(row: dict[str, Any]) -> dict[str, Any]:
 def differences(folder: Path, want: dict[str, Any]) -> list[str]:
     """What makes a finished folder another than an undisturbed one."""
     have = contents(folder)
-    told = [f"{n} is missing" for n in want if n not in have] + [f"{n} should not be there" for n in have if n not in want]
+    told = [f"{n} is missing" for n in want if n not in have] + [
+        f"{n} should not be there" for n in have if n not in want
+    ]
     for name in want:
         if name in have and have[name] != want[name]:
-            told.append(f"{name} differs" + (_first(have[name], want[name]) if isinstance(want[name], list) else ""))
+            told.append(
+                f"{name} differs"
+                + (_first(have[name], want[name]) if isinstance(want[name], list) else "")
+            )
     return told + audit(folder)
 
 
@@ -245,14 +318,23 @@ def _first(have: list[dict], want: list[dict]) -> str:
     if len(have) != len(want):
         return f": {len(have)} rows, not {len(want)}"
     number, a, b = next((i, a, b) for i, (a, b) in enumerate(zip(have, want)) if a != b)
-    return f" in row {number}: {[(k, a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k)]}"
+    return (
+        f" in row {number}:"
+        f" {[(k, a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k)]}"
+    )
 
 
 def intact(folder: Path) -> dict[str, int]:
     """The attempts of those items that are finished and whole: nothing has to make them again."""
-    rows = [r for r in read_rows(folder) if r["status"] == "ok"] if (folder / "plan.json").is_file() else []
+    rows = (
+        [r for r in read_rows(folder) if r["status"] == "ok"]
+        if (folder / "plan.json").is_file()
+        else []
+    )
     tars: dict[str, Any] = {}
-    whole = lambda row: hashlib.sha256(media_of(folder, row, tars) or b"").hexdigest() == row["sha256"]
+    whole = lambda row: (
+        hashlib.sha256(media_of(folder, row, tars) or b"").hexdigest() == row["sha256"]
+    )
     return {r["id"]: r["attempt"] for r in rows if whole(r)}
 
 
@@ -264,18 +346,31 @@ def damage(folder: Path) -> None:
     path.write_bytes(data[: len(data) // 3] if tarfile.is_tarfile(path) else b"spoilt")
 
 
-# ------------------------------------------------------------------------------------------------------ system calls that fail
+# --- system calls that fail
 
-CALLS = ("open", "write", "fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "ftruncate")
+CALLS = (
+    "open",
+    "write",
+    "fsync",
+    "replace",
+    "rename",
+    "link",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "ftruncate",
+)
 SPACE = ("write", "mkdir", "link", "create")  # what a full disk refuses
 
 
 class Faults:
-    """Something happens at the ``at``-th call of this process that changes or opens a file, counted over all of its threads.
+    """Something happens at the ``at``-th call of this process that changes or opens a file, counted
+    over all of its threads.
 
-    ``how``: ``kill`` before the call, ``half``: kill where half of the data is written (nothing, if the call writes none), or an error
-    number: from then on every call fails for which the system would say so; ``EIO`` fails once. After a call is before the next one,
-    so there is no third place for a kill.
+    ``how``: ``kill`` before the call, ``half``: kill where half of the data is written (nothing, if
+    the call writes none), or an error number: from then on every call fails for which the system
+    would say so; ``EIO`` fails once. After a call is before the next one, so there is no third
+    place for a kill.
     """
 
     def __init__(self, at: int, how: str | int, keep: Callable[[str], Any] = lambda name: None):
@@ -286,7 +381,16 @@ class Faults:
             setattr(os, name, self._wrapped(name, getattr(os, name)))
         plain = io.open
 
-        def opened(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+        def opened(
+            file,
+            mode="r",
+            buffering=-1,
+            encoding=None,
+            errors=None,
+            newline=None,
+            closefd=True,
+            opener=None,
+        ):
             if isinstance(file, int) or not set(mode) & set("wax"):
                 return plain(file, mode, buffering, encoding, errors, newline, closefd, opener)
             raw = Raw(self, file, mode.replace("b", "").replace("t", ""))
@@ -300,7 +404,11 @@ class Faults:
 
     def _wrapped(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            half = (lambda: plain(args[0], args[1][: len(args[1]) // 2])) if name == "write" else lambda: None
+            half = (
+                (lambda: plain(args[0], args[1][: len(args[1]) // 2]))
+                if name == "write"
+                else lambda: None
+            )
             creates = name == "open" and len(args) > 1 and args[1] & os.O_CREAT
             reads = name == "open" and not args[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR)
             self.happen("create" if creates else "read" if reads else name, half)
@@ -327,7 +435,11 @@ class Faults:
     def _refused(self, name: str) -> bool:
         if self.how == errno.ENOSPC:
             return name in SPACE
-        return name not in ("read", "fsync") if self.how in (errno.EROFS, errno.EACCES) else self.calls == self.at
+        return (
+            name not in ("read", "fsync")
+            if self.how in (errno.EROFS, errno.EACCES)
+            else self.calls == self.at
+        )
 
 
 class Raw(io.FileIO):

@@ -1,14 +1,16 @@
-"""The exact law of a sampler, by running its production code on every possible outcome of its random decisions.
+"""The exact law of a sampler, by running its production code on every possible outcome of its
+random decisions.
 
-``ScriptedDraws`` stands in for ``gen.draws.CounterDraws``. Every row of a batch follows a script: the outcomes of its
-decisions, in order. Where a script ends, the row takes the first possible outcome and the others are noted as further
-scripts, so each row is one leaf of the decision tree, with its probability. Rows advance independently, so thousands of
-leaves are decoded in one batch.
+``ScriptedDraws`` stands in for ``gen.draws.CounterDraws``. Every row of a batch follows a script:
+the outcomes of its decisions, in order. Where a script ends, the row takes the first possible
+outcome and the others are noted as further scripts, so each row is one leaf of the decision tree,
+with its probability. Rows advance independently, so thousands of leaves are decoded in one batch.
 
-Noise that belongs to a position (``round=None``) is asked again and again with different laws. It is never sampled,
-and it is not approximated either: with E_v independent Exp(1) variables, argmax(log p_v + G_v) = argmin(E_v / p_v), so
-what the answers so far say about E is a cone {E : E_v p_k >= E_k p_v}. A simplicial cone with generators r_i that each
-sum to one has probability |det R|; cones are cut by bisecting edges, so they stay simplicial.
+Noise that belongs to a position (``round=None``) is asked again and again with different laws. It
+is never sampled, and it is not approximated either: with E_v independent Exp(1) variables,
+argmax(log p_v + G_v) = argmin(E_v / p_v), so what the answers so far say about E is a cone {E : E_v
+p_k >= E_k p_v}. A simplicial cone with generators r_i that each sum to one has probability |det R|;
+cones are cut by bisecting edges, so they stay simplicial.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ def _determinant(rows: Simplex) -> float:
     if len(rows) == 2:
         return rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]
     first, *rest = rows
-    return sum((-1) ** i * x * _determinant(tuple(r[:i] + r[i + 1 :] for r in rest)) for i, x in enumerate(first) if x)
+    return sum(
+        (-1) ** i * x * _determinant(tuple(r[:i] + r[i + 1 :] for r in rest))
+        for i, x in enumerate(first)
+        if x
+    )
 
 
 def _clip(simplex: Simplex, win: int, lose: int, p: Sequence[float]) -> list[Simplex]:
@@ -44,14 +50,16 @@ def _clip(simplex: Simplex, win: int, lose: int, p: Sequence[float]) -> list[Sim
     if value[high] <= FLAT:
         return []
     share = value[high] / (value[high] - value[low])
-    cut = tuple(share * a + (1 - share) * b for a, b in zip(simplex[low], simplex[high], strict=True))
+    cut = tuple(
+        share * a + (1 - share) * b for a, b in zip(simplex[low], simplex[high], strict=True)
+    )
     replaced = lambda i: simplex[:i] + (cut,) + simplex[i + 1 :]
     return _clip(replaced(low), win, lose, p) + _clip(replaced(high), win, lose, p)
 
 
 class Noise:
-    """What is known about the noise of one position: a union of simplicial cones. Remembers how it was split, since
-    many rows share a history."""
+    """What is known about the noise of one position: a union of simplicial cones. Remembers how it
+    was split, since many rows share a history."""
 
     def __init__(self, cones: list[Simplex]):
         self.cones = cones
@@ -63,7 +71,8 @@ class Noise:
         return Noise([tuple(tuple(float(i == j) for j in range(size)) for i in range(size))])
 
     def split(self, p: tuple[float, ...]) -> tuple[list[float], list[Noise]]:
-        """Per id k: the probability that k wins under the law p given what is known, and what is known then."""
+        """Per id k: the probability that k wins under the law p given what is known, and what is
+        known then."""
         if p not in self._splits:
             parts = []
             for k, mass in enumerate(p):
@@ -107,14 +116,24 @@ class _Row:
 
 
 class ScriptedDraws:
-    """The protocol of ``gen.draws.Draws`` for rows that follow scripts. What is not active gets the least likely id."""
+    """The protocol of ``gen.draws.Draws`` for rows that follow scripts. What is not active gets the
+    least likely id."""
 
-    def __init__(self, rows: Sequence[tuple[int, tuple[int, ...]]], roots: dict[int, Noise] | None = None):
+    def __init__(
+        self, rows: Sequence[tuple[int, tuple[int, ...]]], roots: dict[int, Noise] | None = None
+    ):
         self.rows = [_Row(key, script) for key, script in rows]
         self._roots = {} if roots is None else roots
 
-    def categorical(self, logp: Tensor, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None,
-                    active: Tensor) -> Tensor:
+    def categorical(
+        self,
+        logp: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        purpose: str,
+        round: Tensor | None,
+        active: Tensor,
+    ) -> Tensor:
         out = logp.argmin(-1)
         p = logp.double().softmax(-1).tolist()
         size = logp.shape[-1]
@@ -131,8 +150,15 @@ class ScriptedDraws:
             out[i, j] = k
         return out
 
-    def flip(self, p: Tensor, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None,
-             active: Tensor) -> Tensor:
+    def flip(
+        self,
+        p: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        purpose: str,
+        round: Tensor | None,
+        active: Tensor,
+    ) -> Tensor:
         assert round is not None, "coins are never shared between rounds"
         out = torch.zeros_like(active)
         chance = p.double().tolist()
@@ -141,7 +167,9 @@ class ScriptedDraws:
             out[i, j] = row.decide([1 - chance[i][j], chance[i][j]]) == 1
         return out
 
-    def uniform(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Tensor:
+    def uniform(
+        self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None
+    ) -> Tensor:
         rounds = [None] * len(rows) if round is None else round.tolist()
         table = [
             [hashed(self.rows[row].key, at, purpose, r) for at in places]
@@ -149,7 +177,9 @@ class ScriptedDraws:
         ]
         return torch.tensor(table, dtype=torch.float64)
 
-    def _active(self, active: Tensor, rows: Tensor, positions: Tensor) -> list[tuple[int, int, _Row, int]]:
+    def _active(
+        self, active: Tensor, rows: Tensor, positions: Tensor
+    ) -> list[tuple[int, int, _Row, int]]:
         """What is to be decided: indices, the row it concerns, the position."""
         numbers, places = rows.tolist(), positions.tolist()
         return [(i, j, self.rows[numbers[i]], places[i][j]) for i, j in active.nonzero().tolist()]
@@ -164,9 +194,11 @@ def hashed(key: int, position: int, purpose: str, round: int | None) -> float:
 Decode = Callable[[ScriptedDraws, list[int]], Tensor]
 
 
-def enumerate_law(decode: Decode, contexts: int, rows: int = 4096) -> list[dict[tuple[int, ...], float]]:
-    """The law of the tokens in every context. ``decode(draws, context)`` runs the sampler on a batch whose row i has
-    the context ``context[i]`` and returns tokens [n, T]."""
+def enumerate_law(
+    decode: Decode, contexts: int, rows: int = 4096
+) -> list[dict[tuple[int, ...], float]]:
+    """The law of the tokens in every context. ``decode(draws, context)`` runs the sampler on a
+    batch whose row i has the context ``context[i]`` and returns tokens [n, T]."""
     found: list[dict[tuple[int, ...], list[float]]] = [defaultdict(list) for _ in range(contexts)]
     todo: list[tuple[int, tuple[int, ...]]] = [(c, ()) for c in range(contexts)]
     roots: dict[int, Noise] = {}

@@ -1,6 +1,8 @@
-"""The smallest random checkpoint of every family in its published layout, for the contract that all of them keep. Not a test.
+"""The smallest random checkpoint of every family in its published layout, for the contract that all
+of them keep. Not a test.
 
-``WRITERS`` has one writer per family, and further ones, ``family:kind``, where a family comes in several layouts or modalities.
+``WRITERS`` has one writer per family, and further ones, ``family:kind``, where a family comes in
+several layouts or modalities.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ MASKED = ("maskgit", "halton", "maskgit_remask")
 
 @dataclass(frozen=True)
 class Case:
-    """A checkpoint: what it is loaded as, two prompts, three samplers. ``root``: a folder that holds all of its files, and ``path`` too."""
+    """A checkpoint: what it is loaded as, two prompts, three samplers. ``root``: a folder that
+    holds all of its files, and ``path`` too."""
 
     modality: str
     path: Path
@@ -55,7 +58,14 @@ class Case:
     def copied(self, root: Path) -> Case:
         """The same checkpoint elsewhere."""
         shutil.copytree(self.root, root)
-        return Case(self.modality, root / self.path.relative_to(self.root), self.options, self.prompts, self.samplers, root)
+        return Case(
+            self.modality,
+            root / self.path.relative_to(self.root),
+            self.options,
+            self.prompts,
+            self.samplers,
+            root,
+        )
 
     @property
     def weights(self) -> list[str]:
@@ -69,7 +79,13 @@ def _steps(names: tuple[str, ...], steps: int = 3) -> tuple[Any, ...]:
 
 
 def amused(folder: Path) -> Case:
-    return Case("image", test_amused.amused_folder(folder), {}, ("a cat", "two red dogs"), _steps(("amused", "maskgit", "halton")))
+    return Case(
+        "image",
+        test_amused.amused_folder(folder),
+        {},
+        ("a cat", "two red dogs"),
+        _steps(("amused", "maskgit", "halton")),
+    )
 
 
 def causal_lm(folder: Path) -> Case:
@@ -84,7 +100,9 @@ def chameleon(folder: Path, lumina: bool = False) -> Case:
 
 
 def csm(folder: Path) -> Case:
-    return Case("speech", test_csm.written(folder), {"frames": 3}, ("[0]hello", "[1]are you today"), CAUSAL)
+    return Case(
+        "speech", test_csm.written(folder), {"frames": 3}, ("[0]hello", "[1]are you today"), CAUSAL
+    )
 
 
 def described(folder: Path, said: dict = test_described.IMAGE) -> Case:
@@ -103,15 +121,29 @@ def janus(folder: Path) -> Case:
     return Case("image", test_janus.written(folder), {}, ("a cat", "the red dog runs"), CAUSAL)
 
 
-def masked_text(folder: Path, config: dict, weights: Callable, turn: str, samplers: tuple[str, ...], shards: int = 1, **more: Any) -> Case:
+def masked_text(
+    folder: Path,
+    config: dict,
+    weights: Callable,
+    turn: str,
+    samplers: tuple[str, ...],
+    shards: int = 1,
+    **more: Any,
+) -> Case:
     masked_folders.write(folder, config, weights(config), shards=shards, turn=turn)
     return Case("text", folder, {"max_new_tokens": 6, **more}, ("ba de gi", "ko"), samplers)
 
 
 def llamagen(folder: Path, captions: bool = False) -> Case:
-    write = test_llamagen.saved_with_text if captions else lambda folder: test_llamagen.saved(folder, test_llamagen.ar_weights())
+    write = (
+        test_llamagen.saved_with_text
+        if captions
+        else lambda folder: test_llamagen.saved(folder, test_llamagen.ar_weights())
+    )
     sizes = {k: v for k, v in test_llamagen.OPTIONS.items() if k != "dtype"}
-    return Case("image", write(folder), sizes, ("w1 w2 w3", "w40") if captions else ("3", "class 7"), CAUSAL)
+    return Case(
+        "image", write(folder), sizes, ("w1 w2 w3", "w40") if captions else ("3", "class 7"), CAUSAL
+    )
 
 
 def mar(folder: Path) -> Case:
@@ -121,7 +153,14 @@ def mar(folder: Path) -> Case:
     (folder / "vae").mkdir()
     mar_layout.write_trunk(path / "checkpoint-last.pth", mar_layout.trunk_weights())
     mar_layout.write_vae(folder / "vae" / "kl16.ckpt", mar_layout.vae_weights())
-    return Case("image", path, test_mar.OPTIONS, ("3", "class 7"), _steps(("mar", "halton", "masked_iterative")), folder)
+    return Case(
+        "image",
+        path,
+        test_mar.OPTIONS,
+        ("3", "class 7"),
+        _steps(("mar", "halton", "masked_iterative")),
+        folder,
+    )
 
 
 def musicgen(folder: Path, **decoder: Any) -> Case:
@@ -131,19 +170,55 @@ def musicgen(folder: Path, **decoder: Any) -> Case:
 
 
 def openvla(folder: Path) -> Case:
-    return Case("action", test_openvla.written(folder), {"unnorm_key": "bridge"}, ("push the red cup", "pull"), CAUSAL)
+    return Case(
+        "action",
+        test_openvla.written(folder),
+        {"unnorm_key": "bridge"},
+        ("push the red cup", "pull"),
+        CAUSAL,
+    )
 
 
 WRITERS: dict[str, Callable[[Path], Case]] = {
-    "amused": amused, "causal_lm": causal_lm, "chameleon": chameleon, "chameleon:lumina": lambda folder: chameleon(folder, lumina=True), "csm": csm,
-    "described": described, "described:clips": lambda folder: described(folder, test_described.VIDEO),
-    "dream": lambda folder: masked_text(folder, masked_folders.DREAM, masked_folders.dream, "<|im_end|>", ("dream", "maskgit", "fast_dllm")),
-    "emu3": emu3, "emu3:clips": lambda folder: emu3(folder, "video"), "janus": janus,
-    "llada": lambda folder: masked_text(folder, masked_folders.LLADA, masked_folders.llada, "<|eot_id|>", ("llada", "maskgit", "fast_dllm")),
-    "llada2": lambda folder: masked_text(folder, masked_folders.LLADA2, masked_folders.llada2, "<|role_end|>", ("llada2", "maskgit", "fast_dllm"), 2,
-                                         block_length=4),
-    "llamagen": llamagen, "llamagen:captions": lambda folder: llamagen(folder, captions=True), "mar": mar, "musicgen": musicgen, "openvla": openvla,
-}  # fmt: skip
+    "amused": amused,
+    "causal_lm": causal_lm,
+    "chameleon": chameleon,
+    "chameleon:lumina": lambda folder: chameleon(folder, lumina=True),
+    "csm": csm,
+    "described": described,
+    "described:clips": lambda folder: described(folder, test_described.VIDEO),
+    "dream": lambda folder: masked_text(
+        folder,
+        masked_folders.DREAM,
+        masked_folders.dream,
+        "<|im_end|>",
+        ("dream", "maskgit", "fast_dllm"),
+    ),
+    "emu3": emu3,
+    "emu3:clips": lambda folder: emu3(folder, "video"),
+    "janus": janus,
+    "llada": lambda folder: masked_text(
+        folder,
+        masked_folders.LLADA,
+        masked_folders.llada,
+        "<|eot_id|>",
+        ("llada", "maskgit", "fast_dllm"),
+    ),
+    "llada2": lambda folder: masked_text(
+        folder,
+        masked_folders.LLADA2,
+        masked_folders.llada2,
+        "<|role_end|>",
+        ("llada2", "maskgit", "fast_dllm"),
+        2,
+        block_length=4,
+    ),
+    "llamagen": llamagen,
+    "llamagen:captions": lambda folder: llamagen(folder, captions=True),
+    "mar": mar,
+    "musicgen": musicgen,
+    "openvla": openvla,
+}
 
 
 # what a file of weights may hold and lack, by design: patterns of keys, and why
@@ -157,7 +232,9 @@ PASSED_OVER: dict[str, dict[str, str]] = {
     "llamagen": {r"codebook_used$": "a count of the training"},
     "llamagen:captions": {
         r"codebook_used$": "a count of the training",
-        r"^(decoder\.(block|final_layer_norm)|lm_head)\.": "of T5 its encoder is enough; keys of the VQ begin otherwise",
+        r"^(decoder\.(block|final_layer_norm)|lm_head)\.": (
+            "of T5 its encoder is enough; keys of the VQ begin otherwise"
+        ),
     },
     "mar": {r"^loss\.": "of the training"},
     "openvla": {r"^vision_backbone\.": "not loaded, as the family says"},
@@ -173,8 +250,11 @@ RENAMES: dict[str, Renames] = {
 # --- ways to spoil them
 
 
-def rewrite(file: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None) -> None:
-    """Lets ``change`` alter the tensors of a file in place, which stays what it is otherwise. In pickles it is the mapping that is read."""
+def rewrite(
+    file: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None
+) -> None:
+    """Lets ``change`` alter the tensors of a file in place, which stays what it is otherwise. In
+    pickles it is the mapping that is read."""
     if file.suffix == ".safetensors":
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata()
@@ -199,7 +279,10 @@ def _larger_vq(case: Case) -> None:
     from diffusers import VQModel
 
     config = VQModel.load_config(case.path / "vqvae")
-    save_quietly(VQModel.from_config({**config, "num_vq_embeddings": 2 * config["num_vq_embeddings"]}), case.path / "vqvae")
+    save_quietly(
+        VQModel.from_config({**config, "num_vq_embeddings": 2 * config["num_vq_embeddings"]}),
+        case.path / "vqvae",
+    )
 
 
 def _fewer_rows(case: Case) -> None:
@@ -224,7 +307,9 @@ def _large_tokenizer(case: Case) -> None:
 
 
 def _without_name(word: str) -> Callable[[Case], None]:
-    return lambda case: edit(case.path / "config.json", lambda said: said["vocabulary_map"].pop(word))
+    return lambda case: edit(
+        case.path / "config.json", lambda said: said["vocabulary_map"].pop(word)
+    )
 
 
 # a vocabulary that is smaller than the codebook (or the tokenizer) that it stands for
@@ -234,12 +319,24 @@ SMALLER: dict[str, Callable[[Case], None]] = {
     **dict.fromkeys(("chameleon", "chameleon:lumina"), _without_name(name_of(CODES - 1))),
     "csm": lambda case: test_csm.written(case.path, vocab_size=test_csm.CODES // 2),
     "described": lambda case: edit(case.path / "gen.json", lambda said: said["codes"].pop()),
-    "described:clips": lambda case: edit(case.path / "gen.json", lambda said: said["codes"].update(size=said["codes"]["size"] - 1)),
+    "described:clips": lambda case: edit(
+        case.path / "gen.json", lambda said: said["codes"].update(size=said["codes"]["size"] - 1)
+    ),
     **dict.fromkeys(("emu3", "emu3:clips"), _without_name("<|visual token 000047|>")),
     "janus": _fewer_rows,
-    "llamagen": lambda case: test_llamagen.saved(case.path, test_llamagen.ar_weights(codes=test_llamagen.CODES - 4)) and None,
-    "llamagen:captions": lambda case: torch.save(test_llamagen.ar_weights(text=True, codes=test_llamagen.CODES - 4), case.path / "t2i_XL_stage1.pt"),
+    "llamagen": (
+        lambda case: (
+            test_llamagen.saved(case.path, test_llamagen.ar_weights(codes=test_llamagen.CODES - 4))
+            and None
+        )
+    ),
+    "llamagen:captions": lambda case: torch.save(
+        test_llamagen.ar_weights(text=True, codes=test_llamagen.CODES - 4),
+        case.path / "t2i_XL_stage1.pt",
+    ),
     "musicgen": _small_music,
-    "openvla": lambda case: edit(case.path / "config.json", lambda said: said.update(n_action_bins=200)),
+    "openvla": lambda case: edit(
+        case.path / "config.json", lambda said: said.update(n_action_bins=200)
+    ),
 }
 NO_VOCABULARY = {"mar": "its tokens are latents, which no codebook names"}

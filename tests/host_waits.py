@@ -4,9 +4,11 @@
         ...
     meter.waits     what was asked for, in turn: "nonzero", "numpy", ...
 
-While it is on, every tensor says that it lies on an accelerator, and what is made there is made on the CPU. So code takes the ways that it would take there,
-and gives what it gives on a CPU. A wait is: a value, a list or an array of a tensor; an operator whose result has a size that the values decide, a
-bool tensor as an index among them; a copy to the host; and one from it, unless it is ``non_blocking``.
+While it is on, every tensor says that it lies on an accelerator, and what is made there is made on
+the CPU. So code takes the ways that it would take there, and gives what it gives on a CPU. A wait
+is: a value, a list or an array of a tensor; an operator whose result has a size that the values
+decide, a bool tensor as an index among them; a copy to the host; and one from it, unless it is
+``non_blocking``.
 """
 
 from __future__ import annotations
@@ -22,8 +24,25 @@ from torch.utils._pytree import tree_leaves
 
 ACCELERATOR, HOST = torch.device("cuda"), torch.device("cpu")
 READS = {"numpy", "tolist", "__array__", "cpu"}  # of a tensor on a CPU these take no operator
-SIZES = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+SIZES = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+}
+INDEXING = {
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+}
 
 
 class HostWaits(TorchFunctionMode):
@@ -36,7 +55,9 @@ class HostWaits(TorchFunctionMode):
         self._below = _Operators(self)
 
     def __enter__(self):
-        self._from_numpy = patch.object(torch, "from_numpy", _of_host(torch.from_numpy))  # which no mode hears of
+        self._from_numpy = patch.object(
+            torch, "from_numpy", _of_host(torch.from_numpy)
+        )  # which no mode hears of
         self._from_numpy.start()
         self._below.__enter__()
         return super().__enter__()
@@ -60,11 +81,28 @@ class HostWaits(TorchFunctionMode):
         if self.paused:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name == "__get__" and func in (Tensor.device.__get__, Tensor.is_cpu.__get__, Tensor.is_cuda.__get__):
-            return {Tensor.device.__get__: ACCELERATOR, Tensor.is_cpu.__get__: False, Tensor.is_cuda.__get__: True}[func]
-        said = [x for x in (*args, *kwargs.values()) if isinstance(x, (torch.device, str)) and str(x).split(":")[0] in ("cpu", "cuda")]
+        if name == "__get__" and func in (
+            Tensor.device.__get__,
+            Tensor.is_cpu.__get__,
+            Tensor.is_cuda.__get__,
+        ):
+            return {
+                Tensor.device.__get__: ACCELERATOR,
+                Tensor.is_cpu.__get__: False,
+                Tensor.is_cuda.__get__: True,
+            }[func]
+        said = [
+            x
+            for x in (*args, *kwargs.values())
+            if isinstance(x, (torch.device, str)) and str(x).split(":")[0] in ("cpu", "cuda")
+        ]
         to_host = any(str(x) == "cpu" for x in said)
-        came = name in ("tensor", "as_tensor") or name == "to" and getattr(args[0], "of_host", False) and not kwargs.get("non_blocking")
+        came = (
+            name in ("tensor", "as_tensor")
+            or name == "to"
+            and getattr(args[0], "of_host", False)
+            and not kwargs.get("non_blocking")
+        )
         if name in READS or name == "to" and to_host or said and not to_host and came:
             self.waits.append(name)
         real = lambda x: HOST if any(x is y for y in said) else x
@@ -78,7 +116,10 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
-        masks = name in INDEXING and any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in tree_leaves(args[1]))
+        masks = name in INDEXING and any(
+            isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8)
+            for x in tree_leaves(args[1])
+        )
         counted = name == "repeat_interleave" and kwargs.get("output_size") is None
         if not self.meter.paused and (name in SIZES or masks or counted):
             self.meter.waits.append(name)

@@ -1,8 +1,10 @@
-"""How much memory loading takes, as multiples of the weights loaded: run as a script, since peaks belong to a process.
+"""How much memory loading takes, as multiples of the weights loaded: run as a script, since peaks
+belong to a process.
 
     python tests/loading_memory.py FOLDER:DTYPE:library|own|naive ...
 
-writes two for each: the most that was resident, and the most of it that the kernel could not have taken back (pages that are mapped of a file it can).
+writes two for each: the most that was resident, and the most of it that the kernel could not have
+taken back (pages that are mapped of a file it can).
 """
 
 from __future__ import annotations
@@ -40,7 +42,16 @@ def main(folder: str, dtype: str, how: str) -> tuple[float, float]:
     from gen.models.weights import Weights, fill, weight_files, without_storage
 
     config = AutoConfig.from_pretrained(folder)
-    LlamaForCausalLM(AutoConfig.for_model("llama", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8))  # imports
+    LlamaForCausalLM(
+        AutoConfig.for_model(
+            "llama",
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            vocab_size=8,
+        )
+    )  # imports
     wanted, watch = getattr(torch, dtype), Watch()
     before, bare = resident("VmRSS"), resident("RssAnon")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -48,7 +59,9 @@ def main(folder: str, dtype: str, how: str) -> tuple[float, float]:
     if how == "library":
         model = pretrained(AutoModelForCausalLM, folder, dtype=wanted)
     elif how == "own":
-        model = fill(without_storage(lambda: LlamaForCausalLM(config)), Weights(folder), dtype=wanted)
+        model = fill(
+            without_storage(lambda: LlamaForCausalLM(config)), Weights(folder), dtype=wanted
+        )
     else:  # as loading scripts do it
         model = LlamaForCausalLM(config)
         model.load_state_dict(torch.load(weight_files(folder)[0], weights_only=True))

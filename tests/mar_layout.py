@@ -1,4 +1,5 @@
-"""MAR and its autoencoder as they are published, with random weights: keys, shapes, files. Used by test_mar and test_mar_vae."""
+"""MAR and its autoencoder as they are published, with random weights: keys, shapes, files. Used by
+test_mar and test_mar_vae."""
 
 from __future__ import annotations
 
@@ -19,14 +20,17 @@ def numbers(seed: int) -> torch.Generator:
 
 
 class Writer(dict):
-    """Weights by key, each with random numbers of a size at which every part of the network matters."""
+    """Weights by key, each with random numbers of a size at which every part of the network
+    matters."""
 
     def __init__(self, seed: int):
         super().__init__()
         self.random = numbers(seed)
 
     def table(self, key: str, *shape: int, scale: float = 1.0, around: float = 0.0) -> None:
-        self[key] = (torch.randn(*shape, generator=self.random, dtype=torch.float64) * scale + around).float()
+        self[key] = (
+            torch.randn(*shape, generator=self.random, dtype=torch.float64) * scale + around
+        ).float()
 
     def layer(self, key: str, out: int, inner: int, *kernel: int) -> None:
         size = inner * torch.Size(kernel).numel()
@@ -76,7 +80,8 @@ def trunk_weights(seed: int = 0) -> dict[str, Tensor]:
 
 
 def vae_weights(seed: int = 1) -> dict[str, Tensor]:
-    """The keys of latent diffusion; the encoder's last level has attention and the decoder's levels have none, as in kl16.ckpt."""
+    """The keys of latent diffusion; the encoder's last level has attention and the decoder's levels
+    have none, as in kl16.ckpt."""
     w = Writer(seed)
 
     def resnet(at: str, inner: int, out: int) -> None:
@@ -123,14 +128,27 @@ def vae_weights(seed: int = 1) -> dict[str, Tensor]:
 
 
 def write_trunk(path: Path, averaged: dict[str, Tensor]) -> None:
-    """As the training script saves it: the weights, their average, and what training needs to go on."""
+    """As the training script saves it: the weights, their average, and what training needs to go
+    on."""
     optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 1e-4}]}
     settings = argparse.Namespace(model="mar_tiny", num_sampling_steps="100")
-    torch.save({"model": trunk_weights(9), "model_ema": averaged, "optimizer": optimizer, "epoch": 399, "scaler": {"scale": 65536.0},
-                "args": settings}, path)  # fmt: skip
+    torch.save(
+        {
+            "model": trunk_weights(9),
+            "model_ema": averaged,
+            "optimizer": optimizer,
+            "epoch": 399,
+            "scaler": {"scale": 65536.0},
+            "args": settings,
+        },
+        path,
+    )
 
 
 def write_vae(path: Path, weights: dict[str, Tensor]) -> None:
     """As latent diffusion saves it: with the discriminator of the training."""
-    discriminator = {"loss.logvar": torch.zeros(()), "loss.discriminator.main.0.weight": torch.zeros(8, 3, 4, 4)}
+    discriminator = {
+        "loss.logvar": torch.zeros(()),
+        "loss.discriminator.main.0.weight": torch.zeros(8, 3, 4, 4),
+    }
     torch.save({"epoch": 3, "global_step": 12, "model": {**weights, **discriminator}}, path)

@@ -9,7 +9,8 @@ import torch
 
 
 def tiny_tokenizer(size: int = 64, extra: Sequence[str] = ()):
-    """A fast tokenizer of words ``w0``, ``w1`` ... that begins texts with ``<s>``; ``extra``: further whole words, after the others."""
+    """A fast tokenizer of words ``w0``, ``w1`` ... that begins texts with ``<s>``; ``extra``:
+    further whole words, after the others."""
     from transformers import PreTrainedTokenizerFast
 
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -18,8 +19,16 @@ def tiny_tokenizer(size: int = 64, extra: Sequence[str] = ()):
     words += [f"w{i}" for i in range(size - len(words) - len(extra))] + list(extra)
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
 
 
 def save_quietly(thing, folder: Path, **kwargs) -> None:

@@ -8,7 +8,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 def small_llama(vocab_size: int, seed: int = 0) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    config = LlamaConfig(vocab_size=vocab_size, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+    )
     made = LlamaForCausalLM(config).double().eval()
     for p in made.parameters():
         p.data.mul_(4) if p.dim() > 1 else None

@@ -1,7 +1,9 @@
-"""Models in closed form: the logits after every full prefix, or for every canvas, are numbers of their own.
+"""Models in closed form: the logits after every full prefix, or for every canvas, are numbers of
+their own.
 
-They behave like production models where it matters. The causal cache is a buffer with one slot per absolute position
-that later calls overwrite, so a stale or missing slot changes the law, and so does any mistake in a row's positions.
+They behave like production models where it matters. The causal cache is a buffer with one slot per
+absolute position that later calls overwrite, so a stale or missing slot changes the law, and so
+does any mistake in a row's positions.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _FACTORS, _ONE, _11, _29, _32 = (np.uint64(_B), np.uint64(_C)), *map(np.uint64, 
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """Wrapping uint64 arithmetic; the high bits of a product are the good ones. In numpy, whose calls cost less where there are few numbers."""
+    """Wrapping uint64 arithmetic; the high bits of a product are the good ones. In numpy, whose
+    calls cost less where there are few numbers."""
     for factor in _FACTORS:
         x = (x ^ (x >> _29)) * factor
     return x ^ (x >> _32)
@@ -38,8 +41,11 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 def _logits(state: Tensor, vocab_size: int, low: float, spread: float) -> Tensor:
-    """[...] -> float64 [..., V]: within ``spread`` of each other, and a share ``low`` of them impossible."""
-    bits = _mixed(_bits(state)[..., None] + np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_A))
+    """[...] -> float64 [..., V]: within ``spread`` of each other, and a share ``low`` of them
+    impossible."""
+    bits = _mixed(
+        _bits(state)[..., None] + np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_A)
+    )
     unit = lambda x: (x >> _11) * 2.0**-53
     return torch.from_numpy(np.where(unit(_mixed(bits + _ONE)) < low, LOW, spread * unit(bits)))
 
@@ -52,7 +58,8 @@ class _Model:
 
     @classmethod
     def under(cls, law: Law, vocab_size: int):
-        """One that leaves the law some choice: guidance would make a model with impossible tokens nearly certain."""
+        """One that leaves the law some choice: guidance would make a model with impossible tokens
+        nearly certain."""
         return cls(vocab_size, low=0.0, spread=1.5) if law.guided else cls(vocab_size)
 
     def _states(self, ids: Tensor) -> Tensor:
@@ -89,11 +96,15 @@ class TabularCausal(_Model):
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: TokenBuffer) -> Tensor:
         ids = cache.write(tokens, positions)
-        return _logits(self._states(ids).gather(1, positions), self.vocab_size, self.low, self.spread)
+        return _logits(
+            self._states(ids).gather(1, positions), self.vocab_size, self.low, self.spread
+        )
 
     def after(self, sequence: list[int]) -> Tensor:
         """The logits [V] after a sequence, without any cache."""
-        return _logits(self._states(torch.tensor([sequence]))[0, -1], self.vocab_size, self.low, self.spread)
+        return _logits(
+            self._states(torch.tensor([sequence]))[0, -1], self.vocab_size, self.low, self.spread
+        )
 
 
 class TabularMasked(_Model):
@@ -109,7 +120,8 @@ class TabularMasked(_Model):
 
 
 class TabularBlocks(_Model):
-    """Implements ``gen.models.adapters.BlockModel``: a place's law depends on its block as it stands and on all before it."""
+    """Implements ``gen.models.adapters.BlockModel``: a place's law depends on its block as it
+    stands and on all before it."""
 
     def __init__(self, *args, block_length: int = 4, **kwargs):
         super().__init__(*args, **kwargs)
@@ -118,12 +130,20 @@ class TabularBlocks(_Model):
     def new_cache(self, slots: int) -> TokenBuffer:
         return TokenBuffer(slots)
 
-    def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: TokenBuffer) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, last: Tensor, cache: TokenBuffer
+    ) -> Tensor:
         states = self._states(cache.write(tokens, positions)).gather(1, last)
-        return _logits(_scramble(states + (positions + 1) * _C), self.vocab_size, self.low, self.spread)
+        return _logits(
+            _scramble(states + (positions + 1) * _C), self.vocab_size, self.low, self.spread
+        )
 
 
-PROMPTS = ((19,), (12, 13, 19), (15, 19))  # three contexts of different lengths, with one begin-of-grid token
+PROMPTS = (
+    (19,),
+    (12, 13, 19),
+    (15, 19),
+)  # three contexts of different lengths, with one begin-of-grid token
 EMPTY = ((21, 19), (19,), (21, 22, 19))  # their unconditional prompts
 
 
@@ -134,7 +154,9 @@ def _padded(prompts, context: list[int]) -> tuple[Tensor, Tensor]:
     return ids, torch.tensor([len(prompts[c]) for c in context])
 
 
-def causal_target(model, space: TokenSpace, law: Law, context: list[int], prompts=PROMPTS, empty=EMPTY) -> CausalTarget:
+def causal_target(
+    model, space: TokenSpace, law: Law, context: list[int], prompts=PROMPTS, empty=EMPTY
+) -> CausalTarget:
     """A production target whose row i has the context ``context[i]``."""
     prompt, length = _padded(prompts, context)
     uncond, uncond_length = _padded(empty, context) if law.guided else (None, None)
@@ -148,8 +170,9 @@ def masked_target(model, space: TokenSpace, law: Law, context: list[int]) -> Mas
     return MaskedTarget(model, prompt, space, law, uncond if law.guided else None)
 
 
-def causal_law(model: TabularCausal, space: TokenSpace, law: Law, context: int, prompts=PROMPTS,
-               empty=EMPTY) -> dict[tuple[int, ...], float]:
+def causal_law(
+    model: TabularCausal, space: TokenSpace, law: Law, context: int, prompts=PROMPTS, empty=EMPTY
+) -> dict[tuple[int, ...], float]:
     """The law of plain autoregression, straight from its definition."""
 
     def extend(prefix: tuple[int, ...], mass: float, out: dict) -> dict:
@@ -167,8 +190,9 @@ def causal_law(model: TabularCausal, space: TokenSpace, law: Law, context: int, 
     return extend((), 1.0, {})
 
 
-def masked_law(model: TabularMasked, space: TokenSpace, law: Law, context: int,
-               order: list[int]) -> dict[tuple[int, ...], float]:
+def masked_law(
+    model: TabularMasked, space: TokenSpace, law: Law, context: int, order: list[int]
+) -> dict[tuple[int, ...], float]:
     """The law of filling one place after the other in that order."""
 
     def extend(canvas: tuple[int, ...], mass: float, left: list[int], out: dict) -> dict:

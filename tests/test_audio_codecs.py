@@ -1,4 +1,5 @@
-"""Frontends over published audio codecs: EnCodec, DAC, X-Codec and Mimi, on tiny random ones that were written to disk as theirs are."""
+"""Frontends over published audio codecs: EnCodec, DAC, X-Codec and Mimi, on tiny random ones that
+were written to disk as theirs are."""
 
 import numpy as np
 import pytest
@@ -17,34 +18,85 @@ CODEBOOK = dict(codebook_size=64)
 def encodec(**more):
     from transformers import EncodecConfig, EncodecModel
 
-    c = dict(target_bandwidths=[1.2, 2.4, 4.8], sampling_rate=RATE, hidden_size=16, num_filters=4, upsampling_ratios=[5, 4, 2], num_lstm_layers=1)
+    c = dict(
+        target_bandwidths=[1.2, 2.4, 4.8],
+        sampling_rate=RATE,
+        hidden_size=16,
+        num_filters=4,
+        upsampling_ratios=[5, 4, 2],
+        num_lstm_layers=1,
+    )
     return EncodecModel(EncodecConfig(**CODEBOOK | c | more))
 
 
 def dac(**more):
     from transformers import DacConfig, DacModel
 
-    c = dict(encoder_hidden_size=4, downsampling_ratios=[2, 4, 5], decoder_hidden_size=32, n_codebooks=4, codebook_dim=4, sampling_rate=RATE)
+    c = dict(
+        encoder_hidden_size=4,
+        downsampling_ratios=[2, 4, 5],
+        decoder_hidden_size=32,
+        n_codebooks=4,
+        codebook_dim=4,
+        sampling_rate=RATE,
+    )
     return DacModel(DacConfig(**CODEBOOK | c | more))
 
 
 def xcodec(**more):
     from transformers import DacConfig, HubertConfig, XcodecConfig, XcodecModel
 
-    own = DacConfig(encoder_hidden_size=4, downsampling_ratios=[5, 4, 2], decoder_hidden_size=32, n_codebooks=2, sampling_rate=RATE, **CODEBOOK)
-    speech = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, conv_dim=[16] * 4, conv_stride=[5, 2, 2, 2],
-                  conv_kernel=[10, 3, 3, 2], num_feat_extract_layers=4, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2)  # fmt: skip
-    model = XcodecModel(XcodecConfig(target_bandwidths=[1.2, 2.4, 4.8], sample_rate=RATE, acoustic_model_config=own,
-                                     semantic_model_config=HubertConfig(**speech | more), **CODEBOOK))  # fmt: skip
+    own = DacConfig(
+        encoder_hidden_size=4,
+        downsampling_ratios=[5, 4, 2],
+        decoder_hidden_size=32,
+        n_codebooks=2,
+        sampling_rate=RATE,
+        **CODEBOOK,
+    )
+    speech = dict(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        conv_dim=[16] * 4,
+        conv_stride=[5, 2, 2, 2],
+        conv_kernel=[10, 3, 3, 2],
+        num_feat_extract_layers=4,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=2,
+    )
+    model = XcodecModel(
+        XcodecConfig(
+            target_bandwidths=[1.2, 2.4, 4.8],
+            sample_rate=RATE,
+            acoustic_model_config=own,
+            semantic_model_config=HubertConfig(**speech | more),
+            **CODEBOOK,
+        )
+    )
     return model
 
 
 def mimi(**more):
     from transformers import MimiConfig, MimiModel
 
-    c = dict(sampling_rate=RATE, hidden_size=32, num_filters=4, upsampling_ratios=[5, 4, 4], codebook_dim=16, vector_quantization_hidden_dimension=16,
-             num_quantizers=8, num_semantic_quantizers=1, upsample_groups=32, num_hidden_layers=1, intermediate_size=64, num_attention_heads=2,
-             num_key_value_heads=2, sliding_window=8)  # fmt: skip
+    c = dict(
+        sampling_rate=RATE,
+        hidden_size=32,
+        num_filters=4,
+        upsampling_ratios=[5, 4, 4],
+        codebook_dim=16,
+        vector_quantization_hidden_dimension=16,
+        num_quantizers=8,
+        num_semantic_quantizers=1,
+        upsample_groups=32,
+        num_hidden_layers=1,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=8,
+    )
     return MimiModel(MimiConfig(**CODEBOOK | c | more))
 
 
@@ -72,11 +124,20 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def frontends(folders):
-    return {name: registry.get("tokenizer", name).from_pretrained(path, dtype=torch.float64) for name, path in folders.items()}
+    return {
+        name: registry.get("tokenizer", name).from_pretrained(path, dtype=torch.float64)
+        for name, path in folders.items()
+    }
 
 
 def waves(frontend, frames=7, rows=3):
-    return 0.3 * torch.randn(rows, 1, frames * frontend.frame, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return 0.3 * torch.randn(
+        rows,
+        1,
+        frames * frontend.frame,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(1),
+    )
 
 
 @pytest.mark.parametrize("frames", [1, 2, 7, 30])
@@ -85,8 +146,15 @@ def test_a_wave_of_whole_frames_keeps_its_length(name, frames, frontends):
     frontend = frontends[name]
     x = waves(frontend, frames)
     codes = frontend.encode(x)
-    assert codes.shape == (3, len(frontend.config.codebook_sizes), frames) and frontend.grid_for(tuple(x.shape[1:])) == (frames,)
-    assert codes.dtype == torch.long and 0 <= int(codes.min()) and int(codes.max()) < 64 and len(codes.unique()) > 2
+    assert codes.shape == (3, len(frontend.config.codebook_sizes), frames) and frontend.grid_for(
+        tuple(x.shape[1:])
+    ) == (frames,)
+    assert (
+        codes.dtype == torch.long
+        and 0 <= int(codes.min())
+        and int(codes.max()) < 64
+        and len(codes.unique()) > 2
+    )
     assert frontend.decode(codes).shape == x.shape
     assert torch.equal(codes, frontend.encode(x))
 
@@ -106,7 +174,9 @@ def test_a_row_does_not_depend_on_its_batch(name, frontends):
     codes = frontend.encode(x)
     for row in range(3):
         assert torch.equal(frontend.encode(x[row : row + 1])[0], codes[row])
-        assert torch.allclose(frontend.decode(codes)[row], frontend.decode(codes[row : row + 1])[0], atol=1e-10)
+        assert torch.allclose(
+            frontend.decode(codes)[row], frontend.decode(codes[row : row + 1])[0], atol=1e-10
+        )
     assert not torch.allclose(frontend.decode(codes)[0], frontend.decode(codes)[1], atol=1e-6)
 
 
@@ -126,21 +196,31 @@ def test_codebooks_hold_what_the_decoder_sums(name, frontends):
     with torch.no_grad():
         again = _decoded(name, frontend.model, summed(frontend.codebooks))
         assert torch.allclose(whole[..., : again.shape[-1]], again, atol=1e-10)
-        other = _decoded(name, frontend.model, summed(frontend.codebooks[::-1]))  # control: another stream's vectors
+        other = _decoded(
+            name, frontend.model, summed(frontend.codebooks[::-1])
+        )  # control: another stream's vectors
         assert not torch.allclose(whole[..., : again.shape[-1]], other, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MAKE)
 def test_fewer_codebooks_say_what_the_first_of_all_say(name, folders, frontends):
     frontend = frontends[name]
-    few = registry.get("tokenizer", name).from_pretrained(folders[name], dtype=torch.float64, num_quantizers=2)
+    few = registry.get("tokenizer", name).from_pretrained(
+        folders[name], dtype=torch.float64, num_quantizers=2
+    )
     x = waves(frontend)
     every, codes = frontend.encode(x), few.encode(x)
-    assert len(frontend.config.codebook_sizes) > 2 and len(few.config.codebook_sizes) == 2 and codes.shape[1] == 2
+    assert (
+        len(frontend.config.codebook_sizes) > 2
+        and len(few.config.codebook_sizes) == 2
+        and codes.shape[1] == 2
+    )
     assert torch.equal(codes, every[:, :2])
     assert [t.tolist() for t in few.codebooks] == [t.tolist() for t in frontend.codebooks[:2]]
     assert few.decode(codes).shape == x.shape
-    assert not torch.allclose(few.decode(codes), frontend.decode(every), atol=1e-6)  # what the others add is heard
+    assert not torch.allclose(
+        few.decode(codes), frontend.decode(every), atol=1e-6
+    )  # what the others add is heard
     with pytest.raises(GenError, match="expected"):
         few.decode(every)
 
@@ -152,17 +232,26 @@ def test_a_frontend_that_is_saved_and_loaded_is_the_same(name, frontends, tmp_pa
     again = type(frontend).from_pretrained(tmp_path / "codec", dtype=torch.float64)
     codes = frontend.encode(waves(frontend))
     assert again.config == frontend.config and torch.equal(again.fingerprint, frontend.fingerprint)
-    assert torch.allclose(frontend.decode(codes), again.decode(codes), rtol=0, atol=1e-12)  # bits may differ with the place in memory
+    assert torch.allclose(
+        frontend.decode(codes), again.decode(codes), rtol=0, atol=1e-12
+    )  # bits may differ with the place in memory
     other = next(f for n, f in frontends.items() if n != name)
-    assert other.fingerprint.shape != again.fingerprint.shape or not torch.equal(other.fingerprint, again.fingerprint)
+    assert other.fingerprint.shape != again.fingerprint.shape or not torch.equal(
+        other.fingerprint, again.fingerprint
+    )
 
 
-def test_published_files_of_encodec_name_the_halves_of_weights_otherwise(folders, frontends, tmp_path):
+def test_published_files_of_encodec_name_the_halves_of_weights_otherwise(
+    folders, frontends, tmp_path
+):
     """They were written when weights were normalised under other names."""
     frontend = frontends["encodec"]
     frontend.model.save_pretrained(tmp_path / "old")
     file = tmp_path / "old" / "model.safetensors"
-    names = {".parametrizations.weight.original0": ".weight_g", ".parametrizations.weight.original1": ".weight_v"}
+    names = {
+        ".parametrizations.weight.original0": ".weight_g",
+        ".parametrizations.weight.original1": ".weight_v",
+    }
     tensors = load_file(file)
     renamed = {}
     for key, value in tensors.items():
@@ -173,7 +262,9 @@ def test_published_files_of_encodec_name_the_halves_of_weights_otherwise(folders
     save_file(renamed, file, {"format": "pt"})
     again = type(frontend).from_pretrained(tmp_path / "old", dtype=torch.float64)
     codes = frontend.encode(waves(frontend))
-    assert torch.allclose(frontend.decode(codes), again.decode(codes), rtol=0, atol=1e-12)  # bits may differ with the place in memory
+    assert torch.allclose(
+        frontend.decode(codes), again.decode(codes), rtol=0, atol=1e-12
+    )  # bits may differ with the place in memory
     lost = next(k for k in renamed if k.endswith("weight_v"))
     del renamed[lost]  # control
     save_file(renamed, file, {"format": "pt"})
@@ -191,13 +282,17 @@ def test_decoders_that_look_ahead_or_remember_for_ever_are_not_streamed(name, fr
     other[..., frame] = (other[..., frame] + 17) % 64
     far = (frontend.decode(codes) - frontend.decode(other)).abs()[0, 0].view(40, -1).amax(1)
     reached = far[1:] if name == "encodec" else far[:-1]
-    assert float(reached.max()) > 0  # a change of one frame is heard in frames after it, or in frames before it
+    assert (
+        float(reached.max()) > 0
+    )  # a change of one frame is heard in frames after it, or in frames before it
     if name == "encodec":
         assert float(far[-1]) > 0  # and for ever
 
 
 def test_mimi_decodes_a_part_of_its_codebooks_in_chunks_as_at_once(folders):
-    frontend = registry.get("tokenizer", "mimi").from_pretrained(folders["mimi"], dtype=torch.float64, num_quantizers=3)
+    frontend = registry.get("tokenizer", "mimi").from_pretrained(
+        folders["mimi"], dtype=torch.float64, num_quantizers=3
+    )
     assert isinstance(frontend, StreamingFrontend)
     codes = frontend.encode(waves(frontend, 30, 1))
     whole = frontend.decode_at_once(codes)
@@ -211,7 +306,11 @@ def test_wrong_waves_and_codes_and_numbers_are_refused(name, frontends, tmp_path
     frontend = frontends[name]
     x = frontend.preprocess(np.zeros(2 * frontend.frame, np.float32))
     assert x.shape == (1, 2 * frontend.frame) and x.dtype == torch.float64
-    for bad in (np.zeros((3, 3), np.float32), np.zeros(0, np.float32), np.zeros(2 * frontend.frame - 1, np.float32)):
+    for bad in (
+        np.zeros((3, 3), np.float32),
+        np.zeros(0, np.float32),
+        np.zeros(2 * frontend.frame - 1, np.float32),
+    ):
         with pytest.raises(GenError, match="expected"):
             frontend.preprocess(bad)
     codes = frontend.encode(waves(frontend))
@@ -225,7 +324,9 @@ def test_wrong_waves_and_codes_and_numbers_are_refused(name, frontends, tmp_path
         type(frontend).from_pretrained(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("what", [dict(normalize=True), dict(chunk_length_s=1.0, overlap=0.01), dict(audio_channels=2)])
+@pytest.mark.parametrize(
+    "what", [dict(normalize=True), dict(chunk_length_s=1.0, overlap=0.01), dict(audio_channels=2)]
+)
 def test_encodec_models_whose_codes_do_not_say_all_are_refused(what):
     with pytest.raises(GenError, match=next(iter(what))):
         registry.get("tokenizer", "encodec")(encodec(**what))
@@ -238,8 +339,20 @@ def test_an_xcodec_whose_halves_have_other_frames_is_refused():
 
 def test_a_length_is_said_in_seconds_or_frames(frontends):
     frontend = frontends["encodec"]
-    assert lasting(frontend, None, None, 0.5) == 0.5 * RATE / frontend.frame == lasting(frontend, 0.5, None, 3.0)
+    assert (
+        lasting(frontend, None, None, 0.5)
+        == 0.5 * RATE / frontend.frame
+        == lasting(frontend, 0.5, None, 3.0)
+    )
     assert lasting(frontend, None, 7, 3.0) == 7 and lasting(frontend, 1e-6, None, 3.0) == 1
-    for seconds, frames in ((1.0, 7), (0, None), (float("inf"), None), ("1", None), (None, 0), (None, 1.5), (None, True)):
+    for seconds, frames in (
+        (1.0, 7),
+        (0, None),
+        (float("inf"), None),
+        ("1", None),
+        (None, 0),
+        (None, 1.5),
+        (None, True),
+    ):
         with pytest.raises(GenError, match="expected"):
             lasting(frontend, seconds, frames, 3.0)

@@ -1,8 +1,10 @@
-"""The preset ``llada2`` against ``LLaDA2Pipeline`` and ``BlockRefinementScheduler`` of diffusers, on the same weights, id for id.
+"""The preset ``llada2`` against ``LLaDA2Pipeline`` and ``BlockRefinementScheduler`` of diffusers,
+on the same weights, id for id.
 
-Their ``num_inference_steps`` is at most ``gen_length``, and their ``max_post_steps`` allows one call more than it says. What lies behind
-``gen_length`` in the last block is no place at all here, but takes part in the counts there: a call may commit nothing else, and edit. So texts end
-with a block here, or nothing is edited.
+Their ``num_inference_steps`` is at most ``gen_length``, and their ``max_post_steps`` allows one
+call more than it says. What lies behind ``gen_length`` in the last block is no place at all here,
+but takes part in the counts there: a call may commit nothing else, and edit. So texts end with a
+block here, or nothing is edited.
 """
 
 from __future__ import annotations
@@ -17,21 +19,39 @@ from masked_folders import END, LLADA2, MASK, WORDS
 import gen
 
 B = 8
-SMALL = {**LLADA2, "num_hidden_layers": 2, "num_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+SMALL = {
+    **LLADA2,
+    "num_hidden_layers": 2,
+    "num_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+}
 SEEDS = range(3)
-USUAL = {"num_inference_steps": B + 1, "max_post_steps": 17}  # as many calls as the pipeline makes of its own accord
+USUAL = {
+    "num_inference_steps": B + 1,
+    "max_post_steps": 17,
+}  # as many calls as the pipeline makes of its own accord
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """Texts of so many places by this repository, and the pipeline of diffusers with the same module."""
+    """Texts of so many places by this repository, and the pipeline of diffusers with the same
+    module."""
     from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 
     weights = made.llada2(SMALL, seed=1, spread=2.0)
     weights["lm_head.weight"][END, 0] = 1  # so that some texts end
     folder = made.write(tmp_path_factory.mktemp("published") / "llada2", SMALL, weights)
-    pipes = {n: gen.load("text", model=folder, dtype="float64", max_new_tokens=n, block_length=B) for n in (11, 12, 16)}
-    other = LLaDA2Pipeline(model=pipes[12].bound(str(folder))[0].model, scheduler=BlockRefinementScheduler(block_length=B), tokenizer=None)
+    pipes = {
+        n: gen.load("text", model=folder, dtype="float64", max_new_tokens=n, block_length=B)
+        for n in (11, 12, 16)
+    }
+    other = LLaDA2Pipeline(
+        model=pipes[12].bound(str(folder))[0].model,
+        scheduler=BlockRefinementScheduler(block_length=B),
+        tokenizer=None,
+    )
     other.set_progress_bar_config(disable=True)
     return pipes, other
 
@@ -47,7 +67,9 @@ def texts(*lengths: int) -> list[str]:
 
 
 def ours(both, prompts: list[str], places: int = 12, **knobs):
-    return both[0][places](prompts, sampler={"name": "llada2", "block_length": B, **knobs}, trace=True)
+    return both[0][places](
+        prompts, sampler={"name": "llada2", "block_length": B, **knobs}, trace=True
+    )
 
 
 def theirs(both, prompts: list[str], places: int = 12, **knobs) -> list[list[int]]:
@@ -55,7 +77,18 @@ def theirs(both, prompts: list[str], places: int = 12, **knobs) -> list[list[int
     pipes, other = both
     binding = pipes[places].bound(pipes[places].model)[1]
     knobs = {"eos_early_stop": False, "num_inference_steps": B + 1, "temperature": 0.0, **knobs}
-    run = lambda ids: other(input_ids=ids, gen_length=places, block_length=B, mask_token_id=MASK, output_type="seq", **knobs).sequences[0].tolist()
+    run = lambda ids: (
+        other(
+            input_ids=ids,
+            gen_length=places,
+            block_length=B,
+            mask_token_id=MASK,
+            output_type="seq",
+            **knobs,
+        )
+        .sequences[0]
+        .tolist()
+    )
     return [run(torch.tensor([binding.prompt(text)])) for text in prompts]
 
 
@@ -63,14 +96,23 @@ def edits(out) -> int:
     return sum(len(step.removed) for trace in out.traces for step in trace)
 
 
-@pytest.mark.parametrize(("threshold", "editing", "places", "lengths"), [
-    (0.7, 0.5, 12, (4, 12)), (0.4, 0.3, 11, (5, 13)), (0.25, 0.2, 16, (8, 16)), (0.0, 0.15, 12, (12, 4))])
+@pytest.mark.parametrize(
+    ("threshold", "editing", "places", "lengths"),
+    [
+        (0.7, 0.5, 12, (4, 12)),
+        (0.4, 0.3, 11, (5, 13)),
+        (0.25, 0.2, 16, (8, 16)),
+        (0.0, 0.15, 12, (12, 4)),
+    ],
+)
 def test_the_preset_is_the_pipeline_of_diffusers(both, threshold, editing, places, lengths):
     """For prompts that end with a block and inside of one."""
     prompts, knobs = texts(*lengths), {"threshold": threshold}
     out = ours(both, prompts, places, editing_threshold=editing, **knobs, **USUAL)
     assert out.tokens.tolist() == theirs(both, prompts, places, editing_threshold=editing, **knobs)
-    assert edits(out) and out.tokens.tolist() != theirs(both, prompts, places, editing_threshold=None, **knobs)  # control: no edits
+    assert edits(out) and out.tokens.tolist() != theirs(
+        both, prompts, places, editing_threshold=None, **knobs
+    )  # control: no edits
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.2])
@@ -79,22 +121,41 @@ def test_last_blocks_may_be_cut_short_where_nothing_is_edited(both, threshold):
     wanted = theirs(both, texts(), 11, threshold=threshold, editing_threshold=None)
     assert out.tokens.tolist() == wanted
     assert any((len(t.split()) + 11) % B for t in texts())
-    assert wanted != ours(both, texts(), 11, threshold=0.05, remasker="none", num_inference_steps=B + 1).tokens.tolist()  # control
+    assert (
+        wanted
+        != ours(
+            both, texts(), 11, threshold=0.05, remasker="none", num_inference_steps=B + 1
+        ).tokens.tolist()
+    )  # control
 
 
 @pytest.mark.parametrize(("steps", "editing"), [(1, 0.2), (2, None), (3, 0.2), (5, None), (8, 0.2)])
 def test_the_preset_counts_steps_as_the_scheduler_does(both, steps, editing):
-    """Of blocks that end with the text. Fewer steps commit more places in each, and when they are used up nothing is edited any more."""
+    """Of blocks that end with the text. Fewer steps commit more places in each, and when they are
+    used up nothing is edited any more."""
     prompts, knobs = texts(4, 12), {"threshold": 0.6, "num_inference_steps": steps}
-    out = ours(both, prompts, **knobs, **({"editing_threshold": editing, "max_post_steps": 17} if editing else {"remasker": "none"}))
+    out = ours(
+        both,
+        prompts,
+        **knobs,
+        **(
+            {"editing_threshold": editing, "max_post_steps": 17}
+            if editing
+            else {"remasker": "none"}
+        ),
+    )
     wanted = theirs(both, prompts, editing_threshold=editing, **knobs)
     assert out.tokens.tolist() == wanted
-    assert wanted != theirs(both, prompts, editing_threshold=editing, threshold=0.6)  # control: more steps
+    assert wanted != theirs(
+        both, prompts, editing_threshold=editing, threshold=0.6
+    )  # control: more steps
 
 
 def test_calls_after_the_last_mask_are_as_many_and_one(both):
     knobs, found = {"threshold": 0.0, "editing_threshold": 0.05}, {}
-    run = lambda calls: ours(both, texts(4, 12), num_inference_steps=B + 1, max_post_steps=calls, **knobs).tokens.tolist()
+    run = lambda calls: ours(
+        both, texts(4, 12), num_inference_steps=B + 1, max_post_steps=calls, **knobs
+    ).tokens.tolist()
     for most in (0, 2):
         found[most] = theirs(both, texts(4, 12), max_post_steps=most, **knobs)
         assert run(most + 1) == found[most] != run(most)  # control: as many as it says
@@ -102,21 +163,35 @@ def test_calls_after_the_last_mask_are_as_many_and_one(both):
 
 
 def test_another_knob_is_another_text(both):
-    """The controls; and a batch with a cache of blocks gives what the pipeline gives for each row."""
+    """The controls; and a batch with a cache of blocks gives what the pipeline gives for each
+    row."""
     usual, prompts = {"threshold": 0.3, "editing_threshold": 0.2, **USUAL}, texts(4, 12)
     wanted = theirs(both, prompts, threshold=0.3, editing_threshold=0.2)
-    assert ours(both, prompts, **usual).tokens.tolist() == ours(both, prompts, **usual, cache="dual").tokens.tolist() == wanted
-    for knobs in ({"threshold": 0.9}, {"editing_threshold": 0.6}, {"remasker": "none"}, {"align_blocks": False},
-                  {"order": "entropy", "threshold": 0.9}):
+    assert (
+        ours(both, prompts, **usual).tokens.tolist()
+        == ours(both, prompts, **usual, cache="dual").tokens.tolist()
+        == wanted
+    )
+    for knobs in (
+        {"threshold": 0.9},
+        {"editing_threshold": 0.6},
+        {"remasker": "none"},
+        {"align_blocks": False},
+        {"order": "entropy", "threshold": 0.9},
+    ):
         assert ours(both, prompts, **usual | knobs).tokens.tolist() != wanted, knobs
 
 
 def test_an_early_end_is_the_pipelines(both):
-    """Up to the end; behind it the pipeline leaves masks, and the sampler fills these with ends. Without edits: there those may go on in
-    front of the end."""
+    """Up to the end; behind it the pipeline leaves masks, and the sampler fills these with ends.
+    Without edits: there those may go on in front of the end."""
     ended, prompts = 0, [prompt(s) for s in range(8)]
-    out = ours(both, prompts, num_inference_steps=B + 1, threshold=0.2, remasker="none", stop="end").tokens.tolist()
-    other = theirs(both, prompts, threshold=0.2, editing_threshold=None, eos_early_stop=True, eos_token_id=END)
+    out = ours(
+        both, prompts, num_inference_steps=B + 1, threshold=0.2, remasker="none", stop="end"
+    ).tokens.tolist()
+    other = theirs(
+        both, prompts, threshold=0.2, editing_threshold=None, eos_early_stop=True, eos_token_id=END
+    )
     for mine, their in zip(out, other, strict=True):
         upto = mine.index(END) + 1 if END in mine else len(mine)
         assert mine[:upto] == their[:upto] and MASK not in mine
@@ -125,11 +200,26 @@ def test_an_early_end_is_the_pipelines(both):
 
 
 def test_padding_is_no_place_to_the_module(both):
-    """The pipeline says with zeros and ones what is padding. Whole blocks of it move a text, and change nothing else."""
+    """The pipeline says with zeros and ones what is padding. Whole blocks of it move a text, and
+    change nothing else."""
     pipes, other = both
     ids = torch.tensor([pipes[12].bound(pipes[12].model)[1].prompt(prompt(3))])
-    padded, real = (torch.nn.functional.pad(x, (B, 0), value=v) for x, v in ((ids, 7), (torch.ones_like(ids), 0)))
-    run = lambda **more: other(gen_length=12, block_length=B, mask_token_id=MASK, output_type="seq", num_inference_steps=B + 1, eos_early_stop=False,
-                               **more).sequences
+    padded, real = (
+        torch.nn.functional.pad(x, (B, 0), value=v)
+        for x, v in ((ids, 7), (torch.ones_like(ids), 0))
+    )
+    run = lambda **more: (
+        other(
+            gen_length=12,
+            block_length=B,
+            mask_token_id=MASK,
+            output_type="seq",
+            num_inference_steps=B + 1,
+            eos_early_stop=False,
+            **more,
+        ).sequences
+    )
     assert torch.equal(run(input_ids=padded, attention_mask=real), run(input_ids=ids))
-    assert not torch.equal(run(input_ids=padded), run(input_ids=ids))  # control: padding that is seen
+    assert not torch.equal(
+        run(input_ids=padded), run(input_ids=ids)
+    )  # control: padding that is seen

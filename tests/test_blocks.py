@@ -1,4 +1,5 @@
-"""Block models: frames in order, the places of a frame by masked steps, finished frames from a cache."""
+"""Block models: frames in order, the places of a frame by masked steps, finished frames from a
+cache."""
 
 from __future__ import annotations
 
@@ -28,22 +29,29 @@ def target_of(model, space: TokenSpace, law: Law, contexts: list[int]) -> BlockT
     return BlockTarget(model, prompt, space, law, uncond)
 
 
-def law_of(model: TabularBlocks, space: TokenSpace, law: Law, context: int) -> dict[tuple[int, ...], float]:
-    """Place after place, each given its block with masks where nothing stands yet, from the model's definition, without a cache."""
+def law_of(
+    model: TabularBlocks, space: TokenSpace, law: Law, context: int
+) -> dict[tuple[int, ...], float]:
+    """Place after place, each given its block with masks where nothing stands yet, from the model's
+    definition, without a cache."""
     block = model.block_length
 
     def logits(prompt: list[int], known: tuple[int, ...]) -> torch.Tensor:
         place, end = len(known), (len(known) // block + 1) * block
         ids = torch.tensor([[*prompt, *known, *[space.mask_id] * (end - place)]])
         at = torch.arange(ids.shape[1])[None]
-        return model.forward(ids, at, torch.full_like(at, ids.shape[1] - 1), model.new_cache(ids.shape[1]))[0, len(prompt) + place]
+        return model.forward(
+            ids, at, torch.full_like(at, ids.shape[1] - 1), model.new_cache(ids.shape[1])
+        )[0, len(prompt) + place]
 
     def extend(known: tuple[int, ...], mass: float, out: dict) -> dict:
         if len(known) == space.length:
             out[known] = mass
             return out
         uncond = logits([50, 51 + context], known) if law.guided else None
-        for token, p in enumerate(law(logits([31 + context, 40], known), uncond, space.legal[len(known)]).exp().tolist()):
+        for token, p in enumerate(
+            law(logits([31 + context, 40], known), uncond, space.legal[len(known)]).exp().tolist()
+        ):
             if p > 0:
                 extend((*known, token), mass * p, out)
         return out
@@ -54,45 +62,79 @@ def law_of(model: TabularBlocks, space: TokenSpace, law: Law, context: int) -> d
 @pytest.mark.parametrize("law", [Law(), GUIDED], ids=["plain", "guided"])
 @pytest.mark.parametrize("steps", [2, 1])
 def test_with_one_place_per_step_it_is_sequential_decoding_and_otherwise_not(law, steps):
-    """The second half is the control: two places of a block at once are drawn independently, and that shows."""
+    """The second half is the control: two places of a block at once are drawn independently, and
+    that shows."""
     space = space_of((2, 2), 2, masked=True)
     model = TabularBlocks(space.vocab_size, block_length=2, low=0.0, spread=1.5)
     sampler = frame_blocks(steps=steps, order="raster", schedule="linear")
-    found = enumerate_law(lambda draws, c: sampler(target_of(model, space, law, c), draws).tokens, 2)
+    found = enumerate_law(
+        lambda draws, c: sampler(target_of(model, space, law, c), draws).tokens, 2
+    )
     error = max(distance(f, law_of(model, space, law, c)) for c, f in enumerate(found))
     assert error < EXACT if steps == 2 else error > WRONG
 
 
 def test_control_a_block_that_is_not_handed_on_gives_another_law(monkeypatch):
-    monkeypatch.setattr(BlockTarget, "commit", lambda self, tokens: setattr(self, "known", self.known + tokens.shape[1]))
+    monkeypatch.setattr(
+        BlockTarget,
+        "commit",
+        lambda self, tokens: setattr(self, "known", self.known + tokens.shape[1]),
+    )
     space = space_of((2, 2), 2, masked=True)
     model = TabularBlocks(space.vocab_size, block_length=2, low=0.0, spread=1.5)
     sampler = frame_blocks(steps=2, order="raster", schedule="linear")
-    found = enumerate_law(lambda draws, c: sampler(target_of(model, space, Law(), c), draws).tokens, 2)
+    found = enumerate_law(
+        lambda draws, c: sampler(target_of(model, space, Law(), c), draws).tokens, 2
+    )
     assert max(distance(f, law_of(model, space, Law(), c)) for c, f in enumerate(found)) > WRONG
 
 
 # --- the embedded architecture
 
+
 def llama() -> BlockLM:
     torch.manual_seed(1)
-    return BlockLM(GridLlamaForCausalLM(GridLlamaConfig(
-        grid=(4, 2, 3), prefix_length=2, codebook_size=6, causal=False, shifted=False, block_length=6, mask_token_id=8, vocab_size=60,
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, initializer_range=0.6,
-    )).double())  # fmt: skip
+    return BlockLM(
+        GridLlamaForCausalLM(
+            GridLlamaConfig(
+                grid=(4, 2, 3),
+                prefix_length=2,
+                codebook_size=6,
+                causal=False,
+                shifted=False,
+                block_length=6,
+                mask_token_id=8,
+                vocab_size=60,
+                hidden_size=16,
+                intermediate_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                initializer_range=0.6,
+            )
+        ).double()
+    )
 
 
 def wide() -> TokenSpace:
     return TokenSpace.codes((4, 2, 3), 6, 60, 8)
 
 
-def recomputed(model: BlockLM, prompt: torch.Tensor, known: torch.Tensor, canvas: torch.Tensor) -> torch.Tensor:
+def recomputed(
+    model: BlockLM, prompt: torch.Tensor, known: torch.Tensor, canvas: torch.Tensor
+) -> torch.Tensor:
     """The logits of a block from one call without a cache."""
     ids = torch.cat([prompt, known, canvas], 1)
-    block = torch.cat([torch.full((prompt.shape[1],), -1), torch.arange(known.shape[1] + canvas.shape[1]) // 6])
+    block = torch.cat(
+        [torch.full((prompt.shape[1],), -1), torch.arange(known.shape[1] + canvas.shape[1]) // 6]
+    )
     mask = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.float64)
-    mask = mask.masked_fill(block[None, :] > block[:, None], torch.finfo(torch.float64).min).expand(len(ids), -1, -1, -1)
-    return model.model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -canvas.shape[1] :]
+    mask = mask.masked_fill(block[None, :] > block[:, None], torch.finfo(torch.float64).min).expand(
+        len(ids), -1, -1, -1
+    )
+    return model.model(input_ids=ids, attention_mask=mask, use_cache=False).logits[
+        :, -canvas.shape[1] :
+    ]
 
 
 def test_the_cache_gives_what_full_recomputation_gives():
@@ -107,9 +149,15 @@ def test_the_cache_gives_what_full_recomputation_gives():
             canvas = torch.where(torch.rand(3, 6, generator=generator) < share, full, 8)
             law, computed = block.predict(canvas)
             with torch.no_grad():
-                expected = Law()(recomputed(model, target.prompt, known, canvas), None, space.legal[:6])
+                expected = Law()(
+                    recomputed(model, target.prompt, known, canvas), None, space.legal[:6]
+                )
             # the law ends with the last id that may come; behind it nothing has any mass
-            assert law.shape[-1] == 6 and torch.allclose(law, expected[..., :6], atol=1e-12) and bool(expected[..., 6:].isneginf().all())
+            assert (
+                law.shape[-1] == 6
+                and torch.allclose(law, expected[..., :6], atol=1e-12)
+                and bool(expected[..., 6:].isneginf().all())
+            )
             # what is known goes through the model once, with the first call of the next block
             assert computed == 6 + (0 if share else (2 if known.shape[1] == 0 else 6))
         target.commit(full)
@@ -132,7 +180,9 @@ def test_training_sees_what_generation_sees():
         canvas = codes.masked_fill(hidden, shape.mask)
         for block in range(4):
             here = slice(6 * block, 6 * block + 6)
-            expected = recomputed(model, shape.codes + words, codes[:, : 6 * block], canvas[:, here])
+            expected = recomputed(
+                model, shape.codes + words, codes[:, : 6 * block], canvas[:, here]
+            )
             assert torch.allclose(seen[0].logits[:, here], expected, atol=1e-9)
 
 
@@ -162,7 +212,9 @@ def test_rows_with_nothing_to_do_in_a_block_come_back_in_the_next():
 def test_places_that_would_not_be_seen_are_refused():
     canvas = wide().empty(1)
     canvas[0, 13] = 2
-    with pytest.raises(GenError, match="place 13, but blocks are made in order and block 0 is not complete"):
+    with pytest.raises(
+        GenError, match="place 13, but blocks are made in order and block 0 is not complete"
+    ):
         frame_blocks()(target_of(llama(), wide(), Law(), [0]), CounterDraws([1]), canvas=canvas)
 
 
@@ -175,9 +227,16 @@ def test_draws_of_a_part_are_those_of_the_whole():
     whole, part = CounterDraws([3]), OffsetDraws(CounterDraws([3]), 4)
     rows, at = torch.tensor([0]), torch.arange(3)[None]
     assert torch.equal(part.uniform(rows, at, "x", None), whole.uniform(rows, at + 4, "x", None))
-    assert torch.equal(part.normal(rows, at, "x", None, 2), whole.normal(rows, at + 4, "x", None, 2))
+    assert torch.equal(
+        part.normal(rows, at, "x", None, 2), whole.normal(rows, at + 4, "x", None, 2)
+    )
     logp = torch.zeros(1, 3, 5)
-    assert torch.equal(part.categorical(logp, rows, at, "x", None, at >= 0), whole.categorical(logp, rows, at + 4, "x", None, at >= 0))
-    assert torch.equal(part.flip(torch.full((1, 3), 0.5), rows, at, "x", rows, at >= 0),
-                       whole.flip(torch.full((1, 3), 0.5), rows, at + 4, "x", rows, at >= 0))
+    assert torch.equal(
+        part.categorical(logp, rows, at, "x", None, at >= 0),
+        whole.categorical(logp, rows, at + 4, "x", None, at >= 0),
+    )
+    assert torch.equal(
+        part.flip(torch.full((1, 3), 0.5), rows, at, "x", rows, at >= 0),
+        whole.flip(torch.full((1, 3), 0.5), rows, at + 4, "x", rows, at >= 0),
+    )
     assert not torch.equal(part.uniform(rows, at, "x", None), whole.uniform(rows, at, "x", None))

@@ -1,4 +1,5 @@
-"""The slot cache gives the logits of plain recomputation, whatever rows, drafts and rejections do."""
+"""The slot cache gives the logits of plain recomputation, whatever rows, drafts and rejections
+do."""
 
 import pytest
 import torch
@@ -23,9 +24,19 @@ from gen.models.targets import CausalTarget
 from gen.types import TokenSpace
 
 V = 48
-SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-             num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-             initializer_range=0.3)  # large, so that what is attended to matters
+SMALL = dict(
+    vocab_size=V,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    initializer_range=0.3,
+)  # large, so that what is attended to matters
 EXACT, WRONG = 1e-9, 1e-6
 
 
@@ -38,9 +49,18 @@ class AllIds(ChameleonForConditionalGeneration):
 
 def chameleon(**kwargs) -> torch.nn.Module:
     codes = {"IMGIMG" + "".join(chr(65 + int(c)) for c in str(i)) + "Z": 10 + i for i in range(16)}
-    image = dict(embed_dim=8, num_embeddings=16, latent_channels=8, resolution=16, base_channels=32, channel_multiplier=[1],
-                 num_res_blocks=1)
-    config = ChameleonConfig(**SMALL, vocabulary_map={"<image>": 4, **codes}, vq_config=image, **kwargs)
+    image = dict(
+        embed_dim=8,
+        num_embeddings=16,
+        latent_channels=8,
+        resolution=16,
+        base_channels=32,
+        channel_multiplier=[1],
+        num_res_blocks=1,
+    )
+    config = ChameleonConfig(
+        **SMALL, vocabulary_map={"<image>": 4, **codes}, vq_config=image, **kwargs
+    )
     return AllIds(config)
 
 
@@ -50,7 +70,10 @@ MODELS = {
     "emu3": lambda **k: Emu3ForCausalLM(Emu3TextConfig(**SMALL, **k)),
     "chameleon": chameleon,
     "grid": lambda **k: GridLlamaForCausalLM(
-        GridLlamaConfig(**SMALL, grid=(4, 5), prefix_length=3, codebook_size=40, tie_word_embeddings=False, **k)),
+        GridLlamaConfig(
+            **SMALL, grid=(4, 5), prefix_length=3, codebook_size=40, tie_word_embeddings=False, **k
+        )
+    ),
 }
 
 
@@ -78,7 +101,10 @@ class KeepingLayer(SlotLayer):
             rows = torch.arange(len(positions))[:, None]
             old = self.keys[rows, positions]
             written = (old != 0).flatten(2).any(-1)[..., None, None]
-            keys, values = torch.where(written, old, keys), torch.where(written, self.values[rows, positions], values)
+            keys, values = (
+                torch.where(written, old, keys),
+                torch.where(written, self.values[rows, positions], values),
+            )
         return super().write(keys, values)
 
 
@@ -116,21 +142,28 @@ def plain(model: torch.nn.Module, ids: Tensor) -> Tensor:
     return model(input_ids=ids[None], use_cache=False).logits[0]
 
 
-def worst_error(model: torch.nn.Module, layer: type[SlotLayer] = SlotLayer, seed: int = 0, length: int = 20) -> float:
-    """The largest difference from recomputation while rows draft, reject, advance and leave at random."""
+def worst_error(
+    model: torch.nn.Module, layer: type[SlotLayer] = SlotLayer, seed: int = 0, length: int = 20
+) -> float:
+    """The largest difference from recomputation while rows draft, reject, advance and leave at
+    random."""
     g = torch.Generator().manual_seed(seed)
     rand = lambda n, low=0: int(torch.randint(low, n, (), generator=g))
     causal = WithLayer(model)
     causal.layer = layer
     cache = causal.new_cache(length)
-    rows = [torch.randint(0, V, (n,), generator=g).tolist() for n in (2, 5, 3, 4)]  # committed tokens; the last is not in yet
+    rows = [
+        torch.randint(0, V, (n,), generator=g).tolist() for n in (2, 5, 3, 4)
+    ]  # committed tokens; the last is not in yet
     start = [0] * len(rows)  # first position not yet in the cache
     worst, calls, rejected, dropped = 0.0, 0, 0, 0
     while rows:
         drafts = torch.randint(0, V, (len(rows), rand(5)), generator=g).tolist()
         full = [(row + d)[:length] for row, d in zip(rows, drafts, strict=True)]
         width = max(len(f) - s for f, s in zip(full, start, strict=True))
-        at = [[min(s + i, len(f) - 1) for i in range(width)] for f, s in zip(full, start, strict=True)]
+        at = [
+            [min(s + i, len(f) - 1) for i in range(width)] for f, s in zip(full, start, strict=True)
+        ]
         tokens = torch.tensor([[f[i] for i in a] for f, a in zip(full, at, strict=True)])
         logits = causal.forward(tokens, torch.tensor(at), cache)
         calls += 1
@@ -158,7 +191,8 @@ def test_equals_recomputation(name, seed):
 
 
 def test_equals_recomputation_with_plain_attention():
-    """Its softmax is in float32 whatever the model's dtype, so sums over more slots round differently."""
+    """Its softmax is in float32 whatever the model's dtype, so sums over more slots round
+    differently."""
     model = build("llama", attn_implementation="eager")
     assert model.config._attn_implementation == "eager"
     assert worst_error(model) <= 2e-5
@@ -189,15 +223,19 @@ def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def expected(model, law: Law, row: list[int], uncond: list[int], tokens: list[int]) -> Tensor:
-    """The law [L, V] of grid positions 0, 1, ... of one row alone; ``tokens`` stand from position 0 on."""
+    """The law [L, V] of grid positions 0, 1, ... of one row alone; ``tokens`` stand from position 0
+    on."""
     cond = plain(model, torch.tensor(row + tokens))[len(row) - 1 :]
-    return law(cond, plain(model, torch.tensor(uncond + tokens))[len(uncond) - 1 :] if law.guided else None)
+    return law(
+        cond, plain(model, torch.tensor(uncond + tokens))[len(uncond) - 1 :] if law.guided else None
+    )
 
 
 @pytest.mark.parametrize("last", [1, 2], ids=["same last token", "other last token"])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_ragged_prompts(scale, last):
-    """Every row of a batch has the law that it has alone, also where the halves of guidance differ in length."""
+    """Every row of a batch has the law that it has alone, also where the halves of guidance differ
+    in length."""
     model, law = build("llama"), Law(temperature=0.8, guidance_scale=scale)
     uncond = [u[:-1] + [last] for u in UNCOND]
     (prompt, n), (un, m) = padded(PROMPTS), padded(uncond)
@@ -208,11 +246,17 @@ def test_ragged_prompts(scale, last):
     alive, done = list(range(4)), [0, 0, 0, 0]
     for call, width in enumerate((3, 2, 4, 1, 3)):
         wrong = torch.randint(0, V, (4, 8), generator=g)  # rejected drafts
-        step = [min(s, width) for s in (1, 2, 0, 3)]  # how far each row gets: accepted drafts and then one fresh token
+        step = [
+            min(s, width) for s in (1, 2, 0, 3)
+        ]  # how far each row gets: accepted drafts and then one fresh token
         right = [done[b] + max(step[b] - 1, 0) for b in range(4)]
-        drafted = torch.stack([torch.cat([grid[b, : right[b]], wrong[b, right[b] :]]) for b in alive])
+        drafted = torch.stack(
+            [torch.cat([grid[b, : right[b]], wrong[b, right[b] :]]) for b in alive]
+        )
         positions = torch.tensor([[min(done[b] + i, 7) for i in range(width)] for b in alive])
-        before = torch.cat([torch.zeros(len(drafted), 1).long(), drafted], 1)  # the target knows what stands before 0
+        before = torch.cat(
+            [torch.zeros(len(drafted), 1).long(), drafted], 1
+        )  # the target knows what stands before 0
         logp, _ = target.predict(before.gather(1, positions), positions)
         for i, b in enumerate(alive):
             want = expected(model, law, PROMPTS[b], uncond[b], drafted[i].tolist())[positions[i]]
@@ -229,7 +273,9 @@ def test_padding_matters():
     """The control of ragged prompts: without their lengths the padding is taken for words."""
     model, law = build("llama"), Law()
     prompt, n = padded(PROMPTS)
-    logp, _ = CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), law).predict(prompt[:, -1:], torch.zeros(4, 1).long())
+    logp, _ = CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), law).predict(
+        prompt[:, -1:], torch.zeros(4, 1).long()
+    )
     want = torch.stack([expected(model, law, row, [], [])[:1] for row in PROMPTS])
     error = (logp - want).abs().flatten(1).amax(1)
     assert error[0] <= EXACT and (error[1:] > 1e3 * WRONG).all()

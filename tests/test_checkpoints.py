@@ -1,5 +1,5 @@
-"""Published checkpoints: found, loaded strictly, and decoded as their own libraries do. Families have files of their own; here is what all share,
-and the one of texts."""
+"""Published checkpoints: found, loaded strictly, and decoded as their own libraries do. Families
+have files of their own; here is what all share, and the one of texts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,17 @@ from gen.models.vocabulary import Conditions, Vocabulary
 from gen.models.weights import Weights, fill, weight_files, without_storage
 from gen.registry import registry
 
-SHAPE = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64,
-             bos_token_id=1, eos_token_id=2, pad_token_id=0)  # fmt: skip
+SHAPE = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=64,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
 PROMPTS = ["w1 w2 w3", "w5", "w9 w8 w7 w6 w5 w4", "w3 w3"]
 PLACES = 10
 
@@ -31,8 +40,11 @@ PLACES = 10
 def tiny(name: str, seed: int = 0):
     from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Qwen3Config
 
-    config = {"llama": lambda: LlamaConfig(num_key_value_heads=1, **SHAPE), "qwen3": lambda: Qwen3Config(num_key_value_heads=2, head_dim=16, **SHAPE),
-              "gpt_neox": lambda: GPTNeoXConfig(**SHAPE)}[name]()  # fmt: skip
+    config = {
+        "llama": lambda: LlamaConfig(num_key_value_heads=1, **SHAPE),
+        "qwen3": lambda: Qwen3Config(num_key_value_heads=2, head_dim=16, **SHAPE),
+        "gpt_neox": lambda: GPTNeoXConfig(**SHAPE),
+    }[name]()
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config).double().eval()
 
@@ -80,21 +92,33 @@ def test_greedy_texts_are_those_of_generate_alone_and_in_a_padded_batch(folder, 
     rows = [checkpoint.prompt(p) for p in PROMPTS]
     assert len({len(r) for r in rows}) == len(PROMPTS)
     given = padded_left(rows, 0)
-    own = checkpoint.model.generate(**given, do_sample=False, max_new_tokens=PLACES)[:, given["input_ids"].shape[1] :]
+    own = checkpoint.model.generate(**given, do_sample=False, max_new_tokens=PLACES)[
+        :, given["input_ids"].shape[1] :
+    ]
     ours = pipe(PROMPTS, sampler=sampler, law={"temperature": 0.0})
     alone = [pipe([p], sampler=sampler, law={"temperature": 0.0}).tokens[0] for p in PROMPTS]
     for row, single, want in zip(ours.tokens, alone, own, strict=True):
         until = pipe.bound(str(folder))[1].space.before_end(row)
-        assert torch.equal(until, want[: len(until)]) and (len(until) == PLACES or int(want[len(until)]) == 2)
+        assert torch.equal(until, want[: len(until)]) and (
+            len(until) == PLACES or int(want[len(until)]) == 2
+        )
         assert torch.equal(row, single)
     moved = padded_left([r[:-1] + [r[-1] + 1] for r in rows], 0)  # control: other prompts
-    other = checkpoint.model.generate(**moved, do_sample=False, max_new_tokens=PLACES)[:, given["input_ids"].shape[1] :]
+    other = checkpoint.model.generate(**moved, do_sample=False, max_new_tokens=PLACES)[
+        :, given["input_ids"].shape[1] :
+    ]
     assert other.tolist() != own.tolist()
 
 
 def test_several_samplers_write_texts_and_a_job_resumes(llama, tmp_path):
     pipe = gen.load("text", model=llama, max_new_tokens=PLACES)
-    for sampler in ("autoregressive", "speculative_jacobi", "sjd", "scd_mc", {"name": "speculative", "draft_model": str(llama)}):
+    for sampler in (
+        "autoregressive",
+        "speculative_jacobi",
+        "sjd",
+        "scd_mc",
+        {"name": "speculative", "draft_model": str(llama)},
+    ):
         out = pipe(PROMPTS[:2], sampler=sampler, seed=3)
         assert all(isinstance(m, str) and m.split() for m in out.media)
     same = pipe(PROMPTS[:2], sampler="autoregressive", seed=3)
@@ -105,7 +129,12 @@ def test_several_samplers_write_texts_and_a_job_resumes(llama, tmp_path):
 
 def test_guidance_and_prefix(llama):
     pipe = gen.load("text", model=llama, dtype="float64", max_new_tokens=PLACES)
-    plain, guided = (pipe(PROMPTS, sampler="autoregressive", law={"temperature": 0.0, "guidance_scale": s}).tokens for s in (1.0, 3.0))
+    plain, guided = (
+        pipe(
+            PROMPTS, sampler="autoregressive", law={"temperature": 0.0, "guidance_scale": s}
+        ).tokens
+        for s in (1.0, 3.0)
+    )
     assert not torch.equal(plain, guided)
     out = pipe(PROMPTS[:1], sampler="autoregressive", prefix="w7 w8")
     assert out.tokens[0, :2].tolist() == pipe.modality.checkpoint.frontend.ids("w7 w8")
@@ -114,7 +143,17 @@ def test_guidance_and_prefix(llama):
 def test_a_command_line_job_names_the_folder_and_its_options(llama, tmp_path, capsys):
     from gen.__main__ import main
 
-    args = ["sample", "text", "w1 w2", "--model", str(llama), "--set", "model_options.max_new_tokens=4", "--out", str(tmp_path / "out")]
+    args = [
+        "sample",
+        "text",
+        "w1 w2",
+        "--model",
+        str(llama),
+        "--set",
+        "model_options.max_new_tokens=4",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(args) == 0 and main(args) == 0
     row = json.loads((tmp_path / "out" / "manifest.jsonl").read_text().splitlines()[0])
     assert row["status"] == "ok" and row["tokens"] <= 4 and row["model"] == str(llama)
@@ -154,7 +193,9 @@ def test_a_folder_without_weights_and_one_with_cut_weights_are_refused(llama, tm
 def test_a_foreign_architecture_is_refused_with_what_it_is(llama, tmp_path):
     path = copy(llama, tmp_path)
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "model_type": "vit", "architectures": ["ViTModel"]}))
+    (path / "config.json").write_text(
+        json.dumps({**config, "model_type": "vit", "architectures": ["ViTModel"]})
+    )
     refused("'vit'", "no family recognises", model=path)
     with pytest.raises(GenError, match="causal_lm serves text; asked for was 'image'"):
         gen.load("image", model=llama)
@@ -164,15 +205,29 @@ def test_a_foreign_architecture_is_refused_with_what_it_is(llama, tmp_path):
 def test_architectures_without_a_cache_of_slots_are_refused(kind, tmp_path):
     from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
-    small = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    model = MambaForCausalLM(small) if kind == "mamba" else MistralForCausalLM(MistralConfig(sliding_window=12, num_key_value_heads=1, **SHAPE))
+    small = MambaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=1,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    model = (
+        MambaForCausalLM(small)
+        if kind == "mamba"
+        else MistralForCausalLM(MistralConfig(sliding_window=12, num_key_value_heads=1, **SHAPE))
+    )
     save_quietly(model, tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     if kind == "mamba":
         refused("cache of slots", model=tmp_path)
         return
     pipe = gen.load("text", model=tmp_path, max_new_tokens=PLACES)
-    assert pipe(["w1"], law={"temperature": 0.0}).tokens.shape == (1, PLACES)  # within the window the mask is the same
+    assert pipe(["w1"], law={"temperature": 0.0}).tokens.shape == (
+        1,
+        PLACES,
+    )  # within the window the mask is the same
     with pytest.raises(GenError, match="see 12"):
         pipe([" ".join(["w1"] * 9)])
 
@@ -182,12 +237,19 @@ def test_missing_extra_and_mis_shaped_keys_are_listed(llama, tmp_path):
 
     path = copy(llama, tmp_path)
     tensors = load_file(path / "model.safetensors")
-    for change, word in ((lambda t: t.pop("model.norm.weight"), "1 missing: model.norm.weight"), (lambda t: t.update(odd=torch.ones(2)), "1 extra: odd")):
+    for change, word in (
+        (lambda t: t.pop("model.norm.weight"), "1 missing: model.norm.weight"),
+        (lambda t: t.update(odd=torch.ones(2)), "1 extra: odd"),
+    ):
         changed = dict(tensors)
         change(changed)
         save_file(changed, path / "model.safetensors", {"format": "pt"})
         refused(word, model=path)
-    save_file({**tensors, "model.norm.weight": torch.ones(31)}, path / "model.safetensors", {"format": "pt"})
+    save_file(
+        {**tensors, "model.norm.weight": torch.ones(31)},
+        path / "model.safetensors",
+        {"format": "pt"},
+    )
     refused("model.norm.weight", model=path)
 
 
@@ -203,7 +265,9 @@ def test_a_pickle_of_more_than_tensors_runs_nothing(llama, tmp_path):
     with pytest.raises(GenError, match="plain tensors"):
         Weights(path)
     assert not (tmp_path / "ran").exists()
-    torch.load(path / "pytorch_model.bin", weights_only=False)  # control: the pickle does what it is refused for
+    torch.load(
+        path / "pytorch_model.bin", weights_only=False
+    )  # control: the pickle does what it is refused for
     assert (tmp_path / "ran").exists()
 
 
@@ -211,11 +275,21 @@ def test_code_of_a_folder_runs_only_if_the_user_says_so(llama, tmp_path):
     path = copy(llama, tmp_path)
     config = json.loads((path / "config.json").read_text())
     own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
-    (path / "config.json").write_text(json.dumps({**config, "model_type": "own_kind", "architectures": ["OwnForCausalLM"], "auto_map": own}))
+    (path / "config.json").write_text(
+        json.dumps(
+            {
+                **config,
+                "model_type": "own_kind",
+                "architectures": ["OwnForCausalLM"],
+                "auto_map": own,
+            }
+        )
+    )
     mark = tmp_path / "ran"
     (path / "own.py").write_text(
-        f"open({str(mark)!r}, 'w').close()\nfrom transformers import LlamaConfig, LlamaForCausalLM\n\n"
-        "class OwnConfig(LlamaConfig):\n    model_type = 'own_kind'\n\nclass OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+        f"open({str(mark)!r}, 'w').close()\nfrom transformers import LlamaConfig,"
+        " LlamaForCausalLM\n\nclass OwnConfig(LlamaConfig):\n    model_type = 'own_kind'\n\nclass"
+        " OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
     )
     refused("trust_remote_code=True", model=path)
     assert not mark.exists()
@@ -254,12 +328,22 @@ def test_wrappings_and_renames_are_undone(wrapper, suffix, tmp_path):
     if suffix == ".safetensors":
         save_file(tensors, path)
     else:
-        torch.save({wrapper: tensors, "args": argparse.Namespace(lr=1.0), "epoch": 3} if wrapper else tensors, path)
+        torch.save(
+            (
+                {wrapper: tensors, "args": argparse.Namespace(lr=1.0), "epoch": 3}
+                if wrapper
+                else tensors
+            ),
+            path,
+        )
     weights = Weights(path, wrapper if wrapper == "ema" and suffix == ".pt" else None)
     renames = ((r"^net\.", ""), (r"\.w$", ".weight"))
     model = fill(without_storage(linear), weights, rename=renames, dtype=torch.float64)
     x = torch.randn(5, 3, dtype=torch.float64)
-    assert torch.allclose(model(x), source.double()(x)) and next(model.parameters()).dtype == torch.float64
+    assert (
+        torch.allclose(model(x), source.double()(x))
+        and next(model.parameters()).dtype == torch.float64
+    )
     with pytest.raises(GenError, match="4 missing: .*0.weight.*4 extra: .*net.0.w"):
         fill(without_storage(linear), weights)
 
@@ -279,7 +363,9 @@ def test_sharded_weights_are_read_by_their_index(tmp_path):
     save_quietly(model, tmp_path, max_shard_size="40KB")
     assert len(weight_files(tmp_path)) > 1
     weights = Weights(tmp_path)
-    assert set(weights) == set(model.state_dict()) and all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
+    assert set(weights) == set(model.state_dict()) and all(
+        torch.equal(weights[k], v) for k, v in model.state_dict().items()
+    )
     tiny_tokenizer().save_pretrained(tmp_path)
     assert gen.load("text", model=tmp_path, max_new_tokens=4)(["w1"]).media
     weight_files(tmp_path)[0].unlink()
@@ -289,11 +375,15 @@ def test_sharded_weights_are_read_by_their_index(tmp_path):
 
 def test_a_device_map_places_modules_and_changes_nothing(llama):
     plain = gen.load("text", model=llama, dtype="float64", max_new_tokens=PLACES)
-    mapped = gen.load("text", model=llama, dtype="float64", max_new_tokens=PLACES, device_map={"": "cpu"})
+    mapped = gen.load(
+        "text", model=llama, dtype="float64", max_new_tokens=PLACES, device_map={"": "cpu"}
+    )
     assert torch.equal(plain(PROMPTS, seed=1).tokens, mapped(PROMPTS, seed=1).tokens)
     refused("'cuda:7' is not there", model=llama, device_map={"": "cuda:7"})
     refused("device_map", "'auto'", model=llama, device_map="outo")
-    placed = fill(without_storage(linear), linear().state_dict(), device_map={"0": "cpu", "1": "cpu"})
+    placed = fill(
+        without_storage(linear), linear().state_dict(), device_map={"0": "cpu", "1": "cpu"}
+    )
     assert placed.hf_device_map == {"0": "cpu", "1": "cpu"}
     with pytest.raises(GenError, match="on disk"):
         fill(without_storage(linear), linear().state_dict(), device_map={"0": "cpu", "1": "disk"})
@@ -301,21 +391,45 @@ def test_a_device_map_places_modules_and_changes_nothing(llama):
 
 @pytest.mark.slow
 def test_loading_takes_hardly_more_memory_than_the_weights(tmp_path):
-    """At most 1.2 times: of all that is resident where gen reads safetensors itself, of what the kernel cannot take back where files stay mapped."""
+    """At most 1.2 times: of all that is resident where gen reads safetensors itself, of what the
+    kernel cannot take back where files stay mapped."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=500, hidden_size=256, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=8))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=500,
+            hidden_size=256,
+            intermediate_size=1024,
+            num_hidden_layers=12,
+            num_attention_heads=8,
+        )
+    )
     save_quietly(model, tmp_path / "safe", max_shard_size="20MB")
     model.config.save_pretrained(tmp_path / "pickle")
     torch.save(model.state_dict(), tmp_path / "pickle" / "pytorch_model.bin")
-    runs = ["safe:float32:own", "safe:float16:own", "safe:float32:library", "safe:float16:library", "pickle:float16:own", "pickle:float16:naive"]
+    runs = [
+        "safe:float32:own",
+        "safe:float16:own",
+        "safe:float32:library",
+        "safe:float16:library",
+        "pickle:float16:own",
+        "pickle:float16:naive",
+    ]
     root = Path(__file__).parent
     env = {**os.environ, "PYTHONPATH": str(root.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(root / "loading_memory.py"), *(f"{tmp_path}/{r}" for r in runs)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    peaks = dict(zip(runs, ([float(x) for x in line.split()] for line in done.stdout.splitlines()), strict=True))
-    assert all(peaks[r][0] <= 1.2 for r in runs[:2]) and all(peaks[r][1] <= 1.2 for r in runs[:5]), peaks
+    peaks = dict(
+        zip(
+            runs,
+            ([float(x) for x in line.split()] for line in done.stdout.splitlines()),
+            strict=True,
+        )
+    )
+    assert all(peaks[r][0] <= 1.2 for r in runs[:2]) and all(
+        peaks[r][1] <= 1.2 for r in runs[:5]
+    ), peaks
     assert min(peaks[runs[5]]) > 1.7  # control: as loading scripts do it
 
 
@@ -337,8 +451,27 @@ def test_a_hub_id_comes_out_of_the_local_cache(llama, tmp_path, monkeypatch):
 
 def test_ids_go_to_the_model_and_back():
     vocabulary = Vocabulary(torch.tensor([9, 4, 7]), 12)
-    assert vocabulary.to_model(torch.tensor([0, 1, 2, *vocabulary.prompt([5, 9])])).tolist() == [9, 4, 7, 5, 9]
-    assert vocabulary.of_model(torch.arange(12)).tolist() == [-1, -1, -1, -1, 1, -1, -1, 2, -1, 0, -1, -1]
+    assert vocabulary.to_model(torch.tensor([0, 1, 2, *vocabulary.prompt([5, 9])])).tolist() == [
+        9,
+        4,
+        7,
+        5,
+        9,
+    ]
+    assert vocabulary.of_model(torch.arange(12)).tolist() == [
+        -1,
+        -1,
+        -1,
+        -1,
+        1,
+        -1,
+        -1,
+        2,
+        -1,
+        0,
+        -1,
+        -1,
+    ]
     with pytest.raises(GenError, match="stands for two"):
         Vocabulary(torch.tensor([1, 2, 1]), 4)
     with pytest.raises(GenError, match="below 4"):
@@ -357,9 +490,20 @@ def test_every_family_says_what_it_is():
     table = registry.table("checkpoint")
     assert len(table) >= 1
     for name, cls in table.items():
-        assert issubclass(cls, Checkpoint) and cls.__doc__ and cls.tested and cls.modalities and cls.protocols, name
-        assert set(cls.protocols) <= {"causal", "masked", "blocks"} and cls.kind in ("codes", "latents")
-        assert set(cls.modalities) <= set(registry.table("modality")) and isinstance(options_of(cls), dict)
+        assert (
+            issubclass(cls, Checkpoint)
+            and cls.__doc__
+            and cls.tested
+            and cls.modalities
+            and cls.protocols
+        ), name
+        assert set(cls.protocols) <= {"causal", "masked", "blocks"} and cls.kind in (
+            "codes",
+            "latents",
+        )
+        assert set(cls.modalities) <= set(registry.table("modality")) and isinstance(
+            options_of(cls), dict
+        )
 
 
 def test_no_family_takes_the_embedded_models():

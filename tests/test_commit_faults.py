@@ -1,4 +1,5 @@
-"""Between every two system calls of a run: what is killed there, or refused there, loses nothing and leaves nothing half done."""
+"""Between every two system calls of a run: what is killed there, or refused there, loses nothing
+and leaves nothing half done."""
 
 from __future__ import annotations
 
@@ -10,7 +11,20 @@ import traceback
 from pathlib import Path
 
 import pytest
-from crashing import Faults, Pipe, apart, audit, contents, damage, differences, fork, ground, intact, run, wait  # noqa: F401
+from crashing import (
+    Faults,
+    Pipe,
+    apart,
+    audit,
+    contents,
+    damage,
+    differences,
+    fork,
+    ground,
+    intact,
+    run,
+    wait,
+)  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("ground")
 KEYS = {"shard_items": 2, "trace": 1}  # 3 items in 2 shards
@@ -34,8 +48,12 @@ def another(out: Path, layout: str) -> None:
     run(out, layout=layout, seed=7, **KEYS)
 
 
-SCENES = {"new": (nothing, {}, ()), "retry": (one_failed, {"retry": "failed"}, ()), "mend": (spoilt, {}, ("alpha", "beta")),
-          "overwrite": (another, {"overwrite": True}, ())}  # fmt: skip
+SCENES = {
+    "new": (nothing, {}, ()),
+    "retry": (one_failed, {"retry": "failed"}, ()),
+    "mend": (spoilt, {}, ("alpha", "beta")),
+    "overwrite": (another, {"overwrite": True}, ()),
+}
 
 
 class Scene:
@@ -57,7 +75,8 @@ class Scene:
         return out
 
     def disturbed(self, out: Path, at: int, how: str | int):
-        """A run in a process of its own; returns how it ended, and how many calls there were until then."""
+        """A run in a process of its own; returns how it ended, and how many calls there were until
+        then."""
 
         def body():
             faults = Faults(at, how).install()
@@ -71,7 +90,11 @@ class Scene:
         had = intact(out)
         run(out, layout=self.layout, **AGAIN, **self.said)
         now = intact(out)
-        again = [f"item {i} was whole and made again" for i in had if now.get(i) != had[i] and "overwrite" not in self.said]
+        again = [
+            f"item {i} was whole and made again"
+            for i in had
+            if now.get(i) != had[i] and "overwrite" not in self.said
+        ]
         return again + differences(out, self.want)
 
 
@@ -100,7 +123,9 @@ def killed_everywhere(scene: Scene, step: int = 1, first: int = 1) -> tuple[int,
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", SCENES)
 def test_a_kill_between_two_system_calls_loses_nothing_and_leaves_nothing(ground, name, layout):  # noqa: F811
-    kills, wrong = killed_everywhere(Scene(ground, name, layout), step=29, first=1 + len(name + layout))
+    kills, wrong = killed_everywhere(
+        Scene(ground, name, layout), step=29, first=1 + len(name + layout)
+    )
     assert not wrong and kills >= 3, "\n".join(wrong[:20])
 
 
@@ -114,7 +139,8 @@ def test_a_kill_between_any_two_system_calls_loses_nothing_and_leaves_nothing(gr
 
 
 def refused_everywhere(scene: Scene, number: int, step: int, first: int) -> tuple[int, list[str]]:
-    """As `killed_everywhere`, with a disk that refuses from some call on. How many runs ended because of it, and what was wrong."""
+    """As `killed_everywhere`, with a disk that refuses from some call on. How many runs ended
+    because of it, and what was wrong."""
     ends, wrong, at = 0, [], first
     while True:
         out = scene.folder()
@@ -145,22 +171,30 @@ def refused_everywhere(scene: Scene, number: int, step: int, first: int) -> tupl
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", ["new", "overwrite"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
-def test_a_disk_that_refuses_is_one_clear_error_and_the_next_run_goes_on(ground, name, layout, number):  # noqa: F811
-    ends, wrong = refused_everywhere(Scene(ground, name, layout), number, step=41, first=2 + number % 17)
+def test_a_disk_that_refuses_is_one_clear_error_and_the_next_run_goes_on(
+    ground, name, layout, number
+):  # noqa: F811
+    ends, wrong = refused_everywhere(
+        Scene(ground, name, layout), number, step=41, first=2 + number % 17
+    )
     assert not wrong and ends >= 1, "\n".join(wrong[:9])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", SCENES)
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO], ids=errno.errorcode.get)
-def test_a_disk_that_refuses_at_any_call_is_one_clear_error_and_the_next_run_goes_on(ground, name, layout, number):  # noqa: F811
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO], ids=errno.errorcode.get
+)
+def test_a_disk_that_refuses_at_any_call_is_one_clear_error_and_the_next_run_goes_on(
+    ground, name, layout, number
+):  # noqa: F811
     ends, wrong = refused_everywhere(Scene(ground, name, layout), number, step=4, first=1)
     print(f"{name} {layout} {errno.errorcode[number]}: {ends} runs ended")
     assert not wrong and ends > 10, "\n".join(wrong[:9])
 
 
-# ------------------------------------------------------------------------------------------------------ the system's own calls
+# --- the system's own calls
 
 
 def traced(scene: Scene, out: Path, call: str, at: int):
@@ -172,7 +206,18 @@ def traced(scene: Scene, out: Path, call: str, at: int):
         run(out, layout=scene.layout, **KEYS, batch_size=1, **scene.said)
 
     child = fork(body)
-    line = ["strace", "-f", "-o", os.devnull, "-p", str(child[0]), "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={at}"]
+    line = [
+        "strace",
+        "-f",
+        "-o",
+        os.devnull,
+        "-p",
+        str(child[0]),
+        "-e",
+        f"trace={call}",
+        "-e",
+        f"inject={call}:signal=KILL:when={at}",
+    ]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as tracer:
         said = tracer.stderr.readline()
         os.write(start, b"x")
@@ -190,7 +235,18 @@ def test_a_kill_by_the_system_itself_loses_nothing_and_leaves_nothing(ground, na
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     scene, kills, wrong = Scene(ground, name, layout), {}, []
-    for call in ("fsync", "write", "rename", "link", "linkat", "unlink", "unlinkat", "mkdir", "rmdir", "openat"):
+    for call in (
+        "fsync",
+        "write",
+        "rename",
+        "link",
+        "linkat",
+        "unlink",
+        "unlinkat",
+        "mkdir",
+        "rmdir",
+        "openat",
+    ):
         at, step = 1, {"write": 5, "openat": 17}.get(call, 3)
         while True:
             out = scene.folder()

@@ -1,4 +1,5 @@
-"""``compile``: the forward through ``torch.compile`` gives what it gives without, in few graphs for all calls of a decoding; and jobs that say it."""
+"""``compile``: the forward through ``torch.compile`` gives what it gives without, in few graphs for
+all calls of a decoding; and jobs that say it."""
 
 from __future__ import annotations
 
@@ -28,8 +29,14 @@ from gen.types import TokenSpace
 
 V, T = 24, 16
 MASKED = ["halton", {"name": "fast_dllm", "cache": "dual"}]
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here, which torch.compile needs on a CPU")
-SPECS = ["autoregressive", {"name": "speculative_jacobi", "window": 4}, {"name": "speculative_jacobi", "window": 6, "coupling": "maximal"}]
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="no C++ compiler here, which torch.compile needs on a CPU"
+)
+SPECS = [
+    "autoregressive",
+    {"name": "speculative_jacobi", "window": 4},
+    {"name": "speculative_jacobi", "window": 6, "coupling": "maximal"},
+]
 
 
 def decode(net, spec, backend: str | None, rows: int = 5):
@@ -38,8 +45,15 @@ def decode(net, spec, backend: str | None, rows: int = 5):
     adapter = CausalLM(net)
     if backend:
         compiled_forward(adapter, backend)
-    target = CausalTarget(adapter, prompt, TokenSpace.codes((T,), 16, V), law, prompt.flip(1), torch.tensor([2, 4, 3, 4, 4])[:rows],
-                          torch.tensor([4, 4, 2, 4, 3])[:rows])
+    target = CausalTarget(
+        adapter,
+        prompt,
+        TokenSpace.codes((T,), 16, V),
+        law,
+        prompt.flip(1),
+        torch.tensor([2, 4, 3, 4, 4])[:rows],
+        torch.tensor([4, 4, 2, 4, 3])[:rows],
+    )
     return sampler(target, CounterDraws(range(rows)))
 
 
@@ -48,11 +62,14 @@ def test_the_graph_of_a_forward_decodes_what_the_forward_does(spec):
     torch._dynamo.reset()
     net = small_llama(V)
     want, got = decode(net, spec, None), decode(net, spec, "eager")
-    assert torch.equal(got.tokens, want.tokens) and [s.nfe for s in got.stats] == [s.nfe for s in want.stats]
+    assert torch.equal(got.tokens, want.tokens) and [s.nfe for s in got.stats] == [
+        s.nfe for s in want.stats
+    ]
 
 
 def test_few_graphs_serve_all_widths_and_rows_and_later_targets_too():
-    """Each graph more is a compilation of its own, up to minutes of waiting in the midst of decoding."""
+    """Each graph more is a compilation of its own, up to minutes of waiting in the midst of
+    decoding."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     decode(small_llama(V), SPECS[1], "eager")
@@ -70,7 +87,15 @@ def masked(net, backend: str | None) -> MaskedTarget:
     legal = torch.zeros(T, V, dtype=torch.bool)
     legal[:, :16] = True
     space = TokenSpace((T,), V, legal, mask_id=V - 1)
-    return MaskedTarget(adapter, prompt, space, Law(guidance_scale=2.0), prompt.flip(1), torch.tensor([2, 4, 3]), torch.tensor([4, 4, 2]))
+    return MaskedTarget(
+        adapter,
+        prompt,
+        space,
+        Law(guidance_scale=2.0),
+        prompt.flip(1),
+        torch.tensor([2, 4, 3]),
+        torch.tensor([4, 4, 2]),
+    )
 
 
 @pytest.mark.parametrize("spec", MASKED, ids=str)
@@ -78,8 +103,13 @@ def test_the_graph_of_a_masked_forward_decodes_what_the_forward_does(spec):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     net, sampler = small_llama(V), resolve_sampler(spec)[0]
-    want, got = (sampler(masked(net, backend), CounterDraws(range(3))) for backend in (None, "eager"))
-    assert torch.equal(got.tokens, want.tokens) and torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    want, got = (
+        sampler(masked(net, backend), CounterDraws(range(3))) for backend in (None, "eager")
+    )
+    assert (
+        torch.equal(got.tokens, want.tokens)
+        and torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    )
 
 
 def test_the_graph_of_a_block_forward_gives_its_logits():
@@ -92,14 +122,23 @@ def test_the_graph_of_a_block_forward_gives_its_logits():
     for first in (0, 4, 8):
         at = torch.arange(first, first + 4).expand(2, -1)
         ids, last = (at + torch.tensor([[0], [7]])) % V, torch.full_like(at, first + 3)
-        assert torch.allclose(plain.forward(ids, at, last, caches[0]), fast.forward(ids, at, last, caches[1]), rtol=0, atol=1e-12)
+        assert torch.allclose(
+            plain.forward(ids, at, last, caches[0]),
+            fast.forward(ids, at, last, caches[1]),
+            rtol=0,
+            atol=1e-12,
+        )
 
 
 def test_control_a_masked_graph_that_sees_padding_is_found():
     net, canvas = small_llama(V), torch.full((3, T), V - 1)
     broken = masked(net, None)
-    broken.model._canvas = lambda lean, ids, at, tables, mask, keep: among_themselves(lean, ids, at, tables, None, keep)
-    assert not torch.allclose(broken.predict(canvas)[0], masked(net, None).predict(canvas)[0], atol=1e-3)
+    broken.model._canvas = lambda lean, ids, at, tables, mask, keep: among_themselves(
+        lean, ids, at, tables, None, keep
+    )
+    assert not torch.allclose(
+        broken.predict(canvas)[0], masked(net, None).predict(canvas)[0], atol=1e-3
+    )
 
 
 def graphs_of(models: int) -> int:
@@ -152,7 +191,9 @@ def test_control_a_graph_that_forgets_the_mask_is_found():
     compiled_forward(adapter, "eager")
     run, calls = adapter._compiled, []
     adapter._compiled = lambda lean, tokens, positions, tables, keys, values, mask, keep: (
-        calls.append(1), run(lean, tokens, positions, tables, keys, values, torch.zeros_like(mask), keep))[1]  # fmt: skip
+        calls.append(1),
+        run(lean, tokens, positions, tables, keys, values, torch.zeros_like(mask), keep),
+    )[1]
     space, prompt = TokenSpace.codes((T,), 16, V), torch.arange(8).view(2, 4)
     sampler = resolve_sampler(SPECS[1])[0]
     broken = sampler(CausalTarget(adapter, prompt, space, Law()), CounterDraws([0, 1]))
@@ -161,8 +202,18 @@ def test_control_a_graph_that_forgets_the_mask_is_found():
 
 
 def test_what_is_not_compiled_is_refused():
-    other = MistralForCausalLM(MistralConfig(vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)).eval()
-    with pytest.raises(GenError, match="compile came with MistralForCausalLM; expected a plain Llama"):
+    other = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=V,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+        )
+    ).eval()
+    with pytest.raises(
+        GenError, match="compile came with MistralForCausalLM; expected a plain Llama"
+    ):
         compiled_forward(CausalLM(other))
     assert compiled("cpu", "eager") is compiled("cpu", "eager")
     latents = CausalLatentLM.__new__(CausalLatentLM)
@@ -180,13 +231,17 @@ def test_without_a_compiler_it_is_refused_in_one_line(monkeypatch):
     compiled_forward(CausalLM(small_llama(V)), "eager")  # control: this one needs none
 
 
-# ------------------------------------------------------------------------------------------------------ jobs
+# --- jobs
 
 
 def loaded(monkeypatch) -> list[bool]:
     """What pipelines are told from now on, in a job of a toy."""
     told: list[bool] = []
-    monkeypatch.setattr(pipeline, "load", lambda modality, *, model, device, dtype, compile: told.append(compile) or Pipe())
+    monkeypatch.setattr(
+        pipeline,
+        "load",
+        lambda modality, *, model, device, dtype, compile: told.append(compile) or Pipe(),
+    )
     return told
 
 
@@ -195,10 +250,14 @@ def test_a_job_that_goes_on_may_say_another_value(tmp_path, monkeypatch):
     told, stop = loaded(monkeypatch), iter([False, False, False, True])
     keys = {"batch_size": 1, "shard_items": 1}
     assert run_job(job(tmp_path, compile=True, **keys), stop=lambda: next(stop, True))["pending"]
-    assert load_config(tmp_path / "config.yaml").entries[0].compile  # what workers of other processes read
+    assert (
+        load_config(tmp_path / "config.yaml").entries[0].compile
+    )  # what workers of other processes read
     assert not run_job(job(tmp_path, **keys))["pending"] and told == [True, False]
     run_job(job(tmp_path / "whole", **keys))
-    assert steady(tmp_path) == steady(tmp_path / "whole") and "compile" not in read_rows(tmp_path)[0]
+    assert (
+        steady(tmp_path) == steady(tmp_path / "whole") and "compile" not in read_rows(tmp_path)[0]
+    )
 
 
 @pytest.mark.usefixtures("toy")
@@ -212,7 +271,10 @@ def test_entries_that_say_it_have_pipelines_of_their_own(monkeypatch):
 
 def test_a_deterministic_job_refuses_it():
     said = {"modality": "image", "prompts": ["a red circle"], "deterministic": True}
-    with pytest.raises(GenError, match="compile of jobs.1 in here is true.*expected false, because deterministic is true"):
+    with pytest.raises(
+        GenError,
+        match="compile of jobs.1 in here is true.*expected false, because deterministic is true",
+    ):
         make_job({**said, "jobs": [{"seed": 1}, {"seed": 2, "compile": True}]}, where="here")
     plain = make_job({**said, "compile": False}, where="here")
     assert fingerprint(plain) == fingerprint(make_job(said, where="here"))

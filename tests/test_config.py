@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gen.config.job import Job, difference, find_config, fingerprint, load_config, make_job, packaged, stored_job
+from gen.config.job import (
+    Job,
+    difference,
+    find_config,
+    fingerprint,
+    load_config,
+    make_job,
+    packaged,
+    stored_job,
+)
 from gen.errors import GenError
 
 RING = "a small blue ring in the centre"
@@ -30,7 +39,7 @@ def write(path: Path, tree: dict) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------------------ strictness
+# --- strictness
 
 
 @pytest.mark.parametrize(
@@ -49,17 +58,24 @@ def test_a_typo_in_an_override_names_the_override_and_the_nearest_name(override,
     assert f"Did you mean {nearest!r}?" in message and f"override {override!r}" in message
 
 
-@pytest.mark.parametrize("tree, typo, nearest", [
-    ({"promts": [RING]}, "promts", "prompts"),
-    ({"sampler": {"name": "sjd", "windw": 8}}, "windw", "window"),
-    ({"law": {"top_kk": 3}}, "top_kk", "top_k"),
-    ({"jobs": [{"sampler": "sjd"}, {"smapler": "sjd"}]}, "smapler", "sampler"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "tree, typo, nearest",
+    [
+        ({"promts": [RING]}, "promts", "prompts"),
+        ({"sampler": {"name": "sjd", "windw": 8}}, "windw", "window"),
+        ({"law": {"top_kk": 3}}, "top_kk", "top_k"),
+        ({"jobs": [{"sampler": "sjd"}, {"smapler": "sjd"}]}, "smapler", "sampler"),
+    ],
+)
 def test_a_typo_in_a_file_names_the_file_and_the_nearest_name(tmp_path, tree, typo, nearest):
     path = write(tmp_path / "a.yaml", {**BASE, **tree})
     with pytest.raises(GenError) as caught:
         load_config(path)
-    assert typo in str(caught.value) and f"{nearest!r}" in str(caught.value) and str(path) in str(caught.value)
+    assert (
+        typo in str(caught.value)
+        and f"{nearest!r}" in str(caught.value)
+        and str(path) in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +137,12 @@ def test_the_same_keys_with_right_values_pass():  # the negative control of the 
         "model=here",
         "out=there",
     ).entries[0]
-    assert (made.num_samples, made.sampler["window"], made.law["temperature"], made.model) == (2, 1, 0.5, "here")
+    assert (made.num_samples, made.sampler["window"], made.law["temperature"], made.model) == (
+        2,
+        1,
+        0.5,
+        "here",
+    )
 
 
 def test_the_modality_must_be_said():
@@ -135,7 +156,9 @@ def test_prompts_and_prompts_file_together_are_refused(tmp_path):
     assert "both prompts and prompts_file" in refusal(prompts_file=str(path))
 
 
-@pytest.mark.parametrize("text", ["seed: 1\nseed: 2", "a: [", "- 1", "seed: ${nowhere}", "3", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["seed: 1\nseed: 2", "a: [", "- 1", "seed: ${nowhere}", "3", "\x00"]
+)
 def test_a_broken_file_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
@@ -162,12 +185,16 @@ def test_editing_needs_image_and_mask(tmp_path):
     assert "nowhere.wav" in refusal(prefix="nowhere.wav")
 
 
-# ------------------------------------------------------------------------------------------------------ merging
+# --- merging
 
 
 def test_a_sampler_by_name_replaces_the_node_and_a_knob_extends_it():
     node = {"name": "speculative_jacobi", "coupling": "fresh", "window": 8}
-    assert job("sampler.window=16", sampler=node).entries[0].sampler == {**node, "window": 16, "init": "uniform"}
+    assert job("sampler.window=16", sampler=node).entries[0].sampler == {
+        **node,
+        "window": 16,
+        "init": "uniform",
+    }
     assert job("sampler=maskgit", sampler=node).entries[0].sampler["name"] == "maskgit"
     assert "window" not in job("sampler=maskgit", sampler=node).entries[0].sampler
     assert job("sampler.window=5", sampler="sjd").entries[0].sampler["window"] == 5
@@ -184,7 +211,9 @@ def test_entries_inherit_and_overrides_win_over_both():
 
 
 def test_a_knob_that_one_entry_lacks_is_refused_rather_than_ignored():
-    assert "'window'" in refusal("sampler.window=8", jobs=[{"sampler": "sjd"}, {"sampler": "autoregressive"}])
+    assert "'window'" in refusal(
+        "sampler.window=8", jobs=[{"sampler": "sjd"}, {"sampler": "autoregressive"}]
+    )
 
 
 def test_the_same_job_twice_is_refused():
@@ -192,7 +221,10 @@ def test_the_same_job_twice_is_refused():
 
 
 def test_what_a_loader_is_told_anyway_is_no_option_of_a_model():
-    assert "model_options.compile came in override 'model_options.compile=true'; expected compile as a key" in refusal("model_options.compile=true", model="m")
+    assert (
+        "model_options.compile came in override 'model_options.compile=true'; expected compile as"
+        " a key" in refusal("model_options.compile=true", model="m")
+    )
 
 
 def test_entries_may_not_have_a_folder_of_their_own():
@@ -214,7 +246,10 @@ def test_labels_tell_entries_of_one_sampler_apart():
 def test_prompts_file_is_relative_to_its_config_and_blank_lines_are_no_prompts(tmp_path):
     (tmp_path / "p.txt").write_text(f"{RING}\n\n  a red circle\n")
     path = write(tmp_path / "a.yaml", {"modality": "image", "prompts_file": "p.txt"})
-    assert [(r.line, r.prompt) for r in load_config(path).entries[0].rows()] == [(1, RING), (3, "a red circle")]
+    assert [(r.line, r.prompt) for r in load_config(path).entries[0].rows()] == [
+        (1, RING),
+        (3, "a red circle"),
+    ]
     (tmp_path / "p.txt").write_text("\n\n")
     with pytest.raises(GenError, match="at least one prompt"):
         load_config(path)
@@ -226,12 +261,14 @@ def test_a_new_list_of_prompts_replaces_a_file_of_them(tmp_path):
     assert load_config(path, ["prompts=[a red circle]"]).entries[0].prompts == ["a red circle"]
 
 
-# ------------------------------------------------------------------------------------------------------ resolution
+# --- resolution
 
 
 def test_a_path_comes_before_a_packaged_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert find_config("image/sjd") == find_config("configs/image/sjd.yaml") == packaged()["image/sjd"]
+    assert (
+        find_config("image/sjd") == find_config("configs/image/sjd.yaml") == packaged()["image/sjd"]
+    )
     (tmp_path / "image").mkdir()
     write(tmp_path / "image/sjd", {**BASE, "seed": 99})
     assert load_config("image/sjd").entries[0].seed == 99
@@ -240,7 +277,9 @@ def test_a_path_comes_before_a_packaged_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", packaged())
 def test_every_packaged_config_loads_and_says_what_it_is(name):
     head = packaged()[name].read_text().split("\n\n")[0]
-    assert all(word in head for word in ("command", "hardware", "time", "expected", f"gen run {name}"))
+    assert all(
+        word in head for word in ("command", "hardware", "time", "expected", f"gen run {name}")
+    )
     assert load_config(name).entries
 
 
@@ -281,7 +320,7 @@ def test_resolved_yaml_loads_to_the_same_job(tmp_path):
     assert fingerprint(again) == fingerprint(made)
 
 
-# ------------------------------------------------------------------------------------------------------ fingerprint
+# --- fingerprint
 
 
 @pytest.mark.parametrize(
@@ -325,16 +364,25 @@ def test_the_fingerprint_sees_what_the_media_depend_on(override):
 def test_the_fingerprint_sees_the_content_of_a_picture_and_not_its_path(tmp_path):
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
         (tmp_path / name).write_bytes(content)
-    prints = [fingerprint(job(f"source={tmp_path / n}", f"mask={tmp_path / 'a'}", sampler="maskgit")) for n in "abc"]
+    prints = [
+        fingerprint(job(f"source={tmp_path / n}", f"mask={tmp_path / 'a'}", sampler="maskgit"))
+        for n in "abc"
+    ]
     assert prints[0] == prints[1] != prints[2]
     prints = [fingerprint(job(f"prefix={tmp_path / n}")) for n in "abc"]
     assert prints[0] == prints[1] != prints[2] and prints[0] != fingerprint(job())
 
 
-# ------------------------------------------------------------------------------------------------------ keys of the run
+# --- keys of the run
 
 COUNTED = ["layout=shards", "tokens=true", "shard_items=8", "deterministic=true"]
-RUNTIME = ["workers=4", "engine=ray", "engine_options.partition=gpu", "retry=failed", "overwrite=true"]
+RUNTIME = [
+    "workers=4",
+    "engine=ray",
+    "engine_options.partition=gpu",
+    "retry=failed",
+    "overwrite=true",
+]
 
 
 @pytest.mark.parametrize("override", COUNTED)
@@ -342,7 +390,9 @@ def test_keys_that_shape_the_folder_count_for_the_fingerprint(override):
     was, now = job(), job(override)
     assert fingerprint(was) != fingerprint(now)
     key, _, value = override.partition("=")
-    assert f"{key}: was {getattr(was.run, key)}, now {getattr(now.run, key)}" in difference(was.relevant(), now.relevant())
+    assert f"{key}: was {getattr(was.run, key)}, now {getattr(now.run, key)}" in difference(
+        was.relevant(), now.relevant()
+    )
     assert str(getattr(now.run, key)).lower() == value and f"{key}: {value}" in now.to_yaml()
 
 
@@ -356,9 +406,13 @@ def test_keys_of_one_command_do_not_count(override):
 
 
 def test_batch_size_counts_where_the_bits_depend_on_it():
-    assert fingerprint(job("deterministic=true", "batch_size=3")) != fingerprint(job("deterministic=true"))
+    assert fingerprint(job("deterministic=true", "batch_size=3")) != fingerprint(
+        job("deterministic=true")
+    )
     assert fingerprint(job("batch_size=3")) == fingerprint(job())  # control
-    lines = difference(job("deterministic=true").relevant(), job("deterministic=true", "batch_size=3").relevant())
+    lines = difference(
+        job("deterministic=true").relevant(), job("deterministic=true", "batch_size=3").relevant()
+    )
     assert lines == ["batch_size: was 8, now 3"]
 
 
@@ -366,17 +420,34 @@ def test_run_keys_load_again_and_defaults_go_unsaid(tmp_path):
     keys = [*COUNTED, "workers=4", "engine=ray", "engine_options.partition=gpu"]
     (tmp_path / "config.yaml").write_text(job(*keys).to_yaml())
     assert load_config(tmp_path / "config.yaml") == stored_job(tmp_path) == job(*keys)
-    assert not set(yaml.safe_load(job().to_yaml())) & {k.partition("=")[0].partition(".")[0] for k in (*COUNTED, *RUNTIME)}
+    assert not set(yaml.safe_load(job().to_yaml())) & {
+        k.partition("=")[0].partition(".")[0] for k in (*COUNTED, *RUNTIME)
+    }
     assert job("retry=none").run == job("retry=null").run == job().run
-    assert job("engine_options.a=1", engine_options={"a": 0, "b": 2}).run.engine_options == {"a": 1, "b": 2}
+    assert job("engine_options.a=1", engine_options={"a": 0, "b": 2}).run.engine_options == {
+        "a": 1,
+        "b": 2,
+    }
 
 
-@pytest.mark.parametrize("override, words", [
-    ("layout=shard", "Did you mean 'shards'?"), ("engine=rai", "Did you mean 'ray'?"), ("retry=faild", "Did you mean 'failed'?"),
-    ("worker=4", "Did you mean 'workers'?"), ("workers=0", "at least 1"), ("workers=null", "at least 1"), ("workers=true", "at least 1"),
-    ("shard_items=0", "at least 1"), ("tokens=1", "true or false"), ("overwrite=yes please", "true or false"),
-    ("engine_options=3", "options"), ("workers.x=1", "unknown key"), ("engine_options.a.b=1", "unknown key"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("layout=shard", "Did you mean 'shards'?"),
+        ("engine=rai", "Did you mean 'ray'?"),
+        ("retry=faild", "Did you mean 'failed'?"),
+        ("worker=4", "Did you mean 'workers'?"),
+        ("workers=0", "at least 1"),
+        ("workers=null", "at least 1"),
+        ("workers=true", "at least 1"),
+        ("shard_items=0", "at least 1"),
+        ("tokens=1", "true or false"),
+        ("overwrite=yes please", "true or false"),
+        ("engine_options=3", "options"),
+        ("workers.x=1", "unknown key"),
+        ("engine_options.a.b=1", "unknown key"),
+    ],
+)
 def test_a_wrong_key_of_the_run_is_refused_with_what_was_expected(override, words):
     message = refusal(override)
     assert words in message and f"override {override!r}" in message
@@ -394,4 +465,6 @@ def test_difference_says_how_many_rows_there_were():
     assert difference(tree("a", "b"), tree("a", "c")) == ["prompts: the rows are not the same"]
     two = job(jobs=[{"seed": 1}, {"seed": 2}]).relevant()
     assert difference(tree("a"), two)[0] == "jobs: was 1, now 2"
-    assert difference(two, job(jobs=[{"seed": 1}, {"seed": 3}]).relevant()) == ["jobs.1.seed: was 2, now 3"]
+    assert difference(two, job(jobs=[{"seed": 1}, {"seed": 3}]).relevant()) == [
+        "jobs.1.seed: was 2, now 3"
+    ]

@@ -1,8 +1,10 @@
-"""Laws that look back: what may stand at a place depends on the ids before it, and a row may end early.
+"""Laws that look back: what may stand at a place depends on the ids before it, and a row may end
+early.
 
-The toy language is one of exact length: ids 0, 1, 2 are 1, 2, 3 long, they must add up to a given total, and id 3 is the end. What
-samplers make of it is computed exactly, on every outcome of their draws, and held against the law written down from its definition.
-The controls break one part each and must miss by more than 1e-3.
+The toy language is one of exact length: ids 0, 1, 2 are 1, 2, 3 long, they must add up to a given
+total, and id 3 is the end. What samplers make of it is computed exactly, on every outcome of their
+draws, and held against the law written down from its definition. The controls break one part each
+and must miss by more than 1e-3.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ import pytest
 import torch
 from constrained import SPACES, ExactLength, ends_at, exact_length, law_of, obeys, with_end
 from enumeration import distance, enumerate_law
-from tabular import EMPTY, PROMPTS, TabularBlocks, TabularCausal, TabularMasked, causal_target, masked_target
+from tabular import (
+    EMPTY,
+    PROMPTS,
+    TabularBlocks,
+    TabularCausal,
+    TabularMasked,
+    causal_target,
+    masked_target,
+)
 from test_blocks import target_of as block_target
 
 from gen.draws import CounterDraws, OffsetDraws
@@ -40,18 +50,27 @@ def models(space: TokenSpace, law: Law):
     return make(0), make(5)
 
 
-def error(sampler, space: TokenSpace, law: Law = LAWS["plain"], draft_space: TokenSpace | None = None) -> float:
-    """The largest error of a probability, over three contexts of different lengths that are decoded in one batch."""
+def error(
+    sampler, space: TokenSpace, law: Law = LAWS["plain"], draft_space: TokenSpace | None = None
+) -> float:
+    """The largest error of a probability, over three contexts of different lengths that are decoded
+    in one batch."""
     model, small = models(space, law)
 
     def decode(draws, context):
-        draft = causal_target(small, draft_space or space, law, context) if sampler.drafted else None
+        draft = (
+            causal_target(small, draft_space or space, law, context) if sampler.drafted else None
+        )
         return sampler(causal_target(model, space, law, context), draws, draft=draft).tokens
 
     found = enumerate_law(decode, CONTEXTS)
     expected = [law_of(model, space, law, c) for c in range(CONTEXTS)]
-    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), "the law is too simple to test anything"
-    assert distance(expected[0], expected[1]) > WRONG, "contexts must differ, or mixing up rows would go unseen"
+    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
+        "the law is too simple to test anything"
+    )
+    assert distance(expected[0], expected[1]) > WRONG, (
+        "contexts must differ, or mixing up rows would go unseen"
+    )
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -67,7 +86,11 @@ def test_law_of_autoregression(space, law):
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_law_of_jacobi_for_every_window(coupling, window):
-    spaces = (exact_length(4, 4), with_end(4)) if window < 3 else (exact_length(4, 4, ids=2), with_end(4, ids=2))
+    spaces = (
+        (exact_length(4, 4), with_end(4))
+        if window < 3
+        else (exact_length(4, 4, ids=2), with_end(4, ids=2))
+    )
     for space in spaces:
         assert error(jacobi(coupling=coupling, window=window), space) < EXACT
 
@@ -104,7 +127,8 @@ def test_law_of_guided_speculative_decoding():
 
 
 def test_drafts_that_are_all_illegal_leave_a_law():
-    """Numbers, and the smallest legal set, after whatever was drafted; and the second call forgets what the first one drafted."""
+    """Numbers, and the smallest legal set, after whatever was drafted; and the second call forgets
+    what the first one drafted."""
     space = exact_length(4, 4)
     target = causal_target(models(space, Law())[0], space, COMBINED, [0, 1])
     at = torch.arange(4).expand(2, 4)
@@ -114,7 +138,9 @@ def test_drafts_that_are_all_illegal_leave_a_law():
     assert law[0, 2:].argmax(-1).tolist() == [3, 3] and law[1, 1:].argmax(-1).tolist() == [3, 3, 3]
     law, _ = target.predict(torch.tensor([[0, 0, 0, 0]] * 2), at)
     assert torch.equal(target.allowed[0], target.allowed[1])
-    assert target.allowed[0].sum(-1).tolist() == [3, 3, 2, 1] and bool((law.isfinite().sum(-1) > 0).all())
+    assert target.allowed[0].sum(-1).tolist() == [3, 3, 2, 1] and bool(
+        (law.isfinite().sum(-1) > 0).all()
+    )
 
 
 # --- controls of the law
@@ -136,7 +162,11 @@ def test_control_a_history_that_keeps_its_first_drafts(monkeypatch):
     """Rejected drafts must be overwritten."""
 
     def note(self, tokens, positions, _true=CausalTarget._note):
-        fresh = torch.where(self.history.gather(1, positions) == self.blank_id, tokens, self.history.gather(1, positions))
+        fresh = torch.where(
+            self.history.gather(1, positions) == self.blank_id,
+            tokens,
+            self.history.gather(1, positions),
+        )
         _true(self, fresh, positions)
 
     def init(self, *args, _true=CausalTarget.__init__, **kwargs):
@@ -145,14 +175,17 @@ def test_control_a_history_that_keeps_its_first_drafts(monkeypatch):
         self.history[:] = self.blank_id
 
     monkeypatch.setattr(CausalTarget, "__init__", init)
-    assert error(jacobi(window=3), exact_length(3, 3)) < EXACT  # what the slots start with is never looked at
+    assert (
+        error(jacobi(window=3), exact_length(3, 3)) < EXACT
+    )  # what the slots start with is never looked at
     monkeypatch.setattr(CausalTarget, "_note", note)
     monkeypatch.setattr(CausalTarget, "refuse_illegal", lambda *a: None)
     assert error(jacobi(window=3), exact_length(3, 3)) > WRONG
 
 
 def test_control_a_history_that_rows_do_not_leave(monkeypatch):
-    """Rows that stay must keep their own history: here they are given that of the rows before them."""
+    """Rows that stay must keep their own history: here they are given that of the rows before
+    them."""
 
     def keep(self, rows, _true=CausalTarget.keep):
         mine = self.history
@@ -172,16 +205,31 @@ def test_control_without_the_constraint_sequences_disobey(monkeypatch):
 # --- what comes out
 
 LONG = exact_length(12, 9)
-CAUSAL = [n for kind in ("sampler", "preset") for n in registry.table(kind)
-          if resolve_sampler(n)[0].protocol == "causal" and "codes" in resolve_sampler(n)[0].kinds]  # fmt: skip
+CAUSAL = [
+    n
+    for kind in ("sampler", "preset")
+    for n in registry.table(kind)
+    if resolve_sampler(n)[0].protocol == "causal" and "codes" in resolve_sampler(n)[0].kinds
+]
 
 
-def run(sampler, space: TokenSpace = LONG, law: Law = LAWS["guided"], rows: list[int] | None = None, **kwargs):
+def run(
+    sampler,
+    space: TokenSpace = LONG,
+    law: Law = LAWS["guided"],
+    rows: list[int] | None = None,
+    **kwargs,
+):
     rows = list(range(20)) if rows is None else rows
     model, small = models(space, law)
     context = [r % CONTEXTS for r in rows]
     draft = causal_target(small, space, law, context) if sampler.drafted else None
-    return sampler(causal_target(model, space, law, context), CounterDraws([7919 * r + 5 for r in rows]), draft=draft, **kwargs)
+    return sampler(
+        causal_target(model, space, law, context),
+        CounterDraws([7919 * r + 5 for r in rows]),
+        draft=draft,
+        **kwargs,
+    )
 
 
 def disobedient(sampler) -> int:
@@ -190,7 +238,8 @@ def disobedient(sampler) -> int:
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_causal_sampler_obeys_or_refuses(name):
-    """Relaxed rules credit a draft with the mass of other ids, so some of them would pass one that is not legal."""
+    """Relaxed rules credit a draft with the mass of other ids, so some of them would pass one that
+    is not legal."""
     sampler, law = resolve_sampler(name)
     space = replace(LONG, codebook=torch.arange(4.0)[:, None])
     try:
@@ -202,31 +251,45 @@ def test_every_causal_sampler_obeys_or_refuses(name):
     assert law.temperature == 0 or sampler.exactness == "none" or len(out.tokens.unique(dim=0)) > 5
     for row in (0, 7):  # alone and in the batch
         alone = run(sampler, space, replace(law, guidance_scale=2.0), rows=[row])
-        assert torch.equal(alone.tokens[0], out.tokens[row]) and alone.stats[0].nfe == out.stats[row].nfe
+        assert (
+            torch.equal(alone.tokens[0], out.tokens[row])
+            and alone.stats[0].nfe == out.stats[row].nfe
+        )
 
 
 @pytest.mark.parametrize("window", [1, 3, 12])
 @pytest.mark.parametrize("init", INITS)
 def test_gumbel_gives_the_tokens_of_autoregression(window, init):
     expected = run(autoregressive())
-    assert torch.equal(run(jacobi(coupling="gumbel", window=window, init=init)).tokens, expected.tokens)
+    assert torch.equal(
+        run(jacobi(coupling="gumbel", window=window, init=init)).tokens, expected.tokens
+    )
 
 
 # --- continuing what is there
 
 
-@pytest.mark.parametrize("sampler", [autoregressive(), jacobi(window=3), jacobi(coupling="fresh", window=3)], ids=["ar", "gumbel", "fresh"])
+@pytest.mark.parametrize(
+    "sampler",
+    [autoregressive(), jacobi(window=3), jacobi(coupling="fresh", window=3)],
+    ids=["ar", "gumbel", "fresh"],
+)
 def test_continuation_has_the_law_of_what_follows(sampler):
     space, law, given = exact_length(6, 6), LAWS["guided"], torch.tensor([0, 1])
     model = models(space, law)[0]
     rest = space.after(given[:1]).after(given[1:])
     assert rest.length == 4 and rest.given.tolist() == [0, 1]
     known = [[(*p, 0, 1) for p in prompts] for prompts in (PROMPTS, EMPTY)]
-    found = enumerate_law(lambda draws, c: sampler(causal_target(model, rest, law, c, *known), draws).tokens, CONTEXTS)
+    found = enumerate_law(
+        lambda draws, c: sampler(causal_target(model, rest, law, c, *known), draws).tokens, CONTEXTS
+    )
     for context, one in enumerate(found):
         assert len(one) > 2 and distance(one, law_of(model, space, law, context, (0, 1))) < EXACT
     forgetful = replace(rest, given=None)  # the control: the constraint counts from zero
-    found = enumerate_law(lambda draws, c: sampler(causal_target(model, forgetful, law, c, *known), draws).tokens, CONTEXTS)
+    found = enumerate_law(
+        lambda draws, c: sampler(causal_target(model, forgetful, law, c, *known), draws).tokens,
+        CONTEXTS,
+    )
     assert distance(found[0], law_of(model, space, law, 0, (0, 1))) > WRONG
 
 
@@ -237,9 +300,15 @@ def test_a_row_continued_from_its_own_beginning_is_the_same_row():
     for k in range(1, ends_at(whole.tolist(), 3)):
         given = whole[:k]
         prompts = [[(*p, *given.tolist()) for p in x] for x in (PROMPTS, EMPTY)]
-        out = jacobi(window=4)(causal_target(model, space.after(given), law, [1], *prompts), OffsetDraws(CounterDraws([9]), k), trace=True)
+        out = jacobi(window=4)(
+            causal_target(model, space.after(given), law, [1], *prompts),
+            OffsetDraws(CounterDraws([9]), k),
+            trace=True,
+        )
         assert torch.equal(out.after(given).tokens[0], whole)
-        assert sorted(n for step in out.after(given).traces[0] for n in step.committed) == list(range(k, 12))
+        assert sorted(n for step in out.after(given).traces[0] for n in step.committed) == list(
+            range(k, 12)
+        )
 
 
 def test_what_is_given_must_be_told_and_may_not_have_ended():
@@ -258,8 +327,10 @@ def test_what_is_given_must_be_told_and_may_not_have_ended():
 
 def test_models_that_do_not_go_left_to_right_refuse_a_constraint():
     masked = replace(TokenSpace.codes((4,), 3, 4, mask_id=3), constraint=ExactLength(3, 4))
-    for make in (lambda s: masked_target(TabularMasked(4), s, Law(), [0]),
-                 lambda s: block_target(TabularBlocks(4, block_length=2), s, Law(), [0])):  # fmt: skip
+    for make in (
+        lambda s: masked_target(TabularMasked(4), s, Law(), [0]),
+        lambda s: block_target(TabularBlocks(4, block_length=2), s, Law(), [0]),
+    ):
         with pytest.raises(GenError, match="left to right") as said:
             make(masked)
         assert "\n" not in str(said.value)
@@ -269,9 +340,15 @@ def test_models_that_do_not_go_left_to_right_refuse_a_constraint():
 def test_a_masked_space_may_have_an_end_and_fills_nothing_by_it():
     space = replace(TokenSpace.codes((12,), 3, 4, mask_id=3), end_id=2)
     plain = replace(space, end_id=None)
-    sample = lambda s: registry.get("sampler", "masked_iterative")()(masked_target(TabularMasked(4), s, Law(), [0] * 8), CounterDraws(range(8)))
+    sample = lambda s: registry.get("sampler", "masked_iterative")()(
+        masked_target(TabularMasked(4), s, Law(), [0] * 8), CounterDraws(range(8))
+    )
     assert torch.equal(sample(space).tokens, sample(plain).tokens)
-    assert any(ids[ids.index(2) :] != [2] * (12 - ids.index(2)) for ids in sample(space).tokens.tolist() if 2 in ids)
+    assert any(
+        ids[ids.index(2) :] != [2] * (12 - ids.index(2))
+        for ids in sample(space).tokens.tolist()
+        if 2 in ids
+    )
 
 
 def test_spaces_that_make_no_sense_are_refused_in_one_line():
@@ -285,8 +362,14 @@ def test_spaces_that_make_no_sense_are_refused_in_one_line():
         (lambda: TokenSpace((4,), 3, legal, end_id=2), "end_id 2 may not stand at place 2"),
         (lambda: TokenSpace((4,), 3, ~late, end_id=2), "end_id 2 may not stand at place 3"),
         (lambda: TokenSpace((4,), 3, legal, end_id=3), "end_id is 3; expected an id below 3"),
-        (lambda: replace(TokenSpace.latents((4,), 2), end_id=0), "latents came with a constraint or an end"),
-        (lambda: replace(TokenSpace.latents((4,), 2), constraint=ExactLength(2, 3)), "latents came with a constraint or an end"),
+        (
+            lambda: replace(TokenSpace.latents((4,), 2), end_id=0),
+            "latents came with a constraint or an end",
+        ),
+        (
+            lambda: replace(TokenSpace.latents((4,), 2), constraint=ExactLength(2, 3)),
+            "latents came with a constraint or an end",
+        ),
     ):
         with pytest.raises(GenError) as caught:
             make()

@@ -23,7 +23,12 @@ SPECS = {
     "jacobi": {"name": "speculative_jacobi", "window": 4},
     "maximal": {"name": "speculative_jacobi", "window": 5, "coupling": "maximal", "init": "repeat"},
     "speculative": {"name": "speculative", "num_speculative_tokens": 3},
-    "heuristic": {"name": "speculative", "num_speculative_tokens": 2, "policy": "heuristic", "verifier": "block"},
+    "heuristic": {
+        "name": "speculative",
+        "num_speculative_tokens": 2,
+        "policy": "heuristic",
+        "verifier": "block",
+    },
     "gsd": "typical",
 }
 
@@ -42,11 +47,21 @@ def target(net, law: Law, end: bool) -> CausalTarget:
     g = torch.Generator().manual_seed(3)
     prompt, uncond = (torch.randint(16, V, (N, 5), generator=g) for _ in range(2))
     lengths = torch.tensor([3, 5, 4] * 4)[:N]
-    return CausalTarget(CausalLM(net), prompt, space(end), law, uncond if law.guided else None, lengths, lengths.flip(0) if law.guided else None)
+    return CausalTarget(
+        CausalLM(net),
+        prompt,
+        space(end),
+        law,
+        uncond if law.guided else None,
+        lengths,
+        lengths.flip(0) if law.guided else None,
+    )
 
 
 def decode(name: str, law: Law, end: bool, at_most: int | None):
-    sampler, law = resolve_sampler(SPECS[name], {"temperature": law.temperature, "guidance_scale": law.guidance_scale})
+    sampler, law = resolve_sampler(
+        SPECS[name], {"temperature": law.temperature, "guidance_scale": law.guidance_scale}
+    )
     ours = target(NETS[0], law, end)
     draft = target(NETS[1], law, end) if sampler.drafted else None
     for part in (ours, draft):
@@ -54,7 +69,10 @@ def decode(name: str, law: Law, end: bool, at_most: int | None):
             part.at_most(at_most)
     sizes = []
     forward = ours.model.forward
-    ours.model.forward = lambda tokens, *rest, **more: (sizes.append(len(tokens) // ours.halves), forward(tokens, *rest, **more))[1]
+    ours.model.forward = lambda tokens, *rest, **more: (
+        sizes.append(len(tokens) // ours.halves),
+        forward(tokens, *rest, **more),
+    )[1]
     return sampler(ours, CounterDraws(range(N)), draft=draft, trace=True), sizes
 
 
@@ -67,10 +85,16 @@ def test_tokens_calls_and_traces_are_those_of_one_batch(name, end, scale):
     for at_most in (1, 4):
         out, sizes = decode(name, law, end, at_most)
         assert torch.equal(out.tokens, whole.tokens) and max(sizes) == at_most
-        assert [(s.nfe, s.tokens, s.tokens_computed, s.acceptance_histogram, s.draft_nfe) for s in out.stats] == [
-            (s.nfe, s.tokens, s.tokens_computed, s.acceptance_histogram, s.draft_nfe) for s in whole.stats]  # fmt: skip
+        assert [
+            (s.nfe, s.tokens, s.tokens_computed, s.acceptance_histogram, s.draft_nfe)
+            for s in out.stats
+        ] == [
+            (s.nfe, s.tokens, s.tokens_computed, s.acceptance_histogram, s.draft_nfe)
+            for s in whole.stats
+        ]
         assert [[(t.window, t.accepted, t.committed) for t in row] for row in out.traces] == [
-            [(t.window, t.accepted, t.committed) for t in row] for row in whole.traces]  # fmt: skip
+            [(t.window, t.accepted, t.committed) for t in row] for row in whole.traces
+        ]
 
 
 def test_places_are_taken_at_once_so_that_the_batch_stays_full():
@@ -96,7 +120,9 @@ def test_control_a_place_whose_prompt_is_not_brought_in_is_found(monkeypatch):
     whole, _ = decode("jacobi", Law(), False, None)
     monkeypatch.setattr(CausalTarget, "_fill", lambda *a: None)
     out, _ = decode("jacobi", Law(), False, 4)
-    assert torch.equal(out.tokens[:4], whole.tokens[:4]) and not torch.equal(out.tokens[4:], whole.tokens[4:])
+    assert torch.equal(out.tokens[:4], whole.tokens[:4]) and not torch.equal(
+        out.tokens[4:], whole.tokens[4:]
+    )
 
 
 def test_a_cache_that_takes_no_calls_about_some_rows_is_refused():
@@ -118,8 +144,13 @@ def test_a_drafter_that_says_nothing_about_beginning_anew_is_not_taken_for_one_t
 def test_a_pipeline_makes_the_same_media_whatever_the_batch_size():
     pipe = load("text", dtype="float64")
     prompts = ["sort 3 1 2 =", "3 + 8 + 5 =", "shuffle 4 0 7 5 ="]
-    made = {size: pipe(prompts, "speculative_jacobi", num_samples=3, batch_size=size) for size in (1, 2, 9)}
+    made = {
+        size: pipe(prompts, "speculative_jacobi", num_samples=3, batch_size=size)
+        for size in (1, 2, 9)
+    }
     assert made[1].media == made[2].media == made[9].media
-    assert len({tuple((s.nfe, s.tokens_computed) for s in out.stats) for out in made.values()}) == 1  # prompts of other lengths fill nobody up
+    assert (
+        len({tuple((s.nfe, s.tokens_computed) for s in out.stats) for out in made.values()}) == 1
+    )  # prompts of other lengths fill nobody up
     with pytest.raises(GenError, match="batch_size"):
         pipe(prompts, batch_size=0)

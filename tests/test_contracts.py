@@ -1,6 +1,8 @@
-"""What every registered sampler and preset must do, whatever it is called. New ones are found through the registry.
+"""What every registered sampler and preset must do, whatever it is called. New ones are found
+through the registry.
 
-The checks are plain functions, and the controls at the end run them on samplers that are broken on purpose.
+The checks are plain functions, and the controls at the end run them on samplers that are broken on
+purpose.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ ROWS = 5
 
 
 def token_space() -> TokenSpace:
-    """Place n takes every id below 6 but one, and the mask stands nowhere. The tokens are codes in two dimensions."""
+    """Place n takes every id below 6 but one, and the mask stands nowhere. The tokens are codes in
+    two dimensions."""
     legal = torch.zeros(12, V, dtype=torch.bool)
     legal[:, :6] = True
     legal[torch.arange(12), torch.arange(12) % 6] = False
@@ -48,8 +51,18 @@ PROTOCOLS = {
 def llama(protocol: str, seed: int = 1):
     torch.manual_seed(seed)
     config = GridLlamaConfig(
-        grid=GRID, prefix_length=3, codebook_size=6, causal=protocol == "causal", mask_token_id=MASK, vocab_size=V, hidden_size=16,
-        intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, initializer_range=0.6,
+        grid=GRID,
+        prefix_length=3,
+        codebook_size=6,
+        causal=protocol == "causal",
+        mask_token_id=MASK,
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.6,
         block_length=4 if protocol == "blocks" else 0,
     )
     return PROTOCOLS[protocol][1](GridLlamaForCausalLM(config).double())
@@ -63,10 +76,17 @@ class Bench:
     target: type
     prompts: Tensor
     space: TokenSpace
-    drafts: dict  # other models, for samplers that draft with one: of the same protocol (None), and of others
+    # other models, for samplers that draft with one: of the same protocol (None), and of others
+    drafts: dict
 
-    def __call__(self, sampler: Sampler, law: Law, rows: list[int] | None = None, keys: list[int] | None = None,
-                 **kwargs) -> SampleOutput:
+    def __call__(
+        self,
+        sampler: Sampler,
+        law: Law,
+        rows: list[int] | None = None,
+        keys: list[int] | None = None,
+        **kwargs,
+    ) -> SampleOutput:
         rows = list(range(ROWS)) if rows is None else rows
         keys = [31 * r + 7 for r in rows] if keys is None else keys
         prompt = self.prompts[rows].clone()
@@ -75,15 +95,24 @@ class Bench:
         before = prompt.clone(), uncond.clone()
         if sampler.drafted:
             make = PROTOCOLS[sampler.draft_protocol][0] if sampler.draft_protocol else self.target
-            kwargs["draft"] = make(self.drafts[sampler.draft_protocol], prompt, self.space, law, uncond)
-        out = sampler(self.target(self.model, prompt, self.space, law, uncond), CounterDraws(keys), **kwargs)
-        assert torch.equal(prompt, before[0]) and torch.equal(uncond, before[1]), "the sampler wrote into its condition"
+            kwargs["draft"] = make(
+                self.drafts[sampler.draft_protocol], prompt, self.space, law, uncond
+            )
+        out = sampler(
+            self.target(self.model, prompt, self.space, law, uncond), CounterDraws(keys), **kwargs
+        )
+        assert torch.equal(prompt, before[0]) and torch.equal(uncond, before[1]), (
+            "the sampler wrote into its condition"
+        )
         return out
 
 
 def bench(protocol: str, kind: str) -> Bench:
     if protocol not in PROTOCOLS:
-        pytest.fail(f"no model for the protocol {protocol!r} here: add one, so that its samplers are checked")
+        pytest.fail(
+            f"no model for the protocol {protocol!r} here: add one, so that its samplers are"
+            " checked"
+        )
     target, _, tabular = PROTOCOLS[protocol]
     prompts = torch.tensor([[r % 6, r // 2, 6] for r in range(ROWS)])
     make = lambda seed: llama(protocol, seed) if kind == "llama" else tabular(V, seed, low=0.1)
@@ -111,24 +140,39 @@ def check_rows(run: Bench, sampler: Sampler, law: Law) -> None:
         assert torch.equal(part.tokens, whole.tokens[rows]), "a row depends on its batch"
         for a, row in zip(part.stats, rows, strict=True):
             b = whole.stats[row]
-            assert (a.nfe, a.tokens, a.draft_acceptance_rate) == (b.nfe, b.tokens, b.draft_acceptance_rate)
+            assert (a.nfe, a.tokens, a.draft_acceptance_rate) == (
+                b.nfe,
+                b.tokens,
+                b.draft_acceptance_rate,
+            )
             assert (a.acceptance_histogram, a.draft_nfe) == (b.acceptance_histogram, b.draft_nfe)
 
 
 def check_keys(run: Bench, sampler: Sampler, law: Law) -> None:
-    """One prompt: equal keys, equal tokens; different keys, different tokens (unless ids are not drawn)."""
+    """One prompt: equal keys, equal tokens; different keys, different tokens (unless ids are not
+    drawn)."""
     out = run(sampler, law, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
     again = run(sampler, law, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
-    assert torch.equal(out, again) and torch.equal(out[0], out[3]), "equal keys gave different tokens"
-    if sampler.protocol == "masked" and not certain(sampler, law):  # places that a filtered law is sure of, taken first, may settle all others
+    assert torch.equal(out, again) and torch.equal(out[0], out[3]), (
+        "equal keys gave different tokens"
+    )
+    if sampler.protocol == "masked" and not certain(
+        sampler, law
+    ):  # places that a filtered law is sure of, taken first, may settle all others
         wide = replace(law, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, guidance_scale=1.0)
         out = run(sampler, wide, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
-    assert certain(sampler, law) or len(out.unique(dim=0)) >= 4, "different keys gave the same tokens"
+    assert certain(sampler, law) or len(out.unique(dim=0)) >= 4, (
+        "different keys gave the same tokens"
+    )
 
 
 def certain(sampler: Sampler, law: Law) -> bool:
     """Whether ids are not drawn: keys may change nothing."""
-    return law.temperature == 0 if sampler.protocol == "causal" else getattr(sampler, "proposer", None) in ("argmax", "credit")
+    return (
+        law.temperature == 0
+        if sampler.protocol == "causal"
+        else getattr(sampler, "proposer", None) in ("argmax", "credit")
+    )
 
 
 def check_traces(run: Bench, sampler: Sampler, law: Law, canvas: Tensor | None = None) -> None:
@@ -139,19 +183,27 @@ def check_traces(run: Bench, sampler: Sampler, law: Law, canvas: Tensor | None =
     assert torch.equal(out.tokens, run(sampler, law, **extra).tokens), "tracing changes the tokens"
     assert out.traces is not None and len(out.traces) == len(out.stats) == ROWS
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
-        state = dict(enumerate([MASK] * run.space.length if canvas is None else canvas[row].tolist()))
+        state = dict(
+            enumerate([MASK] * run.space.length if canvas is None else canvas[row].tolist())
+        )
         wanted = sum(x == MASK for x in state.values())
         accepted = 0
         for step in trace:
-            assert set(step.accepted) <= set(step.window) and set(step.committed) <= set(step.window)
+            assert set(step.accepted) <= set(step.window) and set(step.committed) <= set(
+                step.window
+            )
             state.update(dict.fromkeys(step.removed, MASK))
             assert all(state[n] == MASK for n in step.committed), "a place was committed twice"
             state.update(step.committed)
             accepted += len(step.accepted)
-        assert list(state.values()) == out.tokens[row].tolist(), "the trace does not replay to the tokens"
+        assert list(state.values()) == out.tokens[row].tolist(), (
+            "the trace does not replay to the tokens"
+        )
         assert len(trace) == stats.nfe
         assert sum(len(s.committed) - len(s.removed) for s in trace) == stats.tokens == wanted
-        assert stats.mean_acceptance_length == pytest.approx(wanted / stats.nfe if stats.nfe else 0.0)
+        assert stats.mean_acceptance_length == pytest.approx(
+            wanted / stats.nfe if stats.nfe else 0.0
+        )
         assert stats.tokens_computed >= stats.nfe and stats.seconds >= 0
         assert (stats.draft_nfe is not None) == sampler.drafted
         if stats.acceptance_histogram:
@@ -181,17 +233,43 @@ CHECKS: list[Callable] = [check_tokens, check_rows, check_keys, check_traces]
 
 # --- everything that is registered
 
+
 def test_all_parts_are_exercised():
     """The lists above are made from the registry; this says that it is not empty."""
-    least = {"sampler": 5, "preset": 26, "selector": 13, "proposer": 3, "coupling": 4, "initialiser": 4, "order": 4, "schedule": 4, "verifier": 8,
-             "length_policy": 3, "remasker": 3}
+    least = {
+        "sampler": 5,
+        "preset": 26,
+        "selector": 13,
+        "proposer": 3,
+        "coupling": 4,
+        "initialiser": 4,
+        "order": 4,
+        "schedule": 4,
+        "verifier": 8,
+        "length_policy": 3,
+        "remasker": 3,
+    }
     assert all(len(registry.table(kind)) >= n for kind, n in least.items())
     samplers = [resolve_sampler(spec, law_for(name))[0] for name, spec in SPECS.items()]
-    assert {type(s) for s in samplers} == {s for s in registry.table("sampler").values() if "codes" in s.kinds}
-    parts = {"coupling": "coupling", "initialiser": "init", "order": "order", "schedule": "schedule", "verifier": "verifier",
-             "length_policy": "policy", "remasker": "remasker", "selector": "selector", "proposer": "proposer", "block_schedule": "blocks"}
+    assert {type(s) for s in samplers} == {
+        s for s in registry.table("sampler").values() if "codes" in s.kinds
+    }
+    parts = {
+        "coupling": "coupling",
+        "initialiser": "init",
+        "order": "order",
+        "schedule": "schedule",
+        "verifier": "verifier",
+        "length_policy": "policy",
+        "remasker": "remasker",
+        "selector": "selector",
+        "proposer": "proposer",
+        "block_schedule": "blocks",
+    }
     for kind, knob in parts.items():
-        assert {getattr(s, knob) for s in samplers if hasattr(s, knob)} - {None} == set(registry.table(kind))
+        assert {getattr(s, knob) for s in samplers if hasattr(s, knob)} - {None} == set(
+            registry.table(kind)
+        )
     assert {s.stop for s in samplers if hasattr(s, "stop")} == STOPS
 
 
@@ -207,7 +285,10 @@ def test_contract(name, check):
     check(bench(sampler.protocol, model_for(sampler)), sampler, law)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if i % 2 else []) for i, n in enumerate(NAMES)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if i % 2 else []) for i, n in enumerate(NAMES)],
+)
 def test_contract_with_the_embedded_architecture(name):
     sampler, law = resolve_sampler(SPECS[name], law_for(name))
     run = bench(sampler.protocol, "llama")
@@ -256,7 +337,9 @@ def test_a_canvas_keeps_what_it_holds(name):
     assert bool(run.space.legal[torch.arange(run.space.length), tokens].all())
     check_traces(run, sampler, law, canvas)
     for row in range(ROWS):  # alone and in the batch
-        assert torch.equal(run(sampler, law, [row], canvas=canvas[row : row + 1]).tokens[0], tokens[row])
+        assert torch.equal(
+            run(sampler, law, [row], canvas=canvas[row : row + 1]).tokens[0], tokens[row]
+        )
 
 
 @pytest.mark.parametrize("name", [n for n in MASKED if n in registry.table("sampler")])
@@ -278,7 +361,11 @@ def test_illegal_canvases_are_refused(name):
 def broken(call: Callable, protocol: str = "causal") -> Sampler:
     """A registered sampler whose call is replaced."""
     base = registry.get("sampler", "autoregressive" if protocol == "causal" else "masked_iterative")
-    return type("Broken", (base,), {"__call__": call, "good": lambda self, *a, **k: base.__call__(self, *a, **k)})()
+    return type(
+        "Broken",
+        (base,),
+        {"__call__": call, "good": lambda self, *a, **k: base.__call__(self, *a, **k)},
+    )()
 
 
 def row_zero_noise(self, target, draws, **kwargs):
@@ -342,7 +429,9 @@ def writes_into_the_prompt(self, target, draws, **kwargs):
 )
 def test_control_a_broken_sampler_fails_its_check(call, check, protocol):
     run, law = bench(protocol, "tabular"), Law()
-    check(run, broken(lambda self, *a, **k: self.good(*a, **k), protocol), law)  # unbroken, it passes
+    check(
+        run, broken(lambda self, *a, **k: self.good(*a, **k), protocol), law
+    )  # unbroken, it passes
     with pytest.raises(AssertionError):
         check(run, broken(call, protocol), law)
 

@@ -1,4 +1,5 @@
-"""Kill -9 at any moment, with any number of workers: resumed, a job comes to what it comes to undisturbed."""
+"""Kill -9 at any moment, with any number of workers: resumed, a job comes to what it comes to
+undisturbed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
-from crashing import Pipe, audit, contents, differences, fork, ground, job, run, wait  # noqa: F401  ground is a fixture
+from crashing import (
+    Pipe,
+    audit,
+    contents,
+    differences,
+    fork,
+    ground,
+    job,
+    run,
+    wait,
+)  # noqa: F401  ground is a fixture
 
 from gen.jobs import ledger, worker, writer
 from gen.jobs.ledger import is_job, read_rows
@@ -24,9 +35,10 @@ KILLS = 52
 
 
 def kill_at_random(out, layout, seed, kills=KILLS, look=audit, least=20, **pipe):
-    """Rounds of workers that are all killed; returns how many were and what ``look`` saw after each round. A worker hangs after its
-    share of what is left, so that the job cannot be complete before the last one is killed. On a busy machine most may die before they
-    have made anything: there are more of them then, until more than ``least`` items are there."""
+    """Rounds of workers that are all killed; returns how many were and what ``look`` saw after each
+    round. A worker hangs after its share of what is left, so that the job cannot be complete before
+    the last one is killed. On a busy machine most may die before they have made anything: there are
+    more of them then, until more than ``least`` items are there."""
     dice, killed, wrong = random.Random(seed), 0, []
     there = lambda: len(read_rows(out)) if is_job(out) else 0
     began = time.monotonic()
@@ -40,7 +52,10 @@ def kill_at_random(out, layout, seed, kills=KILLS, look=audit, least=20, **pipe)
 
         def body():
             worker.PUBLISH_EVERY, worker.PUBLISH_SHARE = 0.02, 2
-            run_job(job(out, layout=layout, **KEYS, batch_size=min(batch, share)), load=Pipe(quota=share, delay=0.001, **pipe).load)
+            run_job(
+                job(out, layout=layout, **KEYS, batch_size=min(batch, share)),
+                load=Pipe(quota=share, delay=0.001, **pipe).load,
+            )
 
         children = [fork(body) for _ in range(workers)]
         time.sleep(0.7 * starting)
@@ -61,7 +76,10 @@ def undisturbed(out, layout):
 
 
 def resume(out, layout, workers=3, **pipe):
-    children = [fork(lambda: run(out, Pipe(**pipe), layout=layout, **KEYS, batch_size=7)) for _ in range(workers)]
+    children = [
+        fork(lambda: run(out, Pipe(**pipe), layout=layout, **KEYS, batch_size=7))
+        for _ in range(workers)
+    ]
     assert [wait(c).how for c in children] == ["done"] * workers
 
 
@@ -94,8 +112,12 @@ def test_the_same_kills_find_a_worker_that_commits_before_it_writes(ground, monk
         puts.commit()
 
     monkeypatch.setattr(writer.Writer, "_commit", commit)
-    found = lambda seed: any("is missing" in w for w in kill_at_random(ground / f"o{seed}", "files", seed, kills=12)[1])
-    assert any(found(seed) for seed in range(1, 11))  # where two processes have the machine, twelve kills may all fall elsewhere
+    found = lambda seed: any(
+        "is missing" in w for w in kill_at_random(ground / f"o{seed}", "files", seed, kills=12)[1]
+    )
+    assert any(
+        found(seed) for seed in range(1, 11)
+    )  # where two processes have the machine, twelve kills may all fall elsewhere
 
 
 def test_the_comparison_finds_media_that_depend_on_the_microbatch(ground):  # noqa: F811
@@ -105,7 +127,7 @@ def test_the_comparison_finds_media_that_depend_on_the_microbatch(ground):  # no
     assert any("differs" in w for w in differences(ground / "o", want))
 
 
-# ------------------------------------------------------------------------------------------------------ the command itself
+# --- the command itself
 
 
 def descendants(pid):
@@ -118,19 +140,45 @@ def descendants(pid):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["files", "shards"])
-def test_the_command_killed_with_and_without_its_workers_goes_on_with_another_number_of_them(tmp_path, layout):
-    common = ["modality=text", "sampler=adablock", "prompts=[sort 3 1 2 =,shuffle 4 0 7 5 =,3 + 8 + 5 =,sort 9 4 =]", "num_samples=6",
-              "dtype=float64", f"layout={layout}", "shard_items=3", "tokens=true", "law.temperature=1.0"]  # fmt: skip
-    (tmp_path / "job.yaml").write_text("modality: text\nsampler: adablock\nprompts: [sort 3 1 2 =]\n")
+def test_the_command_killed_with_and_without_its_workers_goes_on_with_another_number_of_them(
+    tmp_path, layout
+):
+    common = [
+        "modality=text",
+        "sampler=adablock",
+        "prompts=[sort 3 1 2 =,shuffle 4 0 7 5 =,3 + 8 + 5 =,sort 9 4 =]",
+        "num_samples=6",
+        "dtype=float64",
+        f"layout={layout}",
+        "shard_items=3",
+        "tokens=true",
+        "law.temperature=1.0",
+    ]
+    (tmp_path / "job.yaml").write_text(
+        "modality: text\nsampler: adablock\nprompts: [sort 3 1 2 =]\n"
+    )
 
     def start(out, *more):
-        line = [sys.executable, "-m", "gen", "run", str(tmp_path / "job.yaml"), *common, f"out={out}", *more]
+        line = [
+            sys.executable,
+            "-m",
+            "gen",
+            "run",
+            str(tmp_path / "job.yaml"),
+            *common,
+            f"out={out}",
+            *more,
+        ]
         return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     calm = start(tmp_path / "calm", "batch_size=8")
     assert calm.wait() == 0, calm.stderr.read()
     out, killed = tmp_path / "o", 0
-    for whom, more in (("all", ("workers=2", "batch_size=1")), ("parent", ("workers=2", "batch_size=2")), ("all", ("batch_size=1",))):
+    for whom, more in (
+        ("all", ("workers=2", "batch_size=1")),
+        ("parent", ("workers=2", "batch_size=2")),
+        ("all", ("batch_size=1",)),
+    ):
         done = len(read_rows(out)) if is_job(out) else 0
         command = start(out, *more)
         while command.poll() is None and (not is_job(out) or len(read_rows(out)) < done + 2):

@@ -1,7 +1,9 @@
-"""Every command and every Python block of the README and the pages in docs/ runs, in one folder per page.
+"""Every command and every Python block of the README and the pages in docs/ runs, in one folder per
+page.
 
-What takes long runs here with less of everything, one sample of a prompt and of a modality, and in a longer form under ``-m slow``, where the pages
-about training, drafts and latents, commands that start processes and five of six configs run at all. Measurements in full are under ``-m long``.
+What takes long runs here with less of everything, one sample of a prompt and of a modality, and in
+a longer form under ``-m slow``, where the pages about training, drafts and latents, commands that
+start processes and five of six configs run at all. Measurements in full are under ``-m long``.
 """
 
 from __future__ import annotations
@@ -29,12 +31,28 @@ from gen.recipes.video import main as video_recipe
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SLOW_PAGES = ("training", "drafts", "latents")
-ON_PAGES = [pytest.param(p, quick, id=f"{p.stem}-{'quick' if quick else 'longer'}", marks=[] if quick else [pytest.mark.slow])
-            for p in PAGES for quick in (True, False) if not quick or p.stem not in SLOW_PAGES]  # fmt: skip
-RECIPES = {"gen.recipes.image": image_recipe, "gen.recipes.image_latents": image_latents_recipe,
-           "gen.recipes.speech": speech_recipe, "gen.recipes.video": video_recipe, "gen.recipes.motion": motion_recipe,
-           "gen.recipes.action": action_recipe, "gen.recipes.text": text_recipe, "gen.recipes.text_filter": text_filter_recipe,
-           "gen.recipes.speed": speed_recipe}  # fmt: skip
+ON_PAGES = [
+    pytest.param(
+        p,
+        quick,
+        id=f"{p.stem}-{'quick' if quick else 'longer'}",
+        marks=[] if quick else [pytest.mark.slow],
+    )
+    for p in PAGES
+    for quick in (True, False)
+    if not quick or p.stem not in SLOW_PAGES
+]
+RECIPES = {
+    "gen.recipes.image": image_recipe,
+    "gen.recipes.image_latents": image_latents_recipe,
+    "gen.recipes.speech": speech_recipe,
+    "gen.recipes.video": video_recipe,
+    "gen.recipes.motion": motion_recipe,
+    "gen.recipes.action": action_recipe,
+    "gen.recipes.text": text_recipe,
+    "gen.recipes.text_filter": text_filter_recipe,
+    "gen.recipes.speed": speed_recipe,
+}
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -43,21 +61,43 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def lines_of(block: str) -> list[str]:
-    return [line.split("  #")[0].strip() for line in block.splitlines() if line.strip() and not line.startswith("#")]
+    return [
+        line.split("  #")[0].strip()
+        for line in block.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
 
 
 def commands(page: Path) -> list[str]:
-    return [line for language, block in blocks(page) if language == "bash" for line in lines_of(block)]
+    return [
+        line for language, block in blocks(page) if language == "bash" for line in lines_of(block)
+    ]
 
 
 def shortened(command: str, quick: bool = True) -> str:
-    """The same with one prompt, sample, repeat and value of a sweep. ``quick``: also of several samplers the first and the last alone, action
-    chunks in place of pictures to measure, and no further processes: `test_engines_real.py` has two workers, `test_bench_jobs.py` the layouts."""
+    """The same with one prompt, sample, repeat and value of a sweep. ``quick``: also of several
+    samplers the first and the last alone, action chunks in place of pictures to measure, and no
+    further processes: `test_engines_real.py` has two workers, `test_bench_jobs.py` the layouts.
+    """
     if command.startswith("gen bench jobs"):
-        command = f"gen bench jobs --items {0 if quick else 24} --modalities text --prompts 1 --repeats 1"
+        command = (
+            f"gen bench jobs --items {0 if quick else 24} --modalities text --prompts 1 --repeats 1"
+        )
     elif command.startswith("gen bench") and "--oracle" not in command:
-        command = re.sub(r"(--sweep \w+=[^ ,]+)[^ ]*", r"\1", re.sub(r" --(prompts|batch-sizes|repeats) \S+", "", command))
-        command = re.sub(r"(--samplers \w+),(?:\w+,)*", r"\1,", command.replace("bench image", "bench action")) if quick else command
+        command = re.sub(
+            r"(--sweep \w+=[^ ,]+)[^ ]*",
+            r"\1",
+            re.sub(r" --(prompts|batch-sizes|repeats) \S+", "", command),
+        )
+        command = (
+            re.sub(
+                r"(--samplers \w+),(?:\w+,)*",
+                r"\1,",
+                command.replace("bench image", "bench action"),
+            )
+            if quick
+            else command
+        )
         command += " --prompts 1 --batch-sizes 1 --repeats 1"
     elif command.startswith("gen run ") and "--dry-run" not in command and "prompts" not in command:
         command += " " + shlex.join(one_of_each(find_config(shlex.split(command)[2])))
@@ -66,14 +106,23 @@ def shortened(command: str, quick: bool = True) -> str:
 
 
 def one_job_per_modality(demo: Path) -> None:
-    """Leaves the first job of every modality in the copy of the demonstration that a page runs; ``-m slow`` runs all."""
+    """Leaves the first job of every modality in the copy of the demonstration that a page runs;
+    ``-m slow`` runs all."""
     tree, seen = OmegaConf.load(demo), set()
-    tree.jobs = [j for j in tree.jobs if not (j.get("modality", tree.get("modality")) in seen or seen.add(j.get("modality", tree.get("modality"))))]
+    tree.jobs = [
+        j
+        for j in tree.jobs
+        if not (
+            j.get("modality", tree.get("modality")) in seen
+            or seen.add(j.get("modality", tree.get("modality")))
+        )
+    ]
     OmegaConf.save(tree, demo)
 
 
 def one_of_each(config: Path) -> list[str]:
-    """Overrides that leave one sample of the first prompt of each job, in two steps where it says how many."""
+    """Overrides that leave one sample of the first prompt of each job, in two steps where it says
+    how many."""
     raw, found = OmegaConf.load(config), ["num_samples=1"]
     for i, entry in enumerate(load_config(config).entries if "sweep" not in raw else ()):
         key, said = (f"jobs.{i}.", raw.jobs[i]) if "jobs" in raw else ("", raw)
@@ -91,22 +140,35 @@ def run(command: str) -> int:
     if words[:2] == ["python", "-m"] and words[2] in RECIPES:
         RECIPES[words[2]](words[3:])
         return 0
-    if words[0] == "make":  # make test runs this test; that the target exists is what can be asked here
-        return 0 if re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE) else 1
+    if (
+        words[0] == "make"
+    ):  # make test runs this test; that the target exists is what can be asked here
+        return (
+            0 if re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE) else 1
+        )
     if words[0] in ("git", "cd", "source", "."):
         return 0
     raise AssertionError(f"the pages hold a command no test runs: {command}")
 
 
 @pytest.mark.parametrize(("page", "quick"), ON_PAGES)
-def test_every_command_and_python_block_of_a_page_runs_in_its_order(page, quick, tmp_path, monkeypatch):
+def test_every_command_and_python_block_of_a_page_runs_in_its_order(
+    page, quick, tmp_path, monkeypatch
+):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     one_job_per_modality(tmp_path / "configs" / "demo.yaml")
     monkeypatch.chdir(tmp_path)
     done = set()
     for language, block in blocks(page):
         if language == "python":
-            exec(compile(re.sub(r"num_samples=\d+", "num_samples=2", block) if quick else block, str(page), "exec"), {"__name__": "gen_docs"})
+            exec(
+                compile(
+                    re.sub(r"num_samples=\d+", "num_samples=2", block) if quick else block,
+                    str(page),
+                    "exec",
+                ),
+                {"__name__": "gen_docs"},
+            )
             continue
         for command in (shortened(line, quick) for line in lines_of(block)):
             if command not in done:
@@ -124,7 +186,8 @@ def test_the_measuring_commands_run_in_full(tmp_path, monkeypatch):
 
 
 def test_the_pages_hold_commands_at_all():
-    """Negative control: were the blocks not found, the tests above would pass without running anything."""
+    """Negative control: were the blocks not found, the tests above would pass without running
+    anything."""
     assert sum(len(commands(p)) for p in PAGES) > 15
     with pytest.raises(AssertionError, match="no test runs"):
         run("rm -rf x")
@@ -139,8 +202,15 @@ def test_the_demonstration_runs_with_one_sample_of_each_job(tmp_path):
 CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
 
 
-@pytest.mark.parametrize("config", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 6 else [])
-                                    for i, p in enumerate(CONFIGS)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(
+            p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 6 else []
+        )
+        for i, p in enumerate(CONFIGS)
+    ],
+)
 def test_every_config_runs_in_its_quick_form(config, tmp_path):
     assert gen_main(["run", str(config), *one_of_each(config), f"out={tmp_path / 'out'}"]) == 0
     assert (tmp_path / "out" / "index.html").is_file()

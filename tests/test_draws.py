@@ -1,4 +1,5 @@
-"""Counter-based draws: the same for an item wherever it is, different for all else, distributed as they should be."""
+"""Counter-based draws: the same for an item wherever it is, different for all else, distributed as
+they should be."""
 
 from __future__ import annotations
 
@@ -12,10 +13,14 @@ from gen.draws import CounterDraws, item_key
 
 CHI2_99 = 148.2  # the 0.999 quantile of chi-square with 99 degrees of freedom
 GOLDEN_KEY = 116608659933618294
-GOLDEN_SHARED = [[3037399295283563, 2883633268123305, 2844746136988928],
-                 [3712608293135424, 8555993280713296, 2700638537969460]]
-GOLDEN_ROUND = [[629226277104187, 5689151733435002, 3148337900139190],
-                [3374252248146649, 2775041409200420, 8880731631269826]]
+GOLDEN_SHARED = [
+    [3037399295283563, 2883633268123305, 2844746136988928],
+    [3712608293135424, 8555993280713296, 2700638537969460],
+]
+GOLDEN_ROUND = [
+    [629226277104187, 5689151733435002, 3148337900139190],
+    [3374252248146649, 2775041409200420, 8880731631269826],
+]
 GOLDEN_IDS = [[832, 515, 46], [579, 706, 599]]
 
 
@@ -54,7 +59,9 @@ def test_an_item_draws_the_same_in_every_batch(shared):
             assert torch.equal(a[order], b)
     # some rows of the batch, some places
     some = torch.tensor([5, 2])
-    part = all_three(CounterDraws(keys), some, positions[some, 7:9], "token", None if shared else round[some])
+    part = all_three(
+        CounterDraws(keys), some, positions[some, 7:9], "token", None if shared else round[some]
+    )
     for a, b in zip(whole, part, strict=True):
         assert torch.equal(a[some, 7:9], b)
 
@@ -64,7 +71,15 @@ def test_everything_that_names_a_decision_matters():
     ask = lambda key=5, shift=0, purpose="token", round=0: CounterDraws([key]).uniform(
         rows, positions + shift, purpose, None if round is None else torch.tensor([round])
     )
-    asked = [ask(), ask(key=6), ask(shift=64), ask(purpose="accept"), ask(round=1), ask(round=None), ask(key=2**64 - 6)]
+    asked = [
+        ask(),
+        ask(key=6),
+        ask(shift=64),
+        ask(purpose="accept"),
+        ask(round=1),
+        ask(round=None),
+        ask(key=2**64 - 6),
+    ]
     assert torch.equal(asked[0], ask())
     for a, b in itertools.combinations(asked, 2):
         assert not set(a.flatten().tolist()) & set(b.flatten().tolist())
@@ -80,22 +95,32 @@ def test_methods_and_ids_do_not_share_noise():
     flat = torch.zeros(3, 50, 7, dtype=torch.float64)
     winner = draws.categorical(flat, rows, positions, "token", None, positions >= 0)
     low = (uniform < 0.5).reshape(3, 50)
-    assert 2 < float(winner[low].double().mean()) < 4 and 2 < float(winner[~low].double().mean()) < 4
+    assert (
+        2 < float(winner[low].double().mean()) < 4 and 2 < float(winner[~low].double().mean()) < 4
+    )
 
 
 @pytest.mark.parametrize("axis", ["positions", "keys", "rounds"])
 def test_uniform_and_independent_along_every_axis(axis):
     n = 100_000
     if axis == "positions":
-        u = CounterDraws([123]).uniform(torch.tensor([0]), torch.arange(n)[None], "token", torch.tensor([4]))[0]
+        u = CounterDraws([123]).uniform(
+            torch.tensor([0]), torch.arange(n)[None], "token", torch.tensor([4])
+        )[0]
     elif axis == "keys":
-        u = CounterDraws(range(n)).uniform(torch.arange(n), torch.full((n, 1), 9), "token", None)[:, 0]
+        u = CounterDraws(range(n)).uniform(torch.arange(n), torch.full((n, 1), 9), "token", None)[
+            :, 0
+        ]
     else:
         rows = torch.zeros(n, dtype=torch.long)
-        u = CounterDraws([123]).uniform(rows, torch.full((n, 1), 9), "accept", torch.arange(n))[:, 0]
+        u = CounterDraws([123]).uniform(rows, torch.full((n, 1), 9), "accept", torch.arange(n))[
+            :, 0
+        ]
     assert 0 < float(u.min()) and float(u.max()) < 1
     assert chi_square((u * 100).long()) < CHI2_99
-    assert chi_square((u[:-1] * 10).long() * 10 + (u[1:] * 10).long()) < CHI2_99  # neighbours in pairs
+    assert (
+        chi_square((u[:-1] * 10).long() * 10 + (u[1:] * 10).long()) < CHI2_99
+    )  # neighbours in pairs
     ordered = u.sort().values
     ks = float((ordered - (torch.arange(n) + 0.5) / n).abs().max())
     assert ks < 1.95 / math.sqrt(n)  # the 0.999 quantile
@@ -111,10 +136,14 @@ def test_categorical_frequencies():
     n, p = 200_000, torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0], dtype=torch.float64)
     logp = p.log().expand(1, n, 5)
     positions = torch.arange(n)[None]
-    ids = CounterDraws([42]).categorical(logp, torch.tensor([0]), positions, "token", None, positions >= 0)[0]
+    ids = CounterDraws([42]).categorical(
+        logp, torch.tensor([0]), positions, "token", None, positions >= 0
+    )[0]
     found = torch.bincount(ids, minlength=5) / n
     assert found[4] == 0
-    assert float(((found - p)[:4] ** 2 / p[:4]).sum() * n) < 16.3  # chi-square, 3 degrees of freedom, 0.999
+    assert (
+        float(((found - p)[:4] ** 2 / p[:4]).sum() * n) < 16.3
+    )  # chi-square, 3 degrees of freedom, 0.999
 
 
 def test_flip_frequencies_and_certainties():
@@ -128,7 +157,8 @@ def test_flip_frequencies_and_certainties():
 
 
 def test_noise_without_a_round_couples_laws():
-    """Asked again with a slightly different law, shared noise nearly always gives the same id; other rounds do not."""
+    """Asked again with a slightly different law, shared noise nearly always gives the same id;
+    other rounds do not."""
     n = 20_000
     rows, positions = torch.tensor([0]), torch.arange(n)[None]
     one = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log().expand(1, n, 3)
@@ -137,7 +167,9 @@ def test_noise_without_a_round_couples_laws():
         logp, rows, positions, "token", round, positions >= 0
     )
     assert float((ask(one, None) == ask(two, None)).double().mean()) > 0.95
-    assert float((ask(one, torch.tensor([0])) == ask(two, torch.tensor([1]))).double().mean()) < 0.45
+    assert (
+        float((ask(one, torch.tensor([0])) == ask(two, torch.tensor([1]))).double().mean()) < 0.45
+    )
 
 
 def test_item_keys():
@@ -149,7 +181,11 @@ def test_item_keys():
 def test_the_stream_never_changes():
     """Seeds are part of job files and manifests: these numbers may not change."""
     assert item_key("image", "a small blue ring", 1849) == GOLDEN_KEY
-    draws, rows, positions = CounterDraws([GOLDEN_KEY, 7]), torch.tensor([0, 1]), torch.tensor([[0, 5, 255], [1, 2, 3]])
+    draws, rows, positions = (
+        CounterDraws([GOLDEN_KEY, 7]),
+        torch.tensor([0, 1]),
+        torch.tensor([[0, 5, 255], [1, 2, 3]]),
+    )
     units = lambda *args: (draws.uniform(rows, positions, *args) * 2**53).long().tolist()
     assert units("token", None) == GOLDEN_SHARED
     assert units("accept", torch.tensor([0, 12])) == GOLDEN_ROUND

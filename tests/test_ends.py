@@ -1,4 +1,5 @@
-"""Rows that end early: they cost nothing after it, statistics and traces stop there, and Jacobi iterates never hold an end."""
+"""Rows that end early: they cost nothing after it, statistics and traces stop there, and Jacobi
+iterates never hold an end."""
 
 from __future__ import annotations
 
@@ -8,7 +9,19 @@ import pytest
 import torch
 from constrained import ends_at, with_end
 from tabular import TabularCausal, causal_target
-from test_constraints import CONTEXTS, COUPLINGS, EXACT, INITS, WRONG, autoregressive, error, jacobi, models, run, speculative
+from test_constraints import (
+    CONTEXTS,
+    COUPLINGS,
+    EXACT,
+    INITS,
+    WRONG,
+    autoregressive,
+    error,
+    jacobi,
+    models,
+    run,
+    speculative,
+)
 
 from gen.draws import CounterDraws
 from gen.law import Law
@@ -17,7 +30,8 @@ from gen.samplers.speculative_jacobi import JacobiDrafter
 
 
 class Watched(JacobiDrafter):
-    """Notes how often it drafts the end though something else may stand there, and how often anything."""
+    """Notes how often it drafts the end though something else may stand there, and how often
+    anything."""
 
     ends = drafts = 0
 
@@ -70,7 +84,10 @@ def test_a_row_costs_no_call_after_its_end():
     space, rows = with_end(12, ids=4), 30
     model = Counting(4, low=0.0, spread=1.5)
     model.calls = []
-    out = autoregressive()(causal_target(model, space, Law(), [r % CONTEXTS for r in range(rows)]), CounterDraws(range(rows)))
+    out = autoregressive()(
+        causal_target(model, space, Law(), [r % CONTEXTS for r in range(rows)]),
+        CounterDraws(range(rows)),
+    )
     places = [ends_at(ids, 3) for ids in out.tokens.tolist()]
     assert min(places) < 3 and len(set(places)) > 4
     assert [s.nfe for s in out.stats] == [s.tokens for s in out.stats] == places
@@ -79,22 +96,40 @@ def test_a_row_costs_no_call_after_its_end():
 
 
 def test_control_without_an_end_every_place_costs_a_call():
-    out = autoregressive()(causal_target(TabularCausal(4), replace(with_end(12, ids=4), end_id=None), Law(), [0]), CounterDraws([1]))
+    out = autoregressive()(
+        causal_target(TabularCausal(4), replace(with_end(12, ids=4), end_id=None), Law(), [0]),
+        CounterDraws([1]),
+    )
     assert out.stats[0].nfe == out.stats[0].tokens == 12
 
 
-@pytest.mark.parametrize("sampler", [autoregressive(), *(jacobi(coupling=c, window=5) for c in COUPLINGS),
-                                     speculative(num_speculative_tokens=3), speculative(num_speculative_tokens=3, policy="heuristic")],
-                         ids=lambda s: getattr(s, "coupling", type(s).__name__))  # fmt: skip
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        autoregressive(),
+        *(jacobi(coupling=c, window=5) for c in COUPLINGS),
+        speculative(num_speculative_tokens=3),
+        speculative(num_speculative_tokens=3, policy="heuristic"),
+    ],
+    ids=lambda s: getattr(s, "coupling", type(s).__name__),
+)
 def test_traces_and_statistics_of_rows_that_end(sampler):
     space = with_end(12, ids=4)
     calls: list[dict] = []
-    out = run(sampler, space, trace=True, callback=lambda info: calls.append({k: v.clone() if torch.is_tensor(v) else v
-                                                                              for k, v in info.items()}))  # fmt: skip
+    out = run(
+        sampler,
+        space,
+        trace=True,
+        callback=lambda info: calls.append(
+            {k: v.clone() if torch.is_tensor(v) else v for k, v in info.items()}
+        ),
+    )
     for ids, stats, trace in zip(out.tokens.tolist(), out.stats, out.traces, strict=True):
         state: dict[int, int] = {}
         for n, step in enumerate(trace):
-            assert not set(step.committed) & set(state) and set(step.accepted) <= set(step.committed)
+            assert not set(step.committed) & set(state) and set(step.accepted) <= set(
+                step.committed
+            )
             fill = set(step.committed) - set(step.window)
             assert not fill or (n == len(trace) - 1 and all(step.committed[k] == 3 for k in fill))
             state |= step.committed
@@ -115,10 +150,13 @@ def test_traces_and_statistics_of_rows_that_end(sampler):
 
 
 def test_a_draft_behind_the_end_counts_neither_way():
-    """A target that is its own draft is always right, and its chains are as good behind an end as before it."""
+    """A target that is its own draft is always right, and its chains are as good behind an end as
+    before it."""
     space, law = with_end(12, ids=4), Law()
     model = models(space, law)[0]
-    target, draft = (causal_target(model, space, law, [r % CONTEXTS for r in range(20)]) for _ in range(2))
+    target, draft = (
+        causal_target(model, space, law, [r % CONTEXTS for r in range(20)]) for _ in range(2)
+    )
     out = speculative(num_speculative_tokens=5)(target, CounterDraws(range(20)), draft=draft)
     drafted = [s for s in out.stats if s.acceptance_histogram]
     assert drafted and all(s.draft_acceptance_rate == 1.0 for s in drafted)

@@ -1,4 +1,5 @@
-"""Launchers of workers: children that die, are stopped, or lose their parent, without a model. Real ones: tests/test_engines_real.py."""
+"""Launchers of workers: children that die, are stopped, or lose their parent, without a model. Real
+ones: tests/test_engines_real.py."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from gen.jobs.place import VARIABLES
 from gen.jobs.progress import Silent
 
 SLEEPER = "import time; time.sleep(60)"
-POLITE = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('ready', flush=True); time.sleep(60)"
+POLITE = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75));"
+    " print('ready', flush=True); time.sleep(60)"
+)
 
 
 class Notes(Silent):
@@ -33,14 +37,24 @@ class Notes(Silent):
 
 @pytest.fixture
 def crew(tmp_path, monkeypatch):
-    """Runs the engine ``local`` with children that run these programs; of two items, ``done`` are done at the end."""
-    state = types.SimpleNamespace(children=[], devices=[], folder=tmp_path, notes=Notes(), environ=[])
+    """Runs the engine ``local`` with children that run these programs; of two items, ``done`` are
+    done at the end."""
+    state = types.SimpleNamespace(
+        children=[], devices=[], folder=tmp_path, notes=Notes(), environ=[]
+    )
 
     def go(*programs, done=2, stop=lambda: False, device="cpu"):
         tallies = [common.Tally(2, {}), common.Tally(2, {str(i): (1, "ok") for i in range(done)})]
         for module in (local, common):  # before, and when all are over
             monkeypatch.setattr(module, "tally", lambda folder, items=None: tallies.pop(0))
-        line_of = lambda folder, slot, device: state.devices.append(device) or [sys.executable, "-c", programs[slot]]
+        line_of = lambda folder, slot, device: (
+            state.devices.append(device)
+            or [
+                sys.executable,
+                "-c",
+                programs[slot],
+            ]
+        )
         monkeypatch.setattr(local, "command", line_of)
         popen = subprocess.Popen
 
@@ -77,7 +91,7 @@ def wait_for(what, seconds=15.0):
     return False
 
 
-# ------------------------------------------------------------------------------------------------------- which one
+# --- which one
 
 
 def test_an_engine_that_is_none_names_the_nearest_one():
@@ -92,11 +106,13 @@ def test_an_engine_without_its_package_names_the_extra(monkeypatch, name, extra)
         engines.engine(name)
 
 
-# -------------------------------------------------------------------------------------------------------- children
+# --- children
 
 
 def test_children_that_do_their_work_are_reported_together(crew):
-    report = crew.go("pass", "import sys; sys.exit(1)")  # 1: some items failed, which is no fault of the worker
+    report = crew.go(
+        "pass", "import sys; sys.exit(1)"
+    )  # 1: some items failed, which is no fault of the worker
     assert (report.made, report.failed, report.stopped, crew.notes.notes) == (2, 0, False, [])
     cores = len(os.sched_getaffinity(0))
     want = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // 2)))
@@ -108,7 +124,11 @@ def test_a_child_that_is_killed_is_noted_and_the_others_finish(crew):
     report = crew.go("import time; time.sleep(0.5)", killed)
     assert report.made == 2 and not report.stopped
     [note] = crew.notes.notes
-    assert "worker 1 was killed by SIGKILL" in note and "take over its shards" in note and "loading" in note
+    assert (
+        "worker 1 was killed by SIGKILL" in note
+        and "take over its shards" in note
+        and "loading" in note
+    )
     assert len(crew.children) == 2  # nobody is started again
 
 
@@ -116,19 +136,25 @@ def test_work_that_nobody_is_left_to_do_is_one_error_with_the_last_words(crew):
     (crew.folder / "logs").mkdir()
     (crew.folder / "logs/worker-0.txt").write_text("said by a run of yesterday\n")
     said = "import sys; print('gen: cannot write x: No space left', file=sys.stderr); sys.exit(2)"
-    with pytest.raises(GenError, match="1 of 2 items left: one ended with exit code 2: gen: cannot write x") as error:
+    with pytest.raises(
+        GenError, match="1 of 2 items left: one ended with exit code 2: gen: cannot write x"
+    ) as error:
         crew.go(said, said, done=1)
     assert "yesterday" not in str(error.value) and "same command goes on" in str(error.value)
     assert "yesterday" in (crew.folder / "logs/worker-0.txt").read_text()
 
 
 def test_a_request_to_stop_reaches_the_children_once_and_they_are_waited_for(crew):
-    ready = lambda: all("ready" in (crew.folder / f"logs/worker-{i}.txt").read_text() for i in (0, 1))
+    ready = lambda: all(
+        "ready" in (crew.folder / f"logs/worker-{i}.txt").read_text() for i in (0, 1)
+    )
     assert crew.go(POLITE, POLITE, done=1, stop=ready).stopped
     assert [c.returncode for c in crew.children] == [75, 75] and not crew.notes.notes
 
 
-def test_work_left_without_a_request_to_stop_is_not_called_stopped(crew):  # the control of the one above
+def test_work_left_without_a_request_to_stop_is_not_called_stopped(
+    crew,
+):  # the control of the one above
     with pytest.raises(GenError, match="1 of 2 items left"):
         crew.go("pass", "pass", done=1)
 
@@ -139,25 +165,34 @@ def test_ctrl_c_ends_children_quickly_even_those_that_do_not_listen(crew, monkey
             raise KeyboardInterrupt
 
     monkeypatch.setattr(local, "QUICKLY", 1.0)
-    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('deaf',"
+        " flush=True); time.sleep(60)"
+    )
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         crew.go(SLEEPER, deaf, stop=interrupt)
     assert time.monotonic() - began < local.QUICKLY + 5
-    assert crew.children[0].returncode != -signal.SIGKILL and crew.children[1].returncode == -signal.SIGKILL
+    assert (
+        crew.children[0].returncode != -signal.SIGKILL
+        and crew.children[1].returncode == -signal.SIGKILL
+    )
 
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path, follows):
     inner = (
-        "import sys, time, types; import gen.__main__; gen.__main__.main = lambda argv: time.sleep(60); from gen.jobs.engines import child;"
-        f"child.LOOK = 0.05; sys.exit(child.main(sys.argv[1:]) if {follows} else time.sleep(60))"
+        "import sys, time, types; import gen.__main__; gen.__main__.main = lambda argv:"
+        " time.sleep(60); from gen.jobs.engines import child;child.LOOK = 0.05;"
+        f" sys.exit(child.main(sys.argv[1:]) if {follows} else time.sleep(60))"
     )
     parent = (
-        "import subprocess, sys, os, time; c = subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid())], process_group=0);"
-        "print(c.pid, flush=True); time.sleep(60)"
+        "import subprocess, sys, os, time; c = subprocess.Popen([sys.executable, '-c', sys.argv[1],"
+        " str(os.getpid())], process_group=0);print(c.pid, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", parent, inner], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", parent, inner], stdout=subprocess.PIPE, text=True
+    ) as process:
         pid = int(process.stdout.readline())
         time.sleep(0.3)
         process.kill()
@@ -188,26 +223,37 @@ def test_a_command_line_of_a_child_is_understood_by_gen():
     assert (args.folder, args.slot, args.device) == ("/f", 1, "cuda:1")
 
 
-# ------------------------------------------------------------------------------------------------------- Ray actors
+# --- Ray actors
 
 
 @pytest.mark.parametrize("progress", [False, True])
-def test_a_ray_actor_that_always_dies_is_given_up_unless_items_get_done(monkeypatch, tmp_path, progress):
+def test_a_ray_actor_that_always_dies_is_given_up_unless_items_get_done(
+    monkeypatch, tmp_path, progress
+):
     from gen.jobs.engines import ray_actors
 
     counted = iter(range(1, 20)) if progress else iter([0] * 20)
-    monkeypatch.setattr(ray_actors, "tally", lambda folder, items: common.Tally(99, dict.fromkeys(map(str, range(next(counted))))))
+    monkeypatch.setattr(
+        ray_actors,
+        "tally",
+        lambda folder, items: common.Tally(99, dict.fromkeys(map(str, range(next(counted))))),
+    )
     pool, calls = object.__new__(ray_actors.Pool), []
     pull = types.SimpleNamespace(remote=lambda: calls.append(1) or len(calls))
     pool.folder, pool.items, pool.best, pool.told, pool.deaths = tmp_path, 99, 0, False, [0, 0]
-    pool.progress, pool.reasons, pool.pulls, pool.actors = Notes(), [], {}, [types.SimpleNamespace(pull=pull)] * 2
+    pool.progress, pool.reasons, pool.pulls, pool.actors = (
+        Notes(),
+        [],
+        {},
+        [types.SimpleNamespace(pull=pull)] * 2,
+    )
     for _ in range(6):
         if pool.deaths[1] < ray_actors.DEATHS:
             pool._died(1)
     assert len(calls) == (6 if progress else 2) and bool(pool.reasons) is not progress
 
 
-# -------------------------------------------------------------------------------------------------- launched, alone
+# --- launched, alone
 
 
 def job_of(workers=1, device="cpu", **options):
@@ -233,7 +279,9 @@ def launched(monkeypatch, rank):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_launched_process_is_one_worker_and_only_the_first_shows_progress(monkeypatch, tmp_path, worker, rank):
+def test_a_launched_process_is_one_worker_and_only_the_first_shows_progress(
+    monkeypatch, tmp_path, worker, rank
+):
     launched(monkeypatch, rank)
     monkeypatch.setattr(local, "own_device", lambda name, number: f"{name}:{number}")
     progress = Notes()
@@ -243,7 +291,9 @@ def test_a_launched_process_is_one_worker_and_only_the_first_shows_progress(monk
     assert progress.notes == (["shown", "an item failed"] if rank == 0 else [])
 
 
-@pytest.mark.parametrize("engine, text", [("local", "workers is 2"), ("ray", "engine ray"), ("slurm", "engine slurm")])
+@pytest.mark.parametrize(
+    "engine, text", [("local", "workers is 2"), ("ray", "engine ray"), ("slurm", "engine slurm")]
+)
 def test_a_launched_process_starts_no_workers(monkeypatch, tmp_path, engine, text):
     launched(monkeypatch, 0)
     monkeypatch.setattr(engines, "find_spec", lambda package: object())
@@ -258,7 +308,9 @@ def test_one_worker_runs_in_this_process_with_the_loader_it_was_given(tmp_path, 
 
 
 @pytest.mark.parametrize("engine", ["local", "ray", "slurm"])
-def test_a_loader_of_ones_own_is_refused_where_workers_are_other_processes(monkeypatch, tmp_path, engine):
+def test_a_loader_of_ones_own_is_refused_where_workers_are_other_processes(
+    monkeypatch, tmp_path, engine
+):
     monkeypatch.setattr(engines, "find_spec", lambda package: object())
     with pytest.raises(GenError, match="a load function came"):
         run_engine(engine, tmp_path, job_of(workers=2), load=lambda *a, **k: None)
@@ -274,19 +326,31 @@ def test_accelerate_that_started_one_process_only_is_noted(monkeypatch, tmp_path
     assert "started one process only" in progress.notes[0]
 
 
-# --------------------------------------------------------------------------------------------------------- options
+# --- options
 
 
 @pytest.mark.parametrize(
     "engine, device, options, text",
     [
-        ("ray", "cpu", {"num_gpu": 1}, "unknown engine option of ray 'num_gpu'.*Did you mean 'num_gpus'"),
-        ("ray", "cpu", {"num_cpus": "all"}, "num_cpus is 'all' in engine_options; expected a number"),
+        (
+            "ray",
+            "cpu",
+            {"num_gpu": 1},
+            "unknown engine option of ray 'num_gpu'.*Did you mean 'num_gpus'",
+        ),
+        (
+            "ray",
+            "cpu",
+            {"num_cpus": "all"},
+            "num_cpus is 'all' in engine_options; expected a number",
+        ),
         ("ray", "cuda:1", {}, "device is 'cuda:1' with engine ray; expected 'cuda'"),
         ("slurm", "cpu", {"wait": "no"}, "wait is 'no' in engine_options; expected true or false"),
     ],
 )
-def test_options_that_are_none_are_refused_before_anything_starts(monkeypatch, tmp_path, engine, device, options, text):
+def test_options_that_are_none_are_refused_before_anything_starts(
+    monkeypatch, tmp_path, engine, device, options, text
+):
     monkeypatch.setattr(engines, "find_spec", lambda package: object())
     monkeypatch.setattr(common, "read_plan", lambda folder: {"items": [{}]})
     with pytest.raises(GenError, match=text):

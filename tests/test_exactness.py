@@ -1,7 +1,8 @@
-"""What samplers promise about the law, computed exactly: their production code is run on every outcome of its draws.
+"""What samplers promise about the law, computed exactly: their production code is run on every
+outcome of its draws.
 
-Errors of correct samplers are around 1e-16. The controls break one part each and must miss by more than 1e-3, so the
-test would see what is wrong in most public implementations of these methods.
+Errors of correct samplers are around 1e-16. The controls break one part each and must miss by more
+than 1e-3, so the test would see what is wrong in most public implementations of these methods.
 """
 
 from __future__ import annotations
@@ -52,13 +53,18 @@ masked_iterative = registry.get("sampler", "masked_iterative")
 
 
 def causal_error(sampler, law: Law, space: TokenSpace, **prompts) -> float:
-    """The largest error of a probability, over three contexts that are decoded in one ragged batch."""
+    """The largest error of a probability, over three contexts that are decoded in one ragged
+    batch."""
     model = TabularCausal.under(law, space.vocab_size)
     target = lambda context: causal_target(model, space, law, context, **prompts)
     found = enumerate_law(lambda draws, context: sampler(target(context), draws).tokens, CONTEXTS)
     expected = [causal_law(model, space, law, c, **prompts) for c in range(CONTEXTS)]
-    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), "the law is too simple to test anything"
-    assert distance(expected[0], expected[1]) > WRONG, "contexts must differ, or mixing up rows would go unseen"
+    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
+        "the law is too simple to test anything"
+    )
+    assert distance(expected[0], expected[1]) > WRONG, (
+        "contexts must differ, or mixing up rows would go unseen"
+    )
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -71,20 +77,27 @@ def test_one_law_asked_of_shared_noise_is_that_law():
     assert max(abs(a - b) for a, b in zip(chances, p.tolist(), strict=True)) < 1e-15
     chances, parts = Noise.unknown(3).split((0.25, 0.0, 0.75))
     assert chances == pytest.approx([0.25, 0.0, 0.75], abs=1e-15)
-    assert parts[0].split((0.25, 0.0, 0.75))[0] == pytest.approx([1.0, 0.0, 0.0], abs=1e-15)  # the same answer again
+    assert parts[0].split((0.25, 0.0, 0.75))[0] == pytest.approx(
+        [1.0, 0.0, 0.0], abs=1e-15
+    )  # the same answer again
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.3, 0.8), (0.8, 0.3), (0.5, 0.5), (0.1, 0.999)])
 def test_two_laws_asked_of_shared_noise_in_closed_form(a, b):
-    """For two ids the joint of the answers is the comonotone one: both are 0 with probability min(a, b)."""
+    """For two ids the joint of the answers is the comonotone one: both are 0 with probability
+    min(a, b)."""
     chances, parts = Noise.unknown(2).split((a, 1 - a))
     joint = [chances[i] * x for i in range(2) for x in parts[i].split((b, 1 - b))[0]]
-    assert joint == pytest.approx([min(a, b), max(a - b, 0), max(b - a, 0), 1 - max(a, b)], abs=1e-15)
+    assert joint == pytest.approx(
+        [min(a, b), max(a - b, 0), max(b - a, 0), 1 - max(a, b)], abs=1e-15
+    )
 
 
 def test_shared_noise_against_gumbel_samples():
     laws = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.7, 0.2], [0.3, 0.3, 0.4]], dtype=torch.float64)
-    uniform = torch.rand(200_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    uniform = torch.rand(
+        200_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     gumbel = -torch.log(-torch.log(uniform))
     i, j, k = ((p.log() + gumbel).argmax(-1) for p in laws)
     sampled = torch.bincount(9 * i + 3 * j + k, minlength=27) / len(gumbel)
@@ -103,7 +116,12 @@ def test_shared_noise_against_gumbel_samples():
 
 def test_the_harness_refuses_noise_used_twice():
     draws = ScriptedDraws([(0, ())])
-    row, at, on, half = torch.tensor([0]), torch.tensor([[2]]), torch.tensor([[True]]), torch.tensor([[0.5]])
+    row, at, on, half = (
+        torch.tensor([0]),
+        torch.tensor([[2]]),
+        torch.tensor([[True]]),
+        torch.tensor([[0.5]]),
+    )
     draws.flip(half, row, at, "accept", torch.tensor([0]), on)
     draws.flip(half, row, at, "accept", torch.tensor([1]), on)
     with pytest.raises(AssertionError, match="share their noise"):
@@ -123,13 +141,18 @@ def test_autoregressive_law(law):
 def test_jacobi_law_for_every_window(coupling, window):
     """Of four tokens; the widest window has two ids to keep the number of outcomes small."""
     law, ids = (COMBINED, 3) if window < 4 else (Law(temperature=0.7, guidance_scale=2.0), 2)
-    assert causal_error(jacobi(coupling=coupling, window=window), law, space_of((2, 2), ids)) < EXACT
+    assert (
+        causal_error(jacobi(coupling=coupling, window=window), law, space_of((2, 2), ids)) < EXACT
+    )
 
 
 @pytest.mark.parametrize("init", registry.table("initialiser"))
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 def test_jacobi_law_for_every_initialiser(coupling, init):
-    assert causal_error(jacobi(coupling=coupling, window=3, init=init), COMBINED, space_of((2, 2), 3)) < EXACT
+    assert (
+        causal_error(jacobi(coupling=coupling, window=3, init=init), COMBINED, space_of((2, 2), 3))
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
@@ -146,9 +169,12 @@ def test_jacobi_law_where_legal_ids_depend_on_the_place(coupling, init):
     assert causal_error(jacobi(coupling=coupling, window=3, init=init), Law(), space) < EXACT
 
 
-@pytest.mark.parametrize("sampler", [autoregressive(), jacobi(window=2)], ids=["autoregressive", "jacobi"])
+@pytest.mark.parametrize(
+    "sampler", [autoregressive(), jacobi(window=2)], ids=["autoregressive", "jacobi"]
+)
 def test_guided_prompts_may_end_differently(sampler):
-    """The unconditional half is conditioned on its own last token, not on the conditional prompt's."""
+    """The unconditional half is conditioned on its own last token, not on the conditional
+    prompt's."""
     empty = ((21, 22), (23,), (21, 24, 25))
     assert causal_error(sampler, Law(guidance_scale=2.0), space_of((3,), 3), empty=empty) < EXACT
 
@@ -157,7 +183,8 @@ def test_guided_prompts_may_end_differently(sampler):
 
 
 class StaleLaws(speculative_jacobi.JacobiDrafter):
-    """Drafts kept past the first rejection keep the law they were first drawn from, instead of q := p."""
+    """Drafts kept past the first rejection keep the law they were first drawn from, instead of q :=
+    p."""
 
     def verify(self, now, logp):
         old, drafted = self.proposal, self.drafted
@@ -173,8 +200,8 @@ class StaleLaws(speculative_jacobi.JacobiDrafter):
 
 
 class LockStep(speculative_jacobi.JacobiDrafter):
-    """All rows advance by the smallest accepted count, here by a row of the batch that never accepts. What was accepted
-    beyond is offered again with q := p, which is exact."""
+    """All rows advance by the smallest accepted count, here by a row of the batch that never
+    accepts. What was accepted beyond is offered again with q := p, which is exact."""
 
     stale = False
 
@@ -218,7 +245,10 @@ def test_control_stale_laws_of_kept_drafts(monkeypatch):
 def test_control_residual_warped_again(monkeypatch, coupling):
     warped = lambda *args, _true=verifiers.Token.residual: (_true(*args) / 0.7).log_softmax(-1)
     monkeypatch.setattr(verifiers.Token, "residual", warped)
-    assert causal_error(jacobi(coupling=coupling, window=3), Law(temperature=0.7), space_of((3,), 3)) > WRONG
+    assert (
+        causal_error(jacobi(coupling=coupling, window=3), Law(temperature=0.7), space_of((3,), 3))
+        > WRONG
+    )
 
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
@@ -242,8 +272,16 @@ def tabular_runs(items: int, law: Law):
 def tiny_llama(codes: int = 6, grid=(3, 4), prefix: int = 3) -> CausalLM:
     torch.manual_seed(0)
     config = GridLlamaConfig(
-        grid=grid, prefix_length=prefix, codebook_size=codes, vocab_size=codes + 4, hidden_size=16,
-        intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, initializer_range=0.6,
+        grid=grid,
+        prefix_length=prefix,
+        codebook_size=codes,
+        vocab_size=codes + 4,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.6,
     )
     return CausalLM(GridLlamaForCausalLM(config).double())
 
@@ -254,7 +292,9 @@ def llama_runs(items: int, law: Law):
     prompt = torch.tensor([[6 + i % 3, 6 + i // 3 % 3, 9] for i in range(items)])
     uncond = torch.tensor([[9, 9, 9]] * items)
     keys = [104729 * i + 3 for i in range(items)]
-    return lambda sampler: sampler(CausalTarget(model, prompt, space, law, uncond), CounterDraws(keys))
+    return lambda sampler: sampler(
+        CausalTarget(model, prompt, space, law, uncond), CounterDraws(keys)
+    )
 
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
@@ -271,11 +311,14 @@ def test_gumbel_gives_the_tokens_of_autoregression(law):
 
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 def test_a_window_of_one_is_plain_autoregression(coupling):
-    """Nothing is drafted, so every coupling gives the tokens of autoregression; a wider window need not."""
+    """Nothing is drafted, so every coupling gives the tokens of autoregression; a wider window need
+    not."""
     run = tabular_runs(30, Law())
     expected = run(autoregressive()).tokens
     assert torch.equal(run(jacobi(coupling=coupling, window=1)).tokens, expected)
-    assert torch.equal(run(jacobi(coupling=coupling, window=4)).tokens, expected) == (coupling not in LAW_COUPLINGS)
+    assert torch.equal(run(jacobi(coupling=coupling, window=4)).tokens, expected) == (
+        coupling not in LAW_COUPLINGS
+    )
 
 
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
@@ -305,11 +348,16 @@ def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
 
     def step(self, now, proposal, drafted, logp, onward):
         ids = now.categorical(logp, "token", now.valid)
-        return couplings.leading((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted), ids
+        return (
+            couplings.leading((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted),
+            ids,
+        )
 
     monkeypatch.setattr(couplings.Gumbel, "step", step)
     run = runs(12, Law())
-    assert not torch.equal(run(jacobi(coupling="gumbel", window=4)).tokens, run(autoregressive()).tokens)
+    assert not torch.equal(
+        run(jacobi(coupling="gumbel", window=4)).tokens, run(autoregressive()).tokens
+    )
     assert causal_error(jacobi(coupling="gumbel", window=3), Law(), space_of((3,), 3)) < EXACT
 
 
@@ -318,9 +366,16 @@ def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
     draws = CounterDraws([77])
     tokens = autoregressive()(causal_target(model, space, law, [1]), draws).tokens[0].tolist()
     for n in range(space.length):
-        logp = law(model.after([*PROMPTS[1], *tokens[:n]]), model.after([*EMPTY[1], *tokens[:n]]), space.legal[n])
+        logp = law(
+            model.after([*PROMPTS[1], *tokens[:n]]),
+            model.after([*EMPTY[1], *tokens[:n]]),
+            space.legal[n],
+        )
         at = torch.tensor([[n]])
-        assert int(draws.categorical(logp[None, None], torch.tensor([0]), at, "token", None, at == n)) == tokens[n]
+        assert (
+            int(draws.categorical(logp[None, None], torch.tensor([0]), at, "token", None, at == n))
+            == tokens[n]
+        )
 
 
 # --- masked samplers
@@ -342,9 +397,12 @@ def masked_error(sampler, law: Law, space: TokenSpace) -> float:
 
 
 def registry_order(name: str, grid: tuple[int, ...]) -> list[int]:
-    """The places in the order in which they are committed, for orders that depend on nothing else."""
+    """The places in the order in which they are committed, for orders that depend on nothing
+    else."""
     positions = torch.arange(math.prod(grid))[None]
-    now = SimpleNamespace(positions=positions, rows=positions[0, :1], space=SimpleNamespace(grid=grid))
+    now = SimpleNamespace(
+        positions=positions, rows=positions[0, :1], space=SimpleNamespace(grid=grid)
+    )
     score = registry.get("order", name)(now)
     return score[0].argsort(descending=True).tolist()
 
@@ -371,7 +429,16 @@ def committed_per_step(sampler, grid) -> list[int]:
 
 
 def test_cosine_commits_what_maskgit_commits():
-    assert committed_per_step(masked_iterative(steps=8, schedule="cosine"), (16, 16)) == [5, 15, 24, 31, 39, 45, 48, 49]
+    assert committed_per_step(masked_iterative(steps=8, schedule="cosine"), (16, 16)) == [
+        5,
+        15,
+        24,
+        31,
+        39,
+        45,
+        48,
+        49,
+    ]
     assert committed_per_step(masked_iterative(steps=8, schedule="linear"), (16, 16)) == [32] * 8
 
 
@@ -387,5 +454,8 @@ def test_schedules_fall_from_one_to_zero(schedule):
 def test_halton_visits_every_cell_once_and_spreads(grid):
     cells = registry_order("halton", grid)
     assert sorted(cells) == list(range(math.prod(grid)))
-    if grid == (16, 16):  # the first 16 cells: one in each quarter row and quarter column, nearly; raster has one row
+    if grid == (
+        16,
+        16,
+    ):  # the first 16 cells: one in each quarter row and quarter column, nearly; raster has one row
         assert len({(c // 64, c % 16 // 4) for c in cells[:16]}) >= 12

@@ -1,4 +1,5 @@
-"""Job folders after the run: saving an output of the Python API as one, and checking the media in one."""
+"""Job folders after the run: saving an output of the Python API as one, and checking the media in
+one."""
 
 from __future__ import annotations
 
@@ -48,7 +49,12 @@ def test_saving_an_output_leaves_the_folder_that_a_job_would(tmp_path):
     rows = read_rows(tmp_path / "api")
     assert [(r["prompt"], r["seed"]) for r in rows] == [(p, s) for p in PROMPTS for s in (4, 5)]
     made = load_config(tmp_path / "api/config.yaml").entries[0]
-    assert (made.prompts, made.num_samples, made.seed, made.sampler["window"]) == (PROMPTS, 2, 4, 16)
+    assert (made.prompts, made.num_samples, made.seed, made.sampler["window"]) == (
+        PROMPTS,
+        2,
+        4,
+        16,
+    )
     assert len(list((tmp_path / "api/traces").iterdir())) == 6
     save_output(output(), tmp_path / "api")
     assert len(read_rows(tmp_path / "api")) == 6
@@ -63,17 +69,24 @@ def test_saving_refuses_a_folder_with_something_else(tmp_path):
 def test_saving_an_edit_keeps_what_it_started_from(tmp_path):
     save_output(output(start=Start(["start"], ["where"])), tmp_path / "o")
     entry = load_config(tmp_path / "o/config.yaml").entries[0]
-    assert Path(entry.source).read_text().startswith("['start']") and Path(entry.mask).read_text().startswith(
-        "['where']"
-    )
+    assert Path(entry.source).read_text().startswith("['start']") and Path(
+        entry.mask
+    ).read_text().startswith("['where']")
     save_output(output(start=Start(["start"], ["where"])), tmp_path / "o")
 
 
 def test_checking_reports_shares_and_writes_the_verdicts(tmp_path):
     run(tmp_path)
     report = check_folder(tmp_path)
-    assert (report["items"], report["fulfilled"], report["valid"], report["failed"]) == (3, 1.0, 1.0, [])
-    assert json.loads((tmp_path / "check.json").read_text())[read_rows(tmp_path)[0]["id"]] == asdict(Verdict(True, True, "looked"))
+    assert (report["items"], report["fulfilled"], report["valid"], report["failed"]) == (
+        3,
+        1.0,
+        1.0,
+        [],
+    )
+    assert json.loads((tmp_path / "check.json").read_text())[
+        read_rows(tmp_path)[0]["id"]
+    ] == asdict(Verdict(True, True, "looked"))
     assert run(tmp_path)[0]["skipped"] == 3  # a checked folder still resumes
 
 
@@ -83,11 +96,14 @@ def test_checking_reports_broken_media_instead_of_crashing(tmp_path, monkeypatch
     (tmp_path / "000001-beta-s0.txt").write_text("altered")
     report = check_folder(tmp_path)
     assert report["valid"] == report["fulfilled"] == 0 and report["by_sampler"]["sjd"]["items"] == 3
-    assert [w in f["detail"] for f, w in zip(report["failed"], ("missing", "sha256", "KeyError"), strict=True)] == [
-        True
-    ] * 3
+    assert [
+        w in f["detail"]
+        for f, w in zip(report["failed"], ("missing", "sha256", "KeyError"), strict=True)
+    ] == [True] * 3
     run(tmp_path)
-    monkeypatch.setattr(Toy, "load", lambda self, path: (_ for _ in ()).throw(SyntaxError("not a picture")))
+    monkeypatch.setattr(
+        Toy, "load", lambda self, path: (_ for _ in ()).throw(SyntaxError("not a picture"))
+    )
     assert "not a picture" in check_folder(tmp_path)["failed"][0]["detail"]
 
 

@@ -1,4 +1,5 @@
-"""The gallery: one static page that shows a job folder completely, honestly and without executing anybody's prompt."""
+"""The gallery: one static page that shows a job folder completely, honestly and without executing
+anybody's prompt."""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ class Page(HTMLParser):
             self.text.append(data.strip())
 
     def all(self, tag: str, **wanted: str) -> list[dict[str, str | None]]:
-        return [a for t, a in self.elements if t == tag and all(a.get(k) == v for k, v in wanted.items())]
+        return [
+            a
+            for t, a in self.elements
+            if t == tag and all(a.get(k) == v for k, v in wanted.items())
+        ]
 
 
 def ident(number: int) -> str:
@@ -60,16 +65,41 @@ def write_trace(folder: Path, number: int, steps: object) -> None:
     (folder / "traces" / f"{ident(number)}.json").write_text(json.dumps(steps))
 
 
-def row(number: int, file: str | None, prompt: str, sampler: str = "autoregressive", **changes) -> dict:
-    return {"id": ident(number), "index": number, "modality": "image", "prompt": prompt, "seed": number, "sampler": sampler,
-            "model": "a-model", "file": file, "sha256": "", "nfe": 4, "tokens": 16, "tokens_computed": 40,
-            "mean_acceptance_length": 4.0, "draft_acceptance_rate": 0.5, "seconds": 0.25, "status": "ok", "error": None,
-            "exactness": "law", "batch": 2, **changes}  # fmt: skip
+def row(
+    number: int, file: str | None, prompt: str, sampler: str = "autoregressive", **changes
+) -> dict:
+    return {
+        "id": ident(number),
+        "index": number,
+        "modality": "image",
+        "prompt": prompt,
+        "seed": number,
+        "sampler": sampler,
+        "model": "a-model",
+        "file": file,
+        "sha256": "",
+        "nfe": 4,
+        "tokens": 16,
+        "tokens_computed": 40,
+        "mean_acceptance_length": 4.0,
+        "draft_acceptance_rate": 0.5,
+        "seconds": 0.25,
+        "status": "ok",
+        "error": None,
+        "exactness": "law",
+        "batch": 2,
+        **changes,
+    }
 
 
 STEPS = [
     {"window": [0, 1, 2, 3], "accepted": [], "committed": {"0": 7, "1": 7}, "removed": []},
-    {"window": [2, 3, 4, 5, 6, 7], "accepted": [2], "committed": {"2": 1, "3": 2, "4": 3, "5": 4}, "removed": []},
+    {
+        "window": [2, 3, 4, 5, 6, 7],
+        "accepted": [2],
+        "committed": {"2": 1, "3": 2, "4": 3, "5": 4},
+        "removed": [],
+    },
     {"window": [1, 6, 7, 8], "accepted": [], "committed": {"6": 5, "1": 9}, "removed": [1, 5]},
 ]
 
@@ -79,7 +109,15 @@ def folder(tmp_path: Path) -> Path:
     rows = [
         row(0, "000000-a b#1.png", "a red circle"),
         row(1, "000001.png", EVIL, "jacobi"),
-        row(2, None, "a red circle", "jacobi", status="failed", error="RuntimeError: <NaN> at 3", nfe=None),
+        row(
+            2,
+            None,
+            "a red circle",
+            "jacobi",
+            status="failed",
+            error="RuntimeError: <NaN> at 3",
+            nfe=None,
+        ),
         row(3, "gone.png", "a blue ring"),
         row(4, "000004.wav", "seven", "jacobi", nfe=8),
         row(5, "000005.mp4", "moving", "jacobi", nfe=10),
@@ -95,7 +133,9 @@ def folder(tmp_path: Path) -> Path:
     write_trace(tmp_path, 0, STEPS)
     verdicts = {ident(0): (True, "saw a red circle"), ident(1): (False, "saw nothing")}
     (tmp_path / "check.json").write_text(
-        json.dumps({k: {"fulfilled": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()})
+        json.dumps(
+            {k: {"fulfilled": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()}
+        )
     )
     return tmp_path
 
@@ -116,7 +156,13 @@ def test_every_ok_item_is_referenced_by_a_relative_quoted_path(folder):
     html = page(folder)
     sources = {a.get("src") for tag in ("img", "audio", "video") for a in html.all(tag)}
     sources |= {a["href"] for a in html.all("a")}
-    assert {"000000-a%20b%231.png", "000001.png", "000004.wav", "000005.mp4", "000006.txt"} <= sources
+    assert {
+        "000000-a%20b%231.png",
+        "000001.png",
+        "000004.wav",
+        "000005.mp4",
+        "000006.txt",
+    } <= sources
     assert not any(s and re.match(r"/|\w+:|\.\.", s) for s in sources)
     assert all(a["loading"] == "lazy" for tag in ("audio", "video") for a in html.all(tag))
     assert all(a["loading"] == "lazy" for a in html.all("img") if a.get("src"))
@@ -154,7 +200,14 @@ def test_the_page_needs_no_network(folder):
 def test_the_trace_shows_for_each_position_the_step_that_committed_it(folder):
     cells = [a for a in page(folder).all("rect") if "data-p" in a]
     drawn = {int(a["data-p"]): int(a["data-step"]) for a in cells if "data-step" in a}
-    assert drawn == {0: 1, 2: 2, 3: 2, 4: 2, 6: 3, 1: 3}  # 1 was taken back and committed again, 5 only taken back
+    assert drawn == {
+        0: 1,
+        2: 2,
+        3: 2,
+        4: 2,
+        6: 3,
+        1: 3,
+    }  # 1 was taken back and committed again, 5 only taken back
     assert len(cells) == 9  # a square that holds positions 0..8
     assert all(a["fill"] == colour(drawn[int(a["data-p"])], 3) for a in cells if "data-step" in a)
     assert [int(a["data-n"]) for a in page(folder).all("rect") if "data-n" in a] == [2, 4, 2]
@@ -162,13 +215,19 @@ def test_the_trace_shows_for_each_position_the_step_that_committed_it(folder):
 
 def test_the_player_gets_every_event_of_the_trace(folder):
     (data,) = [json.loads(s) for s in page(folder).scripts if s.startswith("[")]
-    assert [dict(map(tuple, e["c"])) for e in data] == [{int(k): v for k, v in s["committed"].items()} for s in STEPS]
-    assert [[p for a, b in e["w"] for p in range(a, b + 1)] for e in data] == [s["window"] for s in STEPS]
+    assert [dict(map(tuple, e["c"])) for e in data] == [
+        {int(k): v for k, v in s["committed"].items()} for s in STEPS
+    ]
+    assert [[p for a, b in e["w"] for p in range(a, b + 1)] for e in data] == [
+        s["window"] for s in STEPS
+    ]
     assert [e["r"] for e in data] == [s["removed"] for s in STEPS]
 
 
 def test_the_grid_comes_from_the_row_and_must_hold_the_trace(folder):
-    again = lambda grid: (folder / "manifest.jsonl").write_text(json.dumps(row(0, "000001.png", "a red circle", grid=grid)) + "\n")
+    again = lambda grid: (folder / "manifest.jsonl").write_text(
+        json.dumps(row(0, "000001.png", "a red circle", grid=grid)) + "\n"
+    )
     again([2, 5])
     cells = [a for a in page(folder).all("rect") if "data-p" in a]
     assert len(cells) == 10 and max(float(a["x"]) for a in cells) > 4
@@ -199,10 +258,15 @@ def test_a_step_of_sound_is_a_column_with_a_row_per_stream():
     assert size == (5, 2) and cells[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     cells, (width, height) = places([250, 4], 1000, "audio")
     assert len(set(cells)) == 1000 and width <= 96 and height == 3 * 5 - 1
-    assert places([2, 5], 10, "audio")[0][1] == (1, 0)  # stream after stream is stored as it is drawn
+    assert places([2, 5], 10, "audio")[0][1] == (
+        1,
+        0,
+    )  # stream after stream is stored as it is drawn
 
 
-@pytest.mark.parametrize(("grid", "kind"), [(None, "audio"), (None, "video"), ([150], "audio"), (None, "")])
+@pytest.mark.parametrize(
+    ("grid", "kind"), [(None, "audio"), (None, "video"), ([150], "audio"), (None, "")]
+)
 def test_other_media_without_a_grid_are_one_line_that_wraps(grid, kind):
     cells, size = places(grid, 150, kind)
     assert cells == [(p % 64, p // 64) for p in range(150)] and size == (64, 3)
@@ -215,7 +279,9 @@ def test_replaying_honours_removals():
 
 def test_colours_of_steps_are_distinct_and_ever_lighter():
     ramp = [colour(s, 12) for s in range(1, 13)]
-    light = [0.2126 * int(c[1:3], 16) + 0.7152 * int(c[3:5], 16) + 0.0722 * int(c[5:7], 16) for c in ramp]
+    light = [
+        0.2126 * int(c[1:3], 16) + 0.7152 * int(c[3:5], 16) + 0.0722 * int(c[5:7], 16) for c in ramp
+    ]
     assert len(set(ramp)) == 12 and light == sorted(light)
     assert colour(1, 1) == colour(1, 12)
 
@@ -223,7 +289,9 @@ def test_colours_of_steps_are_distinct_and_ever_lighter():
 def test_failed_and_missing_items_are_shown_as_such(folder):
     html = page(folder)
     failed = section(folder, "failed")
-    assert "<th scope='row'>2</th>" in failed and "&lt;NaN&gt;" in failed and "blue ring" not in failed
+    assert (
+        "<th scope='row'>2</th>" in failed and "&lt;NaN&gt;" in failed and "blue ring" not in failed
+    )
     assert "gone.png is missing" in html.text and "failed" in html.text
     assert not html.all("img", src="gone.png")
 
@@ -232,27 +300,50 @@ def test_a_folder_without_failures_or_traces_has_no_such_sections(folder):
     manifest = folder / "manifest.jsonl"
     manifest.write_text(manifest.read_text().splitlines()[0] + "\n")
     shutil.rmtree(folder / "traces")
-    assert section(folder, "failed") == "" and section(folder, "traces") == "" and section(folder, "comparison")
+    assert (
+        section(folder, "failed") == ""
+        and section(folder, "traces") == ""
+        and section(folder, "comparison")
+    )
 
 
 def test_the_table_of_methods_holds_medians_and_shares(folder):
-    lines = re.findall(r'<tr data-method="[^"]*"><th scope="row">(.*?)</tr>', section(folder, "methods"), re.DOTALL)
+    lines = re.findall(
+        r'<tr data-method="[^"]*"><th scope="row">(.*?)</tr>', section(folder, "methods"), re.DOTALL
+    )
     texts = {line.split()[0]: Page(line).text for line in lines}
     assert texts["autoregressive"] == ["autoregressive", "law", "3", "4", "4.00", "0.25", "100%"]
-    assert texts["jacobi"] == ["jacobi", "law", "4", "8", "4.00", "0.25", "0%"]  # the failed item has no calls
+    assert texts["jacobi"] == [
+        "jacobi",
+        "law",
+        "4",
+        "8",
+        "4.00",
+        "0.25",
+        "0%",
+    ]  # the failed item has no calls
 
 
 def test_marks_follow_the_verdicts_and_are_absent_without_them(folder):
     marks = [a["title"] for a in page(folder).all("b") if "prompt" in (a.get("title") or "")]
-    assert marks == ["fulfils its prompt: saw a red circle", "does not fulfil its prompt: saw nothing"]
+    assert marks == [
+        "fulfils its prompt: saw a red circle",
+        "does not fulfil its prompt: saw nothing",
+    ]
     (folder / "check.json").unlink()
     text = write_gallery(folder).read_text(encoding="utf-8")
-    assert "✓" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL) and "fulfilled" not in Page(text).text
+    assert (
+        "✓" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+        and "fulfilled" not in Page(text).text
+    )
 
 
 def test_methods_of_several_models_are_kept_apart(folder):
     with (folder / "manifest.jsonl").open("a") as file:
-        file.write(json.dumps(row(7, None, "a red circle", model="another", status="failed", error="no")) + "\n")
+        file.write(
+            json.dumps(row(7, None, "a red circle", model="another", status="failed", error="no"))
+            + "\n"
+        )
     text = section(folder, "methods")
     assert "autoregressive · a-model" in text and "autoregressive · another" in text
 
@@ -284,7 +375,11 @@ def test_a_moved_folder_makes_the_same_page(folder, tmp_path):
 def test_a_folder_without_manifest_and_a_broken_trace_are_refused(folder, tmp_path):
     with pytest.raises(GenError, match="has no manifest.jsonl"):
         write_gallery(tmp_path / "nowhere")
-    for wrong, said in (([{"committed": 3}], "is no trace"), ({}, "is no trace"), ([3], "is no trace")):
+    for wrong, said in (
+        ([{"committed": 3}], "is no trace"),
+        ({}, "is no trace"),
+        ([3], "is no trace"),
+    ):
         write_trace(folder, 0, wrong)
         with pytest.raises(GenError, match=f"{ident(0)}.json {said}.*expected a list of steps"):
             write_gallery(folder)
@@ -311,11 +406,25 @@ def mixed(tmp_path: Path) -> Path:
     (tmp_path / "2.wav").write_bytes((tmp_path / "1 #.wav").read_bytes()[:900])
     (tmp_path / "4.mp4").write_bytes(b"no video")
     label = "sjd modality={} law.top_k={}"
-    rows = [row(0, "0.png", "one", label.format("image", 100)),
-            row(1, "1 #.wav", "two", label.format("speech", 7) + " window=4", modality="speech", model="b", grid=[3, 3]),
-            row(2, "2.wav", "two", label.format("speech", 7) + " window=8", modality="speech", model="b"),
-            row(3, "3.mp4", EVIL, label.format("video", 9), modality="video", model="c", grid=[2, 3, 3]),
-            row(4, "4.mp4", "four", label.format("video", 9), modality="video", model="c")]  # fmt: skip
+    rows = [
+        row(0, "0.png", "one", label.format("image", 100)),
+        row(
+            1,
+            "1 #.wav",
+            "two",
+            label.format("speech", 7) + " window=4",
+            modality="speech",
+            model="b",
+            grid=[3, 3],
+        ),
+        row(
+            2, "2.wav", "two", label.format("speech", 7) + " window=8", modality="speech", model="b"
+        ),
+        row(
+            3, "3.mp4", EVIL, label.format("video", 9), modality="video", model="c", grid=[2, 3, 3]
+        ),
+        row(4, "4.mp4", "four", label.format("video", 9), modality="video", model="c"),
+    ]
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for number in (0, 1, 3):
         write_trace(tmp_path, number, STEPS)
@@ -324,18 +433,35 @@ def mixed(tmp_path: Path) -> Path:
 
 def test_every_modality_has_a_section_with_tables_of_its_own(mixed):
     html = page(mixed)
-    assert [a["id"] for a in html.all("div", **{"class": "modality"})] == ["modality-image", "modality-speech", "modality-video"]
+    assert [a["id"] for a in html.all("div", **{"class": "modality"})] == [
+        "modality-image",
+        "modality-speech",
+        "modality-video",
+    ]
     methods = [Page(section(mixed, f"methods-{m}")).text for m in ("image", "speech", "video")]
-    assert [m[m.index("seconds per item") + 1] for m in methods] == ["sjd", "sjd window=4", "sjd"]  # the rest goes without saying
-    assert "two" in section(mixed, "comparison-speech") and "four" not in section(mixed, "comparison-speech")
+    assert [m[m.index("seconds per item") + 1] for m in methods] == [
+        "sjd",
+        "sjd window=4",
+        "sjd",
+    ]  # the rest goes without saying
+    assert "two" in section(mixed, "comparison-speech") and "four" not in section(
+        mixed, "comparison-speech"
+    )
     assert section(mixed, "traces-image") and section(mixed, "traces-video")
     ids = [a["id"] for _, a in html.elements if "id" in a]
-    assert len(ids) == len(set(ids)) and {a["href"][1:] for a in html.all("a") if a["href"].startswith("#")} <= set(ids)
+    assert len(ids) == len(set(ids)) and {
+        a["href"][1:] for a in html.all("a") if a["href"].startswith("#")
+    } <= set(ids)
 
 
 def test_every_address_on_a_page_of_several_modalities_is_there(mixed):
     html = page(mixed)
-    named = {a[k] for _, a in html.elements for k in ("src", "href", "poster") if a.get(k) and not a[k].startswith(("#", "data:"))}
+    named = {
+        a[k]
+        for _, a in html.elements
+        for k in ("src", "href", "poster")
+        if a.get(k) and not a[k].startswith(("#", "data:"))
+    }
     assert len(named) >= 8 and all((mixed / unquote(n)).is_file() for n in named)
     assert not any(re.match(r"/|\w+:|\.\.", n) for n in named)
 
@@ -344,8 +470,14 @@ def test_sounds_and_clips_have_players_and_a_picture_where_they_can_be_read(mixe
     html = page(mixed)
     assert {a["src"] for a in html.all("audio", preload="metadata")} == {"1%20%23.wav", "2.wav"}
     clips = {a["src"]: a for a in html.all("video", preload="metadata")}
-    assert all(a.keys() >= {"controls", "loop", "muted", "playsinline"} and "autoplay" not in a for a in clips.values())
-    assert (clips["3.mp4"]["width"], clips["3.mp4"]["height"]) == ("48", "64") and "poster" not in clips["4.mp4"]
+    assert all(
+        a.keys() >= {"controls", "loop", "muted", "playsinline"} and "autoplay" not in a
+        for a in clips.values()
+    )
+    assert (clips["3.mp4"]["width"], clips["3.mp4"]["height"]) == (
+        "48",
+        "64",
+    ) and "poster" not in clips["4.mp4"]
     assert sorted(p.name for p in (mixed / "preview").iterdir()) == ["1 #.png", "3.png"]
     assert Image.open(mixed / "preview/1 #.png").size == (320, 120)
 
@@ -380,11 +512,15 @@ def test_what_a_killed_process_left_goes_when_nobody_can_be_at_work(mixed):
 def test_every_trace_is_drawn_on_the_grid_of_its_item(mixed):
     count = lambda name: len([a for a in Page(section(mixed, name)).all("rect") if "data-p" in a])
     assert (count("traces-image"), count("traces-speech"), count("traces-video")) == (9, 9, 18)
-    assert 'class="trace wide"' in section(mixed, "traces-video") and 'class="trace"' in section(mixed, "traces-image")
+    assert 'class="trace wide"' in section(mixed, "traces-video") and 'class="trace"' in section(
+        mixed, "traces-image"
+    )
 
 
 def test_a_page_of_several_modalities_is_the_same_when_written_again_or_elsewhere(mixed, tmp_path):
     (mixed / "config.yaml").write_text("name: a job\n")
     first = write_gallery(mixed).read_bytes()
     shutil.copytree(mixed, tmp_path / "moved", ignore=shutil.ignore_patterns("moved", "preview"))
-    assert write_gallery(mixed).read_bytes() == first == write_gallery(tmp_path / "moved").read_bytes()
+    assert (
+        write_gallery(mixed).read_bytes() == first == write_gallery(tmp_path / "moved").read_bytes()
+    )

@@ -1,4 +1,5 @@
-"""The gallery of a large job: pages of items from small scripts, opened in a real browser; written again and again while the job runs."""
+"""The gallery of a large job: pages of items from small scripts, opened in a real browser; written
+again and again while the job runs."""
 
 from __future__ import annotations
 
@@ -30,12 +31,23 @@ EVIL = '</script><script>alert("x")</script> {{title}} \u2028 `${alert(1)}` \\'
 def row(i: int, of: int) -> dict:
     """Failed is every 37th, speech every 7th; samplers take turns in four blocks."""
     failed = i % 37 == 36
-    return {"id": f"{i:016x}", "index": i, "modality": "speech" if i % 7 == 3 else "image", "prompt": EVIL if i == 1 else f"prompt {i % 50}",
-            "seed": i // 50, "sampler": SAMPLERS[i * 4 // of], "model": "m",
-            "file": None if failed else f"{i:06d} #.png", "nfe": 4,
-            "mean_acceptance_length": 4.0, "seconds": 0.1, "exactness": "law", "status": "failed" if failed else "ok",
-            "error": f"RuntimeError: <{i}>" if failed else None,
-            **({"overrides": {"sampler": {"window": 3}, "law": {"top_k": 5}}} if i == 0 else {})}  # fmt: skip
+    return {
+        "id": f"{i:016x}",
+        "index": i,
+        "modality": "speech" if i % 7 == 3 else "image",
+        "prompt": EVIL if i == 1 else f"prompt {i % 50}",
+        "seed": i // 50,
+        "sampler": SAMPLERS[i * 4 // of],
+        "model": "m",
+        "file": None if failed else f"{i:06d} #.png",
+        "nfe": 4,
+        "mean_acceptance_length": 4.0,
+        "seconds": 0.1,
+        "exactness": "law",
+        "status": "failed" if failed else "ok",
+        "error": f"RuntimeError: <{i}>" if failed else None,
+        **({"overrides": {"sampler": {"window": 3}, "law": {"top_k": 5}}} if i == 0 else {}),
+    }
 
 
 def write_job(folder: Path, n: int, planned: int | None = None) -> list[dict]:
@@ -49,11 +61,13 @@ def write_job(folder: Path, n: int, planned: int | None = None) -> list[dict]:
             os.link(folder / f"source-{r['index'] % 4}.png", folder / r["file"])
     (folder / "plan.json").write_text(json.dumps({"items": [{}] * (planned or n)}))
     (folder / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    (folder / "config.yaml").write_text("# made\nname: a <large> job\nprompts:\n" + "- a prompt: name\n".replace(": ", " ") * 12000)
+    (folder / "config.yaml").write_text(
+        "# made\nname: a <large> job\nprompts:\n" + "- a prompt: name\n".replace(": ", " ") * 12000
+    )
     return rows
 
 
-# --------------------------------------------------------------------------------------------------- in a browser
+# --- in a browser
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +92,29 @@ class Images(HTMLParser):
 
 
 class Seen:
-    """What a browser makes of a page: its document once all scripts have run, and what they complained about."""
+    """What a browser makes of a page: its document once all scripts have run, and what they
+    complained about."""
 
     def __init__(self, path: Path, words: dict | None = None):
-        found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+        found = next(
+            filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+        )
         if found is None:
-            pytest.skip("no chromium, chromium-browser or google-chrome here, so the gallery was not opened in a browser")
+            pytest.skip(
+                "no chromium, chromium-browser or google-chrome here, so the gallery was not opened"
+                " in a browser"
+            )
         address = path.resolve().as_uri() + (f"#{urlencode(words)}" if words else "")
-        options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=20000",
-                   f"--user-data-dir={path.parent / '.profile'}", "--dump-dom", address)  # fmt: skip
+        options = (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=20000",
+            f"--user-data-dir={path.parent / '.profile'}",
+            "--dump-dom",
+            address,
+        )
         done = subprocess.run([found, *options], capture_output=True, timeout=120, check=True)
         self.dom = done.stdout.decode()
         self.console = re.findall(r"CONSOLE:\d+\] (.*)", done.stderr.decode(errors="replace"))
@@ -96,7 +124,11 @@ class Seen:
     def faults(self) -> list[str]:
         """What is wrong with the first page of a whole job."""
         note = re.search(r'<p class="none[^>]*role="status"([^>]*)>(.*?)</p>', self.dom)
-        return [*self.console, *([] if "hidden" in note[1] else [note[2]]), *([] if len(self.tiles) == 100 else ["not 100 tiles"])]
+        return [
+            *self.console,
+            *([] if "hidden" in note[1] else [note[2]]),
+            *([] if len(self.tiles) == 100 else ["not 100 tiles"]),
+        ]
 
 
 def walk(page: Path, views: list[dict]) -> list[tuple[list[str], str]]:
@@ -107,12 +139,15 @@ def walk(page: Path, views: list[dict]) -> list[tuple[list[str], str]]:
         location.hash = view;
         await new Promise((resolve) => setTimeout(resolve, 20));
         const shown = all(".tile").filter((tile) => !tile.closest("[hidden]"));
-        seen.push([shown.map((tile) => tile.dataset.index ?? tile.textContent), document.querySelector(".filters output").textContent]);
+        const count = document.querySelector(".filters output").textContent;
+        seen.push([shown.map((tile) => tile.dataset.index ?? tile.textContent), count]);
       }
       document.body.innerHTML = "<pre>" + JSON.stringify(seen) + "</pre>";
     });</script>"""
     walked = page.with_name("walked.html")
-    text = page.read_text().replace("</body>", script.replace("VIEWS", json.dumps([urlencode(v) for v in views])) + "</body>")
+    text = page.read_text().replace(
+        "</body>", script.replace("VIEWS", json.dumps([urlencode(v) for v in views])) + "</body>"
+    )
     walked.write_text(text)
     seen = Seen(walked)
     assert not seen.console
@@ -124,10 +159,18 @@ def test_the_first_page_of_2000_items_shows_100_lazily_and_in_peace(large):
     seen = Seen(folder / "index.html")
     assert seen.faults() == [] and seen.items == list(range(100))
     pictures = Images("".join(seen.tiles)).found
-    assert len(pictures) == 98 and all(p["loading"] == "lazy" for p in pictures)  # two of the first hundred failed
+    assert len(pictures) == 98 and all(
+        p["loading"] == "lazy" for p in pictures
+    )  # two of the first hundred failed
     assert all((folder / unquote(p["src"])).is_file() for p in pictures)
-    assert "window=3 law.top_k=5" in seen.tiles[0] and "2,000 items" in seen.dom and "a &lt;large&gt; job" in seen.dom
-    assert EVIL in unescape(seen.tiles[1])  # letter by letter; a script in it would stand in the console or end the tile
+    assert (
+        "window=3 law.top_k=5" in seen.tiles[0]
+        and "2,000 items" in seen.dom
+        and "a &lt;large&gt; job" in seen.dom
+    )
+    assert EVIL in unescape(
+        seen.tiles[1]
+    )  # letter by letter; a script in it would stand in the console or end the tile
     assert "failed" in seen.tiles[36] and "RuntimeError: &lt;36&gt;" in seen.tiles[36]
 
 
@@ -141,13 +184,25 @@ def test_a_view_opens_at_its_address(large):
 def test_filters_show_exactly_the_items_they_should(large):
     folder, rows = large
     want = {("page", "2"): rows[100:200]}
-    cases = [{"sampler": "halton"}, {"modality": "speech"}, {"status": "failed"}, {"q": "PROMPT 7", "status": "ok"},
-             {"sampler": "autoregressive", "modality": "speech", "status": "failed"}, {"sampler": "none"}]  # fmt: skip
+    cases = [
+        {"sampler": "halton"},
+        {"modality": "speech"},
+        {"status": "failed"},
+        {"q": "PROMPT 7", "status": "ok"},
+        {"sampler": "autoregressive", "modality": "speech", "status": "failed"},
+        {"sampler": "none"},
+    ]
     for case in cases:
         fits = [r for r in rows if all(r[k] == v for k, v in case.items() if k != "q")]
-        fits = [r for r in fits if "q" not in case or all(w in r["prompt"] for w in case["q"].lower().split())]
+        fits = [
+            r
+            for r in fits
+            if "q" not in case or all(w in r["prompt"] for w in case["q"].lower().split())
+        ]
         for page in range(-(-len(fits) // 100) or 1):
-            want[(*((k, v) for k, v in case.items()), ("page", str(page + 1)))] = fits[100 * page : 100 * page + 100]
+            want[(*((k, v) for k, v in case.items()), ("page", str(page + 1)))] = fits[
+                100 * page : 100 * page + 100
+            ]
     views = [dict([v]) if isinstance(v[0], str) else dict(v) for v in want]
     seen = walk(folder / "index.html", views)
     assert len(seen) > 12
@@ -160,7 +215,9 @@ def test_filters_show_exactly_the_items_they_should(large):
 
 def test_a_broken_file_of_items_is_found_by_the_check_and_named_on_the_page(large, tmp_path):
     broken = tmp_path / "broken"
-    shutil.copytree(large[0], broken, ignore=shutil.ignore_patterns(".profile"), copy_function=os.link)
+    shutil.copytree(
+        large[0], broken, ignore=shutil.ignore_patterns(".profile"), copy_function=os.link
+    )
     path = broken / "gallery/items-00002.js"
     text = path.read_text()
     path.unlink()  # it is one file with that of the whole job
@@ -174,15 +231,26 @@ def test_a_broken_file_of_items_is_found_by_the_check_and_named_on_the_page(larg
 def test_the_filters_of_a_small_page_hide_what_does_not_fit(tmp_path):
     rows = write_job(tmp_path, 100)
     write_gallery(tmp_path)
-    views = [{"page": 1}, {"sampler": "autoregressive"}, {"modality": "speech"}, {"status": "failed"},
-             {"sampler": "halton", "status": "failed"}, {"q": "prompt 7"}]  # fmt: skip
+    views = [
+        {"page": 1},
+        {"sampler": "autoregressive"},
+        {"modality": "speech"},
+        {"status": "failed"},
+        {"sampler": "halton", "status": "failed"},
+        {"q": "prompt 7"},
+    ]
     seen = walk(tmp_path / "index.html", views)
-    fits = [len([r for r in rows if all(r[k] == v for k, v in view.items() if k != "page")]) for view in views[:5]]
+    fits = [
+        len([r for r in rows if all(r[k] == v for k, v in view.items() if k != "page")])
+        for view in views[:5]
+    ]
     assert [len(tiles) for tiles, _ in seen] == [*fits, 10] and fits == [100, 25, 14, 2, 0]
-    assert [said for _, said in seen][:2] == ["", "25 of 100 items"] and seen[4][1] == "No item is like this."
+    assert [said for _, said in seen][:2] == ["", "25 of 100 items"] and seen[4][
+        1
+    ] == "No item is like this."
 
 
-# --------------------------------------------------------------------------------------------------- while the job runs
+# --- while the job runs
 
 
 def written(folder: Path) -> dict[str, tuple[int, int]]:
@@ -191,11 +259,19 @@ def written(folder: Path) -> dict[str, tuple[int, int]]:
 
 def test_a_page_of_up_to_200_items_is_whole_and_a_larger_one_comes_in_files(tmp_path):
     write_job(tmp_path / "small", PAGE)
-    write_job(tmp_path / "large", 10, PAGE + 1)  # what is planned counts, so that a page does not change its kind
+    write_job(
+        tmp_path / "large", 10, PAGE + 1
+    )  # what is planned counts, so that a page does not change its kind
     small, large = (write_gallery(tmp_path / n).read_text() for n in ("small", "large"))
     assert "Prompt by prompt" in small and not (tmp_path / "small/gallery").exists()
-    assert "Prompt by prompt" not in large and written(tmp_path / "large").keys() == {"items-00000.js"}
-    assert '<noscript>' in large and 'href="manifest.jsonl"' in large and "10 of 201 items so far" in large
+    assert "Prompt by prompt" not in large and written(tmp_path / "large").keys() == {
+        "items-00000.js"
+    }
+    assert (
+        "<noscript>" in large
+        and 'href="manifest.jsonl"' in large
+        and "10 of 201 items so far" in large
+    )
     assert not re.search(r"https?:|src=\"//|@import|url\(|fetch\(", large)
 
 
@@ -209,13 +285,20 @@ def test_only_files_whose_items_changed_are_written_again(tmp_path):
     write_gallery(tmp_path)
     changed = {n for n, w in written(tmp_path).items() if first.get(n) != w}
     assert changed == {"items-00002.js"}
-    last = json.loads((tmp_path / "gallery/items-00002.js").read_text().split("], ", 1)[1].removesuffix(");\n"))
+    last = json.loads(
+        (tmp_path / "gallery/items-00002.js").read_text().split("], ", 1)[1].removesuffix(");\n")
+    )
     assert [item[0] for item in last] == list(range(2 * CHUNK, 1250))
-    (tmp_path / "check.json").write_text(json.dumps({f"{3:016x}": {"fulfilled": False, "valid": True, "detail": "nothing"}}))
+    (tmp_path / "check.json").write_text(
+        json.dumps({f"{3:016x}": {"fulfilled": False, "valid": True, "detail": "nothing"}})
+    )
     (tmp_path / row(700, 2000)["file"]).unlink()  # what is not in the rows counts as well
     before = written(tmp_path)
     write_gallery(tmp_path)
-    assert {n for n, w in written(tmp_path).items() if before.get(n) != w} == {"items-00000.js", "items-00001.js"}
+    assert {n for n, w in written(tmp_path).items() if before.get(n) != w} == {
+        "items-00000.js",
+        "items-00001.js",
+    }
     assert "000700 #.png is missing" in (tmp_path / "gallery/items-00001.js").read_text()
 
 
@@ -273,16 +356,23 @@ def test_failures_and_traces_of_a_large_job_are_the_first_of_many(tmp_path):
     for r in rows[:20]:
         (tmp_path / "traces" / f"{r['id']}.json").write_text(json.dumps(steps))
     text = write_gallery(tmp_path).read_text()
-    assert text.count("<td class='error'>") == 50 and "and 4 more" in text and '<a href="#status=failed">' in text
-    assert text.count('<article class="trace') == 12 and "The first 12 of 20 that were traced" in text
+    assert (
+        text.count("<td class='error'>") == 50
+        and "and 4 more" in text
+        and '<a href="#status=failed">' in text
+    )
+    assert (
+        text.count('<article class="trace') == 12 and "The first 12 of 20 that were traced" in text
+    )
 
 
-# --------------------------------------------------------------------------------------------------- media in tars
+# --- media in tars
 
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """A job whose media are in a tar: a picture, a sound, a clip, a text and numbers with a picture beside them."""
+    """A job whose media are in a tar: a picture, a sound, a clip, a text and numbers with a picture
+    beside them."""
     (tmp_path / "shards").mkdir()
     work = tmp_path / "work"
     work.mkdir()
@@ -297,7 +387,15 @@ def shards(tmp_path: Path) -> Path:
     rows = []
     for i, path in enumerate(sorted(p for p in work.iterdir() if p.suffix != ".jpg")):
         also = {"also": ["4-e.jpg"]} if i == 4 else {}
-        rows.append({**row(i, 7), "file": "shards/00000.tar", "member": path.name, "shard_sha256": "x", **also})
+        rows.append(
+            {
+                **row(i, 7),
+                "file": "shards/00000.tar",
+                "member": path.name,
+                "shard_sha256": "x",
+                **also,
+            }
+        )
         preview_of(path, tmp_path, rows[-1])
     shutil.rmtree(work)
     (tmp_path / "shards/00000.tar").write_bytes(b"")
@@ -307,7 +405,13 @@ def shards(tmp_path: Path) -> Path:
 
 def test_a_preview_is_a_small_picture_of_what_can_be_seen(shards):
     sizes = {p.name: Image.open(p).size for p in (shards / "preview").iterdir()}
-    assert sizes == {"0-a.png": (LARGEST, LARGEST // 2), "1-b.png": (320, 120), "2-c.png": (LARGEST, LARGEST // 2), "4-e.png": (9, 9), "6-g.png": (7, 5)}
+    assert sizes == {
+        "0-a.png": (LARGEST, LARGEST // 2),
+        "1-b.png": (320, 120),
+        "2-c.png": (LARGEST, LARGEST // 2),
+        "4-e.png": (9, 9),
+        "6-g.png": (7, 5),
+    }
     assert Image.open(shards / "preview/0-a.png").mode == "RGBA"
 
 
@@ -331,11 +435,20 @@ def test_a_shard_on_its_way_shows_its_previews_without_a_tar(shards):
     assert '<div class="box">3-d.txt</div>' in text
 
 
-@pytest.mark.parametrize("names", [{"file": "../secret.png"}, {"file": "shards/../../x.tar", "member": "0-a.png"}, {"file": "/etc/passwd"}])
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"file": "../secret.png"},
+        {"file": "shards/../../x.tar", "member": "0-a.png"},
+        {"file": "/etc/passwd"},
+    ],
+)
 def test_a_manifest_shows_nothing_from_elsewhere(tmp_path, names):
     (tmp_path / "secret.png").write_bytes(b"")
     folder = tmp_path / "job"
     folder.mkdir()
-    (folder / "manifest.jsonl").write_text(json.dumps({**row(0, 1), **names, "shard_sha256": "x"}) + "\n")
+    (folder / "manifest.jsonl").write_text(
+        json.dumps({**row(0, 1), **names, "shard_sha256": "x"}) + "\n"
+    )
     text = write_gallery(folder).read_text()
     assert "is missing" in text and not re.search(r'(src|href)="[^"]*(secret|x\.tar|passwd)', text)

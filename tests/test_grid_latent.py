@@ -1,4 +1,5 @@
-"""Samplers of latents with the embedded architecture, tiny and in float64: what every one of them must do, and the targets.
+"""Samplers of latents with the embedded architecture, tiny and in float64: what every one of them
+must do, and the targets.
 
 Whatever decodes latents is found through the registry, as in ``test_contracts``.
 """
@@ -30,15 +31,29 @@ WORDS = torch.tensor([[r, 2 * r % 9, 8] for r in range(ROWS)])
 def architecture(causal: bool, layers: int = 2) -> GridLatentModel:
     torch.manual_seed(0)
     config = GridLatentConfig(
-        grid=GRID, prefix_length=3, vocab_size=9, latent_channels=CHANNELS, causal=causal, encoder_layers=0 if causal else 1,
-        hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2,
-        head_width=16, head_depth=1, head_steps=4, sigma_floor=0.3, initializer_range=0.3,
+        grid=GRID,
+        prefix_length=3,
+        vocab_size=9,
+        latent_channels=CHANNELS,
+        causal=causal,
+        encoder_layers=0 if causal else 1,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_width=16,
+        head_depth=1,
+        head_steps=4,
+        sigma_floor=0.3,
+        initializer_range=0.3,
     )
     return GridLatentModel(config).double().eval()
 
 
 def shallow(model: GridLatentModel) -> GridLatentModel:
-    """The model without its last layer, which is made small first: a draft that is sometimes right."""
+    """The model without its last layer, which is made small first: a draft that is sometimes
+    right."""
     with torch.no_grad():
         for name in ("self_attn.o_proj", "mlp.down_proj"):
             model.model.layers[-1].get_submodule(name).weight.mul_(0.1)
@@ -55,31 +70,58 @@ def target_of(protocol: str, rows: list[int], law: Law = LAW, draft: bool = Fals
     words, empty = WORDS[rows], torch.full((len(rows), 3), 7)
     uncond = empty if law.guided else None
     if protocol == "causal":
-        return CausalLatentTarget(CausalLatentLM(DRAFT if draft else TARGET), words, SPACE, law, uncond)
+        return CausalLatentTarget(
+            CausalLatentLM(DRAFT if draft else TARGET), words, SPACE, law, uncond
+        )
     return MaskedLatentTarget(MaskedLatentLM(MASKED), words, SPACE, law, uncond)
 
 
-def run(sampler, rows: list[int] | None = None, keys: list[int] | None = None, law: Law = LAW, **kwargs):
+def run(
+    sampler, rows: list[int] | None = None, keys: list[int] | None = None, law: Law = LAW, **kwargs
+):
     rows = list(range(ROWS)) if rows is None else rows
     keys = [31 * r + 7 for r in rows] if keys is None else keys
     draft = target_of(sampler.protocol, rows, law, draft=True) if sampler.drafted else None
-    return sampler(target_of(sampler.protocol, rows, law), CounterDraws(keys), draft=draft, **kwargs)
+    return sampler(
+        target_of(sampler.protocol, rows, law), CounterDraws(keys), draft=draft, **kwargs
+    )
 
 
 def of_latents() -> dict[str, dict]:
-    samplers = {name: {"name": name} for name, cls in registry.table("sampler").items() if "latents" in cls.kinds}
-    presets = {n: {"name": n} for n, p in registry.table("preset").items() if p.sampler in samplers and p.knobs.get("order") in (None, *BLIND)}
+    samplers = {
+        name: {"name": name}
+        for name, cls in registry.table("sampler").items()
+        if "latents" in cls.kinds
+    }
+    presets = {
+        n: {"name": n}
+        for n, p in registry.table("preset").items()
+        if p.sampler in samplers and p.knobs.get("order") in (None, *BLIND)
+    }
     return samplers | presets
 
 
 SPECS = of_latents()
-SPECS |= {f"jacobi-{w}-{t}": {"name": "continuous_jacobi", "window": w, "tolerance": t} for w in (1, 3) for t in (0.0, 1.0)}
 SPECS |= {
-    f"{mode}-{k}": {"name": "continuous_speculative", "mode": mode, "num_speculative_tokens": k, "relaxation": 0.5}
+    f"jacobi-{w}-{t}": {"name": "continuous_jacobi", "window": w, "tolerance": t}
+    for w in (1, 3)
+    for t in (0.0, 1.0)
+}
+SPECS |= {
+    f"{mode}-{k}": {
+        "name": "continuous_speculative",
+        "mode": mode,
+        "num_speculative_tokens": k,
+        "relaxation": 0.5,
+    }
     for mode in ("exact", "relaxed")
     for k in (1, 3)
 }
-SPECS["unguided-drafts"] = {"name": "continuous_speculative", "draft_guidance": 1.0, "draft_temperature": 1.1}
+SPECS["unguided-drafts"] = {
+    "name": "continuous_speculative",
+    "draft_guidance": 1.0,
+    "draft_temperature": 1.1,
+}
 SPECS |= {
     f"{order}-{steps}": {"name": "masked_iterative", "order": order, "steps": steps}
     for order in ("random", "halton", "raster")
@@ -88,7 +130,14 @@ SPECS |= {
 
 
 def test_all_samplers_of_latents_are_here():
-    assert {"autoregressive", "continuous_jacobi", "continuous_speculative", "masked_iterative", "cspd", "mar"} <= set(SPECS)
+    assert {
+        "autoregressive",
+        "continuous_jacobi",
+        "continuous_speculative",
+        "masked_iterative",
+        "cspd",
+        "mar",
+    } <= set(SPECS)
     samplers = [resolve_sampler(spec)[0] for spec in SPECS.values()]
     assert all("latents" in s.kinds for s in samplers) and len({type(s) for s in samplers}) >= 4
 
@@ -100,22 +149,36 @@ def test_contract(name):
     out = run(sampler, trace=True, callback=calls.append)
     assert out.tokens.shape == (ROWS, PLACES, CHANNELS) and out.tokens.dtype == torch.float64
     assert bool(out.tokens.isfinite().all()) and not bool((out.tokens == 0).all(-1).any())
-    assert torch.allclose(out.tokens, run(sampler).tokens, rtol=0, atol=1e-12), "equal keys gave different latents, or tracing changes them"
+    assert torch.allclose(out.tokens, run(sampler).tokens, rtol=0, atol=1e-12), (
+        "equal keys gave different latents, or tracing changes them"
+    )
     for rows in ([0], [3, 1]):
-        assert torch.allclose(run(sampler, rows).tokens, out.tokens[rows], atol=1e-9, rtol=0), "a row depends on its batch"
+        assert torch.allclose(run(sampler, rows).tokens, out.tokens[rows], atol=1e-9, rtol=0), (
+            "a row depends on its batch"
+        )
     same = run(sampler, [2] * 4, [11, 12, 13, 11]).tokens
-    assert torch.allclose(same[0], same[3], rtol=0, atol=1e-12) and float(torch.pdist(same[:3].flatten(1)).min()) > 1e-3
+    assert (
+        torch.allclose(same[0], same[3], rtol=0, atol=1e-12)
+        and float(torch.pdist(same[:3].flatten(1)).min()) > 1e-3
+    )
     assert float((same[0] - same[1]).abs().min()) > 1e-9, "some places do not depend on the key"
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
         state: dict[int, list[float]] = {}
         for step in trace:
-            assert set(step.accepted) <= set(step.committed) <= set(step.window) and not set(step.committed) & set(state)
+            assert set(step.accepted) <= set(step.committed) <= set(step.window) and not set(
+                step.committed
+            ) & set(state)
             state |= step.committed
-        assert [state[n] for n in range(PLACES)] == out.tokens[row].tolist(), "the trace does not replay to the latents"
+        assert [state[n] for n in range(PLACES)] == out.tokens[row].tolist(), (
+            "the trace does not replay to the latents"
+        )
         assert len(trace) == stats.nfe <= PLACES and stats.tokens == PLACES
         assert (stats.draft_nfe is not None) == sampler.drafted
         if stats.acceptance_histogram:
-            assert sum(stats.acceptance_histogram) == stats.nfe and 0 <= stats.draft_acceptance_rate <= 1
+            assert (
+                sum(stats.acceptance_histogram) == stats.nfe
+                and 0 <= stats.draft_acceptance_rate <= 1
+            )
     assert calls[-1]["done"] == calls[-1]["total"] == ROWS * PLACES
 
 
@@ -140,10 +203,15 @@ def test_jacobi_at_tolerance_zero_is_autoregression():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(seed):
-    """Rows commit different numbers of latents, rejected drafts are overwritten, finished rows leave."""
+    """Rows commit different numbers of latents, rejected drafts are overwritten, finished rows
+    leave."""
     g = torch.Generator().manual_seed(seed)
     truth = torch.randn(ROWS, PLACES, CHANNELS, dtype=torch.float64, generator=g)
-    target, rows, start = target_of("causal", list(range(ROWS))), torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.long)
+    target, rows, start = (
+        target_of("causal", list(range(ROWS))),
+        torch.arange(ROWS),
+        torch.zeros(ROWS, dtype=torch.long),
+    )
     with torch.no_grad():
         expected = torch.stack([TARGET(WORDS, truth), TARGET(torch.full_like(WORDS, 7), truth)], 2)
     while len(rows):
@@ -157,8 +225,12 @@ def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(se
         given[wrong] = torch.randn(int(wrong.sum()), CHANNELS, dtype=torch.float64, generator=g)
         law, _ = target.predict(given, positions)
         right = (~wrong).long().cumprod(1).bool()
-        assert torch.allclose(law[right], expected[rows[:, None], positions][right], atol=1e-9, rtol=0)
-        start = start + torch.minimum((right & valid).sum(1), torch.randint(1, 4, rows.shape, generator=g))
+        assert torch.allclose(
+            law[right], expected[rows[:, None], positions][right], atol=1e-9, rtol=0
+        )
+        start = start + torch.minimum(
+            (right & valid).sum(1), torch.randint(1, 4, rows.shape, generator=g)
+        )
         left = start < PLACES
         if not bool(left.all()):
             rows, start = rows[left], start[left]
@@ -166,7 +238,8 @@ def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(se
 
 
 def test_a_guided_path_law_is_that_of_guided_predictions():
-    """Mean and deviation of a step, by hand: u + s (c - u), and the temperature on the deviation."""
+    """Mean and deviation of a step, by hand: u + s (c - u), and the temperature on the
+    deviation."""
     target = target_of("causal", [0, 1])
     x, z = torch.randn(2, 2, CHANNELS).double(), torch.randn(2, 2, 16).double()
     with torch.no_grad():
@@ -203,7 +276,9 @@ def test_one_place_per_step_is_filling_one_after_the_other(order):
 
 def canvas_of() -> Tensor:
     """Rows with all, some, one and no places to fill; an empty place holds NaN."""
-    canvas = torch.randn(ROWS, PLACES, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    canvas = torch.randn(
+        ROWS, PLACES, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
     canvas[0], canvas[1, ::2], canvas[2, 5] = float("nan"), float("nan"), float("nan")
     return canvas
 
@@ -222,7 +297,9 @@ def test_a_canvas_keeps_what_it_holds(order):
     # what it holds is looked at
     other = canvas.clone()
     other[1, 1] += 1
-    assert not torch.allclose(run(masked(order=order, steps=2), canvas=other).tokens[1, 0], out.tokens[1, 0], atol=1e-6)
+    assert not torch.allclose(
+        run(masked(order=order, steps=2), canvas=other).tokens[1, 0], out.tokens[1, 0], atol=1e-6
+    )
 
 
 def test_mistakes_are_named_in_one_line():

@@ -1,4 +1,5 @@
-"""The job engine: batches, resume, retries, crashes and full disks, on a pipeline that needs no model."""
+"""The job engine: batches, resume, retries, crashes and full disks, on a pipeline that needs no
+model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from toyjob import Pipe, Toy, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
+from toyjob import (
+    Pipe,
+    Toy,
+    files,
+    job,
+    leftovers,
+    run,
+    steady,
+    toy,
+)  # noqa: F401  toy is a fixture
 
 from gen.config.job import load_config
 from gen.errors import GenError
@@ -25,24 +35,44 @@ def traces(out: Path) -> dict:
     return {p.stem: json.loads(p.read_text()) for p in (out / "traces").iterdir()}
 
 
-# ------------------------------------------------------------------------------------------------------ the folder
+# --- the folder
 
 
 def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
     summary, _ = run(tmp_path / "o", num_samples=2, seed=5, trace=2)
     rows = read_rows(tmp_path / "o")
-    assert [r["index"] for r in rows] == list(range(6)) and all(len(r["id"]) == 16 for r in rows) and len({r["id"] for r in rows}) == 6
-    assert rows[3]["file"] == "000003-beta-s6.txt" and rows[3]["seed"] == 6 and rows[3]["prompt"] == "beta"
-    want = "id index modality prompt seed sampler model file sha256 bytes nfe tokens tokens_computed mean_acceptance_length"
-    want = set(f"{want} draft_acceptance_rate status error exactness attempt seconds batch worker".split())
+    assert (
+        [r["index"] for r in rows] == list(range(6))
+        and all(len(r["id"]) == 16 for r in rows)
+        and len({r["id"] for r in rows}) == 6
+    )
+    assert (
+        rows[3]["file"] == "000003-beta-s6.txt"
+        and rows[3]["seed"] == 6
+        and rows[3]["prompt"] == "beta"
+    )
+    want = (
+        "id index modality prompt seed sampler model file sha256 bytes nfe tokens tokens_computed"
+        " mean_acceptance_length"
+    )
+    want = set(
+        f"{want} draft_acceptance_rate status error exactness attempt seconds batch worker".split()
+    )
     assert set(rows[0]) == want and rows[0]["exactness"] == "law" and rows[0]["batch"] == 6
     for row in rows:
-        assert hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+        assert (
+            hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+        )
     steps = [{"window": [0, 1], "accepted": [0], "committed": {"0": 7}, "removed": []}]
     assert traces(tmp_path / "o") == {rows[i]["id"]: steps for i in (0, 1)}
     assert read_plan(tmp_path / "o")["items"][3]["id"] == rows[3]["id"]
-    assert load_config(tmp_path / "o/config.yaml") == job(tmp_path / "o", num_samples=2, seed=5, trace=2)
-    assert summary["by_sampler"] == {"sjd": {"items": 6, "nfe": 3, "seconds": 0.5}} and summary["failed"] == []
+    assert load_config(tmp_path / "o/config.yaml") == job(
+        tmp_path / "o", num_samples=2, seed=5, trace=2
+    )
+    assert (
+        summary["by_sampler"] == {"sjd": {"items": 6, "nfe": 3, "seconds": 0.5}}
+        and summary["failed"] == []
+    )
     assert (tmp_path / "o/index.html").read_text() == "6 items"
     assert b"law" in files(tmp_path / "o")["000000-alpha-s5.txt"] and not leftovers(tmp_path / "o")
 
@@ -50,7 +80,9 @@ def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
 def test_several_entries_share_one_folder_and_one_numbering(tmp_path):
     summary, _ = run(tmp_path, jobs=[{"sampler": "sjd"}, {"sampler": "maskgit"}])
     rows = read_rows(tmp_path)
-    assert [r["sampler"] for r in rows] == ["sjd"] * 3 + ["maskgit"] * 3 and len({r["file"] for r in rows}) == 6
+    assert [r["sampler"] for r in rows] == ["sjd"] * 3 + ["maskgit"] * 3 and len(
+        {r["file"] for r in rows}
+    ) == 6
     assert list(summary["by_sampler"]) == ["sjd", "maskgit"]
     assert set(traces(tmp_path)) == {rows[i]["id"] for i in (0, 3)}
 
@@ -78,11 +110,13 @@ def test_media_do_not_depend_on_the_batch_size(tmp_path):
 def test_file_names_are_short_and_harmless(text, want):
     got = slug(text)
     assert (
-        len(got) <= 40 and not set(got) - set("abcdefghijklmnopqrstuvwxyz0123456789-") and (want is None or got == want)
+        len(got) <= 40
+        and not set(got) - set("abcdefghijklmnopqrstuvwxyz0123456789-")
+        and (want is None or got == want)
     )
 
 
-# ------------------------------------------------------------------------------------------------------ refusals
+# --- refusals
 
 
 def test_a_bad_prompt_is_refused_before_anything_is_written(tmp_path):
@@ -135,7 +169,11 @@ def test_overwriting_removes_the_other_job_and_nothing_else(tmp_path):
     with pytest.raises(GenError, match="overwrite=true"):
         run(tmp_path, seed=7)
     summary, _ = run(tmp_path, seed=7, overwrite=True)
-    assert summary["skipped"] == 0 and sorted(files(tmp_path)) == [r["file"] for r in read_rows(tmp_path)] and len(files(tmp_path)) == 3
+    assert (
+        summary["skipped"] == 0
+        and sorted(files(tmp_path)) == [r["file"] for r in read_rows(tmp_path)]
+        and len(files(tmp_path)) == 3
+    )
     assert (tmp_path / "thesis.md").exists() and len(traces(tmp_path)) == 1
     assert run(tmp_path, seed=7, overwrite=True)[0]["skipped"] == 3  # the same job is there already
 
@@ -143,7 +181,9 @@ def test_overwriting_removes_the_other_job_and_nothing_else(tmp_path):
 def test_an_item_asked_for_twice_is_made_once(tmp_path):
     rows = [{"prompt": "alpha", "seed": 3}, {"prompt": "alpha", "seed": 3}, "alpha", "alpha"]
     run(tmp_path, prompts=rows)
-    assert [r["seed"] for r in read_rows(tmp_path)] == [3, 0, 1] and read_plan(tmp_path)["duplicates"] == 1
+    assert [r["seed"] for r in read_rows(tmp_path)] == [3, 0, 1] and read_plan(tmp_path)[
+        "duplicates"
+    ] == 1
 
 
 def test_ids_are_the_same_in_every_job_that_holds_the_item(tmp_path):
@@ -151,22 +191,35 @@ def test_ids_are_the_same_in_every_job_that_holds_the_item(tmp_path):
     run(tmp_path / "b", prompts=["gamma", "other", "alpha"])
     run(tmp_path / "c", sampler="scd_mc")
     ids = {n: {r["prompt"]: r["id"] for r in read_rows(tmp_path / n)} for n in "abc"}
-    assert ids["a"]["alpha"] == ids["b"]["alpha"] and ids["a"]["gamma"] == ids["b"]["gamma"] and ids["a"]["alpha"] != ids["c"]["alpha"]
+    assert (
+        ids["a"]["alpha"] == ids["b"]["alpha"]
+        and ids["a"]["gamma"] == ids["b"]["gamma"]
+        and ids["a"]["alpha"] != ids["c"]["alpha"]
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ resume
+# --- resume
 
 
 def test_resuming_does_nothing_that_is_done(tmp_path):
     run(tmp_path)
     times = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.txt")}
     summary, pipe = run(tmp_path)
-    assert pipe.batches == [] and summary["skipped"] == 3 and summary["by_sampler"]["sjd"]["items"] == 3
+    assert (
+        pipe.batches == []
+        and summary["skipped"] == 3
+        and summary["by_sampler"]["sjd"]["items"] == 3
+    )
     assert times == {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.txt")}
 
 
 @pytest.mark.parametrize(
-    "harm", [lambda p: p.unlink(), lambda p: p.write_text("damaged"), lambda p: p.write_bytes(p.read_bytes()[:-1])]
+    "harm",
+    [
+        lambda p: p.unlink(),
+        lambda p: p.write_text("damaged"),
+        lambda p: p.write_bytes(p.read_bytes()[:-1]),
+    ],
 )
 def test_missing_and_corrupt_media_are_made_again(tmp_path, harm):
     run(tmp_path)
@@ -178,13 +231,21 @@ def test_missing_and_corrupt_media_are_made_again(tmp_path, harm):
 
 def test_failed_items_are_rows_and_tried_again_on_request(tmp_path):
     summary, _ = run(tmp_path, Pipe(bad=["beta"]))
-    assert [f["index"] for f in summary["failed"]] == [1] and "KeyError" in summary["failed"][0]["error"]
+    assert [f["index"] for f in summary["failed"]] == [1] and "KeyError" in summary["failed"][0][
+        "error"
+    ]
     row = read_rows(tmp_path)[1]
-    assert (row["status"], row["file"], row["nfe"]) == ("failed", None, None) and len(files(tmp_path)) == 2
+    assert (row["status"], row["file"], row["nfe"]) == ("failed", None, None) and len(
+        files(tmp_path)
+    ) == 2
     summary, pipe = run(tmp_path)
     assert len(summary["failed"]) == 1 and pipe.batches == []  # not without being told to
     summary, pipe = run(tmp_path, retry="failed")
-    assert summary["failed"] == [] and pipe.batches == [["beta"]] and [r["attempt"] for r in read_rows(tmp_path)] == [1, 2, 1]
+    assert (
+        summary["failed"] == []
+        and pipe.batches == [["beta"]]
+        and [r["attempt"] for r in read_rows(tmp_path)] == [1, 2, 1]
+    )
     run(tmp_path / "whole")
     assert files(tmp_path / "whole") == files(tmp_path) and not leftovers(tmp_path)
     assert run(tmp_path, retry="failed")[1].batches == []
@@ -196,13 +257,17 @@ def test_an_item_that_cannot_be_encoded_fails_alone(tmp_path):
 
     def generate(items, *args, **kwargs):
         out = plain(items, *args, **kwargs)
-        out.media = ["unsavable" if i.prompt == "beta" else m for i, m in zip(items, out.media, strict=True)]
+        out.media = [
+            "unsavable" if i.prompt == "beta" else m for i, m in zip(items, out.media, strict=True)
+        ]
         return out
 
     pipe.generate = generate
     summary, _ = run(tmp_path, pipe)
     assert (
-        "could not be saved" in summary["failed"][0]["error"] and len(files(tmp_path)) == 2 and not leftovers(tmp_path)
+        "could not be saved" in summary["failed"][0]["error"]
+        and len(files(tmp_path)) == 2
+        and not leftovers(tmp_path)
     )
 
 
@@ -218,7 +283,9 @@ def test_a_torn_last_line_is_dropped_and_repaired(tmp_path, torn):
     assert [json.loads(line)["index"] for line in path.read_bytes().splitlines()] == [0, 1, 2]
 
 
-def test_a_broken_line_in_the_middle_is_no_torn_line(tmp_path):  # the negative control of the test above
+def test_a_broken_line_in_the_middle_is_no_torn_line(
+    tmp_path,
+):  # the negative control of the test above
     run(tmp_path)
     path = tmp_path / "manifest.jsonl"
     lines = path.read_bytes().splitlines(True)
@@ -259,7 +326,10 @@ def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeyp
             run(tmp_path / "o", pipe, batch_size=1)
         except Killed:
             for row in read_rows(tmp_path / "o") if (tmp_path / "o").is_dir() else []:
-                assert hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+                assert (
+                    hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest()
+                    == row["sha256"]
+                )
         else:
             assert after >= (5 if point == "os.replace" else 3) and point != "os.fsync"
     run(tmp_path / "whole")
@@ -268,7 +338,7 @@ def test_killed_anywhere_the_same_command_completes_the_folder(tmp_path, monkeyp
     assert steady(tmp_path / "o") == steady(tmp_path / "whole")
 
 
-# ------------------------------------------------------------------------------------------------------ memory and disk
+# --- memory and disk
 
 
 @pytest.mark.parametrize("oom", [torch.OutOfMemoryError, RuntimeError, MemoryError])
@@ -284,14 +354,18 @@ def test_only_an_item_that_cannot_run_alone_fails(tmp_path):
     assert len(summary["failed"]) == 3 and "memory" in summary["failed"][0]["error"]
 
 
-def test_another_error_is_no_lack_of_memory(tmp_path):  # the negative control: the batch is not halved for good
+def test_another_error_is_no_lack_of_memory(
+    tmp_path,
+):  # the negative control: the batch is not halved for good
     _, pipe = run(tmp_path, Pipe(bad=["alpha"]), batch_size=2, num_samples=2)
     assert [len(b) for b in pipe.batches] == [2, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("function", ["replace", "fsync"])
 @pytest.mark.parametrize("after", range(9))
-def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path, monkeypatch, function, after):
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+    tmp_path, monkeypatch, function, after
+):
     plain, count = getattr(os, function), 0
 
     def full(*args):
@@ -306,14 +380,20 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path, monke
         try:
             run(tmp_path / "o", batch_size=2)
         except GenError as error:
-            assert "cannot write" in str(error) and "No space left" in str(error) and "\n" not in str(error)
+            assert (
+                "cannot write" in str(error)
+                and "No space left" in str(error)
+                and "\n" not in str(error)
+            )
         else:
             assert function == "replace" and after >= 5
     if not (tmp_path / "o").exists():
         return
     assert not set(leftovers(tmp_path / "o")) - {"_work"}
     for row in read_rows(tmp_path / "o"):
-        assert hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+        assert (
+            hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
+        )
     if (tmp_path / "o/manifest.jsonl").exists():
         assert (tmp_path / "o/manifest.jsonl").read_bytes()[-1:] in (b"", b"\n")
     assert run(tmp_path / "o")[0]["by_sampler"]["sjd"]["items"] == 3
@@ -349,13 +429,19 @@ def test_left_over_temporary_files_go_away(tmp_path):
     for worker in (f"{host()}-999999999-1", worker_name(), "0badc0de-17-1"):
         (tmp_path / f".tmp-{worker}-1-000001-beta-s0.txt").write_text("half")
     run(tmp_path)
-    assert leftovers(tmp_path) == [".tmp-0badc0de-17-1-1-000001-beta-s0.txt"]  # of another machine, which may be writing it
+    assert leftovers(tmp_path) == [
+        ".tmp-0badc0de-17-1-1-000001-beta-s0.txt"
+    ]  # of another machine, which may be writing it
 
 
 def test_the_summary_counts_what_was_there_before(tmp_path):
     run(tmp_path)
     (tmp_path / "000002-gamma-s0.txt").unlink()
     summary, _ = run(tmp_path)
-    assert (summary["items"], summary["skipped"], summary["by_sampler"]["sjd"]["items"]) == (3, 2, 3)
+    assert (summary["items"], summary["skipped"], summary["by_sampler"]["sjd"]["items"]) == (
+        3,
+        2,
+        3,
+    )
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))

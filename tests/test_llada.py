@@ -1,4 +1,5 @@
-"""LLaDA and Dream, tiny and random, in their published layout: the laws against forward passes written out here, and texts by several samplers."""
+"""LLaDA and Dream, tiny and random, in their published layout: the laws against forward passes
+written out here, and texts by several samplers."""
 
 from __future__ import annotations
 
@@ -18,22 +19,38 @@ from gen.models.adapters import MaskedLM
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 PLACES = 12
 PROMPTS = ["ba de gi", "ko", "lu ma ne pi ba be"]
-KINDS = {"llada": (LLADA, made.llada), "llada-gqa": ({**LLADA, "n_kv_heads": 2}, made.llada),
-         "llada-tied": ({**LLADA, "weight_tying": True}, made.llada),
-         "llada-wide": ({**LLADA, "embedding_size": VOCAB + 16, "mlp_hidden_size": 64}, made.llada), "dream": (DREAM, made.dream)}  # fmt: skip
+KINDS = {
+    "llada": (LLADA, made.llada),
+    "llada-gqa": ({**LLADA, "n_kv_heads": 2}, made.llada),
+    "llada-tied": ({**LLADA, "weight_tying": True}, made.llada),
+    "llada-wide": ({**LLADA, "embedding_size": VOCAB + 16, "mlp_hidden_size": 64}, made.llada),
+    "dream": (DREAM, made.dream),
+}
 TURNS = {"llada": "<|eot_id|>", "dream": "<|im_end|>"}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("published")
-    return {name: made.write(root / name, config, weights(config), shards=3 if name == "llada" else 1, turn=TURNS[name.split("-")[0]],
-                             chat=name == "llada-gqa") for name, (config, weights) in KINDS.items()}  # fmt: skip
+    return {
+        name: made.write(
+            root / name,
+            config,
+            weights(config),
+            shards=3 if name == "llada" else 1,
+            turn=TURNS[name.split("-")[0]],
+            chat=name == "llada-gqa",
+        )
+        for name, (config, weights) in KINDS.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def pipes(folders):
-    return {name: gen.load("text", model=folders[name], dtype="float64", max_new_tokens=PLACES) for name in ("llada", "dream")}
+    return {
+        name: gen.load("text", model=folders[name], dtype="float64", max_new_tokens=PLACES)
+        for name in ("llada", "dream")
+    }
 
 
 # --- forward passes from the description, on the keys as published
@@ -47,7 +64,9 @@ def norm(x, weight, eps):
 def turned(x, theta):
     """x [B, H, L, D]: channel i against channel i + D / 2, at angles of single precision."""
     half = x.shape[-1] // 2
-    angle = torch.arange(x.shape[2])[:, None].float() * (1.0 / theta ** (torch.arange(0, x.shape[-1], 2).float() / x.shape[-1]))
+    angle = torch.arange(x.shape[2])[:, None].float() * (
+        1.0 / theta ** (torch.arange(0, x.shape[-1], 2).float() / x.shape[-1])
+    )
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -73,8 +92,14 @@ def plain_llada(c, w, ids, causal=False):
         q, k, v = (h @ at(n, f"{i}_proj").T for i in "qkv")
         x = x + attend(q, k, v, heads, kv, c["rope_theta"], causal) @ at(n, "attn_out").T
         h = norm(x, at(n, "ff_norm"), eps)
-        x = x + (torch.nn.functional.silu(h @ at(n, "ff_proj").T) * (h @ at(n, "up_proj").T)) @ at(n, "ff_out").T
-    head = w["model.transformer.wte.weight" if c["weight_tying"] else "model.transformer.ff_out.weight"]
+        x = (
+            x
+            + (torch.nn.functional.silu(h @ at(n, "ff_proj").T) * (h @ at(n, "up_proj").T))
+            @ at(n, "ff_out").T
+        )
+    head = w[
+        "model.transformer.wte.weight" if c["weight_tying"] else "model.transformer.ff_out.weight"
+    ]
     return norm(x, w["model.transformer.ln_f.weight"], eps) @ head.T
 
 
@@ -84,10 +109,22 @@ def plain_dream(c, w, ids, causal=False):
     for n in range(c["num_hidden_layers"]):
         at = lambda name, n=n: w[f"model.layers.{n}.{name}"]
         h = norm(x, at("input_layernorm.weight"), eps)
-        q, k, v = (h @ at(f"self_attn.{i}_proj.weight").T + at(f"self_attn.{i}_proj.bias") for i in "qkv")
-        x = x + attend(q, k, v, heads, kv, c["rope_theta"], causal) @ at("self_attn.o_proj.weight").T
+        q, k, v = (
+            h @ at(f"self_attn.{i}_proj.weight").T + at(f"self_attn.{i}_proj.bias") for i in "qkv"
+        )
+        x = (
+            x
+            + attend(q, k, v, heads, kv, c["rope_theta"], causal) @ at("self_attn.o_proj.weight").T
+        )
         h = norm(x, at("post_attention_layernorm.weight"), eps)
-        x = x + (torch.nn.functional.silu(h @ at("mlp.gate_proj.weight").T) * (h @ at("mlp.up_proj.weight").T)) @ at("mlp.down_proj.weight").T
+        x = (
+            x
+            + (
+                torch.nn.functional.silu(h @ at("mlp.gate_proj.weight").T)
+                * (h @ at("mlp.up_proj.weight").T)
+            )
+            @ at("mlp.down_proj.weight").T
+        )
     return norm(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
 
 
@@ -104,12 +141,19 @@ def sequences(size: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", KINDS)
 def test_logits_equal_a_plain_forward(folders, name, dtype):
-    adapter = gen.load("text", model=folders[name], dtype=dtype, max_new_tokens=PLACES).bound(str(folders[name]))[0].adapter("masked")
+    adapter = (
+        gen.load("text", model=folders[name], dtype=dtype, max_new_tokens=PLACES)
+        .bound(str(folders[name]))[0]
+        .adapter("masked")
+    )
     assert isinstance(adapter, MaskedLM) and adapter.dtype == getattr(torch, dtype)
     ids, early = sequences(VOCAB), int(name == "dream")
     canvas = slice(4 - early, 4 + PLACES - early)
     logits = adapter.forward(ids, PLACES)
-    error = lambda causal=False, at=canvas: float((logits - plain(name, getattr(torch, dtype), ids, causal)[:, at]).abs().max() / logits.abs().max())
+    error = lambda causal=False, at=canvas: float(
+        (logits - plain(name, getattr(torch, dtype), ids, causal)[:, at]).abs().max()
+        / logits.abs().max()
+    )
     assert error() < TOLERANCE[dtype]
     assert error(causal=True) > 1e-2  # control: a causal mask
     other = slice(4, 4 + PLACES) if early else slice(3, 3 + PLACES)
@@ -122,21 +166,35 @@ def test_padding_is_not_seen(pipes, name):
     adapter = pipes[name].bound(pipes[name].model)[0].adapter("masked")
     ids = sequences(VOCAB)[:1, 2:]
     alone, padded = adapter.forward(ids, PLACES), torch.cat([ids[:, :1].repeat(1, 2), ids], 1)
-    assert torch.allclose(adapter.forward(padded, PLACES, torch.tensor([2])), alone, atol=1e-5)  # angles are of single precision
+    assert torch.allclose(
+        adapter.forward(padded, PLACES, torch.tensor([2])), alone, atol=1e-5
+    )  # angles are of single precision
     assert not torch.allclose(adapter.forward(padded, PLACES), alone, atol=1e-2)  # control
 
 
 # --- texts
 
 
-@pytest.mark.parametrize("sampler", ["maskgit", "fast_dllm", "llada", "dream", {"name": "fast_dllm", "cache": "dual", "block_length": 4},
-                                     {"name": "freedave", "num_drafts": 2}])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "maskgit",
+        "fast_dllm",
+        "llada",
+        "dream",
+        {"name": "fast_dllm", "cache": "dual", "block_length": 4},
+        {"name": "freedave", "num_drafts": 2},
+    ],
+)
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_samplers_make_the_same_text_alone_and_in_a_batch(pipes, name, sampler):
     pipe = pipes[name]
     whole = pipe(PROMPTS, sampler=sampler, seed=3)
     assert whole.tokens.shape == (3, PLACES) and all(isinstance(m, str) for m in whole.media)
-    assert not bool((whole.tokens == MASK).any()) and len({tuple(t) for t in whole.tokens.tolist()}) == 3
+    assert (
+        not bool((whole.tokens == MASK).any())
+        and len({tuple(t) for t in whole.tokens.tolist()}) == 3
+    )
     for prompt, tokens, media in zip(PROMPTS, whole.tokens, whole.media, strict=True):
         alone = pipe(prompt, sampler=sampler, seed=3)
         assert torch.equal(alone.tokens[0], tokens) and alone.media == [media]
@@ -156,25 +214,42 @@ def test_a_text_goes_up_to_its_first_end(pipes, name):
     turn = frontend.tokenizer.get_vocab()[TURNS[name]]
     for end in (END, turn):
         tokens = torch.tensor([10, 11, end, 12, END, *[13] * (PLACES - 5)])
-        assert pipe.decode(tokens, binding.space, frontend) == frontend.text([10, 11]) != frontend.text([10, 11, 12])
+        assert (
+            pipe.decode(tokens, binding.space, frontend)
+            == frontend.text([10, 11])
+            != frontend.text([10, 11, 12])
+        )
     assert binding.space.end_id == END and not pipe.modality.length_first
-    assert binding.space.legal[:, END].all() and not binding.space.legal[:, MASK].any() and int(binding.space.legal[0].sum()) == VOCAB - 1
+    assert (
+        binding.space.legal[:, END].all()
+        and not binding.space.legal[:, MASK].any()
+        and int(binding.space.legal[0].sum()) == VOCAB - 1
+    )
 
 
 def test_guidance_compares_with_a_canvas_behind_one_empty_place(pipes):
     pipe = pipes["llada"]
     assert pipe.bound(pipe.model)[1].unconditional == [MASK]
     run = lambda scale: pipe(PROMPTS, sampler="fast_dllm", law={"guidance_scale": scale}).tokens
-    assert torch.equal(run(1.0), pipe(PROMPTS, sampler="fast_dllm").tokens) and not torch.equal(run(1.0), run(3.0))
+    assert torch.equal(run(1.0), pipe(PROMPTS, sampler="fast_dllm").tokens) and not torch.equal(
+        run(1.0), run(3.0)
+    )
 
 
 def test_prompts_go_into_the_chat_template_where_there_is_one(folders):
     pipe = gen.load("text", model=folders["llada-gqa"], max_new_tokens=4)
     checkpoint, binding, frontend = pipe.bound(pipe.model)
     said = [{"role": "user", "content": "ba de"}]
-    wanted = checkpoint.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)["input_ids"]
+    wanted = checkpoint.tokenizer.apply_chat_template(
+        said, add_generation_prompt=True, return_dict=True
+    )["input_ids"]
     plain = gen.load("text", model=folders["llada-gqa"], max_new_tokens=4, chat=False)
-    assert binding.prompt("ba de") == wanted != plain.bound(plain.model)[1].prompt("ba de") == frontend.ids("ba de")
+    assert (
+        binding.prompt("ba de")
+        == wanted
+        != plain.bound(plain.model)[1].prompt("ba de")
+        == frontend.ids("ba de")
+    )
     with pytest.raises(GenError, match="has no chat template; expected chat=False"):
         gen.load("text", model=folders["llada"], chat=True)
 
@@ -189,24 +264,38 @@ def test_tokenizers_of_qwen2_files_are_read(folders, tmp_path):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate([*letters, "ab"])}))
     (folder / "merges.txt").write_text("#version: 0.2\na b\n")
-    own = {"tokenizer_class": "DreamTokenizer", "auto_map": {"AutoTokenizer": ["modeling_own.DreamTokenizer", None]}}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**own, "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}))
+    own = {
+        "tokenizer_class": "DreamTokenizer",
+        "auto_map": {"AutoTokenizer": ["modeling_own.DreamTokenizer", None]},
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**own, "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"})
+    )
     config = {**DREAM, "vocab_size": 300}
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({k: v.contiguous() for k, v in made.dream(config).items()}, folder / "model.safetensors")
+    save_file(
+        {k: v.contiguous() for k, v in made.dream(config).items()}, folder / "model.safetensors"
+    )
     pipe = gen.load("text", model=folder, max_new_tokens=4)
     ids = pipe.bound(pipe.model)[1].prompt("abba")
     assert len(ids) == 3 and isinstance(pipe("abba", sampler="fast_dllm").media[0], str)
     (folder / "merges.txt").unlink()
-    with pytest.raises(GenError, match="has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"):
+    with pytest.raises(
+        GenError, match="has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"
+    ):
         gen.load("text", model=folder)
 
 
 @pytest.mark.parametrize("name", ["llada-gqa", "dream"])
 def test_a_device_map_changes_nothing(folders, name):
     ids = sequences(VOCAB)
-    laws = [gen.load("text", model=folders[name], max_new_tokens=PLACES, **more).bound(str(folders[name]))[0].adapter("masked").forward(ids, PLACES)
-            for more in ({}, {"device_map": {"": "cpu"}})]
+    laws = [
+        gen.load("text", model=folders[name], max_new_tokens=PLACES, **more)
+        .bound(str(folders[name]))[0]
+        .adapter("masked")
+        .forward(ids, PLACES)
+        for more in ({}, {"device_map": {"": "cpu"}})
+    ]
     assert torch.equal(*laws)
 
 
@@ -227,20 +316,33 @@ def copied(folders, tmp_path, name, **config):
     return folder
 
 
-@pytest.mark.parametrize(("name", "config", "words"), [
-    ("llada", {"mask_token_id": 4096}, "mask_token_id is 4096; expected an id below 48"),
-    ("llada", {"eos_token_id": -1}, "eos_token_id is -1; expected an id below 48"),
-    ("llada", {"include_qkv_bias": True}, "include_qkv_bias is True; expected False"),
-    ("llada", {"block_type": "sequential"}, "block_type is 'sequential'; expected 'llama'"),
-    ("llada", {"block_type": "gone"}, "block_type is not said, which is 'sequential'; expected 'llama'"),
-    ("llada", {"scale_logits": True}, "scale_logits is True; expected False"), ("llada", {"alibi": True}, "alibi is True; expected False"),
-    ("llada", {"activation_type": "swiglu"}, "activation_type is 'swiglu'; expected 'silu'"),
-    ("llada", {"d_model": "gone", "n_heads": "gone"}, "lacks d_model, n_heads"),
-    ("llada", {"embedding_size": 20}, "2 mis-shaped: model.transformer"),
-    ("dream", {"use_sliding_window": True}, "use_sliding_window is True; expected False"),
-    ("dream", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is .*; expected None"),
-    ("dream", {"hidden_size": "gone"}, "lacks hidden_size"), ("dream", {"mask_token_id": "x"}, "mask_token_id is 'x'; expected an id below 48"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        ("llada", {"mask_token_id": 4096}, "mask_token_id is 4096; expected an id below 48"),
+        ("llada", {"eos_token_id": -1}, "eos_token_id is -1; expected an id below 48"),
+        ("llada", {"include_qkv_bias": True}, "include_qkv_bias is True; expected False"),
+        ("llada", {"block_type": "sequential"}, "block_type is 'sequential'; expected 'llama'"),
+        (
+            "llada",
+            {"block_type": "gone"},
+            "block_type is not said, which is 'sequential'; expected 'llama'",
+        ),
+        ("llada", {"scale_logits": True}, "scale_logits is True; expected False"),
+        ("llada", {"alibi": True}, "alibi is True; expected False"),
+        ("llada", {"activation_type": "swiglu"}, "activation_type is 'swiglu'; expected 'silu'"),
+        ("llada", {"d_model": "gone", "n_heads": "gone"}, "lacks d_model, n_heads"),
+        ("llada", {"embedding_size": 20}, "2 mis-shaped: model.transformer"),
+        ("dream", {"use_sliding_window": True}, "use_sliding_window is True; expected False"),
+        (
+            "dream",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling is .*; expected None",
+        ),
+        ("dream", {"hidden_size": "gone"}, "lacks hidden_size"),
+        ("dream", {"mask_token_id": "x"}, "mask_token_id is 'x'; expected an id below 48"),
+    ],
+)
 def test_configs_that_cannot_be_served_are_refused(folders, tmp_path, name, config, words):
     with pytest.raises(GenError, match=words) as said:
         gen.load("text", model=copied(folders, tmp_path, name, **config))
@@ -249,7 +351,9 @@ def test_configs_that_cannot_be_served_are_refused(folders, tmp_path, name, conf
 
 def test_a_mask_has_to_be_said_somewhere(folders, tmp_path):
     folder = copied(folders, tmp_path, "dream", mask_token_id="gone")
-    assert gen.load("text", model=folder, max_new_tokens=2).bound(str(folder))[1].space.mask_id == MASK  # the tokenizer's
+    assert (
+        gen.load("text", model=folder, max_new_tokens=2).bound(str(folder))[1].space.mask_id == MASK
+    )  # the tokenizer's
     made.write_tokenizer(folder, mask=False)
     with pytest.raises(GenError, match="says which id an empty place is; expected mask_token_id"):
         gen.load("text", model=folder)
@@ -259,15 +363,22 @@ def test_a_mask_has_to_be_said_somewhere(folders, tmp_path):
 def test_weights_that_do_not_fit_are_listed(folders, tmp_path):
     folder = copied(folders, tmp_path, "dream")
     weights = load_file(folder / "model.safetensors")
-    weights["model.layers.0.mlp.up_projection.weight"] = weights.pop("model.layers.0.mlp.up_proj.weight")
+    weights["model.layers.0.mlp.up_projection.weight"] = weights.pop(
+        "model.layers.0.mlp.up_proj.weight"
+    )
     weights["model.norm.weight"] = weights["model.norm.weight"][:-1]
     save_file(weights, folder / "model.safetensors")
-    lists = "1 missing: model.layers.0.mlp.up_proj.weight; 1 extra: model.layers.0.mlp.up_projection.weight; 1 mis-shaped: model.norm"
+    lists = (
+        "1 missing: model.layers.0.mlp.up_proj.weight; 1 extra:"
+        " model.layers.0.mlp.up_projection.weight; 1 mis-shaped: model.norm"
+    )
     with pytest.raises(GenError, match=lists):
         gen.load("text", model=folder)
     folder = copied(folders, tmp_path, "llada")
     (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(GenError, match="names model-00002-of-00003.safetensors, which is not there"):
+    with pytest.raises(
+        GenError, match="names model-00002-of-00003.safetensors, which is not there"
+    ):
         gen.load("text", model=folder)
 
 
@@ -276,7 +387,9 @@ def test_what_is_asked_for_has_to_exist(folders, pipes):
         gen.load("text", model=folders["llada"], max_new_tokens=0)
     with pytest.raises(GenError, match="max_new_token"):
         gen.load("text", model=folders["llada"], max_new_token=4)
-    with pytest.raises(GenError, match="is a masked one of codes, but the sampler needs a causal one"):
+    with pytest.raises(
+        GenError, match="is a masked one of codes, but the sampler needs a causal one"
+    ):
         pipes["llada"]("ba", sampler="autoregressive")
     with pytest.raises(GenError, match="the prompt is empty"):
         pipes["llada"]("  ", sampler="maskgit")

@@ -1,7 +1,9 @@
-"""Lossless decoding of masked models: FreeDave gives the tokens of one place per step, exact speculation their law, both in fewer calls.
+"""Lossless decoding of masked models: FreeDave gives the tokens of one place per step, exact
+speculation their law, both in fewer calls.
 
-References are plain Python and know nothing of chains. Laws are compared exactly (``enumeration``): production code on every outcome of its
-draws. Each control breaks one rule and must miss by more than 1e-3, or give other tokens.
+References are plain Python and know nothing of chains. Laws are compared exactly (``enumeration``):
+production code on every outcome of its draws. Each control breaks one rule and must miss by more
+than 1e-3, or give other tokens.
 """
 
 from __future__ import annotations
@@ -39,34 +41,51 @@ exact = registry.get("sampler", "exact_speculative")
 
 
 class Coupled:
-    """A masked model whose places pull at each other a little: z_i = a_i + sum_j w(j, x_j)_i over the known places j. The order that its laws
-    give changes with what is known, but not altogether. Every condition has an a and a w of its own."""
+    """A masked model whose places pull at each other a little: z_i = a_i + sum_j w(j, x_j)_i over
+    the known places j. The order that its laws give changes with what is known, but not altogether.
+    Every condition has an a and a w of its own.
+    """
 
     device, dtype = torch.device("cpu"), torch.float64
 
     def __init__(self, space: TokenSpace, coupling: float = 0.5, seed: int = 0):
         normal = torch.Generator().manual_seed(seed)
         self.vocab_size, self.mask, places = space.vocab_size, space.mask_id, space.length
-        self.alone = 1.5 * torch.randn(16, places, self.vocab_size, dtype=torch.float64, generator=normal)
-        self.pull = coupling * torch.randn(16, places, self.vocab_size, places, self.vocab_size, dtype=torch.float64, generator=normal)
+        self.alone = 1.5 * torch.randn(
+            16, places, self.vocab_size, dtype=torch.float64, generator=normal
+        )
+        self.pull = coupling * torch.randn(
+            16,
+            places,
+            self.vocab_size,
+            places,
+            self.vocab_size,
+            dtype=torch.float64,
+            generator=normal,
+        )
         self.pull[:, :, self.mask] = 0
         self.calls: list[int] = []
 
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
         self.calls.append(len(ids))
         canvas, condition = ids[:, -canvas_length:], (ids[:, :1] * 5 + ids[:, 1:2]) % 16
-        return self.alone[condition[:, 0]] + self.pull[condition, torch.arange(canvas_length), canvas].sum(1)
+        return self.alone[condition[:, 0]] + self.pull[
+            condition, torch.arange(canvas_length), canvas
+        ].sum(1)
 
 
 def models(space: TokenSpace):
-    """One that changes its mind altogether with every id, and one that does so a little. Rows have conditions, so models, of their own."""
+    """One that changes its mind altogether with every id, and one that does so a little. Rows have
+    conditions, so models, of their own."""
     return TabularMasked(space.vocab_size, low=0.0, spread=1.5), Coupled(space, 0.2)
 
 
 # --- the references
 
 
-def laws_at(model, space: TokenSpace, law: Law, context: int, canvas, raw: bool) -> tuple[Tensor, Tensor]:
+def laws_at(
+    model, space: TokenSpace, law: Law, context: int, canvas, raw: bool
+) -> tuple[Tensor, Tensor]:
     """The final law, and the one that orders look at: [T, V] each."""
     ask = lambda *prompt: model.forward(torch.tensor([[*prompt, *canvas]]), space.length)[0]
     halves = ask(31 + context, 40), ask(50, 51 + context) if law.guided else None
@@ -95,7 +114,9 @@ def put(canvas, place: int, token: int) -> tuple[int, ...]:
     return (*canvas[:place], token, *canvas[place + 1 :])
 
 
-def ordered_law(model, space: TokenSpace, law: Law, context: int, order: str, raw: bool = True) -> dict[tuple[int, ...], float]:
+def ordered_law(
+    model, space: TokenSpace, law: Law, context: int, order: str, raw: bool = True
+) -> dict[tuple[int, ...], float]:
     """The law of filling one place after the other, each time the one whose turn it is."""
     number = lambda n: hashed(context, n, "order", None)
     found: dict[tuple[int, ...], float] = defaultdict(float)
@@ -107,19 +128,42 @@ def ordered_law(model, space: TokenSpace, law: Law, context: int, order: str, ra
             continue
         final, judged = laws_at(model, space, law, context, canvas, raw)
         (place,) = turn(order, judged, space, canvas, number)
-        todo += [(put(canvas, place, v), mass * p) for v, p in enumerate(final[place].exp().tolist()) if p > 0]
+        todo += [
+            (put(canvas, place, v), mass * p)
+            for v, p in enumerate(final[place].exp().tolist())
+            if p > 0
+        ]
     return dict(found)
 
 
-def static(sampler, model, space: TokenSpace, law: Law, context: int, key: int, canvas) -> list[int]:
+def static(
+    sampler, model, space: TokenSpace, law: Law, context: int, key: int, canvas
+) -> list[int]:
     """Static decoding of one row: k places per call, with the noise of their places."""
     draws, canvas = CounterDraws([key]), tuple(canvas)
-    uniform = draws.uniform(torch.tensor([0]), torch.arange(space.length)[None], "order", None)[0].tolist()
+    uniform = draws.uniform(torch.tensor([0]), torch.arange(space.length)[None], "order", None)[
+        0
+    ].tolist()
     while space.mask_id in canvas:
         final, judged = laws_at(model, space, law, context, canvas, sampler.confidence_on == "raw")
-        for n in turn(sampler.order, judged, space, canvas, uniform.__getitem__, getattr(sampler, "tokens_per_step", 1)):
+        for n in turn(
+            sampler.order,
+            judged,
+            space,
+            canvas,
+            uniform.__getitem__,
+            getattr(sampler, "tokens_per_step", 1),
+        ):
             at = torch.tensor([[n]])
-            canvas = put(canvas, n, int(draws.categorical(final[None, n : n + 1], torch.tensor([0]), at, "token", None, at == n)))
+            canvas = put(
+                canvas,
+                n,
+                int(
+                    draws.categorical(
+                        final[None, n : n + 1], torch.tensor([0]), at, "token", None, at == n
+                    )
+                ),
+            )
     return list(canvas)
 
 
@@ -138,13 +182,24 @@ def canvas_of(space: TokenSpace = SPACE) -> Tensor:
     return out
 
 
-def run(sampler, model, law: Law, rows=range(ROWS), canvas: Tensor | None = None, **kwargs) -> SampleOutput:
+def run(
+    sampler, model, law: Law, rows=range(ROWS), canvas: Tensor | None = None, **kwargs
+) -> SampleOutput:
     canvas = canvas_of() if canvas is None else canvas
     target = masked_target(model, SPACE, law, list(rows))
-    return sampler(target, CounterDraws([7919 * r + 5 for r in rows]), canvas=canvas[list(rows)], **kwargs)
+    return sampler(
+        target, CounterDraws([7919 * r + 5 for r in rows]), canvas=canvas[list(rows)], **kwargs
+    )
 
 
-@pytest.mark.parametrize(("order", "law"), [*itertools.product(ORDERS, ("plain", "greedy")), ("margin", "guided"), ("confidence", "combined")])
+@pytest.mark.parametrize(
+    ("order", "law"),
+    [
+        *itertools.product(ORDERS, ("plain", "greedy")),
+        ("margin", "guided"),
+        ("confidence", "combined"),
+    ],
+)
 def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, law):
     calls, fewer, law = 0, 0, LAWS[law]
     for model in models(SPACE):
@@ -153,7 +208,9 @@ def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, la
         wanted = (canvas_of() == SPACE.mask_id).sum(1).tolist()
         assert [s.nfe for s in expected.stats] == wanted
         for row in (1, 4, 15):
-            assert expected.tokens[row].tolist() == static(plain, model, SPACE, law, row, 7919 * row + 5, canvas_of()[row].tolist())
+            assert expected.tokens[row].tolist() == static(
+                plain, model, SPACE, law, row, 7919 * row + 5, canvas_of()[row].tolist()
+            )
         for drafts in (2, 3, 8):
             found = run(freedave(num_drafts=drafts, order=order), model, law)
             assert torch.equal(found.tokens, expected.tokens)
@@ -169,51 +226,75 @@ def test_several_places_per_step_are_those_of_static_decoding_too(k):
         assert sampler.exactness == "none" and freedave().exactness == "sample"
         found = run(sampler, model, law)
         for row, stats in list(enumerate(found.stats))[:5]:
-            assert found.tokens[row].tolist() == static(sampler, model, SPACE, law, row, 7919 * row + 5, canvas_of()[row].tolist())
+            assert found.tokens[row].tolist() == static(
+                sampler, model, SPACE, law, row, 7919 * row + 5, canvas_of()[row].tolist()
+            )
             assert stats.nfe <= -(-stats.tokens // k)
 
 
 def test_drafts_save_most_where_places_hardly_depend_on_each_other():
-    calls = {c: sum(s.nfe for s in run(freedave(num_drafts=8), Coupled(SPACE, c), LAWS["plain"]).stats) for c in (0.0, 0.1, 2.0)}
+    calls = {
+        c: sum(s.nfe for s in run(freedave(num_drafts=8), Coupled(SPACE, c), LAWS["plain"]).stats)
+        for c in (0.0, 0.1, 2.0)
+    }
     assert calls[0.0] < calls[0.1] < calls[2.0]
     # nothing to learn from the first call on: it fills one place, and all calls after it eight
-    assert calls[0.0] == sum(1 + math.ceil((w - 1) / 8) for w in (canvas_of() == SPACE.mask_id).sum(1).tolist() if w)
+    assert calls[0.0] == sum(
+        1 + math.ceil((w - 1) / 8) for w in (canvas_of() == SPACE.mask_id).sum(1).tolist() if w
+    )
 
 
 def test_control_noise_of_the_step_costs_calls(monkeypatch):
     """Drafts with noise of their own are right by chance alone."""
     usual = sum(s.nfe for s in run(freedave(), Coupled(SPACE, 0.1), Law(temperature=2.0)).stats)
-    monkeypatch.setattr(freedave, "draft", lambda self, now, law: now.categorical(law, "draft", now.valid))
+    monkeypatch.setattr(
+        freedave, "draft", lambda self, now, law: now.categorical(law, "draft", now.valid)
+    )
     found = run(freedave(), Coupled(SPACE, 0.1), Law(temperature=2.0))
     assert sum(s.nfe for s in found.stats) > 1.2 * usual
-    assert torch.equal(found.tokens, run(freedave(num_drafts=1), Coupled(SPACE, 0.1), Law(temperature=2.0)).tokens)
+    assert torch.equal(
+        found.tokens, run(freedave(num_drafts=1), Coupled(SPACE, 0.1), Law(temperature=2.0)).tokens
+    )
 
 
 def test_control_without_the_order_check_the_tokens_are_others(monkeypatch):
     model = Coupled(SPACE, 1.0)
     expected = run(freedave(num_drafts=1), model, LAWS["greedy"]).tokens
-    monkeypatch.setattr(marginal_orders, "same_places", lambda turn, places: torch.ones(places.shape[:-1], dtype=torch.bool))
+    monkeypatch.setattr(
+        marginal_orders,
+        "same_places",
+        lambda turn, places: torch.ones(places.shape[:-1], dtype=torch.bool),
+    )
     assert not torch.equal(run(freedave(num_drafts=8), model, LAWS["greedy"]).tokens, expected)
 
 
 # --- exact speculation, and what both have
 
 
-@pytest.mark.parametrize(("order", "verifier"), [("confidence", "token"), ("entropy", "block"), ("random", "token")])
+@pytest.mark.parametrize(
+    ("order", "verifier"), [("confidence", "token"), ("entropy", "block"), ("random", "token")]
+)
 def test_at_temperature_zero_exact_speculation_is_freedave(order, verifier):
     for model in models(SPACE):
         one = run(freedave(order=order), model, LAWS["greedy"])
         other = run(exact(order=order, verifier=verifier), model, LAWS["greedy"])
-        assert torch.equal(one.tokens, other.tokens) and [s.nfe for s in one.stats] == [s.nfe for s in other.stats]
+        assert torch.equal(one.tokens, other.tokens) and [s.nfe for s in one.stats] == [
+            s.nfe for s in other.stats
+        ]
 
 
 def test_a_single_draft_is_sequential_decoding():
     for model in models(SPACE):
         one, other = (run(s(num_drafts=1), model, LAWS["combined"]) for s in (freedave, exact))
-        assert torch.equal(one.tokens, other.tokens) and all(s.nfe == s.tokens and not s.acceptance_histogram for s in other.stats)
+        assert torch.equal(one.tokens, other.tokens) and all(
+            s.nfe == s.tokens and not s.acceptance_histogram for s in other.stats
+        )
 
 
-@pytest.mark.parametrize("sampler", [freedave(), exact(), exact(verifier="block", order="random"), freedave(tokens_per_step=3)])
+@pytest.mark.parametrize(
+    "sampler",
+    [freedave(), exact(), exact(verifier="block", order="random"), freedave(tokens_per_step=3)],
+)
 def test_a_row_is_the_same_alone_and_in_the_batch(sampler):
     for model in models(SPACE):
         whole = run(sampler, model, LAWS["combined"])
@@ -221,13 +302,18 @@ def test_a_row_is_the_same_alone_and_in_the_batch(sampler):
             part = run(sampler, model, LAWS["combined"], rows)
             assert torch.equal(part.tokens, whole.tokens[rows])
             for a, b in zip(part.stats, [whole.stats[r] for r in rows], strict=True):
-                assert (a.nfe, a.tokens_computed, a.acceptance_histogram) == (b.nfe, b.tokens_computed, b.acceptance_histogram)
+                assert (a.nfe, a.tokens_computed, a.acceptance_histogram) == (
+                    b.nfe,
+                    b.tokens_computed,
+                    b.acceptance_histogram,
+                )
 
 
 @pytest.mark.parametrize("drafts", [1, 4, 9])
 @pytest.mark.parametrize("make", [freedave, exact])
 def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts):
-    """One forward call for all rows and their drafts; traces, statistics, reports and calls agree."""
+    """One forward call for all rows and their drafts; traces, statistics, reports and calls
+    agree."""
     for model in (Coupled(SPACE, 0.2), Coupled(SPACE, 2.0)):
         reports: list[dict] = []
         model.calls.clear()
@@ -236,23 +322,36 @@ def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts)
         assert torch.equal(out.tokens[canvas != SPACE.mask_id], canvas[canvas != SPACE.mask_id])
         assert len(model.calls) == len(reports) == max(s.nfe for s in out.stats)
         assert sum(model.calls) * places == sum(s.tokens_computed for s in out.stats)
-        assert [r["step"] for r in reports] == list(range(1, len(reports) + 1)) and reports[-1]["done"] == canvas.numel()
+        assert [r["step"] for r in reports] == list(range(1, len(reports) + 1)) and reports[-1][
+            "done"
+        ] == canvas.numel()
         assert torch.equal(reports[-1]["tokens"], out.tokens)
         for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
             state = canvas[row].clone()
             for step in trace:
                 assert step.window == (state == SPACE.mask_id).nonzero()[:, 0].tolist()
-                assert 1 <= len(step.committed) <= drafts and len(step.committed) == len(step.accepted) + 1
-                assert set(step.accepted) < set(step.committed) <= set(step.window) and not step.removed
+                assert (
+                    1 <= len(step.committed) <= drafts
+                    and len(step.committed) == len(step.accepted) + 1
+                )
+                assert (
+                    set(step.accepted) < set(step.committed) <= set(step.window)
+                    and not step.removed
+                )
                 state[list(step.committed)] = torch.tensor(list(step.committed.values()))
             assert torch.equal(state, out.tokens[row]) and len(trace) == stats.nfe <= stats.tokens
-            assert sum(n * k for k, n in enumerate(stats.acceptance_histogram)) == sum(len(s.accepted) for s in trace)
+            assert sum(n * k for k, n in enumerate(stats.acceptance_histogram)) == sum(
+                len(s.accepted) for s in trace
+            )
 
 
 def test_confidence_is_of_the_raw_law_unless_the_final_one_is_asked_for():
     """At temperature 0 the final law is equally sure of every place, so that the first is next."""
     model, law = Coupled(SPACE, 1.0), LAWS["greedy"]
-    raw, shaped, raster = (run(s, model, law).tokens for s in (freedave(), freedave(confidence_on="shaped"), freedave(order="raster")))
+    raw, shaped, raster = (
+        run(s, model, law).tokens
+        for s in (freedave(), freedave(confidence_on="shaped"), freedave(order="raster"))
+    )
     assert torch.equal(shaped, raster) and not torch.equal(raw, raster)
     assert torch.equal(run(freedave(order="top"), model, law).tokens, raw)
 
@@ -262,9 +361,17 @@ def test_confidence_is_of_the_raw_law_unless_the_final_one_is_asked_for():
 
 def error(sampler, law: Law, model, space: TokenSpace, contexts: int = 1) -> float:
     """The largest error of a probability, over contexts that are decoded in one ragged batch."""
-    found = enumerate_law(lambda draws, context: sampler(masked_target(model, space, law, context), draws).tokens, contexts)
-    expected = [ordered_law(model, space, law, c, sampler.order, sampler.confidence_on == "raw") for c in range(contexts)]
-    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), "the law is too simple to test anything"
+    found = enumerate_law(
+        lambda draws, context: sampler(masked_target(model, space, law, context), draws).tokens,
+        contexts,
+    )
+    expected = [
+        ordered_law(model, space, law, c, sampler.order, sampler.confidence_on == "raw")
+        for c in range(contexts)
+    ]
+    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
+        "the law is too simple to test anything"
+    )
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -274,16 +381,33 @@ SHAPED = Law(temperature=0.7, top_k=2, guidance_scale=2.0)
 MODEL_FOUR, MODEL_THREE = Coupled(FOUR, 1.0, seed=1), Coupled(THREE, 1.0, seed=1)
 
 
-@pytest.mark.parametrize(("order", "verifier"), [*((order, "token") for order in ORDERS), ("confidence", "block"), ("random", "block")])
+@pytest.mark.parametrize(
+    ("order", "verifier"),
+    [*((order, "token") for order in ORDERS), ("confidence", "block"), ("random", "block")],
+)
 def test_exact_speculation_has_the_law_of_sequential_decoding(order, verifier):
-    assert error(exact(num_drafts=3, order=order, verifier=verifier), Law(), MODEL_FOUR, FOUR) < EXACT
+    assert (
+        error(exact(num_drafts=3, order=order, verifier=verifier), Law(), MODEL_FOUR, FOUR) < EXACT
+    )
 
 
 @pytest.mark.parametrize("order", ["confidence", "entropy", "random"])
 @pytest.mark.parametrize("make", [exact, freedave])
 def test_laws_of_models_that_change_their_mind_and_of_filtered_laws(make, order):
-    assert error(make(num_drafts=3, order=order), Law(), TabularMasked(4, low=0.0, spread=1.5), THREE, CONTEXTS) < EXACT
-    assert error(make(num_drafts=3, order=order, confidence_on="shaped"), SHAPED, MODEL_THREE, THREE) < EXACT
+    assert (
+        error(
+            make(num_drafts=3, order=order),
+            Law(),
+            TabularMasked(4, low=0.0, spread=1.5),
+            THREE,
+            CONTEXTS,
+        )
+        < EXACT
+    )
+    assert (
+        error(make(num_drafts=3, order=order, confidence_on="shaped"), SHAPED, MODEL_THREE, THREE)
+        < EXACT
+    )
 
 
 def test_assd_is_exact_in_random_order():
@@ -302,9 +426,15 @@ def test_freedave_has_the_law_of_sequential_decoding(order):
 
 @pytest.mark.parametrize("order", ["confidence", "margin", "entropy"])
 def test_control_no_order_check_loses_the_law(monkeypatch, order):
-    monkeypatch.setattr(marginal_orders, "same_places", lambda turn, places: torch.ones(places.shape[:-1], dtype=torch.bool))
+    monkeypatch.setattr(
+        marginal_orders,
+        "same_places",
+        lambda turn, places: torch.ones(places.shape[:-1], dtype=torch.bool),
+    )
     assert error(exact(num_drafts=2, order=order), Law(), MODEL_FOUR, FOUR) > WRONG
-    assert error(exact(num_drafts=2, order="raster"), Law(), MODEL_THREE, THREE) < EXACT  # where no order can change there is nothing to check
+    assert (
+        error(exact(num_drafts=2, order="raster"), Law(), MODEL_THREE, THREE) < EXACT
+    )  # where no order can change there is nothing to check
 
 
 @pytest.mark.parametrize("order", ["confidence", "raster"])
@@ -314,7 +444,11 @@ def test_control_the_law_in_place_of_the_residual(monkeypatch, order):
 
 
 def test_control_all_drafts_kept_is_parallel_decoding(monkeypatch):
-    monkeypatch.setattr(verifiers.Token, "acceptance", lambda self, proposal, logp: torch.ones(proposal.tokens.shape, dtype=torch.float64))
+    monkeypatch.setattr(
+        verifiers.Token,
+        "acceptance",
+        lambda self, proposal, logp: torch.ones(proposal.tokens.shape, dtype=torch.float64),
+    )
     assert error(exact(num_drafts=3, order="raster"), Law(), MODEL_THREE, THREE) > WRONG
 
 
@@ -331,12 +465,18 @@ def sampled_law(model, space: TokenSpace, law: Law, context: int) -> dict[tuple[
         p = laws_at(model, space, law, context, canvas, raw=False)[0].exp().tolist()
         for ids in itertools.product(range(space.mask_id), repeat=len(empty)):
             best = max(zip(empty, ids, strict=True), key=lambda x: (p[x[0]][x[1]], -x[0]))
-            todo.append((put(canvas, *best), mass * math.prod(p[n][v] for n, v in zip(empty, ids, strict=True))))
+            todo.append(
+                (
+                    put(canvas, *best),
+                    mass * math.prod(p[n][v] for n, v in zip(empty, ids, strict=True)),
+                )
+            )
     return dict(found)
 
 
 def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch):
-    """Even one place per call, without drafts: what is left behind was passed over because of its noise, which is asked again."""
+    """Even one place per call, without drafts: what is left behind was passed over because of its
+    noise, which is asked again."""
 
     def looks(now):
         ids = now.draws.categorical(now.law, now.rows, now.positions, "token", None, now.masked)
@@ -346,8 +486,13 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     model, sampler = Coupled(space), freedave(num_drafts=1)
     assert error(sampler, Law(), model, space) < EXACT
     monkeypatch.setitem(registry._kinds["order"], "top", looks)
-    found = enumerate_law(lambda draws, context: sampler(masked_target(model, space, Law(), context), draws).tokens, CONTEXTS)
-    assert max(distance(a, sampled_law(model, space, Law(), c)) for c, a in enumerate(found)) > WRONG
+    found = enumerate_law(
+        lambda draws, context: sampler(masked_target(model, space, Law(), context), draws).tokens,
+        CONTEXTS,
+    )
+    assert (
+        max(distance(a, sampled_law(model, space, Law(), c)) for c, a in enumerate(found)) > WRONG
+    )
 
 
 # --- what is refused
@@ -355,8 +500,13 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
 
 @pytest.mark.parametrize("name", ["freedave", "exact_speculative", "assd"])
 def test_what_cannot_be_done_is_said(name):
-    for knob, value, said in (("num_drafts", 0, "integer of at least 1"), ("num_drafts", True, "integer of at least 1"), ("order", "streams", "ids drawn"),
-                              ("order", "marign", "Did you mean 'margin'"), ("confidence_on", "law", "raw or shaped")):  # fmt: skip
+    for knob, value, said in (
+        ("num_drafts", 0, "integer of at least 1"),
+        ("num_drafts", True, "integer of at least 1"),
+        ("order", "streams", "ids drawn"),
+        ("order", "marign", "Did you mean 'margin'"),
+        ("confidence_on", "law", "raw or shaped"),
+    ):
         with pytest.raises(GenError, match=said):
             resolve_sampler({"name": name, knob: value})
     with pytest.raises(GenError, match="makes latents"):

@@ -1,4 +1,5 @@
-"""MAR from its published layout: the trunk against a plain forward, the head against the posterior's formula, and pictures."""
+"""MAR from its published layout: the trunk against a plain forward, the head against the
+posterior's formula, and pictures."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def norm(w, at, x):
 
 
 def block(w, at, x, order="qkv"):
-    parts = dict(zip(order, linear(w, f"{at}.attn.qkv", norm(w, f"{at}.norm1", x)).chunk(3, -1), strict=True))
+    parts = dict(
+        zip(order, linear(w, f"{at}.attn.qkv", norm(w, f"{at}.norm1", x)).chunk(3, -1), strict=True)
+    )
     q, k, v = (parts[n].view(len(x), HEADS, -1).transpose(0, 1) for n in "qkv")
     seen = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).softmax(-1) @ v
     x = x + linear(w, f"{at}.attn.proj", seen.transpose(0, 1).reshape(len(x), -1))
@@ -58,7 +61,8 @@ def block(w, at, x, order="qkv"):
 
 
 def plain_z(w, label, latents, order="qkv", leave=True, place=True, hide=True):
-    """z [T, D] of one picture from its label and latents [T, C], NaN at unknown places. The switches are controls."""
+    """z [T, D] of one picture from its label and latents [T, C], NaN at unknown places. The
+    switches are controls."""
     known = torch.cat([torch.ones(BUFFER, dtype=torch.bool), ~latents.isnan().any(-1)])
     word = w["class_emb.weight"][label] if label < CLASSES else w["fake_latent"][0]
     x = torch.cat([word.expand(BUFFER, -1), linear(w, "z_proj", latents.nan_to_num())])
@@ -82,7 +86,9 @@ def plain_head(w, x, t, z, swapped=False):
     at = "diffloss.net"
     angle = t * 10_000 ** (-torch.arange(128, dtype=x.dtype) / 128)
     wave = torch.cat([angle.sin(), angle.cos()] if swapped else [angle.cos(), angle.sin()])
-    y = linear(w, f"{at}.time_embed.mlp.2", F.silu(linear(w, f"{at}.time_embed.mlp.0", wave))) + linear(w, f"{at}.cond_embed", z)
+    y = linear(
+        w, f"{at}.time_embed.mlp.2", F.silu(linear(w, f"{at}.time_embed.mlp.0", wave))
+    ) + linear(w, f"{at}.cond_embed", z)
     x = linear(w, f"{at}.input_proj", x)
     for n in range(HEAD_DEPTH):
         b = f"{at}.res_blocks.{n}"
@@ -90,11 +96,16 @@ def plain_head(w, x, t, z, swapped=False):
         h = linear(w, f"{b}.mlp.0", norm(w, f"{b}.in_ln", x) * (1 + scale) + shift)
         x = x + gate * linear(w, f"{b}.mlp.2", F.silu(h))
     shift, scale = linear(w, f"{at}.final_layer.adaLN_modulation.1", F.silu(y)).chunk(2, -1)
-    return linear(w, f"{at}.final_layer.linear", F.layer_norm(x, (HEAD_WIDTH,), eps=1e-6) * (1 + scale) + shift)
+    return linear(
+        w,
+        f"{at}.final_layer.linear",
+        F.layer_norm(x, (HEAD_WIDTH,), eps=1e-6) * (1 + scale) + shift,
+    )
 
 
 def plain_posterior(x, noise, place, i, steps, spaced_betas=True):
-    """Mean and variance of x_{i-1} given x_i among ``steps`` kept timesteps, as in DDPM: through x_0, with the range of the variance."""
+    """Mean and variance of x_{i-1} given x_i among ``steps`` kept timesteps, as in DDPM: through
+    x_0, with the range of the variance."""
     bar = lambda t: np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2
     t = np.arange(1000)
     betas = np.minimum(1 - bar((t + 1) / 1000) / bar(t / 1000), 0.999)
@@ -103,14 +114,19 @@ def plain_posterior(x, noise, place, i, steps, spaced_betas=True):
     now, before = product[at[i]], product[at[i - 1]] if i else 1.0
     beta = 1 - now / before if spaced_betas else betas[at[i]]
     start = x / np.sqrt(now) - np.sqrt(1 / now - 1) * noise
-    mean = np.sqrt(before) * beta / (1 - now) * start + np.sqrt(now / before) * (1 - before) / (1 - now) * x
+    mean = (
+        np.sqrt(before) * beta / (1 - now) * start
+        + np.sqrt(now / before) * (1 - before) / (1 - now) * x
+    )
     least = beta * (1 - before) / (1 - now)
     f = (place + 1) / 2
     return mean, None if i == 0 else np.exp(f * np.log(beta) + (1 - f) * np.log(least)), int(at[i])
 
 
 def built(weights, dtype, **options):
-    config = MARConfig.of({k: tuple(v.shape) for k, v in weights.items()}, HEADS, **{"head_steps": STEPS, **options})
+    config = MARConfig.of(
+        {k: tuple(v.shape) for k, v in weights.items()}, HEADS, **{"head_steps": STEPS, **options}
+    )
     return fill(without_storage(lambda: MAR(config)), weights, dtype=dtype)
 
 
@@ -166,10 +182,20 @@ def far(a, b):
 def test_z_equals_a_plain_forward_whatever_is_known(weights, w, canvas, dtype, limit):
     out = built(weights, dtype)(LABELS, canvas.to(dtype))
     plain = torch.stack([plain_z(w, int(a), b) for a, b in zip(LABELS, canvas, strict=True)])
-    assert out.dtype == dtype and far(out[..., :-1], plain) < limit * max(1, float(plain.abs().max()))
+    assert out.dtype == dtype and far(out[..., :-1], plain) < limit * max(
+        1, float(plain.abs().max())
+    )
     for broken in ({"order": "kqv"}, {"leave": False}, {"place": False}, {"hide": False}):
-        assert far(out[1:3, :, :-1], torch.stack([plain_z(w, int(LABELS[i]), canvas[i], **broken) for i in (1, 2)])) > 0.01, broken
-    assert far(out[1, :, :-1], plain_z(w, 0, canvas[1])) > 0.01  # the class that says nothing is one of its own
+        assert (
+            far(
+                out[1:3, :, :-1],
+                torch.stack([plain_z(w, int(LABELS[i]), canvas[i], **broken) for i in (1, 2)]),
+            )
+            > 0.01
+        ), broken
+    assert (
+        far(out[1, :, :-1], plain_z(w, 0, canvas[1])) > 0.01
+    )  # the class that says nothing is one of its own
 
 
 def test_a_row_has_its_z_alone_and_among_others(model, canvas):
@@ -181,8 +207,15 @@ def test_a_row_has_its_z_alone_and_among_others(model, canvas):
 
 def test_guidance_grows_with_what_is_known_where_it_is_linear(model, weights, canvas):
     share = model(LABELS, canvas)[..., -1]
-    assert torch.equal(share, torch.tensor([[1.0], [2.0], [8.0], [PLACES]]).double().div(PLACES).expand(-1, PLACES))
-    assert bool((built(weights, torch.float64, guidance_schedule="constant")(LABELS, canvas)[..., -1] == 1).all())
+    assert torch.equal(
+        share, torch.tensor([[1.0], [2.0], [8.0], [PLACES]]).double().div(PLACES).expand(-1, PLACES)
+    )
+    assert bool(
+        (
+            built(weights, torch.float64, guidance_schedule="constant")(LABELS, canvas)[..., -1]
+            == 1
+        ).all()
+    )
 
 
 def test_the_head_equals_a_plain_forward(model, w):
@@ -192,17 +225,24 @@ def test_the_head_equals_a_plain_forward(model, w):
     for k, t in enumerate(times):
         out = model.head.predict(x, k, F.pad(z, (0, 1), value=1.0))
         assert far(out, plain_head(w, x, t, z)) < 1e-10
-        assert far(out, plain_head(w, x, t + 1, z)) > 1e-6 and far(out, plain_head(w, x, t, z, swapped=True)) > 1e-3
+        assert (
+            far(out, plain_head(w, x, t + 1, z)) > 1e-6
+            and far(out, plain_head(w, x, t, z, swapped=True)) > 1e-3
+        )
 
 
 @pytest.mark.parametrize("steps", [2, 5, 100, 1000])
 def test_transitions_have_the_posteriors_mean_and_learned_variance(weights, steps):
     head = built(weights, torch.float64, head_steps=steps, sigma_floor=1e-5).head
     random = numbers(5)
-    x, noise, place = (torch.randn(7, CHANNELS, generator=random, dtype=torch.float64) for _ in range(3))
+    x, noise, place = (
+        torch.randn(7, CHANNELS, generator=random, dtype=torch.float64) for _ in range(3)
+    )
     for k in sorted({0, 1, steps // 2, steps - 2, steps - 1}):
         mean, log_sigma = head.posterior(x, k, torch.cat([noise, place], 1))
-        expected, variance, t = plain_posterior(x.numpy(), noise.numpy(), place.numpy(), steps - 1 - k, steps)
+        expected, variance, t = plain_posterior(
+            x.numpy(), noise.numpy(), place.numpy(), steps - 1 - k, steps
+        )
         assert head.timesteps[k] == t
         assert np.abs(mean.numpy() - expected).max() < 1e-10 * max(1, np.abs(expected).max())
         if variance is None:
@@ -210,7 +250,9 @@ def test_transitions_have_the_posteriors_mean_and_learned_variance(weights, step
             continue
         assert np.abs(log_sigma.numpy() - np.log(variance) / 2).max() < 1e-10
         if steps < 1000:
-            other = plain_posterior(x.numpy(), noise.numpy(), place.numpy(), steps - 1 - k, steps, spaced_betas=False)[0]
+            other = plain_posterior(
+                x.numpy(), noise.numpy(), place.numpy(), steps - 1 - k, steps, spaced_betas=False
+            )[0]
             assert np.abs(mean.numpy() - other).max() > 1e-6
         swapped = head.posterior(x, k, torch.cat([place, noise], 1))
         assert far(mean, swapped[0]) > 1e-6 and (steps == 2 or far(log_sigma, swapped[1]) > 1e-6)
@@ -226,7 +268,10 @@ def test_timesteps_go_from_the_first_to_the_last_and_only_possible_numbers_of_th
 
 def test_guidance_acts_on_the_noise_and_the_variance_is_the_conditional_halfs(model, w):
     random = numbers(6)
-    x, z = torch.randn(5, CHANNELS, generator=random).double(), torch.randn(5, 2, 33, generator=random).double()
+    x, z = (
+        torch.randn(5, CHANNELS, generator=random).double(),
+        torch.randn(5, 2, 33, generator=random).double(),
+    )
     law = Law(guidance_scale=3.0, temperature=0.7)
     z[..., -1] = torch.tensor([0.25, 0.5, 1.0, 0.0, 0.75])[:, None]
     with_it, without = (plain_head(w, x, head_time(1), z[:, half, :-1]) for half in (0, 1))
@@ -242,7 +287,15 @@ def test_guidance_acts_on_the_noise_and_the_variance_is_the_conditional_halfs(mo
     assert far(mean, good[0]) < 1e-10 and far(log_sigma, good[1]) < 1e-10
     all_guided = without + scale * (with_it - without)
     assert far(log_sigma, expected(noise, all_guided[:, CHANNELS:])[1]) > 1e-3
-    assert far(mean, expected(without[:, :CHANNELS] + 3 * (with_it - without)[:, :CHANNELS], with_it[:, CHANNELS:])[0]) > 1e-3
+    assert (
+        far(
+            mean,
+            expected(
+                without[:, :CHANNELS] + 3 * (with_it - without)[:, :CHANNELS], with_it[:, CHANNELS:]
+            )[0],
+        )
+        > 1e-3
+    )
 
 
 def head_time(k):
@@ -257,12 +310,20 @@ def test_a_path_has_a_density_that_is_its_noises(model):
     total = -0.5 * noise.square().sum(1) - 0.5 * noise.shape[1] * math.log(2 * math.pi)
     for k in range(STEPS):
         total = total - law.transition(path[:, k], k, z)[1].sum(1)
-    assert far(log_density(law, path, z), total) < 1e-6 and far(log_density(law, path, z.flip(0)), total) > 1
+    assert (
+        far(log_density(law, path, z), total) < 1e-6
+        and far(log_density(law, path, z.flip(0)), total) > 1
+    )
 
 
 def test_pictures_come_out_of_the_folder_by_every_sampler_for_masked_latents(pipe):
     made = {}
-    for sampler in ("mar", "halton", "masked_iterative", {"name": "masked_iterative", "order": "raster", "steps": 3}):
+    for sampler in (
+        "mar",
+        "halton",
+        "masked_iterative",
+        {"name": "masked_iterative", "order": "raster", "steps": 3},
+    ):
         out = pipe(["7", "class 3"], sampler=sampler, seed=1)
         assert [m.size for m in out.media] == [(16, 16)] * 2 and bool(out.tokens.isfinite().all())
         assert out.tokens.shape == (2, PLACES, CHANNELS) and far(out.tokens[0], out.tokens[1]) > 0.1
@@ -272,12 +333,25 @@ def test_pictures_come_out_of_the_folder_by_every_sampler_for_masked_latents(pip
 
 
 def test_what_is_made_is_the_published_loop_with_the_same_noise(pipe, w):
-    """One place per step in raster order, linear guidance, temperature: trunk, head and chain written out over the published keys."""
+    """One place per step in raster order, linear guidance, temperature: trunk, head and chain
+    written out over the published keys."""
     law, kept = {"guidance_scale": 3.0, "temperature": 0.9}, {}
-    out = pipe("class 4", sampler={"name": "masked_iterative", "order": "raster", "schedule": "linear", "steps": PLACES}, law=law, seed=5)
+    out = pipe(
+        "class 4",
+        sampler={
+            "name": "masked_iterative",
+            "order": "raster",
+            "schedule": "linear",
+            "steps": PLACES,
+        },
+        law=law,
+        seed=5,
+    )
     size = (STEPS + 1) * CHANNELS
     draws = CounterDraws([pipe.draw_key(out.items[0])])
-    noise = draws.normal(torch.tensor([0]), torch.arange(PLACES)[None], "propose", None, size)[0].view(PLACES, STEPS + 1, CHANNELS)
+    noise = draws.normal(torch.tensor([0]), torch.arange(PLACES)[None], "propose", None, size)[
+        0
+    ].view(PLACES, STEPS + 1, CHANNELS)
     for last, growing in ((1e-4, True), (0.0, True), (1e-4, False)):
         canvas = torch.full((PLACES, CHANNELS), float("nan"), dtype=torch.float64)
         for n in range(PLACES):
@@ -286,7 +360,9 @@ def test_what_is_made_is_the_published_loop_with_the_same_noise(pipe, w):
             for k, i in enumerate(reversed(range(STEPS))):
                 given, nothing = (plain_head(w, x[None], head_time(k), c[None])[0] for c in z)
                 e = nothing[:CHANNELS] + scale * (given - nothing)[:CHANNELS]
-                mean, variance, _ = plain_posterior(x.numpy(), e.numpy(), given[CHANNELS:].numpy(), i, STEPS)
+                mean, variance, _ = plain_posterior(
+                    x.numpy(), e.numpy(), given[CHANNELS:].numpy(), i, STEPS
+                )
                 sigma = last if variance is None else torch.from_numpy(np.sqrt(variance))
                 x = torch.from_numpy(mean) + 0.9 * sigma * noise[n, k + 1]
             canvas[n] = x
@@ -302,7 +378,9 @@ def test_an_item_is_the_same_alone_and_in_a_batch(pipe):
     for item, tokens in zip(together.items, together.tokens, strict=True):
         alone = pipe(item.prompt, sampler={"name": "mar", "steps": 4}, seed=item.seed).tokens[0]
         assert far(alone, tokens) < 1e-10 * float(tokens.abs().max())
-    assert far(together.tokens[0], together.tokens[2]) > 0.1  # the same class again has a seed of its own
+    assert (
+        far(together.tokens[0], together.tokens[2]) > 0.1
+    )  # the same class again has a seed of its own
 
 
 def test_a_part_of_a_picture_is_made_anew_and_the_rest_is_kept(pipe):
@@ -314,31 +392,56 @@ def test_a_part_of_a_picture_is_made_anew_and_the_rest_is_kept(pipe):
 
 
 def test_the_averaged_weights_are_taken_unless_the_others_are_asked_for(folder, pipe, weights):
-    same = lambda p, other: torch.equal(p.bound(str(folder))[0].model.fake_latent.float(), other["fake_latent"])
+    same = lambda p, other: torch.equal(
+        p.bound(str(folder))[0].model.fake_latent.float(), other["fake_latent"]
+    )
     assert same(pipe, weights) and not same(pipe, trunk_weights(9))
     trained = gen.load("image", model=folder, ema=False, **OPTIONS)
     assert same(trained, trunk_weights(9)) and not same(trained, weights)
 
 
-def test_a_file_and_another_autoencoder_serve_as_well_and_half_precision_does(folder, pipe, tmp_path):
+def test_a_file_and_another_autoencoder_serve_as_well_and_half_precision_does(
+    folder, pipe, tmp_path
+):
     pipe.frontend("latents").model.save_pretrained(tmp_path / "diffusers_vae")
-    other = gen.load("image", model=folder / "checkpoint-last.pth", dtype="float64", vae=tmp_path / "diffusers_vae", **OPTIONS)
+    other = gen.load(
+        "image",
+        model=folder / "checkpoint-last.pth",
+        dtype="float64",
+        vae=tmp_path / "diffusers_vae",
+        **OPTIONS,
+    )
     a, b = (p("3", sampler={"name": "mar", "steps": 3}) for p in (pipe, other))
-    assert far(a.tokens, b.tokens) < 1e-12 and np.array_equal(np.asarray(a.media[0]), np.asarray(b.media[0]))
+    assert far(a.tokens, b.tokens) < 1e-12 and np.array_equal(
+        np.asarray(a.media[0]), np.asarray(b.media[0])
+    )
     half = gen.load("image", model=folder, dtype="bfloat16", **OPTIONS)
     out = half("3", sampler={"name": "mar", "steps": 3})
-    assert out.media[0].size == (16, 16) and bool(out.tokens.isfinite().all()) and far(out.tokens.double(), a.tokens) > 0
+    assert (
+        out.media[0].size == (16, 16)
+        and bool(out.tokens.isfinite().all())
+        and far(out.tokens.double(), a.tokens) > 0
+    )
 
 
 def test_latents_of_several_neighbours_take_an_autoencoder_of_fewer_channels(folder, tmp_path):
     from diffusers import AutoencoderKL
 
-    small = AutoencoderKL(block_out_channels=(32, 32), latent_channels=1, scaling_factor=0.5,
-                          down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2)  # fmt: skip
+    small = AutoencoderKL(
+        block_out_channels=(32, 32),
+        latent_channels=1,
+        scaling_factor=0.5,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    )
     small.save_pretrained(tmp_path / "small")
     pipe = gen.load("image", model=folder, vae=tmp_path / "small", scaling_factor=0.25, **OPTIONS)
     frontend = pipe.frontend("latents")
-    assert frontend.config.channels == CHANNELS and frontend.config.compression == (4, 4) and frontend.model.config.scaling_factor == 0.25
+    assert (
+        frontend.config.channels == CHANNELS
+        and frontend.config.compression == (4, 4)
+        and frontend.model.config.scaling_factor == 0.25
+    )
     assert pipe("3", sampler={"name": "mar", "steps": 2}).media[0].size == (16, 16)
 
 
@@ -347,7 +450,9 @@ def test_files_are_recognised_by_their_names(folder, tmp_path):
     assert find(folder) and find(folder / "checkpoint-last.pth")
     for name in ("mar_base.pth", "model.pth"):
         (tmp_path / name).write_bytes(b"")
-    assert find(tmp_path / "mar_base.pth") and not find(tmp_path / "model.pth") and not find(tmp_path)
+    assert (
+        find(tmp_path / "mar_base.pth") and not find(tmp_path / "model.pth") and not find(tmp_path)
+    )
     (tmp_path / "checkpoint-last.pth").write_bytes(b"")
     assert find(tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -358,9 +463,16 @@ def test_what_does_not_fit_is_one_clear_error(folder, pipe, weights, tmp_path):
     for prompt in ("10", "a fox", "class", "-1", "class 3 4"):
         with pytest.raises(GenError, match="number of a class"):
             pipe(prompt, sampler="mar")
-    wrong = (("option heads", {"heads": None}), ("heads is 5", {"heads": 5}), ("guidance_schedule", {"guidance_schedule": "cosine"}),
-             ("sigma_floor", {"sigma_floor": 0.0}), ("num_sampling_steps", {"num_sampling_steps": 1}), ("device_map", {"device_map": "auto"}),
-             ("scaling_factor", {"scaling_factor": -1}), ("Did you mean 'heads'", {"head": 3}))  # fmt: skip
+    wrong = (
+        ("option heads", {"heads": None}),
+        ("heads is 5", {"heads": 5}),
+        ("guidance_schedule", {"guidance_schedule": "cosine"}),
+        ("sigma_floor", {"sigma_floor": 0.0}),
+        ("num_sampling_steps", {"num_sampling_steps": 1}),
+        ("device_map", {"device_map": "auto"}),
+        ("scaling_factor", {"scaling_factor": -1}),
+        ("Did you mean 'heads'", {"head": 3}),
+    )
     for match, option in wrong:
         with pytest.raises(GenError, match=match):
             gen.load("image", model=folder, **{**OPTIONS, **option})
@@ -372,7 +484,13 @@ def test_what_does_not_fit_is_one_clear_error(folder, pipe, weights, tmp_path):
     write_trunk(tmp_path / "checkpoint-last.pth", bent)
     with pytest.raises(GenError) as raised:
         gen.load("image", model=tmp_path, **OPTIONS)
-    for key in ("decoder_norm.bias", "encoder_blocks.0.attn.proj.weight", "head.weight", "mask_token", "(1, 1, 7)"):
+    for key in (
+        "decoder_norm.bias",
+        "encoder_blocks.0.attn.proj.weight",
+        "head.weight",
+        "mask_token",
+        "(1, 1, 7)",
+    ):
         assert key in str(raised.value)
     write_trunk(tmp_path / "checkpoint-last.pth", weights)
     with pytest.raises(GenError, match="no autoencoder"):
@@ -380,6 +498,8 @@ def test_what_does_not_fit_is_one_clear_error(folder, pipe, weights, tmp_path):
     write_vae(tmp_path / "kl16.ckpt", {"layers.0.weight": torch.zeros(1)})
     with pytest.raises(GenError, match="kl16|latent diffusion"):
         gen.load("image", model=tmp_path, **OPTIONS)
-    write_trunk(tmp_path / "checkpoint-last.pth", {k: v for k, v in weights.items() if "diffloss" not in k})
+    write_trunk(
+        tmp_path / "checkpoint-last.pth", {k: v for k, v in weights.items() if "diffloss" not in k}
+    )
     with pytest.raises(GenError, match="diffloss.net.input_proj.weight"):
         gen.load("image", model=tmp_path, **OPTIONS)

@@ -1,4 +1,5 @@
-"""Autoencoders with the keys of latent diffusion: against a plain forward over the published keys, and what is refused."""
+"""Autoencoders with the keys of latent diffusion: against a plain forward over the published keys,
+and what is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ def attention(w, at, x):
 
 
 def middle(w, half, x):
-    return resnet(w, f"{half}.mid.block_2", attention(w, f"{half}.mid.attn_1", resnet(w, f"{half}.mid.block_1", x)))
+    return resnet(
+        w,
+        f"{half}.mid.block_2",
+        attention(w, f"{half}.mid.attn_1", resnet(w, f"{half}.mid.block_1", x)),
+    )
 
 
 def plain_encode(w, x, attends=True, corner=True):
@@ -52,7 +57,12 @@ def plain_encode(w, x, attends=True, corner=True):
         if i < LEVELS - 1:
             x = F.pad(x, (0, 1, 0, 1) if corner else (1, 0, 1, 0))
             x = conv(w, f"encoder.down.{i}.downsample.conv", x, stride=2)
-    x = conv(w, "encoder.conv_out", F.silu(norm(w, "encoder.norm_out", middle(w, "encoder", x))), padding=1)
+    x = conv(
+        w,
+        "encoder.conv_out",
+        F.silu(norm(w, "encoder.norm_out", middle(w, "encoder", x))),
+        padding=1,
+    )
     return conv(w, "quant_conv", x)[:, :CHANNELS]
 
 
@@ -62,7 +72,9 @@ def plain_decode(w, z):
         for j in range(LAYERS + 1):
             x = resnet(w, f"decoder.up.{i}.block.{j}", x)
         if i:
-            x = conv(w, f"decoder.up.{i}.upsample.conv", F.interpolate(x, scale_factor=2.0), padding=1)
+            x = conv(
+                w, f"decoder.up.{i}.upsample.conv", F.interpolate(x, scale_factor=2.0), padding=1
+            )
     return conv(w, "decoder.conv_out", F.silu(norm(w, "decoder.norm_out", x)), padding=1)
 
 
@@ -95,14 +107,24 @@ def far(a, b):
 def test_latents_and_pictures_equal_a_plain_forward_over_the_published_keys(kl, weights, pictures):
     w = {k: v.double() for k, v in weights.items()}
     z = kl.encode(pictures)
-    assert z.shape == (3, CHANNELS, 4, 6) and kl.config.channels == CHANNELS and kl.config.compression == (4, 4)
+    assert (
+        z.shape == (3, CHANNELS, 4, 6)
+        and kl.config.channels == CHANNELS
+        and kl.config.compression == (4, 4)
+    )
     assert far(z, plain_encode(w, pictures) * SCALE) < 1e-10
     assert far(kl.decode(z), plain_decode(w, z / SCALE)) < 1e-10
     for broken in ({"attends": False}, {"corner": False}):
         assert far(z, plain_encode(w, pictures, **broken) * SCALE) > 1e-3, broken
     assert far(z, plain_encode(w, pictures)) > 1e-2
     assert far(kl.decode(z), plain_decode(w, z)) > 1e-2
-    upside_down = {**w, **{f"decoder.up.{i}.block.1.conv2.bias": w[f"decoder.up.{1 - i}.block.1.conv2.bias"] for i in (0, 1)}}
+    upside_down = {
+        **w,
+        **{
+            f"decoder.up.{i}.block.1.conv2.bias": w[f"decoder.up.{1 - i}.block.1.conv2.bias"]
+            for i in (0, 1)
+        },
+    }
     assert far(kl.decode(z), plain_decode(upside_down, z / SCALE)) > 1e-3
 
 
@@ -131,7 +153,9 @@ def test_media_become_latents_and_media_again(kl, pictures):
 
 
 def test_attention_is_where_the_keys_have_it(kl):
-    assert kl.model.config.down_block_types == ("DownEncoderBlock2D",) * 2 + ("AttnDownEncoderBlock2D",)
+    assert kl.model.config.down_block_types == ("DownEncoderBlock2D",) * 2 + (
+        "AttnDownEncoderBlock2D",
+    )
     assert kl.model.config.up_block_types == ("UpDecoderBlock2D",) * 3
 
 
@@ -145,8 +169,13 @@ def test_what_is_missing_extra_or_mis_shaped_comes_in_one_error(tmp_path, weight
     with pytest.raises(GenError) as raised:
         load_ldm_vae(tmp_path / "bent.ckpt", scaling_factor=SCALE)
     said = str(raised.value)
-    for key in ("decoder.up_blocks.0.resnets.1.conv2.weight", "mid_block.attentions.0.to_k.bias", "encoder.down.9x.block",
-                "quant_conv.weight", "encoder.mid.attn_1.q.weight"):  # fmt: skip
+    for key in (
+        "decoder.up_blocks.0.resnets.1.conv2.weight",
+        "mid_block.attentions.0.to_k.bias",
+        "encoder.down.9x.block",
+        "quant_conv.weight",
+        "encoder.mid.attn_1.q.weight",
+    ):
         assert key in said
     assert "loss." not in said
 
@@ -176,7 +205,11 @@ def spring():
 def test_a_pickle_of_other_objects_is_refused_and_does_nothing(tmp_path, weights, protocol):
     path = tmp_path / "trap.ckpt"
     found = {"model": {**weights, "callback": Trap()}}
-    torch.save(found, path) if protocol == "torch" else path.write_bytes(pickle.dumps(found, protocol=2))
+    (
+        torch.save(found, path)
+        if protocol == "torch"
+        else path.write_bytes(pickle.dumps(found, protocol=2))
+    )
     with pytest.raises(GenError, match="trap.ckpt"):
         load_ldm_vae(path, scaling_factor=SCALE)
     assert not Trap.sprung

@@ -1,5 +1,6 @@
-"""Conditions of different lengths, for every masked sampler and preset that there is: a row is the same beside longer ones, however they are
-padded; no call goes backwards; and the condition stays what it is."""
+"""Conditions of different lengths, for every masked sampler and preset that there is: a row is the
+same beside longer ones, however they are padded; no call goes backwards; and the condition stays
+what it is."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ from gen.registry import registry
 from gen.sampling import resolve_sampler
 
 NEEDS = replace(SPACE, end_id=7, delimiters=(2,), rarity=torch.arange(1, V + 1) / 2)
-NAMES = [n for kind in ("sampler", "preset") for n in registry.table(kind)
-         if resolve_sampler(n)[0].protocol == "masked" and "codes" in resolve_sampler(n)[0].kinds]  # fmt: skip
+NAMES = [
+    n
+    for kind in ("sampler", "preset")
+    for n in registry.table(kind)
+    if resolve_sampler(n)[0].protocol == "masked" and "codes" in resolve_sampler(n)[0].kinds
+]
 
 
 def run(name: str, rows: list[int], extra: int = 0, adapter=None):
@@ -28,8 +33,18 @@ def run(name: str, rows: list[int], extra: int = 0, adapter=None):
     net = model("llama", adapter=adapter) if adapter else model("llama")
     draws, known = CounterDraws([31 * r + 7 for r in rows]), {}
     if sampler.drafted:
-        known = {"draft": CausalTarget(CausalLM(net.model), prompt, replace(NEEDS, end_id=None), law, prompt_length=length)}
-    out = sampler(MaskedTarget(net, prompt, NEEDS, law, prompt_length=length), draws, canvas=canvas(rows), trace=True, **known)
+        known = {
+            "draft": CausalTarget(
+                CausalLM(net.model), prompt, replace(NEEDS, end_id=None), law, prompt_length=length
+            )
+        }
+    out = sampler(
+        MaskedTarget(net, prompt, NEEDS, law, prompt_length=length),
+        draws,
+        canvas=canvas(rows),
+        trace=True,
+        **known,
+    )
     assert torch.equal(prompt, before)
     return out
 
@@ -41,7 +56,10 @@ def test_padding_is_nothing_to_a_sampler(name):
     for row in range(ROWS):
         alone = run(name, [row])
         assert torch.equal(alone.tokens[0], whole.tokens[row])
-        assert (alone.stats[0].nfe, alone.stats[0].tokens) == (whole.stats[row].nfe, whole.stats[row].tokens)
+        assert (alone.stats[0].nfe, alone.stats[0].tokens) == (
+            whole.stats[row].nfe,
+            whole.stats[row].tokens,
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,7 +67,11 @@ def test_no_call_goes_backwards(name):
     """But for calls in a full block, of which a remasker may ask for ``max_post_steps``."""
     out, sampler = run(name, list(range(ROWS))), resolve_sampler(name)[0]
     assert not bool((out.tokens == MASK).any())
-    spare = getattr(sampler, "max_post_steps", 0) if getattr(sampler, "remasker", "none") == "edit" else 0
+    spare = (
+        getattr(sampler, "max_post_steps", 0)
+        if getattr(sampler, "remasker", "none") == "edit"
+        else 0
+    )
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
         state = canvas([row])[0].tolist()
         empty = state.count(MASK)
@@ -67,4 +89,7 @@ def test_no_call_goes_backwards(name):
 
 def test_control_a_model_that_sees_padding_is_found():
     whole = run("fast_dllm", list(range(ROWS)), adapter=Seen)
-    assert any(not torch.equal(run("fast_dllm", [row], adapter=Seen).tokens[0], whole.tokens[row]) for row in range(ROWS))
+    assert any(
+        not torch.equal(run("fast_dllm", [row], adapter=Seen).tokens[0], whole.tokens[row])
+        for row in range(ROWS)
+    )

@@ -1,4 +1,5 @@
-"""Sound and video files: what was written comes back, the same input is the same file, and nothing is ever read in part."""
+"""Sound and video files: what was written comes back, the same input is the same file, and nothing
+is ever read in part."""
 
 from __future__ import annotations
 
@@ -11,12 +12,25 @@ from PIL import Image
 
 from gen import media
 from gen.errors import GenError
-from gen.media import first_frame, open_sound, read_info, read_video, read_wav, write_lossless, write_mp4, write_wav
+from gen.media import (
+    first_frame,
+    open_sound,
+    read_info,
+    read_video,
+    read_wav,
+    write_lossless,
+    write_mp4,
+    write_wav,
+)
 from gen.spectrogram import HEIGHT, RANGE, WIDTH, decibels, ramp, spectrogram_png
 
 sf, av = pytest.importorskip("soundfile"), pytest.importorskip("av")
 RATE = 16_000
-INFO = {"prompt": "three \u00e9 seven " * 9000, "seed": 7, "sampler": '{"name": "sjd"}'}  # longer than libsndfile keeps
+INFO = {
+    "prompt": "three \u00e9 seven " * 9000,
+    "seed": 7,
+    "sampler": '{"name": "sjd"}',
+}  # longer than libsndfile keeps
 
 
 def wave(n: int = 3001, channels: int = 1, seed: int = 0) -> np.ndarray:
@@ -44,7 +58,7 @@ def refused(read, *words: str) -> None:
     assert "\n" not in text and all(w in text for w in words), text
 
 
-# Sound -------------------------------------------------------------------------------------------------------------
+# --- Sound
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -62,7 +76,9 @@ def test_what_is_too_loud_is_clipped(tmp_path):
     assert read_wav(tmp_path / "a.wav", RATE).tolist() == [-1, 1 - 2**-15, 0.5]
 
 
-@pytest.mark.parametrize("bad", [np.zeros(0), np.zeros((2, 2, 2)), np.array([0, np.nan]), np.array([np.inf])])
+@pytest.mark.parametrize(
+    "bad", [np.zeros(0), np.zeros((2, 2, 2)), np.array([0, np.nan]), np.array([np.inf])]
+)
 def test_a_wave_that_is_none_is_not_written(tmp_path, bad):
     with pytest.raises(ValueError, match="expected finite numbers") as caught:
         write_wav(tmp_path / "a.wav", bad, RATE)
@@ -75,7 +91,13 @@ def test_a_sound_that_is_not_what_is_needed_is_refused(tmp_path):
     refused(lambda: read_wav(path, RATE), "a.wav does not exist")
     refused(lambda: read_wav(tmp_path, RATE), "is a folder")
     write_wav(path, wave(), 44_100)
-    refused(lambda: read_wav(path, RATE), "44100", "expected 16000", "ffmpeg", "torchaudio.functional.resample")
+    refused(
+        lambda: read_wav(path, RATE),
+        "44100",
+        "expected 16000",
+        "ffmpeg",
+        "torchaudio.functional.resample",
+    )
     write_wav(path, wave(channels=2), RATE)
     refused(lambda: read_wav(path, RATE), "2 channels", "expected 1")
     refused(lambda: read_wav(path, RATE, 3), "2 channels", "expected 3")
@@ -88,7 +110,10 @@ def test_a_sound_that_is_not_what_is_needed_is_refused(tmp_path):
         refused(lambda: read_wav(path, RATE), "NaN or inf")
 
 
-@pytest.mark.parametrize(("kind", "subtype"), [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("AIFF", "PCM_24"), ("FLAC", "PCM_16")])
+@pytest.mark.parametrize(
+    ("kind", "subtype"),
+    [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("AIFF", "PCM_24"), ("FLAC", "PCM_16")],
+)
 def test_a_sound_is_whole_or_refused(tmp_path, kind, subtype):
     path = tmp_path / "a"
     sf.write(path, wave(700), RATE, subtype, format=kind)
@@ -97,11 +122,15 @@ def test_a_sound_is_whole_or_refused(tmp_path, kind, subtype):
     for n in {*range(120), *range(120, len(data), 41), *range(len(data) - 20, len(data))}:
         path.write_bytes(data[:n])
         try:
-            assert np.array_equal(read_wav(path, RATE), whole), n  # what follows the samples may be missing
+            assert np.array_equal(read_wav(path, RATE), whole), (
+                n
+            )  # what follows the samples may be missing
         except GenError as error:
             assert "\n" not in str(error)
     path.write_bytes(data[: len(data) // 2])
-    refused(lambda: read_wav(path, RATE), "a " if kind == "FLAC" else "is cut off: its header promises")
+    refused(
+        lambda: read_wav(path, RATE), "a " if kind == "FLAC" else "is cut off: its header promises"
+    )
 
 
 def test_a_sound_of_unknown_length_is_read_to_its_end(tmp_path):
@@ -109,11 +138,13 @@ def test_a_sound_of_unknown_length_is_read_to_its_end(tmp_path):
     write_wav(path, wave(), RATE)
     data = path.read_bytes()
     at = data.index(b"data") + 4
-    path.write_bytes(data[:4] + b"\xff" * 4 + data[8:at] + b"\xff" * 4 + data[at + 4 :])  # as ffmpeg writes into a pipe
+    path.write_bytes(
+        data[:4] + b"\xff" * 4 + data[8:at] + b"\xff" * 4 + data[at + 4 :]
+    )  # as ffmpeg writes into a pipe
     assert len(read_wav(path, RATE)) == 3001
 
 
-# Video -------------------------------------------------------------------------------------------------------------
+# --- Video
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -141,7 +172,12 @@ def test_a_clip_is_what_browsers_play(tmp_path):
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         context = stream.codec_context
-        assert (context.name, context.pix_fmt, stream.average_rate, stream.frames) == ("h264", "yuv420p", 8, 16)
+        assert (context.name, context.pix_fmt, stream.average_rate, stream.frames) == (
+            "h264",
+            "yuv420p",
+            8,
+            16,
+        )
         assert context.colorspace == context.color_range == 1  # else browsers guess the colours
     data = path.read_bytes()
     assert data.index(b"moov") < data.index(b"mdat")
@@ -149,14 +185,21 @@ def test_a_clip_is_what_browsers_play(tmp_path):
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (16, 32, 32)])
 def test_a_lossless_clip_comes_back_exactly(tmp_path, shape):
-    frames, path = np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8), tmp_path / "a.mkv"
+    frames, path = (
+        np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8),
+        tmp_path / "a.mkv",
+    )
     write_lossless(path, frames, 12.5)
     assert np.array_equal(read_video(path, shape[1:], 12.5), frames)
     assert read_video(path).dtype == np.uint8
 
 
 def test_frames_that_are_none_are_not_written(tmp_path):
-    for bad in (np.zeros((4, 8, 8)), np.zeros((4, 8, 8), np.uint8), np.zeros((0, 8, 8, 3), np.uint8)):
+    for bad in (
+        np.zeros((4, 8, 8)),
+        np.zeros((4, 8, 8), np.uint8),
+        np.zeros((0, 8, 8, 3), np.uint8),
+    ):
         for write in (write_mp4, write_lossless):
             with pytest.raises(ValueError, match="expected uint8"):
                 write(tmp_path / "a", bad, 8)
@@ -197,18 +240,27 @@ def test_a_video_is_whole_or_refused(tmp_path, monkeypatch, write, seen):
     data, whole = path.read_bytes(), read_video(path)
     if not seen:
         monkeypatch.setattr(media, "_cut", lambda *_: None)
-    for n in {*range(0, 64, 3), *range(64, len(data), 61 if seen else 331), *range(len(data) - 40, len(data), 7)}:
+    for n in {
+        *range(0, 64, 3),
+        *range(64, len(data), 61 if seen else 331),
+        *range(len(data) - 40, len(data), 7),
+    }:
         path.write_bytes(data[:n])
         try:
-            assert np.array_equal(read_video(path), whole) and not seen, n  # an index after the frames may be missing
+            assert np.array_equal(read_video(path), whole) and not seen, (
+                n
+            )  # an index after the frames may be missing
         except GenError as error:
             assert "\n" not in str(error)
 
 
-# Both --------------------------------------------------------------------------------------------------------------
+# --- Both
 
-WRITERS = {"wav": lambda p, i: write_wav(p, wave(), RATE, i), "mp4": lambda p, i: write_mp4(p, squares(4), 8, i, 2),
-           "mkv": lambda p, i: write_lossless(p, squares(4), 8, i)}  # fmt: skip
+WRITERS = {
+    "wav": lambda p, i: write_wav(p, wave(), RATE, i),
+    "mp4": lambda p, i: write_mp4(p, squares(4), 8, i, 2),
+    "mkv": lambda p, i: write_lossless(p, squares(4), 8, i),
+}
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -232,14 +284,20 @@ def test_the_note_of_a_stranger_is_kept_as_it_is(tmp_path):
     refused(lambda: read_info(tmp_path / "c"), "does not exist")
 
 
-@pytest.mark.parametrize(("module", "use"), [("soundfile", lambda p: read_wav(p, RATE)), ("av", read_video),
-                                             ("soundfile", lambda p: write_wav(p, wave(), RATE))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "use"),
+    [
+        ("soundfile", lambda p: read_wav(p, RATE)),
+        ("av", read_video),
+        ("soundfile", lambda p: write_wav(p, wave(), RATE)),
+    ],
+)
 def test_a_missing_package_is_named(tmp_path, monkeypatch, module, use):
     monkeypatch.setitem(sys.modules, module, None)
     refused(lambda: use(tmp_path / "a"), f"pip install {module}")
 
 
-# Spectrograms ------------------------------------------------------------------------------------------------------
+# --- Spectrograms
 
 
 def test_a_spectrogram_shows_what_sounds_when():

@@ -1,4 +1,5 @@
-"""The codecs of speech and video: what goes in comes out, chunks are the whole, and nothing looks ahead."""
+"""The codecs of speech and video: what goes in comes out, chunks are the whole, and nothing looks
+ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ MODALITIES = ("speech", "video")
 
 @pytest.fixture(scope="module")
 def frontends():
-    return {name: registry.get("modality", name)().frontend(dtype=torch.float64) for name in MODALITIES}
+    return {
+        name: registry.get("modality", name)().frontend(dtype=torch.float64) for name in MODALITIES
+    }
 
 
 def media_of(name: str, count: int, seed: int = 3):
@@ -32,7 +35,9 @@ def codes_of(frontend, media) -> torch.Tensor:
     return torch.cat([frontend.encode(frontend.preprocess(m)[None]) for m in media])
 
 
-@pytest.mark.parametrize("name", [pytest.param(m, marks=[pytest.mark.slow] if m == "video" else []) for m in MODALITIES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(m, marks=[pytest.mark.slow] if m == "video" else []) for m in MODALITIES]
+)
 def test_real_media_survive_the_codec(name, frontends):
     conditions, media, check_many = media_of(name, 24)
     frontend = registry.get("modality", name)().frontend()
@@ -41,7 +46,9 @@ def test_real_media_survive_the_codec(name, frontends):
     share = lambda given, said: np.mean([v.fulfilled for v in check_many(given, said)])
     assert share(media, conditions) >= 0.99
     assert share(again, conditions) >= 0.95
-    assert share(media, conditions[1:] + conditions[:1]) <= 0.05  # control: with each other's conditions they do not pass
+    assert (
+        share(media, conditions[1:] + conditions[:1]) <= 0.05
+    )  # control: with each other's conditions they do not pass
 
 
 @pytest.mark.parametrize("name", MODALITIES)
@@ -49,7 +56,11 @@ def test_codes_have_the_stated_shape_and_range_and_do_not_depend_on_the_batch(na
     frontend, (_, media, _) = frontends[name], media_of(name, 2)
     x = torch.stack([frontend.preprocess(m) for m in media])
     codes = frontend.encode(x)
-    assert codes.shape == (2, len(frontend.config.codebook_sizes), *frontend.grid_for(tuple(x.shape[1:])))
+    assert codes.shape == (
+        2,
+        len(frontend.config.codebook_sizes),
+        *frontend.grid_for(tuple(x.shape[1:])),
+    )
     assert codes.dtype == torch.long and int(codes.min()) >= 0
     assert all(int(codes[:, q].max()) < n for q, n in enumerate(frontend.config.codebook_sizes))
     assert torch.equal(codes, codes_of(frontend, media))
@@ -64,9 +75,16 @@ def test_decoding_in_chunks_is_decoding_at_once(name, frontends, monkeypatch):
     whole = frontend.decode_at_once(codes)
     error = lambda: float((frontend.decode(codes) - whole).abs().max() / whole.abs().max())
     assert error() < 1e-6  # rotary embeddings are single precision in transformers
-    assert torch.equal(frontend.decode(codes), torch.cat([frontend.decode_chunk(codes, n) for n in range(0, codes.shape[2], frontend.chunk)],
-                                                         frontend.time_axis))  # fmt: skip
-    monkeypatch.setattr(frontend, "context", 0)  # control: without what lies before, a chunk is another one
+    assert torch.equal(
+        frontend.decode(codes),
+        torch.cat(
+            [frontend.decode_chunk(codes, n) for n in range(0, codes.shape[2], frontend.chunk)],
+            frontend.time_axis,
+        ),
+    )
+    monkeypatch.setattr(
+        frontend, "context", 0
+    )  # control: without what lies before, a chunk is another one
     assert error() > 1e-3
 
 
@@ -79,7 +97,9 @@ def test_a_chunk_does_not_depend_on_what_comes_after_it(name, frontends):
     other[:, :, cut:] = (other[:, :, cut:] + 1) % frontend.config.codebook_sizes[0]
     a, b = (frontend.decode_at_once(c) for c in (codes, other))
     n = cut * frontend.config.compression[0]
-    assert torch.allclose(a.narrow(frontend.time_axis, 0, n), b.narrow(frontend.time_axis, 0, n), atol=1e-6)
+    assert torch.allclose(
+        a.narrow(frontend.time_axis, 0, n), b.narrow(frontend.time_axis, 0, n), atol=1e-6
+    )
     assert not torch.allclose(a, b, atol=1e-3)
 
 
@@ -90,7 +110,9 @@ def test_a_frontend_that_is_saved_and_loaded_is_the_same(name, frontends, tmp_pa
     again = type(frontend).from_pretrained(tmp_path / "codec", dtype=torch.float64)
     assert again.config == frontend.config and torch.equal(again.fingerprint, frontend.fingerprint)
     codes = codes_of(frontend, media)
-    assert torch.equal(codes, codes_of(again, media)) and torch.equal(frontend.decode(codes), again.decode(codes))
+    assert torch.equal(codes, codes_of(again, media)) and torch.equal(
+        frontend.decode(codes), again.decode(codes)
+    )
 
 
 @pytest.mark.parametrize("name", MODALITIES)
@@ -100,7 +122,12 @@ def test_codes_out_of_range_and_wrong_media_are_refused(name, frontends, tmp_pat
     for bad in (codes - 1000, codes + 1000, codes[:, :1, 0]):
         with pytest.raises(GenError, match="expected"):
             frontend.decode(bad)
-    for bad in (np.zeros((3, 3), np.float32), np.zeros(0, np.float32), np.zeros((16, 30, 30, 3), np.uint8), media[0][:-1]):
+    for bad in (
+        np.zeros((3, 3), np.float32),
+        np.zeros(0, np.float32),
+        np.zeros((16, 30, 30, 3), np.uint8),
+        media[0][:-1],
+    ):
         with pytest.raises(GenError, match="expected"):
             frontend.preprocess(bad)
     with pytest.raises(GenError, match="nowhere"):

@@ -1,4 +1,5 @@
-"""What decoding holds in memory: the weights, the keys and values, one law of a window, and little else. And the meter that says so (``live_bytes``)."""
+"""What decoding holds in memory: the weights, the keys and values, one law of a window, and little
+else. And the meter that says so (``live_bytes``)."""
 
 from __future__ import annotations
 
@@ -99,9 +100,20 @@ def test_the_peak_says_what_it_is_made_of():
         torch.zeros(16)
     first, second, *_ = meter.largest(2).splitlines()
     assert "[3, 1024]" in first and "float32" in first and "test_memory.py:" in first
-    assert {first.split()[-2], second.split()[-2]} == {"ones.default", "exp.default"} and "1 x" in first
-    assert meter.peak == 2 * 3 * 4 * KB + 32 and meter.largest(2).endswith("32  all others") and len(small) == 8
-    assert len(meter.above(KB).splitlines()) == 1 and meter.above(KB).split()[1] == first.split()[-1] and not meter.above(meter.peak)
+    assert {first.split()[-2], second.split()[-2]} == {
+        "ones.default",
+        "exp.default",
+    } and "1 x" in first
+    assert (
+        meter.peak == 2 * 3 * 4 * KB + 32
+        and meter.largest(2).endswith("32  all others")
+        and len(small) == 8
+    )
+    assert (
+        len(meter.above(KB).splitlines()) == 1
+        and meter.above(KB).split()[1] == first.split()[-1]
+        and not meter.above(meter.peak)
+    )
 
 
 # --- decoding
@@ -111,7 +123,8 @@ PROMPT, PLACES, ALLOWED = 8, 64, 1.15
 
 @dataclass
 class Case:
-    """A Llama of random weights, what a sampler needs of it, and the bytes that there is no way around."""
+    """A Llama of random weights, what a sampler needs of it, and the bytes that there is no way
+    around."""
 
     model: LlamaForCausalLM
     rows: int
@@ -124,13 +137,20 @@ class Case:
 
     @property
     def weights(self) -> int:
-        return sum(p.untyped_storage().nbytes() for p in {p.data_ptr(): p for p in self.model.parameters()}.values())
+        return sum(
+            p.untyped_storage().nbytes()
+            for p in {p.data_ptr(): p for p in self.model.parameters()}.values()
+        )
 
     @property
     def keys_and_values(self) -> int:
         adapter = CausalLM(self.model)
         cache = adapter.new_cache(PROMPT + PLACES)
-        adapter.forward(torch.zeros(self.rows, 1, dtype=torch.long), torch.zeros(self.rows, 1, dtype=torch.long), cache)
+        adapter.forward(
+            torch.zeros(self.rows, 1, dtype=torch.long),
+            torch.zeros(self.rows, 1, dtype=torch.long),
+            cache,
+        )
         return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
 
     @property
@@ -146,7 +166,8 @@ class Case:
         return CausalTarget(CausalLM(self.model), prompt, SPACES[self.vocab], Law())
 
     def decode(self, sampler: Callable) -> LiveBytes:
-        """The meter after a decoding, which began with nothing but the weights and the space. ``sampler(target, draws)``."""
+        """The meter after a decoding, which began with nothing but the weights and the space.
+        ``sampler(target, draws)``."""
         SPACES.setdefault(self.vocab, TokenSpace.codes((PLACES,), self.vocab, self.vocab))
         with LiveBytes() as meter:
             out = sampler(self.target(), CounterDraws(range(self.rows)))
@@ -160,20 +181,29 @@ class Case:
     def report(self, meter: LiveBytes) -> str:
         mb = lambda n: f"{n / 2**20:.2f}"
         allowed = ALLOWED * self.floor - self.weights
-        return (f"peak {self.share(meter):.2f} x the floor, allowed {ALLOWED}; MiB: weights {mb(self.weights)}, keys and values {mb(self.keys_and_values)}, "
-                f"law {mb(self.law)}, the rest {mb(self.weights + meter.peak - self.floor)}. What lived at the peak beside the weights:\n"
-                f"{meter.largest(14)}\nLines with more than the {allowed:,.0f} bytes allowed beside the weights:\n{meter.above(allowed)}")  # fmt: skip
+        return (
+            f"peak {self.share(meter):.2f} x the floor, allowed {ALLOWED}; MiB: weights"
+            f" {mb(self.weights)}, keys and values {mb(self.keys_and_values)}, law {mb(self.law)},"
+            f" the rest {mb(self.weights + meter.peak - self.floor)}. What lived at the peak beside"
+            f" the weights:\n{meter.largest(14)}\nLines with more than the {allowed:,.0f} bytes"
+            f" allowed beside the weights:\n{meter.above(allowed)}"
+        )
 
 
 SPACES: dict[int, TokenSpace] = {}
-SHAPES = {  # hidden, layers, V: the law is large beside the weights; the weights are large beside all; so are they and the keys and values, at any batch
+# hidden, layers, V: the law is large beside the weights; the weights are large beside all; so are
+# they and the keys and values, at any batch
+SHAPES = {
     "law": (64, 2, 4096),
     "weights": (256, 6, 512),
     "deep": (256, 12, 512),
 }
 SAMPLERS = {
     "autoregressive": {"name": "autoregressive"},
-    **{f"jacobi-{c}": {"name": "speculative_jacobi", "coupling": c} for c in ("gumbel", "maximal", "gumbel_shared", "fresh")},
+    **{
+        f"jacobi-{c}": {"name": "speculative_jacobi", "coupling": c}
+        for c in ("gumbel", "maximal", "gumbel_shared", "fresh")
+    },
 }
 
 
@@ -183,8 +213,15 @@ LAWS = {"jacobi-gumbel_shared": 2, "jacobi-fresh": 2, "jacobi-maximal": 2}
 
 def case(shape: str, rows: int, window: int, laws: int = 1) -> Case:
     hidden, layers, vocab = SHAPES[shape]
-    config = LlamaConfig(vocab_size=vocab, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=PROMPT + PLACES)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=PROMPT + PLACES,
+    )
     torch.manual_seed(0)
     return Case(LlamaForCausalLM(config).eval(), rows, window, laws)
 
@@ -195,14 +232,24 @@ def sampler_of(name: str, window: int):
 
 
 CASES = [
-    pytest.param(name, shape, rows, 1 if name == "autoregressive" else window, marks=[pytest.mark.slow] if rows > 8 else [])
-    for name in SAMPLERS for shape in SHAPES for rows in (1, 8, 64) for window in ((1,) if name == "autoregressive" else (16, 32))
-]  # fmt: skip
+    pytest.param(
+        name,
+        shape,
+        rows,
+        1 if name == "autoregressive" else window,
+        marks=[pytest.mark.slow] if rows > 8 else [],
+    )
+    for name in SAMPLERS
+    for shape in SHAPES
+    for rows in (1, 8, 64)
+    for window in ((1,) if name == "autoregressive" else (16, 32))
+]
 
 
 @pytest.mark.parametrize(("name", "shape", "rows", "window"), CASES)
 def test_decoding_holds_little_more_than_weights_keys_and_one_law(name, shape, rows, window):
-    """Or as many laws as the method compares. Where the model's own forward takes more, as with many rows of a narrow model, hardly more than that."""
+    """Or as many laws as the method compares. Where the model's own forward takes more, as with
+    many rows of a narrow model, hardly more than that."""
     this = case(shape, rows, window, LAWS.get(name, 1))
     meter = this.decode(sampler_of(name, window))
     if rows > 8 and this.share(meter) > ALLOWED:
@@ -216,7 +263,8 @@ def test_decoding_holds_little_more_than_weights_keys_and_one_law(name, shape, r
 
 
 def frugal(window: int, kept: int = 0) -> Callable:
-    """A loop that takes the likeliest ids of a window, and keeps so many laws besides the one at work."""
+    """A loop that takes the likeliest ids of a window, and keeps so many laws besides the one at
+    work."""
 
     def decode(target: CausalTarget, draws) -> None:
         laws: list[Tensor] = []
@@ -242,17 +290,24 @@ def test_control_one_law_more_is_too_much(rows, window):
     this = case("law", rows, window)
     meter = this.decode(frugal(window, kept=1))
     assert this.share(meter) > ALLOWED, this.report(meter)
-    assert " 2 x " in meter.largest(1) and "4096]" in meter.largest(1).splitlines()[0], "the law at work and the one that is kept lead the list"
+    assert " 2 x " in meter.largest(1) and "4096]" in meter.largest(1).splitlines()[0], (
+        "the law at work and the one that is kept lead the list"
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "autoregressive"])  # of which the law is small beside its weights
+@pytest.mark.parametrize(
+    "name", [name for name in SAMPLERS if name != "autoregressive"]
+)  # of which the law is small beside its weights
 def test_control_a_sampler_that_keeps_the_last_law_is_found(name):
     """Whatever a sampler holds by itself, one law more is one law more, and too much."""
     this, sampler = case("law", 8, 32, LAWS.get(name, 1)), sampler_of(name, 32)
     kept: list[Tensor] = []
 
     def hoarder(target, draws):
-        predict, kept[:] = target.predict, [torch.zeros(8, 32, this.vocab)]  # from the beginning, since nobody says where the peak is
+        predict, kept[:] = (
+            target.predict,
+            [torch.zeros(8, 32, this.vocab)],
+        )  # from the beginning, since nobody says where the peak is
 
         def keeping(*args):
             law, computed = predict(*args)

@@ -11,19 +11,34 @@ from gen.modalities import moves_draw
 from gen.modalities.moves import ACTIONS, CIRCLES, SPEEDS, Caption, every_caption, options, parse
 from gen.modalities.moves_check import check, check_many, describe
 from gen.modalities.moves_draw import GRID, MAX_POSES, MIN_POSES, STYLES, draw, lengths, perform
-from gen.modalities.skeleton import FPS, JOINTS, STANDING, Motion, joint, kinematics, standing, yaw_of
+from gen.modalities.skeleton import (
+    FPS,
+    JOINTS,
+    STANDING,
+    Motion,
+    joint,
+    kinematics,
+    standing,
+    yaw_of,
+)
 
 EVERY = every_caption()
 FEET = [joint("left_foot"), joint("right_foot")]
 MIRROR = {"left": "right", "righ": "left"}  # by the first four letters
-SWAPPED = [JOINTS.index(MIRROR[n[:4]] + n[n.index("_") :] if n[:4] in MIRROR else n) for n in JOINTS]
+SWAPPED = [
+    JOINTS.index(MIRROR[n[:4]] + n[n.index("_") :] if n[:4] in MIRROR else n) for n in JOINTS
+]
 
 
-def smooth_noise(shape: tuple[int, ...], metres: float, rng: np.random.Generator, width: int = 8) -> np.ndarray:
+def smooth_noise(
+    shape: tuple[int, ...], metres: float, rng: np.random.Generator, width: int = 8
+) -> np.ndarray:
     """Noise of one standard deviation per coordinate that changes over about ``width`` frames."""
     kernel = np.exp(-0.5 * (np.arange(-2 * width, 2 * width + 1) / (width / 2)) ** 2)
     white = rng.standard_normal((shape[0] + 4 * width, int(np.prod(shape[1:]))))
-    even = sum(k * white[i : i + shape[0]] for i, k in enumerate(kernel)) / np.sqrt((kernel**2).sum())
+    even = sum(k * white[i : i + shape[0]] for i, k in enumerate(kernel)) / np.sqrt(
+        (kernel**2).sum()
+    )
     return metres * even.reshape(shape)
 
 
@@ -53,7 +68,7 @@ def data() -> list[np.ndarray]:
     return [draw(c, np.random.default_rng(i)).joints for i, c in enumerate(EVERY)]
 
 
-# Drawing -----------------------------------------------------------------------------------------------------------
+# --- Drawing
 
 
 def test_every_clip_starts_in_the_rest_pose_and_lasts_as_long_as_its_caption_says():
@@ -64,7 +79,9 @@ def test_every_clip_starts_in_the_rest_pose_and_lasts_as_long_as_its_caption_say
             assert np.allclose(motion.joints[0], rest, atol=1e-6)
             assert (motion.frames,) == lengths(caption)
             assert motion.frames % GRID == 1 and MIN_POSES <= motion.frames <= MAX_POSES
-    said = [lengths(parse(f"a person squats quickly {n}")) for n in ("once", "twice", "three times")]
+    said = [
+        lengths(parse(f"a person squats quickly {n}")) for n in ("once", "twice", "three times")
+    ]
     assert lengths(parse("a person squats quickly")) == sum(said, ())
     kicks = parse("a person kicks")
     assert {draw(kicks, np.random.default_rng(s)).frames for s in range(40)} == set(lengths(kicks))
@@ -73,7 +90,9 @@ def test_every_clip_starts_in_the_rest_pose_and_lasts_as_long_as_its_caption_say
 def test_the_same_seed_draws_the_same_clip_and_styles_differ():
     caption = parse("a person walks forward slowly for four steps")
     first, again = (draw(caption, np.random.default_rng(1)) for _ in range(2))
-    assert np.array_equal(first.root, again.root) and np.array_equal(first.rotations, again.rotations)
+    assert np.array_equal(first.root, again.root) and np.array_equal(
+        first.rotations, again.rotations
+    )
     many = {draw(caption, np.random.default_rng(s)).joints.tobytes() for s in range(24)}
     assert len(many) == len(STYLES)  # nothing else is open
 
@@ -82,7 +101,10 @@ def test_what_a_caption_leaves_open_is_drawn():
     rng = np.random.default_rng(5)
     found = {describe(draw(parse("a person waves"), rng)).caption for _ in range(40)}
     assert {(c.action, c.direction) for c in found} == {("waves", None)}
-    assert all(len({getattr(c, key) for c in found}) == n for key, n in (("speed", 2), ("count", 3), ("side", 3)))
+    assert all(
+        len({getattr(c, key) for c in found}) == n
+        for key, n in (("speed", 2), ("count", 3), ("side", 3))
+    )
     with pytest.raises(ValueError, match="does not say its speed and count"):
         perform(parse("a person walks forward"))
 
@@ -93,7 +115,10 @@ def test_motions_are_smooth_and_the_pelvis_stays_upright():
         step = np.linalg.norm(np.diff(motion.joints, axis=0), axis=-1)
         assert step.max() < 0.45 and step[0].max() < 0.06 and step[-1].max() < 0.02, str(caption)
         upright = motion.rotations[:, 0]
-        assert np.allclose(upright[:, 1, 1], 1) and np.abs(np.diff(np.unwrap(yaw_of(upright)))).max() < 0.2
+        assert (
+            np.allclose(upright[:, 1, 1], 1)
+            and np.abs(np.diff(np.unwrap(yaw_of(upright)))).max() < 0.2
+        )
 
 
 def test_feet_stay_on_the_floor_and_do_not_slide():
@@ -111,11 +136,18 @@ def test_feet_stay_on_the_floor_and_do_not_slide():
 
 def test_left_and_right_mirror_each_other():
     mirror = lambda text: clip(text)[:, SWAPPED] * np.array([-1, 1, 1])
-    for text in ("a person turns left slowly twice", "a person kicks quickly with the left leg once", "a person jumps left twice",
-                 "a person walks in a circle to the left quickly", "a person waves slowly with the left hand twice"):  # fmt: skip
+    for text in (
+        "a person turns left slowly twice",
+        "a person kicks quickly with the left leg once",
+        "a person jumps left twice",
+        "a person walks in a circle to the left quickly",
+        "a person waves slowly with the left hand twice",
+    ):
         assert np.allclose(mirror(text), clip(text.replace("left", "right")), atol=1e-5), text
     assert not np.allclose(
-        mirror("a person walks forward slowly for six steps"), clip("a person walks forward slowly for six steps"), atol=0.1
+        mirror("a person walks forward slowly for six steps"),
+        clip("a person walks forward slowly for six steps"),
+        atol=0.1,
     )
 
 
@@ -129,7 +161,9 @@ def test_walking_forward_moves_forward_by_its_steps_and_quickly_is_faster():
         slow, quick = (pace(f"a person {action} {speed} for eight steps") for speed in SPEEDS)
         assert quick > 1.4 * slow > 0.8
     circle = clip("a person walks in a circle to the left slowly")
-    assert np.abs(circle[-1] - circle[0]).max() < 1e-3 and circle[:, 0, 0].max() > 1  # comes back, having been on the left
+    assert (
+        np.abs(circle[-1] - circle[0]).max() < 1e-3 and circle[:, 0, 0].max() > 1
+    )  # comes back, having been on the left
 
 
 def test_each_action_does_what_it_says():
@@ -143,10 +177,12 @@ def test_each_action_does_what_it_says():
     wave = clip("a person waves slowly with the right hand three times")
     over = (wave[:, joint("right_wrist")] - wave[:, joint("right_shoulder")])[:, 1] > 0
     assert over.mean() > 0.5 and wave[:, joint("left_wrist"), 1].max() < 1
-    assert clip("a person kicks quickly with the left leg once")[:, joint("left_foot"), 1].max() > 0.5
+    assert (
+        clip("a person kicks quickly with the left leg once")[:, joint("left_foot"), 1].max() > 0.5
+    )
 
 
-# The checker: what must pass ---------------------------------------------------------------------------------------
+# --- The checker: what must pass
 
 
 def test_drawn_clips_fulfil_their_captions_in_every_style():
@@ -157,9 +193,19 @@ def test_drawn_clips_fulfil_their_captions_in_every_style():
 
 def test_unsaid_attributes_match_anything_and_said_ones_do_not():
     joints = clip("a person waves slowly with the left hand twice")
-    for text in ("a person waves", "a person waves slowly", "a person waves with the left hand", "a person waves twice"):
+    for text in (
+        "a person waves",
+        "a person waves slowly",
+        "a person waves with the left hand",
+        "a person waves twice",
+    ):
         assert check(joints, text).fulfilled, text
-    for text in ("a person waves quickly", "a person waves with the right hand", "a person waves once", "a person bows"):
+    for text in (
+        "a person waves quickly",
+        "a person waves with the right hand",
+        "a person waves once",
+        "a person bows",
+    ):
         verdict = check(joints, text)
         assert verdict.valid and not verdict.fulfilled, text
         assert "saw a person waves slowly with the left hand twice; expected" in verdict.detail
@@ -180,7 +226,9 @@ def test_clips_survive_the_representation_that_models_are_trained_on():
 
     clips = [features(perform(c)) for c in EVERY[::2]]
     assert share([recover(x) for x in clips], EVERY[::2]) == 1
-    assert share([recover(x[::-1]) for x in clips], EVERY[::2]) < 1  # the control: backwards it says something else
+    assert (
+        share([recover(x[::-1]) for x in clips], EVERY[::2]) < 1
+    )  # the control: backwards it says something else
 
 
 def test_where_a_clip_starts_and_how_long_it_stands_has_no_say(data):
@@ -188,12 +236,15 @@ def test_where_a_clip_starts_and_how_long_it_stands_has_no_say(data):
 
     turned = [j @ axis_rotation("y", 2.2).T + np.array([3, 0, -5]) for j in data]
     assert share(turned, EVERY) == 1
-    assert share([np.concatenate([j[:1].repeat(12, 0), j, j[-1:].repeat(30, 0)]) for j in data], EVERY) == 1
+    assert (
+        share([np.concatenate([j[:1].repeat(12, 0), j, j[-1:].repeat(30, 0)]) for j in data], EVERY)
+        == 1
+    )
     up = [j + np.array([0, 0.3, 0]) for j in data]
     assert share(up, EVERY) == 0  # the control: who floats is no person
 
 
-# The checker: what must fail ---------------------------------------------------------------------------------------
+# --- The checker: what must fail
 
 
 def test_clips_fulfil_the_captions_of_other_clips_at_chance(data):
@@ -207,10 +258,15 @@ def test_changing_any_one_stated_attribute_turns_the_verdict(data):
     changed = 0
     for caption, joints in zip(EVERY, data, strict=True):
         found = describe(joints)
-        others = {"direction": ACTIONS[caption.action].directions, **options(caption.action, caption.direction)}
+        others = {
+            "direction": ACTIONS[caption.action].directions,
+            **options(caption.action, caption.direction),
+        }
         for key, values in others.items():
             for value in values:
-                if value != getattr(caption, key) and not (key == "direction" and (value in CIRCLES) != (caption.direction in CIRCLES)):
+                if value != getattr(caption, key) and not (
+                    key == "direction" and (value in CIRCLES) != (caption.direction in CIRCLES)
+                ):
                     other = replace(caption, **{key: value})
                     assert not check(joints, other).fulfilled and getattr(found, key) != value
                     changed += 1
@@ -222,10 +278,17 @@ def test_only_the_true_order_of_time_passes(data):
     backwards = {c: describe(j[::-1].copy()) for c, j in zip(EVERY, data, strict=True)}
     opposite = {"forward": "backward", "backward": "forward", "left": "right", "right": "left"}
     for caption, found in backwards.items():
-        if caption.action in ("waves", "kicks", "squats", "bows") or caption.direction == "in place":
+        if (
+            caption.action in ("waves", "kicks", "squats", "bows")
+            or caption.direction == "in place"
+        ):
             assert found.caption == caption  # shows the same
         elif caption.action in ("walks", "turns", "jumps") and caption.direction in opposite:
-            assert (found.action, found.direction, found.count) == (caption.action, opposite[caption.direction], caption.count)
+            assert (found.action, found.direction, found.count) == (
+                caption.action,
+                opposite[caption.direction],
+                caption.count,
+            )
         else:
             assert found.caption != caption
     assert share([j[rng.permutation(len(j))] for j in data], EVERY) == 0
@@ -244,8 +307,13 @@ def test_who_glides_does_not_walk_and_who_walks_on_the_spot_gets_nowhere(data):
             assert "without steps" in check(glides, caption).detail
             assert not check(stays, caption).valid
             ahead = 1 if caption.direction == "forward" else -1
-            ice = stays - ahead * 0.04 * np.arange(len(joints))[:, None, None] * np.array([0, 0, 1])  # steps one way and slides the other
-            assert "glides" in check(ice, f"a person walks {'backward' if ahead > 0 else 'forward'}").detail
+            ice = stays - ahead * 0.04 * np.arange(len(joints))[:, None, None] * np.array(
+                [0, 0, 1]
+            )  # steps one way and slides the other
+            assert (
+                "glides"
+                in check(ice, f"a person walks {'backward' if ahead > 0 else 'forward'}").detail
+            )
     spinning = clip("a person turns left slowly once")
     turn = yaw_of(perform(parse("a person turns left slowly once")).rotations[:, 0])
     still = np.tile(np.eye(3), (len(turn), len(JOINTS), 1, 1))
@@ -266,30 +334,47 @@ def test_two_actions_in_one_clip_are_not_valid():
         rotations[:, joint(f"left_{part}")] = waves.rotations[:, joint(f"left_{part}")]
     assert waves.frames == walks.frames
     both = check(Motion(walks.root, rotations), "a person walks forward")
-    assert not both.valid and "several things" in both.detail and "waves" in both.detail and "walks" in both.detail
-    bows, kicks = clip("a person bows quickly once"), clip("a person kicks quickly with the left leg once")
+    assert (
+        not both.valid
+        and "several things" in both.detail
+        and "waves" in both.detail
+        and "walks" in both.detail
+    )
+    bows, kicks = (
+        clip("a person bows quickly once"),
+        clip("a person kicks quickly with the left leg once"),
+    )
     assert not check(np.concatenate([bows, kicks]), "a person bows").valid
     assert check(np.concatenate([bows, bows]), "a person bows twice").fulfilled
 
 
 def test_a_number_of_steps_that_no_caption_has_is_seen_as_such():
-    five = np.concatenate([clip("a person squats quickly twice"), clip("a person squats quickly three times")])
+    five = np.concatenate(
+        [clip("a person squats quickly twice"), clip("a person squats quickly three times")]
+    )
     found = describe(five)
-    assert found.count == 5 and found.caption is None and str(found) == "a person squats quickly, 5 times"
+    assert (
+        found.count == 5
+        and found.caption is None
+        and str(found) == "a person squats quickly, 5 times"
+    )
     assert check(five, "a person squats quickly").fulfilled
     assert not check(five, "a person squats three times").fulfilled
 
 
-@pytest.mark.parametrize(("break_it", "says"), [
-    (lambda j: j[:, :21], "expected floats"),
-    (lambda j: j[:5], "at least 9"),
-    (lambda j: j.astype(int), "int64"),
-    (lambda j: np.where(np.arange(len(j))[:, None, None] == 7, np.nan, j), "NaN"),
-    (lambda j: j * 1.4, "lengths"),
-    (lambda j: j * np.array([1, 0.6, 1]), "lengths"),
-    (lambda j: j + (np.arange(len(j)) > 30)[:, None, None] * np.array([1.0, 0, 0]), "leaps"),
-    (lambda j: j - np.array([0, 0.5, 0]), "floor"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda j: j[:, :21], "expected floats"),
+        (lambda j: j[:5], "at least 9"),
+        (lambda j: j.astype(int), "int64"),
+        (lambda j: np.where(np.arange(len(j))[:, None, None] == 7, np.nan, j), "NaN"),
+        (lambda j: j * 1.4, "lengths"),
+        (lambda j: j * np.array([1, 0.6, 1]), "lengths"),
+        (lambda j: j + (np.arange(len(j)) > 30)[:, None, None] * np.array([1.0, 0, 0]), "leaps"),
+        (lambda j: j - np.array([0, 0.5, 0]), "floor"),
+    ],
+)
 def test_what_is_no_person_is_not_valid_and_says_why(break_it, says):
     joints = clip("a person walks forward slowly for six steps")
     assert check(joints, "a person walks forward").fulfilled
@@ -299,7 +384,9 @@ def test_what_is_no_person_is_not_valid_and_says_why(break_it, says):
 
 def test_motions_and_their_joints_are_judged_alike():
     motion = perform(parse("a person bows slowly twice"))
-    assert check(motion, "a person bows twice") == check(motion.joints, parse("a person bows twice"))
+    assert check(motion, "a person bows twice") == check(
+        motion.joints, parse("a person bows twice")
+    )
     with pytest.raises(ValueError, match="one caption per clip"):
         check_many([motion], [])
 
@@ -308,9 +395,15 @@ def test_the_slow_and_the_quick_are_far_apart_for_the_checker():
     paces = {}
     for caption in EVERY:
         if caption.speed:
-            paces.setdefault((caption.action, caption.direction), {}).setdefault(caption.speed, []).append(describe(perform(caption)).pace)
+            paces.setdefault((caption.action, caption.direction), {}).setdefault(
+                caption.speed, []
+            ).append(describe(perform(caption)).pace)
     for kind, pace in paces.items():
         slow, quick = (np.array(pace[s]) for s in SPEEDS)
-        apart = np.log(slow.min() / quick.max()) if kind[0] not in ("walks", "runs") else np.log(quick.min() / slow.max())
+        apart = (
+            np.log(slow.min() / quick.max())
+            if kind[0] not in ("walks", "runs")
+            else np.log(quick.min() / slow.max())
+        )
         assert apart > 0.25, kind
     assert moves_draw.TURN_STEPS.keys() == set(SPEEDS)

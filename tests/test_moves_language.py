@@ -13,13 +13,15 @@ from gen.modalities.moves import CIRCLES, Caption, every_caption, parse
 EVERY = every_caption()
 
 
-# The caption language ----------------------------------------------------------------------------------------------
+# --- The caption language
 
 
 def test_every_caption_reads_back_as_itself_whatever_it_leaves_unsaid():
     assert 60 <= len(set(map(str, EVERY))) == len(EVERY) <= 150
     for i, caption in enumerate(EVERY):
-        partial = replace(caption, **{k: None for j, k in enumerate(("speed", "count", "side")) if i >> j & 1})
+        partial = replace(
+            caption, **{k: None for j, k in enumerate(("speed", "count", "side")) if i >> j & 1}
+        )
         assert parse(str(caption)) == caption
         assert parse(str(partial)) == partial
 
@@ -27,7 +29,10 @@ def test_every_caption_reads_back_as_itself_whatever_it_leaves_unsaid():
 def test_equivalent_spellings_mean_the_same_caption():
     waves = Caption("waves", None, "quickly", 3, "left")
     assert str(waves) == "a person waves quickly with the left hand three times"
-    for text in ("The person waves three times, quickly, with their left arm.", "a man is waving with the left hand quickly 3 times"):
+    for text in (
+        "The person waves three times, quickly, with their left arm.",
+        "a man is waving with the left hand quickly 3 times",
+    ):
         assert parse(text) == waves
     circle = Caption("walks", CIRCLES[0], "slowly")
     for text in (
@@ -36,33 +41,40 @@ def test_equivalent_spellings_mean_the_same_caption():
         "walk slowly in a circle left",
     ):
         assert parse(text) == circle
-    assert parse("a person jumps twice") == parse("a person jumps up two times") == Caption("jumps", "in place", count=2)
+    assert (
+        parse("a person jumps twice")
+        == parse("a person jumps up two times")
+        == Caption("jumps", "in place", count=2)
+    )
     assert parse("a woman sits") == parse("a person is sitting down") == Caption("sits")
     assert parse("a person runs") == Caption("runs", "forward")  # there is no other direction
     assert parse("a person kicks with the right foot") == Caption("kicks", side="right")
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    ("a persn walks forward", ("'persn'", "'person'")),
-    ("a person wlks forward", ("'wlks'", "'walks'", "runs, turns")),
-    ("a person walks forwrd", ("'forwrd'", "'forward'", "backward", "in a circle to the left")),
-    ("a person walks forward quikly", ("'quikly'", "'quickly'", "slowly")),
-    ("a person waves thre times", ("'thre'", "'three times'")),
-    ("a person waves with the lfet hand", ("'lfet'", "'left'")),
-    ("a person waves with the left leg", ("'leg'", "hand, arm")),
-    ("a person waves with the left", ("the end of the caption", "hand, arm")),
-    ("a person kicks with both legs", ("'both'", "the, a, their")),
-    ("a person walks", ("needs a direction", "forward, backward")),
-    ("a person turns quickly", ("needs a direction", "left, right")),
-    ("a person walks forward for 5 steps", ("'5'", "four, 4, six")),
-    ("a person walks forward twice", ("'twice'", "for four steps")),
-    ("a person jumps quickly", ("'quickly'", "once, twice, three times")),
-    ("a person walks in a circle to the left for six steps", ("'for'", "slowly, quickly")),
-    ("a person sits down slowly quickly", ("'quickly'", "after its end")),
-    ("a person walks forward backward", ("'backward'", "slowly, quickly")),
-    ("a", ("the end of the caption", "person")),
-    ("  ", ("empty", "a person walks forward")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a persn walks forward", ("'persn'", "'person'")),
+        ("a person wlks forward", ("'wlks'", "'walks'", "runs, turns")),
+        ("a person walks forwrd", ("'forwrd'", "'forward'", "backward", "in a circle to the left")),
+        ("a person walks forward quikly", ("'quikly'", "'quickly'", "slowly")),
+        ("a person waves thre times", ("'thre'", "'three times'")),
+        ("a person waves with the lfet hand", ("'lfet'", "'left'")),
+        ("a person waves with the left leg", ("'leg'", "hand, arm")),
+        ("a person waves with the left", ("the end of the caption", "hand, arm")),
+        ("a person kicks with both legs", ("'both'", "the, a, their")),
+        ("a person walks", ("needs a direction", "forward, backward")),
+        ("a person turns quickly", ("needs a direction", "left, right")),
+        ("a person walks forward for 5 steps", ("'5'", "four, 4, six")),
+        ("a person walks forward twice", ("'twice'", "for four steps")),
+        ("a person jumps quickly", ("'quickly'", "once, twice, three times")),
+        ("a person walks in a circle to the left for six steps", ("'for'", "slowly, quickly")),
+        ("a person sits down slowly quickly", ("'quickly'", "after its end")),
+        ("a person walks forward backward", ("'backward'", "slowly, quickly")),
+        ("a", ("the end of the caption", "person")),
+        ("  ", ("empty", "a person walks forward")),
+    ],
+)
 def test_a_bad_caption_names_what_is_wrong_and_what_was_expected(text, names):
     with pytest.raises(ValueError) as error:
         parse(text)
@@ -70,10 +82,21 @@ def test_a_bad_caption_names_what_is_wrong_and_what_was_expected(text, names):
         assert name in str(error.value)
 
 
-@pytest.mark.parametrize("values", [
-    ("hops",), ("walks",), ("walks", "left"), ("walks", "forward", None, 3), ("walks", CIRCLES[0], None, 4), ("waves", "forward"),
-    ("jumps", "forward", "slowly"), ("kicks", None, None, 1, "both"), ("sits", None, None, 1), ("turns", "left", "fast"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("hops",),
+        ("walks",),
+        ("walks", "left"),
+        ("walks", "forward", None, 3),
+        ("walks", CIRCLES[0], None, 4),
+        ("waves", "forward"),
+        ("jumps", "forward", "slowly"),
+        ("kicks", None, None, 1, "both"),
+        ("sits", None, None, 1),
+        ("turns", "left", "fast"),
+    ],
+)
 def test_a_caption_holds_only_what_can_be_said_of_its_action(values):
     with pytest.raises(ValueError):
         Caption(*values)
@@ -81,7 +104,13 @@ def test_a_caption_holds_only_what_can_be_said_of_its_action(values):
 
 def test_slots_hold_each_stated_attribute_and_mark_the_rest():
     words = lambda text: [t[s] for t, s in zip(moves.TABLES, parse(text).slots(), strict=True)]
-    assert words("a person walks forward quickly for six steps") == ["walks", "forward", "quickly", "for six steps", "<any>"]
+    assert words("a person walks forward quickly for six steps") == [
+        "walks",
+        "forward",
+        "quickly",
+        "for six steps",
+        "<any>",
+    ]
     assert words("a person waves with both hands") == ["waves", "<any>", "<any>", "<any>", "both"]
     assert words("a person jumps once") == ["jumps", "in place", "<any>", "once", "<any>"]
     assert len({tuple(c.slots()) for c in EVERY}) == len(EVERY)
@@ -106,7 +135,13 @@ def test_pairs_join_words_with_their_action_and_nothing_said_with_none():
 def test_slots_that_no_caption_has_are_refused():
     good = parse("a person walks forward quickly for six steps").slots()
     assert moves.pairs(np.array([good])).shape == (1, moves.SLOTS)
-    for slot, word in ((1, 0), (1, moves.TABLES[1].index("left")), (3, moves.TABLES[3].index("once")), (4, 1), (0, 0)):
+    for slot, word in (
+        (1, 0),
+        (1, moves.TABLES[1].index("left")),
+        (3, moves.TABLES[3].index("once")),
+        (4, 1),
+        (0, 0),
+    ):
         bad = [*good]
         bad[slot] = word
         with pytest.raises(ValueError, match="no caption has the slots"):
@@ -119,7 +154,9 @@ def test_the_held_out_tenth_is_disjoint_and_made_of_words_that_training_sees():
     assert {str(c) for c in seen}.isdisjoint(map(str, unseen)) and all(map(moves.held_out, unseen))
     words = lambda captions: {p for c in captions for p in c.pairs()}
     assert words(unseen) <= words(seen)
-    bare = [c for c in EVERY if c.action != "jumps"]  # the control: a language that holds out all jumps would fail
+    bare = [
+        c for c in EVERY if c.action != "jumps"
+    ]  # the control: a language that holds out all jumps would fail
     assert not words(EVERY) <= words(bare)
 
 
@@ -129,5 +166,7 @@ def test_actions_are_drawn_equally_often_with_everything_said():
     kinds = {(c.action, c.direction): 0 for c in EVERY}
     for c in drawn:
         kinds[c.action, c.direction] += 1
-    assert min(kinds.values()) > 0.7 * len(drawn) / len(kinds) and max(kinds.values()) < 1.3 * len(drawn) / len(kinds)
+    assert min(kinds.values()) > 0.7 * len(drawn) / len(kinds) and max(kinds.values()) < 1.3 * len(
+        drawn
+    ) / len(kinds)
     assert set(drawn) == set(EVERY)

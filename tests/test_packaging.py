@@ -20,7 +20,9 @@ def files_of_the_package() -> set[str]:
     found = set()
     for folder, names, files in os.walk(ROOT / "gen", followlinks=True):
         names[:] = [n for n in names if n != "__pycache__"]
-        found |= {Path(folder, f).relative_to(ROOT).as_posix() for f in files if not f.startswith(".")}
+        found |= {
+            Path(folder, f).relative_to(ROOT).as_posix() for f in files if not f.startswith(".")
+        }
     return found
 
 
@@ -35,11 +37,27 @@ def wheel(tmp_path_factory) -> set[str]:
         pytest.skip("building offline needs setuptools 77 or newer; it comes with the extra 'test'")
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for folder in ("gen", *ROOMS):
-        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder,
+            source / folder,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).is_file():
             shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, source]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        out,
+        source,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = out.glob("*.whl")
@@ -52,17 +70,20 @@ def test_holds_every_file(wheel):
     assert files - wheel == set()
 
 
-@pytest.mark.parametrize("name", [
-    "gen/__main__.py",
-    "gen/py.typed",
-    "gen/audio_compat.py",
-    "gen/models/cache.py",
-    "gen/samplers/loop.py",
-    "gen/tokenizers/vq.py",
-    "gen/modalities/image.py",
-    "gen/recipes/image.py",
-    "gen/configs/demo.yaml",
-])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gen/__main__.py",
+        "gen/py.typed",
+        "gen/audio_compat.py",
+        "gen/models/cache.py",
+        "gen/samplers/loop.py",
+        "gen/tokenizers/vq.py",
+        "gen/modalities/image.py",
+        "gen/recipes/image.py",
+        "gen/configs/demo.yaml",
+    ],
+)
 def test_holds(wheel, name):
     assert name in wheel
 
@@ -75,13 +96,18 @@ def test_holds_the_models(wheel):
 
 
 def test_nothing_at_the_top(wheel):
-    """The rooms are inside ``gen``: a top-level ``tokenizers`` would replace the installed package of that name."""
+    """The rooms are inside ``gen``: a top-level ``tokenizers`` would replace the installed package
+    of that name."""
     tops = {n.split("/")[0] for n in wheel}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"gen"}
 
 
 def test_no_second_source_of_packages():
-    """torchaudio's wheels do not fit every torch, so it is asked for by name and never by default."""
+    """torchaudio's wheels do not fit every torch, so it is asked for by name and never by
+    default."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert not any("torchaudio" in d for d in project["dependencies"] + project["optional-dependencies"]["test"])
+    assert not any(
+        "torchaudio" in d
+        for d in project["dependencies"] + project["optional-dependencies"]["test"]
+    )
     assert any("torchaudio" in d for d in project["optional-dependencies"]["audio"])

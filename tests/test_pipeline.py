@@ -1,4 +1,5 @@
-"""The pipeline, the frontend and the image recipe, on models that the recipe itself trains in its quick form."""
+"""The pipeline, the frontend and the image recipe, on models that the recipe itself trains in its
+quick form."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ from gen.recipes.image import main as recipe
 from gen.tokenizers.vq import VQ
 
 JACOBI = {"name": "speculative_jacobi", "window": 24}
-PROMPTS = ["a large red circle at the top left", "a small blue ring", "a green cross at the left and a white square at the right"]
+PROMPTS = [
+    "a large red circle at the top left",
+    "a small blue ring",
+    "a green cross at the left and a white square at the right",
+]
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +39,9 @@ def quick(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pipes(quick):
-    return {k: Pipeline("image", quick / f"image-{k}", dtype="float64") for k in ("causal", "masked")}
+    return {
+        k: Pipeline("image", quick / f"image-{k}", dtype="float64") for k in ("causal", "masked")
+    }
 
 
 def test_the_quick_recipe_makes_a_complete_zoo(quick):
@@ -55,8 +62,20 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
         for stop in stops:
             batches = iter([torch.full((2, 4), float(i)) for i in range(9)])
             loss = lambda m, x: (m(x).pow(2).mean(), {})
-            average = fit(model, batches, loss, steps=8, lr=0.1, out=out, save_every=stop, log=lambda _: None) if stop == 8 else \
-                _interrupted(model, batches, loss, out, stop)
+            average = (
+                fit(
+                    model,
+                    batches,
+                    loss,
+                    steps=8,
+                    lr=0.1,
+                    out=out,
+                    save_every=stop,
+                    log=lambda _: None,
+                )
+                if stop == 8
+                else _interrupted(model, batches, loss, out, stop)
+            )
         return average.state["weight"]
 
     def _interrupted(model, batches, loss, out, stop):
@@ -65,14 +84,31 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            fit(model, batches, loss, steps=8, lr=0.1, out=out, save_every=stop, on_step=boom, log=lambda _: None)
+            fit(
+                model,
+                batches,
+                loss,
+                steps=8,
+                lr=0.1,
+                out=out,
+                save_every=stop,
+                on_step=boom,
+                log=lambda _: None,
+            )
 
     whole, resumed = run(tmp_path / "a", 8), run(tmp_path / "b", 4, 8)
     assert torch.equal(whole, resumed)
 
 
-@pytest.mark.parametrize("sampler", [pytest.param("autoregressive", marks=pytest.mark.slow), JACOBI,
-                                     pytest.param({**JACOBI, "coupling": "maximal"}, marks=pytest.mark.slow), {"name": "maskgit", "steps": 3}])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param("autoregressive", marks=pytest.mark.slow),
+        JACOBI,
+        pytest.param({**JACOBI, "coupling": "maximal"}, marks=pytest.mark.slow),
+        {"name": "maskgit", "steps": 3},
+    ],
+)
 def test_an_item_is_the_same_alone_and_in_batches_of_8_and_32(pipes, sampler):
     pipe = pipes["masked" if "steps" in sampler else "causal"]
     items = pipe.plan(PROMPTS[:2], num_samples=16, seed=5)
@@ -97,7 +133,9 @@ def test_without_a_law_the_modality_default_is_used(pipes):
 
 
 def test_guidance_changes_what_is_drawn(pipes):
-    plain, guided = (pipes["causal"]("a red circle", JACOBI, {"guidance_scale": s}) for s in (1.0, 500.0))
+    plain, guided = (
+        pipes["causal"]("a red circle", JACOBI, {"guidance_scale": s}) for s in (1.0, 500.0)
+    )
     assert not torch.equal(plain.tokens, guided.tokens)
 
 
@@ -136,12 +174,23 @@ def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
         (lambda p: p("a red circle", law={"temperature": -1}), ["temperature is -1", "at least 0"]),
         (lambda p: p("a red circle", law={"top_p": 1.5}), ["top_p is 1.5"]),
         (lambda p: p("a red circle", law={"topk": 3}), ["topk", "'top_k'"]),
-        (lambda p: p("a red circle", "jacobi", {"temperature": 1.0}), ["temperature is 1.0", "jacobi"]),
+        (
+            lambda p: p("a red circle", "jacobi", {"temperature": 1.0}),
+            ["temperature is 1.0", "jacobi"],
+        ),
         (lambda p: p("a red circle", "maskgit"), ["causal", "masked"]),
         (lambda p: p("a red circle", num_samples=0), ["num_samples is 0"]),
         (lambda p: p([]), ["no prompts"]),
-        (lambda p: p("a red circle", source=Image.new("RGB", (64, 64))), ["one of mask and span", "source came"]),
-        (lambda p: p("a red circle", source=Image.new("RGB", (64, 64)), mask=np.ones((64, 64), bool)), ["left to right"]),
+        (
+            lambda p: p("a red circle", source=Image.new("RGB", (64, 64))),
+            ["one of mask and span", "source came"],
+        ),
+        (
+            lambda p: p(
+                "a red circle", source=Image.new("RGB", (64, 64)), mask=np.ones((64, 64), bool)
+            ),
+            ["left to right"],
+        ),
         (lambda p: gen.load("imge"), ["imge", "'image'"]),
         (lambda p: gen.load("image", model="image-casual"), ["image-casual", "'image-causal'"]),
         (lambda p: gen.load("image", dtype="float31"), ["float31", "'float32'"]),
@@ -225,7 +274,9 @@ def test_both_spellings_of_the_published_class_decode_alike(quick, tmp_path):
 def test_pictures_survive_saving_and_carry_what_made_them(tmp_path):
     modality = ImageModality()
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    modality.save(Image.fromarray(pixels), tmp_path / "a.png", {"prompt": "a red circle", "seed": 7})
+    modality.save(
+        Image.fromarray(pixels), tmp_path / "a.png", {"prompt": "a red circle", "seed": 7}
+    )
     assert np.array_equal(np.asarray(modality.load(tmp_path / "a.png")), pixels)
     with Image.open(tmp_path / "a.png") as again:
         assert again.text == {"prompt": "a red circle", "seed": "7"}
@@ -243,7 +294,9 @@ def test_the_zoo_holds_what_the_modality_names():
 def test_saving_an_output_leaves_the_folder_a_job_would_leave(pipes, tmp_path, sampler):
     out = pipes["causal"](PROMPTS[:2], sampler, num_samples=2, seed=3, trace=True)
     page = out.save(tmp_path / "job")
-    rows = [json.loads(line) for line in (tmp_path / "job" / "manifest.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "job" / "manifest.jsonl").read_text().splitlines()
+    ]
     assert page.is_file() and [r["seed"] for r in rows] == [3, 4, 3, 4]
     with Image.open(tmp_path / "job" / rows[1]["file"]) as saved:
         assert np.array_equal(np.asarray(saved.convert("RGB")), np.asarray(out.media[1]))
@@ -255,5 +308,7 @@ def test_saving_an_output_leaves_the_folder_a_job_would_leave(pipes, tmp_path, s
 def test_editing_can_be_saved_too(pipes, tmp_path):
     mask = np.zeros((64, 64), dtype=bool)
     mask[:8, :8] = True
-    out = pipes["masked"]("a red circle", "maskgit", source=Image.new("RGB", (64, 64), (70, 70, 70)), mask=mask)
+    out = pipes["masked"](
+        "a red circle", "maskgit", source=Image.new("RGB", (64, 64), (70, 70, 70)), mask=mask
+    )
     assert out.save(tmp_path / "edit").is_file()

@@ -1,4 +1,5 @@
-"""Somebody who looks at a folder while workers fill it sees whole files only, and no row without its file."""
+"""Somebody who looks at a folder while workers fill it sees whole files only, and no row without
+its file."""
 
 from __future__ import annotations
 
@@ -20,11 +21,14 @@ ITEMS = 300
 
 
 class Reader:
-    """Looks at a folder again and again: at its manifest, the rows beside its tars, and every file under its final name."""
+    """Looks at a folder again and again: at its manifest, the rows beside its tars, and every file
+    under its final name."""
 
     def __init__(self, folder, changing=("manifest.jsonl", "config.yaml", "index.html")):
         self.folder, self.changing = folder, changing
-        self.files: dict[str, tuple] = {}  # name -> what it was when it was first seen: inode, size, digest
+        self.files: dict[
+            str, tuple
+        ] = {}  # name -> what it was when it was first seen: inode, size, digest
         self.wrong: list[str] = []
         self.polls, self.sizes = 0, set()
 
@@ -39,7 +43,11 @@ class Reader:
         for folder in (self.folder, self.folder / "shards", self.folder / "traces"):
             for entry in os.scandir(folder) if folder.is_dir() else ():
                 name = os.path.relpath(entry.path, self.folder)
-                if entry.is_file() and not entry.name.startswith(".tmp-") and name not in self.changing:
+                if (
+                    entry.is_file()
+                    and not entry.name.startswith(".tmp-")
+                    and name not in self.changing
+                ):
                     self._same(name)
         rows = self._rows("manifest.jsonl")
         if [r["index"] for r in rows] != sorted({r["index"] for r in rows}):
@@ -78,7 +86,8 @@ class Reader:
                 self.wrong.append(f"{name} belongs to a row and is missing")
 
     def _same(self, name) -> bool:
-        """Whether there is such a file. Remembers what it is, and finds out if it was something else before."""
+        """Whether there is such a file. Remembers what it is, and finds out if it was something
+        else before."""
         path = self.folder / name
         try:
             with path.open("rb") as file:
@@ -107,7 +116,13 @@ def watched(folder, layout, disturb=lambda: None, items=ITEMS):
     def make():
         worker.PUBLISH_EVERY, worker.PUBLISH_SHARE = 0.02, 1
         disturb()
-        keys = {"prompts": PROMPTS[: items // 2], "num_samples": 2, "layout": layout, "batch_size": 3, "shard_items": 6}
+        keys = {
+            "prompts": PROMPTS[: items // 2],
+            "num_samples": 2,
+            "layout": layout,
+            "batch_size": 3,
+            "shard_items": 6,
+        }
         run_job(job(folder, **keys), load=Pipe(delay=0.002).load)
 
     def look():
@@ -152,10 +167,14 @@ def rows_first(self, out, batch, keep):
 
 
 def test_the_reader_sees_files_that_are_written_in_place(ground):  # noqa: F811
-    _, wrong, _, _ = watched(ground / "o", "files", lambda: setattr(ledger.Puts, "commit", in_place), items=60)
+    _, wrong, _, _ = watched(
+        ground / "o", "files", lambda: setattr(ledger.Puts, "commit", in_place), items=60
+    )
     assert any("has changed" in w for w in wrong)
 
 
 def test_the_reader_sees_rows_that_come_before_their_files(ground):  # noqa: F811
-    _, wrong, _, _ = watched(ground / "o", "files", lambda: setattr(writer.Writer, "_commit", rows_first), items=60)
+    _, wrong, _, _ = watched(
+        ground / "o", "files", lambda: setattr(writer.Writer, "_commit", rows_first), items=60
+    )
     assert any("has a row and is missing" in w for w in wrong)

@@ -1,4 +1,5 @@
-"""What a run says: plain lines in pipes, bars in terminals, and what is left reckoned from this run alone."""
+"""What a run says: plain lines in pipes, bars in terminals, and what is left reckoned from this run
+alone."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def lines(capsys):
     return progress, clock, lambda: capsys.readouterr().err.splitlines()
 
 
-# ------------------------------------------------------------------------------------------------------ lines
+# --- lines
 
 
 def test_a_line_says_all_there_is_to_say(lines):
@@ -62,8 +63,10 @@ def test_a_line_says_all_there_is_to_say(lines):
     progress.batch("sjd", 8)
     clock.now += 10
     progress.items(412, failed=3, nfe=409 * 50.1)
-    assert said() == ["gen: 2000 items, 100 done already",
-                      "gen: 512/2000 items, sjd, 41.2 items/s, 50.1 forwards/item, 3 failed, 0:36 left"]  # fmt: skip
+    assert said() == [
+        "gen: 2000 items, 100 done already",
+        "gen: 512/2000 items, sjd, 41.2 items/s, 50.1 forwards/item, 3 failed, 0:36 left",
+    ]
 
 
 @pytest.mark.parametrize("every, lines_said", [(5.0, 1 + 6 + 1), (0.0, 1 + 100 + 0)])
@@ -133,8 +136,19 @@ def test_notes_are_one_plain_line(lines):
 
 
 def test_times_and_rates_are_readable():
-    assert [duration(x) for x in (0.4, 36, 3600, 11529, 190_000)] == ["0:00", "0:36", "1:00:00", "3:12:09", "2 days 4 h"]
-    assert [speed(x) for x in (None, 0.04, 1.25, 1234.5)] == ["", "25 s/item", "1.2 items/s", "1234 items/s"]
+    assert [duration(x) for x in (0.4, 36, 3600, 11529, 190_000)] == [
+        "0:00",
+        "0:36",
+        "1:00:00",
+        "3:12:09",
+        "2 days 4 h",
+    ]
+    assert [speed(x) for x in (None, 0.04, 1.25, 1234.5)] == [
+        "",
+        "25 s/item",
+        "1.2 items/s",
+        "1234 items/s",
+    ]
 
 
 class Gone(io.StringIO):
@@ -158,13 +172,16 @@ def test_a_stderr_that_has_gone_away_stops_nothing(monkeypatch, kind):
     assert progress.done == 3
 
 
-# ------------------------------------------------------------------------------------------------------ terminals
+# --- terminals
 
 
 def screen(data: bytes) -> list[str]:
-    """What a terminal shows in the end, for the few codes that are expected; any other one is an error."""
+    """What a terminal shows in the end, for the few codes that are expected; any other one is an
+    error."""
     rows, y, x = [""], 0, 0
-    for code, back, feed, text in re.findall(r"\x1b\[([0-9;?]*[A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)", data.decode()):
+    for code, back, feed, text in re.findall(
+        r"\x1b\[([0-9;?]*[A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)", data.decode()
+    ):
         if code.endswith("A"):
             y -= int(code[:-1] or 1)
         elif code == "2K":
@@ -185,9 +202,18 @@ def screen(data: bytes) -> list[str]:
 def in_terminal(columns: int, **environment: str) -> bytes:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")}
-    process = subprocess.Popen([sys.executable, "-c", RUN], stderr=theirs, stdout=subprocess.DEVNULL, stdin=theirs,
-                               env={**kept, "TERM": "xterm-256color", **environment})  # fmt: skip
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN],
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        stdin=theirs,
+        env={**kept, "TERM": "xterm-256color", **environment},
+    )
     os.close(theirs)
     found = b""
     while True:
@@ -211,7 +237,9 @@ def test_a_terminal_gets_one_clean_bar(columns, environment):
     assert "40/40 items" in shown[2] and "1 failed" in shown[2] and shown[3:] == ["end", ""]
     assert "tokens" in data.decode() and all(len(x) < columns for x in shown)
     assert ("\x1b[36m" in data.decode()) == (not environment) and "\x1b[?25l" not in data.decode()
-    assert len(screen(data.replace(b"\x1b[1A", b""))) > len(shown)  # a bar that is not drawn over itself would show
+    assert len(screen(data.replace(b"\x1b[1A", b""))) > len(
+        shown
+    )  # a bar that is not drawn over itself would show
 
 
 @pytest.mark.parametrize("columns, environment", [(100, {"TERM": "dumb"}), (30, {})])
@@ -220,14 +248,25 @@ def test_a_terminal_that_cannot_draw_gets_lines(columns, environment):
 
 
 def test_a_pipe_gets_lines_only_whatever_colours_are_asked_for():
-    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, env={**os.environ, "FORCE_COLOR": "1"}, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        capture_output=True,
+        env={**os.environ, "FORCE_COLOR": "1"},
+        check=True,
+    )
     assert_lines(done.stderr)
 
 
 def assert_lines(data: bytes) -> None:
     said = data.decode().splitlines()
-    assert said[:3] == ["gen: 40 items, 8 done already", "from a library", "gen: item 00ff failed: boom [31m next"]
-    assert re.fullmatch(r"gen: 40/40 items, sjd, \S+ items/s, 4.1 forwards/item, 1 failed, took 0:0\d", said[3]) and said[4:] == ["end"]
+    assert said[:3] == [
+        "gen: 40 items, 8 done already",
+        "from a library",
+        "gen: item 00ff failed: boom [31m next",
+    ]
+    assert re.fullmatch(
+        r"gen: 40/40 items, sjd, \S+ items/s, 4.1 forwards/item, 1 failed, took 0:0\d", said[3]
+    ) and said[4:] == ["end"]
     assert b"\x1b" not in data and b"\r" not in data
 
 
@@ -240,16 +279,22 @@ def test_bars_are_never_wider_than_the_terminal(width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, legacy_windows=False)
     clock = Clock()
     bars = Bars(console, clock)
-    for part in (lambda: bars.start(123456, 7), lambda: bars.batch("a sampler with quite a long name", 8),
-                 lambda: bars.step({"step": 1, "done": 3, "total": 0}), lambda: bars.items(999, failed=123, nfe=1e6)):  # fmt: skip
+    for part in (
+        lambda: bars.start(123456, 7),
+        lambda: bars.batch("a sampler with quite a long name", 8),
+        lambda: bars.step({"step": 1, "done": 3, "total": 0}),
+        lambda: bars.items(999, failed=123, nfe=1e6),
+    ):
         part()
         clock.now += 7
         drawn = console.render_lines(bars.draw(), pad=False)
-        assert 1 <= len(drawn) <= 2 and all(sum(s.cell_length for s in row) <= width for row in drawn)
+        assert 1 <= len(drawn) <= 2 and all(
+            sum(s.cell_length for s in row) <= width for row in drawn
+        )
     bars.close()
 
 
-# ------------------------------------------------------------------------------------------------------ watching
+# --- watching
 
 
 class Heard(Silent):
@@ -270,7 +315,13 @@ class Heard(Silent):
 
 
 def test_a_parent_shows_what_its_workers_write(tmp_path):
-    row = lambda i, status="ok", attempt=1: {"id": f"{i:016x}", "status": status, "attempt": attempt, "nfe": 5, "sampler": "sjd"}
+    row = lambda i, status="ok", attempt=1: {
+        "id": f"{i:016x}",
+        "status": status,
+        "attempt": attempt,
+        "nfe": 5,
+        "sampler": "sjd",
+    }
     journal = tmp_path / WORK / "00000.w.jsonl"
 
     def write(*rows):
@@ -281,11 +332,18 @@ def test_a_parent_shows_what_its_workers_write(tmp_path):
         journal.parent.mkdir()
         write(row(0), row(1, "failed"))
         items = [{"id": f"{i:016x}"} for i in range(6)]
-        (tmp_path / PLAN).write_text(json.dumps({"fingerprint": "", "relevant": {}, "items": items, "shards": []}))
+        (tmp_path / PLAN).write_text(
+            json.dumps({"fingerprint": "", "relevant": {}, "items": items, "shards": []})
+        )
 
     # what happens between two looks; the job is planned while somebody looks already
-    steps = [plan, lambda: write(row(2), row(3, "failed")), lambda: None, lambda: write(row(1, "due")),
-             lambda: write(row(1, "ok", 2), row(9))]  # fmt: skip
+    steps = [
+        plan,
+        lambda: write(row(2), row(3, "failed")),
+        lambda: None,
+        lambda: write(row(1, "due")),
+        lambda: write(row(1, "ok", 2), row(9)),
+    ]
     heard, looks = Heard(), iter(steps)
 
     def stop():
@@ -295,7 +353,13 @@ def test_a_parent_shows_what_its_workers_write(tmp_path):
         return step is None
 
     watch(tmp_path, heard, stop, every=0)
-    assert heard.calls == [("start", 6, 2), ("batch", "sjd", 0), ("items", 2, 1, 10), ("again", 1), ("items", 1, 0, 5)]
+    assert heard.calls == [
+        ("start", 6, 2),
+        ("batch", "sjd", 0),
+        ("items", 2, 1, 10),
+        ("again", 1),
+        ("items", 1, 0, 5),
+    ]
 
 
 def test_a_watch_ends_at_once_when_told_to(tmp_path):

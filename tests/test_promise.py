@@ -1,4 +1,5 @@
-"""What README promises of jobs, line by line: each test says the line it is about, and the last one that none is left out."""
+"""What README promises of jobs, line by line: each test says the line it is about, and the last one
+that none is left out."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from toyjob import PROMPTS, Pipe, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
+from toyjob import (
+    PROMPTS,
+    Pipe,
+    files,
+    job,
+    leftovers,
+    run,
+    steady,
+    toy,
+)  # noqa: F401  toy is a fixture
 
 from gen.errors import GenError
 from gen.jobs.ledger import Journal, read_plan, read_rows
@@ -37,7 +47,8 @@ class Dying(Pipe):
 
 
 def in_a_child(work) -> int:
-    """What became of a process that did the work: its exit code, or minus the signal that ended it."""
+    """What became of a process that did the work: its exit code, or minus the signal that ended
+    it."""
     pid = os.fork()
     if pid == 0:
         code = 99
@@ -51,8 +62,16 @@ def in_a_child(work) -> int:
 
 def whole(out: Path) -> bool:
     """Whether every row of the manifest speaks of a file that is there and as it says."""
-    rows = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()] if (out / "manifest.jsonl").is_file() else []
-    return all(hashlib.sha256((out / r["file"]).read_bytes()).hexdigest() == r["sha256"] for r in rows if r["status"] == "ok")
+    rows = (
+        [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+        if (out / "manifest.jsonl").is_file()
+        else []
+    )
+    return all(
+        hashlib.sha256((out / r["file"]).read_bytes()).hexdigest() == r["sha256"]
+        for r in rows
+        if r["status"] == "ok"
+    )
 
 
 @needs_fork
@@ -70,12 +89,15 @@ def test_line_1(tmp_path):
     assert in_a_child(work) == -signal.SIGKILL and Journal.add is add and read_rows(tmp_path) == []
     _, pipe = run(tmp_path)
     assert pipe.batches == [PROMPTS]  # so "alpha" was made before, and is made again
-    ids = [json.loads(line)["id"] for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
+    ids = [
+        json.loads(line)["id"] for line in (tmp_path / "manifest.jsonl").read_text().splitlines()
+    ]
     assert ids == [i["id"] for i in read_plan(tmp_path)["items"]] and not leftovers(tmp_path)
 
 
 def test_line_2(tmp_path, monkeypatch):
-    """A reader never sees a partial file, and never a manifest line whose file is missing or another."""
+    """A reader never sees a partial file, and never a manifest line whose file is missing or
+    another."""
     looks = []
     for name in ("replace", "fsync", "link", "unlink", "write"):
         plain = getattr(os, name)
@@ -94,19 +116,38 @@ def test_line_2(tmp_path, monkeypatch):
 
 @needs_fork
 def test_line_3(tmp_path):
-    """Draws depend on an item and its seed alone: not on microbatch, shard, rank, number of workers or retries. The last bits may differ between machines and microbatches, unless `deterministic: true`."""
+    """Draws depend on an item and its seed alone: not on microbatch, shard, rank, number of workers
+    or retries. The last bits may differ between machines and microbatches, unless `deterministic:
+    true`."""
     run(tmp_path / "a", num_samples=4)
     run(tmp_path / "b", num_samples=4, batch_size=1, shard_items=2)
     run(tmp_path / "c", Pipe(bad=["beta"]), num_samples=4)
     run(tmp_path / "c", num_samples=4, retry="failed")
-    run_job(job(tmp_path / "d", num_samples=4, shard_items=3), load=Pipe().load, stop=lambda: True)  # plans only
-    slots = [lambda slot=slot: run_worker(tmp_path / "d", slot=slot, load=Pipe().load) for slot in (0, 1)]
+    run_job(
+        job(tmp_path / "d", num_samples=4, shard_items=3), load=Pipe().load, stop=lambda: True
+    )  # plans only
+    slots = [
+        lambda slot=slot: run_worker(tmp_path / "d", slot=slot, load=Pipe().load) for slot in (0, 1)
+    ]
     assert [in_a_child(s) for s in slots] == [0, 0]
     run(tmp_path / "d", num_samples=4, shard_items=3)
-    assert files(tmp_path / "a") == files(tmp_path / "b") == files(tmp_path / "c") == files(tmp_path / "d") and len(files(tmp_path / "a")) == 12
-    assert steady(tmp_path / "a") == steady(tmp_path / "b") == steady(tmp_path / "c") == steady(tmp_path / "d")
+    assert (
+        files(tmp_path / "a")
+        == files(tmp_path / "b")
+        == files(tmp_path / "c")
+        == files(tmp_path / "d")
+        and len(files(tmp_path / "a")) == 12
+    )
+    assert (
+        steady(tmp_path / "a")
+        == steady(tmp_path / "b")
+        == steady(tmp_path / "c")
+        == steady(tmp_path / "d")
+    )
     run(tmp_path / "other", num_samples=4, seed=1)
-    assert files(tmp_path / "other") != files(tmp_path / "a")  # the control; tests/test_microbatches.py has the one of `deterministic`
+    assert files(tmp_path / "other") != files(
+        tmp_path / "a"
+    )  # the control; tests/test_microbatches.py has the one of `deterministic`
 
 
 @needs_fork
@@ -115,20 +156,30 @@ def test_line_4(tmp_path):
     keys = {"shard_items": 1, "batch_size": 1}
     assert in_a_child(lambda: run(tmp_path / "o", Dying("beta"), **keys)) == -signal.SIGKILL
     assert [r["prompt"] for r in read_rows(tmp_path / "o")] == ["alpha"]
-    assert in_a_child(lambda: run_worker(tmp_path / "o", load=Dying("gamma").load)) == -signal.SIGKILL
-    assert [r["prompt"] for r in read_rows(tmp_path / "o")] == ["alpha", "beta"]  # it took over what the dead one had claimed
+    assert (
+        in_a_child(lambda: run_worker(tmp_path / "o", load=Dying("gamma").load)) == -signal.SIGKILL
+    )
+    assert [r["prompt"] for r in read_rows(tmp_path / "o")] == [
+        "alpha",
+        "beta",
+    ]  # it took over what the dead one had claimed
     _, pipe = run(tmp_path / "o", **keys)
     assert pipe.batches == [["gamma"]]
     run(tmp_path / "whole", **keys)
-    assert steady(tmp_path / "o") == steady(tmp_path / "whole") and files(tmp_path / "o") == files(tmp_path / "whole")
+    assert steady(tmp_path / "o") == steady(tmp_path / "whole") and files(tmp_path / "o") == files(
+        tmp_path / "whole"
+    )
 
 
 def test_line_5(tmp_path, monkeypatch):
-    """A failed item is a row with `status` and `error`; `retry=failed` makes just those again; the exit code is not 0 while any are left."""
+    """A failed item is a row with `status` and `error`; `retry=failed` makes just those again; the
+    exit code is not 0 while any are left."""
     from gen import pipeline
     from gen.__main__ import main
 
-    (tmp_path / "toy.yaml").write_text(f"modality: toy\nprompts: [alpha, beta]\nsampler: sjd\nout: {tmp_path / 'o'}\n")
+    (tmp_path / "toy.yaml").write_text(
+        f"modality: toy\nprompts: [alpha, beta]\nsampler: sjd\nout: {tmp_path / 'o'}\n"
+    )
     pipe = Pipe(bad=["beta"])
     monkeypatch.setattr(pipeline, "load", lambda *a, **k: pipe)
     command = ["run", str(tmp_path / "toy.yaml")]
@@ -152,7 +203,8 @@ def test_line_6(tmp_path):
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_line_7(tmp_path, monkeypatch, name):
-    """SIGTERM and SIGUSR1 finish the microbatch at work, write the journal and end with exit code 75."""
+    """SIGTERM and SIGUSR1 finish the microbatch at work, write the journal and end with exit code
+    75."""
     from gen import pipeline
     from gen.__main__ import main
 
@@ -162,14 +214,21 @@ def test_line_7(tmp_path, monkeypatch, name):
                 os.kill(os.getpid(), getattr(signal, name))
             return super().generate(items, *args, **kwargs)
 
-    (tmp_path / "toy.yaml").write_text(f"modality: toy\nprompts: {PROMPTS}\nsampler: sjd\nbatch_size: 1\nout: {tmp_path / 'o'}\n")
+    (tmp_path / "toy.yaml").write_text(
+        f"modality: toy\nprompts: {PROMPTS}\nsampler: sjd\nbatch_size: 1\nout: {tmp_path / 'o'}\n"
+    )
     monkeypatch.setattr(pipeline, "load", lambda *a, **k: Asked())
     assert main(["run", str(tmp_path / "toy.yaml")]) == 75
-    assert [r["prompt"] for r in read_rows(tmp_path / "o")] == ["alpha", "beta"] and whole(tmp_path / "o")
+    assert [r["prompt"] for r in read_rows(tmp_path / "o")] == ["alpha", "beta"] and whole(
+        tmp_path / "o"
+    )
     monkeypatch.setattr(pipeline, "load", lambda *a, **k: Pipe())
     assert main(["run", str(tmp_path / "toy.yaml")]) == 0 and len(read_rows(tmp_path / "o")) == 3
     monkeypatch.setattr("gen.jobs.stopping.SAME", 0.0)
-    with pytest.raises(KeyboardInterrupt), stoppable() as stop:  # asked twice, it is not polite any more
+    with (
+        pytest.raises(KeyboardInterrupt),
+        stoppable() as stop,
+    ):  # asked twice, it is not polite any more
         for _ in range(2):
             os.kill(os.getpid(), getattr(signal, name))
             assert stop()
@@ -179,8 +238,11 @@ def test_line_8(tmp_path):
     """A changed config is refused with what differs, never mixed."""
     run(tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    for keys, says in (({"seed": 3}, "seed: was 0, now 3"), ({"layout": "shards"}, "layout: was files, now shards"),
-                       ({"prompts": ["alpha"]}, "prompts: was 3 rows, now 1")):  # fmt: skip
+    for keys, says in (
+        ({"seed": 3}, "seed: was 0, now 3"),
+        ({"layout": "shards"}, "layout: was files, now shards"),
+        ({"prompts": ["alpha"]}, "prompts: was 3 rows, now 1"),
+    ):
         with pytest.raises(GenError, match=says):
             run(tmp_path, **keys)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
@@ -190,5 +252,8 @@ def test_line_8(tmp_path):
 def test_every_line_of_the_promise_has_its_test():
     text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
     section = text.partition("## Jobs that survive")[2].partition("\n## ")[0]
-    lines = [" ".join(found.split()) for found in re.findall(r"^\d\. (.*(?:\n   .*)*)", section, re.MULTILINE)]
+    lines = [
+        " ".join(found.split())
+        for found in re.findall(r"^\d\. (.*(?:\n   .*)*)", section, re.MULTILINE)
+    ]
     assert lines == [getattr(sys.modules[__name__], f"test_line_{n}").__doc__ for n in range(1, 9)]

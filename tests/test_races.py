@@ -1,4 +1,5 @@
-"""Workers in each other's way: claims, jobs started at once, and what somebody else does between two steps of a commit."""
+"""Workers in each other's way: claims, jobs started at once, and what somebody else does between
+two steps of a commit."""
 
 from __future__ import annotations
 
@@ -11,7 +12,18 @@ import signal
 import time
 
 import pytest
-from crashing import Pipe, audit, contents, differences, fork, ground, job, medium, run, wait  # noqa: F401  ground is a fixture
+from crashing import (
+    Pipe,
+    audit,
+    contents,
+    differences,
+    fork,
+    ground,
+    job,
+    medium,
+    run,
+    wait,
+)  # noqa: F401  ground is a fixture
 
 from gen.errors import GenError
 from gen.jobs import claims, ledger, plan, publish, tars, worker
@@ -37,7 +49,9 @@ def planned(out, **keys):
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
-def test_a_worker_whose_shard_was_taken_over_commits_nothing_over_it_and_goes_on(ground, layout, monkeypatch):  # noqa: F811
+def test_a_worker_whose_shard_was_taken_over_commits_nothing_over_it_and_goes_on(
+    ground, layout, monkeypatch
+):  # noqa: F811
     run(ground / "calm", layout=layout)
     said, out = planned(ground / "o", layout=layout), ground / "o"
     monkeypatch.setattr(worker, "Claims", functools.partial(claims.Claims, stale=0.2))
@@ -51,11 +65,15 @@ def test_a_worker_whose_shard_was_taken_over_commits_nothing_over_it_and_goes_on
     pipe.generate = stopped_for_long
     report = worker.run_worker(out, job=said, load=pipe.load)
     publish.publish(out, ledger.read_plan(out))
-    assert report.made == 3 and len(pipe.made) == 6  # what it made while the shard was not its own does not count
+    assert (
+        report.made == 3 and len(pipe.made) == 6
+    )  # what it made while the shard was not its own does not count
     assert not differences(out, contents(ground / "calm"))
 
 
-def test_a_dead_workers_claim_is_taken_at_once_and_a_strangers_after_so_long_without_a_beat(ground, monkeypatch):  # noqa: F811
+def test_a_dead_workers_claim_is_taken_at_once_and_a_strangers_after_so_long_without_a_beat(
+    ground, monkeypatch
+):  # noqa: F811
     now = [0.0]
     mine = claims.Claims(ground, stale=60, clock=lambda: now[0])
     (ground / "00000").write_bytes(elsewhere(wait(fork(claims.worker_name)).said))
@@ -70,15 +88,22 @@ def test_a_dead_workers_claim_is_taken_at_once_and_a_strangers_after_so_long_wit
     jumps = iter([-1e9, 0, 1e9, 1e12])
     for at, want in [(60, None), (61, None), (119, None), (121, "stolen")]:
         now[0], wall = at, next(jumps)
-        monkeypatch.setattr(time, "time", lambda: wall)  # whatever the clock on the wall and the times of files say
+        monkeypatch.setattr(
+            time, "time", lambda: wall
+        )  # whatever the clock on the wall and the times of files say
         if want is None:
             os.utime(path, (abs(wall) % 2**32, abs(wall) % 2**32))
         assert mine.take("00001") == want, at
 
 
-def test_a_worker_that_beats_keeps_its_claim(ground):  # noqa: F811  the negative control of the test above
+def test_a_worker_that_beats_keeps_its_claim(
+    ground,
+):  # noqa: F811  the negative control of the test above
     now = [0.0]
-    mine, other = claims.Claims(ground, stale=60, clock=lambda: now[0]), claims.Claims(ground, "0badcafe-1-1")
+    mine, other = (
+        claims.Claims(ground, stale=60, clock=lambda: now[0]),
+        claims.Claims(ground, "0badcafe-1-1"),
+    )
     other.take("00000")
     for at in range(0, 600, 50):
         now[0] = at
@@ -87,7 +112,9 @@ def test_a_worker_that_beats_keeps_its_claim(ground):  # noqa: F811  the negativ
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
-def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_nothing(ground, layout):  # noqa: F811
+def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_nothing(
+    ground, layout
+):  # noqa: F811
     keys = {"layout": layout, "prompts": PROMPTS, "shard_items": 10}
     run(ground / "calm", **keys)
     want, out = contents(ground / "calm"), ground / "o"
@@ -107,7 +134,9 @@ def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_no
         return run(out, batch_size=2, **keys)["pending"]
 
     assert wait(fork(heir)) == ("done", 0)
-    assert not [d for d in differences(out, want) if ".tmp-0badcafe-" not in d]  # those are the stopped one's, which may go on with them
+    assert not [
+        d for d in differences(out, want) if ".tmp-0badcafe-" not in d
+    ]  # those are the stopped one's, which may go on with them
     os.kill(child[0], signal.SIGCONT)
     assert wait(child).how in ("done", "refused")
     run(out, **keys)
@@ -137,7 +166,9 @@ def test_of_many_who_find_a_dead_workers_claim_one_takes_it(ground):  # noqa: F8
     assert not both
 
 
-def test_a_row_that_is_journalled_while_the_manifest_is_put_together_waits_for_the_next(ground, monkeypatch):  # noqa: F811
+def test_a_row_that_is_journalled_while_the_manifest_is_put_together_waits_for_the_next(
+    ground, monkeypatch
+):  # noqa: F811
     run(ground / "calm")
     out = ground / "o"
     said = planned(out)
@@ -156,7 +187,9 @@ def test_a_row_that_is_journalled_while_the_manifest_is_put_together_waits_for_t
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
-def test_what_is_to_be_tried_again_is_not_forgotten_when_the_manifest_is_written_meanwhile(ground, layout, monkeypatch):  # noqa: F811
+def test_what_is_to_be_tried_again_is_not_forgotten_when_the_manifest_is_written_meanwhile(
+    ground, layout, monkeypatch
+):  # noqa: F811
     keys = {"layout": layout, "shard_items": 1}
     run(ground / "calm", **keys)
     run(ground / "o", Pipe(bad=("alpha", "beta", "gamma")), **keys)
@@ -198,7 +231,9 @@ def test_a_tar_that_is_none_any_more_is_made_again(ground):  # noqa: F811
 def test_a_tar_that_was_altered_does_not_go_into_the_next_one(ground):  # noqa: F811
     keys = {"layout": "shards", "shard_items": 2}
     run(ground / "calm", **keys)
-    with pytest.raises(OSError, match="enough"):  # a job that is not complete, with one shard that is
+    with pytest.raises(
+        OSError, match="enough"
+    ):  # a job that is not complete, with one shard that is
         run(ground / "o", Refusing("gamma", bad=("beta",)), **keys)
     tar = ground / "o/shards/00000.tar"
     data = bytearray(tar.read_bytes())
@@ -221,7 +256,9 @@ class Refusing(Pipe):
         return super().generate(items, *args, **kwargs)
 
 
-def test_a_shard_that_becomes_a_tar_while_somebody_looks_for_damage_is_not_damaged(ground, monkeypatch):  # noqa: F811
+def test_a_shard_that_becomes_a_tar_while_somebody_looks_for_damage_is_not_damaged(
+    ground, monkeypatch
+):  # noqa: F811
     out, keys = ground / "o", {"layout": "shards"}
     run(ground / "calm", **keys)
     with monkeypatch.context() as patch:  # everything is made, and the worker dies before the tar
@@ -280,7 +317,9 @@ def test_a_claim_is_given_up_where_its_folder_goes_away_as_the_job_ends(ground, 
     assert mine.take("00000") is None
 
 
-def test_of_two_different_jobs_started_at_once_one_is_refused_and_nothing_is_mixed(ground, monkeypatch):  # noqa: F811
+def test_of_two_different_jobs_started_at_once_one_is_refused_and_nothing_is_mixed(
+    ground, monkeypatch
+):  # noqa: F811
     monkeypatch.setattr(jobs, "INLINE", 1)  # so that they have files of prompts to mix up as well
     texts = {0: ["red", "green"], 1: ["blue", "grey"]}
     want = {}
@@ -307,14 +346,27 @@ def test_of_two_different_jobs_started_at_once_one_is_refused_and_nothing_is_mix
     assert winners
 
 
-@pytest.mark.parametrize("who, says", [("the same", ""), ("another", "holds a different job .*seed: was 7, now 0"), ("nobody", "holds no job")])
-def test_a_job_that_is_begun_between_two_looks_at_the_folder_is_seen(ground, monkeypatch, who, says):  # noqa: F811
+@pytest.mark.parametrize(
+    "who, says",
+    [
+        ("the same", ""),
+        ("another", "holds a different job .*seed: was 7, now 0"),
+        ("nobody", "holds no job"),
+    ],
+)
+def test_a_job_that_is_begun_between_two_looks_at_the_folder_is_seen(
+    ground, monkeypatch, who, says
+):  # noqa: F811
     plain, looks = plan.is_job, []
 
     def look(folder):
         if not looks:
             looks.append(plain(folder))
-            run(out, seed=7 if who == "another" else 0) if who != "nobody" else (out / "notes.txt").write_text("mine")
+            (
+                run(out, seed=7 if who == "another" else 0)
+                if who != "nobody"
+                else (out / "notes.txt").write_text("mine")
+            )
             return False
         return plain(folder)
 

@@ -34,14 +34,30 @@ def test_a_name_cannot_be_taken_twice_but_a_reload_is_no_second_time():
 def test_every_module_of_a_room_registers_something_or_serves_one_that_does(folder):
     """A method whose decorator was forgotten would be unreachable."""
     registry.discover()
-    named = {obj.__module__ for table in registry._kinds.values() for obj in table.values() if hasattr(obj, "__module__")}
-    source = {p.stem: p.read_text() for p in (ROOT / folder.removeprefix("gen.").replace(".", "/")).glob("*.py") if p.stem != "__init__"}
-    below = [p.read_text() for p in (ROOT / folder.removeprefix("gen.").replace(".", "/")).glob("*/*.py")]
+    named = {
+        obj.__module__
+        for table in registry._kinds.values()
+        for obj in table.values()
+        if hasattr(obj, "__module__")
+    }
+    source = {
+        p.stem: p.read_text()
+        for p in (ROOT / folder.removeprefix("gen.").replace(".", "/")).glob("*.py")
+        if p.stem != "__init__"
+    }
+    below = [
+        p.read_text() for p in (ROOT / folder.removeprefix("gen.").replace(".", "/")).glob("*/*.py")
+    ]
     for stem in source:
         module = f"{folder}.{stem}"
-        used = any(f"{module} import" in text or f"{folder} import {stem}" in text for text in (*source.values(), *below))
+        used = any(
+            f"{module} import" in text or f"{folder} import {stem}" in text
+            for text in (*source.values(), *below)
+        )
         presets = 'preset("' in source[stem]  # which are values and do not say where they were made
-        assert module in named or used or presets, f"{module} registers nothing and nobody imports it"
+        assert module in named or used or presets, (
+            f"{module} registers nothing and nobody imports it"
+        )
 
 
 PLUGIN = """
@@ -63,7 +79,9 @@ def test_an_installed_package_can_add_a_schedule(tmp_path):
 
     def ask(path: str) -> str:
         env = {"PYTHONPATH": f"{path}:{ROOT}", "PATH": "/usr/bin:/bin"}
-        return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     assert ask(str(tmp_path)) == "True"
     assert ask("") == "False"  # without the package it is not there

@@ -1,5 +1,6 @@
-"""Relaxed acceptance: with its knob at zero it is the exact sampler, token for token; above it a step is no further from the
-model's law than the verifier's bound says. The law of a step is computed by running the verifier on every outcome.
+"""Relaxed acceptance: with its knob at zero it is the exact sampler, token for token; above it a
+step is no further from the model's law than the verifier's bound says. The law of a step is
+computed by running the verifier on every outcome.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ from gen.types import TokenSpace
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
 RULES = {name: rule for name, rule in registry.table("verifier").items() if rule.relaxed}
-KNOBS = {"lantern": (0.05, 0.3, 1.0), "lantern_pp": (0.3, 1.0, 4.0), "gsd": (1, 3, 5), "typical": (0.7, 1.0, 3.0),
-         "cool": (0.1, 0.5, 2.0), "distance": (1, 2, 5)}
+KNOBS = {
+    "lantern": (0.05, 0.3, 1.0),
+    "lantern_pp": (0.3, 1.0, 4.0),
+    "gsd": (1, 3, 5),
+    "typical": (0.7, 1.0, 3.0),
+    "cool": (0.1, 0.5, 2.0),
+    "distance": (1, 2, 5),
+}
 COUPLINGS = [name for name, c in registry.table("coupling").items() if c.exactness == "law"]
 relaxed_acceptance = registry.get("sampler", "relaxed_acceptance")
 speculative = registry.get("sampler", "speculative")
@@ -56,7 +63,8 @@ def laws(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def drafts_law(kind: int, q: Tensor, legal: Tensor) -> Tensor:
-    """log of the law that drafts of a kind really come from. A point draft is id n mod V in case n."""
+    """log of the law that drafts of a kind really come from. A point draft is id n mod V in case
+    n."""
     if kind == ROW:
         return q
     if kind == UNIFORM:
@@ -117,7 +125,8 @@ def test_a_step_is_no_further_from_the_law_than_the_bound(name, kind):
 
 
 def beyond_the_least(rule: PositionVerifier, p: Tensor, q: Tensor, kind: int) -> float:
-    """How far the error of a step is from sum (q f - p)+, the least that any residual reaches; f as it is for every id."""
+    """How far the error of a step is from sum (q f - p)+, the least that any residual reaches; f as
+    it is for every id."""
     legal = (torch.arange(MANY)[:, None, None] + torch.arange(V)) % 4 > 0
     found, source = step_law(rule, p, q, kind)
     excess = torch.zeros(MANY, dtype=torch.float64)
@@ -143,7 +152,8 @@ def test_control_the_residual_of_the_token_verifier_breaks_the_claim_for_cluster
 
 
 def test_control_a_residual_without_the_neighbours_breaks_the_claim(monkeypatch):
-    """What releases of this method do at a rejection: the draft's neighbours are ruled out as well."""
+    """What releases of this method do at a rejection: the draft's neighbours are ruled out as
+    well."""
 
     def residual(self, proposal, logp):
         rest = PositionVerifier.residual(self, proposal, logp).exp()
@@ -155,7 +165,9 @@ def test_control_a_residual_without_the_neighbours_breaks_the_claim(monkeypatch)
     beyond = []
     for rule in rules("lantern"):
         found, source = step_law(rule, p, q, ROW)
-        beyond.append(float((total_variation(found, p[:, 0].exp()) - rule.bound(p, source)[:, 0]).max()))
+        beyond.append(
+            float((total_variation(found, p[:, 0].exp()) - rule.bound(p, source)[:, 0]).max())
+        )
     assert max(beyond) > WRONG
 
 
@@ -170,14 +182,26 @@ def test_where_the_laws_are_equal_everything_is_accepted_and_the_law_kept():
 
 
 def credited(rule, p: list[float], x: int, q: list[float] | None = None) -> float:
-    proposal = Proposal(torch.tensor([[x]]), torch.tensor([[ROW]]), torch.tensor([[q or p]]).double().log(),
-                        torch.ones(1, 1, len(p), dtype=torch.bool))
+    proposal = Proposal(
+        torch.tensor([[x]]),
+        torch.tensor([[ROW]]),
+        torch.tensor([[q or p]]).double().log(),
+        torch.ones(1, 1, len(p), dtype=torch.bool),
+    )
     return float(rule.credit(proposal, torch.tensor([[p]]).double().log()).exp())
 
 
 def test_what_a_draft_is_credited_with():
-    p, codes = [0.1, 0.05, 0.3, 0.15, 0.4], torch.tensor([[0.0], [1.0], [3.0], [7.0]])  # the last id is no code
-    assert relaxed.nearest_codes(codes, 1000).tolist() == [[1, 2, 3], [0, 2, 3], [1, 0, 3], [2, 1, 0]]
+    p, codes = (
+        [0.1, 0.05, 0.3, 0.15, 0.4],
+        torch.tensor([[0.0], [1.0], [3.0], [7.0]]),
+    )  # the last id is no code
+    assert relaxed.nearest_codes(codes, 1000).tolist() == [
+        [1, 2, 3],
+        [0, 2, 3],
+        [1, 0, 3],
+        [2, 1, 0],
+    ]
     assert credited(RULES["lantern"](0.1, codes), p, 0) == pytest.approx(0.1 + 0.05)
     assert credited(RULES["lantern"](0.36, codes), p, 0) == pytest.approx(0.1 + 0.05 + 0.3)
     assert credited(RULES["lantern"](0.36, codes), p, 4) == pytest.approx(0.4)
@@ -185,9 +209,15 @@ def test_what_a_draft_is_credited_with():
     assert credited(RULES["lantern_pp"](0.6, codes), p, 2) == pytest.approx(0.3 + 0.05 + 0.1)
     q = [0.3, 0.1, 0.2, 0.1, 0.3]
     assert credited(RULES["gsd"](1), p, 0, q) == pytest.approx(0.3 * (0.1 + 0.05) / (0.3 + 0.1))
-    assert credited(RULES["gsd"](2), p, 0, q) == pytest.approx(0.3 * (0.15 + 0.1 + 0.05) / (0.1 + 0.3 + 0.1))
-    assert credited(RULES["gsd"](2, codes), p, 0, q) == pytest.approx(0.3 * (0.1 + 0.05) / (0.3 + 0.1))  # 3 is too far away
-    assert credited(RULES["gsd"](2), p, 3, q) == pytest.approx(0.1 * (0.15 + 0.1) / (0.1 + 0.3))  # 2 is twice as likely
+    assert credited(RULES["gsd"](2), p, 0, q) == pytest.approx(
+        0.3 * (0.15 + 0.1 + 0.05) / (0.1 + 0.3 + 0.1)
+    )
+    assert credited(RULES["gsd"](2, codes), p, 0, q) == pytest.approx(
+        0.3 * (0.1 + 0.05) / (0.3 + 0.1)
+    )  # 3 is too far away
+    assert credited(RULES["gsd"](2), p, 3, q) == pytest.approx(
+        0.1 * (0.15 + 0.1) / (0.1 + 0.3)
+    )  # 2 is twice as likely
     assert credited(RULES["typical"](1.0), p, 0, q) == pytest.approx(0.3)  # 0.3 exp(-H) is 0.0745
     assert credited(RULES["typical"](1.0), p, 1, q) == pytest.approx(0.05)
     assert credited(RULES["typical"](2.0), p, 1, q) == pytest.approx(0.1)
@@ -217,17 +247,30 @@ def runs(law: Law, rows: int = 9):
 LAWS = {"plain": Law(), "combined": Law(temperature=0.7, top_k=4, guidance_scale=2.0)}
 
 
-@pytest.mark.parametrize("law", [pytest.param(LAWS["plain"], id="plain", marks=pytest.mark.slow), pytest.param(LAWS["combined"], id="combined")])
+@pytest.mark.parametrize(
+    "law",
+    [
+        pytest.param(LAWS["plain"], id="plain", marks=pytest.mark.slow),
+        pytest.param(LAWS["combined"], id="combined"),
+    ],
+)
 @pytest.mark.parametrize("name", RULES)
 def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, law):
     run = runs(law)
     for coupling in COUPLINGS:
         for window in (2, 5):
             knobs = {"coupling": coupling, "window": window}
-            a, b = run(relaxed_acceptance(verifier=name, relaxation=0, **knobs)), run(jacobi(**knobs))
-            assert torch.equal(a.tokens, b.tokens) and [s.nfe for s in a.stats] == [s.nfe for s in b.stats]
+            a, b = (
+                run(relaxed_acceptance(verifier=name, relaxation=0, **knobs)),
+                run(jacobi(**knobs)),
+            )
+            assert torch.equal(a.tokens, b.tokens) and [s.nfe for s in a.stats] == [
+                s.nfe for s in b.stats
+            ]
     for init in registry.table("initialiser"):
-        a = run(relaxed_acceptance(verifier=name, relaxation=0, coupling="maximal", window=4, init=init))
+        a = run(
+            relaxed_acceptance(verifier=name, relaxation=0, coupling="maximal", window=4, init=init)
+        )
         assert torch.equal(a.tokens, run(jacobi(coupling="maximal", window=4, init=init)).tokens)
     for policy in registry.table("length_policy"):
         a = run(relaxed_acceptance(verifier=name, relaxation=0, drafter="model", policy=policy))
@@ -237,7 +280,11 @@ def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, law)
 @pytest.mark.parametrize("name", RULES)
 def test_the_exactness_follows_the_knob(name):
     assert relaxed_acceptance(verifier=name, relaxation=0).exactness == "law"
-    assert relaxed_acceptance(verifier=name, relaxation=1).exactness == relaxed_acceptance(verifier=name).exactness == "none"
+    assert (
+        relaxed_acceptance(verifier=name, relaxation=1).exactness
+        == relaxed_acceptance(verifier=name).exactness
+        == "none"
+    )
 
 
 def sequence_error(sampler) -> float:
@@ -252,12 +299,17 @@ def sequence_error(sampler) -> float:
     return max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS))
 
 
-@pytest.mark.parametrize("drafter", [{"coupling": c} for c in COUPLINGS] + [{"drafter": "model"}],
-                         ids=lambda d: "-".join(d.values()))
+@pytest.mark.parametrize(
+    "drafter",
+    [{"coupling": c} for c in COUPLINGS] + [{"drafter": "model"}],
+    ids=lambda d: "-".join(d.values()),
+)
 @pytest.mark.parametrize("name", RULES)
 def test_relaxation_accepts_more_and_changes_the_law(name, drafter):
     knob = {"lantern": 0.5, "gsd": 3, "distance": 1}.get(name)
-    make = lambda r, **more: relaxed_acceptance(verifier=name, relaxation=r, num_speculative_tokens=2, **drafter, **more)
+    make = lambda r, **more: relaxed_acceptance(
+        verifier=name, relaxation=r, num_speculative_tokens=2, **drafter, **more
+    )
     assert sequence_error(make(0, window=3)) < EXACT
     assert sequence_error(make(knob, window=3)) > WRONG
     run = runs(Law(), 48)
@@ -266,8 +318,8 @@ def test_relaxation_accepts_more_and_changes_the_law(name, drafter):
 
 
 class NeverTheFirst(Token):
-    """In the first round the first draft is never accepted and the others always are. Exact: the residual of f = 0 is p
-    itself, and what the others' coins say may not count for anything."""
+    """In the first round the first draft is never accepted and the others always are. Exact: the
+    residual of f = 0 is p itself, and what the others' coins say may not count for anything."""
 
     first = True
 
@@ -296,7 +348,9 @@ def never_the_first(coupling: str) -> float:
         init = registry.get("initialiser", "uniform")
         part = registry.get("coupling", coupling)(NeverTheFirst())
         target = causal_target(model, space, law, context)
-        return decode_causal(target, draws, JacobiDrafter(3, part, init, space, target.legal)).tokens
+        return decode_causal(
+            target, draws, JacobiDrafter(3, part, init, space, target.legal)
+        ).tokens
 
     found = enumerate_law(decode, CONTEXTS)
     return max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS))
@@ -308,7 +362,11 @@ def test_the_next_iterate_is_exact_whatever_the_verifier(coupling):
 
 
 def test_control_the_next_iterate_is_kept_by_relaxed_coins(monkeypatch):
-    monkeypatch.setattr(registry.get("coupling", "maximal"), "_exact", lambda self, now, proposal, past, kept, *rest: kept)
+    monkeypatch.setattr(
+        registry.get("coupling", "maximal"),
+        "_exact",
+        lambda self, now, proposal, past, kept, *rest: kept,
+    )
     assert never_the_first("maximal") > WRONG
 
 

@@ -1,4 +1,5 @@
-"""Remaskers: masked sampling that takes back. Against an independent reference, place by place; and what each of them must keep.
+"""Remaskers: masked sampling that takes back. Against an independent reference, place by place; and
+what each of them must keep.
 
 The checks are plain functions, and the controls run them on remaskers that are broken on purpose.
 """
@@ -26,7 +27,11 @@ from gen.types import SampleOutput, TokenSpace
 
 REMASKERS = list(registry.table("remasker"))
 REVISING = [name for name in REMASKERS if name != "none"]
-PLAIN = ["none", "low_confidence", "secondary"]  # the others have references in test_remaskers_text.py
+PLAIN = [
+    "none",
+    "low_confidence",
+    "secondary",
+]  # the others have references in test_remaskers_text.py
 masked_iterative = registry.get("sampler", "masked_iterative")
 IDS, GRID, PLACES, MASK, ROWS = 5, (4, 5), 20, 5, 6
 SPACE = replace(TokenSpace.codes(GRID, IDS, IDS + 1, MASK), rarity=torch.arange(1.0, IDS + 2))
@@ -44,7 +49,12 @@ def canvas() -> Tensor:
 def run(sampler, law: Law = LAWS["plain"], rows: list[int] | None = None, **kwargs) -> SampleOutput:
     rows = list(range(ROWS)) if rows is None else rows
     draws = CounterDraws([31 * r + 7 for r in rows])
-    return sampler(masked_target(MODEL, SPACE, law, [r % 3 for r in rows]), draws, canvas=canvas()[rows], **kwargs)
+    return sampler(
+        masked_target(MODEL, SPACE, law, [r % 3 for r in rows]),
+        draws,
+        canvas=canvas()[rows],
+        **kwargs,
+    )
 
 
 # --- the rule
@@ -61,22 +71,44 @@ def reference(sampler, law: Law, row: int) -> list[int]:
         if not masked:
             break
         r, last = (step + 1) / sampler.steps, step + 1 == sampler.steps
-        logits = lambda prompt, state=state: MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
-        logp = law(logits([31 + row % 3, 40]), logits([50, 51 + row % 3]) if law.guided else None, SPACE.legal)[0]
+        logits = lambda prompt, state=state: MODEL.forward(
+            torch.tensor([[*prompt, *state]]), PLACES
+        )
+        logp = law(
+            logits([31 + row % 3, 40]),
+            logits([50, 51 + row % 3]) if law.guided else None,
+            SPACE.legal,
+        )[0]
         here = torch.tensor([0]), torch.arange(PLACES)[None]
-        drawn = draws.categorical(logp[None], *here, "propose", torch.tensor([step]), here[1] >= 0)[0].tolist()
+        drawn = draws.categorical(logp[None], *here, "propose", torch.tensor([step]), here[1] >= 0)[
+            0
+        ].tolist()
         noise = draws.uniform(*here, "confidence", torch.tensor([step]))[0].tolist()
         ids = {n: drawn[n] if n in masked else state[n] for n in range(PLACES)}
         sure = {n: float(logp[n, ids[n]]) for n in range(PLACES)}
-        score = {n: sure[n] - sampler.choice_temperature * (1 - r) * math.log(-math.log(noise[n])) for n in range(PLACES)}
-        stay = 0 if last else min(max(math.floor(wanted * math.cos(math.pi / 2 * r) + 1e-9), 1), len(masked) - 1)
+        score = {
+            n: sure[n] - sampler.choice_temperature * (1 - r) * math.log(-math.log(noise[n]))
+            for n in range(PLACES)
+        }
+        stay = (
+            0
+            if last
+            else min(max(math.floor(wanted * math.cos(math.pi / 2 * r) + 1e-9), 1), len(masked) - 1)
+        )
         commit, removed = len(masked) - stay, []
         if sampler.remasker == "low_confidence" and not last:
-            removed = [n for n in sorted(masked + filled, key=lambda n: (sure[n], n))[:stay] if n in filled]
+            removed = [
+                n for n in sorted(masked + filled, key=lambda n: (sure[n], n))[:stay] if n in filled
+            ]
             commit += len(removed)
         if sampler.remasker == "secondary" and not last:
             p = {n: math.exp(sure[n]) for n in filled}
-            doubtful = [n for n in filled if p[n] < sampler.remask_threshold * r or math.exp(born[n]) - p[n] > sampler.remask_margin]
+            doubtful = [
+                n
+                for n in filled
+                if p[n] < sampler.remask_threshold * r
+                or math.exp(born[n]) - p[n] > sampler.remask_margin
+            ]
             removed = sorted(doubtful, key=lambda n: (sure[n], n))[: commit - 1]
         for n in sorted(masked, key=lambda n: (-score[n], n))[:commit]:
             state[n], born[n] = ids[n], sure[n]
@@ -93,7 +125,10 @@ def test_tokens_are_those_of_the_reference(remasker, temperature, law):
     found = run(sampler, law).tokens.tolist()
     assert found == [reference(sampler, law, row) for row in range(ROWS)]
     if remasker != "none":  # the control: without it, the tokens are others
-        assert found != run(masked_iterative(steps=6, choice_temperature=temperature), law).tokens.tolist()
+        assert (
+            found
+            != run(masked_iterative(steps=6, choice_temperature=temperature), law).tokens.tolist()
+        )
 
 
 @pytest.mark.parametrize("knob", ["remask_threshold", "remask_margin"])
@@ -104,7 +139,10 @@ def test_the_knobs_of_secondary_are_felt_and_switch_it_off(knob):
     assert torch.equal(run(sampler()).tokens, plain)
     tokens = run(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1})).tokens
     assert not torch.equal(tokens, plain)
-    assert tokens.tolist() == [reference(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1}), Law(), row) for row in range(ROWS)]
+    assert tokens.tolist() == [
+        reference(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1}), Law(), row)
+        for row in range(ROWS)
+    ]
 
 
 # --- what every remasker must keep
@@ -121,7 +159,8 @@ def check_given(sampler) -> None:
 
 
 def check_progress(sampler) -> None:
-    """Each step fills more places than it empties, the last one empties none, and steps are enough. In a row that is full, ids may be replaced."""
+    """Each step fills more places than it empties, the last one empties none, and steps are enough.
+    In a row that is full, ids may be replaced."""
     out = run(sampler, trace=True)
     assert not bool((out.tokens == MASK).any()), "a place was left empty"
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
@@ -129,23 +168,36 @@ def check_progress(sampler) -> None:
         for n, step in enumerate(trace):
             more += not left
             assert not left or len(step.committed) > len(step.removed), "a step makes no progress"
-            assert set(step.removed) <= set(step.committed) or n + 1 < min(len(trace), sampler.steps)
+            assert set(step.removed) <= set(step.committed) or n + 1 < min(
+                len(trace), sampler.steps
+            )
             left -= len(step.committed) - len(step.removed)
-        assert not left and more <= sampler.max_post_steps and stats.nfe == len(trace) <= sampler.steps + more
+        assert (
+            not left
+            and more <= sampler.max_post_steps
+            and stats.nfe == len(trace) <= sampler.steps + more
+        )
 
 
 def check_traces(sampler) -> None:
-    """Replaying gives the tokens; what is emptied was committed by an earlier step; costs say the same."""
+    """Replaying gives the tokens; what is emptied was committed by an earlier step; costs say the
+    same."""
     out = run(sampler, trace=True)
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
         state = dict(enumerate(canvas()[row].tolist()))
         for step in trace:
             assert all(state[n] != MASK for n in step.removed)
             state |= dict.fromkeys(step.removed, MASK)
-            assert all(state[n] == MASK for n in step.committed) and set(step.committed) <= set(step.window)
+            assert all(state[n] == MASK for n in step.committed) and set(step.committed) <= set(
+                step.window
+            )
             state |= step.committed
         assert list(state.values()) == out.tokens[row].tolist()
-        assert stats.tokens == int((canvas()[row] == MASK).sum()) == sum(len(s.committed) - len(s.removed) for s in trace)
+        assert (
+            stats.tokens
+            == int((canvas()[row] == MASK).sum())
+            == sum(len(s.committed) - len(s.removed) for s in trace)
+        )
     assert torch.equal(out.tokens, run(sampler).tokens), "tracing changes the tokens"
 
 
@@ -154,13 +206,20 @@ def check_rows(sampler) -> None:
     whole = run(sampler)
     for row in range(ROWS):
         alone = run(sampler, rows=[row])
-        assert torch.equal(alone.tokens[0], whole.tokens[row]) and alone.stats[0].nfe == whole.stats[row].nfe
+        assert (
+            torch.equal(alone.tokens[0], whole.tokens[row])
+            and alone.stats[0].nfe == whole.stats[row].nfe
+        )
 
 
 def check_final(sampler) -> None:
-    """What the callback calls known never changes again, so that it may be shown; and it is all, in the end."""
+    """What the callback calls known never changes again, so that it may be shown; and it is all, in
+    the end."""
     calls: list[tuple[Tensor, Tensor, int]] = []
-    out = run(sampler, callback=lambda i: calls.append((i["tokens"].clone(), i["known"].clone(), i["done"])))
+    out = run(
+        sampler,
+        callback=lambda i: calls.append((i["tokens"].clone(), i["known"].clone(), i["done"])),
+    )
     for tokens, known, _ in calls:
         assert torch.equal(tokens[known], out.tokens[known]), "a known place has changed"
     assert bool(calls[-1][1].all()) and calls[-1][2] == ROWS * PLACES
@@ -171,7 +230,10 @@ CHECKS = [check_given, check_progress, check_traces, check_rows, check_final]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize(("remasker", "steps"), [(r, n) for r in REMASKERS for n in ([1, 2, 7, 25] if r in PLAIN else [2, 9])])
+@pytest.mark.parametrize(
+    ("remasker", "steps"),
+    [(r, n) for r in REMASKERS for n in ([1, 2, 7, 25] if r in PLAIN else [2, 9])],
+)
 def test_what_every_remasker_keeps(remasker, steps, check):
     check(masked_iterative(steps=steps, remasker=remasker))
 
@@ -186,13 +248,19 @@ def test_remaskers_work_with_every_order_and_take_something_back(remasker, order
 
 
 def test_under_low_confidence_the_schedule_holds_and_under_secondary_it_is_caught_up_with():
-    """Masked places after every step: those of the plain sampler; and at least as many, until the end."""
+    """Masked places after every step: those of the plain sampler; and at least as many, until the
+    end."""
     left = {}
     for remasker in REMASKERS:
         trace = run(masked_iterative(steps=8, remasker=remasker), trace=True).traces[0]
-        left[remasker] = [PLACES - sum(len(s.committed) - len(s.removed) for s in trace[: n + 1]) for n in range(len(trace))]
+        left[remasker] = [
+            PLACES - sum(len(s.committed) - len(s.removed) for s in trace[: n + 1])
+            for n in range(len(trace))
+        ]
     assert left["low_confidence"] == left["none"] and left["none"][-1] == left["secondary"][-1] == 0
-    assert len(left["secondary"]) == 8 and all(a >= b for a, b in zip(left["secondary"], left["none"], strict=True))
+    assert len(left["secondary"]) == 8 and all(
+        a >= b for a, b in zip(left["secondary"], left["none"], strict=True)
+    )
     assert left["secondary"] != left["none"]
 
 
@@ -205,10 +273,36 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
     logp[torch.rand(64, 9, generator=g) < 0.2] = -math.inf
     commit = 1 + (torch.rand(64, generator=g) * masked.sum(1)).long()
     certainty = torch.randn(64, 9, generator=g).double().clamp_max(0)
-    row, fresh, knobs = torch.arange(64), torch.ones_like(masked), masked_iterative(remask_margin=0.2, remask_count=3)
+    row, fresh, knobs = (
+        torch.arange(64),
+        torch.ones_like(masked),
+        masked_iterative(remask_margin=0.2, remask_count=3),
+    )
     law = torch.randn(64, 9, IDS + 1, generator=g).double().mul(3).log_softmax(-1)
-    now = Step(CounterDraws(range(64)), row, row, SPACE, knobs, masked.long(), kind == 0, masked, fresh, law, None, {}, certainty, certainty)
-    now.open, now.logp, now.score, now.last, now.quota, now.begins = fresh, logp, logp, row < 0, commit, row < 0
+    now = Step(
+        CounterDraws(range(64)),
+        row,
+        row,
+        SPACE,
+        knobs,
+        masked.long(),
+        kind == 0,
+        masked,
+        fresh,
+        law,
+        None,
+        {},
+        certainty,
+        certainty,
+    )
+    now.open, now.logp, now.score, now.last, now.quota, now.begins = (
+        fresh,
+        logp,
+        logp,
+        row < 0,
+        commit,
+        row < 0,
+    )
     now.since = torch.randint(0, 9, (64,), generator=g)
     now.r = (now.since + 1).double() / 10
     return now, commit
@@ -221,7 +315,9 @@ def test_a_remasker_keeps_its_word_in_any_state(name):
         now, count = random_state(seed)
         removed, commit, *rest = registry.get("remasker", name)(now, count)
         assert not bool((removed & ~now.filled).any())
-        assert bool((commit - removed.sum(1) >= 1).all()) and bool((commit <= now.masked.sum(1)).all())
+        assert bool((commit - removed.sum(1) >= 1).all()) and bool(
+            (commit <= now.masked.sum(1)).all()
+        )
         changed = rest[0] if rest else torch.full_like(now.canvas, -1)
         assert not bool(((changed >= 0) & ~now.filled).any())
         some += int(removed.sum()) + int((changed >= 0).sum())
@@ -231,7 +327,15 @@ def test_a_remasker_keeps_its_word_in_any_state(name):
 def test_lowest_takes_the_first_of_equal_ones_and_no_others():
     score = torch.tensor([[3.0, -math.inf, 1.0, 1.0, math.inf, -math.inf]])
     among = torch.tensor([[True, False, True, True, True, True]])
-    for count, places in ((0, []), (1, [5]), (2, [2, 5]), (3, [2, 3, 5]), (5, [0, 2, 3, 4, 5]), (9, [0, 2, 3, 4, 5]), (-1, [])):
+    for count, places in (
+        (0, []),
+        (1, [5]),
+        (2, [2, 5]),
+        (3, [2, 3, 5]),
+        (5, [0, 2, 3, 4, 5]),
+        (9, [0, 2, 3, 4, 5]),
+        (-1, []),
+    ):
         assert lowest(score, among, torch.tensor([count]))[0].nonzero()[:, 0].tolist() == places
 
 
@@ -259,15 +363,25 @@ def never_gets_on(now, count):
 
 def looks_at_others(now, count):
     """A threshold that is the batch's mean."""
-    return lowest(now.logp, now.filled & (now.logp < now.logp[now.logp.isfinite()].mean()), count - 1), count
+    return (
+        lowest(now.logp, now.filled & (now.logp < now.logp[now.logp.isfinite()].mean()), count - 1),
+        count,
+    )
 
 
 def empties_what_is_empty(now, count):
     return lowest(now.logp, now.masked, count - 1), count
 
 
-@pytest.mark.parametrize(("remasker", "check"), [(touches_given, check_given), (never_gets_on, check_progress), (looks_at_others, check_rows),
-                                                 (empties_what_is_empty, check_traces)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("remasker", "check"),
+    [
+        (touches_given, check_given),
+        (never_gets_on, check_progress),
+        (looks_at_others, check_rows),
+        (empties_what_is_empty, check_traces),
+    ],
+)
 def test_control_a_broken_remasker_fails_its_check(broken, remasker, check):
     with pytest.raises(AssertionError):
         check(broken(remasker))
@@ -277,8 +391,13 @@ def test_control_a_broken_remasker_fails_its_check(broken, remasker, check):
 def test_control_what_is_filled_is_not_yet_known():
     """Were every filled place shown as known, some would change under the eyes of who looks."""
     calls = []
-    out = run(masked_iterative(steps=8, remasker="low_confidence"), callback=lambda i: calls.append(i["tokens"].clone()))
-    assert any(not torch.equal(tokens[tokens != MASK], out.tokens[tokens != MASK]) for tokens in calls)
+    out = run(
+        masked_iterative(steps=8, remasker="low_confidence"),
+        callback=lambda i: calls.append(i["tokens"].clone()),
+    )
+    assert any(
+        not torch.equal(tokens[tokens != MASK], out.tokens[tokens != MASK]) for tokens in calls
+    )
 
 
 def test_even_one_that_never_gets_on_ends_with_the_last_step(broken):
@@ -291,7 +410,8 @@ def test_even_one_that_never_gets_on_ends_with_the_last_step(broken):
 
 
 class Unanimous:
-    """A model in which all places want the id that the others have, and know nothing else: ids committed in one step may disagree."""
+    """A model in which all places want the id that the others have, and know nothing else: ids
+    committed in one step may disagree."""
 
     device, dtype, vocab_size = torch.device("cpu"), torch.float64, 3
 
@@ -305,8 +425,17 @@ class Unanimous:
 @pytest.mark.parametrize("remasker", REVISING)
 def test_what_disagrees_is_taken_back(remasker):
     space, prompt = TokenSpace.codes((8,), 2, 3, 2), torch.zeros(300, 1, dtype=torch.long)
-    plain, taken = (masked_iterative(steps=4, order="random", schedule="linear", remasker=name, remask_count=2, remask_rate=0.9)(
-        MaskedTarget(Unanimous(), prompt, space, Law()), CounterDraws(range(300))).tokens for name in ("none", remasker))
+    plain, taken = (
+        masked_iterative(
+            steps=4,
+            order="random",
+            schedule="linear",
+            remasker=name,
+            remask_count=2,
+            remask_rate=0.9,
+        )(MaskedTarget(Unanimous(), prompt, space, Law()), CounterDraws(range(300))).tokens
+        for name in ("none", remasker)
+    )
     agree = lambda tokens: float((tokens == tokens[:, :1]).all(1).double().mean())
     assert agree(taken) > agree(plain) + 0.05
 
@@ -319,10 +448,20 @@ def test_blocks_take_back_within_a_block(remasker):
     model = TabularBlocks(SPACE.vocab_size, block_length=10)
     frame_blocks = registry.get("sampler", "frame_blocks")
     if getattr(registry.get("remasker", remasker), "shadow", False):
-        with pytest.raises(GenError, match=f"{remasker!r}, which asks for the law of every place without its own id; a block model"):
-            frame_blocks(steps=5, remasker=remasker)(block_target(model, SPACE, Law(), [0]), CounterDraws([1]))
+        with pytest.raises(
+            GenError,
+            match=(
+                f"{remasker!r}, which asks for the law of every place without its own id; a block"
+                " model"
+            ),
+        ):
+            frame_blocks(steps=5, remasker=remasker)(
+                block_target(model, SPACE, Law(), [0]), CounterDraws([1])
+            )
         return
-    out = frame_blocks(steps=5, remasker=remasker)(block_target(model, SPACE, Law(), [0, 1, 2]), CounterDraws([1, 2, 3]), trace=True)
+    out = frame_blocks(steps=5, remasker=remasker)(
+        block_target(model, SPACE, Law(), [0, 1, 2]), CounterDraws([1, 2, 3]), trace=True
+    )
     removed = [n for trace in out.traces for step in trace for n in step.removed]
     assert removed and not bool((out.tokens == MASK).any())
     for ids, trace in zip(out.tokens.tolist(), out.traces, strict=True):
@@ -335,19 +474,30 @@ def test_blocks_take_back_within_a_block(remasker):
 
 @pytest.mark.parametrize("remasker", REVISING)
 def test_latents_refuse_all_but_none(remasker):
-    with pytest.raises(GenError, match=f"'{remasker}', which looks at the probability of ids; latents have none") as said:
+    with pytest.raises(
+        GenError, match=f"'{remasker}', which looks at the probability of ids; latents have none"
+    ) as said:
         run_latents(masked_iterative(steps=3, order="random", remasker=remasker))
     assert "\n" not in str(said.value)
     assert run_latents(masked_iterative(steps=3, order="random")).tokens.shape[0] > 0
 
 
-@pytest.mark.parametrize(("knobs", "said"), [
-    ({"remasker": "secondry"}, "Did you mean 'secondary'"),
-    ({"remask_threshold": 1.5}, "sampler.remask_threshold is 1.5; expected a number between 0 and 1"),
-    ({"remask_margin": -0.1}, "sampler.remask_margin is -0.1; expected a number between 0 and 1"),
-    ({"remask_margin": True}, "sampler.remask_margin is True; expected"),
-    ({"remask_treshold": 0.5}, "Did you mean 'remask_threshold'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"remasker": "secondry"}, "Did you mean 'secondary'"),
+        (
+            {"remask_threshold": 1.5},
+            "sampler.remask_threshold is 1.5; expected a number between 0 and 1",
+        ),
+        (
+            {"remask_margin": -0.1},
+            "sampler.remask_margin is -0.1; expected a number between 0 and 1",
+        ),
+        ({"remask_margin": True}, "sampler.remask_margin is True; expected"),
+        ({"remask_treshold": 0.5}, "Did you mean 'remask_threshold'"),
+    ],
+)
 def test_mistakes_are_named_in_one_line(knobs, said):
     with pytest.raises(GenError) as error:
         resolve_sampler({"name": "ddvla", **knobs})
@@ -355,5 +505,9 @@ def test_mistakes_are_named_in_one_line(knobs, said):
 
 
 def test_presets():
-    assert resolve_sampler("ddvla")[0] == masked_iterative(steps=12, order="confidence", remasker="secondary")
-    assert resolve_sampler("maskgit_remask")[0] == replace(resolve_sampler("maskgit")[0], remasker="low_confidence")
+    assert resolve_sampler("ddvla")[0] == masked_iterative(
+        steps=12, order="confidence", remasker="secondary"
+    )
+    assert resolve_sampler("maskgit_remask")[0] == replace(
+        resolve_sampler("maskgit")[0], remasker="low_confidence"
+    )

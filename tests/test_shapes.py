@@ -1,4 +1,5 @@
-"""The caption language, the drawing program, and the checker that judges every picture gen reports a quality for."""
+"""The caption language, the drawing program, and the checker that judges every picture gen reports
+a quality for."""
 
 from __future__ import annotations
 
@@ -23,23 +24,30 @@ def data() -> tuple[list[Caption], np.ndarray]:
     return captions, drawn(captions, 43)
 
 
-# The caption language ----------------------------------------------------------------------------------------------
+# --- The caption language
 
 
 def test_every_caption_reads_back_as_itself():
     rng = np.random.default_rng(0)
     for _ in range(300):
         caption = shapes.random_caption(rng)
-        partial = Caption(tuple(
-            replace(i, **{k: None for k in ("size", "colour", "place") if rng.random() < 0.4}) for i in caption.items
-        ))
+        partial = Caption(
+            tuple(
+                replace(i, **{k: None for k in ("size", "colour", "place") if rng.random() < 0.4})
+                for i in caption.items
+            )
+        )
         assert parse(str(caption)) == caption
         assert parse(str(partial)) == partial
 
 
 def test_equivalent_spellings_mean_the_same_caption():
     expected = parse("a large red circle in the centre")
-    for text in ("A large red circle in the CENTER.", "large red circle centre", "the large red circle at the middle"):
+    for text in (
+        "A large red circle in the CENTER.",
+        "large red circle centre",
+        "the large red circle at the middle",
+    ):
         assert parse(text) == expected
 
 
@@ -53,16 +61,19 @@ def test_slots_hold_each_stated_attribute_and_mark_the_rest():
     assert len({tuple(s) for s in every}) > 45
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    ("a large rad circle", ("'rad'", "'red'")),
-    ("a red squaer", ("'squaer'", "'square'")),
-    ("a red circle at the top lift", ("'top lift'", "'top left'")),
-    ("a red", ("the end of the phrase", "circle")),
-    ("", ("empty", "a large red circle")),
-    ("a ring and a cross and a circle", ("3 shapes", "one or two")),
-    ("a red ring and a red cross", ("'red'", "two colours")),
-    ("a red ring at the top and a blue cross in the centre", ("'top'", "'centre'", "apart")),
-])
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a large rad circle", ("'rad'", "'red'")),
+        ("a red squaer", ("'squaer'", "'square'")),
+        ("a red circle at the top lift", ("'top lift'", "'top left'")),
+        ("a red", ("the end of the phrase", "circle")),
+        ("", ("empty", "a large red circle")),
+        ("a ring and a cross and a circle", ("3 shapes", "one or two")),
+        ("a red ring and a red cross", ("'red'", "two colours")),
+        ("a red ring at the top and a blue cross in the centre", ("'top'", "'centre'", "apart")),
+    ],
+)
 def test_a_bad_caption_names_what_is_wrong_and_what_was_expected(text, names):
     with pytest.raises(ValueError) as error:
         parse(text)
@@ -85,7 +96,7 @@ def test_two_shapes_never_share_a_colour_or_overlap():
     assert all(a.colour != b.colour and shapes.apart(a.place, b.place) for a, b in pairs)
 
 
-# Drawing -----------------------------------------------------------------------------------------------------------
+# --- Drawing
 
 
 def test_the_same_seed_draws_the_same_picture_and_another_seed_another_one():
@@ -96,7 +107,7 @@ def test_the_same_seed_draws_the_same_picture_and_another_seed_another_one():
     assert not np.array_equal(first, other)
 
 
-# The checker -------------------------------------------------------------------------------------------------------
+# --- The checker
 
 
 def test_drawn_pictures_fulfil_their_captions(data):
@@ -116,10 +127,22 @@ def test_drawn_pictures_do_not_fulfil_other_captions(data):
 def test_changing_any_one_stated_attribute_turns_the_verdict():
     caption = parse("a large red circle at the top left and a small blue ring at the bottom right")
     picture = drawn([caption], 3)[0]
-    options = {"shape": shapes.SHAPES, "colour": shapes.COLOURS, "size": shapes.SIZES, "place": shapes.PLACES}
+    options = {
+        "shape": shapes.SHAPES,
+        "colour": shapes.COLOURS,
+        "size": shapes.SIZES,
+        "place": shapes.PLACES,
+    }
     changed = [
-        Caption(tuple(replace(item, **{name: value}) if k == n else item for n, item in enumerate(caption.items)))
-        for k in range(2) for name, values in options.items() for value in values
+        Caption(
+            tuple(
+                replace(item, **{name: value}) if k == n else item
+                for n, item in enumerate(caption.items)
+            )
+        )
+        for k in range(2)
+        for name, values in options.items()
+        for value in values
         if value != getattr(caption.items[k], name)
     ]
     assert len(changed) == 2 * (4 + 5 + 1 + 8)
@@ -128,8 +151,14 @@ def test_changing_any_one_stated_attribute_turns_the_verdict():
 
 
 def test_unsaid_attributes_match_anything_and_order_does_not_matter():
-    picture = drawn([parse("a large red circle at the top left and a small blue ring at the bottom right")], 4)[0]
-    for text in ("a circle and a ring", "a ring and a circle", "a small ring and a red circle at the top left"):
+    picture = drawn(
+        [parse("a large red circle at the top left and a small blue ring at the bottom right")], 4
+    )[0]
+    for text in (
+        "a circle and a ring",
+        "a ring and a circle",
+        "a small ring and a red circle at the top left",
+    ):
         assert check(picture, text).fulfilled, text
     for text in ("a ring and a cross", "a ring", "a circle", "a large ring and a circle"):
         assert not check(picture, text).fulfilled, text
@@ -143,7 +172,9 @@ def test_one_shape_cannot_stand_for_two():
 
 def test_the_empty_background_shows_nothing():
     for seed in range(12):
-        picture = shapes.background(np.random.default_rng(seed)).round().clip(0, 255).astype(np.uint8)
+        picture = (
+            shapes.background(np.random.default_rng(seed)).round().clip(0, 255).astype(np.uint8)
+        )
         assert detect(picture) == []
         verdict = check(picture, "a circle")
         assert verdict.valid and not verdict.fulfilled
@@ -178,7 +209,9 @@ def test_radius_and_centre_are_read_to_a_quarter_of_a_pixel():
     for k, shape in enumerate(shapes.SHAPES):
         radius, x, y = 7.3 + k * 0.2, 20.3 + 5 * k, 44.6 - 5 * k
         alpha = shapes.coverage(shape, radius, x, y)[..., None]
-        picture = (flat * (1 - alpha) + np.array(shapes.PALETTE["blue"]) * alpha).round().astype(np.uint8)
+        picture = (
+            (flat * (1 - alpha) + np.array(shapes.PALETTE["blue"]) * alpha).round().astype(np.uint8)
+        )
         (found,) = detect(picture)
         assert found.item.shape == shape
         assert np.allclose((found.radius, *found.centre), (radius, x, y), atol=0.25)
@@ -214,12 +247,19 @@ def test_pil_pictures_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(da
 
 def test_a_prompt_pairs_every_word_with_the_place_of_its_shape():
     n = len(shapes.PLACES) + 1
-    two = shapes.parse("a large red circle at the top left and a small blue ring at the bottom right").pairs()
+    two = shapes.parse(
+        "a large red circle at the top left and a small blue ring at the bottom right"
+    ).pairs()
     assert [p % n for p in two] == [1] * 4 + [9] * 4
     assert [shapes.WORDS[p // n] for p in two[:3]] == ["large", "red", "circle"]
     assert shapes.parse("a red circle").pairs()[4:] == [shapes.NONE * n] * 4
     assert shapes.parse("a ring").pairs()[0] == 0  # nothing said, nowhere: what guidance is told
-    swapped = shapes.parse("a large red circle at the bottom right and a small blue ring at the top left").pairs()
+    swapped = shapes.parse(
+        "a large red circle at the bottom right and a small blue ring at the top left"
+    ).pairs()
     words = lambda pairs: {p // n for p in pairs}
-    assert words(two) == words(swapped) and not {*two[:3], *two[4:7]} & {*swapped[:3], *swapped[4:7]}
+    assert words(two) == words(swapped) and not {*two[:3], *two[4:7]} & {
+        *swapped[:3],
+        *swapped[4:7],
+    }
     assert max(two) < shapes.PAIRS

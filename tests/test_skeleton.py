@@ -29,7 +29,8 @@ UP = np.array([0.0, STANDING, 0.0])
 
 
 def anyhow(seed: int, frames: int = 40) -> Motion:
-    """Any motion with an upright pelvis: every other joint is turned at random, and the figure jumps about."""
+    """Any motion with an upright pelvis: every other joint is turned at random, and the figure
+    jumps about."""
     rng = np.random.default_rng(seed)
     rotations = euler_zyx(rng.uniform(-3, 3, (frames, len(JOINTS), 3)))
     rotations[:, 0] = axis_rotation("y", np.cumsum(rng.uniform(-2.5, 2.5, frames)))
@@ -62,7 +63,7 @@ def placed(motion: Motion, heading: float, by: np.ndarray) -> Motion:
     return Motion(motion.root @ turn.T + by, rotations)
 
 
-# Skeleton ----------------------------------------------------------------------------------------------------------
+# --- Skeleton
 
 
 def test_joints_are_a_tree_in_order_and_the_right_side_mirrors_the_left():
@@ -95,8 +96,18 @@ def test_kinematics_agree_with_homogeneous_matrices():
 
     expected = np.array([[matrix(t, j)[:3, 3] for j in range(22)] for t in range(motion.frames)])
     assert motion.joints.dtype == np.float32 and error(motion.joints, expected) < 1e-5
-    turned_first = np.array([[matrix(t, PARENTS[j])[:3, 3] + (matrix(t, j)[:3, :3] @ OFFSETS[j]) for j in range(1, 22)] for t in range(3)])
-    assert error(motion.joints[:3, 1:], turned_first) > 0.1  # a joint's own rotation does not turn the bone that leads to it
+    turned_first = np.array(
+        [
+            [
+                matrix(t, PARENTS[j])[:3, 3] + (matrix(t, j)[:3, :3] @ OFFSETS[j])
+                for j in range(1, 22)
+            ]
+            for t in range(3)
+        ]
+    )
+    assert (
+        error(motion.joints[:3, 1:], turned_first) > 0.1
+    )  # a joint's own rotation does not turn the bone that leads to it
 
 
 def test_a_joint_moves_what_hangs_on_it_and_nothing_else():
@@ -106,7 +117,9 @@ def test_a_joint_moves_what_hangs_on_it_and_nothing_else():
     rest = standing(1).joints[0]
     for j in range(22):
         turned = posed(1, **{JOINTS[j]: euler_zyx(np.array([0.5, 0.4, 0.3]))}).joints[0]
-        assert [bool(m) for m in np.abs(turned - rest).max(1) > 1e-4] == [hangs_on(k, j) for k in range(22)]
+        assert [bool(m) for m in np.abs(turned - rest).max(1) > 1e-4] == [
+            hangs_on(k, j) for k in range(22)
+        ]
 
 
 def test_bones_keep_their_lengths():
@@ -127,7 +140,9 @@ def test_a_motion_is_a_copy_that_nobody_writes_to():
 
 def test_cutting_gives_those_frames():
     motion = anyhow(2, 10)
-    assert motion.cut(3, 7).frames == 4 and np.array_equal(motion.cut(3, 7).joints, motion.joints[3:7])
+    assert motion.cut(3, 7).frames == 4 and np.array_equal(
+        motion.cut(3, 7).joints, motion.joints[3:7]
+    )
     assert np.array_equal(motion.cut(3).joints, motion.joints[3:])
     for start, stop in ((3, 3), (0, 11), (-1, 3)):
         with pytest.raises(GenError, match="of a motion of 10"):
@@ -143,18 +158,21 @@ def _with(array: np.ndarray, at: tuple, value: float) -> np.ndarray:
 GOOD_ROOT, GOOD = np.zeros((3, 3)), np.tile(np.eye(3), (3, 22, 1, 1))
 
 
-@pytest.mark.parametrize(("root", "rotations", "says"), [
-    (np.zeros((3, 2)), GOOD, r"root of a motion is \[3, 2\]"),
-    (np.zeros((0, 3)), GOOD[:0], "at least one frame"),
-    (5.0, GOOD, r"root of a motion is \[\]"),
-    (np.zeros((2, 3)), GOOD, r"expected \[2, 22, 3, 3\]"),
-    (GOOD_ROOT, GOOD[:, :21], r"rotations of a motion are \[3, 21, 3, 3\]"),
-    ("here", GOOD, "array of real numbers"),
-    (_with(GOOD_ROOT, (1, 0), np.nan), GOOD, "not finite at frame 1"),
-    (GOOD_ROOT, _with(GOOD, (2, 5, 0, 0), np.inf), "frame 2, joint right_knee"),
-    (GOOD_ROOT, _with(GOOD, (2, 15, 0, 0), 1.01), "matrix of head in frame 2 is no rotation"),
-    (GOOD_ROOT, _with(GOOD, (0, 15, 0, 0), -1), "mirrors"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("root", "rotations", "says"),
+    [
+        (np.zeros((3, 2)), GOOD, r"root of a motion is \[3, 2\]"),
+        (np.zeros((0, 3)), GOOD[:0], "at least one frame"),
+        (5.0, GOOD, r"root of a motion is \[\]"),
+        (np.zeros((2, 3)), GOOD, r"expected \[2, 22, 3, 3\]"),
+        (GOOD_ROOT, GOOD[:, :21], r"rotations of a motion are \[3, 21, 3, 3\]"),
+        ("here", GOOD, "array of real numbers"),
+        (_with(GOOD_ROOT, (1, 0), np.nan), GOOD, "not finite at frame 1"),
+        (GOOD_ROOT, _with(GOOD, (2, 5, 0, 0), np.inf), "frame 2, joint right_knee"),
+        (GOOD_ROOT, _with(GOOD, (2, 15, 0, 0), 1.01), "matrix of head in frame 2 is no rotation"),
+        (GOOD_ROOT, _with(GOOD, (0, 15, 0, 0), -1), "mirrors"),
+    ],
+)
 def test_what_is_no_motion_is_refused(root, rotations, says):
     with pytest.raises(GenError, match=says):
         Motion(root, rotations)
@@ -166,12 +184,14 @@ def test_an_unknown_joint_is_named_with_the_nearest():
         joint("left_ankel")
 
 
-# Rotations ---------------------------------------------------------------------------------------------------------
+# --- Rotations
 
 
 def test_rotations_are_right_handed():
     x, y, z = np.eye(3)
-    assert np.allclose(axis_rotation("x", np.pi / 2) @ y, z) and np.allclose(axis_rotation("y", np.pi / 2) @ z, x)
+    assert np.allclose(axis_rotation("x", np.pi / 2) @ y, z) and np.allclose(
+        axis_rotation("y", np.pi / 2) @ z, x
+    )
     assert np.allclose(axis_rotation("z", np.pi / 2) @ x, y)
     third = axis_rotation(np.array([2.0, 2.0, 2.0]), 2 * np.pi / 3)
     assert np.allclose(third @ x, y) and np.allclose(third @ y, z)
@@ -188,7 +208,9 @@ def test_euler_angles_come_back_even_where_two_axes_coincide():
     locked[:, 1] = np.pi / 2 * np.sign(angles[:, 1])
     wild = np.concatenate([3 * angles, locked, locked + 1e-9])
     assert error(euler_zyx(to_euler_zyx(euler_zyx(wild))), euler_zyx(wild)) < 1e-12
-    assert error(euler_zyx(angles[:, ::-1]), euler_zyx(angles)) > 0.5  # another order is another rotation
+    assert (
+        error(euler_zyx(angles[:, ::-1]), euler_zyx(angles)) > 0.5
+    )  # another order is another rotation
 
 
 def test_six_numbers_are_two_columns_and_give_the_rotation_back():
@@ -201,7 +223,10 @@ def test_six_numbers_are_two_columns_and_give_the_rotation_back():
 
 def test_any_six_numbers_but_flat_ones_give_a_rotation():
     made = from_six(np.random.default_rng(5).normal(size=(300, 6)))
-    assert error(np.swapaxes(made, -1, -2) @ made, np.eye(3)) < 1e-9 and error(np.linalg.det(made), 1) < 1e-9
+    assert (
+        error(np.swapaxes(made, -1, -2) @ made, np.eye(3)) < 1e-9
+        and error(np.linalg.det(made), 1) < 1e-9
+    )
     for flat in ([0, 0, 0, 0, 1, 0], [1, 2, 3, 2, 4, 6], [np.nan, 0, 0, 0, 1, 0]):
         with pytest.raises(GenError, match="span no plane"):
             from_six(np.array(flat, float))
@@ -218,7 +243,7 @@ def test_yaw_is_where_a_leaning_frame_faces():
     assert error(yaw_of(np.swapaxes(turn, -1, -2)), yaw) > 1
 
 
-# Features ----------------------------------------------------------------------------------------------------------
+# --- Features
 
 
 def test_the_layout_covers_every_dimension_once():
@@ -237,7 +262,9 @@ def test_features_give_all_frames_but_the_last_back_both_ways(seed: int):
     assert error(mf.recover_joints(rows, *start), motion.joints[:-1]) < 1e-5
 
 
-@pytest.mark.parametrize("broken", ["a frame late", "a frame early", "a whole angle", "the other way", "another heading"])
+@pytest.mark.parametrize(
+    "broken", ["a frame late", "a frame early", "a whole angle", "the other way", "another heading"]
+)
 def test_a_wrong_integration_does_not_give_the_motion_back(broken: str):
     motion = anyhow(1)
     rows, (heading, origin) = mf.features(motion), mf.start_of(motion)
@@ -264,14 +291,17 @@ def test_features_do_not_depend_on_where_a_motion_starts_or_faces():
 
 
 def test_the_root_is_stored_as_the_quaternions_of_humanml3d_say():
-    """Their arithmetic by quaternions: q turns the world into the facing frame, the turn is arcsin of y of q[t+1] inv(q[t])."""
+    """Their arithmetic by quaternions: q turns the world into the facing frame, the turn is arcsin
+    of y of q[t+1] inv(q[t])."""
     motion = anyhow(6)
     half = -yaw_of(motion.rotations[:, 0]) / 2
     q = np.stack([np.cos(half), 0 * half, np.sin(half), 0 * half], 1)
 
     def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         w = a[:, :1] * b[:, :1] - (a[:, 1:] * b[:, 1:]).sum(1, keepdims=True)
-        return np.concatenate([w, a[:, :1] * b[:, 1:] + b[:, :1] * a[:, 1:] + np.cross(a[:, 1:], b[:, 1:])], 1)
+        return np.concatenate(
+            [w, a[:, :1] * b[:, 1:] + b[:, :1] * a[:, 1:] + np.cross(a[:, 1:], b[:, 1:])], 1
+        )
 
     back = q * (1, -1, -1, -1)
     turn = times(q[1:], back[:-1])
@@ -282,14 +312,22 @@ def test_the_root_is_stored_as_the_quaternions_of_humanml3d_say():
     assert error(rows[:, 0], np.arcsin(turn[:, 2])) < 1e-6
     assert error(rows[:, 1:3], seen[:, [1, 3]]) < 1e-6
     before = times(times(q[:-1], step), back[:-1])
-    assert error(rows[:, 1:3], before[:, [1, 3]]) > 0.01  # the frame faced before the step is another
+    assert (
+        error(rows[:, 1:3], before[:, [1, 3]]) > 0.01
+    )  # the frame faced before the step is another
 
 
 def test_walking_forward_is_the_same_forward_velocity_in_any_direction():
     for yaw in (np.zeros(10), np.full(10, 2.0), np.linspace(0, 3, 10)):
         rows = mf.features(walked(yaw, 0.05))
-        assert error(rows[:, 1], 0) < 1e-6 and error(rows[:, 2], 0.05) < 1e-6 and error(rows[:, 3], STANDING) < 1e-6
-        assert error(rows[:, 0], -np.diff(yaw) / 2) < 1e-6  # to its left, which is towards +x, is negative
+        assert (
+            error(rows[:, 1], 0) < 1e-6
+            and error(rows[:, 2], 0.05) < 1e-6
+            and error(rows[:, 3], STANDING) < 1e-6
+        )
+        assert (
+            error(rows[:, 0], -np.diff(yaw) / 2) < 1e-6
+        )  # to its left, which is towards +x, is negative
     sideways = posed(10, UP + np.arange(10)[:, None] * (0.05, 0, 0))
     assert error(mf.features(sideways)[:, 1], 0.05) < 1e-6
 
@@ -299,13 +337,22 @@ def test_legs_change_lower_features_and_arms_and_spine_change_upper_ones_alone()
     base = mf.features(standing(30))
     for names, own, other in (
         (("left_hip", "right_knee", "left_ankle", "right_foot"), mf.LOWER, mf.UPPER),
-        (("spine1", "neck", "head", "left_collar", "right_shoulder", "left_wrist"), mf.UPPER, mf.LOWER),
+        (
+            ("spine1", "neck", "head", "left_collar", "right_shoulder", "left_wrist"),
+            mf.UPPER,
+            mf.LOWER,
+        ),
     ):
         for name in names:
             rows = mf.features(posed(30, **{name: swing(0.5)}))
-            assert error(rows[:, own], base[:, own]) > 0.1 and error(rows[:, other], base[:, other]) == 0
+            assert (
+                error(rows[:, own], base[:, own]) > 0.1
+                and error(rows[:, other], base[:, other]) == 0
+            )
     walking = mf.features(walked(np.linspace(0, 1, 30), 0.05))
-    assert error(walking[:, mf.LOWER[:4]], base[:, mf.LOWER[:4]]) > 0.04  # how the root moves is lower
+    assert (
+        error(walking[:, mf.LOWER[:4]], base[:, mf.LOWER[:4]]) > 0.04
+    )  # how the root moves is lower
 
 
 def test_feet_are_in_contact_while_they_stand_low_and_still():
@@ -359,12 +406,15 @@ def test_statistics_are_those_of_all_rows_and_never_zero():
         mf.statistics([])
 
 
-@pytest.mark.parametrize(("rows", "says"), [
-    (np.zeros((4, 251)), r"\[4, 251\]; expected \[frames, 263\]"),
-    (np.zeros((0, 263)), "at least one frame"),
-    (np.zeros(263), r"\[263\]"),
-    (_with(np.zeros((4, 263)), (2, 100), np.nan), "not finite in frame 2, dimension 100"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (np.zeros((4, 251)), r"\[4, 251\]; expected \[frames, 263\]"),
+        (np.zeros((0, 263)), "at least one frame"),
+        (np.zeros(263), r"\[263\]"),
+        (_with(np.zeros((4, 263)), (2, 100), np.nan), "not finite in frame 2, dimension 100"),
+    ],
+)
 def test_what_are_no_features_is_refused(rows, says):
     for read in (mf.recover, mf.recover_joints, lambda r: mf.statistics([r])):
         with pytest.raises(GenError, match=says):

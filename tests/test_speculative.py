@@ -1,4 +1,5 @@
-"""Speculative decoding with a draft model: what it promises about the law, computed exactly on every outcome of its draws.
+"""Speculative decoding with a draft model: what it promises about the law, computed exactly on
+every outcome of its draws.
 
 The controls break one part each and must miss by more than 1e-3.
 """
@@ -40,7 +41,8 @@ def models(law: Law, ids: int):
 
 
 def error(sampler, law: Law, space: TokenSpace) -> float:
-    """The largest error of a probability, over three contexts that are decoded in one ragged batch."""
+    """The largest error of a probability, over three contexts that are decoded in one ragged
+    batch."""
     model, small = models(law, space.vocab_size)
     both = lambda context: (causal_target(m, space, law, context) for m in (model, small))
 
@@ -50,7 +52,9 @@ def error(sampler, law: Law, space: TokenSpace) -> float:
 
     found = enumerate_law(decode, CONTEXTS)
     expected = [causal_law(model, space, law, c) for c in range(CONTEXTS)]
-    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), "the law is too simple to test anything"
+    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
+        "the law is too simple to test anything"
+    )
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -67,12 +71,22 @@ def test_law_for_every_policy_and_length(verifier, policy, length, law):
 def test_law_over_many_rounds(verifier):
     """Six places of two ids: caches are caught up with after every kind of outcome."""
     for policy in POLICIES:
-        sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=2, confidence_threshold=0.6)
+        sampler = speculative(
+            verifier=verifier, policy=policy, num_speculative_tokens=2, confidence_threshold=0.6
+        )
         assert error(sampler, Law(), space_of((6,), 2)) < EXACT
 
 
-@pytest.mark.parametrize("draft", [{"draft_temperature": 0.5}, {"draft_temperature": 0.0}, {"draft_guidance": 1.0},
-                                   {"draft_guidance": 3.0, "draft_temperature": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "draft",
+    [
+        {"draft_temperature": 0.5},
+        {"draft_temperature": 0.0},
+        {"draft_guidance": 1.0},
+        {"draft_guidance": 3.0, "draft_temperature": 1.5},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_law_when_drafts_have_a_law_of_their_own(verifier, draft):
     law = Law(temperature=0.7, guidance_scale=2.0)
@@ -97,11 +111,16 @@ def test_control_drafts_from_another_law_than_the_stored_one(monkeypatch, verifi
 
     def draw(self, now, column, law, active):
         self.laws.append(law)
-        ids = now.categorical((2 * law).log_softmax(-1)[:, None], "draft", active[:, None], column)[:, 0]
+        ids = now.categorical((2 * law).log_softmax(-1)[:, None], "draft", active[:, None], column)[
+            :, 0
+        ]
         return ids, law.gather(1, ids[:, None])[:, 0].exp()
 
     monkeypatch.setattr(drafting.IdChain, "draw", draw)
-    assert error(speculative(verifier=verifier, num_speculative_tokens=2), Law(), space_of((3,), 3)) > WRONG
+    assert (
+        error(speculative(verifier=verifier, num_speculative_tokens=2), Law(), space_of((3,), 3))
+        > WRONG
+    )
 
 
 def test_control_residual_replaced_by_the_law(monkeypatch):
@@ -110,9 +129,18 @@ def test_control_residual_replaced_by_the_law(monkeypatch):
 
 
 def test_control_block_with_the_residual_of_token(monkeypatch):
-    monkeypatch.setattr(Block, "decide", lambda *args, _true=Block.decide: (
-        _true(*args)[0], lambda rejected: Token().instead(args[2], args[4], rejected)))
-    assert error(speculative(verifier="block", num_speculative_tokens=2), Law(), space_of((4,), 3)) > WRONG
+    monkeypatch.setattr(
+        Block,
+        "decide",
+        lambda *args, _true=Block.decide: (
+            _true(*args)[0],
+            lambda rejected: Token().instead(args[2], args[4], rejected),
+        ),
+    )
+    assert (
+        error(speculative(verifier="block", num_speculative_tokens=2), Law(), space_of((4,), 3))
+        > WRONG
+    )
 
 
 def test_control_doubtful_drafts_are_dropped(monkeypatch):
@@ -130,7 +158,8 @@ def test_control_doubtful_drafts_are_dropped(monkeypatch):
 
 
 def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
-    """It changes what is drafted but not the law of what is committed: drafts still come from the law that is stored."""
+    """It changes what is drafted but not the law of what is committed: drafts still come from the
+    law that is stored."""
     plain = lambda: run_tokens(speculative(num_speculative_tokens=2), Law())
     before = plain()
 
@@ -157,7 +186,9 @@ def accepted_on_average(verifier: str, policy: str, length: int) -> list[float]:
         out = sampler(target, draws, draft=draft, trace=True)
         return torch.tensor([[len(trace[0].accepted)] for trace in out.traces])
 
-    return [math.fsum(k * mass for (k,), mass in law.items()) for law in enumerate_law(decode, CONTEXTS)]
+    return [
+        math.fsum(k * mass for (k,), mass in law.items()) for law in enumerate_law(decode, CONTEXTS)
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -174,13 +205,20 @@ def test_block_accepts_at_least_as_many_drafts(policy):
 def test_chains_of_one_draft_are_judged_alike_whatever_law_it_came_from():
     """The same coins and tokens from both verifiers, for rows, uniform laws and point masses."""
     generator = torch.Generator().manual_seed(0)
-    p, q = (torch.randn(300, 1, 6, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    p, q = (
+        torch.randn(300, 1, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
+        for _ in range(2)
+    )
     n = torch.arange(300)
     drafted = torch.ones(300, 1, dtype=torch.bool)
-    now = Round(CounterDraws(range(300)), n, n * 0, n * 0, torch.zeros(300, 1, dtype=torch.long), drafted)
+    now = Round(
+        CounterDraws(range(300)), n, n * 0, n * 0, torch.zeros(300, 1, dtype=torch.long), drafted
+    )
     for kind in (ROW, UNIFORM, POINT):
         tokens = now.categorical(q if kind == ROW else q * 0, "draft", drafted)
-        proposal = Proposal(tokens, torch.full((300, 1), kind), q, torch.ones(300, 1, 6, dtype=torch.bool))
+        proposal = Proposal(
+            tokens, torch.full((300, 1), kind), q, torch.ones(300, 1, 6, dtype=torch.bool)
+        )
         (a, ids), (b, others) = (v.verify(now, proposal, drafted, p) for v in (Token(), Block()))
         assert torch.equal(a, b) and torch.equal(ids, others) and 0 < int(a.sum()) < 300
 
@@ -192,7 +230,9 @@ def run(sampler, law: Law, length: int = 12, rows: int = 24, same: bool = False)
     space = space_of((length,), 5)
     model, small = models(law, 5)
     context = [i % CONTEXTS for i in range(rows)]
-    target, draft = (causal_target(m, space, law, context) for m in (model, model if same else small))
+    target, draft = (
+        causal_target(m, space, law, context) for m in (model, model if same else small)
+    )
     return sampler(target, CounterDraws([7919 * i + 5 for i in range(rows)]), draft=draft)
 
 
@@ -206,17 +246,24 @@ def test_at_temperature_zero_the_tokens_are_the_argmax_tokens(verifier, policy):
     law = Law(temperature=0.0)
     expected = run(autoregressive(), law).tokens
     for knobs in ({}, {"num_speculative_tokens": 2}, {"draft_temperature": 1.0}):
-        assert torch.equal(run(speculative(verifier=verifier, policy=policy, **knobs), law).tokens, expected)
+        assert torch.equal(
+            run(speculative(verifier=verifier, policy=policy, **knobs), law).tokens, expected
+        )
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_a_draft_model_that_is_the_target_is_always_right(verifier):
-    """So every round commits all drafts and one token more, and the draft is called once per draft."""
+    """So every round commits all drafts and one token more, and the draft is called once per
+    draft."""
     law = Law(temperature=0.8, guidance_scale=1.5)
-    for stats in run(speculative(verifier=verifier, num_speculative_tokens=3), law, same=True).stats:
+    for stats in run(
+        speculative(verifier=verifier, num_speculative_tokens=3), law, same=True
+    ).stats:
         assert (stats.nfe, stats.draft_nfe, stats.acceptance_histogram) == (3, 9, [0, 0, 0, 3])
     growing = speculative(verifier=verifier, policy="heuristic", num_speculative_tokens=1)
-    for stats in run(growing, law, same=True).stats:  # 1, 3, then 4 and no more, then nothing for the last place
+    for stats in run(
+        growing, law, same=True
+    ).stats:  # 1, 3, then 4 and no more, then nothing for the last place
         assert (stats.nfe, stats.draft_nfe, stats.acceptance_histogram) == (4, 8, [1, 1, 0, 1, 1])
 
 
@@ -229,7 +276,10 @@ def test_the_heuristic_policy_is_held_between_one_and_four_times_its_start():
 
 def test_the_confidence_policy_stops_after_a_doubtful_draft():
     law = Law()
-    out = {t: run(speculative(policy="confidence", confidence_threshold=t), law) for t in (0.0, 0.4, 1.0)}
+    out = {
+        t: run(speculative(policy="confidence", confidence_threshold=t), law)
+        for t in (0.0, 0.4, 1.0)
+    }
     assert torch.equal(out[0.0].tokens, run(speculative(), law).tokens)  # never doubtful
     calls = {t: sum(s.draft_nfe for s in o.stats) for t, o in out.items()}
     assert calls[1.0] < calls[0.4] < calls[0.0]
@@ -252,7 +302,10 @@ def test_unguided_drafts_cost_one_half():
     for guidance, rows in ((None, 4), (1.0, 2)):
         small = Counting.under(law, 3)
         small.calls = []
-        target, draft = causal_target(TabularCausal.under(law, 3), space, law, [0, 1]), causal_target(small, space, law, [0, 1])
+        target, draft = (
+            causal_target(TabularCausal.under(law, 3), space, law, [0, 1]),
+            causal_target(small, space, law, [0, 1]),
+        )
         speculative(draft_guidance=guidance)(target, CounterDraws([1, 2]), draft=draft)
         assert max(small.calls) == rows
 
@@ -264,7 +317,12 @@ def test_a_target_under_another_law_keeps_its_condition():
     nothing = torch.zeros(2, 1, dtype=torch.long)
     for other in (Law(), Law(temperature=0.5, guidance_scale=3.0), law):
         found = target.under(other).predict(nothing, nothing)[0][:, 0]
-        expected = [other(model.after(list(PROMPTS[c])), model.after(list(EMPTY[c])) if other.guided else None) for c in (1, 0)]
+        expected = [
+            other(
+                model.after(list(PROMPTS[c])), model.after(list(EMPTY[c])) if other.guided else None
+            )
+            for c in (1, 0)
+        ]
         assert torch.equal(found, torch.stack(expected))
     with pytest.raises(ValueError, match="unconditional"):
         target.under(Law()).under(law)
@@ -277,10 +335,18 @@ def test_mistakes_are_named_in_one_line():
     legal[2, 1] = False
     for sampler, draft, said in (
         (speculative(), None, "drafts with a second model and got none"),
-        (speculative(), make(space_of((4,), 5), 5), "the draft model has 5 ids; expected the target's 3 ids"),
+        (
+            speculative(),
+            make(space_of((4,), 5), 5),
+            "the draft model has 5 ids; expected the target's 3 ids",
+        ),
         (speculative(), make(TokenSpace((4,), 3, legal), 3), "legal ids are not the target's"),
         (speculative(), make(space_of((5,), 3), 3), "places or legal ids are not the target's"),
-        (speculative(draft_guidance=2.0), make(space, 3), "sampler.draft_guidance is 2.0; expected None or 1"),
+        (
+            speculative(draft_guidance=2.0),
+            make(space, 3),
+            "sampler.draft_guidance is 2.0; expected None or 1",
+        ),
     ):
         with pytest.raises(GenError) as caught:
             sampler(make(space, 3), CounterDraws([1]), draft=draft)

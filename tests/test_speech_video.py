@@ -1,4 +1,5 @@
-"""Speech and video through the pipeline, the command line and jobs: streaming, continuation, and what is refused."""
+"""Speech and video through the pipeline, the command line and jobs: streaming, continuation, and
+what is refused."""
 
 from __future__ import annotations
 
@@ -18,11 +19,20 @@ from gen.registry import registry
 from gen.sampling import resolve_sampler
 
 ROOT = Path(__file__).parents[1]
-PROMPTS = {"speech": ["three seven", "go, high voice"], "video": ["a red square moves right", "a small blue ring moves up and bounces"]}
+PROMPTS = {
+    "speech": ["three seven", "go, high voice"],
+    "video": ["a red square moves right", "a small blue ring moves up and bounces"],
+}
 JACOBI = {"name": "speculative_jacobi", "window": 48}
 slowly = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
-STREAMED = [("speech", JACOBI), ("speech", {"name": "maskgit", "steps": 6}), slowly("speech", "autoregressive"), ("video", JACOBI),
-            ("video", {"name": "frame_blocks", "steps": 2}), slowly("video", {"name": "halton", "steps": 4})]  # fmt: skip
+STREAMED = [
+    ("speech", JACOBI),
+    ("speech", {"name": "maskgit", "steps": 6}),
+    slowly("speech", "autoregressive"),
+    ("video", JACOBI),
+    ("video", {"name": "frame_blocks", "steps": 2}),
+    slowly("video", {"name": "halton", "steps": 4}),
+]
 IDS = lambda x: x if isinstance(x, str) else x["name"]
 
 
@@ -42,26 +52,47 @@ def medium(name: str, seed: int = 2):
 
 
 @pytest.mark.parametrize("modality", PROMPTS)
-def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_reason(modality, pipes):
+def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_reason(
+    modality, pipes
+):
     """The configs are run by the tests of the pages."""
     configs = {p.stem for p in (ROOT / "configs" / modality).glob("*.yaml")}
-    told = {(p.stem, json.dumps(p.read_text())) for p in (ROOT / "configs" / modality).glob("*.yaml")}
+    told = {
+        (p.stem, json.dumps(p.read_text())) for p in (ROOT / "configs" / modality).glob("*.yaml")
+    }
     # decoders of language models, whose parts test_selector_by_modality.py has, and of pictures
-    elsewhere = {p.stem for room in ("text", "image") for p in (ROOT / "configs" / room).glob("*.yaml")}
-    named = {name for name in (*registry.table("sampler"), *registry.table("preset"))
-             if name in configs or any(f"sampler: {name}\\n" in text or f"name: {name}" in text for _, text in told)}  # fmt: skip
+    elsewhere = {
+        p.stem for room in ("text", "image") for p in (ROOT / "configs" / room).glob("*.yaml")
+    }
+    named = {
+        name
+        for name in (*registry.table("sampler"), *registry.table("preset"))
+        if name in configs
+        or any(f"sampler: {name}\\n" in text or f"name: {name}" in text for _, text in told)
+    }
     for name in (*registry.table("sampler"), *registry.table("preset")):
         sampler, _ = resolve_sampler(name)
         if not type(sampler).__module__.startswith("gen.samplers"):
             continue  # what other tests registered
         if "codes" not in sampler.kinds:
-            with pytest.raises(GenError, match=f"modality '{modality}' has no {sampler.protocol}-latents model"):
+            with pytest.raises(
+                GenError, match=f"modality '{modality}' has no {sampler.protocol}-latents model"
+            ):
                 pipes[modality](PROMPTS[modality][0], name)
         elif sampler.protocol not in pipes[modality].modality.models:
-            with pytest.raises(GenError, match=f"modality '{modality}' has no {sampler.protocol} model; it has causal"):
+            with pytest.raises(
+                GenError,
+                match=f"modality '{modality}' has no {sampler.protocol} model; it has causal",
+            ):
                 pipes[modality](PROMPTS[modality][0], name)
-        elif name not in ("distance", "relaxed_acceptance", "mar"):  # for ordered bins; the family of those that are named; for latents
-            assert name in named | elsewhere, f"no config of {modality}, of text or of images runs {name}"
+        elif name not in (
+            "distance",
+            "relaxed_acceptance",
+            "mar",
+        ):  # for ordered bins; the family of those that are named; for latents
+            assert name in named | elsewhere, (
+                f"no config of {modality}, of text or of images runs {name}"
+            )
 
 
 @pytest.mark.parametrize("modality", ["speech", slowly("video")])
@@ -88,17 +119,33 @@ def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
         assert chunk.item.prompt == PROMPTS[modality][chunk.item.index]
     for i, medium in enumerate(whole.media):
         assert np.array_equal(np.concatenate(parts[i]), medium)
-        assert len(parts[i]) > 1 or IDS(sampler) in ("maskgit", "halton")  # they know the first places last
+        assert len(parts[i]) > 1 or IDS(sampler) in (
+            "maskgit",
+            "halton",
+        )  # they know the first places last
 
 
-@pytest.mark.parametrize(("modality", "sampler"), [
-    ("speech", JACOBI), ("speech", "autoregressive"), ("video", "autoregressive"), ("video", {"name": "frame_blocks", "steps": 2})], ids=IDS)  # fmt: skip
+@pytest.mark.parametrize(
+    ("modality", "sampler"),
+    [
+        ("speech", JACOBI),
+        ("speech", "autoregressive"),
+        ("video", "autoregressive"),
+        ("video", {"name": "frame_blocks", "steps": 2}),
+    ],
+    ids=IDS,
+)
 def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_calls(modality, sampler, pipes):
-    """Counted, not timed: how many calls were made when the first chunk came. Speculative decoding of video is not among them: the
-    first frame holds nearly all that is left to chance, and takes two fifths of its calls."""
+    """Counted, not timed: how many calls were made when the first chunk came. Speculative decoding
+    of video is not among them: the first frame holds nearly all that is left to chance, and takes
+    two fifths of its calls."""
     pipe, calls, first = pipes[modality], [], []
-    out = pipe.generate(pipe.plan(PROMPTS[modality][:1]), sampler, callback=calls.append,
-                        on_chunk=lambda row, media: first.append(len(calls) + 1))  # the callback follows the chunk
+    out = pipe.generate(
+        pipe.plan(PROMPTS[modality][:1]),
+        sampler,
+        callback=calls.append,
+        on_chunk=lambda row, media: first.append(len(calls) + 1),
+    )  # the callback follows the chunk
     assert first[0] * 4 < out.stats[0].nfe == len(calls)
 
 
@@ -129,7 +176,14 @@ def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler,
     unit = {"speech": 640, "video": 2}[modality]
     given = medium(modality)[: frames * unit + 1]  # what fills no frame of codes is left out
     frontend = pipe.frontend()
-    known = pipe.modality.prefix(given, frontend, pipe.target(*pipe.resolve(sampler, None), pipe.plan("two" if modality == "speech" else "a ring moves up")).space)
+    known = pipe.modality.prefix(
+        given,
+        frontend,
+        pipe.target(
+            *pipe.resolve(sampler, None),
+            pipe.plan("two" if modality == "speech" else "a ring moves up"),
+        ).space,
+    )
     out = pipe(PROMPTS[modality][0], sampler, prefix=given, num_samples=2, trace=True)
     assert torch.equal(out.tokens[:, : len(known)], known.expand(2, -1))
     assert not torch.equal(out.tokens[0], out.tokens[1])
@@ -139,15 +193,29 @@ def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler,
     assert np.array_equal(np.concatenate(parts), out.media[0])
 
 
-@pytest.mark.parametrize(("modality", "sampler"), [("speech", JACOBI), slowly("speech", "autoregressive"), ("video", {"name": "frame_blocks", "steps": 2})], ids=IDS)
-def test_what_is_continued_after_its_own_tokens_is_the_same_again(modality, sampler, pipes, monkeypatch):
+@pytest.mark.parametrize(
+    ("modality", "sampler"),
+    [
+        ("speech", JACOBI),
+        slowly("speech", "autoregressive"),
+        ("video", {"name": "frame_blocks", "steps": 2}),
+    ],
+    ids=IDS,
+)
+def test_what_is_continued_after_its_own_tokens_is_the_same_again(
+    modality, sampler, pipes, monkeypatch
+):
     """The places after a prefix have the draws that they always have."""
     pipe = pipes[modality]
     whole = pipe(PROMPTS[modality][0], sampler, seed=8)
     known = whole.tokens[0, : whole.tokens.shape[1] // 2]
     monkeypatch.setattr(pipe.modality, "prefix", lambda media, frontend, space: known)
-    assert torch.equal(pipe(PROMPTS[modality][0], sampler, seed=8, prefix="its own").tokens, whole.tokens)
-    assert not torch.equal(pipe(PROMPTS[modality][0], sampler, seed=9, prefix="its own").tokens, whole.tokens)
+    assert torch.equal(
+        pipe(PROMPTS[modality][0], sampler, seed=8, prefix="its own").tokens, whole.tokens
+    )
+    assert not torch.equal(
+        pipe(PROMPTS[modality][0], sampler, seed=9, prefix="its own").tokens, whole.tokens
+    )
 
 
 def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp_path):
@@ -197,14 +265,21 @@ def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp
 # --- text
 
 
-@pytest.mark.parametrize(("modality", "text", "words"), [
-    ("speech", "three sevn", "'sevn' is outside the vocabulary.*Did you mean 'seven'"),
-    ("speech", "", "empty"),
-    ("speech", "one two three four five", "5 words to speak; expected one to four"),
-    ("video", "a red squre moves right", "'squre' is outside the vocabulary.*Did you mean 'square'"),
-    ("video", "   ", "empty"),
-    ("video", "a red square moves", "the end of the caption"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("modality", "text", "words"),
+    [
+        ("speech", "three sevn", "'sevn' is outside the vocabulary.*Did you mean 'seven'"),
+        ("speech", "", "empty"),
+        ("speech", "one two three four five", "5 words to speak; expected one to four"),
+        (
+            "video",
+            "a red squre moves right",
+            "'squre' is outside the vocabulary.*Did you mean 'square'",
+        ),
+        ("video", "   ", "empty"),
+        ("video", "a red square moves", "the end of the caption"),
+    ],
+)
 def test_text_outside_the_language_is_refused(modality, text, words, pipes):
     with pytest.raises(GenError, match=words):
         pipes[modality](text)
@@ -216,19 +291,62 @@ def test_text_outside_the_language_is_refused(modality, text, words, pipes):
 @pytest.mark.slow
 def test_the_commands_of_the_first_page_make_media_that_can_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["sample", "speech", "three seven", "--num-samples", "2", "--seed", "0", "--out", "D"]) == 0
-    assert main(["sample", "video", "a red square moves right", "--num-samples", "2", "--seed", "0", "--out", "E"]) == 0
+    assert (
+        main(["sample", "speech", "three seven", "--num-samples", "2", "--seed", "0", "--out", "D"])
+        == 0
+    )
+    assert (
+        main(
+            [
+                "sample",
+                "video",
+                "a red square moves right",
+                "--num-samples",
+                "2",
+                "--seed",
+                "0",
+                "--out",
+                "E",
+            ]
+        )
+        == 0
+    )
     for folder, modality, kind in (("D", "speech", ".wav"), ("E", "video", ".mp4")):
-        rows = [json.loads(line) for line in (tmp_path / folder / "manifest.jsonl").read_text().splitlines()]
-        assert [Path(r["file"]).suffix for r in rows] == [kind] * 2 and all(r["status"] == "ok" for r in rows)
+        rows = [
+            json.loads(line)
+            for line in (tmp_path / folder / "manifest.jsonl").read_text().splitlines()
+        ]
+        assert [Path(r["file"]).suffix for r in rows] == [kind] * 2 and all(
+            r["status"] == "ok" for r in rows
+        )
         made = gen.load(modality)(rows[0]["prompt"], num_samples=2).media
-        read = [registry.get("modality", modality)().load(tmp_path / folder / r["file"]) for r in rows]
+        read = [
+            registry.get("modality", modality)().load(tmp_path / folder / r["file"]) for r in rows
+        ]
         assert [m.shape for m in made] == [m.shape for m in read]
-        worst = max(float(np.abs(a.astype(float) - b.astype(float)).mean()) for a, b in zip(made, read, strict=True))
+        worst = max(
+            float(np.abs(a.astype(float) - b.astype(float)).mean())
+            for a, b in zip(made, read, strict=True)
+        )
         assert worst < (1e-4 if modality == "speech" else 3)
         assert main(["check", folder]) == 0
     first = next((tmp_path / "D").glob("*.wav"))
-    assert main(["sample", "speech", "three seven nine", "--prefix", str(first), "--seed", "1", "--out", "F"]) == 0
+    assert (
+        main(
+            [
+                "sample",
+                "speech",
+                "three seven nine",
+                "--prefix",
+                str(first),
+                "--seed",
+                "1",
+                "--out",
+                "F",
+            ]
+        )
+        == 0
+    )
 
 
 def test_one_job_makes_three_modalities_and_one_gallery(tmp_path):
@@ -239,7 +357,9 @@ jobs:
   - {modality: video, prompts: [a ring moves up], sampler: speculative_jacobi}
 """)
     assert main(["run", str(tmp_path / "job.yaml"), f"out={tmp_path / 'out'}"]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
+    ]
     assert [Path(r["file"]).suffix for r in rows] == [".png", ".wav", ".mp4"]
     page = (tmp_path / "out" / "index.html").read_text()
     assert all(f'id="modality-{name}"' in page for name in ("image", "speech", "video"))

@@ -1,4 +1,5 @@
-"""The spoken language, the synthesiser, and the listener that judges every clip gen reports a quality for."""
+"""The spoken language, the synthesiser, and the listener that judges every clip gen reports a
+quality for."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def heard(data) -> list[Heard]:
     return [hear(w) for w in data[1]]
 
 
-# The language ------------------------------------------------------------------------------------------------------
+# --- The language
 
 
 def test_every_utterance_reads_back_as_itself():
@@ -49,13 +50,25 @@ def test_every_utterance_reads_back_as_itself():
 
 def test_equivalent_spellings_mean_the_same_utterance():
     expected = parse("three seven, high voice, fast")
-    for text in ("3 7, high voice, fast", "Three  SEVEN high fast.", "37; fast speed, high voice", " three,7 ,fast,high voice "):
+    for text in (
+        "3 7, high voice, fast",
+        "Three  SEVEN high fast.",
+        "37; fast speed, high voice",
+        " three,7 ,fast,high voice ",
+    ):
         assert parse(text) == expected
 
 
 def test_slots_hold_each_stated_word_and_mark_the_rest():
     words = lambda u: [spoken.TABLE[s] for s in u.slots()]
-    assert words(parse("3 7, high voice")) == ["three", "seven", "<none>", "<none>", "high", "<any>"]
+    assert words(parse("3 7, high voice")) == [
+        "three",
+        "seven",
+        "<none>",
+        "<none>",
+        "high",
+        "<any>",
+    ]
     assert words(parse("go, slow")) == ["go", "<none>", "<none>", "<none>", "<any>", "slow"]
     every = [spoken.random_utterance(np.random.default_rng(i)).slots() for i in range(50)]
     assert {len(s) for s in every} == {spoken.SLOTS}
@@ -65,22 +78,34 @@ def test_slots_hold_each_stated_word_and_mark_the_rest():
 def test_a_prompt_joins_every_value_with_its_slot():
     utterance = parse("go go stop, low voice")
     assert [(spoken.TABLE[p // spoken.SLOTS], p % spoken.SLOTS) for p in utterance.pairs()] == [
-        ("go", 0), ("go", 1), ("stop", 2), ("<none>", 3), ("low", 4), ("<any>", 5)
+        ("go", 0),
+        ("go", 1),
+        ("stop", 2),
+        ("<none>", 3),
+        ("low", 4),
+        ("<any>", 5),
     ]
     grid = np.arange(len(spoken.TABLE))[:, None].repeat(spoken.SLOTS, 1)
-    assert sorted(spoken.pairs(grid).ravel()) == list(range(spoken.PAIRS))  # one symbol each, none unused
-    assert spoken.pairs(np.full((1, spoken.SLOTS), spoken.ANY)).tolist() == [list(range(spoken.SLOTS))]
+    assert sorted(spoken.pairs(grid).ravel()) == list(
+        range(spoken.PAIRS)
+    )  # one symbol each, none unused
+    assert spoken.pairs(np.full((1, spoken.SLOTS), spoken.ANY)).tolist() == [
+        list(range(spoken.SLOTS))
+    ]
 
 
-@pytest.mark.parametrize(("text", "names"), [
-    ("three sevn", ("'sevn'", "'seven'", "Known: zero, one")),
-    ("three, loud voice", ("'loud'", "outside the vocabulary")),
-    ("voice three", ("'voice'", "outside the vocabulary")),
-    ("one two three four five", ("5 words", "one to four")),
-    ("high voice", ("0 words", "one to four")),
-    ("go, high voice, low voice", ("voice twice", "'high'", "'low'")),
-    ("  ", ("empty", "three seven, high voice, fast")),
-])
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("three sevn", ("'sevn'", "'seven'", "Known: zero, one")),
+        ("three, loud voice", ("'loud'", "outside the vocabulary")),
+        ("voice three", ("'voice'", "outside the vocabulary")),
+        ("one two three four five", ("5 words", "one to four")),
+        ("high voice", ("0 words", "one to four")),
+        ("go, high voice, low voice", ("voice twice", "'high'", "'low'")),
+        ("  ", ("empty", "three seven, high voice, fast")),
+    ],
+)
 def test_a_bad_prompt_names_what_is_wrong_and_what_was_expected(text, names):
     with pytest.raises(ValueError) as error:
         parse(text)
@@ -91,13 +116,15 @@ def test_a_bad_prompt_names_what_is_wrong_and_what_was_expected(text, names):
 
 def test_the_held_out_tenth_is_disjoint_and_about_a_tenth():
     rng = np.random.default_rng(5)
-    assert 0.06 < np.mean([spoken.held_out(spoken.random_utterance(rng)) for _ in range(3000)]) < 0.14
+    assert (
+        0.06 < np.mean([spoken.held_out(spoken.random_utterance(rng)) for _ in range(3000)]) < 0.14
+    )
     seen, unseen = (set(map(str, spoken.utterances(400, 6, held=h))) for h in (False, True))
     assert seen.isdisjoint(unseen)
     assert all(spoken.held_out(parse(u)) for u in unseen)
 
 
-# The synthesiser ---------------------------------------------------------------------------------------------------
+# --- The synthesiser
 
 
 def test_the_same_seed_speaks_the_same_clip_and_another_seed_another_one():
@@ -122,19 +149,25 @@ def test_four_slow_words_always_fit():
     wave = spoken.synthesise([longest] * 4, [4] * 4, 1.0, slowest, gaps, np.random.default_rng(0))
     assert not wave[-200:].any()
     with pytest.raises(ValueError, match="a clip has"):
-        spoken.synthesise([longest] * 5, [4] * 5, 1.0, slowest, [*gaps, 0.1], np.random.default_rng(0))
+        spoken.synthesise(
+            [longest] * 5, [4] * 5, 1.0, slowest, [*gaps, 0.1], np.random.default_rng(0)
+        )
     assert all(0.30 <= spoken.length(w) <= 0.42 for w in spoken.WORDS)
 
 
 @pytest.mark.parametrize("voice", spoken.VOICES)
 def test_a_steady_vowel_repeats_in_every_frame(voice):
     for word in ("off", "on", "up", "back"):
-        frames = speak(parse(f"{word}, {voice} voice, slow"), np.random.default_rng(0)).reshape(-1, FRAME)
-        change = np.linalg.norm(np.diff(frames, axis=0), axis=1) / (np.linalg.norm(frames[1:], axis=1) + 1e-3)
+        frames = speak(parse(f"{word}, {voice} voice, slow"), np.random.default_rng(0)).reshape(
+            -1, FRAME
+        )
+        change = np.linalg.norm(np.diff(frames, axis=0), axis=1) / (
+            np.linalg.norm(frames[1:], axis=1) + 1e-3
+        )
         assert change.min() < 0.02, (word, change.min())
 
 
-# The listener ------------------------------------------------------------------------------------------------------
+# --- The listener
 
 
 def test_spoken_clips_fulfil_their_utterances(data, heard):
@@ -158,9 +191,19 @@ def test_changing_any_one_stated_attribute_turns_the_verdict():
     utterance = parse("nine no on, middle voice, normal")
     wave = spoken_clips([utterance], 4)[0]
     spliced = lambda k, w: (*utterance.words[:k], w, *utterance.words[k + 1 :])
-    changed = [replace(utterance, words=spliced(k, w)) for k in range(3) for w in spoken.WORDS if w != utterance.words[k]]
-    changed += [replace(utterance, words=w) for w in (utterance.words[:2], utterance.words[1:], (*utterance.words, "on"))]
-    changed += [replace(utterance, voice=v) for v in ("low", "high")] + [replace(utterance, speed=s) for s in ("slow", "fast")]
+    changed = [
+        replace(utterance, words=spliced(k, w))
+        for k in range(3)
+        for w in spoken.WORDS
+        if w != utterance.words[k]
+    ]
+    changed += [
+        replace(utterance, words=w)
+        for w in (utterance.words[:2], utterance.words[1:], (*utterance.words, "on"))
+    ]
+    changed += [replace(utterance, voice=v) for v in ("low", "high")] + [
+        replace(utterance, speed=s) for s in ("slow", "fast")
+    ]
     assert check(wave, utterance).fulfilled
     assert len(changed) == 3 * 21 + 3 + 4
     heard = hear(wave)
@@ -172,14 +215,18 @@ def test_a_word_replaced_in_the_clip_turns_the_verdict():
     for utterance in spoken.utterances(20, 7, held=True):
         k = int(rng.integers(len(utterance.words)))
         other = rng.choice([w for w in spoken.WORDS if w != utterance.words[k]])
-        wrong = replace(utterance, words=(*utterance.words[:k], str(other), *utterance.words[k + 1 :]))
+        wrong = replace(
+            utterance, words=(*utterance.words[:k], str(other), *utterance.words[k + 1 :])
+        )
         assert not check(speak(wrong, rng), utterance).fulfilled
 
 
 def test_a_clip_played_backwards_is_not_what_it_says(data):
     utterances, waves = (d[:80] for d in data)
     fulfilled = [v.fulfilled for v in check_many(waves[:, ::-1], utterances)]
-    mirrored = [set(u.words) <= {"one", "up", "back"} for u in utterances]  # w-uh-n is nearly n-uh-w, and so with these
+    mirrored = [
+        set(u.words) <= {"one", "up", "back"} for u in utterances
+    ]  # w-uh-n is nearly n-uh-w, and so with these
     assert not any(f for f, m in zip(fulfilled, mirrored, strict=True) if not m)
     assert np.mean(fulfilled) < 0.03
 
@@ -192,7 +239,10 @@ def test_what_is_no_speech_is_not_valid(data):
     sounds["brown noise"] = np.cumsum(noise) / np.abs(np.cumsum(noise)).max()
     sounds["clicks"] = 0.5 * (np.arange(SAMPLES) % 107 == 0) * bursts
     for hz in (150, 220, 440, 1000, 3000):
-        sounds |= {f"{hz} Hz": 0.5 * np.sin(2 * np.pi * hz * TIME), f"{hz} Hz beeps": 0.5 * np.sin(2 * np.pi * hz * TIME) * bursts}
+        sounds |= {
+            f"{hz} Hz": 0.5 * np.sin(2 * np.pi * hz * TIME),
+            f"{hz} Hz beeps": 0.5 * np.sin(2 * np.pi * hz * TIME) * bursts,
+        }
     sounds["not a number"] = np.full(SAMPLES, np.nan)
     sounds["shuffled frames"] = rng.permutation(data[1][0].reshape(-1, FRAME // 4)).ravel()
     for name, sound in sounds.items():
@@ -202,7 +252,9 @@ def test_what_is_no_speech_is_not_valid(data):
 
 def lowpass(wave: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     spectrum = np.fft.rfft(wave)
-    return np.fft.irfft(spectrum / np.sqrt(1 + (np.linspace(0, RATE / 2, len(spectrum)) / 4500) ** 8))
+    return np.fft.irfft(
+        spectrum / np.sqrt(1 + (np.linspace(0, RATE / 2, len(spectrum)) / 4500) ** 8)
+    )
 
 
 def noise(wave: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -242,7 +294,10 @@ def gain(wave: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return wave * rng.uniform(0.3, 1.0)
 
 
-@pytest.mark.parametrize("distort", [lowpass, noise, *(pytest.param(d, marks=pytest.mark.slow) for d in (mulaw, phases, gain))])
+@pytest.mark.parametrize(
+    "distort",
+    [lowpass, noise, *(pytest.param(d, marks=pytest.mark.slow) for d in (mulaw, phases, gain))],
+)
 def test_what_a_codec_may_do_does_not_turn_the_verdict(data, distort: Callable):
     rng = np.random.default_rng(9)
     utterances, waves = (d[50:95] for d in data)
@@ -256,7 +311,9 @@ def test_tensors_and_texts_are_welcome_and_wrong_sizes_are_not(data):
     import torch
 
     utterances, waves = data
-    assert check(torch.from_numpy(waves[0])[None], str(utterances[0])) == check(waves[0], utterances[0])
+    assert check(torch.from_numpy(waves[0])[None], str(utterances[0])) == check(
+        waves[0], utterances[0]
+    )
     with pytest.raises(ValueError, match=r"expected float \[n\], 0 < n <= 38400"):
         check(np.zeros(SAMPLES + 1, np.float32), "two")
     with pytest.raises(ValueError, match="one utterance per clip"):

@@ -1,4 +1,5 @@
-"""``gen status``: right at every moment of a job's life, while others write, and cheap enough to be asked every second."""
+"""``gen status``: right at every moment of a job's life, while others write, and cheap enough to be
+asked every second."""
 
 from __future__ import annotations
 
@@ -30,17 +31,33 @@ def ident(i: int) -> str:
 
 
 def row(i: int, status: str = "ok", attempt: int = 1, **more) -> dict:
-    return {"id": ident(i), "index": i, "modality": "image", "sampler": "ab"[i % 2], "prompt": f"p{i}",
-            "nfe": i % 7 if status == "ok" else None, "status": status, "attempt": attempt,
-            "error": f"ValueError: {i % 3}" if status == "failed" else None, **more}  # fmt: skip
+    return {
+        "id": ident(i),
+        "index": i,
+        "modality": "image",
+        "sampler": "ab"[i % 2],
+        "prompt": f"p{i}",
+        "nfe": i % 7 if status == "ok" else None,
+        "status": status,
+        "attempt": attempt,
+        "error": f"ValueError: {i % 3}" if status == "failed" else None,
+        **more,
+    }
 
 
 def job(folder: Path, items: int = 40) -> Path:
     (folder / WORK).mkdir(parents=True)
     (folder / "config.yaml").write_text("")
-    plan = {"plan": 1, "fingerprint": "f", "labels": ["a", "b"], "shards": [],
-            "relevant": {"entries": [{"modality": "image"}, {"modality": "speech"}]},
-            "items": [{"id": ident(i), "index": i, "entry": i % 2, "prompt": f"p{i}"} for i in range(items)]}  # fmt: skip
+    plan = {
+        "plan": 1,
+        "fingerprint": "f",
+        "labels": ["a", "b"],
+        "shards": [],
+        "relevant": {"entries": [{"modality": "image"}, {"modality": "speech"}]},
+        "items": [
+            {"id": ident(i), "index": i, "entry": i % 2, "prompt": f"p{i}"} for i in range(items)
+        ],
+    }
     put_text(folder / PLAN, json.dumps(plan))
     return folder
 
@@ -63,17 +80,24 @@ def claim(folder: Path, shard: int, worker: str, age: float = 0.0) -> None:
     os.utime(path, (time.time() - age,) * 2)
 
 
-# ------------------------------------------------------------------------------------------------------ counting
+# --- counting
 
 
 def live(folder: Path, seed: int) -> None:
-    """A random life of a job, with a look after every step: what `counts` says is what reading everything says."""
+    """A random life of a job, with a look after every step: what `counts` says is what reading
+    everything says."""
     rng, cache, attempts = random.Random(seed), Cache(), Counter()
     for _ in range(60):
-        i, act, worker = rng.randrange(45), rng.randrange(7), f"w{rng.randrange(3)}"  # 40 to 44 are not in the plan
+        i, act, worker = (
+            rng.randrange(45),
+            rng.randrange(7),
+            f"w{rng.randrange(3)}",
+        )  # 40 to 44 are not in the plan
         if act < 3:
             attempts[i] += 1
-            Journal(folder, i // 8, worker).add([row(i, rng.choice(["ok", "ok", "failed"]), attempts[i])])
+            Journal(folder, i // 8, worker).add(
+                [row(i, rng.choice(["ok", "ok", "failed"]), attempts[i])]
+            )
         elif act == 3 and attempts[i]:
             Journal(folder, i // 8, worker).add([row(i, "due", attempts[i])])
         elif act == 4:  # a worker dies in the middle of a line
@@ -83,7 +107,10 @@ def live(folder: Path, seed: int) -> None:
             publish(folder)
         else:
             (folder / SHARDS).mkdir(exist_ok=True)
-            put_text(folder / SHARDS / f"{i // 8:05d}.jsonl", lines(r for r in read_rows(folder) if r["index"] // 8 == i // 8))
+            put_text(
+                folder / SHARDS / f"{i // 8:05d}.jsonl",
+                lines(r for r in read_rows(folder) if r["index"] // 8 == i // 8),
+            )
         got, rows = counts(folder, cache), [r for r in read_rows(folder) if r["index"] < 40]
         by = Counter(r["status"] for r in rows)
         assert (got.ok, got.failed, got.total) == (by["ok"], by["failed"], 40)
@@ -99,11 +126,15 @@ def test_counting_step_by_step_is_counting_at_once(tmp_path, seed):
 def test_the_same_life_catches_a_counter_that_is_wrong(tmp_path, monkeypatch, broken):
     read, listed = counting._read, counting._listed
     if broken == "stamp":  # what was read once is believed for ever
-        monkeypatch.setattr(counting, "_read", lambda path, known, was, cache: was or read(path, known, was, cache))
+        monkeypatch.setattr(
+            counting, "_read", lambda path, known, was, cache: was or read(path, known, was, cache)
+        )
     if broken == "order":  # the manifest is left out
         monkeypatch.setattr(counting, "_listed", lambda folder: listed(folder)[:-1])
     if broken == "plan":  # rows of other plans count
-        monkeypatch.setattr(counting, "frozenset", lambda ids: frozenset(map(ident, range(45))), raising=False)
+        monkeypatch.setattr(
+            counting, "frozenset", lambda ids: frozenset(map(ident, range(45))), raising=False
+        )
     with pytest.raises(AssertionError):
         live(job(tmp_path / "j"), 0)
 
@@ -111,7 +142,9 @@ def test_the_same_life_catches_a_counter_that_is_wrong(tmp_path, monkeypatch, br
 def test_every_line_is_looked_into_once(tmp_path, monkeypatch):
     folder, cache, looked = job(tmp_path / "j"), Cache(), []
     seen = counting._seen
-    monkeypatch.setattr(counting, "_seen", lambda line, cache: looked.append(line) or seen(line, cache))
+    monkeypatch.setattr(
+        counting, "_seen", lambda line, cache: looked.append(line) or seen(line, cache)
+    )
     for i in range(40):
         Journal(folder, i // 8, "w").add([row(i)])
         assert counts(folder, cache).ok == i + 1
@@ -144,7 +177,10 @@ def test_nothing_that_vanishes_or_is_replaced_meanwhile_is_an_error_or_a_step_ba
             claim(folder, i // 8, worker_name())
             if i % 8 == 7:
                 (folder / SHARDS).mkdir(exist_ok=True)
-                put_text(folder / SHARDS / f"{i // 8:05d}.jsonl", lines(row(k) for k in range(i - 7, i + 1)))
+                put_text(
+                    folder / SHARDS / f"{i // 8:05d}.jsonl",
+                    lines(row(k) for k in range(i - 7, i + 1)),
+                )
                 (folder / WORK / CLAIMS / f"{i // 8:05d}").unlink()
                 publish(folder)
         over.set()
@@ -175,7 +211,7 @@ def test_rows_that_move_during_a_look_are_not_missed(tmp_path, monkeypatch, orde
     assert counts(folder, Cache()).ok == (5 if order == "as rows move" else 0)
 
 
-# ------------------------------------------------------------------------------------------------------ a report
+# --- a report
 
 
 def test_a_report_says_who_is_at_work_on_what(tmp_path):
@@ -185,13 +221,22 @@ def test_a_report_says_who_is_at_work_on_what(tmp_path):
     claim(folder, 3, FAR)
     claim(folder, 4, FAR, age=300)
     (folder / WORK / CLAIMS / "00005").write_text('{"work')  # torn
-    assert [(w["shard"], w["state"]) for w in status_of(folder)["workers"]] == [(1, "alive"), (2, "gone"), (3, "alive"), (4, "silent")]
+    assert [(w["shard"], w["state"]) for w in status_of(folder)["workers"]] == [
+        (1, "alive"),
+        (2, "gone"),
+        (3, "alive"),
+        (4, "silent"),
+    ]
     assert status_of(folder)["at_work"]
     for shard in (1, 3):
         (folder / WORK / CLAIMS / f"{shard:05d}").unlink()
     assert not status_of(folder)["at_work"]
     log = JobLog(folder, worker_name())  # loads its model: no claim yet
-    assert [(w["shard"], w["state"]) for w in status_of(folder)["workers"]] == [(2, "gone"), (4, "silent"), (None, "alive")]
+    assert [(w["shard"], w["state"]) for w in status_of(folder)["workers"]] == [
+        (2, "gone"),
+        (4, "silent"),
+        (None, "alive"),
+    ]
     log.event("done")
     assert not status_of(folder)["at_work"]
 
@@ -202,18 +247,44 @@ def test_groups_and_errors_add_up(tmp_path):
     Journal(folder, 0, "v").add([row(5, "due")])
     report = status_of(folder)
     assert (report["items"], report["ok"], report["failed"], report["pending"]) == (40, 16, 3, 21)
-    assert report["by_sampler"] == {"a": {"items": 20, "ok": 8, "failed": 2, "pending": 10},
-                                    "b": {"items": 20, "ok": 8, "failed": 1, "pending": 11}}  # fmt: skip
-    assert list(report["by_modality"]) == ["image", "speech"] and report["by_modality"]["speech"] == report["by_sampler"]["b"]
-    assert [(e["error"], e["count"], e["index"]) for e in report["errors"]] == [("ValueError: 1", 1, 10), ("ValueError: 0", 2, 15)]
-    assert report["forwards_per_item"] == pytest.approx(sum(r["nfe"] for r in read_rows(folder) if r["status"] == "ok") / 16)
+    assert report["by_sampler"] == {
+        "a": {"items": 20, "ok": 8, "failed": 2, "pending": 10},
+        "b": {"items": 20, "ok": 8, "failed": 1, "pending": 11},
+    }
+    assert (
+        list(report["by_modality"]) == ["image", "speech"]
+        and report["by_modality"]["speech"] == report["by_sampler"]["b"]
+    )
+    assert [(e["error"], e["count"], e["index"]) for e in report["errors"]] == [
+        ("ValueError: 1", 1, 10),
+        ("ValueError: 0", 2, 15),
+    ]
+    assert report["forwards_per_item"] == pytest.approx(
+        sum(r["nfe"] for r in read_rows(folder) if r["status"] == "ok") / 16
+    )
     assert report["items_per_second"] is report["seconds_left"] is None
 
 
 def test_the_pace_is_that_of_the_last_minutes_of_every_worker():
-    batch = lambda at, **more: {"event": "batch", "elapsed": at, "items": 8, "seconds": 2.0, "nfe": 80.0, **more}
-    quick = [{"event": "start", "elapsed": 0.0}, batch(62.0), batch(64.0), batch(66.0, error="out of memory"), batch(70.0)]
-    assert pace({"a": quick}) == (pytest.approx(24 / 10), 10.0)  # a minute of loading does not count, nor what failed
+    batch = lambda at, **more: {
+        "event": "batch",
+        "elapsed": at,
+        "items": 8,
+        "seconds": 2.0,
+        "nfe": 80.0,
+        **more,
+    }
+    quick = [
+        {"event": "start", "elapsed": 0.0},
+        batch(62.0),
+        batch(64.0),
+        batch(66.0, error="out of memory"),
+        batch(70.0),
+    ]
+    assert pace({"a": quick}) == (
+        pytest.approx(24 / 10),
+        10.0,
+    )  # a minute of loading does not count, nor what failed
     slow = [batch(10.0 * k) for k in range(1, 100)]
     assert pace({"b": slow})[0] == pytest.approx(30 * 8 / 292)
     assert pace({"a": quick, "b": slow})[0] == pytest.approx(2.4 + 240 / 292)
@@ -228,11 +299,13 @@ def test_what_is_left_follows_from_the_pace(tmp_path):
     log._began -= 4
     log.event("claim", shard=1)
     report = status_of(folder)
-    assert report["items_per_second"] == pytest.approx(2, rel=0.05) and report["seconds_left"] == pytest.approx(16, rel=0.05)
+    assert report["items_per_second"] == pytest.approx(2, rel=0.05) and report[
+        "seconds_left"
+    ] == pytest.approx(16, rel=0.05)
     assert report["forwards_per_item"] == 5.0
 
 
-# ------------------------------------------------------------------------------------------------------ the command
+# --- the command
 
 
 def test_the_command_speaks_to_people_and_programs(tmp_path, capsys):
@@ -242,7 +315,10 @@ def test_the_command_speaks_to_people_and_programs(tmp_path, capsys):
     assert main(["status", str(folder)]) == 0
     out = capsys.readouterr().out
     assert f"{folder}: 40 items, 16 ok, 4 failed, 20 pending\nat work: 1 worker" in out
-    assert "\nmodality  items  ok  failed  pending\n" in out and "2 failed: ValueError: 0 (the last one 000000000000000f 'p15')" in out
+    assert (
+        "\nmodality  items  ok  failed  pending\n" in out
+        and "2 failed: ValueError: 0 (the last one 000000000000000f 'p15')" in out
+    )
     assert main(["status", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(status_of(folder)))
     assert main(["status", str(tmp_path)]) == 2 and "plan.json" in capsys.readouterr().err
@@ -272,7 +348,9 @@ def test_watching_ends_when_all_is_made(tmp_path, capsys, monkeypatch, flags):
         reports = [json.loads(x) for x in out.splitlines()]
         assert reports[0]["pending"] == 3 and reports[-1]["ok"] == 3 and err == ""
     else:
-        assert "3 items, 3 ok" in out and "all done" in out and err.splitlines()[0] == "gen: 3 items"
+        assert (
+            "3 items, 3 ok" in out and "all done" in out and err.splitlines()[0] == "gen: 3 items"
+        )
 
 
 def test_watching_ends_when_nobody_works_any_more(tmp_path):

@@ -50,7 +50,9 @@ def test_a_figure_stands_upright_in_the_middle_of_a_light_picture():
 
 
 def test_edges_are_smooth(monkeypatch):
-    """Between a limb and the ground there are shades of both, and none where the picture is drawn at its own size."""
+    """Between a limb and the ground there are shades of both, and none where the picture is drawn
+    at its own size."""
+
     def blended() -> int:
         frame = render(posed(left_shoulder=axis_rotation("z", 1.0)), azimuth=0)[0].astype(float)
         along = np.subtract(LEFT, GROUND).astype(float)
@@ -74,6 +76,7 @@ def test_left_and_right_limbs_have_their_own_colours_seen_from_before_and_behind
 
 def test_a_figure_that_turns_away_hides_its_face_dot():
     """From before there is a light dot inside the head, from behind none."""
+
     def dot(azimuth: float) -> int:
         frame = render(standing(1), azimuth=azimuth)[0].astype(int)
         body = where(frame, BODY)
@@ -86,7 +89,8 @@ def test_a_figure_that_turns_away_hides_its_face_dot():
 
 
 def test_the_floor_shows_translation_that_the_camera_follows():
-    """A statue that glides stays in the middle, but the floor passes below it; on the spot nothing changes."""
+    """A statue that glides stays in the middle, but the floor passes below it; on the spot nothing
+    changes."""
     steps = np.arange(60)[:, None] * (0.04, 0, 0)
     still, gliding = render(standing(60), 120), render(posed(60, UP + steps), 120)
     assert all(np.array_equal(f, still[0]) for f in still)
@@ -112,16 +116,24 @@ def test_every_limb_stays_inside_the_picture(follow: bool):
     up = {f"{s}_shoulder": axis_rotation("z", a) for s, a in (("left", 2.5), ("right", -2.5))}
     for frame in render(posed(20, root, **up), 96, follow=follow):
         border = np.concatenate([frame[0], frame[-1], frame[:, 0], frame[:, -1]])
-        assert min(np.linalg.norm(border.astype(float) - c, axis=-1).min() for c in (LEFT, RIGHT, BODY)) > 60
+        assert (
+            min(
+                np.linalg.norm(border.astype(float) - c, axis=-1).min() for c in (LEFT, RIGHT, BODY)
+            )
+            > 60
+        )
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ({"size": 8}, "size is 8"),
-    ({"size": 120.5}, "size is 120.5"),
-    ({"azimuth": float("nan")}, "azimuth nan"),
-    ({"elevation": 95}, "elevation 95"),
-    ({"elevation": -5}, "elevation -5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"size": 8}, "size is 8"),
+        ({"size": 120.5}, "size is 120.5"),
+        ({"azimuth": float("nan")}, "azimuth nan"),
+        ({"elevation": 95}, "elevation 95"),
+        ({"elevation": -5}, "elevation -5"),
+    ],
+)
 def test_an_impossible_view_is_refused(options, says):
     with pytest.raises(GenError, match=says):
         render(standing(1), **options)

@@ -1,4 +1,5 @@
-"""gen, diffusers and transformers import with torchaudio absent, working, or unable to load its extension."""
+"""gen, diffusers and transformers import with torchaudio absent, working, or unable to load its
+extension."""
 
 import os
 import subprocess
@@ -40,12 +41,15 @@ raise OSError("Could not load this library: _torchaudio.abi3.so")
 
 
 def install(folder: Path, extension: str) -> Path:
-    """A package that transformers takes for an installed torchaudio, with the real one's order of imports."""
+    """A package that transformers takes for an installed torchaudio, with the real one's order of
+    imports."""
     for name, text in {
         "torchaudio/__init__.py": PACKAGE,
         "torchaudio/functional.py": FUNCTIONAL,
         "torchaudio/_extension/__init__.py": extension,
-        "torchaudio-2.11.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n",
+        "torchaudio-2.11.0.dist-info/METADATA": (
+            "Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n"
+        ),
     }.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,27 +60,47 @@ def install(folder: Path, extension: str) -> Path:
 def python(code: str, *path: Path) -> subprocess.CompletedProcess:
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join(str(p) for p in (*path, ROOT))
-    return subprocess.run([sys.executable, "-c", "import sys\n" + code], env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-c", "import sys\n" + code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 # where it is not installed, every other test imports all three without it
-@pytest.mark.parametrize("name", [pytest.param("torchaudio", marks=[] if find_spec("torchaudio") else [pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("torchaudio", marks=[] if find_spec("torchaudio") else [pytest.mark.slow])],
+)
 def test_absent(name):
     done = python(f"sys.modules['{name}'] = None" + IMPORTS)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("extension", [pytest.param(WORKING, id="working", marks=pytest.mark.slow), pytest.param(BROKEN, id="broken")])
+@pytest.mark.parametrize(
+    "extension",
+    [
+        pytest.param(WORKING, id="working", marks=pytest.mark.slow),
+        pytest.param(BROKEN, id="broken"),
+    ],
+)
 def test_present(extension, tmp_path):
-    done = python(IMPORTS + """
+    done = python(
+        IMPORTS
+        + """
 import torchaudio
-print(transformers.audio_utils.is_torchaudio_available(), torchaudio._extension._IS_TORCHAUDIO_EXT_AVAILABLE)
+available = transformers.audio_utils.is_torchaudio_available()
+print(available, torchaudio._extension._IS_TORCHAUDIO_EXT_AVAILABLE)
 print(torchaudio.functional.resample([1, 2, 3, 4]))
 try:
     print(torchaudio.functional.forced_align())
 except RuntimeError as error:
     print(error)
-""", install(tmp_path, extension))
+""",
+        install(tmp_path, extension),
+    )
     assert done.returncode == 0, done.stderr
     available, resampled, aligned = done.stdout.splitlines()
     assert available == f"True {extension is WORKING}"
@@ -84,7 +108,10 @@ except RuntimeError as error:
     if extension is WORKING:
         assert aligned == "aligned"
     else:  # and what needs the extension says so
-        assert aligned.startswith("forced_align needs torchaudio's extension") and "_torchaudio.abi3.so" in aligned
+        assert (
+            aligned.startswith("forced_align needs torchaudio's extension")
+            and "_torchaudio.abi3.so" in aligned
+        )
 
 
 def test_broken_without_gen(tmp_path):

@@ -1,4 +1,5 @@
-"""The training loop: resuming changes nothing, rates are what they are said to be, Muon gets the matrices it was promised."""
+"""The training loop: resuming changes nothing, rates are what they are said to be, Muon gets the
+matrices it was promised."""
 
 from __future__ import annotations
 
@@ -41,7 +42,18 @@ def train(out, steps=12, stop=None, **kwargs):
             raise KeyboardInterrupt
 
     try:
-        average = fit(model, batches(), loss_fn, steps=steps, lr=0.05, out=out, save_every=4, on_step=on_step, log=lambda _: None, **kwargs)
+        average = fit(
+            model,
+            batches(),
+            loss_fn,
+            steps=steps,
+            lr=0.05,
+            out=out,
+            save_every=4,
+            on_step=on_step,
+            log=lambda _: None,
+            **kwargs,
+        )
     except KeyboardInterrupt:
         return None
     return {**model.state_dict(), **{f"average {k}": v for k, v in average.state.items()}}
@@ -64,9 +76,14 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path, options):
 
 
 def test_the_rate_follows_the_cosine_and_then_falls_straight_to_zero():
-    assert [rate(s, 1000) for s in (0, 99, 100, 999)] == [cosine(s, 1000) for s in (0, 99, 100, 999)]
+    assert [rate(s, 1000) for s in (0, 99, 100, 999)] == [
+        cosine(s, 1000) for s in (0, 99, 100, 999)
+    ]
     assert rate(299, 1000, (300, 400)) == cosine(299, 1000)
-    assert rate(350, 1000, (300, 400)) == pytest.approx(cosine(300, 1000) / 2) and rate(400, 1000, (300, 400)) == 0
+    assert (
+        rate(350, 1000, (300, 400)) == pytest.approx(cosine(300, 1000) / 2)
+        and rate(400, 1000, (300, 400)) == 0
+    )
 
 
 def test_a_cooldown_ends_the_run_early(tmp_path):
@@ -77,5 +94,7 @@ def test_a_cooldown_ends_the_run_early(tmp_path):
 def test_muon_trains_the_named_matrices_and_nothing_else(tmp_path):
     train(tmp_path, steps=4, muon=("layers.", 0.02))
     adam, muon = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["optimizers"]
-    assert len(muon["state"]) == 2 and all(s["momentum_buffer"].shape == (6, 6) for s in muon["state"].values())
+    assert len(muon["state"]) == 2 and all(
+        s["momentum_buffer"].shape == (6, 6) for s in muon["state"].values()
+    )
     assert len(adam["state"]) == 4  # the head's matrix and three biases

@@ -30,16 +30,19 @@ def space_of(length: int, ids: int) -> TokenSpace:
     return TokenSpace.codes((length,), ids, ids)
 
 
-# ------------------------------------------------------------------------------------------------------ what it decides
+# --- what it decides
 
 
 class Device:
-    """Seconds that a round of so many rows and places takes, and tokens a row commits in it; rounds are played against a clock."""
+    """Seconds that a round of so many rows and places takes, and tokens a row commits in it; rounds
+    are played against a clock."""
 
     def __init__(self, seconds, tokens):
         self.seconds, self.tokens, self.now = seconds, tokens, 0.0
 
-    def play(self, known: Widths, rows: int, rounds: int, most: int = 64) -> tuple[list[int], float]:
+    def play(
+        self, known: Widths, rows: int, rounds: int, most: int = 64
+    ) -> tuple[list[int], float]:
         """Widths of all rounds, and tokens per second."""
         auto, seen, made, began = AutoWidth(known, rows, most, lambda: self.now), [], 0.0, self.now
         for _ in range(rounds):
@@ -111,7 +114,9 @@ def test_rounds_that_get_longer_as_rows_do_are_compared_at_one_place():
         known.see(8, 4, 200.0 + far, 1.5 + 0.01 * (200 + far), 1.5)
     assert abs(known.slope(8) - 0.01) < 1e-9 and known.slope(2) == 0
     assert abs(known.cost(8, 1, 200.0) - 3.0) < 0.05 and abs(known.cost(8, 4, 0.0) - 1.5) < 0.05
-    assert known.worth(8, 4, 200.0) > known.worth(8, 1, 200.0) and known.worth(8, 4, 0.0) < 1.1 * known.worth(8, 1, 0.0)
+    assert known.worth(8, 4, 200.0) > known.worth(8, 1, 200.0) and known.worth(
+        8, 4, 0.0
+    ) < 1.1 * known.worth(8, 1, 0.0)
 
 
 def test_a_wider_window_is_not_given_up_for_a_few_bad_rounds():
@@ -129,11 +134,12 @@ def test_no_more_places_than_there_are():
     assert set(Device(FLAT, lambda width: width).play(Widths(), 1, 20, most=1)[0]) == {1}
 
 
-# ------------------------------------------------------------------------------------------------------ that it may
+# --- that it may
 
 
 class ByHistory:
-    """A window that grows and shrinks with what was accepted: all that a clock could make it do, and more."""
+    """A window that grows and shrinks with what was accepted: all that a clock could make it do,
+    and more."""
 
     def __init__(self, most: int):
         self.most, self.width = most, 2
@@ -145,14 +151,19 @@ class ByHistory:
         pass
 
 
-def jacobi_error(coupling: str, init: str, window, drafter=JacobiDrafter, ids: int = 2, length: int = 4) -> float:
-    """The largest error of a probability. Row by row, since rows of a batch share their width and scripts must not hear of each other."""
+def jacobi_error(
+    coupling: str, init: str, window, drafter=JacobiDrafter, ids: int = 2, length: int = 4
+) -> float:
+    """The largest error of a probability. Row by row, since rows of a batch share their width and
+    scripts must not hear of each other."""
     model, law, space = TabularCausal(ids), Law(), space_of(length, ids)
 
     def decode(draws, context):
         part, first = registry.get("coupling", coupling)(), registry.get("initialiser", init)
         target = causal_target(model, space, law, context)
-        return decode_causal(target, draws, drafter(window(3), part, first, space, target.legal)).tokens
+        return decode_causal(
+            target, draws, drafter(window(3), part, first, space, target.legal)
+        ).tokens
 
     found = enumerate_law(decode, CONTEXTS, rows=1)
     return max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS))
@@ -184,13 +195,17 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
     def decode(draws, context):
         target, draft = (causal_target(m, space, law, context) for m in (model, small))
         lengths = drafting.AutoLength(ByHistory(3), 1)
-        return decode_causal(target, draws, ModelDrafter(draft, IdChain(TOKEN, target.legal), lengths)).tokens
+        return decode_causal(
+            target, draws, ModelDrafter(draft, IdChain(TOKEN, target.legal), lengths)
+        ).tokens
 
     found = enumerate_law(decode, CONTEXTS, rows=1)
-    assert max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS)) < EXACT
+    assert (
+        max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS)) < EXACT
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ in a sampler
+# --- in a sampler
 
 
 def run(spec, seed: int = 0, known: dict | None = None, length: int = 40):
@@ -199,13 +214,22 @@ def run(spec, seed: int = 0, known: dict | None = None, length: int = 40):
     target, draft = (causal_target(TabularCausal(8, seed=s), space, law, [0, 1, 2]) for s in (0, 3))
     if known is not None:
         target.learned = known
-    return sampler(target, CounterDraws([seed, seed + 1, seed + 2]), draft=draft if sampler.drafted else None), target
+    return (
+        sampler(
+            target,
+            CounterDraws([seed, seed + 1, seed + 2]),
+            draft=draft if sampler.drafted else None,
+        ),
+        target,
+    )
 
 
 def test_with_gumbel_the_tokens_are_those_of_any_window(monkeypatch):
     want = run("autoregressive")[0].tokens
     for most in (1, 3, 7):
-        monkeypatch.setattr(auto_width, "AutoWidth", lambda known, rows, places, most=most: ByHistory(most))
+        monkeypatch.setattr(
+            auto_width, "AutoWidth", lambda known, rows, places, most=most: ByHistory(most)
+        )
         assert torch.equal(run({"name": "speculative_jacobi", "window": "auto"})[0].tokens, want)
     monkeypatch.undo()
     assert torch.equal(run({"name": "speculative_jacobi", "window": "auto"})[0].tokens, want)
@@ -224,28 +248,49 @@ def test_what_was_seen_is_kept_for_the_next_call_and_for_no_other_sampler():
     assert len(known) == 3
 
 
-@pytest.mark.parametrize(("spec", "same"), [
-    ({"name": "speculative_jacobi", "window": "auto"}, True),
-    ({"name": "speculative_jacobi", "window": "auto", "coupling": "maximal"}, False),
-    ({"name": "speculative_jacobi", "window": 8, "coupling": "maximal"}, True),
-    ({"name": "speculative", "num_speculative_tokens": "auto"}, False),
-    ({"name": "speculative"}, True),
-    ({"name": "relaxed_acceptance", "verifier": "typical", "window": "auto"}, False),
-    ({"name": "continuous_jacobi", "window": "auto"}, False),
-    ({"name": "continuous_jacobi", "window": "auto", "tolerance": 0}, True),
-    ("autoregressive", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        ({"name": "speculative_jacobi", "window": "auto"}, True),
+        ({"name": "speculative_jacobi", "window": "auto", "coupling": "maximal"}, False),
+        ({"name": "speculative_jacobi", "window": 8, "coupling": "maximal"}, True),
+        ({"name": "speculative", "num_speculative_tokens": "auto"}, False),
+        ({"name": "speculative"}, True),
+        ({"name": "relaxed_acceptance", "verifier": "typical", "window": "auto"}, False),
+        ({"name": "continuous_jacobi", "window": "auto"}, False),
+        ({"name": "continuous_jacobi", "window": "auto", "tolerance": 0}, True),
+        ("autoregressive", True),
+    ],
+)
 def test_a_sampler_says_whether_a_clock_has_a_say_in_its_tokens(spec, same):
     assert resolve_sampler(spec)[0].reproducible == same
 
 
-@pytest.mark.parametrize(("spec", "words"), [
-    ({"name": "speculative_jacobi", "window": "atuo"}, "sampler.window is 'atuo'; expected an integer of at least 1, or auto"),
-    ({"name": "speculative_jacobi", "window": 0}, "sampler.window is 0; expected an integer of at least 1, or auto"),
-    ({"name": "relaxed_acceptance", "verifier": "gsd", "window": True}, "sampler.window is True"),
-    ({"name": "speculative", "num_speculative_tokens": "much"}, "sampler.num_speculative_tokens is 'much'; expected an integer of at least 1, or auto"),
-    ({"name": "speculative", "num_speculative_tokens": "auto", "policy": "heuristic"}, "sampler.policy is 'heuristic'; expected constant"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"name": "speculative_jacobi", "window": "atuo"},
+            "sampler.window is 'atuo'; expected an integer of at least 1, or auto",
+        ),
+        (
+            {"name": "speculative_jacobi", "window": 0},
+            "sampler.window is 0; expected an integer of at least 1, or auto",
+        ),
+        (
+            {"name": "relaxed_acceptance", "verifier": "gsd", "window": True},
+            "sampler.window is True",
+        ),
+        (
+            {"name": "speculative", "num_speculative_tokens": "much"},
+            "sampler.num_speculative_tokens is 'much'; expected an integer of at least 1, or auto",
+        ),
+        (
+            {"name": "speculative", "num_speculative_tokens": "auto", "policy": "heuristic"},
+            "sampler.policy is 'heuristic'; expected constant",
+        ),
+    ],
+)
 def test_anything_else_is_refused(spec, words):
     with pytest.raises(GenError, match=words):
         resolve_sampler(spec)
@@ -254,7 +299,19 @@ def test_anything_else_is_refused(spec, words):
 def test_a_deterministic_job_refuses_what_a_clock_decides():
     from gen.config.job import make_job
 
-    tree = {"modality": "text", "prompts": ["3 + 8 + 5 ="], "sampler": {"name": "speculative_jacobi", "window": "auto"}, "deterministic": True}
-    with pytest.raises(GenError, match="sampler.window of jobs.0 in here is 'auto', which a clock decides; expected a number"):
+    tree = {
+        "modality": "text",
+        "prompts": ["3 + 8 + 5 ="],
+        "sampler": {"name": "speculative_jacobi", "window": "auto"},
+        "deterministic": True,
+    }
+    with pytest.raises(
+        GenError,
+        match=(
+            "sampler.window of jobs.0 in here is 'auto', which a clock decides; expected a number"
+        ),
+    ):
         make_job(tree, where="here")
-    assert make_job({**tree, "deterministic": False}, where="here") and make_job(tree, ["sampler.window=8"], where="here")
+    assert make_job({**tree, "deterministic": False}, where="here") and make_job(
+        tree, ["sampler.window=8"], where="here"
+    )

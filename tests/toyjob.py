@@ -1,4 +1,5 @@
-"""A job without a model: a toy modality of one-line texts, a pipeline for it, and what tests of folders ask of both."""
+"""A job without a model: a toy modality of one-line texts, a pipeline for it, and what tests of
+folders ask of both."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Toy:
 
 
 class Pipe:
-    """Media that depend on prompt and seed alone. ``limit``: items that fit in; ``bad``: prompts that fail."""
+    """Media that depend on prompt and seed alone. ``limit``: items that fit in; ``bad``: prompts
+    that fail."""
 
     def __init__(self, limit=99, bad=(), oom=torch.OutOfMemoryError):
         self.modality, self.limit, self.bad, self.oom, self.batches = Toy(), limit, bad, oom, []
@@ -61,7 +63,9 @@ class Pipe:
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
-    def generate(self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None):
+    def generate(
+        self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None
+    ):
         self.batches.append([i.prompt for i in items])
         if len(items) > self.limit:
             raise self.oom("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes")
@@ -70,12 +74,24 @@ class Pipe:
                 raise KeyError(item.prompt)
         callback({"step": 1, "done": 4, "total": 4})
         media = [
-            f"{i.prompt} {hashlib.sha256(repr((i.prompt, i.seed, sampler)).encode()).hexdigest()[:8]}" for i in items
+            f"{i.prompt}"
+            f" {hashlib.sha256(repr((i.prompt, i.seed, sampler)).encode()).hexdigest()[:8]}"
+            for i in items
         ]
-        stats = [Stats(nfe=3, tokens=4, tokens_computed=9, mean_acceptance_length=4 / 3, seconds=0.5) for _ in items]
+        stats = [
+            Stats(nfe=3, tokens=4, tokens_computed=9, mean_acceptance_length=4 / 3, seconds=0.5)
+            for _ in items
+        ]
         traces = [[TraceStep([0, 1], [0], {0: 7})] for _ in items] if trace else None
         return types.SimpleNamespace(
-            media=media, stats=stats, traces=traces, items=items, modality="toy", model="toy-model", model_options={}, served=None
+            media=media,
+            stats=stats,
+            traces=traces,
+            items=items,
+            modality="toy",
+            model="toy-model",
+            model_options={},
+            served=None,
         )
 
     def load(self, modality, *, model, device, dtype, compile):
@@ -100,7 +116,10 @@ def toy(monkeypatch):
 
 
 def job(out: Path, **keys):
-    return make_job({"modality": "toy", "prompts": PROMPTS, "sampler": "sjd", "out": str(out), **keys}, where="test")
+    return make_job(
+        {"modality": "toy", "prompts": PROMPTS, "sampler": "sjd", "out": str(out), **keys},
+        where="test",
+    )
 
 
 def run(out: Path, pipe: Pipe | None = None, **keys):

@@ -1,9 +1,11 @@
-"""VQ image tokens of Chameleon (arXiv 2405.09818) and of MoVQGAN: a frontend over ``gen.models.taming_vq``.
+"""VQ image tokens of Chameleon (arXiv 2405.09818) and of MoVQGAN: a frontend over
+``gen.models.taming_vq``.
 
-Published files: Meta's ``vqgan.ckpt`` (8192 codes, 16 x 16 pixels each), which Chameleon, Anole and Lumina-mGPT share, and
-``movqgan_270M.ckpt`` (16384 codes, 8 x 8 pixels), which Lumina-mGPT 2.0 has; each also as safetensors with the same keys. transformers'
-``ChameleonVQVAE`` has the encoder and the codebook of the former under the same names, and no decoder: so a file of a decoder alone
-goes with the rest from there.
+Published files: Meta's ``vqgan.ckpt`` (8192 codes, 16 x 16 pixels each), which Chameleon, Anole and
+Lumina-mGPT share, and ``movqgan_270M.ckpt`` (16384 codes, 8 x 8 pixels), which Lumina-mGPT 2.0 has;
+each also as safetensors with the same keys. transformers' ``ChameleonVQVAE`` has the encoder and
+the codebook of the former under the same names, and no decoder: so a file of a decoder alone goes
+with the rest from there.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ SAVED = "vqgan.safetensors"
 
 
 class Below(Mapping):
-    """The tensors whose keys begin with ``prefix``, by the rest of their keys, read when they are asked for. ``shapes``: of all keys."""
+    """The tensors whose keys begin with ``prefix``, by the rest of their keys, read when they are
+    asked for. ``shapes``: of all keys."""
 
     def __init__(self, weights: Weights, prefix: str):
         self._weights, self._prefix = weights, prefix
-        self.shapes = {k.removeprefix(prefix): v for k, v in weights.shapes.items() if k.startswith(prefix)}
+        self.shapes = {
+            k.removeprefix(prefix): v for k, v in weights.shapes.items() if k.startswith(prefix)
+        }
 
     def __getitem__(self, key: str) -> Tensor:
         return self._weights[self._prefix + key]
@@ -59,28 +64,61 @@ class ChameleonVQ(RGB):
 
     def __init__(self, model: TamingVQ):
         self.model, self.factor = model.eval(), model.factor
-        self.config = FrontendConfig("image", "codes", (model.sizes.codes,), (self.factor, self.factor))
+        self.config = FrontendConfig(
+            "image", "codes", (model.sizes.codes,), (self.factor, self.factor)
+        )
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32,
-                        rest: Mapping[str, Tensor] | None = None) -> Self:
-        """Loads a file, or a folder with one file of weights. ``rest``: tensors for what the file lacks, as ``ChameleonVQVAE`` has them.
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype=torch.float32,
+        rest: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Loads a file, or a folder with one file of weights. ``rest``: tensors for what the file
+        lacks, as ``ChameleonVQVAE`` has them.
 
-        Raises ``GenError`` for files that cannot be read, that lack a part, and whose codebook is not that of ``rest``.
+        Raises ``GenError`` for files that cannot be read, that lack a part, and whose codebook is
+        not that of ``rest``.
         """
         weights = Weights(path)
-        if rest and CODEBOOK in rest and CODEBOOK in weights and not _same(rest[CODEBOOK], weights[CODEBOOK]):
-            raise GenError(f"the codebook of {path} is not the model's own; expected the autoencoder that the model was trained with")
+        if (
+            rest
+            and CODEBOOK in rest
+            and CODEBOOK in weights
+            and not _same(rest[CODEBOOK], weights[CODEBOOK])
+        ):
+            raise GenError(
+                f"the codebook of {path} is not the model's own; expected the autoencoder that the"
+                " model was trained with"
+            )
         return cls.of(Joined(weights, rest or {}), path, device, dtype)
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], name: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> Self:
-        """The frontend that these tensors with their ``shapes`` make. Raises ``GenError`` for too few or too many."""
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        name: str | Path,
+        device: str | torch.device = "cpu",
+        dtype=torch.float32,
+    ) -> Self:
+        """The frontend that these tensors with their ``shapes`` make. Raises ``GenError`` for too
+        few or too many."""
         try:
             sizes = Sizes.of(tensors.shapes)
         except GenError as error:
             raise GenError(f"{name} is no picture tokenizer: {error}") from None
-        return cls(fill(without_storage(lambda: TamingVQ(sizes)), tensors, drop=DROP, device=device, dtype=dtype, name=name))
+        return cls(
+            fill(
+                without_storage(lambda: TamingVQ(sizes)),
+                tensors,
+                drop=DROP,
+                device=device,
+                dtype=dtype,
+                name=name,
+            )
+        )
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Writes the weights with their published keys, and returns the file."""
@@ -111,4 +149,8 @@ class ChameleonVQ(RGB):
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two tables hold the same vectors, if one of them was rounded to fewer bits."""
-    return a.shape == b.shape and bool(torch.allclose(a.float().cpu(), b.float().cpu(), rtol=2e-2, atol=1e-2 * float(b.float().std())))
+    return a.shape == b.shape and bool(
+        torch.allclose(
+            a.float().cpu(), b.float().cpu(), rtol=2e-2, atol=1e-2 * float(b.float().std())
+        )
+    )

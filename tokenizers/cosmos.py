@@ -1,8 +1,11 @@
-"""Cosmos video latents: a frontend over ``diffusers.AutoencoderKLCosmos`` (NVIDIA, "Cosmos", arXiv 2501.03575), causal in time.
+"""Cosmos video latents: a frontend over ``diffusers.AutoencoderKLCosmos`` (NVIDIA, "Cosmos", arXiv
+2501.03575), causal in time.
 
-Latents leave it with about zero mean and unit variance, (z - ``latents_mean``) / ``latents_std``, where the config has those; they are numbers of a
-channel and may be of a slice of time as well. Without them z is multiplied by ``scaling_factor``. What a diffusion model multiplies them with besides
-(its ``sigma_data``) is that model's affair. ``encode`` is deterministic: this autoencoder has no posterior.
+Latents leave it with about zero mean and unit variance, (z - ``latents_mean``) / ``latents_std``,
+where the config has those; they are numbers of a channel and may be of a slice of time as well.
+Without them z is multiplied by ``scaling_factor``. What a diffusion model multiplies them with
+besides (its ``sigma_data``) is that model's affair. ``encode`` is deterministic: this autoencoder
+has no posterior.
 
 It is not streamed: attention of its decoder looks back to the first slice.
 """
@@ -28,9 +31,13 @@ class Cosmos(Clips):
         super().__init__(model)
         c = model.config
         side = c.spatial_compression_ratio
-        self.config = FrontendConfig("video", "latents", (), (c.temporal_compression_ratio, side, side), c.latent_channels)
+        self.config = FrontendConfig(
+            "video", "latents", (), (c.temporal_compression_ratio, side, side), c.latent_channels
+        )
         if (c.latents_mean is None) != (c.latents_std is None):
-            raise GenError("the config has one of latents_mean and latents_std; expected both or none")
+            raise GenError(
+                "the config has one of latents_mean and latents_std; expected both or none"
+            )
         self._mean, self._std = (self._numbers(name) for name in ("latents_mean", "latents_std"))
 
     def _numbers(self, name: str) -> Tensor | None:
@@ -39,7 +46,10 @@ class Cosmos(Clips):
         if found is None:
             return None
         if not len(found) or len(found) % self.config.channels:
-            raise GenError(f"{name} holds {len(found)} numbers; expected a multiple of {self.config.channels}, the channels of latents")
+            raise GenError(
+                f"{name} holds {len(found)} numbers; expected a multiple of {self.config.channels},"
+                " the channels of latents"
+            )
         return torch.tensor(found, dtype=torch.float64).view(1, self.config.channels, -1, 1, 1)
 
     def _scale(self, z: Tensor) -> tuple[Tensor | float, Tensor | float]:
@@ -48,7 +58,10 @@ class Cosmos(Clips):
             return 0.0, 1 / self.model.config.scaling_factor
         slices, known = z.shape[2], self._mean.shape[2]
         if 1 < known < slices:
-            raise GenError(f"latents have {slices} slices of time; expected at most {known}, for which the config has mean and deviation")
+            raise GenError(
+                f"latents have {slices} slices of time; expected at most {known}, for which the"
+                " config has mean and deviation"
+            )
         return tuple(x[:, :, :slices].to(z) for x in (self._mean, self._std))
 
     @property
@@ -68,7 +81,14 @@ class Cosmos(Clips):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        if codes.ndim != 5 or codes.shape[1] != self.config.channels or not codes.is_floating_point():
-            raise GenError(f"latents are {codes.dtype} of shape {tuple(codes.shape)}; expected floats [B, {self.config.channels}, T, H, W]")
+        if (
+            codes.ndim != 5
+            or codes.shape[1] != self.config.channels
+            or not codes.is_floating_point()
+        ):
+            raise GenError(
+                f"latents are {codes.dtype} of shape {tuple(codes.shape)}; expected floats [B,"
+                f" {self.config.channels}, T, H, W]"
+            )
         mean, std = self._scale(codes)
         return self.model.decode((codes * std + mean).to(self.model.dtype)).sample.transpose(1, 2)

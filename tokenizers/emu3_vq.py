@@ -1,7 +1,9 @@
-"""Emu3's tokens of single pictures: a frontend over ``transformers.Emu3VQVAE`` (Wang et al., "Emu3", arXiv 2409.18869).
+"""Emu3's tokens of single pictures: a frontend over ``transformers.Emu3VQVAE`` (Wang et al.,
+"Emu3", arXiv 2409.18869).
 
-The network knows clips only. A picture x goes in as the clip (x, ..., x) of as many frames as one frame of codes stands for, and of the frames
-that come out the first one is the picture; ``gen.tokenizers.video_vq`` is the same network for clips.
+The network knows clips only. A picture x goes in as the clip (x, ..., x) of as many frames as one
+frame of codes stands for, and of the frames that come out the first one is the picture;
+``gen.tokenizers.video_vq`` is the same network for clips.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from gen.tokenizers.video_vq import VideoVQ
 
 @register("tokenizer", "emu3_vq")
 class Emu3VQ(RGB):
-    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]; h and w are multiples of ``config.compression``."""
+    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]; h and w are multiples of
+    ``config.compression``."""
 
     architecture = VideoVQ.architecture
 
@@ -29,11 +32,19 @@ class Emu3VQ(RGB):
         self.video = VideoVQ(model)
         self.model = self.video.model
         _, self.factor, _ = self.video.config.compression
-        self.config = FrontendConfig("image", "codes", self.video.config.codebook_sizes, (self.factor, self.factor))
+        self.config = FrontendConfig(
+            "image", "codes", self.video.config.codebook_sizes, (self.factor, self.factor)
+        )
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Self:
-        """Loads a folder or hub id in the transformers layout. Raises ``GenError`` if it cannot be read."""
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """Loads a folder or hub id in the transformers layout. Raises ``GenError`` if it cannot be
+        read."""
         return cls(VideoVQ.from_pretrained(path, device, dtype).model)
 
     @property

@@ -1,9 +1,10 @@
-"""KL-autoencoder latents: a frontend over ``diffusers.AutoencoderKL``, so weights published for that class load as they are.
+"""KL-autoencoder latents: a frontend over ``diffusers.AutoencoderKL``, so weights published for
+that class load as they are.
 
-The frontend owns what callers tend to forget: latents leave it shifted and scaled to about unit variance
-(``(z - shift_factor) * scaling_factor``) and are brought back before decoding. ``encode`` gives the mean of the posterior,
-which makes it deterministic. A config may hold a ``patch_size`` p: then p x p neighbours are one latent of p^2 times the
-channels, as models of latents often have it.
+The frontend owns what callers tend to forget: latents leave it shifted and scaled to about unit
+variance (``(z - shift_factor) * scaling_factor``) and are brought back before decoding. ``encode``
+gives the mean of the posterior, which makes it deterministic. A config may hold a ``patch_size`` p:
+then p x p neighbours are one latent of p^2 times the channels, as models of latents often have it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class KL(RGB):
         super().__init__(model)
         self.patch = model.config.get("patch_size", 1)
         factor = self.factor * self.patch
-        self.config = FrontendConfig("image", "latents", (), (factor, factor), model.config.latent_channels * self.patch**2)
+        self.config = FrontendConfig(
+            "image", "latents", (), (factor, factor), model.config.latent_channels * self.patch**2
+        )
 
     @property
     def codebooks(self) -> list[Tensor]:
@@ -41,11 +44,23 @@ class KL(RGB):
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
         z = self.model.encode(x).latent_dist.mean
-        return F.pixel_unshuffle((z - (self.model.config.shift_factor or 0.0)) * self.model.config.scaling_factor, self.patch)
+        return F.pixel_unshuffle(
+            (z - (self.model.config.shift_factor or 0.0)) * self.model.config.scaling_factor,
+            self.patch,
+        )
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        if codes.ndim != 4 or codes.shape[1] != self.config.channels or not codes.is_floating_point():
-            raise GenError(f"latents are {codes.dtype} of shape {tuple(codes.shape)}; expected floats [B, {self.config.channels}, H, W]")
-        z = F.pixel_shuffle(codes.to(self.model.dtype), self.patch) / self.model.config.scaling_factor + (self.model.config.shift_factor or 0.0)
+        if (
+            codes.ndim != 4
+            or codes.shape[1] != self.config.channels
+            or not codes.is_floating_point()
+        ):
+            raise GenError(
+                f"latents are {codes.dtype} of shape {tuple(codes.shape)}; expected floats [B,"
+                f" {self.config.channels}, H, W]"
+            )
+        z = F.pixel_shuffle(
+            codes.to(self.model.dtype), self.patch
+        ) / self.model.config.scaling_factor + (self.model.config.shift_factor or 0.0)
         return self.model.decode(z).sample

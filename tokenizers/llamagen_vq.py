@@ -1,5 +1,6 @@
-"""Image tokens of LlamaGen (arXiv 2406.06525): published files ``vq_ds16_c2i.pt``, ``vq_ds8_c2i.pt`` and ``vq_ds16_t2i.pt``, or the same keys in
-safetensors. ``gen.models.llamagen_vq`` is the network."""
+"""Image tokens of LlamaGen (arXiv 2406.06525): published files ``vq_ds16_c2i.pt``,
+``vq_ds8_c2i.pt`` and ``vq_ds16_t2i.pt``, or the same keys in safetensors.
+``gen.models.llamagen_vq`` is the network."""
 
 from __future__ import annotations
 
@@ -18,16 +19,25 @@ from gen.tokenizers.rgb import RGB
 
 @register("tokenizer", "llamagen_vq")
 class LlamaGenVQ(RGB):
-    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]. The codebook's vectors have length 1."""
+    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]. The codebook's vectors have
+    length 1."""
 
     def __init__(self, model: LlamaGenVQModel):
         self.model, self.factor = model.eval(), model.sizes.stride
-        self.config = FrontendConfig("image", "codes", (model.sizes.codes,), (self.factor, self.factor))
+        self.config = FrontendConfig(
+            "image", "codes", (model.sizes.codes,), (self.factor, self.factor)
+        )
         self._vectors = model.quantize.vectors
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Self:
-        """Loads a file, or a folder with one file of weights. Raises ``GenError`` for files that cannot be read and keys that do not fit."""
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """Loads a file, or a folder with one file of weights. Raises ``GenError`` for files that
+        cannot be read and keys that do not fit."""
         weights = Weights(path)
         sizes = vq_sizes_of(weights.shapes, str(path))
         model = without_storage(lambda: LlamaGenVQModel(sizes))

@@ -1,7 +1,8 @@
 """Motion tokens: a frontend over ``gen.models.motion_vq``, from and to motions of a person.
 
-The features in between are those of HumanML3D (``gen.modalities.motion_features``), which know neither where a motion starts nor
-which way it faces: what comes back starts at the origin and faces +z.
+The features in between are those of HumanML3D (``gen.modalities.motion_features``), which know
+neither where a motion starts nor which way it faces: what comes back starts at the origin and faces
++z.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from gen.registry import register, registry
 
 @register("tokenizer", "motion_vq")
 class MotionVQ(TokenFrontend):
-    """Codes [B, Q, T] of normalised features [B, 4 T, 263]; stream q belongs to part q // residual of the body."""
+    """Codes [B, Q, T] of normalised features [B, 4 T, 263]; stream q belongs to part q // residual
+    of the body."""
 
     def __init__(self, model: MotionVQVAE):
         self.model = model.eval()
@@ -34,21 +36,34 @@ class MotionVQ(TokenFrontend):
         self.config = FrontendConfig("motion", "codes", sizes, (STRIDE,))
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Self:
-        """Of a folder, or of a ``.pth`` file of T2M-GPT (``gen.tokenizers.t2m_vq``). Raises ``GenError`` for a missing or unreadable one, and for
-        weights that lack a tensor."""
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """Of a folder, or of a ``.pth`` file of T2M-GPT (``gen.tokenizers.t2m_vq``). Raises
+        ``GenError`` for a missing or unreadable one, and for weights that lack a tensor."""
         if cls is MotionVQ and str(folder).endswith(PICKLES):
             return registry.get("tokenizer", "t2m_vq").from_pretrained(folder, device, dtype)
-        model = strictly(MotionVQVAE, locate(folder, "frontend"), "frontend", folder, torch_dtype=dtype)
+        model = strictly(
+            MotionVQVAE, locate(folder, "frontend"), "frontend", folder, torch_dtype=dtype
+        )
         return cls(model.to(device))
 
     def preprocess(self, media: Any) -> Tensor:
-        """A ``Motion`` of 4 n or 4 n + 1 poses -> normalised features [4 n, 263]; a last pose is held where the last step has no end.
-        Raises ``GenError`` for anything else."""
+        """A ``Motion`` of 4 n or 4 n + 1 poses -> normalised features [4 n, 263]; a last pose is
+        held where the last step has no end. Raises ``GenError`` for anything else."""
         if not isinstance(media, Motion):
-            raise GenError(f"the motion is a {type(media).__name__}; expected a gen.modalities.skeleton.Motion (read_bvh makes one)")
+            raise GenError(
+                f"the motion is a {type(media).__name__}; expected a gen.modalities.skeleton.Motion"
+                " (read_bvh makes one)"
+            )
         if media.frames < STRIDE or media.frames % STRIDE > 1:
-            raise GenError(f"the motion has {media.frames} poses; expected {STRIDE} n or {STRIDE} n + 1, such as {max(media.frames // STRIDE, 1) * STRIDE}")
+            raise GenError(
+                f"the motion has {media.frames} poses; expected {STRIDE} n or {STRIDE} n + 1, such"
+                f" as {max(media.frames // STRIDE, 1) * STRIDE}"
+            )
         if media.frames % STRIDE == 0:
             hold = lambda a: np.concatenate([a, a[-1:]])
             media = Motion(hold(media.root), hold(media.rotations))
@@ -73,7 +88,9 @@ class MotionVQ(TokenFrontend):
 
     def postprocess(self, x: Tensor) -> Motion:
         """Normalised features [4 n, 263] -> a motion of 4 n poses from the origin, facing +z."""
-        return motion_features.recover((x * self.model.std + self.model.mean).double().cpu().numpy())
+        return motion_features.recover(
+            (x * self.model.std + self.model.mean).double().cpu().numpy()
+        )
 
     @property
     def codebooks(self) -> list[Tensor]:

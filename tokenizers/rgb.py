@@ -16,8 +16,8 @@ from gen.models.pretrained import strictly
 
 
 class RGB(TokenFrontend):
-    """A frontend over a class of diffusers whose name is ``architecture``; its ``model`` takes pictures [B, 3, h, w] in [-1, 1]
-    and has one vector for ``factor`` x ``factor`` pixels."""
+    """A frontend over a class of diffusers whose name is ``architecture``; its ``model`` takes
+    pictures [B, 3, h, w] in [-1, 1] and has one vector for ``factor`` x ``factor`` pixels."""
 
     architecture: ClassVar[str]
 
@@ -26,11 +26,20 @@ class RGB(TokenFrontend):
         self.factor = 2 ** (len(model.config.block_out_channels) - 1)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32) -> Self:
-        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be read, or its weights are not those of the class."""
+    def from_pretrained(
+        cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32
+    ) -> Self:
+        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be
+        read, or its weights are not those of the class."""
         import diffusers
 
-        model = strictly(getattr(diffusers, cls.architecture), path, "tokenizer", torch_dtype=dtype, low_cpu_mem_usage=False)
+        model = strictly(
+            getattr(diffusers, cls.architecture),
+            path,
+            "tokenizer",
+            torch_dtype=dtype,
+            low_cpu_mem_usage=False,
+        )
         return cls(model.to(device))
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -38,8 +47,15 @@ class RGB(TokenFrontend):
 
     def preprocess(self, media: Image.Image | np.ndarray) -> Tensor:
         array = np.asarray(media.convert("RGB") if isinstance(media, Image.Image) else media)
-        if array.ndim != 3 or array.shape[-1] != 3 or any(n % f for n, f in zip(array.shape, self.config.compression, strict=False)):
-            raise GenError(f"the picture has shape {array.shape}; expected RGB with sides divisible by {self.config.compression[0]}")
+        if (
+            array.ndim != 3
+            or array.shape[-1] != 3
+            or any(n % f for n, f in zip(array.shape, self.config.compression, strict=False))
+        ):
+            raise GenError(
+                f"the picture has shape {array.shape}; expected RGB with sides divisible by"
+                f" {self.config.compression[0]}"
+            )
         x = torch.from_numpy(array.copy()).permute(2, 0, 1)
         return x.to(self.model.device, self.model.dtype) / 127.5 - 1
 

@@ -1,4 +1,5 @@
-"""What frontends of texts share: the signal is a text's UTF-8 in bytes, filled up with zeros, and ids have no vectors."""
+"""What frontends of texts share: the signal is a text's UTF-8 in bytes, filled up with zeros, and
+ids have no vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ class TextBytes(TokenFrontend):
 
     def postprocess(self, x: Tensor) -> str:
         if x.dtype != torch.uint8 or x.ndim != 1:
-            raise GenError(f"the signal is {x.dtype} {tuple(x.shape)}; expected uint8 [bytes], the UTF-8 of one text")
+            raise GenError(
+                f"the signal is {x.dtype} {tuple(x.shape)}; expected uint8 [bytes], the UTF-8 of"
+                " one text"
+            )
         return bytes(x.tolist()).rstrip(b"\0").decode("utf-8", "replace")
 
     @property

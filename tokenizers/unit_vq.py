@@ -1,4 +1,5 @@
-"""VQ image tokens of autoencoders that take and give pictures in [0, 1], such as aMUSEd's: ``diffusers.VQModel`` as in ``vq``."""
+"""VQ image tokens of autoencoders that take and give pictures in [0, 1], such as aMUSEd's:
+``diffusers.VQModel`` as in ``vq``."""
 
 from __future__ import annotations
 

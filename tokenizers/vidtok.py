@@ -1,11 +1,15 @@
-"""VidTok video codes: a frontend over ``diffusers.AutoencoderVidTok`` with finite scalar quantisation (Tang et al., "VidTok", arXiv 2412.13061; FSQ:
-Mentzer et al., arXiv 2309.15505), causal in time.
+"""VidTok video codes: a frontend over ``diffusers.AutoencoderVidTok`` with finite scalar
+quantisation (Tang et al., "VidTok", arXiv 2412.13061; FSQ: Mentzer et al., arXiv 2309.15505),
+causal in time.
 
-A code i stands for a vector without a table in the checkpoint: with 8 levels in each of D channels, component d is (floor(i / 8^d) mod 8 - 4) / 4.
+A code i stands for a vector without a table in the checkpoint: with 8 levels in each of D channels,
+component d is (floor(i / 8^d) mod 8 - 4) / 4.
 
-Traps of the class that this adapter owns: the frames that must stand before the first (r - 1 copies of it) are added in ``forward`` only, so that
-``encode`` alone loses frames; sums that are whole up to rounding are cut to indices, where here they are rounded; vectors looked up are single
-precision whatever the model's; and every convolution keeps its last input. It is not streamed: what doubles the frames looks one frame ahead.
+Traps of the class that this adapter owns: the frames that must stand before the first (r - 1 copies
+of it) are added in ``forward`` only, so that ``encode`` alone loses frames; sums that are whole up
+to rounding are cut to indices, where here they are rounded; vectors looked up are single precision
+whatever the model's; and every convolution keeps its last input. It is not streamed: what doubles
+the frames looks one frame ahead.
 """
 
 from __future__ import annotations
@@ -31,11 +35,19 @@ class VidTok(Clips):
         super().__init__(model)
         c = model.config
         if c.regularizer != "fsq" or not c.is_causal:
-            raise GenError(f"the VidTok model has the regularizer {c.regularizer!r} and is {'' if c.is_causal else 'not '}causal; expected 'fsq', "
-                           "which has codes, and a causal one")
+            raise GenError(
+                f"the VidTok model has the regularizer {c.regularizer!r} and is"
+                f" {'' if c.is_causal else 'not '}causal; expected 'fsq', which has codes, and a"
+                " causal one"
+            )
         side = 2 ** len(model.encoder.spatial_ds)
         self.levels = model.regularization
-        self.config = FrontendConfig("video", "codes", (self.levels.codebook_size,), (model.temporal_compression_ratio, side, side))
+        self.config = FrontendConfig(
+            "video",
+            "codes",
+            (self.levels.codebook_size,),
+            (model.temporal_compression_ratio, side, side),
+        )
 
     @cached_property
     def _table(self) -> Tensor:

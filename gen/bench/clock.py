@@ -1,7 +1,8 @@
-"""Where a job's time goes, and what it keeps in memory: clocks around the core's own functions, no profiler and no second code path.
+"""Where a job's time goes, and what it keeps in memory: clocks around the core's own functions, no
+profiler and no second code path.
 
-A part counts what lies inside it, so parts may hold each other (``commit`` holds ``encode``), and those in the writer's thread run
-beside those in the worker's.
+A part counts what lies inside it, so parts may hold each other (``commit`` holds ``encode``), and
+those in the writer's thread run beside those in the worker's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from gen.errors import GenError
 from gen.jobs.progress import Silent
 
 PARTS = {
-    "plan": ("gen.jobs.run:make_plan", "gen.jobs.run:keep_rows", "gen.jobs.run:write_plan", "gen.jobs.run:open_folder"),
+    "plan": (
+        "gen.jobs.run:make_plan",
+        "gen.jobs.run:keep_rows",
+        "gen.jobs.run:write_plan",
+        "gen.jobs.run:open_folder",
+    ),
     "commit": ("gen.jobs.writer:Writer._commit",),
     "tar": ("gen.jobs.worker:commit_shard",),
     "journal": ("gen.jobs.ledger:Journal.add",),
@@ -42,7 +48,8 @@ class Part:
 
 
 class Clock:
-    """Adds up what each part took. Use ``with clock.running():``; functions are their own again behind it."""
+    """Adds up what each part took. Use ``with clock.running():``; functions are their own again
+    behind it."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Part] = defaultdict(Part)
@@ -62,7 +69,11 @@ class Clock:
     def add(self, part: str, seconds: float, cpu: float) -> None:
         with self._lock:
             found = self.parts[part]
-            found.seconds, found.cpu, found.calls = found.seconds + seconds, found.cpu + cpu, found.calls + 1
+            found.seconds, found.cpu, found.calls = (
+                found.seconds + seconds,
+                found.cpu + cpu,
+                found.calls + 1,
+            )
 
     @contextmanager
     def running(self, modality: Any) -> Iterator[Clock]:
@@ -98,7 +109,8 @@ def _owner(place: str) -> tuple[Any, str]:
 
 
 class Marks(Silent):
-    """The progress of a run that notes, each ``every`` items, how many there are and the resident memory; and when the first came."""
+    """The progress of a run that notes, each ``every`` items, how many there are and the resident
+    memory; and when the first came."""
 
     def __init__(self, every: int):
         self.every, self.made, self.marks, self.first = every, 0, [], None
@@ -127,5 +139,8 @@ def resident() -> int:
     try:
         from psutil import Process
     except ImportError:
-        raise GenError("this system does not say how much memory a process has; expected Linux, or psutil: pip install psutil") from None
+        raise GenError(
+            "this system does not say how much memory a process has; expected Linux, or psutil: pip"
+            " install psutil"
+        ) from None
     return Process().memory_info().rss

@@ -1,7 +1,9 @@
-"""The page of a benchmark: fidelity against forward calls and wall time, wall time against forward calls, accepted drafts.
+"""The page of a benchmark: fidelity against forward calls and wall time, wall time against forward
+calls, accepted drafts.
 
-A static page in plain SVG, like the job galleries. Every share carries its 95 % interval (Wilson), so that nobody reads a difference into
-eight pictures, and every wall time the least and the most of its repeats.
+A static page in plain SVG, like the job galleries. Every share carries its 95 % interval (Wilson),
+so that nobody reads a difference into eight pictures, and every wall time the least and the most of
+its repeats.
 """
 
 from __future__ import annotations
@@ -21,22 +23,29 @@ Marks = dict[str, tuple[str, str]]
 
 
 def write_page(folder: Path, tables: Mapping[str, Rows], title: str) -> Path:
-    """Writes ``index.html`` with the plots of every modality, one group per batch size; returns its path."""
+    """Writes ``index.html`` with the plots of every modality, one group per batch size; returns its
+    path."""
     body = []
     for name, table in tables.items():
         measured, marks = [r for r in table if not r["error"]], marks_of(table)
         body += [f"<h2>{escape(name)}</h2>"] if len(tables) > 1 else []
         for size in sorted({r["batch_size"] for r in measured}):
-            body.append(section(f"batch {size}", [r for r in measured if r["batch_size"] == size], marks))
+            body.append(
+                section(f"batch {size}", [r for r in measured if r["batch_size"] == size], marks)
+            )
         body += unmeasured(table)
     return _write(folder, title, ABOUT, "\n".join(body))
 
 
 def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[Any, str]) -> Path:
-    """Writes ``index.html`` with one drawing of fidelity against calls per value of the column ``by``, in the order of ``heads``, which say what each of
-    them is; returns its path."""
-    groups = {head: [r for r in table if not r["error"] and r[by] == n] for n, head in heads.items()}
-    drawn = lambda rows: f'<div class="panels">{curves(rows, "nfe", CALLS, marks_of(table))}</div>{beside(rows)}'
+    """Writes ``index.html`` with one drawing of fidelity against calls per value of the column
+    ``by``, in the order of ``heads``, which say what each of them is; returns its path."""
+    groups = {
+        head: [r for r in table if not r["error"] and r[by] == n] for n, head in heads.items()
+    }
+    drawn = lambda rows: (
+        f'<div class="panels">{curves(rows, "nfe", CALLS, marks_of(table))}</div>{beside(rows)}'
+    )
     body = [f"<h2>{escape(head)}</h2>\n{drawn(rows)}" for head, rows in groups.items() if rows]
     return _write(folder, title, ABOUT_CURVES, "\n".join(body))
 
@@ -44,17 +53,42 @@ def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[
 def section(head: str, rows: Rows, marks: Marks) -> str:
     """All plots of one batch size."""
     checked = [r for r in rows if r["fulfilled"] is not None]
-    panels = [curves(checked, "nfe", CALLS, marks), curves(checked, "seconds", SECONDS, marks)] if checked else []
+    panels = (
+        [curves(checked, "nfe", CALLS, marks), curves(checked, "seconds", SECONDS, marks)]
+        if checked
+        else []
+    )
     panels += [against_calls(rows, marks), legend(rows, marks)]
-    said = "" if checked else f"<p>Nothing tells whether these media fulfil their prompts: {escape(rows[0]['unchecked'] or '')}</p>"
-    drafts = [bars(r["sampler"], r["acceptance_histogram"], marks[r["base"]][0], "drafts accepted in a call") for r in rows
-              if sum(r["acceptance_histogram"])]  # fmt: skip
-    drawn = f'<h4>Accepted drafts, share of forward calls</h4><div class="small">{"".join(drafts)}</div>' if drafts else ""
+    said = (
+        ""
+        if checked
+        else (
+            "<p>Nothing tells whether these media fulfil their prompts:"
+            f" {escape(rows[0]['unchecked'] or '')}</p>"
+        )
+    )
+    drafts = [
+        bars(
+            r["sampler"],
+            r["acceptance_histogram"],
+            marks[r["base"]][0],
+            "drafts accepted in a call",
+        )
+        for r in rows
+        if sum(r["acceptance_histogram"])
+    ]
+    drawn = (
+        "<h4>Accepted drafts, share of forward calls</h4><div"
+        f' class="small">{"".join(drafts)}</div>'
+        if drafts
+        else ""
+    )
     return f'<h3>{escape(head)}</h3>{said}<div class="panels">{"".join(panels)}</div>{drawn}'
 
 
 def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
-    """Panels with common axes, the share of fulfilled prompts against a column: one per sampler that was swept, or one of all if none was."""
+    """Panels with common axes, the share of fulfilled prompts against a column: one per sampler
+    that was swept, or one of all if none was."""
     swept = [r for r in rows if r.get("knob")]
     shown = swept or rows
     low = max(0.0, min(interval(r["fulfilled"], r["media"])[0] for r in shown) - 0.02)
@@ -64,39 +98,78 @@ def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
     for title in dict.fromkeys(r["base"] if swept else "" for r in shown):
         mine = [r for r in shown if not swept or r["base"] == title]
         knob = f", by {mine[0]['knob']}" if swept else ""
-        found.append(panel(title or f"{SHARE} against {name}", [_share(r, key, marks) for r in mine], Axis(x.low, x.high, name + knob, x.say, x.log), y))
+        found.append(
+            panel(
+                title or f"{SHARE} against {name}",
+                [_share(r, key, marks) for r in mine],
+                Axis(x.low, x.high, name + knob, x.say, x.log),
+                y,
+            )
+        )
     return "".join(found)
 
 
 def against_calls(rows: Rows, marks: Marks) -> str:
-    """Wall time against forward calls, both logarithmic, with the line on which a call costs what it costs the reference."""
-    points = [Point(r["nfe"], r["seconds"], "" if r.get("knob") else r["sampler"], _said(r), marks[r["base"]][0], (r["seconds_least"], r["seconds_most"]),
-                    marks[r["base"]][1], r["base"] if r.get("knob") else None) for r in rows]  # fmt: skip
+    """Wall time against forward calls, both logarithmic, with the line on which a call costs what
+    it costs the reference."""
+    points = [
+        Point(
+            r["nfe"],
+            r["seconds"],
+            "" if r.get("knob") else r["sampler"],
+            _said(r),
+            marks[r["base"]][0],
+            (r["seconds_least"], r["seconds_most"]),
+            marks[r["base"]][1],
+            r["base"] if r.get("knob") else None,
+        )
+        for r in rows
+    ]
     base = next((r for r in rows if r["sampler"] == REFERENCE), None)
     least = [base["seconds"] * min(r["nfe"] for r in rows) / base["nfe"]] if base else []
     x = axis([r["nfe"] for r in rows], CALLS, log=True)
-    y = axis([*least, *(r[key] for r in rows for key in ("seconds_least", "seconds_most"))], SECONDS, log=True)
-    return panel("wall time against forward calls", points, x, y, (base["nfe"], base["seconds"]) if base else None, "overhead 1")
+    y = axis(
+        [*least, *(r[key] for r in rows for key in ("seconds_least", "seconds_most"))],
+        SECONDS,
+        log=True,
+    )
+    return panel(
+        "wall time against forward calls",
+        points,
+        x,
+        y,
+        (base["nfe"], base["seconds"]) if base else None,
+        "overhead 1",
+    )
 
 
 def marks_of(table: Rows) -> Marks:
     """A colour and a shape for every sampler; those of peers are diamonds."""
     found: Marks = {}
     for peer in (False, True):
-        for n, base in enumerate(dict.fromkeys(r["base"] for r in table if bool(r.get("peer")) == peer)):
+        for n, base in enumerate(
+            dict.fromkeys(r["base"] for r in table if bool(r.get("peer")) == peer)
+        ):
             found[base] = COLOURS[(n + 4 * peer) % len(COLOURS)], "diamond" if peer else "circle"
     return found
 
 
 def legend(rows: Rows, marks: Marks) -> str:
-    shown = lambda r: f'<i class="{marks[r["base"]][1]}" style="--c: {marks[r["base"]][0]}"></i>{escape(_said(r))}'
+    shown = lambda r: (
+        f'<i class="{marks[r["base"]][1]}" style="--c:'
+        f' {marks[r["base"]][0]}"></i>{escape(_said(r))}'
+    )
     return f'<ul class="legend">{"".join(f"<li>{shown(r)}</li>" for r in rows)}</ul>'
 
 
 def beside(rows: Rows) -> str:
     """Those that no panel shows, in words."""
     rest = [r for r in rows if not r.get("knob")] if any(r.get("knob") for r in rows) else []
-    return f"<p>Beside them:</p><ul>{''.join(f'<li>{escape(_said(r))}</li>' for r in rest)}</ul>" if rest else ""
+    return (
+        f"<p>Beside them:</p><ul>{''.join(f'<li>{escape(_said(r))}</li>' for r in rest)}</ul>"
+        if rest
+        else ""
+    )
 
 
 def unmeasured(table: Rows) -> list[str]:
@@ -105,14 +178,25 @@ def unmeasured(table: Rows) -> list[str]:
     for r in table:
         if r["error"]:
             reasons.setdefault(r["error"], []).append(f"{r['sampler']} (batch {r['batch_size']})")
-    return [f"<p>Not measured, {escape(error)}: {escape(', '.join(names))}.</p>" for error, names in reasons.items()]
+    return [
+        f"<p>Not measured, {escape(error)}: {escape(', '.join(names))}.</p>"
+        for error, names in reasons.items()
+    ]
 
 
 def _share(row: dict[str, Any], key: str, marks: Marks) -> Point:
     colour, shape = marks[row["base"]]
     label = str(row["value"]) if row.get("knob") else row["sampler"]
-    return Point(row[key], row["fulfilled"], label, _said(row), colour, interval(row["fulfilled"], row["media"]), shape,
-                 row["base"] if row.get("knob") else None)  # fmt: skip
+    return Point(
+        row[key],
+        row["fulfilled"],
+        label,
+        _said(row),
+        colour,
+        interval(row["fulfilled"], row["media"]),
+        shape,
+        row["base"] if row.get("knob") else None,
+    )
 
 
 def _said(row: dict[str, Any]) -> str:
@@ -132,22 +216,32 @@ def _write(folder: Path, title: str, about: str, body: str) -> Path:
     return page
 
 
-ABOUT_CURVES = """Share of prompts that the checker finds fulfilled, against forward calls per item. Bars are 95 % intervals; labels are the
-value of the knob."""
-ABOUT = """Medians over repeats. Bars of shares are 95 % intervals, those of wall time the least and the most of the repeats. On the line
-<em>overhead 1</em> a forward call costs what it costs plain autoregression: above it saved calls are not saved time. Diamonds are other
+ABOUT_CURVES = """Share of prompts that the checker finds fulfilled, against forward calls per item.
+Bars are 95 % intervals; labels are the value of the knob."""
+ABOUT = """Medians over repeats. Bars of shares are 95 % intervals, those of wall time the least
+and the most of the repeats. On the line
+<em>overhead 1</em> a forward call costs what it costs plain autoregression: above it saved calls
+are not saved time. Diamonds are other
 implementations. A label that would cover something is left out; the list has all of them."""
 PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 940px; margin: 2rem auto; padding: 0 1rem; color: #1f2937; background: #fff }}
-h1 {{ font-size: 1.4rem }} h2 {{ font-size: 1.15rem; font-weight: 600; margin-top: 2.5rem }} h3, h4 {{ font-size: 1rem; font-weight: 600; margin-top: 2rem }}
-svg {{ width: 100%; height: auto }} .grid {{ stroke: #e5e7eb }} .rule {{ stroke: #9ca3af; stroke-dasharray: 5 4 }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 940px; margin: 2rem auto; padding: 0 1rem;
+color: #1f2937; background: #fff }}
+h1 {{ font-size: 1.4rem }} h2 {{ font-size: 1.15rem; font-weight: 600; margin-top: 2.5rem }}
+h3, h4 {{ font-size: 1rem; font-weight: 600; margin-top: 2rem }}
+svg {{ width: 100%; height: auto }} .grid {{ stroke: #e5e7eb }}
+.rule {{ stroke: #9ca3af; stroke-dasharray: 5 4 }}
 .tick, .knob {{ font-size: 11px; fill: #6b7280 }} .knob {{ fill: #374151 }}
-.axis {{ font-size: 12px; fill: #374151 }} .name {{ font-size: 13px; font-weight: 600; fill: #1f2937 }}
-.panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(380px, 100%), 1fr)); gap: 1rem }}
-.small {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(260px, 100%), 1fr)); gap: 1rem }}
-.legend {{ list-style: none; padding: 0; margin: 1.6rem 0 0; font-size: 12.5px }} .legend li {{ padding-left: 19px; text-indent: -19px }}
+.axis {{ font-size: 12px; fill: #374151 }}
+.name {{ font-size: 13px; font-weight: 600; fill: #1f2937 }}
+.panels {{ display: grid;
+grid-template-columns: repeat(auto-fit, minmax(min(380px, 100%), 1fr)); gap: 1rem }}
+.small {{ display: grid;
+grid-template-columns: repeat(auto-fill, minmax(min(260px, 100%), 1fr)); gap: 1rem }}
+.legend {{ list-style: none; padding: 0; margin: 1.6rem 0 0; font-size: 12.5px }}
+.legend li {{ padding-left: 19px; text-indent: -19px }}
 .legend i {{ display: inline-block; width: 9px; height: 9px; margin-right: 10px; text-indent: 0 }}
 .legend .circle {{ background: var(--c); border-radius: 50% }}
 .legend .diamond {{ border: 2px solid var(--c); transform: rotate(45deg) scale(.8) }}

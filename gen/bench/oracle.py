@@ -1,8 +1,10 @@
-"""``gen bench MODALITY --oracle``: masked samplers against models whose law is known, so that every error is the sampler's.
+"""``gen bench MODALITY --oracle``: masked samplers against models whose law is known, so that every
+error is the sampler's.
 
-Accuracy against forward calls, per case. What is measured is what the registry holds: every masked sampler and preset, and every selector in
-each sampler that takes one. Each is drawn along its dial: of the numeric knobs that it reads, the one that spans the widest range of forward
-calls. The modality brings the cases (``Modality.oracle_bench``).
+Accuracy against forward calls, per case. What is measured is what the registry holds: every masked
+sampler and preset, and every selector in each sampler that takes one. Each is drawn along its dial:
+of the numeric knobs that it reads, the one that spans the widest range of forward calls. The
+modality brings the cases (``Modality.oracle_bench``).
 """
 
 from __future__ import annotations
@@ -24,13 +26,27 @@ from gen.registry import registry
 from gen.sampling import Sampler, resolve_sampler
 
 CHOSEN = "selector"  # a part that is measured by itself: the knob, and the kind in the registry
-WHOLE, REAL = (1, 2, 3, 4, 6, 8), (0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.5, 3.0, 6.0)  # values of a dial: counts; probabilities, nats
+WHOLE, REAL = (
+    (1, 2, 3, 4, 6, 8),
+    (
+        0.1,
+        0.2,
+        0.3,
+        0.5,
+        0.7,
+        0.9,
+        1.5,
+        3.0,
+        6.0,
+    ),
+)  # values of a dial: counts; probabilities, nats
 
 
 @dataclass(frozen=True)
 class Board:
-    """Rows that are decoded together. ``cases``: the name of each row's case; ``keys``: what its draws depend on. ``target(law)``: a fresh target of
-    them all. ``right(tokens)``: which rows of [B, T] are right. ``exact``: per case, figures that are known without measuring, among them
+    """Rows that are decoded together. ``cases``: the name of each row's case; ``keys``: what its
+    draws depend on. ``target(law)``: a fresh target of them all. ``right(tokens)``: which rows of
+    [B, T] are right. ``exact``: per case, figures that are known without measuring, among them
     ``one_step``, how often a single call is right."""
 
     cases: Sequence[str]
@@ -59,18 +75,26 @@ def measure(board: Board, sampler: Sampler, law: Law) -> dict[str, Point]:
     found: dict[str, list[tuple[bool, int]]] = {case: [] for case in board.cases}
     for case, right, stats in zip(board.cases, board.right(out.tokens), out.stats, strict=True):
         found[case].append((bool(right), stats.nfe))
-    return {case: Point(sum(r for r, _ in rows), len(rows), mean(n for _, n in rows)) for case, rows in found.items()}
+    return {
+        case: Point(sum(r for r, _ in rows), len(rows), mean(n for _, n in rows))
+        for case, rows in found.items()
+    }
 
 
 def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-    """What is measured: a label -> a spec for ``resolve_sampler``. Named samplers and presets, or all masked ones that decode ids without a
-    draft model; and of samplers that take one, every selector. Raises ``GenError`` for a name that cannot be measured."""
+    """What is measured: a label -> a spec for ``resolve_sampler``. Named samplers and presets, or
+    all masked ones that decode ids without a draft model; and of samplers that take one, every
+    selector. Raises ``GenError`` for a name that cannot be measured.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name in names or [*registry.table("sampler"), *registry.table("preset")]:
         sampler, _ = resolve_sampler(name)
         if sampler.protocol != "masked" or "codes" not in sampler.kinds or sampler.drafted:
             if names:
-                raise GenError(f"--samplers names {name!r}, which the oracle cannot measure; expected masked samplers of ids without a draft model")
+                raise GenError(
+                    f"--samplers names {name!r}, which the oracle cannot measure; expected masked"
+                    " samplers of ids without a draft model"
+                )
             continue
         found[name] = {"name": name}
         if name in registry.table("sampler") and any(f.name == CHOSEN for f in fields(sampler)):
@@ -81,10 +105,13 @@ def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
 
 
 def dial(spec: dict[str, Any], law: dict[str, Any], probe: Board) -> tuple[str | None, list[Any]]:
-    """The knob that a sampler is drawn along, and its values; none if no knob changes its number of forward calls in the probe's hardest case.
+    """The knob that a sampler is drawn along, and its values; none if no knob changes its number of
+    forward calls in the probe's hardest case.
 
     Raises ``GenError`` if the sampler cannot decode the probe."""
-    hardest = min(probe.exact, key=lambda case: probe.exact[case]["one_step"])  # where answers are certain, only blocks cost calls
+    hardest = min(
+        probe.exact, key=lambda case: probe.exact[case]["one_step"]
+    )  # where answers are certain, only blocks cost calls
     best, width, values = None, 0.0, []
     for knob in _read_while_decoding(spec, law, probe):
         if knob in spec:
@@ -129,29 +156,73 @@ def _read_while_decoding(spec: dict[str, Any], law: dict[str, Any], probe: Board
     return [name for name in numeric if name in seen]
 
 
-def table_of(boards: Sequence[Board], probe: Board, specs: dict[str, dict[str, Any]], law_of: Callable[[str], dict[str, Any]],
-             sweep: tuple[str | None, list[Any]], progress: Any) -> list[dict[str, Any]]:
-    """A row per contender, value of its dial and case, in the shape that ``gen.bench.curve`` draws. Values that change nothing are left out, and
-    contenders that cannot decode these boards are there with their error. ``sweep``: a knob and values instead of the dial."""
+def table_of(
+    boards: Sequence[Board],
+    probe: Board,
+    specs: dict[str, dict[str, Any]],
+    law_of: Callable[[str], dict[str, Any]],
+    sweep: tuple[str | None, list[Any]],
+    progress: Any,
+) -> list[dict[str, Any]]:
+    """A row per contender, value of its dial and case, in the shape that ``gen.bench.curve`` draws.
+    Values that change nothing are left out, and contenders that cannot decode these boards are
+    there with their error. ``sweep``: a knob and values instead of the dial.
+    """
     table: list[dict[str, Any]] = []
     for label, spec in specs.items():
         progress.batch(label, 1)
-        law, row = law_of(spec["name"]), {"base": label, "batch_size": None, "media": 0, "error": None, "knob": None, "value": None}
+        law, row = (
+            law_of(spec["name"]),
+            {
+                "base": label,
+                "batch_size": None,
+                "media": 0,
+                "error": None,
+                "knob": None,
+                "value": None,
+            },
+        )
         try:
             sampler, _ = resolve_sampler(spec, law)
             if sweep[0] is not None:
-                knob, values = sweep if any(f.name == sweep[0] for f in fields(sampler)) and sweep[0] not in spec else (None, [])
+                knob, values = (
+                    sweep
+                    if any(f.name == sweep[0] for f in fields(sampler)) and sweep[0] not in spec
+                    else (None, [])
+                )
             else:
                 knob, values = dial(spec, law, probe)
             last = None
             for value in values or [None]:
                 full = {**spec, knob: value} if knob else spec
                 sampler, lawful = resolve_sampler(full, law)
-                points = {case: p for board in boards for case, p in measure(board, sampler, lawful).items()}
+                points = {
+                    case: p
+                    for board in boards
+                    for case, p in measure(board, sampler, lawful).items()
+                }
                 if points != last:
-                    name = f"{label} {knob}={value:g}" if type(value) in (int, float) else f"{label} {knob}={value}" if knob else label
-                    table += [{**row, "sampler": name, "case": case, "knob": knob, "value": value, "media": p.rows, "nfe": p.nfe, "right": p.right,
-                               "fulfilled": p.accuracy} for case, p in points.items()]
+                    name = (
+                        f"{label} {knob}={value:g}"
+                        if type(value) in (int, float)
+                        else f"{label} {knob}={value}"
+                        if knob
+                        else label
+                    )
+                    table += [
+                        {
+                            **row,
+                            "sampler": name,
+                            "case": case,
+                            "knob": knob,
+                            "value": value,
+                            "media": p.rows,
+                            "nfe": p.nfe,
+                            "right": p.right,
+                            "fulfilled": p.accuracy,
+                        }
+                        for case, p in points.items()
+                    ]
                 last = points
         except GenError as problem:
             table.append({**row, "sampler": label, "case": None, "error": str(problem)})
@@ -160,28 +231,55 @@ def table_of(boards: Sequence[Board], probe: Board, specs: dict[str, dict[str, A
 
 
 def bench_oracle(args: argparse.Namespace) -> int:
-    """What ``gen bench --oracle`` does. Raises ``GenError`` for flags that say something about a model."""
+    """What ``gen bench --oracle`` does. Raises ``GenError`` for flags that say something about a
+    model."""
     from gen.bench.run import deliver, grid_of, machine
     from gen.commands import LAW
     from gen.jobs.progress import for_terminal
 
-    for key, default in (("model", None), ("dtype", None), ("device", None), ("compile", None), ("peers", None), ("batch_sizes", "1,8")):
+    for key, default in (
+        ("model", None),
+        ("dtype", None),
+        ("device", None),
+        ("compile", None),
+        ("peers", None),
+        ("batch_sizes", "1,8"),
+    ):
         if getattr(args, key) != default:
             flag = f"--{key.replace('_', '-')}"
-            raise GenError(f"{flag} is {getattr(args, key)!r}, with --oracle; expected nothing, the oracle takes the model's place")
+            raise GenError(
+                f"{flag} is {getattr(args, key)!r}, with --oracle; expected nothing, the oracle"
+                " takes the model's place"
+            )
     grid = grid_of(args.sweep)
     if len(grid) > 1:
-        raise GenError(f"--sweep came with the knobs {', '.join(grid)}, with --oracle; expected one, a sampler is drawn along one dial")
-    sweep, said = next(iter(grid.items()), (None, [])), {k: getattr(args, k) for k in LAW if getattr(args, k) is not None}
-    specs = contenders([n.strip() for n in args.samplers.split(",") if n.strip()] if args.samplers else None)
+        raise GenError(
+            f"--sweep came with the knobs {', '.join(grid)}, with --oracle; expected one, a sampler"
+            " is drawn along one dial"
+        )
+    sweep, said = (
+        next(iter(grid.items()), (None, [])),
+        {k: getattr(args, k) for k in LAW if getattr(args, k) is not None},
+    )
+    specs = contenders(
+        [n.strip() for n in args.samplers.split(",") if n.strip()] if args.samplers else None
+    )
     law_of = lambda name: {**getattr(registry.table("preset").get(name), "law", {}), **said}
     for spec in specs.values():
         resolve_sampler(spec, law_of(spec["name"]))
-    if sweep[0] is not None and not any(f.name == sweep[0] for spec in specs.values() for f in fields(resolve_sampler(spec)[0])):
+    if sweep[0] is not None and not any(
+        f.name == sweep[0] for spec in specs.values() for f in fields(resolve_sampler(spec)[0])
+    ):
         raise GenError(f"--sweep is about {sweep[0]!r}, a knob that none of {', '.join(specs)} has")
-    modality, began = registry.get("modality", args.modality, "the command line")(), time.perf_counter()
+    modality, began = (
+        registry.get("modality", args.modality, "the command line")(),
+        time.perf_counter(),
+    )
     boards = modality.oracle_bench(args.prompts, args.repeats, args.seed)
-    probe = min(modality.oracle_bench(16, 1, args.seed), key=lambda board: min(known["one_step"] for known in board.exact.values()))
+    probe = min(
+        modality.oracle_bench(16, 1, args.seed),
+        key=lambda board: min(known["one_step"] for known in board.exact.values()),
+    )
     progress = for_terminal()
     progress.start(len(specs), unit="sampler")
     try:
@@ -189,22 +287,38 @@ def bench_oracle(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     exact = {case: known for board in boards for case, known in board.exact.items()}
-    report = {"modality": args.modality, "oracle": True, "seed": args.seed, "prompts": args.prompts, "repeats": args.repeats, "law": said,
-              "machine": machine(), "seconds": time.perf_counter() - began, "cases": exact, "table": table}  # fmt: skip
+    report = {
+        "modality": args.modality,
+        "oracle": True,
+        "seed": args.seed,
+        "prompts": args.prompts,
+        "repeats": args.repeats,
+        "law": said,
+        "machine": machine(),
+        "seconds": time.perf_counter() - began,
+        "cases": exact,
+        "table": table,
+    }
     lines = [render(table, exact, args.markdown)]
     if args.gallery:
         from gen.bench.curve import write_curves
 
         hardest_first = sorted(exact.items(), key=lambda case: case[1]["one_step"])
-        heads = {case: f"{case}: one call is right {known['one_step']:.1%} of the time" for case, known in hardest_first}
-        page = write_curves(Path(args.gallery), table, f"gen bench {args.modality} --oracle", "case", heads)
+        heads = {
+            case: f"{case}: one call is right {known['one_step']:.1%} of the time"
+            for case, known in hardest_first
+        }
+        page = write_curves(
+            Path(args.gallery), table, f"gen bench {args.modality} --oracle", "case", heads
+        )
         lines.append(f"gallery: {page}")
     deliver(args, report, "\n".join(lines))
     return 0
 
 
 def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], markdown: bool) -> str:
-    """Forward calls and accuracy per case. Cases that one call always gets right share a column, with the worst of them."""
+    """Forward calls and accuracy per case. Cases that one call always gets right share a column,
+    with the worst of them."""
     from gen.bench.table import laid_out
 
     hard = [case for case, known in exact.items() if known["one_step"] < 1 - 1e-9]
@@ -214,11 +328,21 @@ def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], mark
         found.setdefault(row["sampler"], {})[row["case"]] = row
     cell = lambda row: f"{row['nfe']:.1f} {row['fulfilled']:.1%}"
     rows = [["calls and accuracy", *hard, *(["other cases"] if easy else [])]]
-    rows.append(["known: one call", *(f"1.0 {exact[case]['one_step']:.1%}" for case in hard), *(["1.0 100.0%"] if easy else [])])
-    left_out = [f"{label}: {cases[None]['error']}" for label, cases in found.items() if None in cases]
+    rows.append(
+        [
+            "known: one call",
+            *(f"1.0 {exact[case]['one_step']:.1%}" for case in hard),
+            *(["1.0 100.0%"] if easy else []),
+        ]
+    )
+    left_out = [
+        f"{label}: {cases[None]['error']}" for label, cases in found.items() if None in cases
+    ]
     for label, cases in found.items():
         if None in cases:
             continue
         worst = min((cases[case] for case in easy), key=lambda row: row["fulfilled"], default=None)
-        rows.append([label, *(cell(cases[case]) for case in hard), *([cell(worst)] if worst else [])])
+        rows.append(
+            [label, *(cell(cases[case]) for case in hard), *([cell(worst)] if worst else [])]
+        )
     return "\n".join([laid_out(rows, markdown), *left_out])

@@ -1,11 +1,14 @@
-"""``gen bench --peers``: other implementations in the same table, on the same weights, prompts and law.
+"""``gen bench --peers``: other implementations in the same table, on the same weights, prompts and
+law.
 
     transformers   ``generate`` of transformers on the causal model (``gen.bench.generate``)
-    diffusers      ``LLaDA2Pipeline`` and ``AmusedPipeline`` on checkpoints of their families (``gen.bench.diffusers``)
+    diffusers      ``LLaDA2Pipeline`` and ``AmusedPipeline`` on checkpoints of their families
+                   (``gen.bench.diffusers``)
     reference      the rules of papers as plain loops, one item at a time (``gen.bench.reference``)
 
-What a peer gives are tokens; media are made of them as of everybody's. Its forward calls are counted by a hook on the network itself, both
-halves of guidance included: one that runs them one after the other makes two calls where a batched one makes one.
+What a peer gives are tokens; media are made of them as of everybody's. Its forward calls are
+counted by a hook on the network itself, both halves of guidance included: one that runs them one
+after the other makes two calls where a batched one makes one.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ from gen.pipeline import Pipeline
 from gen.sampling import resolve_sampler
 from gen.types import Stats, TokenSpace
 
-PEERS = {"transformers": "gen.bench.generate", "diffusers": "gen.bench.diffusers", "reference": "gen.bench.reference"}
+PEERS = {
+    "transformers": "gen.bench.generate",
+    "diffusers": "gen.bench.diffusers",
+    "reference": "gen.bench.reference",
+}
 NOT_HERE = "not for this model"
 
 
@@ -48,7 +55,8 @@ class Network:
 
 @dataclass
 class Peer:
-    """One row. ``run(items)`` -> tokens long [B, T] of ``net`` and what each row cost. ``serial``: one item at a time; ``missing``: why there is none."""
+    """One row. ``run(items)`` -> tokens long [B, T] of ``net`` and what each row cost. ``serial``:
+    one item at a time; ``missing``: why there is none."""
 
     label: str
     law: Law
@@ -67,11 +75,14 @@ class Output:
     stats: list[Stats]
 
 
-def peers_of(text: str, pipe: Pipeline, law: dict[str, Any], several: bool = False) -> list[Variant]:
-    """The rows of the groups that ``--peers`` names, or of ``all``. What cannot run on this model is there with the reason.
+def peers_of(
+    text: str, pipe: Pipeline, law: dict[str, Any], several: bool = False
+) -> list[Variant]:
+    """The rows of the groups that ``--peers`` names, or of ``all``. What cannot run on this model
+    is there with the reason.
 
-    Raises ``GenError`` for a group that does not exist, and for one that was named and has no row that can run, unless there are ``several``
-    modalities."""
+    Raises ``GenError`` for a group that does not exist, and for one that was named and has no row
+    that can run, unless there are ``several`` modalities."""
     names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
     for name in names:
         if name not in PEERS and name != "all":
@@ -81,11 +92,26 @@ def peers_of(text: str, pipe: Pipeline, law: dict[str, Any], several: bool = Fal
         peers = import_module(PEERS[group]).peers(pipe, Law(**law))
         if group in names and not several and all(p.missing for p in peers):
             reasons = "; ".join(f"{p.label}: {p.missing}" for p in peers)
-            raise GenError(f"--peers names {group!r}, of which nothing can run with {pipe.model or 'the modality ' + pipe.modality.name} ({reasons}); "
-                           "expected another model, or --peers all, which leaves out what cannot run")
+            raise GenError(
+                f"--peers names {group!r}, of which nothing can run with"
+                f" {pipe.model or 'the modality ' + pipe.modality.name} ({reasons}); expected"
+                " another model, or --peers all, which leaves out what cannot run"
+            )
         for p in peers:
             make = None if p.missing else made_by(pipe, p)
-            found.append(Variant(p.label, {"peer": p.label}, asdict(p.law), p.label, peer=group, make=make, serial=p.serial, missing=p.missing, asked=False))
+            found.append(
+                Variant(
+                    p.label,
+                    {"peer": p.label},
+                    asdict(p.law),
+                    p.label,
+                    peer=group,
+                    make=make,
+                    serial=p.serial,
+                    missing=p.missing,
+                    asked=False,
+                )
+            )
     return found
 
 
@@ -94,15 +120,24 @@ def made_by(pipe: Pipeline, peer: Peer) -> Callable[[Sequence[Any]], Output]:
 
     def make(items: Sequence[Any]) -> Output:
         tokens, stats = peer.run(items)
-        made = [pipe.decode(row, peer.net.space, peer.net.frontend) for row in tokens.to(pipe.device)]
-        return Output([pipe.modality.complete(m, i.condition) for m, i in zip(made, items, strict=True)], tokens, stats)
+        made = [
+            pipe.decode(row, peer.net.space, peer.net.frontend) for row in tokens.to(pipe.device)
+        ]
+        return Output(
+            [pipe.modality.complete(m, i.condition) for m, i in zip(made, items, strict=True)],
+            tokens,
+            stats,
+        )
 
     return make
 
 
 def network(pipe: Pipeline, protocol: str, adapter: type, draft: bool = False) -> Network | None:
-    """The network of a protocol, if it is one that this very adapter suits: others have a module that is called otherwise."""
-    sampler = resolve_sampler({"causal": "speculative" if draft else "autoregressive", "masked": "maskgit"}[protocol])[0]
+    """The network of a protocol, if it is one that this very adapter suits: others have a module
+    that is called otherwise."""
+    sampler = resolve_sampler(
+        {"causal": "speculative" if draft else "autoregressive", "masked": "maskgit"}[protocol]
+    )[0]
     try:
         model, *bound = pipe.bound(pipe.draft_name(sampler) if draft else pipe.model_name(sampler))
         seen = model.adapter(protocol) if isinstance(model, Checkpoint) else adapter(model)
@@ -113,10 +148,12 @@ def network(pipe: Pipeline, protocol: str, adapter: type, draft: bool = False) -
 
 
 class Calls:
-    """Counts forward calls of a module and the places sent through it, by a hook: ``with Calls(module) as calls``.
+    """Counts forward calls of a module and the places sent through it, by a hook: ``with
+    Calls(module) as calls``.
 
-    The embedded architecture counts positions from zero where nobody gives them, also behind a cache. ``generate`` gives none to the half
-    without the condition, so the hook says what the cache holds."""
+    The embedded architecture counts positions from zero where nobody gives them, also behind a
+    cache. ``generate`` gives none to the half without the condition, so the hook says what the
+    cache holds."""
 
     def __init__(self, module: nn.Module):
         self.module, self.n, self.places = module, 0, 0
@@ -136,11 +173,14 @@ class Calls:
         self.n, self.places = self.n + 1, self.places + ids.numel()
 
     def stats(self, tokens: int, rows: int = 1, **more: Any) -> Stats:
-        """What each of ``rows`` rows cost that went through all calls together, of ``tokens`` tokens."""
+        """What each of ``rows`` rows cost that went through all calls together, of ``tokens``
+        tokens."""
         return Stats(self.n, tokens, self.places // rows, tokens / self.n, **more)
 
 
-def _positioned(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+def _positioned(
+    module: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]] | None:
     cache, ids = kwargs.get("past_key_values"), args[0] if args else kwargs.get("input_ids")
     if kwargs.get("position_ids") is not None or cache is None or ids is None:
         return None
@@ -148,9 +188,14 @@ def _positioned(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple
     return args, {**kwargs, "position_ids": at.expand_as(ids)}
 
 
-def prompts(net: Network, items: Sequence[Any], law: Law) -> tuple[list[list[int]], list[list[int]] | None]:
-    """The ids in front of every item's canvas, and those without its condition where the law is guided."""
-    return [net.binding.prompt(i.condition) for i in items], [net.binding.without(i.condition) for i in items] if law.guided else None
+def prompts(
+    net: Network, items: Sequence[Any], law: Law
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """The ids in front of every item's canvas, and those without its condition where the law is
+    guided."""
+    return [net.binding.prompt(i.condition) for i in items], (
+        [net.binding.without(i.condition) for i in items] if law.guided else None
+    )
 
 
 def spoken(tokens: Tensor, space: TokenSpace) -> int:

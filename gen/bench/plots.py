@@ -1,4 +1,5 @@
-"""Panels of a benchmark in plain SVG: points with bars and labels between two axes, and histograms. Nothing here knows what is measured."""
+"""Panels of a benchmark in plain SVG: points with bars and labels between two axes, and histograms.
+Nothing here knows what is measured."""
 
 from __future__ import annotations
 
@@ -9,14 +10,26 @@ from html import escape
 from typing import Any
 
 WIDTH, HEIGHT, PAD, TOP = 430, 310, 60, 38
-COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#475569", "#a16207")
+COLOURS = (
+    "#2563eb",
+    "#d97706",
+    "#059669",
+    "#dc2626",
+    "#7c3aed",
+    "#0891b2",
+    "#be185d",
+    "#4d7c0f",
+    "#475569",
+    "#a16207",
+)
 LETTER, LINE = 5.9, 12  # about the size of a label's letters
 TICKS = 4  # about as many as an axis has
 
 
 @dataclass(frozen=True)
 class Point:
-    """``bar``: from where to where its y may be. ``shape``: ``circle`` or ``diamond``. ``tip``: what is said when the mouse rests on it."""
+    """``bar``: from where to where its y may be. ``shape``: ``circle`` or ``diamond``. ``tip``:
+    what is said when the mouse rests on it."""
 
     x: float
     y: float
@@ -45,21 +58,40 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Round values, at least three of them, evenly spaced where a logarithmic axis is too narrow for others."""
+        """Round values, at least three of them, evenly spaced where a logarithmic axis is too
+        narrow for others."""
         if self.log:
             for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
-                powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-                found = [f * 10.0**k for k in powers for f in factors if self.low <= f * 10.0**k <= self.high]
+                powers = range(
+                    math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1
+                )
+                found = [
+                    f * 10.0**k
+                    for k in powers
+                    for f in factors
+                    if self.low <= f * 10.0**k <= self.high
+                ]
                 if len(found) >= 3:
                     return found
         rough = (self.high - self.low) / TICKS
         size = 10.0 ** math.floor(math.log10(rough))
         step = min((f * size for f in (1, 2, 2.5, 5, 10)), key=lambda s: abs(s - rough))
-        return [n * step for n in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
+        return [
+            n * step
+            for n in range(
+                math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1
+            )
+        ]
 
 
-def axis(values: Sequence[float], name: str, say: Callable[[float], str] = "{:.3g}".format, log: bool | None = None) -> Axis:
-    """One on which all values lie; logarithmic, where that is not said, if they span more than a factor of 5."""
+def axis(
+    values: Sequence[float],
+    name: str,
+    say: Callable[[float], str] = "{:.3g}".format,
+    log: bool | None = None,
+) -> Axis:
+    """One on which all values lie; logarithmic, where that is not said, if they span more than a
+    factor of 5."""
     low, high = min(values), max(values)
     if log or log is None and low > 0 and high > 5 * low:
         margin = (high / low) ** 0.07 if high > low else 1.5
@@ -68,61 +100,118 @@ def axis(values: Sequence[float], name: str, say: Callable[[float], str] = "{:.3
     return Axis(max(0.0, low - margin), high + margin, name, say)
 
 
-def panel(title: str, points: Sequence[Point], x: Axis, y: Axis, through: tuple[float, float] | None = None, note: str = "") -> str:
-    """An SVG. ``through``: a point that a line of y proportional to x goes through, of which ``note`` says what it is."""
+def panel(
+    title: str,
+    points: Sequence[Point],
+    x: Axis,
+    y: Axis,
+    through: tuple[float, float] | None = None,
+    note: str = "",
+) -> str:
+    """An SVG. ``through``: a point that a line of y proportional to x goes through, of which
+    ``note`` says what it is."""
     at_x = lambda value: PAD + (WIDTH - 1.3 * PAD) * x.at(value)
     at_y = lambda value: HEIGHT - PAD + 6 - (HEIGHT - PAD + 6 - TOP) * y.at(value)
     right, bottom = WIDTH - 0.3 * PAD, HEIGHT - PAD + 6
     parts = [f'<text class="name" x="{PAD}" y="18">{escape(title)}</text>']
     for value in x.ticks():
-        parts.append(f'<text class="tick" x="{at_x(value):.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{escape(x.say(value))}</text>')
-        parts.append(f'<line class="grid" x1="{at_x(value):.1f}" x2="{at_x(value):.1f}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(
+            f'<text class="tick" x="{at_x(value):.1f}" y="{bottom + 16:.1f}"'
+            f' text-anchor="middle">{escape(x.say(value))}</text>'
+        )
+        parts.append(
+            f'<line class="grid" x1="{at_x(value):.1f}" x2="{at_x(value):.1f}" y1="{TOP}"'
+            f' y2="{bottom}"/>'
+        )
     for value in y.ticks():
-        parts.append(f'<text class="tick" x="{PAD - 7}" y="{at_y(value) + 4:.1f}" text-anchor="end">{escape(y.say(value))}</text>')
-        parts.append(f'<line class="grid" x1="{PAD}" x2="{right:.1f}" y1="{at_y(value):.1f}" y2="{at_y(value):.1f}"/>')
+        parts.append(
+            f'<text class="tick" x="{PAD - 7}" y="{at_y(value) + 4:.1f}"'
+            f' text-anchor="end">{escape(y.say(value))}</text>'
+        )
+        parts.append(
+            f'<line class="grid" x1="{PAD}" x2="{right:.1f}" y1="{at_y(value):.1f}"'
+            f' y2="{at_y(value):.1f}"/>'
+        )
     if through is not None:
         parts.append(_diagonal(x, y, through, at_x, at_y, note))
     for name in dict.fromkeys(p.line for p in points if p.line is not None):
         joined = [p for p in points if p.line == name]
         places = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in joined)
-        parts.append(f'<polyline points="{places}" fill="none" stroke="{joined[0].colour}" stroke-width="2"/>')
+        parts.append(
+            f'<polyline points="{places}" fill="none" stroke="{joined[0].colour}"'
+            ' stroke-width="2"/>'
+        )
     for p in points:
         cx, cy = at_x(p.x), at_y(p.y)
         if p.bar is not None:
             least, most = (at_y(min(max(v, y.low), y.high)) for v in p.bar)
-            parts.append(f'<line x1="{cx:.1f}" x2="{cx:.1f}" y1="{least:.1f}" y2="{most:.1f}" stroke="{p.colour}" opacity="0.35"/>')
+            parts.append(
+                f'<line x1="{cx:.1f}" x2="{cx:.1f}" y1="{least:.1f}" y2="{most:.1f}"'
+                f' stroke="{p.colour}" opacity="0.35"/>'
+            )
         parts.append(_mark(cx, cy, p))
-    for cx, cy, anchor, label in placed([(at_x(p.x), at_y(p.y), p.label, p.line) for p in points], (PAD + 2, TOP, right, bottom)):
-        parts.append(f'<text class="knob" x="{cx:.1f}" y="{cy:.1f}" text-anchor="{anchor}">{escape(label)}</text>')
-    parts.append(f'<text class="axis" x="{(PAD + right) / 2:.1f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x.name)}</text>')
+    for cx, cy, anchor, label in placed(
+        [(at_x(p.x), at_y(p.y), p.label, p.line) for p in points], (PAD + 2, TOP, right, bottom)
+    ):
+        parts.append(
+            f'<text class="knob" x="{cx:.1f}" y="{cy:.1f}"'
+            f' text-anchor="{anchor}">{escape(label)}</text>'
+        )
+    parts.append(
+        f'<text class="axis" x="{(PAD + right) / 2:.1f}" y="{HEIGHT - 12}"'
+        f' text-anchor="middle">{escape(x.name)}</text>'
+    )
     middle = (TOP + bottom) / 2
-    parts.append(f'<text class="axis" transform="translate(12 {middle:.1f}) rotate(-90)" text-anchor="middle">{escape(y.name)}</text>')
+    parts.append(
+        f'<text class="axis" transform="translate(12 {middle:.1f}) rotate(-90)"'
+        f' text-anchor="middle">{escape(y.name)}</text>'
+    )
     said = escape(f"{y.name} against {x.name}, {title}", quote=True)
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
+    )
 
 
 def _mark(cx: float, cy: float, p: Point) -> str:
     tip = f"<title>{escape(p.tip)}</title>"
     if p.shape == "diamond":
-        return f'<path d="M{cx:.1f} {cy - 5.5:.1f} l5.5 5.5 -5.5 5.5 -5.5 -5.5z" fill="#fff" stroke="{p.colour}" stroke-width="2">{tip}</path>'
+        return (
+            f'<path d="M{cx:.1f} {cy - 5.5:.1f} l5.5 5.5 -5.5 5.5 -5.5 -5.5z" fill="#fff"'
+            f' stroke="{p.colour}" stroke-width="2">{tip}</path>'
+        )
     return f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4.5" fill="{p.colour}">{tip}</circle>'
 
 
-def _diagonal(x: Axis, y: Axis, through: tuple[float, float], at_x: Callable, at_y: Callable, note: str) -> str:
+def _diagonal(
+    x: Axis, y: Axis, through: tuple[float, float], at_x: Callable, at_y: Callable, note: str
+) -> str:
     """The part of y = c x that lies between the axes, with what it is at its upper end."""
     slope = through[1] / through[0]
     first, last = max(x.low, y.low / slope), min(x.high, y.high / slope)
     x1, y1, x2, y2 = at_x(first), at_y(first * slope), at_x(last), at_y(last * slope)
-    return (f'<line class="rule" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-            f'<text class="tick" x="{0.55 * x1 + 0.45 * x2 + 6:.1f}" y="{0.55 * y1 + 0.45 * y2 + 12:.1f}">{escape(note)}</text>')
+    return (
+        f'<line class="rule" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/><text'
+        f' class="tick" x="{0.55 * x1 + 0.45 * x2 + 6:.1f}"'
+        f' y="{0.55 * y1 + 0.45 * y2 + 12:.1f}">{escape(note)}</text>'
+    )
 
 
-def placed(points: Sequence[tuple[float, float, str, str | None]], frame: tuple[float, float, float, float]) -> list[tuple[float, float, str, str]]:
-    """Labels as x, y, anchor and text, each above, right of, left of or below its point (x, y, label, line), where it covers neither a point nor another
-    label. What has no such place has no label. Points of a line that lie on top of each other share one, of the first and the last."""
+def placed(
+    points: Sequence[tuple[float, float, str, str | None]], frame: tuple[float, float, float, float]
+) -> list[tuple[float, float, str, str]]:
+    """Labels as x, y, anchor and text, each above, right of, left of or below its point (x, y,
+    label, line), where it covers neither a point nor another label. What has no such place has no
+    label. Points of a line that lie on top of each other share one, of the first and the last.
+    """
     merged: list[list[Any]] = []
     for cx, cy, label, line in points:
-        if merged and line is not None and abs(merged[-1][0] - cx) < LINE and abs(merged[-1][1] - cy) < LINE and merged[-1][4] == line:
+        if (
+            merged
+            and line is not None
+            and abs(merged[-1][0] - cx) < LINE
+            and abs(merged[-1][1] - cy) < LINE
+            and merged[-1][4] == line
+        ):
             merged[-1][3] = label
         else:
             merged.append([cx, cy, label, label, line])
@@ -132,11 +221,23 @@ def placed(points: Sequence[tuple[float, float, str, str | None]], frame: tuple[
     for cx, cy, first, last, _ in merged:
         label = first if first == last else f"{first} to {last}"
         width = LETTER * len(label)
-        for lx, base, anchor in ((cx, cy - 9, "middle"), (cx + 9, cy + 4, "start"), (cx - 9, cy + 4, "end"), (cx, cy + 18, "middle")):
+        for lx, base, anchor in (
+            (cx, cy - 9, "middle"),
+            (cx + 9, cy + 4, "start"),
+            (cx - 9, cy + 4, "end"),
+            (cx, cy + 18, "middle"),
+        ):
             start = {"middle": lx - width / 2, "start": lx, "end": lx - width}[anchor]
             box = (start - 2, base - LINE + 3, start + width + 2, base + 2)
-            inside = box[0] >= left and box[1] >= top - LINE and box[2] <= right + 12 and box[3] <= bottom
-            if inside and not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+            inside = (
+                box[0] >= left
+                and box[1] >= top - LINE
+                and box[2] <= right + 12
+                and box[3] <= bottom
+            )
+            if inside and not any(
+                box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken
+            ):
                 taken.append(box)
                 found.append((lx, base, anchor, label))
                 break
@@ -153,14 +254,32 @@ def bars(title: str, counts: Sequence[int], colour: str, name: str) -> str:
     step = (wide - pad - 8) / used
     parts = [f'<text class="name" x="8" y="16">{escape(title)}</text>']
     for value in y.ticks():
-        parts.append(f'<text class="tick" x="{pad - 5}" y="{at_y(value) + 4:.1f}" text-anchor="end">{y.say(value)}</text>')
-        parts.append(f'<line class="grid" x1="{pad}" x2="{wide - 8}" y1="{at_y(value):.1f}" y2="{at_y(value):.1f}"/>')
+        parts.append(
+            f'<text class="tick" x="{pad - 5}" y="{at_y(value) + 4:.1f}"'
+            f' text-anchor="end">{y.say(value)}</text>'
+        )
+        parts.append(
+            f'<line class="grid" x1="{pad}" x2="{wide - 8}" y1="{at_y(value):.1f}"'
+            f' y2="{at_y(value):.1f}"/>'
+        )
     every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 1000) if used / n <= 12)
     for n, share in enumerate(shares):
         x = pad + n * step
-        parts.append(f'<rect x="{x + 0.1 * step:.1f}" y="{at_y(share):.1f}" width="{0.8 * step:.1f}" height="{at_y(0) - at_y(share):.1f}" fill="{colour}">'
-                     f"<title>{n}: {counts[n]} of {total}</title></rect>")  # fmt: skip
+        parts.append(
+            f'<rect x="{x + 0.1 * step:.1f}" y="{at_y(share):.1f}" width="{0.8 * step:.1f}"'
+            f' height="{at_y(0) - at_y(share):.1f}" fill="{colour}"><title>{n}: {counts[n]} of'
+            f" {total}</title></rect>"
+        )
         if n % every == 0:
-            parts.append(f'<text class="tick" x="{x + step / 2:.1f}" y="{high - pad + 14}" text-anchor="middle">{n}</text>')
-    parts.append(f'<text class="axis" x="{(pad + wide) / 2:.1f}" y="{high - 6}" text-anchor="middle">{escape(name)}</text>')
-    return f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{escape(title, quote=True)}">{"".join(parts)}</svg>'
+            parts.append(
+                f'<text class="tick" x="{x + step / 2:.1f}" y="{high - pad + 14}"'
+                f' text-anchor="middle">{n}</text>'
+            )
+    parts.append(
+        f'<text class="axis" x="{(pad + wide) / 2:.1f}" y="{high - 6}"'
+        f' text-anchor="middle">{escape(name)}</text>'
+    )
+    return (
+        f'<svg viewBox="0 0 {wide} {high}" role="img"'
+        f' aria-label="{escape(title, quote=True)}">{"".join(parts)}</svg>'
+    )

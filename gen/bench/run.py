@@ -1,8 +1,10 @@
-"""``gen bench``: samplers side by side on the same prompts and seeds, never a speed without its fidelity.
+"""``gen bench``: samplers side by side on the same prompts and seeds, never a speed without its
+fidelity.
 
-Repeats are interleaved (every row once, then all again, in turning order), so that a machine that slows down slows all of them; every
-figure is a median. Each repeat has fresh seeds, so fidelity counts prompts x repeats media. Other implementations may stand beside the
-samplers as ``--peers`` (``gen.bench.peers``); they are measured in the same turns.
+Repeats are interleaved (every row once, then all again, in turning order), so that a machine that
+slows down slows all of them; every figure is a median. Each repeat has fresh seeds, so fidelity
+counts prompts x repeats media. Other implementations may stand beside the samplers as ``--peers``
+(``gen.bench.peers``); they are measured in the same turns.
 """
 
 from __future__ import annotations
@@ -39,8 +41,12 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         return bench_jobs(args)
     for key in ("items", "modalities"):
         if getattr(args, key, None) not in (None, False):
-            raise GenError(f"--{key} came with gen bench {args.modality}; expected it with gen bench jobs")
-    usual = (QUICK_ORACLE if args.quick else ORACLE) if args.oracle else QUICK if args.quick else USUAL
+            raise GenError(
+                f"--{key} came with gen bench {args.modality}; expected it with gen bench jobs"
+            )
+    usual = (
+        (QUICK_ORACLE if args.quick else ORACLE) if args.oracle else QUICK if args.quick else USUAL
+    )
     for key, value in usual.items():
         if getattr(args, key) is None:
             setattr(args, key, value)
@@ -49,7 +55,9 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
     if args.seed < 0:
         raise bad_value("--seed", args.seed, "an integer of at least 0")
     if args.out and not Path(args.out).parent.is_dir():
-        raise GenError(f"--out is {args.out!r}, in a folder that does not exist; expected one that does")
+        raise GenError(
+            f"--out is {args.out!r}, in a folder that does not exist; expected one that does"
+        )
     if args.gallery and Path(args.gallery).exists() and not Path(args.gallery).is_dir():
         raise GenError(f"--gallery is {args.gallery!r}, a file; expected a folder")
     if args.oracle:
@@ -64,19 +72,35 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
         from gen.registry import registry
 
         if args.model:
-            raise GenError(f"--model came with gen bench {ALL}; expected it with one modality, which is all that a model serves")
-        found = {name: measured(argparse.Namespace(**{**vars(args), "modality": name}), load, several=True) for name in registry.table("modality")}
+            raise GenError(
+                f"--model came with gen bench {ALL}; expected it with one modality, which is all"
+                " that a model serves"
+            )
+        found = {
+            name: measured(
+                argparse.Namespace(**{**vars(args), "modality": name}), load, several=True
+            )
+            for name in registry.table("modality")
+        }
     tell(args, found)
     return 0
 
 
-def measured(args: argparse.Namespace, load: Callable[..., Any], several: bool = False) -> dict[str, Any]:
-    """Everything that was measured of one modality. ``several``: samplers that it has no model for become rows that say so."""
+def measured(
+    args: argparse.Namespace, load: Callable[..., Any], several: bool = False
+) -> dict[str, Any]:
+    """Everything that was measured of one modality. ``several``: samplers that it has no model for
+    become rows that say so."""
     from gen.jobs.progress import for_terminal
 
     sizes = positive(args.batch_sizes, "--batch-sizes")
     variants = choose(args)
-    said = {"model": args.model, "device": args.device or "cpu", "dtype": args.dtype or "float32", "compile": bool(args.compile)}
+    said = {
+        "model": args.model,
+        "device": args.device or "cpu",
+        "dtype": args.dtype or "float32",
+        "compile": bool(args.compile),
+    }
     pipe = load(args.modality, **said)
     errors: dict[tuple[str, int], str] = {}
     for v in [v for v in variants if not serves(pipe, v.spec, v.law)]:
@@ -91,25 +115,54 @@ def measured(args: argparse.Namespace, load: Callable[..., Any], several: bool =
 
         variants += peers_of(args.peers, pipe, law_of(args, REFERENCE), several)
     for v in variants:
-        errors.update({(v.label, size): v.missing or "batch 1 only" for size in sizes if v.missing or v.serial and size > 1})
+        errors.update(
+            {
+                (v.label, size): v.missing or "batch 1 only"
+                for size in sizes
+                if v.missing or v.serial and size > 1
+            }
+        )
     if not variants:
-        raise GenError(f"nothing is left to measure: the model serves none of {REFERENCE}, {DEFAULT}; expected --samplers that it serves")
+        raise GenError(
+            f"nothing is left to measure: the model serves none of {REFERENCE}, {DEFAULT}; expected"
+            " --samplers that it serves"
+        )
     prompts = prompts_of(pipe.modality, args.modality, args.prompts, args.seed)
     progress = for_terminal()
     progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
     try:
-        runs = interleaved(pipe, variants, sizes, prompts, args.repeats, args.seed, errors, progress)
+        runs = interleaved(
+            pipe, variants, sizes, prompts, args.repeats, args.seed, errors, progress
+        )
     finally:
         progress.close()
-    return {"modality": args.modality, **said, "seed": args.seed, "repeats": args.repeats, "prompts": prompts, "machine": machine(),
-            "samplers": [{"label": v.label, "sampler": v.spec, "law": v.law} for v in variants],
-            "table": tabulate(runs, errors, variants), "runs": runs}  # fmt: skip
+    return {
+        "modality": args.modality,
+        **said,
+        "seed": args.seed,
+        "repeats": args.repeats,
+        "prompts": prompts,
+        "machine": machine(),
+        "samplers": [{"label": v.label, "sampler": v.spec, "law": v.law} for v in variants],
+        "table": tabulate(runs, errors, variants),
+        "runs": runs,
+    }
 
 
-def interleaved(pipe: Any, variants: list[Variant], sizes: list[int], prompts: list[str], repeats: int, seed: int,
-                errors: dict[tuple[str, int], str], progress: Any) -> list[dict[str, Any]]:
-    """Every variant once per repeat and batch size, each repeat beginning with another one. Those in ``errors`` are left out. Those that run out of
-    memory come into it, and those that were not asked for by name and refuse. Raises ``GenError`` if all of them do."""
+def interleaved(
+    pipe: Any,
+    variants: list[Variant],
+    sizes: list[int],
+    prompts: list[str],
+    repeats: int,
+    seed: int,
+    errors: dict[tuple[str, int], str],
+    progress: Any,
+) -> list[dict[str, Any]]:
+    """Every variant once per repeat and batch size, each repeat beginning with another one. Those
+    in ``errors`` are left out. Those that run out of memory come into it, and those that were not
+    asked for by name and refuse. Raises ``GenError`` if all of them do.
+    """
     from gen.jobs.microbatch import free_memory, is_out_of_memory
 
     runs: list[dict[str, Any]] = []
@@ -124,7 +177,18 @@ def interleaved(pipe: Any, variants: list[Variant], sizes: list[int], prompts: l
                 try:
                     if key not in errors:
                         run = measure(pipe, part, variant, size, progress.step, check=repeat >= 0)
-                        runs += [{"sampler": variant.label, "batch_size": size, "repeat": repeat, **run}] if repeat >= 0 else []
+                        runs += (
+                            [
+                                {
+                                    "sampler": variant.label,
+                                    "batch_size": size,
+                                    "repeat": repeat,
+                                    **run,
+                                }
+                            ]
+                            if repeat >= 0
+                            else []
+                        )
                 except (GenError, OSError) as problem:
                     if variant.asked or isinstance(problem, OSError):
                         raise
@@ -143,10 +207,13 @@ def interleaved(pipe: Any, variants: list[Variant], sizes: list[int], prompts: l
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table: a sampler, its knobs and its law. ``base``, ``knob``, ``value``: what it is drawn along, in a sweep.
+    """One line of the table: a sampler, its knobs and its law. ``base``, ``knob``, ``value``: what
+    it is drawn along, in a sweep.
 
-    ``peer``: the group of one that is no sampler of this toolkit; ``make(items)``: what it does instead. ``serial``: it takes one item at a time;
-    ``missing``: why there is none. ``asked``: whether it was named, so that what it cannot do is an error."""
+    ``peer``: the group of one that is no sampler of this toolkit; ``make(items)``: what it does
+    instead. ``serial``: it takes one item at a time; ``missing``: why there is none. ``asked``:
+    whether it was named, so that what it cannot do is an error.
+    """
 
     label: str
     spec: dict[str, Any]
@@ -179,7 +246,11 @@ def choose(args: argparse.Namespace) -> list[Variant]:
             spec = {"name": name, **said}
             base = " ".join([name, *(f"{k}={v}" for k, v in said.items() if k != along)])
             label = " ".join([name, *(f"{k}={v}" for k, v in said.items())])
-            variants.append(Variant(label, spec, asdict(resolve_sampler(spec, law)[1]), base, along, said.get(along)))
+            variants.append(
+                Variant(
+                    label, spec, asdict(resolve_sampler(spec, law)[1]), base, along, said.get(along)
+                )
+            )
     for knob in grid:
         if knob not in used:
             raise GenError(f"--sweep is about {knob!r}, a knob that none of {', '.join(names)} has")
@@ -187,12 +258,16 @@ def choose(args: argparse.Namespace) -> list[Variant]:
 
 
 def grid_of(texts: Sequence[str] | None) -> dict[str, list[Any]]:
-    """``["window=4,8", "coupling=fresh,gumbel"]`` as values per knob. Raises ``GenError`` for anything else, and for a knob that comes twice."""
+    """``["window=4,8", "coupling=fresh,gumbel"]`` as values per knob. Raises ``GenError`` for
+    anything else, and for a knob that comes twice."""
     grid: dict[str, list[Any]] = {}
     for text in texts or ():
         knob, values = swept(text)
         if knob in grid:
-            raise GenError(f"--sweep came twice with the knob {knob!r}; expected its values in one, such as {knob}=V,V")
+            raise GenError(
+                f"--sweep came twice with the knob {knob!r}; expected its values in one, such as"
+                f" {knob}=V,V"
+            )
         grid[knob] = values
     return grid
 
@@ -226,7 +301,8 @@ def serves(pipe: Any, spec: dict[str, Any], law: dict[str, Any]) -> bool:
 
 
 def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
-    """The modality's own test prompts if it has them, else those of its packaged configs, in turn."""
+    """The modality's own test prompts if it has them, else those of its packaged configs, in
+    turn."""
     if hasattr(modality, "example_prompts"):
         try:
             return list(modality.example_prompts(count, seed))
@@ -241,13 +317,22 @@ def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
         if tree.get("modality") == name:
             known.update(dict.fromkeys(tree.get("prompts") or []))
     if not known:
-        raise GenError(f"modality {name!r} names no prompts to measure with, and no packaged config does")
+        raise GenError(
+            f"modality {name!r} names no prompts to measure with, and no packaged config does"
+        )
     return [list(known)[i % len(known)] for i in range(count)]
 
 
-def measure(pipe: Any, items: list[Any], variant: Variant, size: int, callback: Any, *, check: bool) -> dict[str, Any]:
-    """One pass over the items in microbatches: what it cost per item, and how many prompts came true; None where nothing can tell."""
-    make = variant.make or (lambda batch: pipe.generate(batch, variant.spec, variant.law, trace=False, callback=callback))
+def measure(
+    pipe: Any, items: list[Any], variant: Variant, size: int, callback: Any, *, check: bool
+) -> dict[str, Any]:
+    """One pass over the items in microbatches: what it cost per item, and how many prompts came
+    true; None where nothing can tell."""
+    make = variant.make or (
+        lambda batch: pipe.generate(
+            batch, variant.spec, variant.law, trace=False, callback=callback
+        )
+    )
     seconds, stats, pairs = 0.0, [], []
     memory = _memory(getattr(pipe, "device", None))
     for first in range(0, len(items), size):
@@ -260,14 +345,24 @@ def measure(pipe: Any, items: list[Any], variant: Variant, size: int, callback: 
     peak = memory()  # before checkers take their own
     verdicts, unchecked = verdicts_of(pipe.modality, pairs) if check else (None, None)
     drafted = [s.draft_nfe for s in stats if s.draft_nfe is not None]
-    return {"items": len(items), "seconds": seconds / len(items), "nfe": mean(s.nfe for s in stats), "draft_nfe": mean(drafted) if drafted else None,
-            "tokens": sum(s.tokens for s in stats), "tokens_computed": mean(s.tokens_computed for s in stats), "peak_memory": peak,
-            "acceptance_histogram": added(s.acceptance_histogram for s in stats),
-            "fulfilled": None if verdicts is None else sum(v.fulfilled for v in verdicts),
-            "valid": None if verdicts is None else sum(v.valid for v in verdicts), "unchecked": unchecked}  # fmt: skip
+    return {
+        "items": len(items),
+        "seconds": seconds / len(items),
+        "nfe": mean(s.nfe for s in stats),
+        "draft_nfe": mean(drafted) if drafted else None,
+        "tokens": sum(s.tokens for s in stats),
+        "tokens_computed": mean(s.tokens_computed for s in stats),
+        "peak_memory": peak,
+        "acceptance_histogram": added(s.acceptance_histogram for s in stats),
+        "fulfilled": None if verdicts is None else sum(v.fulfilled for v in verdicts),
+        "valid": None if verdicts is None else sum(v.valid for v in verdicts),
+        "unchecked": unchecked,
+    }
 
 
-def verdicts_of(modality: Any, pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Any] | None, str | None]:
+def verdicts_of(
+    modality: Any, pairs: Sequence[tuple[Any, Any]]
+) -> tuple[list[Any] | None, str | None]:
     """What the checker says of media and their items; or None, and why nothing can tell."""
     if not hasattr(modality, "check"):
         return None, f"modality {getattr(modality, 'name', modality)!r} has no checker"
@@ -278,7 +373,8 @@ def verdicts_of(modality: Any, pairs: Sequence[tuple[Any, Any]]) -> tuple[list[A
 
 
 def _memory(device: Any) -> Callable[[], int | None]:
-    """Starts counting; the result says how many bytes torch held on the device at most. None off CUDA, where nobody counts them."""
+    """Starts counting; the result says how many bytes torch held on the device at most. None off
+    CUDA, where nobody counts them."""
     if getattr(device, "type", None) != "cuda":
         return lambda: None
     import torch
@@ -291,19 +387,25 @@ def tell(args: argparse.Namespace, found: Mapping[str, dict[str, Any]]) -> None:
     """Tables, the report as a file and as a line, and the page, as far as they were asked for."""
     report = {"modalities": dict(found)} if args.modality == ALL else found[args.modality]
     texts = {name: render(one["table"], args.markdown) for name, one in found.items()}
-    heads = (lambda name: f"## {name}\n\n" if args.markdown else f"{name}\n") if args.modality == ALL else lambda name: ""
+    heads = (
+        (lambda name: f"## {name}\n\n" if args.markdown else f"{name}\n")
+        if args.modality == ALL
+        else lambda name: ""
+    )
     lines = ["\n\n".join(f"{heads(name)}{text}" for name, text in texts.items())]
     if args.gallery:
         from gen.bench.curve import write_page
 
         tables = {name: one["table"] for name, one in found.items()}
-        lines.append(f"gallery: {write_page(Path(args.gallery), tables, f'gen bench {args.modality}')}")
+        lines.append(
+            f"gallery: {write_page(Path(args.gallery), tables, f'gen bench {args.modality}')}"
+        )
     deliver(args, report, "\n".join(lines))
 
 
 def deliver(args: argparse.Namespace, report: dict[str, Any], text: str) -> None:
-    """Writes the report where ``--out`` says, and prints the text; with ``--json`` standard output has the report as one line, and the text goes to
-    standard error."""
+    """Writes the report where ``--out`` says, and prints the text; with ``--json`` standard output
+    has the report as one line, and the text goes to standard error."""
     if args.out:
         from gen.jobs.ledger import put_text
 
@@ -316,5 +418,9 @@ def deliver(args: argparse.Namespace, report: dict[str, Any], text: str) -> None
 def machine() -> dict[str, Any]:
     import torch
 
-    return {"platform": platform.platform(), "python": platform.python_version(), "torch": torch.__version__,
-            "threads": torch.get_num_threads()}  # fmt: skip
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }

@@ -1,4 +1,5 @@
-"""From the runs of a benchmark to its table: medians with their spread, shares with their 95 % intervals, ratios to the reference."""
+"""From the runs of a benchmark to its table: medians with their spread, shares with their 95 %
+intervals, ratios to the reference."""
 
 from __future__ import annotations
 
@@ -12,8 +13,20 @@ from typing import Any
 from gen.cli_info import columns
 
 REFERENCE = "autoregressive"
-HEADS = ["sampler", "batch", "forward calls", "tokens computed", "s per item (least-most)", "fewer calls", "faster", "overhead", "per call", "MB",
-         "fulfilled (95 %)", "media"]  # fmt: skip
+HEADS = [
+    "sampler",
+    "batch",
+    "forward calls",
+    "tokens computed",
+    "s per item (least-most)",
+    "fewer calls",
+    "faster",
+    "overhead",
+    "per call",
+    "MB",
+    "fulfilled (95 %)",
+    "media",
+]
 NOTHING = "-"
 BRIEF = 50  # letters of a reason that has room in the table
 
@@ -26,13 +39,18 @@ def interval(share: float, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def tabulate(runs: list[dict[str, Any]], errors: dict[tuple[str, int], str], variants: Sequence[Any]) -> list[dict[str, Any]]:
-    """A row per sampler and batch size, those at one batch size together and in the order of ``variants``.
+def tabulate(
+    runs: list[dict[str, Any]], errors: dict[tuple[str, int], str], variants: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """A row per sampler and batch size, those at one batch size together and in the order of
+    ``variants``.
 
-    Of the repeats: medians of forward calls, tokens computed and seconds per item, and the least and the most of the seconds; the largest
-    peak memory; the sum of the acceptance histograms. ``mean_acceptance_length``: tokens made per forward call. ``fulfilled`` and its
-    interval are of all media, None where nothing checks them. ``errors``: why there is no measurement. Ratios are to the reference at the
-    same batch size; ``overhead``: wall speed-up / forward-call speed-up, 1 where calls cost the same.
+    Of the repeats: medians of forward calls, tokens computed and seconds per item, and the least
+    and the most of the seconds; the largest peak memory; the sum of the acceptance histograms.
+    ``mean_acceptance_length``: tokens made per forward call. ``fulfilled`` and its interval are of
+    all media, None where nothing checks them. ``errors``: why there is no measurement. Ratios are
+    to the reference at the same batch size; ``overhead``: wall speed-up / forward-call speed-up, 1
+    where calls cost the same.
     """
     groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
@@ -41,8 +59,16 @@ def tabulate(runs: list[dict[str, Any]], errors: dict[tuple[str, int], str], var
     table = []
     for label, size in sorted({*groups, *errors}, key=lambda g: (g[1], place[g[0]])):
         v = variants[place[label]]
-        row: dict[str, Any] = {"sampler": label, "batch_size": size, "error": errors.get((label, size)), "base": v.base, "knob": v.knob,
-                               "value": v.value, "peer": v.peer, "law": v.law}  # fmt: skip
+        row: dict[str, Any] = {
+            "sampler": label,
+            "batch_size": size,
+            "error": errors.get((label, size)),
+            "base": v.base,
+            "knob": v.knob,
+            "value": v.value,
+            "peer": v.peer,
+            "law": v.law,
+        }
         table.append(row)
         if row["error"] is None:
             row.update(summary(groups[label, size]))
@@ -50,7 +76,10 @@ def tabulate(runs: list[dict[str, Any]], errors: dict[tuple[str, int], str], var
     for row in table:
         base = reference.get(row["batch_size"])
         if base and not row["error"]:
-            row["fewer_calls"], row["speed_up"] = base["nfe"] / row["nfe"], base["seconds"] / row["seconds"]
+            row["fewer_calls"], row["speed_up"] = (
+                base["nfe"] / row["nfe"],
+                base["seconds"] / row["seconds"],
+            )
             row["overhead"] = row["speed_up"] / row["fewer_calls"]
     return table
 
@@ -58,11 +87,17 @@ def tabulate(runs: list[dict[str, Any]], errors: dict[tuple[str, int], str], var
 def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of the repeats of one row."""
     seconds, media = [r["seconds"] for r in group], sum(r["items"] for r in group)
-    row: dict[str, Any] = {key: median(r[key] for r in group) for key in ("nfe", "tokens_computed", "seconds")}
-    row.update(seconds_least=min(seconds), seconds_most=max(seconds), repeats=len(group), media=media)
+    row: dict[str, Any] = {
+        key: median(r[key] for r in group) for key in ("nfe", "tokens_computed", "seconds")
+    }
+    row.update(
+        seconds_least=min(seconds), seconds_most=max(seconds), repeats=len(group), media=media
+    )
     memory = [r["peak_memory"] for r in group if r["peak_memory"] is not None]
     row["peak_memory"] = max(memory) if memory else None
-    row["mean_acceptance_length"] = sum(r["tokens"] for r in group) / sum(r["nfe"] * r["items"] for r in group)
+    row["mean_acceptance_length"] = sum(r["tokens"] for r in group) / sum(
+        r["nfe"] * r["items"] for r in group
+    )
     row["acceptance_histogram"] = added(r["acceptance_histogram"] for r in group)
     drafted = [r["draft_nfe"] for r in group if r["draft_nfe"] is not None]
     row["draft_nfe"] = median(drafted) if drafted else None
@@ -70,7 +105,9 @@ def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     for key in ("fulfilled", "valid"):
         row[key] = sum(r[key] for r in group) / media if checked else None
     row["unchecked"] = next((r["unchecked"] for r in group if r["unchecked"]), None)
-    row["fulfilled_least"], row["fulfilled_most"] = interval(row["fulfilled"], media) if checked else (None, None)
+    row["fulfilled_least"], row["fulfilled_most"] = (
+        interval(row["fulfilled"], media) if checked else (None, None)
+    )
     return row
 
 
@@ -80,26 +117,53 @@ def added(histograms: Any) -> list[int]:
 
 
 def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
-    """The table, and under it the law that its rows share, those that have another one, and reasons that are too long for it."""
+    """The table, and under it the law that its rows share, those that have another one, and reasons
+    that are too long for it."""
     rows = [HEADS]
     for r in table:
         start = [r["sampler"], str(r["batch_size"])]
         if r["error"]:
-            rows.append([*start, r["error"] if len(r["error"]) <= BRIEF else "refused", *[NOTHING] * (len(HEADS) - 3)])
+            rows.append(
+                [
+                    *start,
+                    r["error"] if len(r["error"]) <= BRIEF else "refused",
+                    *[NOTHING] * (len(HEADS) - 3),
+                ]
+            )
             continue
         ratio = lambda key, sign="x", r=r: f"{r[key]:.2f}{sign}" if key in r else NOTHING
         memory = NOTHING if r["peak_memory"] is None else f"{r['peak_memory'] / 1e6:.0f}"
-        rows.append([*start, calls(r), f"{r['tokens_computed']:.0f}", f"{r['seconds']:.4f} ({r['seconds_least']:.4f}-{r['seconds_most']:.4f})",
-                     ratio("fewer_calls"), ratio("speed_up"), ratio("overhead", ""), f"{r['mean_acceptance_length']:.2f}", memory, fidelity(r),
-                     str(r["media"])])  # fmt: skip
-    why = dict.fromkeys(f"fulfilled {NOTHING}: {r['unchecked']}" for r in table if r.get("unchecked"))
-    refused = dict.fromkeys(f"{r['sampler']} refused: {r['error']}" for r in table if len(r["error"] or "") > BRIEF)
-    return "\n".join([laid_out(rows, markdown), *([""] if markdown else []), *laws(table), *why, *refused])
+        rows.append(
+            [
+                *start,
+                calls(r),
+                f"{r['tokens_computed']:.0f}",
+                f"{r['seconds']:.4f} ({r['seconds_least']:.4f}-{r['seconds_most']:.4f})",
+                ratio("fewer_calls"),
+                ratio("speed_up"),
+                ratio("overhead", ""),
+                f"{r['mean_acceptance_length']:.2f}",
+                memory,
+                fidelity(r),
+                str(r["media"]),
+            ]
+        )
+    why = dict.fromkeys(
+        f"fulfilled {NOTHING}: {r['unchecked']}" for r in table if r.get("unchecked")
+    )
+    refused = dict.fromkeys(
+        f"{r['sampler']} refused: {r['error']}" for r in table if len(r["error"] or "") > BRIEF
+    )
+    return "\n".join(
+        [laid_out(rows, markdown), *([""] if markdown else []), *laws(table), *why, *refused]
+    )
 
 
 def calls(row: dict[str, Any]) -> str:
     """Forward calls of the model, and of the draft model where there is one."""
-    return f"{row['nfe']:.1f}" + (f" + {row['draft_nfe']:.1f} draft" if row["draft_nfe"] is not None else "")
+    return f"{row['nfe']:.1f}" + (
+        f" + {row['draft_nfe']:.1f} draft" if row["draft_nfe"] is not None else ""
+    )
 
 
 def fidelity(row: dict[str, Any]) -> str:
@@ -117,7 +181,9 @@ def laws(table: list[dict[str, Any]]) -> list[str]:
         names = said[", ".join(f"{k} {v:g}" for k, v in changed.items()) or "the model's own"]
         if row["sampler"] not in names:
             names.append(row["sampler"])
-    first, *others = sorted(said.items(), key=lambda pair: -len(pair[1])) or [("the model's own", [])]
+    first, *others = sorted(said.items(), key=lambda pair: -len(pair[1])) or [
+        ("the model's own", [])
+    ]
     return [f"law: {first[0]}", *(f"law of {', '.join(names)}: {law}" for law, names in others)]
 
 

@@ -1,7 +1,8 @@
-"""Files of prompts: .txt (a prompt per line), .jsonl (an object or a text per line), .csv and .parquet (columns by name).
+"""Files of prompts: .txt (a prompt per line), .jsonl (an object or a text per line), .csv and
+.parquet (columns by name).
 
-Everything is read as it streams by. A reader yields the line, what it holds, its text, and what is wrong with it; `gen.jobs.inputs` makes
-rows of them.
+Everything is read as it streams by. A reader yields the line, what it holds, its text, and what is
+wrong with it; `gen.jobs.inputs` makes rows of them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,19 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def read_values(path: Path) -> Iterator[Read]:
-    """(line, values or None, text of the line, error or None) of every row. Raises ``GenError`` for a file of no use as a whole."""
-    readers: dict[str, Callable[[Path], Iterator[Read]]] = {".txt": _text, ".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
+    """(line, values or None, text of the line, error or None) of every row. Raises ``GenError`` for
+    a file of no use as a whole."""
+    readers: dict[str, Callable[[Path], Iterator[Read]]] = {
+        ".txt": _text,
+        ".jsonl": _jsonl,
+        ".csv": _csv,
+        ".parquet": _parquet,
+    }
     if path.suffix.lower() not in readers:
-        raise GenError(f"{path} is no file of prompts that can be read; expected a name that ends in {', '.join(readers)}")
+        raise GenError(
+            f"{path} is no file of prompts that can be read; expected a name that ends in"
+            f" {', '.join(readers)}"
+        )
     try:
         yield from readers[path.suffix.lower()](path)
     except OSError as error:
@@ -36,7 +46,8 @@ def read_values(path: Path) -> Iterator[Read]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, str | None]]:
-    """Lines that are not blank. They end at line feeds alone: other separators may stand inside a prompt."""
+    """Lines that are not blank. They end at line feeds alone: other separators may stand inside a
+    prompt."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
@@ -45,7 +56,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str, str | None]]:
             try:
                 yield number, line.decode().strip(), None
             except UnicodeDecodeError as error:
-                yield number, line.decode(errors="backslashreplace").strip(), f"no UTF-8 text ({error.reason} at byte {error.start + 1})"
+                yield (
+                    number,
+                    line.decode(errors="backslashreplace").strip(),
+                    f"no UTF-8 text ({error.reason} at byte {error.start + 1})",
+                )
 
 
 def _text(path: Path) -> Iterator[Read]:
@@ -62,7 +77,10 @@ def _jsonl(path: Path) -> Iterator[Read]:
             error = str(problem)
         except json.JSONDecodeError as problem:
             error = f"no JSON ({problem.msg} at column {problem.colno})"
-        except (ValueError, RecursionError) as problem:  # a number of thousands of digits, brackets without end
+        except (
+            ValueError,
+            RecursionError,
+        ) as problem:  # a number of thousands of digits, brackets without end
             error = f"no JSON that can be read ({problem})"
         yield number, got, line, error
 
@@ -95,7 +113,9 @@ def _csv(path: Path) -> Iterator[Read]:
                 return
             except csv.Error as problem:
                 if "unexpected end" in str(problem):  # then no later row can be told from this one
-                    raise GenError(f"{path}, line {number}: a quote is opened and never closed") from None
+                    raise GenError(
+                        f"{path}, line {number}: a quote is opened and never closed"
+                    ) from None
                 error = f"no CSV ({problem})"
             raw = "".join(taken)
             if not raw.isascii():
@@ -132,18 +152,23 @@ def _columns(names: Sequence[str], path: Path) -> list[str]:
 
 
 def _typed(header: list[str], cells: list[str]) -> dict[str, Any]:
-    """Cells as values; an empty one says nothing. Texts stay texts, meta included, since a table does not say what else they are."""
+    """Cells as values; an empty one says nothing. Texts stay texts, meta included, since a table
+    does not say what else they are."""
     out = {}
     for key, cell in zip(header, cells, strict=True):
         if cell.strip():
-            knob = key in INTEGERS or key.partition(".")[0] in ("sampler", "law") or key in ROW_NODES
+            knob = (
+                key in INTEGERS or key.partition(".")[0] in ("sampler", "law") or key in ROW_NODES
+            )
             out[key] = _whole(key, scalar(cell.strip())) if knob else cell
     return out
 
 
 def _whole(key: str, value: Any) -> Any:
     """Tables with gaps hold whole numbers as floats."""
-    return int(value) if key in INTEGERS and isinstance(value, float) and value.is_integer() else value
+    return (
+        int(value) if key in INTEGERS and isinstance(value, float) and value.is_integer() else value
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -152,7 +177,11 @@ def _parsed(text: str) -> Any:
 
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):  # dates that do not exist, brackets without end
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ):  # dates that do not exist, brackets without end
         return text
     return value if value is None or isinstance(value, (bool, int, float, list, dict)) else text
 
@@ -169,18 +198,32 @@ def _parquet(path: Path) -> Iterator[Read]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise GenError(f'reading {path} needs pyarrow: pip install "gen-toolkit[parquet]"') from error
+        raise GenError(
+            f'reading {path} needs pyarrow: pip install "gen-toolkit[parquet]"'
+        ) from error
     try:
         with ParquetFile(path) as file:
             names, number = _columns(file.schema_arrow.names, path), 0
             for batch in file.iter_batches(batch_size=1024):
-                for number, cells in enumerate(zip(*(c.to_pylist() for c in batch.columns), strict=True), number + 1):
-                    values = {k: _whole(k, _without_gaps(v)) for k, v in zip(names, cells, strict=True) if v is not None}
+                for number, cells in enumerate(
+                    zip(*(c.to_pylist() for c in batch.columns), strict=True), number + 1
+                ):
+                    values = {
+                        k: _whole(k, _without_gaps(v))
+                        for k, v in zip(names, cells, strict=True)
+                        if v is not None
+                    }
                     yield number, values, json.dumps(values, ensure_ascii=False, default=str), None
     except ArrowException as error:
-        raise GenError(f"{path} is no Parquet file that can be read: {' '.join(str(error).split())}") from error
+        raise GenError(
+            f"{path} is no Parquet file that can be read: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _without_gaps(value: Any) -> Any:
     """A struct has the fields of all rows; those that a row leaves out are null."""
-    return {k: _without_gaps(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+    return (
+        {k: _without_gaps(v) for k, v in value.items() if v is not None}
+        if isinstance(value, dict)
+        else value
+    )

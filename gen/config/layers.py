@@ -1,4 +1,5 @@
-"""The layers of a job: a file, the entries of its ``jobs:``, sweeps, overrides; merged strictly, with the place of every value.
+"""The layers of a job: a file, the entries of its ``jobs:``, sweeps, overrides; merged strictly,
+with the place of every value.
 
 Nothing is checked here but names and shape; `gen.config.job` resolves what comes out.
 """
@@ -18,16 +19,29 @@ from gen.jobs.inputs import inline_rows
 from gen.start import MEDIA, START
 
 DEFAULTS: dict[str, Any] = {
-    "modality": None, "model": None, "model_options": {}, "sampler": {"name": "speculative_jacobi"}, "law": {}, "prompts": None,
-    "prompts_file": None, "num_samples": 1, "seed": 0, **dict.fromkeys(START), "device": "cpu",
-    "dtype": "float32", "compile": False, "batch_size": 8, "trace": 1,
-}  # fmt: skip
+    "modality": None,
+    "model": None,
+    "model_options": {},
+    "sampler": {"name": "speculative_jacobi"},
+    "law": {},
+    "prompts": None,
+    "prompts_file": None,
+    "num_samples": 1,
+    "seed": 0,
+    **dict.fromkeys(START),
+    "device": "cpu",
+    "dtype": "float32",
+    "compile": False,
+    "batch_size": 8,
+    "trace": 1,
+}
 FOLDER_KEYS = ("name", "out", *RUN)  # one folder per run, so these are no keys of an entry
 KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")
 FILES = ("prompts_file", *MEDIA)
 NODES = ("sampler", "law", "model_options")  # keys with keys of their own
 RUN_NODE = "engine_options"
-NODES_MOST = 2_000_000  # of a YAML file; OmegaConf's own limit is below what a large sweep or list of prompts takes
+# of a YAML file; OmegaConf's own limit is below what a large sweep or list of prompts takes
+NODES_MOST = 2_000_000
 
 
 class Values(NamedTuple):
@@ -52,9 +66,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     from yaml import YAMLError
 
     try:
-        tree = OmegaConf.load(path, **({"max_yaml_expanded_nodes": NODES_MOST} if _limits(OmegaConf.load) else {}))
+        tree = OmegaConf.load(
+            path, **({"max_yaml_expanded_nodes": NODES_MOST} if _limits(OmegaConf.load) else {})
+        )
         if not isinstance(tree, DictConfig):
-            raise GenError(f"{path} holds a list; expected keys such as modality, sampler and prompts")
+            raise GenError(
+                f"{path} holds a list; expected keys such as modality, sampler and prompts"
+            )
         return OmegaConf.to_container(tree, resolve=True)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise GenError(f"{path} is no valid job file: {' '.join(str(error).split())}") from error
@@ -68,7 +86,8 @@ def _limits(load: Callable) -> bool:
 
 
 def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path) -> Layers:
-    """Every entry with its values, one per combination of its sweep. ``base``: what paths of the tree are relative to."""
+    """Every entry with its values, one per combination of its sweep. ``base``: what paths of the
+    tree are relative to."""
     for key in tree:
         if key not in KEYS:
             raise unknown("key", key, KEYS, where)
@@ -94,13 +113,19 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
             raise bad_value(f"jobs.{i}", job, "keys such as sampler and law", where)
         values, places = dict(shared), dict(shared_places)
         _merge(values, {k: v for k, v in job.items() if k != "sweep"}, place, places, base)
-        own = [(k[2:] if k[0] == "jobs" else k, v, said) for k, v, said in parsed if k[0] != "jobs" or int(k[1]) == i]
+        own = [
+            (k[2:] if k[0] == "jobs" else k, v, said)
+            for k, v, said in parsed
+            if k[0] != "jobs" or int(k[1]) == i
+        ]
         sweep = job["sweep"] if "sweep" in job else tree.get("sweep")
         entries += _swept(Values(values, places, place), sweep, own, base)
     return Layers(top, top_places, entries)
 
 
-def _swept(entry: Values, sweep: Any, overrides: list[tuple[list[str], Any, str]], base: Path) -> list[Values]:
+def _swept(
+    entry: Values, sweep: Any, overrides: list[tuple[list[str], Any, str]], base: Path
+) -> list[Values]:
     """An entry under its sweep and the overrides that reach it."""
     for keys, value, said in overrides:
         if keys[0] == "sweep":
@@ -116,12 +141,20 @@ def _swept(entry: Values, sweep: Any, overrides: list[tuple[list[str], Any, str]
             for keys, value, said in overrides:
                 refuse_swept(keys, value, said, combination, entry.place)
         values, places = dict(entry.values), dict(entry.places)
-        for key in sorted(combination, key=lambda k: k.count(".") > 0):  # a sampler before its knobs, in whatever order they stand
+        for key in sorted(
+            combination, key=lambda k: k.count(".") > 0
+        ):  # a sampler before its knobs, in whatever order they stand
             head, _, rest = key.partition(".")
             layer = {head: {rest: combination[key]} if rest else combination[key]}
             _merge(values, layer, f"the sweep of {entry.place}", places, base)
         for keys, value, said in overrides:
-            _merge(values, {keys[0]: value if len(keys) == 1 else {keys[1]: value}}, said, places, Path())
+            _merge(
+                values,
+                {keys[0]: value if len(keys) == 1 else {keys[1]: value}},
+                said,
+                places,
+                Path(),
+            )
         out.append(Values(values, places, entry.place))
     return out
 
@@ -145,11 +178,17 @@ def _override(text: str, jobs: int) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
-        raise GenError(f"override {text!r} has no key or no '='; expected key=value, such as sampler.window=64")
+        raise GenError(
+            f"override {text!r} has no key or no '='; expected key=value, such as sampler.window=64"
+        )
     try:
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=True)["value"]
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=True)[
+            "value"
+        ]
     except (YAMLError, ValueError) as error:
-        raise GenError(f"override {text!r} has no readable value: {' '.join(str(error).split())}") from error
+        raise GenError(
+            f"override {text!r} has no readable value: {' '.join(str(error).split())}"
+        ) from error
     inner = keys
     if keys[0] == "jobs":
         if len(keys) < 3 or not keys[1].isdigit() or int(keys[1]) >= jobs:
@@ -167,8 +206,8 @@ def _override(text: str, jobs: int) -> tuple[list[str], Any]:
 
 
 def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], base: Path) -> None:
-    """Lay one layer over ``values``. A sampler with a name replaces the whole node, one without adds knobs to it; new
-    prompts drop the old ones, wherever those came from."""
+    """Lay one layer over ``values``. A sampler with a name replaces the whole node, one without
+    adds knobs to it; new prompts drop the old ones, wherever those came from."""
     for key in layer:
         if key not in DEFAULTS:
             hint = " (a key of the whole run)" if key in FOLDER_KEYS else ""
@@ -184,7 +223,11 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
                 for old in [k for k in places if k.startswith("sampler.")]:
                     del places[old]
             value = dict(value) if "name" in value else {**values["sampler"], **value}
-            places.update({f"sampler.{k}": place for k in layer[key]} if isinstance(layer[key], Mapping) else {})
+            places.update(
+                {f"sampler.{k}": place for k in layer[key]}
+                if isinstance(layer[key], Mapping)
+                else {}
+            )
         elif key == "law":
             value = {} if value is None else value
             if not isinstance(value, Mapping):
@@ -197,7 +240,12 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
         elif key == "model_options":
             value = {} if value is None else value
             if not isinstance(value, Mapping):
-                raise bad_value("model_options", value, "options of the model's family, such as {height: 512}", place)
+                raise bad_value(
+                    "model_options",
+                    value,
+                    "options of the model's family, such as {height: 512}",
+                    place,
+                )
             value = {**values["model_options"], **value}
         elif key in FILES and value is not None:
             if not isinstance(value, (str, Path)) or not str(value):
@@ -205,7 +253,9 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
             value = str((base / value).absolute())
         elif key == "prompts" and value is not None:
             value = inline_rows(value, base, place)
-        if key == "prompts_file" and value is None:  # says nothing about prompts that stand beside it
+        if (
+            key == "prompts_file" and value is None
+        ):  # says nothing about prompts that stand beside it
             values[key] = None
             continue
         if key in ("prompts", "prompts_file"):

@@ -1,4 +1,5 @@
-"""Rows of input against the entry that they belong to: whether its sampler and law take their knobs, and their starts fit."""
+"""Rows of input against the entry that they belong to: whether its sampler and law take their
+knobs, and their starts fit."""
 
 from __future__ import annotations
 
@@ -15,11 +16,16 @@ from gen.start import MEDIA, Start
 
 
 def row_check(
-    sampler: Mapping[str, Any], law: Mapping[str, Any], start: Start, located: Callable[[Row, object], str]
+    sampler: Mapping[str, Any],
+    law: Mapping[str, Any],
+    start: Start,
+    located: Callable[[Row, object], str],
 ) -> Callable[[Row], Row]:
-    """A function that gives every row back with the sampler's own names of its knobs, or with an ``error``.
+    """A function that gives every row back with the sampler's own names of its knobs, or with an
+    ``error``.
 
-    ``sampler`` and ``law``: those of the entry, in full. A set of knobs that came before is not tried again.
+    ``sampler`` and ``law``: those of the entry, in full. A set of knobs that came before is not
+    tried again.
     """
     tried: dict[str, tuple[dict[str, Any], GenError | None]] = {}
 
@@ -41,7 +47,9 @@ def row_check(
     return check
 
 
-def _own_knobs(sampler: Mapping[str, Any], law: Mapping[str, Any], row: Row) -> tuple[dict[str, Any], GenError | None]:
+def _own_knobs(
+    sampler: Mapping[str, Any], law: Mapping[str, Any], row: Row
+) -> tuple[dict[str, Any], GenError | None]:
     from gen.registry import registry
     from gen.sampling import resolve_sampler
 
@@ -50,7 +58,9 @@ def _own_knobs(sampler: Mapping[str, Any], law: Mapping[str, Any], row: Row) -> 
         cls = registry.get("sampler", preset.sampler if preset else sampler["name"], "a row")
         aliases = {**cls.aliases, **(preset.aliases if preset else {})}
         own = [k if k in cls.__dataclass_fields__ else aliases.get(k, k) for k in row.sampler]
-        rest = {k: v for k, v in sampler.items() if k not in own}  # so that an alias is not the second name of a knob
+        rest = {
+            k: v for k, v in sampler.items() if k not in own
+        }  # so that an alias is not the second name of a knob
         made, _ = resolve_sampler({**rest, **row.sampler}, {**law, **row.law})
         return {k: plain(getattr(made, k)) for k in own}, None
     except GenError as error:

@@ -1,4 +1,5 @@
-"""The keys of a whole run: how the folder is laid out, and who does the work. They stand at the top of a file only."""
+"""The keys of a whole run: how the folder is laid out, and who does the work. They stand at the top
+of a file only."""
 
 from __future__ import annotations
 
@@ -11,18 +12,30 @@ from gen.errors import GenError, bad_value, unknown
 
 LAYOUTS = ("files", "shards")
 ENGINES = ("local", "ray", "slurm")
-COUNTED = ("layout", "tokens", "shard_items", "deterministic")  # what a folder holds depends on these
-LASTING = (*COUNTED, "workers", "engine", "engine_options")  # the others are about one command, so no folder keeps them
+COUNTED = (
+    "layout",
+    "tokens",
+    "shard_items",
+    "deterministic",
+)  # what a folder holds depends on these
+LASTING = (
+    *COUNTED,
+    "workers",
+    "engine",
+    "engine_options",
+)  # the others are about one command, so no folder keeps them
 
 
 @dataclass(frozen=True)
 class Run:
     """How a job is carried out.
 
-    ``layout``: a file per medium, or tars of shards. ``tokens``: keep the tokens beside the media. ``shard_items``: items that a
-    worker claims at once, ``None`` for a number that suits the job. ``deterministic``: the same bits for the same microbatches, so
-    that ``batch_size`` counts for the fingerprint. ``workers``: processes of this command. ``engine``: who starts them, with
-    ``engine_options`` of its own. ``retry``: ``failed`` makes failed items again. ``overwrite``: drop what the folder holds.
+    ``layout``: a file per medium, or tars of shards. ``tokens``: keep the tokens beside the media.
+    ``shard_items``: items that a worker claims at once, ``None`` for a number that suits the job.
+    ``deterministic``: the same bits for the same microbatches, so that ``batch_size`` counts for
+    the fingerprint. ``workers``: processes of this command. ``engine``: who starts them, with
+    ``engine_options`` of its own. ``retry``: ``failed`` makes failed items again. ``overwrite``:
+    drop what the folder holds.
     """
 
     layout: str = "files"
@@ -61,11 +74,18 @@ def make_run(values: Mapping[str, Any], places: Mapping[str, str], where: str) -
             raise bad_value(key, v[key], "true or false", at(key))
     for key in ("workers", "shard_items"):
         free = key == "shard_items" and v.get(key) is None
-        if key in v and not free and (not isinstance(v[key], int) or isinstance(v[key], bool) or v[key] < 1):
+        if (
+            key in v
+            and not free
+            and (not isinstance(v[key], int) or isinstance(v[key], bool) or v[key] < 1)
+        ):
             raise bad_value(key, v[key], "an integer of at least 1", at(key))
     if "engine_options" in v:
         v["engine_options"] = plain(v["engine_options"])
     run = Run(**v)
     if run.retry and run.overwrite:
-        raise GenError(f"retry and overwrite came together in {at('overwrite')}; expected one of them: overwriting keeps nothing to retry")
+        raise GenError(
+            f"retry and overwrite came together in {at('overwrite')}; expected one of them:"
+            " overwriting keeps nothing to retry"
+        )
     return run

@@ -1,4 +1,5 @@
-"""``sweep:`` in an entry: a grid over any of its keys. One entry becomes one per combination, the last key changing fastest."""
+"""``sweep:`` in an entry: a grid over any of its keys. One entry becomes one per combination, the
+last key changing fastest."""
 
 from __future__ import annotations
 
@@ -12,16 +13,22 @@ from gen.errors import GenError, bad_value, unknown
 MOST = 10_000  # entries of one sweep; more of them are rows of input, not methods to compare
 
 
-def combinations(sweep: Any, keys: Collection[str], nodes: Collection[str], place: str) -> list[dict[str, Any]]:
-    """The grid of a sweep: one ``{dotted key: value}`` per combination, in the order written. ``[{}]`` where nothing is swept.
+def combinations(
+    sweep: Any, keys: Collection[str], nodes: Collection[str], place: str
+) -> list[dict[str, Any]]:
+    """The grid of a sweep: one ``{dotted key: value}`` per combination, in the order written.
+    ``[{}]`` where nothing is swept.
 
-    ``keys``: those of an entry; ``nodes``: those of them that have keys of their own. Raises ``GenError`` for an unknown key, a value
-    that is no list or an empty one, and more than ``MOST`` combinations.
+    ``keys``: those of an entry; ``nodes``: those of them that have keys of their own. Raises
+    ``GenError`` for an unknown key, a value that is no list or an empty one, and more than ``MOST``
+    combinations.
     """
     if sweep is None or sweep == {}:
         return [{}]
     if not isinstance(sweep, Mapping):
-        raise bad_value("sweep", sweep, "keys with a list each, such as {sampler.window: [8, 16]}", place)
+        raise bad_value(
+            "sweep", sweep, "keys with a list each, such as {sampler.window: [8, 16]}", place
+        )
     lists: dict[str, list[Any]] = {}
     for key, values in sweep.items():
         head, dot, rest = str(key).partition(".")
@@ -29,21 +36,31 @@ def combinations(sweep: Any, keys: Collection[str], nodes: Collection[str], plac
             raise unknown("key of sweep", key, [*keys, *(f"{n}.<key>" for n in nodes)], place)
         if not isinstance(values, (list, tuple)) or not values:
             raise bad_value(f"sweep.{key}", values, "a list with at least one value", place)
-        lists[str(key)] = [list(v) if isinstance(v, Iterator) else v for v in values]  # every combination reads it anew
+        lists[str(key)] = [
+            list(v) if isinstance(v, Iterator) else v for v in values
+        ]  # every combination reads it anew
     if {"prompts", "prompts_file"} <= set(lists):
         raise GenError(f"both prompts and prompts_file are swept in {place}; expected one of them")
     count = prod(len(v) for v in lists.values())
     if count > MOST:
         sizes = " x ".join(f"{len(v)} of {k}" for k, v in lists.items())
-        raise GenError(f"the sweep in {place} makes {count} entries ({sizes}); expected at most {MOST}")
+        raise GenError(
+            f"the sweep in {place} makes {count} entries ({sizes}); expected at most {MOST}"
+        )
     return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
-def refuse_swept(keys: list[str], value: Any, said: str, swept: Collection[str], place: str) -> None:
-    """An override and a sweep of the same key contradict each other; so do one that names a sampler and a sweep of its knobs."""
+def refuse_swept(
+    keys: list[str], value: Any, said: str, swept: Collection[str], place: str
+) -> None:
+    """An override and a sweep of the same key contradict each other; so do one that names a sampler
+    and a sweep of its knobs."""
     key = ".".join(keys)
     inner = isinstance(value, Mapping) and "name" not in value
     set_by = {f"{key}.{k}" for k in value} if inner else {key}
     for other in swept:
         if other in set_by or key == other or not inner and other.startswith(key + "."):
-            raise GenError(f"{other} is swept in {place}, and {said} sets {key}; expected one of them (sweep.{other}=[...] sets the sweep)")
+            raise GenError(
+                f"{other} is swept in {place}, and {said} sets {key}; expected one of them"
+                f" (sweep.{other}=[...] sets the sweep)"
+            )

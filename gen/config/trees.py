@@ -1,4 +1,5 @@
-"""Plain trees of jobs: one form for equal values, what two trees do not share, and names that tell entries apart."""
+"""Plain trees of jobs: one form for equal values, what two trees do not share, and names that tell
+entries apart."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-ATOMS = frozenset((str, int, bool, type(None)))  # looked at first: there are many of them where rows are many
+ATOMS = frozenset(
+    (str, int, bool, type(None))
+)  # looked at first: there are many of them where rows are many
 
 
 def law_knobs() -> list[str]:
@@ -45,7 +48,11 @@ def flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
     """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``"""
     out: dict[str, Any] = {}
     for key, value in tree.items():
-        out.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+        out.update(
+            flat(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{key}": value}
+        )
     return out
 
 
@@ -67,7 +74,8 @@ def factored(trees: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[d
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """``seed: was 0, now 7`` for every key that the relevant trees of two jobs do not share (see ``Job.relevant``)."""
+    """``seed: was 0, now 7`` for every key that the relevant trees of two jobs do not share (see
+    ``Job.relevant``)."""
     apart = lambda tree: {k: v for k, v in tree.items() if k != "entries"}
     lines = _changed(apart(was), apart(now), "")
     a, b = was.get("entries", []), now.get("entries", [])
@@ -82,10 +90,17 @@ def _changed(was: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> lis
     lines = []
     if was.get("prompts") != now.get("prompts"):
         a, b = (_rows(t.get("prompts")) for t in (was, now))
-        lines.append(f"{prefix}prompts: was {a}, now {b}" if a != b else f"{prefix}prompts: the rows are not the same")
+        lines.append(
+            f"{prefix}prompts: was {a}, now {b}"
+            if a != b
+            else f"{prefix}prompts: the rows are not the same"
+        )
     x, y = (flat({k: v for k, v in t.items() if k != "prompts"}) for t in (was, now))
     keys = [k for k in {**x, **y} if x.get(k, "unset") != y.get(k, "unset")]
-    return lines + [f"{prefix}{k}: was {_short(x.get(k, 'unset'))}, now {_short(y.get(k, 'unset'))}" for k in keys]
+    return lines + [
+        f"{prefix}{k}: was {_short(x.get(k, 'unset'))}, now {_short(y.get(k, 'unset'))}"
+        for k in keys
+    ]
 
 
 def _rows(prompts: Any) -> str:
@@ -99,7 +114,8 @@ def _short(value: Any) -> str:
 
 
 def labels(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart, and the modality where there are several.
+    """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart, and
+    the modality where there are several.
 
     ``entries``: what of each may stand in a name, with ``sampler``, ``modality`` and ``model``.
     """
@@ -114,13 +130,20 @@ def labels(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         keys = telling[f["sampler.name"], f["modality"]]
         parts = [str(f["model"])] if keys == ["model"] and f["model"] else []
         if keys != ["model"]:
-            parts = [f"{k.removeprefix('sampler.').removeprefix('law.')}={f[k]}" for k in f if k in keys]
-        names.append(" ".join([f["sampler.name"], *parts, *([f"modality={f['modality']}"] if several else [])]))
+            parts = [
+                f"{k.removeprefix('sampler.').removeprefix('law.')}={f[k]}" for k in f if k in keys
+            ]
+        names.append(
+            " ".join(
+                [f["sampler.name"], *parts, *([f"modality={f['modality']}"] if several else [])]
+            )
+        )
     return names
 
 
 def _telling(twins: list[dict[str, Any]]) -> list[str] | set[str]:
-    """The keys by which entries of one sampler differ; the model alone, without its key, where that says it all."""
+    """The keys by which entries of one sampler differ; the model alone, without its key, where that
+    says it all."""
     if len(twins) > 1 and len({f.get("model") for f in twins}) == len(twins):
         return ["model"]
     said: dict[str, set[str]] = defaultdict(set)

@@ -1,8 +1,10 @@
-"""The items of a large job as small scripts that its page loads: ``gallery/items-00000.js`` holds those of index 0 to 499, and so on.
+"""The items of a large job as small scripts that its page loads: ``gallery/items-00000.js`` holds
+those of index 0 to 499, and so on.
 
-A page on the disk may load scripts but read no files, hence calls: ``gen.items(0, [strings], [[item], ...])``. Numbers in an item
-stand for strings of the same file where `SHARED` says so, since prompts and methods repeat. The first line of a file is a digest of
-what it was made from, so a call while the job runs makes and writes only the last file or two.
+A page on the disk may load scripts but read no files, hence calls: ``gen.items(0, [strings],
+[[item], ...])``. Numbers in an item stand for strings of the same file where `SHARED` says so,
+since prompts and methods repeat. The first line of a file is a digest of what it was made from, so
+a call while the job runs makes and writes only the last file or two.
 """
 
 from __future__ import annotations
@@ -24,17 +26,42 @@ CHUNK = 500  # items of a file
 EXCERPT = 200  # characters of a text
 # What an item is, in this order; nothing stands at its end where all further fields are empty.
 SHARED = ("prompt", "method", "modality", "status")  # places in the strings of the file
-OWN = ("seed", "calls", "kind", "source", "picture", "note", "tar", "overrides", "fulfilled", "detail")
+OWN = (
+    "seed",
+    "calls",
+    "kind",
+    "source",
+    "picture",
+    "note",
+    "tar",
+    "overrides",
+    "fulfilled",
+    "detail",
+)
 KINDS = ("image", "audio", "video", "text", "file", "missing", "failed")
 FIELDS = ("index", *SHARED, *OWN)
 # What of a row goes into its item.
-USED = ("place", *SHARED, "seed", "nfe", "file", "member", "also", "text", "error", "overrides", "shard_sha256", "verdict")
+USED = (
+    "place",
+    *SHARED,
+    "seed",
+    "nfe",
+    "file",
+    "member",
+    "also",
+    "text",
+    "error",
+    "overrides",
+    "shard_sha256",
+    "verdict",
+)
 VERSION = 1  # of these files
 END = ");\n"
 
 
 def write_items(files: Files, rows: list[Row], whole: bool) -> list[int]:
-    """Brings the files of items up to date; returns their numbers. ``whole``: nothing is to come, so what is left over goes."""
+    """Brings the files of items up to date; returns their numbers. ``whole``: nothing is to come,
+    so what is left over goes."""
     folder = files.folder / FOLDER
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -47,7 +74,9 @@ def write_items(files: Files, rows: list[Row], whole: bool) -> list[int]:
         path = chunk_path(folder, number)
         if _first_line(path) != _digest(files, group):
             text = chunk_text(files, number, group)
-            put_text(path, f"{_digest(files, group)}\n{text}")  # of now: previews may have been made
+            put_text(
+                path, f"{_digest(files, group)}\n{text}"
+            )  # of now: previews may have been made
     if whole:
         for path in set(folder.glob("items-*.js")) - {chunk_path(folder, n) for n in chunks}:
             path.unlink(missing_ok=True)
@@ -72,7 +101,9 @@ def _first_line(path: Path) -> str:
 def _digest(files: Files, rows: list[Row]) -> str:
     """Of all that `chunk_text` makes a file of, as a comment."""
     made_from = [(*map(row.get, USED), stamp(files, row)) for row in rows]
-    plain = marshal.dumps((VERSION, made_from), 0)  # a fifth of the time of repr; format 0 says equal things in equal bytes
+    plain = marshal.dumps(
+        (VERSION, made_from), 0
+    )  # a fifth of the time of repr; format 0 says equal things in equal bytes
     return f"// {hashlib.sha256(plain).hexdigest()[:24]}"
 
 
@@ -89,8 +120,16 @@ def _item(files: Files, row: Row, words: dict[str, int]) -> list[Any]:
     item = [row["place"]]
     for name in SHARED:
         item.append(words.setdefault(str(row.get(name)), len(words)))
-    item += (row.get("seed"), row.get("nfe"), KINDS.index(v.kind), v.source, v.picture if v.picture != v.source else "", note, v.tar,
-             " ".join(overrides_of(row)) if "overrides" in row else "")  # fmt: skip
+    item += (
+        row.get("seed"),
+        row.get("nfe"),
+        KINDS.index(v.kind),
+        v.source,
+        v.picture if v.picture != v.source else "",
+        note,
+        v.tar,
+        " ".join(overrides_of(row)) if "overrides" in row else "",
+    )
     if verdict:
         return [*item, 1 if verdict["fulfilled"] else -1, str(verdict.get("detail") or "")]
     while item[-1] == "":

@@ -1,8 +1,10 @@
-"""What a gallery shows of an item: its medium, a picture that stands for it, or a box that says why there is none.
+"""What a gallery shows of an item: its medium, a picture that stands for it, or a box that says why
+there is none.
 
-In layout files the page refers to the media themselves; sound has its spectrogram and video its first frame in ``preview/``. A
-medium inside a tar cannot be opened by a page, so there the worker leaves a picture of it (`preview_of`) while it is still a file,
-and the page says in which tar the medium lies.
+In layout files the page refers to the media themselves; sound has its spectrogram and video its
+first frame in ``preview/``. A medium inside a tar cannot be opened by a page, so there the worker
+leaves a picture of it (`preview_of`) while it is still a file, and the page says in which tar the
+medium lies.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ Row = dict[str, Any]
 class View(NamedTuple):
     """What is shown of an item.
 
-    ``kind``: image, audio, video, text, file (a box with a name), missing or failed. ``source``: the address behind it. ``picture``:
-    the address of what is seen. ``note``: the text, name or error. ``tar``: the address of the archive that the medium is in.
+    ``kind``: image, audio, video, text, file (a box with a name), missing or failed. ``source``:
+    the address behind it. ``picture``: the address of what is seen. ``note``: the text, name or
+    error. ``tar``: the address of the archive that the medium is in.
     """
 
     kind: str
@@ -50,7 +53,8 @@ class View(NamedTuple):
 
 
 class Files:
-    """What lies in a job folder, and when it was changed; asked of the disk once, not once per item."""
+    """What lies in a job folder, and when it was changed; asked of the disk once, not once per
+    item."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -67,20 +71,25 @@ def _times(folder: Path) -> dict[str, int]:
 
 
 def view(files: Files, row: Row) -> View:
-    """Makes the preview of a medium in layout files if there is none, or an older one. Names that are no file of this very folder,
-    or of its shards, lead nowhere."""
+    """Makes the preview of a medium in layout files if there is none, or an older one. Names that
+    are no file of this very folder, or of its shards, lead nowhere."""
     if row.get("status") != "ok":
         return View("failed", note=str(row.get("error")))
     return _in_tar(files, row) if "member" in row else _plain(files, row)
 
 
 def stamp(files: Files, row: Row) -> tuple[Any, ...]:
-    """What `view` depends on beside the row itself: when the medium was changed, and whether there is a picture of it, or a tar."""
+    """What `view` depends on beside the row itself: when the medium was changed, and whether there
+    is a picture of it, or a tar."""
     name = row.get("member") or row.get("file")
     if not isinstance(name, str):
         return ()
     changed = files.media.get(name, 0)
-    return changed, files.previews.get(preview_name(name), -1) >= changed, "member" in row and row.get("file") in files.tars
+    return (
+        changed,
+        files.previews.get(preview_name(name), -1) >= changed,
+        "member" in row and row.get("file") in files.tars,
+    )
 
 
 def _plain(files: Files, row: Row) -> View:
@@ -88,7 +97,9 @@ def _plain(files: Files, row: Row) -> View:
     if name not in files.media:
         return View("missing", note=f"{name} is missing")
     if row.get("also"):
-        name = next((n for n in (name, *map(str, row["also"])) if kind_of(n) and n in files.media), name)
+        name = next(
+            (n for n in (name, *map(str, row["also"])) if kind_of(n) and n in files.media), name
+        )
     kind, source = kind_of(name), quote(name)
     if kind == "image":
         return View(kind, source, source)
@@ -126,7 +137,7 @@ def kind_of(name: str) -> str:
     return KINDS.get(name.rpartition(".")[2].lower(), "")
 
 
-# Previews ----------------------------------------------------------------------------------------------------------
+# --- Previews
 
 
 def preview_name(medium: str) -> str:
@@ -136,11 +147,14 @@ def preview_name(medium: str) -> str:
 
 
 def preview_of(path: Path, folder: Path, row: Row) -> None:
-    """Leave a picture of a medium in ``folder/preview``, while the medium is still a file at ``path``.
+    """Leave a picture of a medium in ``folder/preview``, while the medium is still a file at
+    ``path``.
 
-    A picture of at most 256 pixels, the first frame of a video, the spectrogram of a sound, and nothing of anything else or of what
-    cannot be read. It is named after the row's ``member``, or after ``path`` where the row has none. A further file of the medium
-    (``also``) is taken if it lies beside ``path`` and can be seen, and the medium cannot. Raises ``GenError`` if the disk is full.
+    A picture of at most 256 pixels, the first frame of a video, the spectrogram of a sound, and
+    nothing of anything else or of what cannot be read. It is named after the row's ``member``, or
+    after ``path`` where the row has none. A further file of the medium (``also``) is taken if it
+    lies beside ``path`` and can be seen, and the medium cannot. Raises ``GenError`` if the disk is
+    full.
     """
     beside = (path, *(path.with_name(Path(str(name)).name) for name in row.get("also") or ()))
     seen = next((p for p in beside if kind_of(p.name) and p.is_file()), None)
@@ -149,8 +163,8 @@ def preview_of(path: Path, folder: Path, row: Row) -> None:
 
 
 def _preview(files: Files, name: str) -> str:
-    """The address of the picture that stands for a medium, made if there is none or the medium is newer; empty for one that
-    cannot be read here, though the browser may."""
+    """The address of the picture that stands for a medium, made if there is none or the medium is
+    newer; empty for one that cannot be read here, though the browser may."""
     picture = preview_name(name)
     if picture not in files.previews or files.previews[picture] < files.media[name]:
         if not _draw(files.folder / name, files.folder / PREVIEW / picture):
@@ -163,11 +177,20 @@ def _draw(path: Path, picture: Path) -> bool:
     try:
         small = _is_small(path)
         drawn = None if small else DRAW[kind_of(path.name)](path)
-    except (GenError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow says of a broken picture
+    except (
+        GenError,
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+    ):  # what Pillow says of a broken picture
         picture.unlink(missing_ok=True)  # of a medium that stood here before
         return False
-    # Not `put`: what a crash of the machine loses here is done without, so nobody waits for the disk at every item.
-    temporary = picture.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{picture.name}")
+    # Not `put`: what a crash of the machine loses here is done without, so nobody waits for the
+    # disk at every item.
+    temporary = picture.with_name(
+        f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{picture.name}"
+    )
     with writing(picture):
         picture.parent.mkdir(exist_ok=True)
         try:

@@ -1,4 +1,5 @@
-"""The parts of a gallery's page as HTML: facts, methods, prompt by prompt, traces, failures. Whatever came from a user is escaped."""
+"""The parts of a gallery's page as HTML: facts, methods, prompt by prompt, traces, failures.
+Whatever came from a user is escaped."""
 
 from __future__ import annotations
 
@@ -23,13 +24,17 @@ MANY = 8  # prompts among which one searches
 
 
 def sections(files: Files, rows: list[Row]) -> str:
-    """A small job: methods, comparison and traces, of the one modality or of each under its name."""
+    """A small job: methods, comparison and traces, of the one modality or of each under its
+    name."""
 
     def parts(group: list[Row], suffix: str) -> str:
         h = "h3" if suffix else "h2"
-        return (f"{methods_section(group, suffix)}"
-                f'<section id="comparison{suffix}"><{h}>Prompt by prompt</{h}>\n{comparison(files, group)}</section>\n'
-                f"{traces(files, group, suffix)}")  # fmt: skip
+        return (
+            f"{methods_section(group, suffix)}"
+            f'<section id="comparison{suffix}"><{h}>Prompt by'
+            f" prompt</{h}>\n{comparison(files, group)}</section>\n"
+            f"{traces(files, group, suffix)}"
+        )
 
     return by_modality(rows, parts)
 
@@ -41,8 +46,11 @@ def by_modality(rows: list[Row], parts: Any) -> str:
         return parts(rows, "")
     out = ""
     for name, group in groups.items():
-        out += (f'<div class="modality" id="modality-{slug(name)}" data-modality="{escape(name)}"><h2>{escape(name)} '
-                f"<small>{_items(group)}</small></h2>\n{parts(group, f'-{slug(name)}')}</div>\n")  # fmt: skip
+        out += (
+            f'<div class="modality" id="modality-{slug(name)}"'
+            f' data-modality="{escape(name)}"><h2>{escape(name)} '
+            f"<small>{_items(group)}</small></h2>\n{parts(group, f'-{slug(name)}')}</div>\n"
+        )
     return out
 
 
@@ -57,32 +65,53 @@ def summary(rows: list[Row], planned: int, large: bool) -> str:
     number = f'<b class="no">{failed:,}</b>' if failed else "0"
     facts = [
         ("modalities" if len(names) > 1 else "modality", modality),
-        ("items", f"{len(rows):,} of {planned:,} items so far" if planned > len(rows) else f"{len(rows):,}"),
+        (
+            "items",
+            (
+                f"{len(rows):,} of {planned:,} items so far"
+                if planned > len(rows)
+                else f"{len(rows):,}"
+            ),
+        ),
         ("failed", f'<a href="#status=failed">{number}</a>' if failed and large else number),
     ]
     if judged:
-        facts.append(("fulfilled", f"{sum(bool(v['fulfilled']) for v in judged):,} of {len(judged):,}"))
+        facts.append(
+            ("fulfilled", f"{sum(bool(v['fulfilled']) for v in judged):,} of {len(judged):,}")
+        )
     facts.append(("models" if len(models) > 1 else "model", escape(", ".join(models)) or "none"))
     return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
 
 
 def filters(rows: list[Row], large: bool) -> str:
-    """Fields that keep some items; without a script there are none. Empty where there is nothing to choose."""
+    """Fields that keep some items; without a script there are none. Empty where there is nothing to
+    choose."""
     fields = ""
-    if large or max((len(group_by(g, "prompt")) for g in group_by(rows, "modality").values()), default=0) > MANY:
+    if (
+        large
+        or max((len(group_by(g, "prompt")) for g in group_by(rows, "modality").values()), default=0)
+        > MANY
+    ):
         what = "Find in prompts"
-        fields += f'<input class="find" type="search" name="q" placeholder="{what}" aria-label="{what}">'
+        fields += (
+            f'<input class="find" type="search" name="q" placeholder="{what}" aria-label="{what}">'
+        )
     for name, key in (("sampler", "method"), ("modality", "modality"), ("status", "status")):
         values = list(group_by(rows, key))
         if len(values) > 1:
             options = "".join(f'<option value="{escape(v)}">{escape(v)}</option>' for v in values)
-            fields += f'<label>{name} <select name="{name}"><option value="">all</option>{options}</select></label>'
+            fields += (
+                f'<label>{name} <select name="{name}"><option'
+                f' value="">all</option>{options}</select></label>'
+            )
     return f'<form class="filters" hidden>{fields}<output></output></form>' if fields else ""
 
 
 def methods_section(rows: list[Row], suffix: str) -> str:
     h = "h3" if suffix else "h2"
-    return f'<section id="methods{suffix}"><{h}>Methods</{h}>{methods(rows)}{_key(rows)}</section>\n'
+    return (
+        f'<section id="methods{suffix}"><{h}>Methods</{h}>{methods(rows)}{_key(rows)}</section>\n'
+    )
 
 
 def all_methods(rows: list[Row]) -> str:
@@ -90,34 +119,55 @@ def all_methods(rows: list[Row]) -> str:
     groups = group_by(rows, "modality")
     if len(groups) < 2:
         return methods_section(rows, "")
-    head = lambda name, group: f'<h3 id="modality-{slug(name)}">{escape(name)} <small>{_items(group)}</small></h3>'
+    head = lambda name, group: (
+        f'<h3 id="modality-{slug(name)}">{escape(name)} <small>{_items(group)}</small></h3>'
+    )
     tables = "".join(head(name, group) + methods(group) for name, group in groups.items())
     return f'<section id="methods"><h2>Methods</h2>{tables}{_key(rows)}</section>\n'
 
 
 def methods(rows: list[Row]) -> str:
-    """One line per method. Bars are relative to the largest number of their column, shares to one."""
+    """One line per method. Bars are relative to the largest number of their column, shares to
+    one."""
     lines = []
     for method, group in group_by(rows, "method").items():
         good = [r for r in group if r.get("status") == "ok"]
         judged = [r["verdict"] for r in group if r["verdict"]]
         middle = lambda key: _median([r.get(key) for r in good])  # noqa: B023
-        lines.append({
-            "method": method, "exactness": str(next((r["exactness"] for r in group if r.get("exactness")), "")),
-            "items": len(group), "nfe": middle("nfe"), "mal": middle("mean_acceptance_length"),
-            "seconds": middle("seconds"), "judged": len(judged),
-            "share": sum(bool(v["fulfilled"]) for v in judged) / len(judged) if judged else None,
-        })  # fmt: skip
+        lines.append(
+            {
+                "method": method,
+                "exactness": str(next((r["exactness"] for r in group if r.get("exactness")), "")),
+                "items": len(group),
+                "nfe": middle("nfe"),
+                "mal": middle("mean_acceptance_length"),
+                "seconds": middle("seconds"),
+                "judged": len(judged),
+                "share": (
+                    sum(bool(v["fulfilled"]) for v in judged) / len(judged) if judged else None
+                ),
+            }
+        )
     if not lines:
         return '<p class="none">No items yet.</p>'
-    columns = [("nfe", "forward calls"), ("mal", "tokens per call"), ("seconds", "seconds per item")]
+    columns = [
+        ("nfe", "forward calls"),
+        ("mal", "tokens per call"),
+        ("seconds", "seconds per item"),
+    ]
     most = {key: max((li[key] or 0 for li in lines), default=0) for key, _ in columns}
     shares = any(li["share"] is not None for li in lines)
-    head = "".join(f'<th scope="col" class="num">{n}</th>' for n in
-                   ("items", *(n for _, n in columns), *(["fulfilled"] if shares else [])))  # fmt: skip
+    head = "".join(
+        f'<th scope="col" class="num">{n}</th>'
+        for n in ("items", *(n for _, n in columns), *(["fulfilled"] if shares else []))
+    )
     body = ""
     for li in lines:
-        tag = f'<small class="tag" title="exactness">{escape(li["exactness"])}</small>' if li["exactness"] else ""
+        tag = (
+            f'<small class="tag" title="exactness">{escape(li["exactness"])}</small>'
+            if li["exactness"]
+            else ""
+        )
         cells = f'<td data-label="items">{li["items"]:,}</td>'
         for key, name in columns:
             text = f"{li[key]:g}" if key == "nfe" and li[key] is not None else _number(li[key])
@@ -125,7 +175,10 @@ def methods(rows: list[Row]) -> str:
         if shares:
             text = "–" if li["share"] is None else f"{li['share']:.0%}"
             cells += f'<td data-label="fulfilled">{_bar(text, li["share"] or 0, "share")}</td>'
-        body += f'<tr data-method="{escape(li["method"])}"><th scope="row">{escape(li["method"])} {tag}</th>{cells}</tr>\n'
+        body += (
+            f'<tr data-method="{escape(li["method"])}"><th scope="row">{escape(li["method"])}'
+            f" {tag}</th>{cells}</tr>\n"
+        )
     head = f'<thead><tr><th scope="col">method</th>{head}</tr></thead>'
     return f'<table class="methods">{head}\n<tbody>{body}</tbody></table>'
 
@@ -142,7 +195,8 @@ def _key(rows: list[Row]) -> str:
 def comparison(files: Files, rows: list[Row]) -> str:
     names = list(group_by(rows, "method"))
     head = '<div role="columnheader" class="head">prompt</div>' + "".join(
-        f'<div role="columnheader" class="head" data-method="{escape(m)}">{escape(m)}</div>' for m in names
+        f'<div role="columnheader" class="head" data-method="{escape(m)}">{escape(m)}</div>'
+        for m in names
     )
     out = f'<div class="line top" role="row">{head}</div>\n'
     for prompt, group in group_by(rows, "prompt").items():
@@ -150,9 +204,15 @@ def comparison(files: Files, rows: list[Row]) -> str:
         by_method = group_by(group, "method")
         for method in names:
             tiles = "".join(_tile(files, r) for r in by_method.get(method, []))
-            out += f'<div role="cell" class="cell" data-method="{escape(method)}">{tiles or "<i>–</i>"}</div>'
+            out += (
+                '<div role="cell" class="cell"'
+                f' data-method="{escape(method)}">{tiles or "<i>–</i>"}</div>'
+            )
         out += "</div>\n"
-    return f'<div class="compare" role="table" aria-label="prompt by method" style="--n:{len(names)}">{out}</div>'
+    return (
+        '<div class="compare" role="table" aria-label="prompt by method"'
+        f' style="--n:{len(names)}">{out}</div>'
+    )
 
 
 def _tile(files: Files, row: Row) -> str:
@@ -161,7 +221,10 @@ def _tile(files: Files, row: Row) -> str:
     tar = view(files, row).tar
     link = f' · <a href="{tar}">{escape(Path(unquote(tar)).name)}</a>' if tar else ""
     caption = f"<figcaption>{_mark(row['verdict'])}{escape(' · '.join(label))}{link}</figcaption>"
-    return f'<figure class="tile" data-status="{escape(str(row.get("status")))}">{media(files, row)}{caption}</figure>'
+    return (
+        '<figure class="tile"'
+        f' data-status="{escape(str(row.get("status")))}">{media(files, row)}{caption}</figure>'
+    )
 
 
 def overrides_of(row: Row) -> list[str]:
@@ -170,7 +233,9 @@ def overrides_of(row: Row) -> list[str]:
     flat: list[tuple[str, Any]] = []
     for key, value in said.items() if isinstance(said, dict) else ():
         inner = value if isinstance(value, dict) else {"": value}
-        flat += [(k if key == "sampler" and k else f"{key}.{k}".rstrip("."), v) for k, v in inner.items()]
+        flat += [
+            (k if key == "sampler" and k else f"{key}.{k}".rstrip("."), v) for k, v in inner.items()
+        ]
     return [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in flat]
 
 
@@ -184,7 +249,8 @@ def _mark(verdict: dict[str, Any] | None) -> str:
 
 
 def media(files: Files, row: Row) -> str:
-    """The medium of an item, loaded when it comes into sight; a box that says why where there is none."""
+    """The medium of an item, loaded when it comes into sight; a box that says why where there is
+    none."""
     v, prompt = view(files, row), escape(str(row.get("prompt")))
     note = escape(v.note)
     if v.kind == "failed":
@@ -192,20 +258,41 @@ def media(files: Files, row: Row) -> str:
     if v.kind == "missing":
         return f'<div class="box missing">{note}</div>'
     if v.kind == "image":
-        facts = [row["method"], f"seed {row.get('seed')}", f"{row.get('nfe')} forward calls", *overrides_of(row), f"item {number_of(row)}"]
+        facts = [
+            row["method"],
+            f"seed {row.get('seed')}",
+            f"{row.get('nfe')} forward calls",
+            *overrides_of(row),
+            f"item {number_of(row)}",
+        ]
         if row["verdict"]:
-            facts.append(("✓ " if row["verdict"]["fulfilled"] else "✗ ") + str(row["verdict"].get("detail") or ""))
+            facts.append(
+                ("✓ " if row["verdict"]["fulfilled"] else "✗ ")
+                + str(row["verdict"].get("detail") or "")
+            )
         info = escape(" · ".join(facts))
-        return (f'<a class="pic" href="{v.source}" data-info="{info}"><img src="{v.picture}" alt="{prompt}" loading="lazy" '
-                f"{_size(files, v.picture)}></a>")  # fmt: skip
+        return (
+            f'<a class="pic" href="{v.source}" data-info="{info}"><img src="{v.picture}"'
+            f' alt="{prompt}" loading="lazy" {_size(files, v.picture)}></a>'
+        )
     if v.kind == "audio":
-        seen = f'<img src="{v.picture}" alt="spectrogram" loading="lazy" width="{WIDTH}" height="{HEIGHT}">' if v.picture else ""
-        player = f'<audio controls preload="metadata" loading="lazy" src="{v.source}" aria-label="{prompt}"></audio>'
+        seen = (
+            f'<img src="{v.picture}" alt="spectrogram" loading="lazy" width="{WIDTH}"'
+            f' height="{HEIGHT}">'
+            if v.picture
+            else ""
+        )
+        player = (
+            f'<audio controls preload="metadata" loading="lazy" src="{v.source}"'
+            f' aria-label="{prompt}"></audio>'
+        )
         return f'<div class="sound"><div class="spectrum">{seen}</div>{player}</div>'
     if v.kind == "video":
         still = f' poster="{v.picture}" {_size(files, v.picture)}' if v.picture else ""
-        return (f'<div class="clip"><video controls loop muted playsinline preload="metadata" loading="lazy" src="{v.source}" '
-                f'aria-label="{prompt}"{still}></video></div>')  # fmt: skip
+        return (
+            '<div class="clip"><video controls loop muted playsinline preload="metadata"'
+            f' loading="lazy" src="{v.source}" aria-label="{prompt}"{still}></video></div>'
+        )
     tag, link = ("a", f' href="{v.source}"') if v.source else ("div", "")
     return f'<{tag} class="{"text" if v.kind == "text" else "box"}"{link}>{note}</{tag}>'
 
@@ -217,7 +304,9 @@ def _size(files: Files, address: str) -> str:
             width, height = picture.size
     except OSError:
         return 'class="broken"'
-    return f'width="{width}" height="{height}"' + (' class="px"' if max(width, height) <= SMALL else "")
+    return f'width="{width}" height="{height}"' + (
+        ' class="px"' if max(width, height) <= SMALL else ""
+    )
 
 
 def traces(files: Files, rows: list[Row], suffix: str = "", most: int | None = None) -> str:
@@ -227,21 +316,41 @@ def traces(files: Files, rows: list[Row], suffix: str = "", most: int | None = N
     drawn = [r for r in rows if r["id"] in known and r.get("status") == "ok"]
     cards, several = "", len(group_by(rows, "modality")) > 1
     for row in drawn[:most]:
-        facts = [row["method"], f"seed {row.get('seed')}", f"{row.get('nfe')} forward calls",
-                 f"{_number(row.get('mean_acceptance_length'))} tokens per call", *overrides_of(row)]  # fmt: skip
+        facts = [
+            row["method"],
+            f"seed {row.get('seed')}",
+            f"{row.get('nfe')} forward calls",
+            f"{_number(row.get('mean_acceptance_length'))} tokens per call",
+            *overrides_of(row),
+        ]
         if several:
             facts.insert(0, str(row["modality"]))
         h = "h4" if suffix else "h3"
         title = f"<{h}>{escape(str(row.get('prompt')))}</{h}><p>{escape(' · '.join(facts))}</p>"
         path, kind = folder / f"{row['id']}.json", _kind(files, row)
-        cards += draw_trace(row["id"], _steps(path), row.get("grid"), title, media(files, row), str(path), kind, row["method"])
+        cards += draw_trace(
+            row["id"],
+            _steps(path),
+            row.get("grid"),
+            title,
+            media(files, row),
+            str(path),
+            kind,
+            row["method"],
+        )
     if not cards:
         return ""
-    about = "Each cell is a token, coloured by the forward call that committed it. The bars count the tokens of a call."
+    about = (
+        "Each cell is a token, coloured by the forward call that committed it. The bars count the"
+        " tokens of a call."
+    )
     if len(drawn) > len(drawn[:most]):
         about += f" The first {most} of {len(drawn):,} that were traced."
     h = "h3" if suffix else "h2"
-    return f'<section id="traces{suffix}" class="traces"><{h}>How it was decoded</{h}><p class="about">{about}</p>\n{cards}</section>'
+    return (
+        f'<section id="traces{suffix}" class="traces"><{h}>How it was decoded</{h}><p'
+        f' class="about">{about}</p>\n{cards}</section>'
+    )
 
 
 def _steps(path: Path) -> Any:
@@ -271,11 +380,18 @@ def failures(rows: list[Row], most: int | None = None) -> str:
         return ""
     head = "<thead><tr><th>item</th><th>prompt</th><th>method</th><th>error</th></tr></thead>"
     more = len(failed) - len(failed[:most])
-    rest = f'<p class="more">and {more:,} more: <a href="#status=failed">all that failed</a></p>' if more else ""
-    return f'<section id="failed"><h2>Failed</h2><table class="failures">{head}<tbody>{lines}</tbody></table>{rest}</section>'
+    rest = (
+        f'<p class="more">and {more:,} more: <a href="#status=failed">all that failed</a></p>'
+        if more
+        else ""
+    )
+    return (
+        '<section id="failed"><h2>Failed</h2><table'
+        f' class="failures">{head}<tbody>{lines}</tbody></table>{rest}</section>'
+    )
 
 
-# Small parts -------------------------------------------------------------------------------------------------------
+# --- Small parts
 
 
 def group_by(rows: list[Row], key: str) -> dict[str, list[Row]]:

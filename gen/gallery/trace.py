@@ -1,4 +1,5 @@
-"""Drawing a decoding trace: the token grid coloured by step, in plain SVG, with its events as JSON for the player."""
+"""Drawing a decoding trace: the token grid coloured by step, in plain SVG, with its events as JSON
+for the player."""
 
 from __future__ import annotations
 
@@ -10,8 +11,17 @@ from typing import Any
 
 from gen.errors import GenError, bad_value
 
-# Dark indigo over teal to yellow: lightness rises evenly in OKLCH, so equal distances in time look equal, also in grey.
-RAMP = ((58, 39, 112), (66, 75, 156), (43, 119, 176), (31, 161, 173), (82, 199, 154), (177, 216, 100), (242, 221, 90))
+# Dark indigo over teal to yellow: lightness rises evenly in OKLCH, so equal distances in time look
+# equal, also in grey.
+RAMP = (
+    (58, 39, 112),
+    (66, 75, 156),
+    (43, 119, 176),
+    (31, 161, 173),
+    (82, 199, 154),
+    (177, 216, 100),
+    (242, 221, 90),
+)
 GAP = 1  # cells between two planes, such as the frames of a video
 ACROSS = 128  # cells beside each other before planes begin a new line
 ROW = 64  # cells of a line where nothing says the grid of something that is no picture
@@ -27,7 +37,8 @@ def colour(step: int, steps: int) -> str:
 
 
 def replay(steps: list[dict[str, Any]]) -> dict[int, int]:
-    """Position -> the step, counted from 1, that committed the token which stands there in the end."""
+    """Position -> the step, counted from 1, that committed the token which stands there in the
+    end."""
     at: dict[int, int] = {}
     for number, step in enumerate(steps, 1):
         for position in step.get("removed", ()):
@@ -38,7 +49,8 @@ def replay(steps: list[dict[str, Any]]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the positions of a trace are drawn: ``planes`` of ``rows`` by ``columns``, ``across`` of them beside each other.
+    """Where the positions of a trace are drawn: ``planes`` of ``rows`` by ``columns``, ``across``
+    of them beside each other.
 
     ``turned``: positions run down the columns, not along the rows. ``count``: positions in all.
     """
@@ -65,9 +77,9 @@ class Layout:
 
 
 def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
-    """The drawing of a grid. ``kind``: of the medium. A grid of three axes is a row of frames; one of sound, [T, Q], has a
-    column per step and a row per code stream. Without a grid: a picture is a square, or nearly one, all else one line that
-    wraps."""
+    """The drawing of a grid. ``kind``: of the medium. A grid of three axes is a row of frames; one
+    of sound, [T, Q], has a column per step and a row per code stream. Without a grid: a picture is
+    a square, or nearly one, all else one line that wraps."""
     if grid is None:
         columns = ceil(sqrt(length)) if kind == "image" else min(length, ROW)
         rows = ceil(length / columns)
@@ -86,60 +98,96 @@ def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
     return Layout(planes, rows, columns, ceil(planes / lines), prod(sizes))
 
 
-def draw_trace(name: str, steps: Any, grid: Any, title: str, media: str, where: str, kind: str = "image", method: str = "") -> str:
-    """The card of one traced item. ``title`` and ``media`` are HTML already. ``kind``: of the medium, such as ``audio``."""
+def draw_trace(
+    name: str,
+    steps: Any,
+    grid: Any,
+    title: str,
+    media: str,
+    where: str,
+    kind: str = "image",
+    method: str = "",
+) -> str:
+    """The card of one traced item. ``title`` and ``media`` are HTML already. ``kind``: of the
+    medium, such as ``audio``."""
     try:
         if not isinstance(steps, list):
             raise TypeError(f"a {type(steps).__name__}")
         final = replay(steps)
         events = []
         for s in steps:
-            committed = [[int(p), None if isinstance(v, list) else int(v)] for p, v in s["committed"].items()]  # latents have no id
-            events.append({"w": _ranges(s["window"]), "c": committed, "r": [int(p) for p in s.get("removed", ())]})
-        ends = [*final, *(b for e in events for _, b in e["w"]), *(p for e in events for p in e["r"])]
+            committed = [
+                [int(p), None if isinstance(v, list) else int(v)] for p, v in s["committed"].items()
+            ]  # latents have no id
+            events.append(
+                {
+                    "w": _ranges(s["window"]),
+                    "c": committed,
+                    "r": [int(p) for p in s.get("removed", ())],
+                }
+            )
+        ends = [
+            *final,
+            *(b for e in events for _, b in e["w"]),
+            *(p for e in events for p in e["r"]),
+        ]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise GenError(f"{where} is no trace ({type(error).__name__}: {error}); "
-                       "expected a list of steps with window and committed") from error  # fmt: skip
+        raise GenError(
+            f"{where} is no trace ({type(error).__name__}: {error}); "
+            "expected a list of steps with window and committed"
+        ) from error
     n = len(steps)
     plan = layout(grid, max(ends, default=0) + 1, where, kind)
     cells = ""
     for p in range(plan.count):
         x, y = (n + 0.05 for n in plan.place(p))
-        done = f'data-step="{final[p]}" fill="{colour(final[p], n)}"' if p in final else 'class="off"'
+        done = (
+            f'data-step="{final[p]}" fill="{colour(final[p], n)}"' if p in final else 'class="off"'
+        )
         cells += f'<rect data-p="{p}" x="{x:.2f}" y="{y:.2f}" width=".9" height=".9" {done}/>'
     width, height = plan.size
     wide = " wide" if kind != "image" or plan.planes > 1 else ""
-    most = f' style="max-width:{1.6 * width:g}rem"' if wide else ""  # a short line does not become a banner
-    token_grid = (f'<svg class="grid"{most} viewBox="0 0 {width} {height}" role="img" aria-label="the step at which each of '
-                  f'{len(final)} tokens was committed, of {n}">{cells}</svg>')  # fmt: skip
+    most = (
+        f' style="max-width:{1.6 * width:g}rem"' if wide else ""
+    )  # a short line does not become a banner
+    token_grid = (
+        f'<svg class="grid"{most} viewBox="0 0 {width} {height}" role="img" aria-label="the step at'
+        f' which each of {len(final)} tokens was committed, of {n}">{cells}</svg>'
+    )
     data = json.dumps(events, separators=(",", ":")).replace("<", "\\u003c")
-    return f"""<article class="trace{wide}" id="trace-{escape(name)}" data-method="{escape(method)}">
+    head = f'<article class="trace{wide}" id="trace-{escape(name)}" data-method="{escape(method)}">'
+    return f"""{head}
 <header>{title}</header>
 <div class="stage"><div class="shot">{media}</div><div class="tokens">{token_grid}</div>
 <div class="time">{_chart([len(s["committed"]) for s in steps])}
 <div class="player" hidden><button type="button" aria-label="play">▶</button>
-<input type="range" min="0" max="{n}" value="{n}" aria-label="step"><output></output></div></div></div>
+<input type="range" min="0" max="{n}" value="{n}" aria-label="step"><output></output></div></div>
+</div>
 <script type="application/json">{data}</script>
 </article>
 """
 
 
 def _chart(counts: list[int]) -> str:
-    """Tokens committed per step, on the colours of the grid, so that the chart is its legend as well."""
+    """Tokens committed per step, on the colours of the grid, so that the chart is its legend as
+    well."""
     n, most = len(counts), max(counts, default=0)
     top = max(most, 6)  # one token per call should look like little, not fill the chart
     wide = 0.86 if n < 120 else 1
     bars = "".join(
-        f'<rect data-n="{c}" x="{i}" y="{top - c}" width="{wide}" height="{c}" fill="{colour(i + 1, n)}"/>'
+        f'<rect data-n="{c}" x="{i}" y="{top - c}" width="{wide}" height="{c}"'
+        f' fill="{colour(i + 1, n)}"/>'
         for i, c in enumerate(counts)
     )
     said = f"at most {most} token{'' if most == 1 else 's'} in one call, {sum(counts)} in {n} calls"
     ramp = ", ".join(colour(1 + i, len(RAMP)) for i in range(len(RAMP)))
-    return (f'<div class="most">{said}</div>'
-            f'<svg class="bars" viewBox="0 0 {max(n, 1)} {top}" preserveAspectRatio="none" role="img" '
-            f'aria-label="tokens committed by each of {n} forward calls">{bars}</svg>'
-            f'<div class="ramp" style="background:linear-gradient(90deg, {ramp})"></div>'
-            f'<div class="ends"><span>step 1</span><span>{n}</span></div>')  # fmt: skip
+    return (
+        f'<div class="most">{said}</div>'
+        f'<svg class="bars" viewBox="0 0 {max(n, 1)} {top}" preserveAspectRatio="none" role="img" '
+        f'aria-label="tokens committed by each of {n} forward calls">{bars}</svg>'
+        f'<div class="ramp" style="background:linear-gradient(90deg, {ramp})"></div>'
+        f'<div class="ends"><span>step 1</span><span>{n}</span></div>'
+    )
 
 
 def _ranges(positions: list[int]) -> list[list[int]]:

@@ -1,14 +1,17 @@
-"""The gallery of a job folder: a static page that opens from the disk, without a server or a network.
+"""The gallery of a job folder: a static page that opens from the disk, without a server or a
+network.
 
-It reads only what lies in the folder (manifest, journals, plan, config, verdicts, traces, media) and refers to the media by relative
-paths, so a folder can be moved, zipped or served as it is. A small job is one page that shows everything, several modalities with a
-section each. Of a large one the page holds the facts and loads the items, 100 at a time on the screen, from small scripts beside it
-(`gen.gallery.items`). The page is a template, ``gallery.html``, with its style and scripts from further templates inside; everything
-that came from a user is escaped. Traces are drawn in plain SVG, so they show without a script; the events of every step lie beside
-the drawing as JSON, which the page's player replays.
+It reads only what lies in the folder (manifest, journals, plan, config, verdicts, traces, media)
+and refers to the media by relative paths, so a folder can be moved, zipped or served as it is. A
+small job is one page that shows everything, several modalities with a section each. Of a large one
+the page holds the facts and loads the items, 100 at a time on the screen, from small scripts beside
+it (`gen.gallery.items`). The page is a template, ``gallery.html``, with its style and scripts from
+further templates inside; everything that came from a user is escaped. Traces are drawn in plain
+SVG, so they show without a script; the events of every step lie beside the drawing as JSON, which
+the page's player replays.
 
-It may be written again and again while the job runs, by several processes at once: every file appears whole, and files that would
-not change are left alone.
+It may be written again and again while the job runs, by several processes at once: every file
+appears whole, and files that would not change are left alone.
 """
 
 from __future__ import annotations
@@ -33,7 +36,17 @@ from gen.gallery.page import (
     summary,
     traces,
 )
-from gen.jobs.ledger import CHECK, CONFIG, GALLERY, MANIFEST, PLAN, put_text, read_json, read_rows, sweep_temporaries
+from gen.jobs.ledger import (
+    CHECK,
+    CONFIG,
+    GALLERY,
+    MANIFEST,
+    PLAN,
+    put_text,
+    read_json,
+    read_rows,
+    sweep_temporaries,
+)
 
 __all__ = ["EXCERPT", "PAGE", "preview_of", "write_gallery"]
 PAGE = 200  # items that one page shows whole
@@ -43,11 +56,13 @@ NAME = re.compile(r"^name:.*(?:\n[ \t].*)*", re.MULTILINE)  # of a job, in its c
 
 
 def write_gallery(folder: Path) -> Path:
-    """Brings ``index.html`` and what it loads up to date; returns its path. Raises ``GenError`` if the folder holds no job, or
-    verdicts or traces that are none."""
+    """Brings ``index.html`` and what it loads up to date; returns its path. Raises ``GenError`` if
+    the folder holds no job, or verdicts or traces that are none."""
     folder = Path(folder)
     if not (folder / MANIFEST).is_file() and not (folder / PLAN).is_file():
-        raise GenError(f"{folder} has no {MANIFEST}; expected a folder that gen run or gen sample wrote")
+        raise GenError(
+            f"{folder} has no {MANIFEST}; expected a folder that gen run or gen sample wrote"
+        )
     for _ in range(TURNS):  # so that of several writers the last one leaves the newest page
         before = _version(folder)
         _write(folder)
@@ -76,7 +91,11 @@ def _write(folder: Path) -> None:
         "summary": summary(rows, planned, large),
         "style": _template("style"),
         "script": _template("script") + _template("browser" if large else "filter"),
-        "files": " ".join(f'<a href="{n}">{n}</a>' for n in (CONFIG, PLAN, MANIFEST, CHECK) if (folder / n).is_file()),
+        "files": " ".join(
+            f'<a href="{n}">{n}</a>'
+            for n in (CONFIG, PLAN, MANIFEST, CHECK)
+            if (folder / n).is_file()
+        ),
         **(_large if large else _small)(files, rows, planned),
     }
     # One pass, so that braces inside a prompt are never taken for a placeholder.
@@ -84,19 +103,34 @@ def _write(folder: Path) -> None:
 
 
 def _small(files: Files, rows: list[Row], planned: int) -> dict[str, str]:
-    return {"filters": filters(rows, large=False), "body": sections(files, rows), "failures": failures(rows)}
+    return {
+        "filters": filters(rows, large=False),
+        "body": sections(files, rows),
+        "failures": failures(rows),
+    }
 
 
 def _large(files: Files, rows: list[Row], planned: int) -> dict[str, str]:
     chunks = write_items(files, rows, whole=len(rows) >= planned)
-    about = json.dumps({"chunks": chunks, "items": len(rows), "planned": planned, "small": SMALL,
-                        "fields": FIELDS, "shared": SHARED, "kinds": KINDS})  # fmt: skip
-    browser = (f'<section id="items"><h2>Item by item</h2>\n{filters(rows, large=True)}\n'
-               '<noscript><p class="about">Showing the items needs a script; without one they are all in '
-               f'<a href="{MANIFEST}">{MANIFEST}</a>.</p></noscript>\n'
-               '<nav class="pages" aria-label="pages"></nav><p class="none" role="status" hidden></p><div class="tiles"></div>'
-               '<nav class="pages" aria-label="pages, again"></nav>\n'
-               f'<script type="application/json" id="about">{about}</script></section>\n')
+    about = json.dumps(
+        {
+            "chunks": chunks,
+            "items": len(rows),
+            "planned": planned,
+            "small": SMALL,
+            "fields": FIELDS,
+            "shared": SHARED,
+            "kinds": KINDS,
+        }
+    )
+    browser = (
+        f'<section id="items"><h2>Item by item</h2>\n{filters(rows, large=True)}\n<noscript><p'
+        ' class="about">Showing the items needs a script; without one they are all in <a'
+        f' href="{MANIFEST}">{MANIFEST}</a>.</p></noscript>\n<nav class="pages"'
+        ' aria-label="pages"></nav><p class="none" role="status" hidden></p><div'
+        ' class="tiles"></div><nav class="pages" aria-label="pages, again"></nav>\n<script'
+        f' type="application/json" id="about">{about}</script></section>\n'
+    )
     body = all_methods(rows) + browser + traces(files, rows, most=FIRST_TRACES)
     return {"filters": "", "body": body, "failures": failures(rows, FIRST_FAILURES)}
 
@@ -110,7 +144,12 @@ def _rows(folder: Path) -> list[Row]:
     rows, verdicts = read_rows(folder), read_json(folder / CHECK)
     for name, verdict in verdicts.items():
         if not isinstance(verdict, dict) or "fulfilled" not in verdict:
-            raise bad_value(f"item {name}", verdict, "a verdict with fulfilled, valid and detail", str(folder / CHECK))
+            raise bad_value(
+                f"item {name}",
+                verdict,
+                "a verdict with fulfilled, valid and detail",
+                str(folder / CHECK),
+            )
     for row in rows:
         row["method"] = str(row.get("sampler"))
         row["verdict"] = verdicts.get(row["id"], row if "fulfilled" in row else None)
@@ -119,7 +158,8 @@ def _rows(folder: Path) -> list[Row]:
 
 
 def _name(folder: Path) -> str:
-    """The name of the job. Only these lines of the config are parsed: it may hold thousands of prompts."""
+    """The name of the job. Only these lines of the config are parsed: it may hold thousands of
+    prompts."""
     from yaml import YAMLError, safe_load
 
     path = folder / CONFIG
@@ -131,13 +171,18 @@ def _name(folder: Path) -> str:
 
 
 def _name_methods(rows: list[Row]) -> None:
-    """What a method is called beside the others of its modality. A label says what is different in the whole job; what is the
-    same in all of a modality's labels of a sampler goes without saying there, if the modality has a section of its own."""
+    """What a method is called beside the others of its modality. A label says what is different in
+    the whole job; what is the same in all of a modality's labels of a sampler goes without saying
+    there, if the modality has a section of its own.
+    """
     groups = group_by(rows, "modality")
     for group in groups.values():
         if len(groups) > 1:
             words = {label: KNOB.split(label) for label in group_by(group, "method")}
-            names = {label: " ".join([name, *_telling(name, knobs, words)]) for label, (name, *knobs) in words.items()}
+            names = {
+                label: " ".join([name, *_telling(name, knobs, words)])
+                for label, (name, *knobs) in words.items()
+            }
             for row in group:
                 row["method"] = names[row["method"]]
         models = {str(r["model"]) for r in group if r.get("model")}

@@ -1,1 +1,2 @@
-"""Jobs: from a config to a folder of media that survives what happens to it. ``run`` is the way in; ``ledger`` says what counts as done."""
+"""Jobs: from a config to a folder of media that survives what happens to it. ``run`` is the way in;
+``ledger`` says what counts as done."""

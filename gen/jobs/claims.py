@@ -1,8 +1,10 @@
-"""Claims: which worker is at a shard right now. Advisory: two workers on one shard waste time and corrupt nothing.
+"""Claims: which worker is at a shard right now. Advisory: two workers on one shard waste time and
+corrupt nothing.
 
-A claim is a file that only one worker can create. Its worker writes a counter into it from time to time, the beat. Whether a worker
-is dead is never a question of what time it is, since clocks jump and machines disagree: a process of this machine is looked up, and
-of any other one it is asked whether its beat has changed within ``stale`` seconds of the observer's own steady clock.
+A claim is a file that only one worker can create. Its worker writes a counter into it from time to
+time, the beat. Whether a worker is dead is never a question of what time it is, since clocks jump
+and machines disagree: a process of this machine is looked up, and of any other one it is asked
+whether its beat has changed within ``stale`` seconds of the observer's own steady clock.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ STALE = 60.0  # seconds without a beat after which a worker of another machine c
 
 @lru_cache
 def host() -> str:
-    """A name of this machine, as far as process numbers mean the same: host, boot and process name space."""
+    """A name of this machine, as far as process numbers mean the same: host, boot and process name
+    space."""
     parts = [socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         try:
@@ -36,7 +39,8 @@ def host() -> str:
 
 
 def started(pid: int) -> int:
-    """When a process began, in its system's own count, so that a number used again is another process; 0 where unknown."""
+    """When a process began, in its system's own count, so that a number used again is another
+    process; 0 where unknown."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return -1 if state in "ZX" else int(rest[18])
@@ -55,7 +59,8 @@ def _name(pid: int) -> str:  # asked for with every file that is written
 
 
 def is_dead(worker: str) -> bool | None:
-    """Whether a worker's process is gone; ``None`` if it is not of this machine, or no worker's name."""
+    """Whether a worker's process is gone; ``None`` if it is not of this machine, or no worker's
+    name."""
     parts = worker.split("-")
     if len(parts) != 3 or parts[0] != host() or not all(p.isdigit() for p in parts[1:]):
         return None
@@ -66,13 +71,15 @@ def is_dead(worker: str) -> bool | None:
         return True
     except OSError:  # it is there, and somebody else's
         return False
-    return started(pid) != since if since else None  # without its beginning a number may be another process
+    return (
+        started(pid) != since if since else None
+    )  # without its beginning a number may be another process
 
 
 @contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
-    """Nobody else is in here at the same time: ``True``. ``None`` where somebody is and we do not ``wait``, ``False`` where the system
-    has no such locks. The lock vanishes with the process."""
+    """Nobody else is in here at the same time: ``True``. ``None`` where somebody is and we do not
+    ``wait``, ``False`` where the system has no such locks. The lock vanishes with the process."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -93,7 +100,8 @@ def locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
 
 
 def create(path: Path, data: bytes) -> bool:
-    """Make a file with all of its content, unless there is one: ``False`` then. The one step that decides between two processes."""
+    """Make a file with all of its content, unless there is one: ``False`` then. The one step that
+    decides between two processes."""
     temporary = path.with_name(f".tmp-{worker_name()}-{threading.get_ident()}-{path.name}")
     try:
         with temporary.open("wb") as file:
@@ -136,12 +144,22 @@ def read_claim(path: Path) -> dict[str, Any] | None:
 
 
 class Claims:
-    """The claims of one worker in ``folder``. ``clock``: a steady one. Use as a context: leaving it gives everything back."""
+    """The claims of one worker in ``folder``. ``clock``: a steady one. Use as a context: leaving it
+    gives everything back."""
 
-    def __init__(self, folder: Path, worker: str | None = None, stale: float = STALE, clock=time.monotonic):
-        self.folder, self.worker, self.stale, self.clock = folder, worker or worker_name(), stale, clock
+    def __init__(
+        self, folder: Path, worker: str | None = None, stale: float = STALE, clock=time.monotonic
+    ):
+        self.folder, self.worker, self.stale, self.clock = (
+            folder,
+            worker or worker_name(),
+            stale,
+            clock,
+        )
         self.held: set[str] = set()
-        self._seen: dict[str, tuple[Any, float]] = {}  # shard -> what its claim said, and since when
+        self._seen: dict[
+            str, tuple[Any, float]
+        ] = {}  # shard -> what its claim said, and since when
         self._beat, self._lock = 0, threading.Lock()
         self._over, self._thread = threading.Event(), None
 
@@ -150,7 +168,9 @@ class Claims:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             how = "taken" if create(self.folder / shard, self._text()) else self._take_over(shard)
-        except FileNotFoundError:  # the folder of all claims went away meanwhile, as it does where the job is complete
+        except (
+            FileNotFoundError
+        ):  # the folder of all claims went away meanwhile, as it does where the job is complete
             return None
         if how is None:
             return None
@@ -160,7 +180,8 @@ class Claims:
         return how
 
     def _take_over(self, shard: str) -> str | None:
-        """One at a time: of two who find the same worker dead, the second would remove the claim of the first."""
+        """One at a time: of two who find the same worker dead, the second would remove the claim of
+        the first."""
         path = self.folder / shard
         with locked(self.folder, wait=False) as free:
             said = read_claim(path)
@@ -172,7 +193,8 @@ class Claims:
         return "stolen" if said and said.get("worker") != self.worker else "taken"
 
     def mine(self, shard: str) -> bool:
-        """Whether the claim is still ours: after a long stop somebody may have taken the shard over."""
+        """Whether the claim is still ours: after a long stop somebody may have taken the shard
+        over."""
         said = read_claim(self.folder / shard)
         return bool(said) and said.get("worker") == self.worker
 
@@ -182,7 +204,9 @@ class Claims:
         if self.mine(shard):
             try:
                 (self.folder / shard).unlink(missing_ok=True)
-            except OSError:  # a disk that takes nothing any more: others find this worker gone when it is
+            except (
+                OSError
+            ):  # a disk that takes nothing any more: others find this worker gone when it is
                 pass
 
     def beat(self) -> None:
@@ -197,11 +221,20 @@ class Claims:
                 try:
                     temporary.write_bytes(self._text())
                     os.replace(temporary, path)
-                except OSError:  # a full disk: the worst that happens is that somebody does the same work
+                except (
+                    OSError
+                ):  # a full disk: the worst that happens is that somebody does the same work
                     temporary.unlink(missing_ok=True)
 
     def _text(self) -> bytes:
-        return json.dumps({"worker": self.worker, "host": socket.gethostname(), "pid": os.getpid(), "beat": self._beat}).encode()
+        return json.dumps(
+            {
+                "worker": self.worker,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "beat": self._beat,
+            }
+        ).encode()
 
     def _abandoned(self, shard: str, said: dict[str, Any]) -> bool:
         name = str(said.get("worker"))

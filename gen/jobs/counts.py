@@ -1,7 +1,8 @@
-"""Counting what is finished in a job folder, cheaply enough to be asked every second while others write into it.
+"""Counting what is finished in a job folder, cheaply enough to be asked every second while others
+write into it.
 
-A file that goes away or is replaced meanwhile is a normal thing: rows move from journals to shards to the manifest, and are looked
-for in that order.
+A file that goes away or is replaced meanwhile is a normal thing: rows move from journals to shards
+to the manifest, and are looked for in that order.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ class Counts:
     sampler: str = ""
 
 
-File = tuple[Any, int, dict[int, tuple[str, Seen]]]  # stamp, how far it was read, rows by the hash of their line
+File = tuple[
+    Any, int, dict[int, tuple[str, Seen]]
+]  # stamp, how far it was read, rows by the hash of their line
 NOTHING: File = (None, 0, {})
 
 
 @dataclass
 class Cache:
-    """What earlier looks found. ``rows``: the one that counts of every item of the plan that has any; replaced, never changed."""
+    """What earlier looks found. ``rows``: the one that counts of every item of the plan that has
+    any; replaced, never changed."""
 
     plan: Any = None
     ids: frozenset[str] = frozenset()
@@ -60,8 +64,9 @@ class Cache:
 
 
 def counts(folder: str | Path, cache: Cache) -> Counts:
-    """How far the job is. Made to be asked every second: of journals only what was added since is read, of the manifest only lines that
-    are new are looked into. A folder without a plan counts nothing yet."""
+    """How far the job is. Made to be asked every second: of journals only what was added since is
+    read, of the manifest only lines that are new are looked into. A folder without a plan counts
+    nothing yet."""
     folder = Path(folder)
     stamp = _stamp(folder / PLAN)
     if stamp != cache.plan:
@@ -76,7 +81,9 @@ def counts(folder: str | Path, cache: Cache) -> Counts:
     files, changed = {}, False
     for path, known in _listed(folder):  # in the order in which rows move, so that none is missed
         was = cache.files.get(path)
-        files[path] = now = was if was and known is not None and was[0] == known else _read(path, known, was, cache)
+        files[path] = now = (
+            was if was and known is not None and was[0] == known else _read(path, known, was, cache)
+        )
         changed |= now is not was
     if changed or len(files) != len(cache.files) or cache.counts.total != len(cache.ids):
         cache.files, rows, ids = files, {}, cache.ids
@@ -87,7 +94,12 @@ def counts(folder: str | Path, cache: Cache) -> Counts:
                     rows[i] = row
         ranks = [row[1] for row in rows.values()]
         nfe = sum(row[2] for row in rows.values() if row[1] != RANK["due"])
-        cache.rows, cache.counts = rows, Counts(ranks.count(RANK["ok"]), ranks.count(RANK["failed"]), len(ids), nfe, cache.sampler)
+        cache.rows, cache.counts = (
+            rows,
+            Counts(
+                ranks.count(RANK["ok"]), ranks.count(RANK["failed"]), len(ids), nfe, cache.sampler
+            ),
+        )
     return cache.counts
 
 
@@ -97,15 +109,19 @@ def _listed(folder: Path) -> list[tuple[str, Any]]:
     for name in (WORK, SHARDS):
         try:
             with os.scandir(folder / name) as listing:
-                found += sorted((e.path, e.inode() if name == SHARDS else None) for e in listing
-                                if e.name.endswith(".jsonl") and not e.name.startswith("."))  # fmt: skip
+                found += sorted(
+                    (e.path, e.inode() if name == SHARDS else None)
+                    for e in listing
+                    if e.name.endswith(".jsonl") and not e.name.startswith(".")
+                )
         except OSError:
             continue
     return [*found, (str(folder / MANIFEST), None)]
 
 
 def _read(path: str, known: Any, was: File | None, cache: Cache) -> File:
-    """The rows of a file, by the hash of their lines. Only journals are added to; anything else is replaced as a whole."""
+    """The rows of a file, by the hash of their lines. Only journals are added to; anything else is
+    replaced as a whole."""
     journal = os.path.basename(os.path.dirname(path)) == WORK
     try:
         with open(path, "rb") as file:
@@ -135,7 +151,12 @@ def _seen(line: bytes, cache: Cache) -> tuple[str, Seen] | None:
         rank = RANK[row["status"]]
         cache.sampler = row.get("sampler") or cache.sampler
         return row["id"], Seen(row.get("attempt") or 0, rank, row.get("nfe") or 0.0)
-    except (ValueError, KeyError, TypeError, AttributeError):  # a broken line: the run itself says so
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # a broken line: the run itself says so
         return None
 
 

@@ -1,8 +1,9 @@
-"""``gen decode``: media out of the tokens that a job kept, by the frontend they were made with or by another one.
+"""``gen decode``: media out of the tokens that a job kept, by the frontend they were made with or
+by another one.
 
-What comes out is a folder like a job's: media with their sidecars, journals while it is at work, a manifest, a gallery. Its plan says
-what it was decoded from and with; it has no shards and no config, so nothing is ever sampled into it. The same command again makes what
-is missing.
+What comes out is a folder like a job's: media with their sidecars, journals while it is at work, a
+manifest, a gallery. Its plan says what it was decoded from and with; it has no shards and no
+config, so nothing is ever sampled into it. The same command again makes what is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gen.jobs.ledger import (
     read_rows,
     require_job,
     sha256,
-    writing,  # fmt: skip
+    writing,
 )
 from gen.jobs.members import Members
 from gen.jobs.microbatch import describe
@@ -41,20 +42,35 @@ from gen.jobs.publish import damaged, publish, remove_job
 from gen.jobs.stored_tokens import StoredTokens, load_tokens
 from gen.jobs.writer import info_of
 
-GONE = ("member", "shard_sha256", "shard_bytes", "tokens_file")  # of a row: where its parts lie in the source
+GONE = (
+    "member",
+    "shard_sha256",
+    "shard_bytes",
+    "tokens_file",
+)  # of a row: where its parts lie in the source
 
 
-def decode_folder(folder: str | Path, out: str | Path, *, frontend: str | None = None, model: str | None = None,
-                  device: str | None = None, dtype: str | None = None, force: bool = False, trust_remote_code: bool = False,
-                  progress: Silent | None = None) -> dict[str, Any]:
+def decode_folder(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    frontend: str | None = None,
+    model: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    progress: Silent | None = None,
+) -> dict[str, Any]:
     """Make the media of all finished items of a job again, into the folder ``out``.
 
-    ``frontend``: zoo name or folder of another one; by default the one the tokens were made with. ``model``: where the model that they
-    are of lies now. ``device``, ``dtype``: by default those of the job. ``force``: replace what was decoded into ``out`` otherwise.
+    ``frontend``: zoo name or folder of another one; by default the one the tokens were made with.
+    ``model``: where the model that they are of lies now. ``device``, ``dtype``: by default those of
+    the job. ``force``: replace what was decoded into ``out`` otherwise.
 
-    Returns ``folder``, ``gallery``, ``items``, ``made``, ``skipped``, ``identical`` (media equal to the originals, to the byte), ``failed``
-    (id, prompt, error) and ``notes``. Raises ``GenError`` if the job kept no tokens, if the frontend does not fit, or if ``out`` holds
-    something else.
+    Returns ``folder``, ``gallery``, ``items``, ``made``, ``skipped``, ``identical`` (media equal to
+    the originals, to the byte), ``failed`` (id, prompt, error) and ``notes``. Raises ``GenError``
+    if the job kept no tokens, if the frontend does not fit, or if ``out`` holds something else.
     """
     from gen.gallery.write import write_gallery
 
@@ -63,7 +79,11 @@ def decode_folder(folder: str | Path, out: str | Path, *, frontend: str | None =
     require_tokens(source, plan, rows, frontend)
     making = Making(source, frontend, model, device, dtype, trust_remote_code)
     making.prepare(rows)
-    own = plan_of(source, plan, {"frontend": frontend, "weights": making.weights, "model": model, "dtype": dtype})
+    own = plan_of(
+        source,
+        plan,
+        {"frontend": frontend, "weights": making.weights, "model": model, "dtype": dtype},
+    )
     open_target(out, own, force)
     before, bad = {r["id"]: r for r in read_rows(out)}, damaged(out, own)
     due = [r for r in rows if not is_there(before.get(r["id"]), r, bad)]
@@ -89,43 +109,85 @@ def decode_folder(folder: str | Path, out: str | Path, *, frontend: str | None =
 
 
 def is_there(found: Row | None, row: Row, bad: Callable[[Row], bool]) -> bool:
-    """Whether a row of the source has its medium already; one that failed there has none, and needs its row only."""
+    """Whether a row of the source has its medium already; one that failed there has none, and needs
+    its row only."""
     if found is None or row["status"] != "ok":
         return found is not None and stripped(found) == stripped(row)
-    return found["status"] == "ok" and found.get("source_sha256") == row["sha256"] and not bad(found)
+    return (
+        found["status"] == "ok" and found.get("source_sha256") == row["sha256"] and not bad(found)
+    )
 
 
 def stripped(row: Row) -> Row:
     return {k: v for k, v in row.items() if k not in (*GONE, "attempt")}
 
 
-def summary_of(source: Path, out: Path, gallery: Path, plan: dict[str, Any], rows: list[Row], due: list[Row],
-               notes: list[str]) -> dict[str, Any]:
-    never, wanted = [r for r in rows if r["status"] != "ok"], {r["id"] for r in rows if r["status"] == "ok"}
+def summary_of(
+    source: Path,
+    out: Path,
+    gallery: Path,
+    plan: dict[str, Any],
+    rows: list[Row],
+    due: list[Row],
+    notes: list[str],
+) -> dict[str, Any]:
+    never, wanted = (
+        [r for r in rows if r["status"] != "ok"],
+        {r["id"] for r in rows if r["status"] == "ok"},
+    )
     found = [r for r in read_rows(out) if r["id"] in wanted]
     good = [r for r in found if r["status"] == "ok"]
     failed = [{k: r[k] for k in ("id", "prompt", "error")} for r in found if r["status"] != "ok"]
     made = sum(r["id"] in wanted for r in due) - len(failed)
     waiting, total = len(plan["items"]) - len(rows), len(plan["items"])
     if waiting:
-        notes = [*notes, f"{waiting} of {total} items of {source} are not made yet; the same command later decodes them"]
+        notes = [
+            *notes,
+            (
+                f"{waiting} of {total} items of {source} are not made yet; the same command later"
+                " decodes them"
+            ),
+        ]
     if never:
         notes = [*notes, f"{len(never)} items of {source} failed there and have no tokens"]
-    return {"folder": str(out), "gallery": str(gallery), "items": len(found), "made": made, "skipped": len(found) - made - len(failed),
-            "identical": sum(r["sha256"] == r["source_sha256"] for r in good), "failed": failed, "notes": notes}  # fmt: skip
+    return {
+        "folder": str(out),
+        "gallery": str(gallery),
+        "items": len(found),
+        "made": made,
+        "skipped": len(found) - made - len(failed),
+        "identical": sum(r["sha256"] == r["source_sha256"] for r in good),
+        "failed": failed,
+        "notes": notes,
+    }
 
 
 class Making:
-    """Media of tokens, one after another; of several models' tokens, the decoder of the last one is kept."""
+    """Media of tokens, one after another; of several models' tokens, the decoder of the last one is
+    kept."""
 
-    def __init__(self, source: Path, frontend: str | None, model: str | None, device: str | None, dtype: str | None,
-                 trust_remote_code: bool):
+    def __init__(
+        self,
+        source: Path,
+        frontend: str | None,
+        model: str | None,
+        device: str | None,
+        dtype: str | None,
+        trust_remote_code: bool,
+    ):
         self.source, self.weights, self.notes, self.files = source, None, [], Members(source)
-        self.said = {"frontend": frontend, "model": model, "device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        self.said = {
+            "frontend": frontend,
+            "model": model,
+            "device": device,
+            "dtype": dtype,
+            "trust_remote_code": trust_remote_code,
+        }
         self._key, self._decoder = None, None
 
     def prepare(self, rows: list[Row]) -> None:
-        """Loads what the first item needs, so that what does not fit is said before anything is written."""
+        """Loads what the first item needs, so that what does not fit is said before anything is
+        written."""
         problem = None
         for row in rows:
             if row["status"] == "ok":
@@ -153,9 +215,17 @@ class Making:
         return self._decoder
 
     def make(self, row: Row, out: Path) -> Row:
-        """The new row of an item whose medium, further files and sidecar are in ``out`` then; one that failed says why."""
+        """The new row of an item whose medium, further files and sidecar are in ``out`` then; one
+        that failed says why."""
         base = stripped(row)
-        failed = lambda error: {**base, "file": None, "sha256": None, "bytes": None, "status": "failed", "error": error}
+        failed = lambda error: {
+            **base,
+            "file": None,
+            "sha256": None,
+            "bytes": None,
+            "status": "failed",
+            "error": error,
+        }
         try:
             stored = self.tokens(row)
         except GenError as problem:
@@ -182,56 +252,95 @@ class Making:
             for further in also:
                 (out / further).unlink(missing_ok=True)
             return failed(f"could not be saved: {describe(problem)}")
-        new = {**base, "file": name, "sha256": sha256(out / name), "bytes": (out / name).stat().st_size, **({"also": also} if also else {}),
-               "decoded_with": {k: v for k, v in decoder.facts.items() if v is not None}, "source_sha256": row["sha256"]}  # fmt: skip
+        new = {
+            **base,
+            "file": name,
+            "sha256": sha256(out / name),
+            "bytes": (out / name).stat().st_size,
+            **({"also": also} if also else {}),
+            "decoded_with": {k: v for k, v in decoder.facts.items() if v is not None},
+            "source_sha256": row["sha256"],
+        }
         about = {k: v for k, v in new.items() if k not in RUNTIME}
-        put_text(out / f"{Path(name).stem}.json", json.dumps({**about, "job": recipe}, ensure_ascii=False, indent=1) + "\n")
+        put_text(
+            out / f"{Path(name).stem}.json",
+            json.dumps({**about, "job": recipe}, ensure_ascii=False, indent=1) + "\n",
+        )
         return new
 
 
-def require_tokens(source: Path, plan: dict[str, Any], rows: list[Row], frontend: str | None) -> None:
-    """Raises ``GenError`` if there is nothing to decode, or if one frontend is named for media of several modalities."""
+def require_tokens(
+    source: Path, plan: dict[str, Any], rows: list[Row], frontend: str | None
+) -> None:
+    """Raises ``GenError`` if there is nothing to decode, or if one frontend is named for media of
+    several modalities."""
     if "decoded_from" in plan:
-        raise GenError(f"{source} was itself decoded, from {plan['decoded_from']['folder']}, and keeps no tokens; decode that folder")
+        raise GenError(
+            f"{source} was itself decoded, from {plan['decoded_from']['folder']}, and keeps no"
+            " tokens; decode that folder"
+        )
     good = [r for r in rows if r["status"] == "ok"]
     if not good:
         raise GenError(f"{source} has no finished items; expected at least one")
     bare = [r for r in good if not r.get("tokens_file")]
     if bare:
-        which = "keeps no tokens" if len(bare) == len(good) else f"keeps no tokens of {len(bare)} items, {bare[0]['id']} first"
-        raise GenError(f"{source} {which}; run the job with tokens: true to be able to decode it again")
+        which = (
+            "keeps no tokens"
+            if len(bare) == len(good)
+            else f"keeps no tokens of {len(bare)} items, {bare[0]['id']} first"
+        )
+        raise GenError(
+            f"{source} {which}; run the job with tokens: true to be able to decode it again"
+        )
     several = sorted({r["modality"] for r in good})
     if frontend is not None and len(several) > 1:
-        raise GenError(f"{source} holds media of {', '.join(several)}, and frontend {frontend} is of one of them; expected a job of one "
-                       "modality")  # fmt: skip
+        raise GenError(
+            f"{source} holds media of {', '.join(several)}, and frontend {frontend} is of one of"
+            " them; expected a job of one modality"
+        )
 
 
 def plan_of(source: Path, plan: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The plan of the folder that is written: the items of the source, and a fingerprint that no job has. The device does not count."""
+    """The plan of the folder that is written: the items of the source, and a fingerprint that no
+    job has. The device does not count."""
     said = {"frontend": "its own", **{k: v for k, v in settings.items() if v is not None}}
     relevant = {**plan["relevant"], "layout": "files", "decoded_with": said}
-    mark = hashlib.sha256(json.dumps([plan["fingerprint"], said], sort_keys=True).encode()).hexdigest()
+    mark = hashlib.sha256(
+        json.dumps([plan["fingerprint"], said], sort_keys=True).encode()
+    ).hexdigest()
     origin = {"folder": str(source.absolute()), "fingerprint": plan["fingerprint"]}
     return {**plan, "fingerprint": mark, "relevant": relevant, "decoded_from": origin, "shards": []}
 
 
 def open_target(out: Path, plan: dict[str, Any], force: bool) -> None:
-    """The folder to write into, with its plan in it. Raises ``GenError`` if it holds anything but this very decoding."""
+    """The folder to write into, with its plan in it. Raises ``GenError`` if it holds anything but
+    this very decoding."""
     if out.exists() and not out.is_dir():
         raise GenError(f"out is {str(out)!r}, which is a file; expected a folder")
     if is_job(out):
         there = read_plan(out)
         if "decoded_from" not in there:
-            raise GenError(f"{out} holds a job of its own; expected a new or empty folder, or one that gen decode wrote")
+            raise GenError(
+                f"{out} holds a job of its own; expected a new or empty folder, or one that gen"
+                " decode wrote"
+            )
         if there["fingerprint"] == plan["fingerprint"] and not force:
             return
         if not force:
-            origin = lambda p: (p["decoded_from"]["folder"], json.dumps(p["relevant"]["decoded_with"], sort_keys=True))
-            raise GenError(f"{out} holds what was decoded from {origin(there)[0]} with {origin(there)[1]}, and now it is {origin(plan)[0]} "
-                           f"with {origin(plan)[1]}; choose another folder, or say --force to replace it")  # fmt: skip
+            origin = lambda p: (
+                p["decoded_from"]["folder"],
+                json.dumps(p["relevant"]["decoded_with"], sort_keys=True),
+            )
+            raise GenError(
+                f"{out} holds what was decoded from {origin(there)[0]} with {origin(there)[1]}, and"
+                f" now it is {origin(plan)[0]} with {origin(plan)[1]}; choose another folder, or"
+                " say --force to replace it"
+            )
         remove_job(out, there)
     elif out.is_dir() and any(not p.name.startswith(TEMPORARY) for p in out.iterdir()):
-        raise GenError(f"{out} is not empty and holds no decoded media; expected a new or empty folder")
+        raise GenError(
+            f"{out} is not empty and holds no decoded media; expected a new or empty folder"
+        )
     write_plan(out, plan)
     if read_plan(out)["fingerprint"] != plan["fingerprint"]:
         raise GenError(f"another decoding began in {out} at the same moment; choose another folder")
@@ -242,14 +351,22 @@ def decode(args: argparse.Namespace) -> int:
     from gen.jobs.progress import for_terminal
 
     how = ("frontend", "model", "device", "dtype", "force", "trust_remote_code")
-    summary = decode_folder(args.folder, args.out, **{k: getattr(args, k) for k in how}, progress=for_terminal())
+    summary = decode_folder(
+        args.folder, args.out, **{k: getattr(args, k) for k in how}, progress=for_terminal()
+    )
     for note in summary["notes"]:
         print(f"gen: {note}", file=sys.stderr)
     good = summary["items"] - len(summary["failed"])
-    print(f"{summary['made']} media made of stored tokens, {summary['skipped']} were there already; "
-          f"{summary['identical']} of {good} equal the originals to the byte")  # fmt: skip
+    print(
+        f"{summary['made']} media made of stored tokens, {summary['skipped']} were there already; "
+        f"{summary['identical']} of {good} equal the originals to the byte"
+    )
     print(f"gallery: {summary['gallery']}")
     if summary["failed"]:
         first = summary["failed"][0]
-        print(f"gen: {len(summary['failed'])} of {summary['items']} items failed ({first['id']}: {first['error']})", file=sys.stderr)
+        print(
+            f"gen: {len(summary['failed'])} of {summary['items']} items failed ({first['id']}:"
+            f" {first['error']})",
+            file=sys.stderr,
+        )
     return 1 if summary["failed"] else 0

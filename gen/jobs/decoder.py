@@ -1,8 +1,10 @@
-"""From stored tokens to media: the frontend, the space of the model's ids, and what lays an edit over what it started from.
+"""From stored tokens to media: the frontend, the space of the model's ids, and what lays an edit
+over what it started from.
 
-A `Decoder` serves the tokens of one model. It does with them what the pipeline did after sampling, in the same order, so that with the
-same frontend, type and device the media are the same bit for bit. Of gen's own models only the config is read; a published checkpoint
-is loaded whole, since its frontend is a part of it.
+A `Decoder` serves the tokens of one model. It does with them what the pipeline did after sampling,
+in the same order, so that with the same frontend, type and device the media are the same bit for
+bit. Of gen's own models only the config is read; a published checkpoint is loaded whole, since its
+frontend is a part of it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,23 @@ from gen.lengths import settled
 from gen.models.loading import locate, zoo
 from gen.pipeline import Pipeline
 
-FITTING = ("modality", "kind", "codebook_sizes", "channels", "compression", "grid", "rate")  # what codes and media have of a frontend
-KEY = ("modality", "model", "model_options", "dtype", "device", "frontend")  # tokens that share these share a decoder
+FITTING = (
+    "modality",
+    "kind",
+    "codebook_sizes",
+    "channels",
+    "compression",
+    "grid",
+    "rate",
+)  # what codes and media have of a frontend
+KEY = (
+    "modality",
+    "model",
+    "model_options",
+    "dtype",
+    "device",
+    "frontend",
+)  # tokens that share these share a decoder
 
 
 def decoder_key(meta: dict[str, Any]) -> tuple[str, ...]:
@@ -28,60 +45,110 @@ def decoder_key(meta: dict[str, Any]) -> tuple[str, ...]:
 
 
 class Decoder:
-    """``folder``: of the job, where media that items started from may lie. ``frontend``: another one, by zoo name or folder; ``model``,
-    ``device``, ``dtype``: in place of those the tokens were made with.
+    """``folder``: of the job, where media that items started from may lie. ``frontend``: another
+    one, by zoo name or folder; ``model``, ``device``, ``dtype``: in place of those the tokens were
+    made with.
 
     ``note``: what is to be said about it, or nothing. Raises ``GenError`` if anything does not fit.
     """
 
-    def __init__(self, meta: dict[str, Any], folder: Path, *, frontend: str | None = None, model: str | None = None,
-                 device: str | None = None, dtype: str | None = None, trust_remote_code: bool = False):
+    def __init__(
+        self,
+        meta: dict[str, Any],
+        folder: Path,
+        *,
+        frontend: str | None = None,
+        model: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        trust_remote_code: bool = False,
+    ):
         self.folder, made = folder, meta["frontend"]
-        options = {k: v for k, v in meta["model_options"].items() if k != "trust_remote_code"}  # a file cannot allow this, only the user
+        options = {
+            k: v for k, v in meta["model_options"].items() if k != "trust_remote_code"
+        }  # a file cannot allow this, only the user
         if meta["model_options"].get("trust_remote_code") and not trust_remote_code:
-            raise GenError(f"the tokens were made by {meta['model']} with trust_remote_code; say --trust-remote-code to run its code again")
+            raise GenError(
+                f"the tokens were made by {meta['model']} with trust_remote_code; say"
+                " --trust-remote-code to run its code again"
+            )
         if trust_remote_code:
             options["trust_remote_code"] = True
         name = model or meta["model"]
         named = None if name in zoo() else name
-        self.pipe = Pipeline(meta["modality"], named, device=device or meta["device"], dtype=dtype or meta["dtype"], **options)
+        self.pipe = Pipeline(
+            meta["modality"],
+            named,
+            device=device or meta["device"],
+            dtype=dtype or meta["dtype"],
+            **options,
+        )
         binding, self.own = self.pipe.binding(name)
         self.space = binding.space
         facts = facts_of(self.own)
         if facts["digest"] != made.get("digest"):
-            raise GenError(f"the frontend of {name} has codebook {facts['digest']}, the tokens were made with {made.get('digest')} "
-                           f"({made.get('name')}); say with --model where the model they were made with lies now"
-                           f"{', or leave --dtype out: another type may round it' * (dtype not in (None, meta['dtype']))}")  # fmt: skip
+            differs = dtype not in (None, meta["dtype"])
+            other_dtype = ", or leave --dtype out: another type may round it" * differs
+            raise GenError(
+                f"the frontend of {name} has codebook {facts['digest']}, the tokens were made with"
+                f" {made.get('digest')} "
+                f"({made.get('name')}); say with --model where the model they were made with"
+                " lies now" + other_dtype
+            )
         self.frontend, self.name, self.note = self.own, str(made.get("name")), ""
         if frontend is not None:
             self.frontend, self.name = self._other(frontend), frontend
             other = facts_of(self.frontend)
             require_fit(other, facts, frontend, str(made.get("name")))
             if other["digest"] != facts["digest"]:
-                self.note = (f"frontend {frontend} has codebook {other['digest']}, the tokens were made with {facts['digest']} "
-                             f"({made.get('name')}): it reads them as if they were its own, as asked for")  # fmt: skip
+                self.note = (
+                    f"frontend {frontend} has codebook {other['digest']}, the tokens were made with"
+                    f" {facts['digest']} ({made.get('name')}): it reads them as if they were its"
+                    " own, as asked for"
+                )
             facts = other
-        self.facts = {"frontend": self.name, "digest": facts["digest"], "weights": frontend and weights_of(frontend),
-                      "dtype": str(self.pipe.dtype).removeprefix("torch."), "device": str(self.pipe.device)}  # fmt: skip
+        self.facts = {
+            "frontend": self.name,
+            "digest": facts["digest"],
+            "weights": frontend and weights_of(frontend),
+            "dtype": str(self.pipe.dtype).removeprefix("torch."),
+            "device": str(self.pipe.device),
+        }
         self._overlay: tuple[Any, Callable[[Any], Any]] = (None, lambda media: media)
 
     def _other(self, name: str) -> Any:
         where, modality = locate(name, "frontend"), self.pipe.modality
         if not hasattr(modality, "checkpoint"):
-            return modality.frontend("latents" if self.space.channels else "codes", self.pipe.device, self.pipe.frontend_dtype, where)
+            return modality.frontend(
+                "latents" if self.space.channels else "codes",
+                self.pipe.device,
+                self.pipe.frontend_dtype,
+                where,
+            )
         if not hasattr(type(self.own), "from_pretrained"):
-            raise GenError(f"frontend {name} cannot take the place of a {type(self.own).__name__}, which is no folder of its own")
+            raise GenError(
+                f"frontend {name} cannot take the place of a {type(self.own).__name__}, which is no"
+                " folder of its own"
+            )
         return type(self.own).from_pretrained(where, self.pipe.device, self.own.fingerprint.dtype)
 
     def medium(self, stored: StoredTokens) -> Any:
-        """The medium of an item's tokens. Raises ``GenError`` for tokens of another space, and for an edit that cannot be made again."""
+        """The medium of an item's tokens. Raises ``GenError`` for tokens of another space, and for
+        an edit that cannot be made again."""
         meta, modality, space = stored.meta, self.pipe.modality, self.space
-        if stored.tokens.shape != (shape := (space.length, *[space.channels] * bool(space.channels))):
-            raise GenError(f"the tokens have shape {tuple(stored.tokens.shape)}; expected {shape}, the places of model {meta['model']}")
+        if stored.tokens.shape != (
+            shape := (space.length, *[space.channels] * bool(space.channels))
+        ):
+            raise GenError(
+                f"the tokens have shape {tuple(stored.tokens.shape)}; expected {shape}, the places"
+                f" of model {meta['model']}"
+            )
         condition = modality.ground(modality.condition(meta["prompt"]), meta["seed"])
         if str(condition) != meta["condition"]:
-            raise GenError(f"the prompt and the seed say {str(condition)!r}, the medium was made for {meta['condition']!r}; it cannot be "
-                           "made again")  # fmt: skip
+            raise GenError(
+                f"the prompt and the seed say {str(condition)!r}, the medium was made for"
+                f" {meta['condition']!r}; it cannot be made again"
+            )
         overlay = self._lay_over(meta["start"])
         if "frames" in meta["start"]:
             space = modality.lasting(meta["start"]["frames"], self.own, space)
@@ -91,27 +158,40 @@ class Decoder:
         return overlay(modality.complete(self.pipe.decode(tokens, space, self.frontend), condition))
 
     def _lay_over(self, start: dict[str, Any]) -> Callable[[Any], Any]:
-        """What lays an edited medium over its source; the last one is kept, since the items of an edit follow one another."""
+        """What lays an edited medium over its source; the last one is kept, since the items of an
+        edit follow one another."""
         if "source" not in start:
             return lambda media: media
         if self._overlay[0] != start:
-            source, where = self._given(start, "source"), self._given(start, "mask") if "mask" in start else start["span"]
+            source, where = (
+                self._given(start, "source"),
+                (self._given(start, "mask") if "mask" in start else start["span"]),
+            )
             self._overlay = start, self.pipe.modality.edit(source, where, self.own, self.space)[1]
         return self._overlay[1]
 
     def _given(self, start: dict[str, Any], key: str) -> Any:
-        """A medium that the item started from: a text, or a file that is still the same, where it lay or in the job's own folder."""
+        """A medium that the item started from: a text, or a file that is still the same, where it
+        lay or in the job's own folder."""
         said = start[key]
         if "text" in said:
             return said["text"]
         if "path" not in said:
-            raise GenError(f"the edit cannot be made again: its {key} was a {said.get('unsaved')} in memory, and no file")
+            raise GenError(
+                f"the edit cannot be made again: its {key} was a {said.get('unsaved')} in memory,"
+                " and no file"
+            )
         places = [Path(said["path"]), self.folder / INPUTS / Path(said["path"]).name]
         path = next((p for p in places if p.is_file()), None)
         if path is None:
-            raise GenError(f"the edit cannot be made again: its {key} {said['path']} is not there any more")
+            raise GenError(
+                f"the edit cannot be made again: its {key} {said['path']} is not there any more"
+            )
         if sha256(path) != said["sha256"]:
-            raise GenError(f"the edit cannot be made again: its {key} {path} is another file now (its sha256 differs)")
+            raise GenError(
+                f"the edit cannot be made again: its {key} {path} is another file now (its sha256"
+                " differs)"
+            )
         return path
 
 
@@ -119,12 +199,15 @@ def require_fit(new: dict[str, Any], old: dict[str, Any], name: str, made_with: 
     """Raises ``GenError`` for a frontend that takes other codes, or makes media of another size."""
     for key in FITTING:
         if new.get(key) != old.get(key):
-            raise GenError(f"frontend {name} has {key} {new.get(key)}; expected {old.get(key)}, as the one that the tokens were made with "
-                           f"({made_with})")  # fmt: skip
+            raise GenError(
+                f"frontend {name} has {key} {new.get(key)}; expected {old.get(key)}, as the one"
+                f" that the tokens were made with ({made_with})"
+            )
 
 
 def weights_of(name: str) -> str:
-    """A name for all that a frontend's folder holds, so that one that was trained further is not taken for the same."""
+    """A name for all that a frontend's folder holds, so that one that was trained further is not
+    taken for the same."""
     where, digest = locate(name, "frontend"), hashlib.sha256()
     for path in sorted(Path(where).glob("*")) if isinstance(where, Path) else ():
         if path.suffix in (".json", ".safetensors", ".pth", ".bin", ".pt"):

@@ -1,8 +1,10 @@
-"""Rows of input: a prompt each, with what that row alone says (a seed, a knob, a medium to start from, data to carry along).
+"""Rows of input: a prompt each, with what that row alone says (a seed, a knob, a medium to start
+from, data to carry along).
 
-Rows come from a list in a job, from any Python iterable, or from a file (see `gen.config.files` for the formats), and the same rows
-are the same input wherever they came from. A wrong row of a list is refused at once. A wrong row of a file does not stop the
-others: it keeps its place and says in ``error`` what is wrong with it, and where.
+Rows come from a list in a job, from any Python iterable, or from a file (see `gen.config.files` for
+the formats), and the same rows are the same input wherever they came from. A wrong row of a list is
+refused at once. A wrong row of a file does not stop the others: it keeps its place and says in
+``error`` what is wrong with it, and where.
 """
 
 from __future__ import annotations
@@ -18,16 +20,21 @@ from gen.config.trees import canonical, law_knobs, plain
 from gen.errors import GenError, bad_value, unknown
 from gen.start import MEDIA, START
 
-ROW_NODES = ("sampler", "law", "meta")  # keys with keys of their own, which may also be written as sampler.window
+ROW_NODES = (
+    "sampler",
+    "law",
+    "meta",
+)  # keys with keys of their own, which may also be written as sampler.window
 ROW_KEYS = ("prompt", "id", "seed", "num_samples", *START, *ROW_NODES)
 LONGEST = 400  # characters of a message about one row
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ``line``: of a file, from 1; in a list, its index. ``sampler`` and ``law``: knobs of this row over those of its entry;
-    ``start``: those of source, mask, span, prefix and frames that it says, with absolute paths. ``error``: why it cannot be made.
-    ``raw``: the text of a row that could not be read, ``None`` for any other."""
+    """One row. ``line``: of a file, from 1; in a list, its index. ``sampler`` and ``law``: knobs of
+    this row over those of its entry; ``start``: those of source, mask, span, prefix and frames that
+    it says, with absolute paths. ``error``: why it cannot be made. ``raw``: the text of a row that
+    could not be read, ``None`` for any other."""
 
     prompt: str
     line: int
@@ -45,16 +52,23 @@ class Row:
         """What a file would say for this row."""
         said = (("id", self.id), ("seed", self.seed), ("num_samples", self.num_samples))
         nodes = (("sampler", self.sampler), ("law", self.law), ("meta", self.meta))
-        return {"prompt": self.prompt, **{k: v for k, v in said if v is not None}, **self.start, **{k: v for k, v in nodes if v}}
+        return {
+            "prompt": self.prompt,
+            **{k: v for k, v in said if v is not None},
+            **self.start,
+            **{k: v for k, v in nodes if v},
+        }
 
 
-# ------------------------------------------------------------------------------------------------------ where rows come from
+# --- where rows come from
 
 
 def iter_rows(path: str | Path) -> Iterator[Row]:
-    """The rows of a .txt, .jsonl, .csv or .parquet file, one at a time; wrong ones with an ``error``.
+    """The rows of a .txt, .jsonl, .csv or .parquet file, one at a time; wrong ones with an
+    ``error``.
 
-    Raises ``GenError`` where the file as a whole is of no use: an unknown extension, a header with an unknown column, no row at all.
+    Raises ``GenError`` where the file as a whole is of no use: an unknown extension, a header with
+    an unknown column, no row at all.
     """
     from gen.config.files import read_values
 
@@ -69,19 +83,30 @@ def iter_rows(path: str | Path) -> Iterator[Row]:
             row = parse_row(got, line, path.parent)
         except GenError as problem:
             told = got if isinstance(got, Mapping) else {"prompt": got}
-            text = lambda key, told=told: told[key] if isinstance(told.get(key), str) and _writable(told[key]) else None
-            yield Row(text("prompt") or "", line, text("id"), error=located(path, line, problem), raw=raw)
+            text = lambda key, told=told: (
+                told[key] if isinstance(told.get(key), str) and _writable(told[key]) else None
+            )
+            yield Row(
+                text("prompt") or "", line, text("id"), error=located(path, line, problem), raw=raw
+            )
             continue
         if row.id is not None and first.setdefault(row.id, line) != line:
-            row = replace(row, error=located(path, line, f"id {row.id!r} comes a second time; line {first[row.id]} has it already"))
+            row = replace(
+                row,
+                error=located(
+                    path,
+                    line,
+                    f"id {row.id!r} comes a second time; line {first[row.id]} has it already",
+                ),
+            )
         yield row
     if empty:
         raise GenError(f"{path} is empty; expected at least one prompt")
 
 
 def inline_rows(prompts: Any, base: Path, where: str) -> list[str | dict[str, Any]]:
-    """A list or iterable of texts and mappings, read once and checked: texts as they are, mappings with nested knobs and absolute
-    paths. Raises ``GenError`` for a row that is wrong."""
+    """A list or iterable of texts and mappings, read once and checked: texts as they are, mappings
+    with nested knobs and absolute paths. Raises ``GenError`` for a row that is wrong."""
     prompts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
         raise bad_value("prompts", prompts, "at least one prompt", where)
@@ -89,11 +114,18 @@ def inline_rows(prompts: Any, base: Path, where: str) -> list[str | dict[str, An
     first: dict[str, int] = {}
     for i, got in enumerate(prompts):
         if not isinstance(got, Mapping) and (not isinstance(got, str) or not got.strip()):
-            raise bad_value(f"prompts.{i}", got, "a text that is not empty (quote it if YAML reads it otherwise)", where)
+            raise bad_value(
+                f"prompts.{i}",
+                got,
+                "a text that is not empty (quote it if YAML reads it otherwise)",
+                where,
+            )
         try:
             row = parse_row(got, i, base)
             if row.id is not None and first.setdefault(row.id, i) != i:
-                raise GenError(f"id {row.id!r} comes a second time; prompts.{first[row.id]} has it already")
+                raise GenError(
+                    f"id {row.id!r} comes a second time; prompts.{first[row.id]} has it already"
+                )
         except GenError as error:
             raise GenError(f"prompts.{i} in {where}: {error}") from None
         tree = row.tree()
@@ -110,7 +142,8 @@ def listed_rows(prompts: Iterable[str | Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """As JSONL that reads back as the same rows. Raises ``GenError`` for a row with an error, since its text is not all here."""
+    """As JSONL that reads back as the same rows. Raises ``GenError`` for a row with an error, since
+    its text is not all here."""
     from gen.jobs.ledger import put
 
     def write(temporary: Path) -> None:
@@ -129,11 +162,12 @@ def located(path: Path, line: int, problem: object) -> str:
     return f"{path.name}, {'row' if path.suffix.lower() == '.parquet' else 'line'} {line}: {text}"
 
 
-# ------------------------------------------------------------------------------------------------------ one row
+# --- one row
 
 
 def parse_row(got: Any, line: int, base: Path) -> Row:
-    """A text or a mapping as a row; paths are relative to ``base``. Raises ``GenError`` with what is wrong, not where."""
+    """A text or a mapping as a row; paths are relative to ``base``. Raises ``GenError`` with what
+    is wrong, not where."""
     if isinstance(got, str):
         got = {"prompt": got}
     if not isinstance(got, (dict, Mapping)):
@@ -148,9 +182,20 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
         _check_types(v)
     start = {k: str((base / v[k]).absolute()) if k in MEDIA else v[k] for k in START if k in v}
     nodes = {k: plain(v[k]) for k in ROW_NODES if v.get(k)}
-    row = Row(prompt, line, None if v.get("id") is None else str(v["id"]), v.get("seed"), v.get("num_samples"), start=start, **nodes)
+    row = Row(
+        prompt,
+        line,
+        None if v.get("id") is None else str(v["id"]),
+        v.get("seed"),
+        v.get("num_samples"),
+        start=start,
+        **nodes,
+    )
     if not _writable(prompt if len(v) == 1 else row.tree()):
-        raise GenError("the row holds what JSON in UTF-8 cannot (NaN, half of a surrogate pair, or an object that is no plain data)")
+        raise GenError(
+            "the row holds what JSON in UTF-8 cannot (NaN, half of a surrogate pair, or an object"
+            " that is no plain data)"
+        )
     return row
 
 
@@ -174,7 +219,10 @@ def nested(got: Mapping[str, Any]) -> dict[str, Any]:
                 raise GenError(f"{head}.{inner} is given twice")
             node[str(inner)] = one
     if "name" in out.get("sampler", ()):
-        raise GenError("sampler.name is given; expected knobs only (the sampler is the same for all rows of an entry)")
+        raise GenError(
+            "sampler.name is given; expected knobs only (the sampler is the same for all rows of an"
+            " entry)"
+        )
     known = law_knobs() if "law" in out else ()
     for knob in out.get("law", ()):
         if knob not in known:
@@ -186,7 +234,11 @@ def _check_types(v: Mapping[str, Any]) -> None:
     whole = lambda x: isinstance(x, int) and not isinstance(x, bool)
     for key, least in (("seed", 0), ("num_samples", 1), ("frames", 1)):
         if key in v and (not whole(v[key]) or v[key] < least or v[key] >= 2**62):
-            raise bad_value(key, v[key], f"an integer of at least {least}" + (" and below 2**62" if key == "seed" else ""))
+            raise bad_value(
+                key,
+                v[key],
+                f"an integer of at least {least}" + (" and below 2**62" if key == "seed" else ""),
+            )
     if "id" in v and not whole(v["id"]) and (not isinstance(v["id"], str) or not v["id"].strip()):
         raise bad_value("id", v["id"], "a text that is not empty")
     for key in MEDIA:
@@ -198,19 +250,23 @@ def _check_types(v: Mapping[str, Any]) -> None:
 
 def _writable(tree: Any) -> bool:
     try:
-        (tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, allow_nan=False)).encode()
+        (
+            tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, allow_nan=False)
+        ).encode()
     except (TypeError, ValueError, RecursionError):
         return False
     return True
 
 
-# ------------------------------------------------------------------------------------------------------ all rows
+# --- all rows
 
 
 @dataclass(frozen=True)
 class Census:
-    """What one look at all rows tells. ``first``: by every distinct set of knobs and starts, the first row that says it (of rows
-    without an error); ``error``: of the first row that has one. Rows that say neither are one such set."""
+    """What one look at all rows tells. ``first``: by every distinct set of knobs and starts, the
+    first row that says it (of rows without an error); ``error``: of the first row that has one.
+    Rows that say neither are one such set.
+    """
 
     rows: int
     sha256: str
@@ -220,7 +276,8 @@ class Census:
 
 
 def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None) -> Census:
-    """Reads the rows once and keeps none but those of ``first``. ``content``: the digest of a file, for media to start from."""
+    """Reads the rows once and keeps none but those of ``first``. ``content``: the digest of a file,
+    for media to start from."""
     content = content or file_digest
     known: dict[str, str] = {}
     first: dict[str, Row] = {}
@@ -241,8 +298,8 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
 
 
 def rows_digest(rows: Iterable[Row]) -> str:
-    """One sha256 for the same rows in the same order, wherever they come from. A medium to start from counts by its content, a row that
-    could not be read by its text."""
+    """One sha256 for the same rows in the same order, wherever they come from. A medium to start
+    from counts by its content, a row that could not be read by its text."""
     return take_census(rows).sha256
 
 

@@ -1,8 +1,9 @@
 """The structured log of a job: one file of JSON lines per worker, so that nothing interleaves.
 
-A line has ``time`` (wall clock, for people), ``elapsed`` (seconds of a steady clock since the worker began, for arithmetic),
-``worker`` and ``event``, then what the event says. The first line of every run is ``start`` and says what made the rest. A log that
-cannot be written is noted once on stderr and dropped: no job ends because of it.
+A line has ``time`` (wall clock, for people), ``elapsed`` (seconds of a steady clock since the
+worker began, for arithmetic), ``worker`` and ``event``, then what the event says. The first line of
+every run is ``start`` and says what made the rest. A log that cannot be written is noted once on
+stderr and dropped: no job ends because of it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Event = dict[str, Any]
 
 
 class JobLog:
-    """The log of one ``worker``, in ``folder/logs``. Opening it writes ``start``, with ``about`` added (such as ``device``).
+    """The log of one ``worker``, in ``folder/logs``. Opening it writes ``start``, with ``about``
+    added (such as ``device``).
 
     Any thread may call `event`: a line is one write to a file that is open for appending.
     """
@@ -37,23 +39,43 @@ class JobLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)
-            if self._file.tell() and _last_byte(self.path) != b"\n":  # a crash in the middle of a line
+            if (
+                self._file.tell() and _last_byte(self.path) != b"\n"
+            ):  # a crash in the middle of a line
                 self._write(b"\n")
         except OSError as error:
             self._drop(error)
-        self.event("start", gen=installed("gen-toolkit"), torch=installed("torch"), python=platform.python_version(), commit=source_commit(),
-                   host=socket.gethostname(), pid=os.getpid(), argv=list(sys.argv), **{"device": None, **about})  # fmt: skip
+        self.event(
+            "start",
+            gen=installed("gen-toolkit"),
+            torch=installed("torch"),
+            python=platform.python_version(),
+            commit=source_commit(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            argv=list(sys.argv),
+            **{"device": None, **about},
+        )
 
     def event(self, event: str, **about: Any) -> None:
-        """Write one line now. Values that JSON does not know are written as their text, and infinities and NaN as null."""
+        """Write one line now. Values that JSON does not know are written as their text, and
+        infinities and NaN as null."""
         if self._file is None:
             return
-        head = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "elapsed": round(time.monotonic() - self._began, 3),
-                "worker": self.worker, "event": event}  # fmt: skip
+        head = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "elapsed": round(time.monotonic() - self._began, 3),
+            "worker": self.worker,
+            "event": event,
+        }
         try:
-            text = json.dumps({**head, **{k: _plain(v) for k, v in about.items()}}, ensure_ascii=False)
+            text = json.dumps(
+                {**head, **{k: _plain(v) for k, v in about.items()}}, ensure_ascii=False
+            )
             self._write(text.encode("utf-8", "backslashreplace") + b"\n")
-        except Exception as error:  # whatever a caller passes and whatever a disk does: the job goes on
+        except (
+            Exception
+        ) as error:  # whatever a caller passes and whatever a disk does: the job goes on
             self._drop(error)
 
     def close(self) -> None:
@@ -68,8 +90,12 @@ class JobLog:
     def _drop(self, error: BaseException) -> None:
         self.close()
         try:
-            print(f"gen: {self.path} cannot be written ({getattr(error, 'strerror', None) or error}); the job goes on without this log",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"gen: {self.path} cannot be written ({getattr(error, 'strerror', None) or error});"
+                " the job goes on without this log",
+                file=sys.stderr,
+                flush=True,
+            )
         except (OSError, ValueError, AttributeError):  # no stderr either
             pass
 
@@ -81,19 +107,25 @@ class JobLog:
 
 
 def read_log(folder: str | Path) -> list[Event]:
-    """The events of all workers in the order of time; those of one worker always in the order in which it wrote them."""
+    """The events of all workers in the order of time; those of one worker always in the order in
+    which it wrote them."""
     found: list[tuple[str, Event]] = []
     for path in _files(Path(folder)):
         latest = ""
         for event in _events(_bytes(path)):
-            latest = max(latest, str(event.get("time", "")))  # a clock set back does not reorder a worker's own lines
+            latest = max(
+                latest, str(event.get("time", ""))
+            )  # a clock set back does not reorder a worker's own lines
             found.append((latest, event))
     return [event for _, event in sorted(found, key=lambda pair: pair[0])]
 
 
-def recent(folder: str | Path, wanted: Callable[[str, float], bool] = lambda *_: True, most: int = 1 << 17) -> dict[str, list[Event]]:
-    """Per worker, the events of its last run within the last ``most`` bytes of its log. ``wanted(worker, written)`` says which logs are
-    worth reading; ``written``: when that was last, as ``st_mtime``."""
+def recent(
+    folder: str | Path, wanted: Callable[[str, float], bool] = lambda *_: True, most: int = 1 << 17
+) -> dict[str, list[Event]]:
+    """Per worker, the events of its last run within the last ``most`` bytes of its log.
+    ``wanted(worker, written)`` says which logs are worth reading; ``written``: when that was last,
+    as ``st_mtime``."""
     found = {}
     for path in _files(Path(folder)):
         try:
@@ -119,7 +151,8 @@ def file_name(worker: str) -> str:
 
 
 def source_commit(source: Path | None = None) -> str | None:
-    """The git commit of gen's source, if it runs from a checkout. Read from ``.git``: no program is run."""
+    """The git commit of gen's source, if it runs from a checkout. Read from ``.git``: no program is
+    run."""
     root = Path(__file__).resolve().parents[2] if source is None else source
     try:
         git = root / ".git"
@@ -129,7 +162,11 @@ def source_commit(source: Path | None = None) -> str | None:
         if not head.startswith("ref:"):
             return _commit(head)
         name = head.removeprefix("ref:").strip()
-        common = (git / (git / "commondir").read_text().strip()).resolve() if (git / "commondir").is_file() else git
+        common = (
+            (git / (git / "commondir").read_text().strip()).resolve()
+            if (git / "commondir").is_file()
+            else git
+        )
         for place in (git, common):
             if (place / name).is_file():
                 return _commit((place / name).read_text().strip())
@@ -139,7 +176,7 @@ def source_commit(source: Path | None = None) -> str | None:
         return None
 
 
-# ------------------------------------------------------------------------------------------------------ small parts
+# --- small parts
 
 
 def _commit(text: str) -> str | None:

@@ -1,12 +1,15 @@
 """The job folder: what counts as done, and how a file gets into the folder whole or not at all.
 
-The order of a commit: media under a temporary name, fsync, rename, fsync of the folder, then one line of a journal, fsynced. The line
-is the commit of an item. A crash at any point leaves a temporary file (removed later), a media file without a line (made again, same
-name), or a torn last line (dropped). Every worker has journals of its own, one per shard, so nobody waits for anybody and nothing
-interleaves; ``manifest.jsonl`` is what they come to, replaced in one step, in the order of the plan.
+The order of a commit: media under a temporary name, fsync, rename, fsync of the folder, then one
+line of a journal, fsynced. The line is the commit of an item. A crash at any point leaves a
+temporary file (removed later), a media file without a line (made again, same name), or a torn last
+line (dropped). Every worker has journals of its own, one per shard, so nobody waits for anybody and
+nothing interleaves; ``manifest.jsonl`` is what they come to, replaced in one step, in the order of
+the plan.
 
-Where several lines speak of one item, the one with the highest ``attempt`` counts, and among those ``due``, which says that the
-item is to be made again, before ``ok`` before ``failed``. So retrying and mending are lines as well, and no line is ever taken back.
+Where several lines speak of one item, the one with the highest ``attempt`` counts, and among those
+``due``, which says that the item is to be made again, before ``ok`` before ``failed``. So retrying
+and mending are lines as well, and no line is ever taken back.
 """
 
 from __future__ import annotations
@@ -26,16 +29,28 @@ from typing import Any
 from gen.errors import GenError
 from gen.jobs.claims import is_dead, worker_name
 
-MANIFEST, CONFIG, PLAN, CHECK, GALLERY = "manifest.jsonl", "config.yaml", "plan.json", "check.json", "index.html"
+MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
+    "manifest.jsonl",
+    "config.yaml",
+    "plan.json",
+    "check.json",
+    "index.html",
+)
 TRACES, INPUTS, LOGS, SHARDS, WORK, CLAIMS = "traces", "inputs", "logs", "shards", "_work", "claims"
 TEMPORARY = ".tmp-"
-RUNTIME = ("attempt", "seconds", "batch", "worker")  # the fields of a row that differ from run to run
+RUNTIME = (
+    "attempt",
+    "seconds",
+    "batch",
+    "worker",
+)  # the fields of a row that differ from run to run
 RANK = {"failed": 0, "ok": 1, "due": 2}
 Row = dict[str, Any]
 
 
 def slug(text: str, length: int = 40) -> str:
-    """``A small blue ring!`` -> ``a-small-blue-ring``: what every file system takes, cut at a word."""
+    """``A small blue ring!`` -> ``a-small-blue-ring``: what every file system takes, cut at a
+    word."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
     if len(words) > length:
@@ -48,7 +63,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# -------------------------------------------------------------------------------------------------- writing
+# --- writing
 
 
 @contextmanager
@@ -63,7 +78,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def put(path: Path, write: Callable[[Path], object]) -> None:
-    """``write`` makes the file under a temporary name beside ``path``, with the same extension; then it moves there.
+    """``write`` makes the file under a temporary name beside ``path``, with the same extension;
+    then it moves there.
 
     The temporary name says whose it is, so that processes do not touch each other's.
     """
@@ -88,8 +104,8 @@ def _sync(path: Path) -> None:
 
 
 class Puts:
-    """Files that are put together: written one by one, then fsynced side by side, since a disk takes little longer for many than for
-    one, and only then renamed."""
+    """Files that are put together: written one by one, then fsynced side by side, since a disk
+    takes little longer for many than for one, and only then renamed."""
 
     def __init__(self, pool: Executor):
         self._pool, self._files = pool, []
@@ -108,7 +124,9 @@ class Puts:
     def drop(self, first: int = 0) -> None:
         """Forget the files from that one on."""
         while len(self._files) > first:
-            with suppress(OSError):  # a disk that takes nothing any more; what is left is swept later
+            with suppress(
+                OSError
+            ):  # a disk that takes nothing any more; what is left is swept later
                 self._files.pop()[0].unlink()
 
     def commit(self) -> None:
@@ -143,7 +161,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Remove temporary files of processes that are gone, and of this one, which writes nothing else while it sweeps."""
+    """Remove temporary files of processes that are gone, and of this one, which writes nothing else
+    while it sweeps."""
     for left in folder.glob(TEMPORARY + "*"):
         worker = "-".join(left.name.removeprefix(TEMPORARY).split("-")[:3])
         if worker == worker_name() or is_dead(worker):
@@ -197,18 +216,21 @@ def line(row: Row) -> bytes:
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
-# -------------------------------------------------------------------------------------------------- reading
+# --- reading
 
 
 def parse_rows(path: Path) -> list[Row]:
-    """The rows of a file of lines. A torn last line is no row; a broken one elsewhere is an error, since no crash makes one."""
+    """The rows of a file of lines. A torn last line is no row; a broken one elsewhere is an error,
+    since no crash makes one."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     whole = [(number, text) for number, text in enumerate(lines[:-1], 1) if text.strip()]
     try:
-        rows = json.loads(b"[" + b",".join(text for _, text in whole) + b"]")  # all in one go is a third faster
+        rows = json.loads(
+            b"[" + b",".join(text for _, text in whole) + b"]"
+        )  # all in one go is a third faster
     except ValueError:
         rows = [_parsed(text, f"{path}, line {number}") for number, text in whole]
     return [r for r in rows if isinstance(r, dict) and isinstance(r.get("id"), str)]
@@ -218,7 +240,9 @@ def _parsed(text: bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise GenError(f"{where} is no JSON; expected one row per line. Remove that line and resume") from error
+        raise GenError(
+            f"{where} is no JSON; expected one row per line. Remove that line and resume"
+        ) from error
 
 
 def journals(folder: Path, shard: int | None = None) -> list[Path]:
@@ -232,7 +256,11 @@ def tables(folder: Path) -> list[Path]:
 
 def better(new: Row, old: Row | None) -> bool:
     """Whether one line about an item counts more than another."""
-    weight = lambda row: (row.get("attempt") or 0, RANK.get(row.get("status"), 0), "shard_sha256" in row)
+    weight = lambda row: (
+        row.get("attempt") or 0,
+        RANK.get(row.get("status"), 0),
+        "shard_sha256" in row,
+    )
     return old is None or weight(new) > weight(old)
 
 
@@ -246,8 +274,8 @@ def latest(rows: Iterable[Row], into: dict[str, Row] | None = None) -> dict[str,
 
 
 def lines_of(folder: Path) -> dict[str, Row]:
-    """The line that counts of every item, those that say ``due`` among them. Journals are read before what they go into, so that a
-    reader beside a running job misses nothing."""
+    """The line that counts of every item, those that say ``due`` among them. Journals are read
+    before what they go into, so that a reader beside a running job misses nothing."""
     found: dict[str, Row] = {}
     for path in journals(folder):
         latest(parse_rows(path), found)
@@ -257,7 +285,8 @@ def lines_of(folder: Path) -> dict[str, Row]:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Finished items in the order of the plan, one row each: what is in the manifest and what only journals say yet."""
+    """Finished items in the order of the plan, one row each: what is in the manifest and what only
+    journals say yet."""
     rows = [r for r in lines_of(folder).values() if r.get("status") != "due"]
     return sorted(rows, key=lambda r: (r.get("index", 0), r["id"]))
 
@@ -273,15 +302,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The plan of a job. Raises ``GenError`` if the folder holds none, or one that cannot be read."""
+    """The plan of a job. Raises ``GenError`` if the folder holds none, or one that cannot be
+    read."""
     try:
         plan = json.loads((folder / PLAN).read_bytes())
     except FileNotFoundError:
-        raise GenError(f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote") from None
+        raise GenError(
+            f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote"
+        ) from None
     except ValueError as error:
-        raise GenError(f"{folder / PLAN} is no JSON ({error}); a plan is written once and never changed") from error
-    if not isinstance(plan, dict) or not all(k in plan for k in ("fingerprint", "items", "shards", "relevant")):
-        raise GenError(f"{folder / PLAN} is no plan of a job; expected fingerprint, items and shards")
+        raise GenError(
+            f"{folder / PLAN} is no JSON ({error}); a plan is written once and never changed"
+        ) from error
+    if not isinstance(plan, dict) or not all(
+        k in plan for k in ("fingerprint", "items", "shards", "relevant")
+    ):
+        raise GenError(
+            f"{folder / PLAN} is no plan of a job; expected fingerprint, items and shards"
+        )
     return plan
 
 
@@ -303,15 +341,18 @@ def require_job(folder: str | Path) -> Path:
     if not folder.is_dir():
         raise GenError(f"{folder} is no folder; expected one that gen run or gen sample wrote")
     if not is_job(folder):
-        raise GenError(f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote")
+        raise GenError(
+            f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote"
+        )
     return folder
 
 
-# -------------------------------------------------------------------------------------------------- media
+# --- media
 
 
 def inside(folder: Path, row: Row) -> Path | None:
-    """The media file of a row, or its shard, or ``None`` if the row names none in this very folder."""
+    """The media file of a row, or its shard, or ``None`` if the row names none in this very
+    folder."""
     name = row.get("file")
     if not isinstance(name, str) or not name:
         return None
@@ -321,7 +362,9 @@ def inside(folder: Path, row: Row) -> Path | None:
 
 def companions(folder: Path, row: Row) -> list[Path]:
     """The further files of a row's medium, in layout files."""
-    return [] if "member" in row else [folder / Path(str(name)).name for name in row.get("also") or ()]
+    return (
+        [] if "member" in row else [folder / Path(str(name)).name for name in row.get("also") or ()]
+    )
 
 
 def shard_folder(folder: Path, shard: int) -> Path:

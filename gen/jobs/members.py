@@ -1,6 +1,8 @@
-"""The media of rows as files, whatever the layout: a member of a tar is taken out of it for as long as it is needed.
+"""The media of rows as files, whatever the layout: a member of a tar is taken out of it for as long
+as it is needed.
 
-A tar stays open, with its index, until another one is asked for: to open it for every member takes time by the square of their number.
+A tar stays open, with its index, until another one is asked for: to open it for every member takes
+time by the square of their number.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class Members:
 
     @contextmanager
     def path(self, row: Row, name: str | None = None) -> Iterator[Path | None]:
-        """A row's medium, or another file of it (``name``: one of ``also``, or ``tokens_file``); ``None`` where it is not there."""
+        """A row's medium, or another file of it (``name``: one of ``also``, or ``tokens_file``);
+        ``None`` where it is not there."""
         there = inside(self.folder, row)
         if there is None:
             yield None

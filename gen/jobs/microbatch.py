@@ -1,10 +1,13 @@
-"""Microbatches of one sampler: items of about one length together, fewer of them where memory ran out, none of which shows in a medium.
+"""Microbatches of one sampler: items of about one length together, fewer of them where memory ran
+out, none of which shows in a medium.
 
-Where a pipeline puts the next item in the place of one that is done, it is handed several batches at once, so that nobody waits for the
-slowest of a batch; no more than one of them is decoded at a time. One that fails is made again batch by batch, and then item by item.
+Where a pipeline puts the next item in the place of one that is done, it is handed several batches
+at once, so that nobody waits for the slowest of a batch; no more than one of them is decoded at a
+time. One that fails is made again batch by batch, and then item by item.
 
-Every item has draws of its own, so what it becomes does not depend on the microbatch it runs in, but for the last bits of floating
-point. ``deterministic: true`` takes those away too: the microbatches are then those of the plan, whatever is missing.
+Every item has draws of its own, so what it becomes does not depend on the microbatch it runs in,
+but for the last bits of floating point. ``deterministic: true`` takes those away too: the
+microbatches are then those of the plan, whatever is missing.
 """
 
 from __future__ import annotations
@@ -25,8 +28,14 @@ if TYPE_CHECKING:
     from gen.jobs.writer import Work, Writer
 
 MANY = 2000  # rows whose memory is worth giving back
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
-                 "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
+OUT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 class Stopped(Exception):
@@ -38,13 +47,16 @@ class Lost(Exception):
 
 
 class BatchSizes:
-    """How many items fit, by entry and length. What ran out of memory at one length is not tried at a greater one."""
+    """How many items fit, by entry and length. What ran out of memory at one length is not tried at
+    a greater one."""
 
     def __init__(self) -> None:
         self._most: dict[tuple[int, int], int] = {}
 
     def of(self, entry: int, length: int, wanted: int) -> int:
-        return min([wanted, *(n for (e, at), n in self._most.items() if e == entry and at <= length)])
+        return min(
+            [wanted, *(n for (e, at), n in self._most.items() if e == entry and at <= length)]
+        )
 
     def lower(self, entry: int, length: int, tried: int) -> int:
         self._most[entry, length] = max(1, tried // 2)
@@ -60,7 +72,8 @@ class Microbatches:
         self.proven = self.number in worker.proven
 
     def run(self) -> None:
-        """Raises ``Stopped`` if the worker is asked to stop, ``GenError`` or ``OSError`` for what is no matter of one item."""
+        """Raises ``Stopped`` if the worker is asked to stop, ``GenError`` or ``OSError`` for what
+        is no matter of one item."""
         if self.worker.job.run.deterministic:
             size = self.entry.batch_size
             for first in range(0, len(self.works), size):
@@ -69,7 +82,11 @@ class Microbatches:
                     self._fixed(batch)
             return
         sizes = getattr(self.pipe, "sizes", None)
-        lengths = sizes([w.plan for w in self.works], self.entry.sampler) if sizes else [0] * len(self.works)
+        lengths = (
+            sizes([w.plan for w in self.works], self.entry.sampler)
+            if sizes
+            else [0] * len(self.works)
+        )
         buckets: dict[int, list[Work]] = {}
         for work, length in zip(self.works, lengths, strict=True):
             buckets.setdefault(int(length).bit_length(), []).append(work)
@@ -79,8 +96,14 @@ class Microbatches:
     def _queue(self, queue: list[Work], bucket: int) -> None:
         turns = getattr(self.pipe, "turns", None)
         turns = turns(self.entry.sampler) if turns else 1
-        apart = alone = 0  # so many items at the head run batch by batch, or one by one, to find the one that fails
-        refused: list[tuple[Work, GenError]] = []  # what a pipeline refuses may be one prompt, or a value that no item survives
+        apart = alone = (
+            # so many items at the head run batch by batch, or one by one, to find the one that
+            # fails
+            0
+        )
+        refused: list[
+            tuple[Work, GenError]
+        ] = []  # what a pipeline refuses may be one prompt, or a value that no item survives
         while queue:
             size = 1 if alone else self.worker.sizes.of(self.number, bucket, self.entry.batch_size)
             batch = queue[: size if alone or apart else size * turns]
@@ -101,7 +124,9 @@ class Microbatches:
             if out is None and len(batch) > 1:
                 if full and size > 1:
                     less = self.worker.sizes.lower(self.number, bucket, size)
-                    self.worker.progress.note(f"out of memory with {size} items at once; going on with {less}")
+                    self.worker.progress.note(
+                        f"out of memory with {size} items at once; going on with {less}"
+                    )
                     self.worker.log.event("oom", items=size, next=less, length=bucket)
                 elif len(batch) > size > 1:
                     apart = len(batch)
@@ -118,7 +143,8 @@ class Microbatches:
             del queue[: len(batch)]
 
     def _refuse(self, refused: list[tuple[Work, GenError]], proven: bool = False) -> None:
-        """Fails the items that were refused, or raises if not one of the sampler's was ever made."""
+        """Fails the items that were refused, or raises if not one of the sampler's was ever
+        made."""
         self.proven |= proven or "overrides" in refused[0][0].item
         if not self.proven:
             raise refused[0][1]
@@ -129,8 +155,10 @@ class Microbatches:
         """A microbatch of the plan as a whole, of which only what is due is kept."""
         out, error, full = self._generate(batch, len(batch))
         if full:
-            raise GenError(f"out of memory with {len(batch)} items at once ({error}); a deterministic job keeps its microbatches: choose a smaller "
-                           "batch_size and another out folder")  # fmt: skip
+            raise GenError(
+                f"out of memory with {len(batch)} items at once ({error}); a deterministic job"
+                " keeps its microbatches: choose a smaller batch_size and another out folder"
+            )
         if out is not None:
             self.writer.submit(out, batch, keep=self.due)
             return
@@ -144,7 +172,8 @@ class Microbatches:
                 self.writer.submit(out, [work])
 
     def _generate(self, batch: list[Work], size: int) -> tuple[Any, str, bool]:
-        """The output, ``size`` items being decoded at a time, or ``None``, what went wrong, and whether it was memory."""
+        """The output, ``size`` items being decoded at a time, or ``None``, what went wrong, and
+        whether it was memory."""
         if self.worker.stop():
             raise Stopped
         if self.writer.lost:
@@ -153,24 +182,46 @@ class Microbatches:
         worker.progress.batch(batch[0].label, size)
         out, error, full = None, "", False
         try:
-            out = self.pipe.generate([w.plan for w in batch], dict(self.entry.sampler), dict(self.entry.law),
-                                     trace=any(w.trace for w in batch), callback=worker.progress.step, start=self.entry.start, at_most=size)  # fmt: skip
+            out = self.pipe.generate(
+                [w.plan for w in batch],
+                dict(self.entry.sampler),
+                dict(self.entry.law),
+                trace=any(w.trace for w in batch),
+                callback=worker.progress.step,
+                start=self.entry.start,
+                at_most=size,
+            )
         except (GenError, OSError):
             raise  # a wrong value or a broken disk, not a matter of one item
         except Exception as problem:  # what a model may raise is open
             full, error = is_out_of_memory(problem), describe(problem)
-        if out is None and full:  # here, not in the handler: its traceback would keep the tensors alive
+        if (
+            out is None and full
+        ):  # here, not in the handler: its traceback would keep the tensors alive
             free_memory()
         said = {"error": error} if out is None else {"nfe": sum(s.nfe for s in out.stats)}
-        worker.log.event("batch", shard=self.writer.shard, items=len(batch), seconds=round(time.monotonic() - began, 4), sampler=batch[0].label, **said)
+        worker.log.event(
+            "batch",
+            shard=self.writer.shard,
+            items=len(batch),
+            seconds=round(time.monotonic() - began, 4),
+            sampler=batch[0].label,
+            **said,
+        )
         return out, error, full
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
     torch = sys.modules.get("torch")
-    if isinstance(problem, MemoryError) or torch is not None and isinstance(problem, torch.OutOfMemoryError):
+    if (
+        isinstance(problem, MemoryError)
+        or torch is not None
+        and isinstance(problem, torch.OutOfMemoryError)
+    ):
         return True
-    return isinstance(problem, RuntimeError) and any(mark.lower() in str(problem).lower() for mark in OUT_OF_MEMORY)
+    return isinstance(problem, RuntimeError) and any(
+        mark.lower() in str(problem).lower() for mark in OUT_OF_MEMORY
+    )
 
 
 def free_memory() -> None:
@@ -181,8 +232,9 @@ def free_memory() -> None:
 
 
 def give_back(rows: int) -> None:
-    """Let the system have memory that is free again: a C library may keep what reading a manifest of so many ``rows`` took. Of few rows it is not worth
-    the time, which goes into looking at everything that is imported."""
+    """Let the system have memory that is free again: a C library may keep what reading a manifest
+    of so many ``rows`` took. Of few rows it is not worth the time, which goes into looking at
+    everything that is imported."""
     if rows < MANY:
         return
     gc.collect()

@@ -1,7 +1,9 @@
-"""The plan of a job: every item it will make, in which shard, under which name; written once, before anything is made.
+"""The plan of a job: every item it will make, in which shard, under which name; written once,
+before anything is made.
 
-An item is a row of input with a seed of its own. Its id is a digest of everything its medium depends on, so it is the same in every
-plan that holds it, and an item asked for twice is made once. A folder whose plan has another fingerprint is refused with what differs.
+An item is a row of input with a seed of its own. Its id is a digest of everything its medium
+depends on, so it is the same in every plan that holds it, and an item asked for twice is made once.
+A folder whose plan has another fingerprint is refused with what differs.
 """
 
 from __future__ import annotations
@@ -23,20 +25,26 @@ from gen.jobs.ledger import CONFIG, INPUTS, LOGS, PLAN, TEMPORARY, is_job, read_
 from gen.start import MEDIA, Start
 from gen.versions import installed
 
-SHARDS_WANTED, LEAST, MOST = 64, 8, 256  # shards of a large job where nobody says how many items one has, and items of one
+SHARDS_WANTED, LEAST, MOST = (
+    64,
+    8,
+    256,
+)  # shards of a large job where nobody says how many items one has, and items of one
 WEIGHTS, EDGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json"), 1 << 16  # bytes
 Item = dict[str, Any]
 
 
 def own_seeds(used: dict[str, int], condition: str, count: int, seed: int) -> range:
-    """The seeds of ``count`` samples. A condition that comes again goes on with fresh ones; ``used`` keeps how many it has had."""
+    """The seeds of ``count`` samples. A condition that comes again goes on with fresh ones;
+    ``used`` keeps how many it has had."""
     first = used.get(condition, 0)
     used[condition] = first + count
     return range(seed + first, seed + first + count)
 
 
 def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
-    """See the module. Reads every prompt; of a file, rows that cannot be made become items with an ``error``.
+    """See the module. Reads every prompt; of a file, rows that cannot be made become items with an
+    ``error``.
 
     Raises ``GenError`` for an inline row that cannot be made, and where not one row of the job can.
     """
@@ -50,23 +58,51 @@ def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
                 continue
             seen.add(item["id"])
             index = len(items)
-            name = "bad-row" if "error" in item else f"{slug(str(item.get('input_id') or item['prompt']))}-s{item['seed']}"
-            items.append({"id": item.pop("id"), "index": index, **item, "stem": f"{index:06d}-{name}"})
+            name = (
+                "bad-row"
+                if "error" in item
+                else f"{slug(str(item.get('input_id') or item['prompt']))}-s{item['seed']}"
+            )
+            items.append(
+                {"id": item.pop("id"), "index": index, **item, "stem": f"{index:06d}-{name}"}
+            )
     if items and all("error" in i for i in items):
-        raise GenError(f"none of the {len(items)} rows can be made; the first one: {items[0]['error']}")
-    return {"plan": 1, "fingerprint": fingerprint(job), "made_with": made_with(), "weights": weights_of(job), "relevant": job.relevant(), "labels": job.labels(),
-            "duplicates": duplicates, "items": items, "shards": shards_of(job, len(items))}  # fmt: skip
+        raise GenError(
+            f"none of the {len(items)} rows can be made; the first one: {items[0]['error']}"
+        )
+    return {
+        "plan": 1,
+        "fingerprint": fingerprint(job),
+        "made_with": made_with(),
+        "weights": weights_of(job),
+        "relevant": job.relevant(),
+        "labels": job.labels(),
+        "duplicates": duplicates,
+        "items": items,
+        "shards": shards_of(job, len(items)),
+    }
 
 
 def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator[Item]:
-    whole = {k: v for k, v in entry.relevant().items() if k not in ("prompts", "num_samples", "seed")}
+    whole = {
+        k: v for k, v in entry.relevant().items() if k not in ("prompts", "num_samples", "seed")
+    }
     if deterministic:
         whole["batch_size"] = entry.batch_size
-    identity = lambda *parts: hashlib.sha256(json.dumps([whole, *parts], sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+    identity = lambda *parts: hashlib.sha256(
+        json.dumps([whole, *parts], sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()[:16]
     used: dict[str, int] = {}
     for row in entry.rows():
-        about = {"line": row.line, **({"input_id": row.id} if row.id is not None else {}), **({"meta": row.meta} if row.meta else {})}
-        overrides = {**{k: v for k, v in (("sampler", row.sampler), ("law", row.law)) if v}, **row.start}
+        about = {
+            "line": row.line,
+            **({"input_id": row.id} if row.id is not None else {}),
+            **({"meta": row.meta} if row.meta else {}),
+        }
+        overrides = {
+            **{k: v for k, v in (("sampler", row.sampler), ("law", row.law)) if v},
+            **row.start,
+        }
         try:
             if row.error:
                 raise GenError(row.error)
@@ -75,33 +111,62 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         except GenError as error:
             if not entry.prompts_file:
                 raise
-            text = str(error) if row.error else f"{Path(entry.prompts_file).name}, line {row.line}: {error}"
-            yield {"id": identity("bad", row.line, text), "entry": e, "prompt": row.prompt, "seed": row.seed or entry.seed, **about, "error": text}
+            text = (
+                str(error)
+                if row.error
+                else f"{Path(entry.prompts_file).name}, line {row.line}: {error}"
+            )
+            yield {
+                "id": identity("bad", row.line, text),
+                "entry": e,
+                "prompt": row.prompt,
+                "seed": row.seed or entry.seed,
+                **about,
+                "error": text,
+            }
             continue
         content = {k: file_digest(v) if k in MEDIA else v for k, v in overrides.items()}
         count = row.num_samples or entry.num_samples
-        seeds = range(row.seed, row.seed + count) if row.seed is not None else own_seeds(used, condition, count, entry.seed)
+        seeds = (
+            range(row.seed, row.seed + count)
+            if row.seed is not None
+            else own_seeds(used, condition, count, entry.seed)
+        )
         for seed in seeds:
-            yield {"id": identity(row.prompt, seed, content), "entry": e, "prompt": row.prompt, "seed": seed, **about,
-                   **({"overrides": overrides} if overrides else {})}  # fmt: skip
+            yield {
+                "id": identity(row.prompt, seed, content),
+                "entry": e,
+                "prompt": row.prompt,
+                "seed": seed,
+                **about,
+                **({"overrides": overrides} if overrides else {}),
+            }
 
 
 def shards_of(job: Job, count: int) -> list[list[int]]:
-    """First and last-but-one index of every shard. By default about 64 of them, of whole microbatches."""
+    """First and last-but-one index of every shard. By default about 64 of them, of whole
+    microbatches."""
     batch = max(e.batch_size for e in job.entries)
     size = job.run.shard_items or ceil(min(max(count / SHARDS_WANTED, LEAST), MOST) / batch) * batch
     return [[first, min(first + size, count)] for first in range(0, count, size)]
 
 
 def made_with() -> dict[str, str | None]:
-    found = {"gen": installed("gen-toolkit"), "torch": installed("torch"), "transformers": installed("transformers")}
-    return {**{name: version or "unknown" for name, version in found.items()},
-            "python": platform.python_version(), "commit": source_commit()}  # fmt: skip
+    found = {
+        "gen": installed("gen-toolkit"),
+        "torch": installed("torch"),
+        "transformers": installed("transformers"),
+    }
+    return {
+        **{name: version or "unknown" for name, version in found.items()},
+        "python": platform.python_version(),
+        "commit": source_commit(),
+    }
 
 
 def weights_of(job: Job) -> dict[str, str]:
-    """A digest of every model that the job names: of the names, sizes, beginnings and ends of its files, since to read all of them takes long.
-    Training again into the same folder changes it."""
+    """A digest of every model that the job names: of the names, sizes, beginnings and ends of its
+    files, since to read all of them takes long. Training again into the same folder changes it."""
     named = {e.model for e in job.entries} | {e.sampler.get("draft_model") for e in job.entries}
     if not any(named):
         return {}
@@ -113,7 +178,11 @@ def weights_of(job: Job) -> dict[str, str]:
             path, digest = Files.find(name).path, hashlib.sha256()
         except GenError:  # of a loader of the caller's own; any other one says so when it loads
             continue
-        for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in WEIGHTS and p.is_file()):
+        for file in (
+            [path]
+            if path.is_file()
+            else sorted(p for p in path.rglob("*") if p.suffix in WEIGHTS and p.is_file())
+        ):
             size = file.stat().st_size
             digest.update(f"{file.name} {size}\n".encode())
             with file.open("rb") as content:
@@ -125,16 +194,22 @@ def weights_of(job: Job) -> dict[str, str]:
 
 
 def write_plan(folder: Path, plan: dict[str, Any]) -> bool:
-    """Write it if there is none; ``False`` if another process was first. One item per line, for people who look."""
-    head = json.dumps({k: v for k, v in plan.items() if k not in ("items", "shards")}, ensure_ascii=False)[1:-1]
+    """Write it if there is none; ``False`` if another process was first. One item per line, for
+    people who look."""
+    head = json.dumps(
+        {k: v for k, v in plan.items() if k not in ("items", "shards")}, ensure_ascii=False
+    )[1:-1]
     items = ",\n".join(json.dumps(i, ensure_ascii=False) for i in plan["items"])
     with writing(folder / PLAN):
         folder.mkdir(parents=True, exist_ok=True)
-        return create(folder / PLAN, f'{{{head},\n"items": [\n{items}\n],\n"shards": {json.dumps(plan["shards"])}}}\n'.encode())
+        shards = json.dumps(plan["shards"])
+        text = f'{{{head},\n"items": [\n{items}\n],\n"shards": {shards}}}\n'
+        return create(folder / PLAN, text.encode())
 
 
 def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
-    """The plan of the folder, if it holds this very job; ``None`` if it is free. Raises ``GenError`` for anything else."""
+    """The plan of the folder, if it holds this very job; ``None`` if it is free. Raises
+    ``GenError`` for anything else."""
     if folder.exists() and not folder.is_dir():
         raise GenError(f"out is {str(folder)!r}, which is a file; expected a folder")
     if is_job(folder):
@@ -142,26 +217,38 @@ def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
         if plan["fingerprint"] != fingerprint(job):
             lines = changes(plan, job)
             more = f"; and {len(lines) - 4} more" if len(lines) > 4 else ""
-            raise GenError(f"{folder} holds a different job ({'; '.join(lines[:4])}{more}). Choose another out folder, or say overwrite=true "
-                           "to remove what is there")  # fmt: skip
+            raise GenError(
+                f"{folder} holds a different job ({'; '.join(lines[:4])}{more}). Choose another out"
+                " folder, or say overwrite=true to remove what is there"
+            )
         was, now = plan.get("weights", {}), weights_of(job)
         if other := [name for name in now if was.get(name) != now[name]]:
-            raise GenError(f"{folder} was begun with other weights of model {other[0]} (they were {str(was.get(other[0]))[:12]}, now {now[other[0]][:12]}). "
-                           "Choose another out folder, or bring the weights back")  # fmt: skip
+            raise GenError(
+                f"{folder} was begun with other weights of model {other[0]} (they were"
+                f" {str(was.get(other[0]))[:12]}, now {now[other[0]][:12]}). Choose another out"
+                " folder, or bring the weights back"
+            )
         return plan
     # what a start that was killed leaves: its inputs, its config
     ours = lambda p: p.name.startswith(TEMPORARY) or p.name in (INPUTS, LOGS, CONFIG)
     if folder.is_dir() and any(not ours(p) for p in folder.iterdir()):
         if is_job(folder):  # somebody began one between the two looks
             return check_target(folder, job)
-        raise GenError(f"{folder} is not empty and holds no job; expected a new or empty folder, or one to resume")
+        raise GenError(
+            f"{folder} is not empty and holds no job; expected a new or empty folder, or one to"
+            " resume"
+        )
     return None
 
 
 def changes(plan: dict[str, Any], job: Job) -> list[str]:
     """What a job would change about a plan; of prompts, the first row that is another."""
     lines = difference(plan["relevant"], job.relevant())
-    rows = _other_row(plan["items"], job) if any("prompts" in x.partition(": ")[0] for x in lines) else None
+    rows = (
+        _other_row(plan["items"], job)
+        if any("prompts" in x.partition(": ")[0] for x in lines)
+        else None
+    )
     return [*lines, rows] if rows else lines
 
 
@@ -173,6 +260,10 @@ def _other_row(items: Iterable[Item], job: Job) -> str | None:
         for row in entry.rows():
             old = was.get((e, row.line))
             if old != row.prompt:
-                where = f"line {row.line} of {Path(entry.prompts_file).name}" if entry.prompts_file else f"prompts.{row.line}"
+                where = (
+                    f"line {row.line} of {Path(entry.prompts_file).name}"
+                    if entry.prompts_file
+                    else f"prompts.{row.line}"
+                )
                 return f"{where} was {old!r}, now {row.prompt!r}"
     return None

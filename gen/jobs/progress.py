@@ -1,7 +1,8 @@
 """What a run says while it works: bars on a terminal, plain lines elsewhere, always on stderr.
 
-Nothing here ends a run: a stderr that has gone away is written to in vain. Times are those of a steady clock, and what is left is
-reckoned from the items of this very run, the latest ones, not from those that were there already.
+Nothing here ends a run: a stderr that has gone away is written to in vain. Times are those of a
+steady clock, and what is left is reckoned from the items of this very run, the latest ones, not
+from those that were there already.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ class Silent:
         """``total`` items, or whatever ``unit`` says, of which ``done`` were there already."""
 
     def batch(self, label: str, rows: int) -> None:
-        """A microbatch begins, of which ``rows`` items are made at a time; 0 where another process makes them."""
+        """A microbatch begins, of which ``rows`` items are made at a time; 0 where another process
+        makes them."""
 
     def step(self, info: dict[str, Any]) -> None:
-        """One forward call: ``step``, ``done`` and ``total`` tokens. Passed to the sampler as its callback."""
+        """One forward call: ``step``, ``done`` and ``total`` tokens. Passed to the sampler as its
+        callback."""
 
     def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
-        """``count`` items are finished, ``failed`` of them without a medium; ``nfe`` is the sum of their forward calls."""
+        """``count`` items are finished, ``failed`` of them without a medium; ``nfe`` is the sum of
+        their forward calls."""
 
     def again(self, count: int) -> None:
         """``count`` items that were there have to be made again."""
@@ -43,19 +47,24 @@ class Silent:
 
 
 class Pace:
-    """How fast items come, over the last two minutes or the last twenty items, whichever goes further back."""
+    """How fast items come, over the last two minutes or the last twenty items, whichever goes
+    further back."""
 
     SPAN, ENOUGH = 120.0, 20
 
     def __init__(self, now: float):
-        self.marks = deque([(now, 0)])  # when, and how many items there were by then; one mark a second
+        self.marks = deque(
+            [(now, 0)]
+        )  # when, and how many items there were by then; one mark a second
 
     def add(self, count: int, now: float) -> None:
         marks, made = self.marks, self.marks[-1][1] + count
         if len(marks) > 1 and now - marks[-2][0] < 1:
             marks.pop()
         marks.append((now, made))
-        while len(marks) > 2 and now - marks[1][0] >= self.SPAN and made - marks[1][1] >= self.ENOUGH:
+        while (
+            len(marks) > 2 and now - marks[1][0] >= self.SPAN and made - marks[1][1] >= self.ENOUGH
+        ):
             marks.popleft()
 
     def rate(self) -> float | None:
@@ -98,17 +107,30 @@ class Tally(Silent):
         self.done -= count
 
     def words(self) -> dict[str, str]:
-        """``count``, ``rate``, ``forwards``, ``failed`` and ``left``, as far as they are known, each for people."""
+        """``count``, ``rate``, ``forwards``, ``failed`` and ``left``, as far as they are known,
+        each for people."""
         rate, now = self.pace.rate(), self.clock()
         left = self.pace.left(self.total - self.done, now) if self.done < self.total else None
         good = self.made - self.failed
-        return {k: v for k, v in {
-            "count": f"{self.done}/{self.total} {self.unit}s",
-            "rate": speed(rate, self.unit),
-            "forwards": f"{self.nfe / good:.1f} forwards/{self.unit}" if self.nfe and good else "",
-            "failed": f"{self.failed} failed" if self.failed else "",
-            "left": f"took {duration(now - self.began)}" if self.done >= self.total else "" if left is None else f"{duration(left)} left",
-        }.items() if v}  # fmt: skip
+        return {
+            k: v
+            for k, v in {
+                "count": f"{self.done}/{self.total} {self.unit}s",
+                "rate": speed(rate, self.unit),
+                "forwards": (
+                    f"{self.nfe / good:.1f} forwards/{self.unit}" if self.nfe and good else ""
+                ),
+                "failed": f"{self.failed} failed" if self.failed else "",
+                "left": (
+                    f"took {duration(now - self.began)}"
+                    if self.done >= self.total
+                    else ""
+                    if left is None
+                    else f"{duration(left)} left"
+                ),
+            }.items()
+            if v
+        }
 
 
 class Lines(Tally):
@@ -116,7 +138,11 @@ class Lines(Tally):
 
     def __init__(self, every: float = 5.0, clock: Callable[[], float] = time.monotonic):
         super().__init__(clock)
-        self.every, self.said, self.told = every, 0.0, 0  # told: items made when the last line was written
+        self.every, self.said, self.told = (
+            every,
+            0.0,
+            0,
+        )  # told: items made when the last line was written
 
     def start(self, total: int, done: int = 0, unit: str = "item") -> None:
         super().start(total, done, unit)
@@ -130,13 +156,19 @@ class Lines(Tally):
 
     def step(self, info: dict[str, Any]) -> None:
         super().step(info)
-        if self.began is not None and self.clock() - self.said >= 6 * self.every:  # slow items, such as videos
+        if (
+            self.began is not None and self.clock() - self.said >= 6 * self.every
+        ):  # slow items, such as videos
             self._say(f"{info['done']}/{info['total']} tokens, {self.at_once} items at once")
 
     def note(self, text: str) -> None:
         try:
             print(f"gen: {_one_line(text)}", file=sys.stderr, flush=True)
-        except (OSError, ValueError, AttributeError):  # nobody listens any more: no reason to stop working
+        except (
+            OSError,
+            ValueError,
+            AttributeError,
+        ):  # nobody listens any more: no reason to stop working
             pass
 
     def close(self) -> None:
@@ -146,7 +178,9 @@ class Lines(Tally):
     def _say(self, more: str = "") -> None:
         self.said, self.told = self.clock(), self.made
         words = self.words()
-        self.note(", ".join(x for x in (words.pop("count"), self.label, more, *words.values()) if x))
+        self.note(
+            ", ".join(x for x in (words.pop("count"), self.label, more, *words.values()) if x)
+        )
 
 
 def for_terminal() -> Silent:
@@ -161,14 +195,19 @@ def for_terminal() -> Silent:
 
 def is_terminal() -> bool:
     try:
-        return sys.stderr.isatty() and os.environ.get("TERM", "dumb" if os.name == "posix" else "") not in ("dumb", "unknown")
+        return sys.stderr.isatty() and os.environ.get(
+            "TERM", "dumb" if os.name == "posix" else ""
+        ) not in ("dumb", "unknown")
     except (AttributeError, ValueError):  # no stderr, or a closed one
         return False
 
 
-def watch(folder: str | Path, progress: Silent, stop: Callable[[], bool], *, every: float = 1.0) -> None:
-    """Show what other processes put into a job folder, until ``stop()`` is true; then looks a last time. Starts ``progress`` and
-    leaves closing it to the caller. ``every``: seconds between two looks."""
+def watch(
+    folder: str | Path, progress: Silent, stop: Callable[[], bool], *, every: float = 1.0
+) -> None:
+    """Show what other processes put into a job folder, until ``stop()`` is true; then looks a last
+    time. Starts ``progress`` and leaves closing it to the caller. ``every``: seconds between two
+    looks."""
     from gen.jobs.counts import Cache, counts
 
     folder, cache, label = Path(folder), Cache(), ""
@@ -187,7 +226,9 @@ def watch(folder: str | Path, progress: Silent, stop: Callable[[], bool], *, eve
             if again:
                 progress.again(again)
             if made:
-                progress.items(len(made), failed=sum(not r.ok for r in made), nfe=sum(r.nfe for r in made))
+                progress.items(
+                    len(made), failed=sum(not r.ok for r in made), nfe=sum(r.nfe for r in made)
+                )
         if now.total:
             told = cache.rows
         if last:

@@ -1,4 +1,5 @@
-"""The bars of a terminal: one of items and, under it, one of the tokens of the microbatch at work."""
+"""The bars of a terminal: one of items and, under it, one of the tokens of the microbatch at
+work."""
 
 from __future__ import annotations
 
@@ -9,13 +10,23 @@ from typing import Any
 
 from gen.jobs.progress import Tally, _one_line
 
-LABEL, BAR, GAP = 24, (8, 32), 2  # columns: of the sampler's name at most, of a bar at least and at most, between two things
+LABEL, BAR, GAP = (
+    24,
+    (8, 32),
+    2,
+)  # columns: of the sampler's name at most, of a bar at least and at most, between two things
 LABELLED = 60  # a narrower terminal goes without the name
-SPARED = ("forwards", "rate", "left", "failed")  # what a narrow terminal goes without, first one first
+SPARED = (
+    "forwards",
+    "rate",
+    "left",
+    "failed",
+)  # what a narrow terminal goes without, first one first
 
 
 class Stream:
-    """A text stream that may go away, as a terminal does when its connection ends: what is written then is lost, and nothing else."""
+    """A text stream that may go away, as a terminal does when its connection ends: what is written
+    then is lost, and nothing else."""
 
     def __init__(self, stream: Any):
         self.stream = stream
@@ -37,7 +48,8 @@ class Stream:
 
 
 class Bars(Tally):
-    """``console``: a rich one; by default one on stderr. What is printed meanwhile stands above the bars."""
+    """``console``: a rich one; by default one on stderr. What is printed meanwhile stands above the
+    bars."""
 
     def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic):
         super().__init__(clock)
@@ -45,7 +57,9 @@ class Bars(Tally):
             from rich.console import Console
 
             console = Console(file=Stream(sys.stderr), highlight=False)
-            console.show_cursor = lambda show=True: False  # a killed process would leave the terminal without one
+            console.show_cursor = lambda show=True: (
+                False
+            )  # a killed process would leave the terminal without one
         self.console, self.live = console, None
 
     def start(self, total: int, done: int = 0, unit: str = "item") -> None:
@@ -54,8 +68,12 @@ class Bars(Tally):
         self.close()
         super().start(total, done, unit)
         # stdout is left alone where it goes elsewhere: what is redirected comes out on the console
-        self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4,
-                         redirect_stdout=bool(sys.stdout and sys.stdout.isatty()))  # fmt: skip
+        self.live = Live(
+            get_renderable=self.draw,
+            console=self.console,
+            refresh_per_second=4,
+            redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
+        )
         self.live.start(refresh=True)
 
     def note(self, text: str) -> None:
@@ -75,20 +93,39 @@ class Bars(Tally):
         lines = [(self.label, self.done, self.total, self.words(), "cyan")]
         if self.inner:
             info = self.inner
-            said = {"count": f"{info['done']}/{info['total']} tokens", "forwards": f"{info['step']} forward{'s' * (info['step'] != 1)}",
-                    "rate": f"{self.at_once} at once" if self.at_once else ""}  # fmt: skip
-            lines.append(("", info["done"], info["total"], {k: v for k, v in said.items() if v}, "bright_black"))
+            said = {
+                "count": f"{info['done']}/{info['total']} tokens",
+                "forwards": f"{info['step']} forward{'s' * (info['step'] != 1)}",
+                "rate": f"{self.at_once} at once" if self.at_once else "",
+            }
+            lines.append(
+                (
+                    "",
+                    info["done"],
+                    info["total"],
+                    {k: v for k, v in said.items() if v},
+                    "bright_black",
+                )
+            )
         width = self.console.width - 1  # a full last column makes some terminals wrap
         label = min(len(self.label), LABEL) if width >= LABELLED else 0
         room = width - (label + GAP if label else 0)
         texts = [self._fit(words, room - BAR[0] - GAP) for *_, words, _ in lines]
         widest = max(t.cell_len for t in texts)
-        bar = min(BAR[1], room - GAP - widest) // 4 * 4  # in steps, so that it keeps still while numbers grow
+        bar = (
+            min(BAR[1], room - GAP - widest) // 4 * 4
+        )  # in steps, so that it keeps still while numbers grow
         table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
-        for size in ([label] if label else []) + ([bar] if bar >= BAR[0] else []) + [min(widest, room)]:
+        for size in (
+            ([label] if label else []) + ([bar] if bar >= BAR[0] else []) + [min(widest, room)]
+        ):
             table.add_column(width=size, no_wrap=True, overflow="ellipsis")
         for (name, done, total, _, colour), text in zip(lines, texts, strict=True):
-            table.add_row(*([self._plain(name)] if label else []), *([self._bar(done, total, bar, colour)] if bar >= BAR[0] else []), text)
+            table.add_row(
+                *([self._plain(name)] if label else []),
+                *([self._bar(done, total, bar, colour)] if bar >= BAR[0] else []),
+                text,
+            )
         return table
 
     def _fit(self, words: dict[str, str], room: int) -> Any:
@@ -113,4 +150,10 @@ class Bars(Tally):
     def _bar(done: float, total: float, width: int, colour: str) -> Any:
         from rich.progress_bar import ProgressBar
 
-        return ProgressBar(total=max(total, 1), completed=done, width=width, complete_style=colour, finished_style=colour)
+        return ProgressBar(
+            total=max(total, 1),
+            completed=done,
+            width=width,
+            complete_style=colour,
+            finished_style=colour,
+        )

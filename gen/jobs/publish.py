@@ -1,8 +1,9 @@
 """From journals to the manifest, and what is to be made again.
 
-``manifest.jsonl`` is derived: at any time it can be made anew from the journals (and, in layout ``shards``, from the rows beside the
-tars). It is replaced under a lock, so that nobody who looked earlier replaces it later. Where a file system has no locks only the
-complete manifest is written, which is the same whoever writes it. The journals go when everything is in the manifest.
+``manifest.jsonl`` is derived: at any time it can be made anew from the journals (and, in layout
+``shards``, from the rows beside the tars). It is replaced under a lock, so that nobody who looked
+earlier replaces it later. Where a file system has no locks only the complete manifest is written,
+which is the same whoever writes it. The journals go when everything is in the manifest.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from gen.jobs.ledger import (
     sweep_temporaries,
     tables,
     writing,
-)  # fmt: skip
+)
 
 
 @contextmanager
@@ -64,7 +65,10 @@ def publish(folder: Path, plan: dict[str, Any]) -> bool:
     """
     with alone(folder) as safe:
         if not holds(folder, plan):
-            raise GenError(f"{folder} holds another job than the one that was at work in it; somebody has overwritten it")
+            raise GenError(
+                f"{folder} holds another job than the one that was at work in it; somebody has"
+                " overwritten it"
+            )
         rows, complete = _committed(folder, plan)
         if not complete and not safe:
             return False
@@ -81,7 +85,8 @@ def publish(folder: Path, plan: dict[str, Any]) -> bool:
 
 
 def _committed(folder: Path, plan: dict[str, Any]) -> tuple[list[Row], bool]:
-    """The rows of the manifest, and whether nothing is left to do: in layout shards a line may be newer than its tar."""
+    """The rows of the manifest, and whether nothing is left to do: in layout shards a line may be
+    newer than its tar."""
     if plan["relevant"].get("layout") == "shards":
         newest: dict[str, Row] = {}
         for path in journals(folder):  # before the tables, since lines go from there to here
@@ -95,9 +100,19 @@ def _committed(folder: Path, plan: dict[str, Any]) -> tuple[list[Row], bool]:
     for path in (p for p in journals(folder) if shared[p.name.partition(".")[0]] > 1):
         for row in parse_rows(path):
             won = lines.get(row["id"])  # none of a row that came just now
-            if won and row["status"] == won["status"] == "ok" and row["attempt"] == won["attempt"] and row["sha256"] != won["sha256"]:
+            if (
+                won
+                and row["status"] == won["status"] == "ok"
+                and row["attempt"] == won["attempt"]
+                and row["sha256"] != won["sha256"]
+            ):
                 rivals.setdefault(row["id"], []).append(row)
-    for name, others in rivals.items():  # two workers made it, and not to the bit: the one whose file is there counts
+    for (
+        name,
+        others,
+    ) in (
+        rivals.items()
+    ):  # two workers made it, and not to the bit: the one whose file is there counts
         lines[name] = next((r for r in [lines[name], *others] if _intact(folder, r)), lines[name])
     rows = [r for r in lines.values() if r["status"] != "due"]
     return rows, len(rows) == len(plan["items"])
@@ -109,7 +124,8 @@ def _intact(folder: Path, row: Row) -> bool:
 
 
 def _digest(path: Path) -> str | None:
-    """``None`` where there is no such file, or none any more: a worker beside us moves the media of a shard into its tar."""
+    """``None`` where there is no such file, or none any more: a worker beside us moves the media of
+    a shard into its tar."""
     try:
         return sha256(path)
     except (FileNotFoundError, IsADirectoryError):
@@ -151,22 +167,29 @@ def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
             if path not in tars:
                 tars[path] = _digest(path)
             return tars[path] is None or "shard_sha256" in row and tars[path] != row["shard_sha256"]
-        beside = [*companions(folder, row), *([folder / row["tokens_file"]] if row.get("tokens_file") else []),
-                  path.with_suffix(".json")]  # fmt: skip
+        beside = [
+            *companions(folder, row),
+            *([folder / row["tokens_file"]] if row.get("tokens_file") else []),
+            path.with_suffix(".json"),
+        ]
         return not all(p.is_file() for p in beside) or _digest(path) != row["sha256"]
 
     return look
 
 
 def remove_job(folder: Path, plan: dict[str, Any]) -> None:
-    """Everything that this plan's job wrote, the plan itself last, so that an interrupted removal is still this job.
+    """Everything that this plan's job wrote, the plan itself last, so that an interrupted removal
+    is still this job.
 
     Raises ``GenError`` if somebody is at work in the folder.
     """
     for path in (folder / WORK / CLAIMS).glob("[0-9]*"):
         said = read_claim(path) or {}
         if is_dead(str(said.get("worker"))) is False:
-            raise GenError(f"a worker (process {said.get('pid')}) is at work in {folder}; stop it before overwriting")
+            raise GenError(
+                f"a worker (process {said.get('pid')}) is at work in {folder}; stop it before"
+                " overwriting"
+            )
     stems = {i["stem"] for i in plan["items"]}
     with writing(folder):
         for name in (MANIFEST, CHECK, GALLERY):
@@ -185,4 +208,3 @@ def remove_job(folder: Path, plan: dict[str, Any]) -> None:
 
 def settled(rows: dict[str, Row], ids: list[str]) -> bool:
     return all(rows.get(i, {}).get("status") in ("ok", "failed") for i in ids)
-

@@ -1,7 +1,9 @@
-"""Running a job: plan or find the plan, let workers make what is missing, put the manifest and the gallery together.
+"""Running a job: plan or find the plan, let workers make what is missing, put the manifest and the
+gallery together.
 
-An item is a prompt with a seed of its own, so what it becomes does not depend on the microbatch, the shard or the worker it runs in. That
-is what makes everything here free of choices that would show in the media: see `gen.jobs.plan` for what is made, `gen.jobs.worker` for how, and
+An item is a prompt with a seed of its own, so what it becomes does not depend on the microbatch,
+the shard or the worker it runs in. That is what makes everything here free of choices that would
+show in the media: see `gen.jobs.plan` for what is made, `gen.jobs.worker` for how, and
 `gen.jobs.ledger` for what counts as done.
 """
 
@@ -49,28 +51,44 @@ PATIENCE = 300  # seconds
 INLINE = 200  # rows of a job that its config shows one by one: YAML takes a millisecond for each
 
 
-def run_job(job: Job, *, progress: Silent | None = None, load: Callable[..., Any] | None = None,
-            stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def run_job(
+    job: Job,
+    *,
+    progress: Silent | None = None,
+    load: Callable[..., Any] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
     """Make everything of a job that is not there yet; returns the summary (see `summarise`).
 
-    ``stop``: asked between microbatches; once it is true, what is at work is finished and kept, and the summary says ``stopped``.
-    Raises ``GenError`` before anything is written if a prompt or value is wrong or the folder holds something else, and
-    later if it cannot be written. Items that fail become rows with ``status`` ``failed``; the others go on.
+    ``stop``: asked between microbatches; once it is true, what is at work is finished and kept, and
+    the summary says ``stopped``. Raises ``GenError`` before anything is written if a prompt or
+    value is wrong or the folder holds something else, and later if it cannot be written. Items that
+    fail become rows with ``status`` ``failed``; the others go on.
     """
     progress = progress or Silent()
     folder, here = Path(job.out), place()
-    plan = _replan(folder, job, progress) if here.leader or not job.run.overwrite else _replanned(folder, job)
+    plan = (
+        _replan(folder, job, progress)
+        if here.leader or not job.run.overwrite
+        else _replanned(folder, job)
+    )
     new = plan is None
     if job.run.engine == "local" and job.run.workers == 1:
         load = _once(load)
     if new:
-        device = own_device("cuda", here.local_rank) if here.launched and any(e.device == "cuda" for e in job.entries) else None
+        device = (
+            own_device("cuda", here.local_rank)
+            if here.launched and any(e.device == "cuda" for e in job.entries)
+            else None
+        )
         plan = make_plan(job, Pipes(load, device).of)
         new = write_plan(folder, plan)
         if not new:  # another process was first
             plan = check_target(folder, job)
         elif plan["duplicates"]:
-            progress.note(f"{plan['duplicates']} items were asked for more than once; each is made once")
+            progress.note(
+                f"{plan['duplicates']} items were asked for more than once; each is made once"
+            )
     job = keep_rows(job, folder)
     open_folder(folder, job, plan, new)
     done = len(read_rows(folder))
@@ -88,8 +106,14 @@ def run_job(job: Job, *, progress: Silent | None = None, load: Callable[..., Any
     return {**summarise(folder, skipped=done, gallery=here.leader), "stopped": report.stopped}
 
 
-def join_job(folder: str | Path, *, slot: int = 0, device: str | None = None, progress: Silent | None = None,
-             stop: Callable[[], bool] = lambda: False) -> Report:
+def join_job(
+    folder: str | Path,
+    *,
+    slot: int = 0,
+    device: str | None = None,
+    progress: Silent | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Report:
     """Be one more worker of a job that has begun; returns what this one did."""
     folder = require_job(folder)
     report = run_worker(folder, slot=slot, device=device, progress=progress, stop=stop)
@@ -115,7 +139,8 @@ def _once(load: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _replan(folder: Path, job: Job, progress: Silent) -> dict[str, Any] | None:
-    """The plan in the folder, or ``None`` if it is free, or to be free since the job says ``overwrite``."""
+    """The plan in the folder, or ``None`` if it is free, or to be free since the job says
+    ``overwrite``."""
     if job.run.overwrite and is_job(folder):
         old = read_plan(folder)
         if old["fingerprint"] != fingerprint(job):
@@ -126,23 +151,29 @@ def _replan(folder: Path, job: Job, progress: Silent) -> dict[str, Any] | None:
 
 
 def _replanned(folder: Path, job: Job) -> dict[str, Any]:
-    """The plan that the leader of this run has put in the place of another job's; only one may overwrite."""
+    """The plan that the leader of this run has put in the place of another job's; only one may
+    overwrite."""
     until = time.monotonic() + PATIENCE
     while not is_job(folder) or read_plan(folder)["fingerprint"] != fingerprint(job):
         if time.monotonic() > until:
-            raise GenError(f"the first process of this run has not overwritten {folder} within {PATIENCE} s")
+            raise GenError(
+                f"the first process of this run has not overwritten {folder} within {PATIENCE} s"
+            )
         time.sleep(0.2)
     return read_plan(folder)
 
 
 def keep_rows(job: Job, folder: Path) -> Job:
-    """A job with long lists of prompts in files of their own: what a Python iterable gave must be there when the job goes on."""
+    """A job with long lists of prompts in files of their own: what a Python iterable gave must be
+    there when the job goes on."""
     entries = []
     for entry in job.entries:
         if entry.prompts_file is None and len(entry.prompts) > INLINE:
             with writing(folder):
                 (folder / INPUTS).mkdir(parents=True, exist_ok=True)
-            path = folder / INPUTS / f"{TEMPORARY}{worker_name()}-prompts.jsonl"  # nobody else's, until its content names it
+            path = (
+                folder / INPUTS / f"{TEMPORARY}{worker_name()}-prompts.jsonl"
+            )  # nobody else's, until its content names it
             write_rows(entry.rows(), path)
             named = path.with_name(f"prompts-{sha256(path)[:12]}.jsonl")
             os.replace(path, named)
@@ -152,9 +183,13 @@ def keep_rows(job: Job, folder: Path) -> Job:
 
 
 def open_folder(folder: Path, job: Job, plan: dict[str, Any], new: bool) -> None:
-    """Write the config of this run, and mark what is to be made again: damaged media, and failed items if they are to be retried."""
+    """Write the config of this run, and mark what is to be made again: damaged media, and failed
+    items if they are to be retried."""
     made = plan["made_with"]
-    text = f"# gen {made['gen']}, torch {made['torch']}, fingerprint {plan['fingerprint']}\n{job.to_yaml()}"
+    text = (
+        f"# gen {made['gen']}, torch {made['torch']}, fingerprint"
+        f" {plan['fingerprint']}\n{job.to_yaml()}"
+    )
     config = folder / CONFIG
     if not config.is_file() or config.read_text("utf-8") != text:
         put_text(config, text)
@@ -176,7 +211,8 @@ def leave(folder: Path, plan: dict[str, Any]) -> None:
 
 
 def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str, Any]:
-    """Writes the gallery if it is to, then: folder, gallery, items, skipped, pending, failed, and per sampler items, nfe, seconds."""
+    """Writes the gallery if it is to, then: folder, gallery, items, skipped, pending, failed, and
+    per sampler items, nfe, seconds."""
     from gen.gallery.write import write_gallery
 
     rows, total = read_rows(folder), len(read_plan(folder)["items"])
@@ -185,34 +221,63 @@ def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str,
         if row["status"] == "ok":
             groups[row["sampler"]].append(row)
     by_sampler = {
-        name: {"items": len(g), "nfe": median(r["nfe"] for r in g), "seconds": median(r["seconds"] for r in g)}
+        name: {
+            "items": len(g),
+            "nfe": median(r["nfe"] for r in g),
+            "seconds": median(r["seconds"] for r in g),
+        }
         for name, g in groups.items()
     }
-    failed = [{"id": r["id"], "index": r["index"], "prompt": r["prompt"], "error": r["error"]} for r in rows if r["status"] != "ok"]
+    failed = [
+        {"id": r["id"], "index": r["index"], "prompt": r["prompt"], "error": r["error"]}
+        for r in rows
+        if r["status"] != "ok"
+    ]
     if gallery:
         with writing(folder):
             write_gallery(folder)
-    return {"folder": str(folder), "gallery": str(folder / GALLERY), "items": len(rows), "skipped": skipped, "pending": total - len(rows),
-            "failed": failed, "by_sampler": by_sampler}  # fmt: skip
+    return {
+        "folder": str(folder),
+        "gallery": str(folder / GALLERY),
+        "items": len(rows),
+        "skipped": skipped,
+        "pending": total - len(rows),
+        "failed": failed,
+        "by_sampler": by_sampler,
+    }
 
 
-# ------------------------------------------------------------------------------------------------------ the output of a call
+# --- the output of a call
 
 
 def save_output(out: Any, folder: str | Path) -> Path:
-    """What ``out.save(folder)`` does: leaves the folder that a job with these prompts would leave. Returns its gallery.
+    """What ``out.save(folder)`` does: leaves the folder that a job with these prompts would leave.
+    Returns its gallery.
 
-    ``out``: media, stats, traces, items, modality, model, spec (the sampler's name and knobs), law, device, dtype, and start.
+    ``out``: media, stats, traces, items, modality, model, spec (the sampler's name and knobs), law,
+    device, dtype, and start.
     """
     from gen.registry import registry
 
     folder, modality = Path(folder), out.served or registry.get("modality", out.modality)()
     prompts, samples = whole_run(out.items, modality)
-    tree = {"modality": out.modality, "model": out.model, "model_options": dict(out.model_options), "sampler": dict(out.spec), "law": asdict(out.law),
-            "prompts": prompts, "num_samples": samples, "seed": out.items[0].seed, "device": str(out.device),
-            "dtype": str(out.dtype).removeprefix("torch."), "trace": len(out.items) if out.traces else 0,
-            **{k: _as_file(getattr(out.start, k), folder, k, modality) for k in MEDIA},
-            "span": out.start.span, "frames": out.start.frames, "out": str(folder)}  # fmt: skip
+    tree = {
+        "modality": out.modality,
+        "model": out.model,
+        "model_options": dict(out.model_options),
+        "sampler": dict(out.spec),
+        "law": asdict(out.law),
+        "prompts": prompts,
+        "num_samples": samples,
+        "seed": out.items[0].seed,
+        "device": str(out.device),
+        "dtype": str(out.dtype).removeprefix("torch."),
+        "trace": len(out.items) if out.traces else 0,
+        **{k: _as_file(getattr(out.start, k), folder, k, modality) for k in MEDIA},
+        "span": out.start.span,
+        "frames": out.start.frames,
+        "out": str(folder),
+    }
     job = make_job(tree, where="the output to save", name=folder.name)
     pipes = Given(SimpleNamespace(modality=modality))
     plan = check_target(folder, job)
@@ -243,14 +308,22 @@ class Given:
 
 
 def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
-    """The prompts and the samples per prompt that plan to these items. Raises ``GenError`` if none do."""
+    """The prompts and the samples per prompt that plan to these items. Raises ``GenError`` if none
+    do."""
     for samples in range(len(items), 0, -1):
         prompts = [i.prompt for i in items[::samples]]
         used: dict[str, int] = {}
-        seeds = [(p, s) for p in prompts for s in own_seeds(used, str(modality.condition(p)), samples, items[0].seed)]
+        seeds = [
+            (p, s)
+            for p in prompts
+            for s in own_seeds(used, str(modality.condition(p)), samples, items[0].seed)
+        ]
         if seeds == [(i.prompt, i.seed) for i in items]:
             return prompts, samples
-    raise GenError("the items to save are no whole run; expected every prompt with the same number of seeds in a row")
+    raise GenError(
+        "the items to save are no whole run; expected every prompt with the same number of seeds in"
+        " a row"
+    )
 
 
 def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
@@ -259,10 +332,10 @@ def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
         return None if value is None else str(value)
     with writing(folder):
         (folder / INPUTS).mkdir(parents=True, exist_ok=True)
-    path = folder / INPUTS / f"{TEMPORARY}{worker_name()}-{name}.{modality.kept or modality.extension}"
+    path = (
+        folder / INPUTS / f"{TEMPORARY}{worker_name()}-{name}.{modality.kept or modality.extension}"
+    )
     put(path, lambda temporary: modality.keep(value, temporary))
     named = path.with_name(f"{name}-{sha256(path)[:12]}{path.suffix}")
     os.replace(path, named)
     return str(named)
-
-

@@ -1,7 +1,7 @@
 """How far a job folder is, seen from outside and while others write into it: ``gen status DIR``.
 
-Reads what is there and writes nothing. A file that goes away or is replaced meanwhile is a normal thing: what was in it has gone
-into one that is read later.
+Reads what is there and writes nothing. A file that goes away or is replaced meanwhile is a normal
+thing: what was in it has gone into one that is read later.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from gen.jobs.progress import duration, speed
 __all__ = ["Cache", "Counts", "counts", "status", "status_of"]
 
 WINDOW = 300.0  # seconds of work that the pace is taken from
-ERRORS, QUIET, EVERY = 5, 60.0, 5.0  # errors told; seconds without a run after which a watch ends; seconds between two reports of one
+ERRORS, QUIET, EVERY = (
+    5,
+    60.0,
+    5.0,
+)  # errors told; seconds without a run after which a watch ends; seconds between two reports of one
 OVER = ("stop", "done")  # the last event of a worker that has gone home
 
 
-# ------------------------------------------------------------------------------------------------------ the command
+# --- the command
 
 
 def status(args: argparse.Namespace) -> int:
@@ -42,7 +46,11 @@ def status(args: argparse.Namespace) -> int:
                 return 0
     report = status_of(folder)
     # one report per line where there are several
-    print(json.dumps(report, ensure_ascii=False, indent=None if args.watch else 2) if args.json else text_of(report))
+    print(
+        json.dumps(report, ensure_ascii=False, indent=None if args.watch else 2)
+        if args.json
+        else text_of(report)
+    )
     return 0
 
 
@@ -67,11 +75,14 @@ def _watch_json(folder: Path) -> None:
 
 
 class Over:
-    """Whether there is nothing more to watch: all is made, or nobody has been at work for a minute."""
+    """Whether there is nothing more to watch: all is made, or nobody has been at work for a
+    minute."""
 
     EVERY = 2.0  # seconds between two looks
 
-    def __init__(self, folder: Path, quiet: float = QUIET, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, folder: Path, quiet: float = QUIET, clock: Callable[[], float] = time.monotonic
+    ):
         self.folder, self.quiet, self.clock, self.cache = folder, quiet, clock, Cache()
         self.looked, self.heard, self.over = float("-inf"), clock(), False
 
@@ -95,15 +106,29 @@ def text_of(report: dict[str, Any]) -> str:
     for key in ("by_sampler", "by_modality"):
         groups = report[key]
         if key == "by_sampler" or len(groups) > 1:
-            lines += ["", columns([(key[3:], *states), *((name, *(str(g[s]) for s in states)) for name, g in groups.items())])]
+            lines += [
+                "",
+                columns(
+                    [
+                        (key[3:], *states),
+                        *((name, *(str(g[s]) for s in states)) for name, g in groups.items()),
+                    ]
+                ),
+            ]
     if report["workers"]:
         show = lambda value: EMPTY if value is None else str(value)
         keys = ("worker", "shard", "host", "state")
-        lines += ["", columns([keys, *(tuple(show(w[k]) for k in keys) for w in report["workers"])])]
+        lines += [
+            "",
+            columns([keys, *(tuple(show(w[k]) for k in keys) for w in report["workers"])]),
+        ]
     if report["errors"]:
         lines += ["", "last errors"]
         for e in reversed(report["errors"]):
-            lines.append(f"{e['count']} failed: {e['error']} ({'' if e['count'] == 1 else 'the last one '}{e['id']} {e['prompt']!r})")
+            lines.append(
+                f"{e['count']} failed: {e['error']}"
+                f" ({'' if e['count'] == 1 else 'the last one '}{e['id']} {e['prompt']!r})"
+            )
     return "\n".join(lines)
 
 
@@ -112,20 +137,29 @@ def _now(report: dict[str, Any]) -> str:
     forwards, left = report["forwards_per_item"], report["seconds_left"]
     mean = "" if forwards is None else f"{forwards:.1f} forwards/item"
     if report["at_work"]:
-        words = [f"{alive} worker{'s' * (alive > 1)}", speed(report["items_per_second"]), mean,
-                 "" if left is None else f"{duration(left)} left"]  # fmt: skip
+        words = [
+            f"{alive} worker{'s' * (alive > 1)}",
+            speed(report["items_per_second"]),
+            mean,
+            "" if left is None else f"{duration(left)} left",
+        ]
         return "at work: " + ", ".join(w for w in words if w)
-    state = f"no run is at work; gen run with the same job goes on, or gen work {report['folder']}" if report["pending"] else "all done"
+    state = (
+        f"no run is at work; gen run with the same job goes on, or gen work {report['folder']}"
+        if report["pending"]
+        else "all done"
+    )
     return ", ".join(w for w in (state, mean) if w)
 
 
-# ------------------------------------------------------------------------------------------------------ a report
+# --- a report
 
 
 def status_of(folder: str | Path) -> dict[str, Any]:
-    """``items`` planned, of which ``ok``, ``failed`` and ``pending``, the same ``by_sampler`` and ``by_modality``, the last ``errors``,
-    the ``workers``, whether a run is ``at_work``, and of such a one ``items_per_second``, ``forwards_per_item`` and ``seconds_left``
-    (``None`` where unknown). Raises ``GenError`` for a folder that holds no job."""
+    """``items`` planned, of which ``ok``, ``failed`` and ``pending``, the same ``by_sampler`` and
+    ``by_modality``, the last ``errors``, the ``workers``, whether a run is ``at_work``, and of such
+    a one ``items_per_second``, ``forwards_per_item`` and ``seconds_left`` (``None`` where unknown).
+    Raises ``GenError`` for a folder that holds no job."""
     folder = require_job(folder)
     plan, logs = read_plan(folder), living_logs(folder)
     rows = {r["id"]: r for r in read_rows(folder)}
@@ -137,7 +171,12 @@ def status_of(folder: str | Path) -> dict[str, Any]:
         state = row["status"] if row and row.get("status") in ("ok", "failed") else "pending"
         count[state] += 1
         e = item["entry"]
-        names = plan["labels"][e], (entries[e].get("modality") if e < len(entries) else None) or (row or {}).get("modality") or "unknown"
+        names = (
+            plan["labels"][e],
+            (entries[e].get("modality") if e < len(entries) else None)
+            or (row or {}).get("modality")
+            or "unknown",
+        )
         for group, name in zip(groups.values(), names, strict=True):
             one = group.setdefault(name, {"items": 0, "ok": 0, "failed": 0, "pending": 0})
             one["items"] += 1
@@ -145,19 +184,32 @@ def status_of(folder: str | Path) -> dict[str, Any]:
     found = workers(folder, logs)
     alive = {w["worker"] for w in found if w["state"] == "alive"}
     rate, forwards = pace({name: events for name, events in logs.items() if name in alive})
-    done = [r["nfe"] for r in rows.values() if r.get("status") == "ok" and isinstance(r.get("nfe"), (int, float))]
+    done = [
+        r["nfe"]
+        for r in rows.values()
+        if r.get("status") == "ok" and isinstance(r.get("nfe"), (int, float))
+    ]
     return {
-        "folder": str(folder), "items": len(plan["items"]), **{k: count[k] for k in ("ok", "failed", "pending")}, **groups,
-        "at_work": bool(alive), "workers": found, "items_per_second": rate,
-        "forwards_per_item": forwards if forwards is not None else sum(done) / len(done) if done else None,
-        "seconds_left": count["pending"] / rate if rate else None, "errors": errors_of(rows.values()),
-    }  # fmt: skip
+        "folder": str(folder),
+        "items": len(plan["items"]),
+        **{k: count[k] for k in ("ok", "failed", "pending")},
+        **groups,
+        "at_work": bool(alive),
+        "workers": found,
+        "items_per_second": rate,
+        "forwards_per_item": (
+            forwards if forwards is not None else sum(done) / len(done) if done else None
+        ),
+        "seconds_left": count["pending"] / rate if rate else None,
+        "errors": errors_of(rows.values()),
+    }
 
 
 def workers(folder: Path, logs: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Who has claimed a shard, and who has a log that is still being written: ``worker``, ``host``, ``pid``, ``shard`` (``None``: none
-    right now) and ``state``: ``alive``, ``gone`` (its process has ended; another worker takes its shard over), or ``silent``
-    (on another machine, and not heard of for a minute)."""
+    """Who has claimed a shard, and who has a log that is still being written: ``worker``, ``host``,
+    ``pid``, ``shard`` (``None``: none right now) and ``state``: ``alive``, ``gone`` (its process
+    has ended; another worker takes its shard over), or ``silent`` (on another machine, and not
+    heard of for a minute)."""
     found, seen = [], set()
     try:
         names = sorted(os.listdir(folder / WORK / CLAIMS))
@@ -168,11 +220,28 @@ def workers(folder: Path, logs: dict[str, Any] | None = None) -> list[dict[str, 
         said = {} if name.startswith(".") else read_claim(path)
         if said and "worker" in said:
             seen.add(said["worker"])
-            found.append({"worker": said["worker"], "host": said.get("host"), "pid": said.get("pid"),
-                          "shard": int(name) if name.isdigit() else name, "state": _state(said["worker"], _written(path))})  # fmt: skip
+            found.append(
+                {
+                    "worker": said["worker"],
+                    "host": said.get("host"),
+                    "pid": said.get("pid"),
+                    "shard": int(name) if name.isdigit() else name,
+                    "state": _state(said["worker"], _written(path)),
+                }
+            )
     for worker, events in (living_logs(folder) if logs is None else logs).items():
-        if worker not in seen and events[-1]["event"] not in OVER:  # loading a model, or between two shards
-            found.append({"worker": worker, "host": events[0].get("host"), "pid": events[0].get("pid"), "shard": None, "state": "alive"})
+        if (
+            worker not in seen and events[-1]["event"] not in OVER
+        ):  # loading a model, or between two shards
+            found.append(
+                {
+                    "worker": worker,
+                    "host": events[0].get("host"),
+                    "pid": events[0].get("pid"),
+                    "shard": None,
+                    "state": "alive",
+                }
+            )
     return found
 
 
@@ -182,12 +251,19 @@ def living_logs(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def pace(logs: dict[str, list[dict[str, Any]]]) -> tuple[float | None, float | None]:
-    """Items per second of all these workers together and forward calls per item, over the last five minutes of each one's own time."""
+    """Items per second of all these workers together and forward calls per item, over the last five
+    minutes of each one's own time."""
     rate = items = nfe = 0.0
     for events in logs.values():
         now = events[-1].get("elapsed", 0.0)
-        batches = [e for e in events if e["event"] == "batch" and e.get("elapsed", 0.0) > now - WINDOW
-                   and e.get("items") and not e.get("error")]  # fmt: skip
+        batches = [
+            e
+            for e in events
+            if e["event"] == "batch"
+            and e.get("elapsed", 0.0) > now - WINDOW
+            and e.get("items")
+            and not e.get("error")
+        ]
         if batches:
             first = batches[0]
             span = now - max(0.0, first["elapsed"] - (first.get("seconds") or 0.0))
@@ -199,21 +275,31 @@ def pace(logs: dict[str, list[dict[str, Any]]]) -> tuple[float | None, float | N
 
 
 def errors_of(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last few different errors: ``error``, how many items it has (``count``), and the last of them (``id``, ``index``, ``prompt``)."""
+    """The last few different errors: ``error``, how many items it has (``count``), and the last of
+    them (``id``, ``index``, ``prompt``)."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row.get("status") == "failed":
             error = str(row.get("error"))
             count = found.get(error, {"count": 0})["count"] + 1
-            found[error] = {"error": error, "count": count, "id": row["id"], "index": row.get("index"), "prompt": row.get("prompt")}
-    return sorted(found.values(), key=lambda e: e["index"] if isinstance(e["index"], int) else -1)[-ERRORS:]
+            found[error] = {
+                "error": error,
+                "count": count,
+                "id": row["id"],
+                "index": row.get("index"),
+                "prompt": row.get("prompt"),
+            }
+    return sorted(found.values(), key=lambda e: e["index"] if isinstance(e["index"], int) else -1)[
+        -ERRORS:
+    ]
 
 
 def _state(worker: str, written: float | None) -> str:
     dead = is_dead(worker)
     if dead is not None:
         return "gone" if dead else "alive"
-    # of another machine: only its files can tell, and a clock that was set is the worst that can mislead a display
+    # of another machine: only its files can tell, and a clock that was set is the worst that can
+    # mislead a display
     return "alive" if written is None or time.time() - written < STALE else "silent"
 
 

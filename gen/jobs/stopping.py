@@ -1,6 +1,8 @@
-"""Asking a run to stop: SIGTERM or SIGUSR1 let it finish its microbatch, a second one, or Ctrl-C, ends it at once.
+"""Asking a run to stop: SIGTERM or SIGUSR1 let it finish its microbatch, a second one, or Ctrl-C,
+ends it at once.
 
-Schedulers send the one before they take a machine away and the other as an early warning. Either way nothing finished is lost.
+Schedulers send the one before they take a machine away and the other as an early warning. Either
+way nothing finished is lost.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SAME = 2.0  # seconds in which a second signal is the same request: schedulers tell parent and child, and a parent tells its children
+# seconds in which a second signal is the same request: schedulers tell parent and child, and a
+# parent tells its children
+SAME = 2.0
 STOPPED = 75  # the exit code, EX_TEMPFAIL of sysexits.h: the same command goes on later
 
 
 @contextmanager
 def stoppable(note: Callable[[str], None] = lambda text: None) -> Iterator[Callable[[], bool]]:
-    """Gives what says whether to stop. Only the main thread can listen to signals; elsewhere it never says so."""
+    """Gives what says whether to stop. Only the main thread can listen to signals; elsewhere it
+    never says so."""
     asked, since = threading.Event(), 0.0
 
     def ask(number: int, frame: object) -> None:

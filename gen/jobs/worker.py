@@ -1,7 +1,8 @@
 """A worker pulls shards until all are done: claim one, make what is missing of it, give it back.
 
-Any number of workers may be at one folder, join late, or die: what they finished stands in their journals, what they had claimed is
-taken over. Every launcher runs `run_worker` (see `gen.jobs.engines`), which is `Worker.try_shard` until nothing is left.
+Any number of workers may be at one folder, join late, or die: what they finished stands in their
+journals, what they had claimed is taken over. Every launcher runs `run_worker` (see
+`gen.jobs.engines`), which is `Worker.try_shard` until nothing is left.
 """
 
 from __future__ import annotations
@@ -20,7 +21,21 @@ from gen.errors import GenError
 from gen.jobs.claims import Claims, worker_name
 from gen.jobs.determinism import deterministic
 from gen.jobs.joblog import JobLog
-from gen.jobs.ledger import CLAIMS, CONFIG, MANIFEST, SHARDS, WORK, Journal, Row, holds, journals, latest, parse_rows, read_plan, writing
+from gen.jobs.ledger import (
+    CLAIMS,
+    CONFIG,
+    MANIFEST,
+    SHARDS,
+    WORK,
+    Journal,
+    Row,
+    holds,
+    journals,
+    latest,
+    parse_rows,
+    read_plan,
+    writing,
+)
 from gen.jobs.microbatch import BatchSizes, Lost, Microbatches, Stopped, give_back
 from gen.jobs.progress import Silent
 from gen.jobs.publish import publish, settled
@@ -29,12 +44,16 @@ from gen.jobs.writer import Work, Writer
 from gen.sampling import resolve_sampler
 
 PAUSE = (0.05, 1.0)  # seconds between two looks at shards that others are at, growing
-PUBLISH_EVERY, PUBLISH_SHARE = 5.0, 50  # seconds between two manifests at least, and so many times what one takes
+PUBLISH_EVERY, PUBLISH_SHARE = (
+    5.0,
+    50,
+)  # seconds between two manifests at least, and so many times what one takes
 
 
 @dataclass
 class Report:
-    """What a worker did: items ``made`` and ``failed``; ``stopped``: on request, before all was done."""
+    """What a worker did: items ``made`` and ``failed``; ``stopped``: on request, before all was
+    done."""
 
     made: int = 0
     failed: int = 0
@@ -42,11 +61,19 @@ class Report:
 
 
 def pipe_key(entry: Entry) -> tuple:
-    return entry.modality, entry.model, json.dumps(entry.model_options, sort_keys=True), entry.device, entry.dtype, entry.compile
+    return (
+        entry.modality,
+        entry.model,
+        json.dumps(entry.model_options, sort_keys=True),
+        entry.device,
+        entry.dtype,
+        entry.compile,
+    )
 
 
 class Pipes:
-    """Pipelines, loaded when an entry first needs them and once only. ``device``: this worker's own, where the job says ``cuda``."""
+    """Pipelines, loaded when an entry first needs them and once only. ``device``: this worker's
+    own, where the job says ``cuda``."""
 
     def __init__(self, load: Callable[..., Any] | None = None, device: str | None = None):
         self.load, self.device, self._made = load, device, {}
@@ -58,20 +85,39 @@ class Pipes:
                 from gen.pipeline import load as self_load
 
                 self.load = self_load
-            own = self.device and ":" not in entry.device and self.device.partition(":")[0] == entry.device
+            own = (
+                self.device
+                and ":" not in entry.device
+                and self.device.partition(":")[0] == entry.device
+            )
             device = self.device if own else entry.device
-            self._made[key] = self.load(entry.modality, model=entry.model, device=device, dtype=entry.dtype, compile=entry.compile,
-                                        **entry.model_options)
+            self._made[key] = self.load(
+                entry.modality,
+                model=entry.model,
+                device=device,
+                dtype=entry.dtype,
+                compile=entry.compile,
+                **entry.model_options,
+            )
         return self._made[key]
 
 
-def run_worker(folder: Path, *, job: Job | None = None, slot: int = 0, device: str | None = None, load: Callable[..., Any] | None = None,
-               progress: Silent | None = None, stop: Callable[[], bool] = lambda: False) -> Report:
+def run_worker(
+    folder: Path,
+    *,
+    job: Job | None = None,
+    slot: int = 0,
+    device: str | None = None,
+    load: Callable[..., Any] | None = None,
+    progress: Silent | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Report:
     """Pull shards of the job in ``folder`` until all are done or ``stop()`` is true.
 
-    ``job``: with the batch sizes and devices of this run, by default those in the folder. ``slot``: which of several workers this is,
-    so that they do not all begin at the same shard. Raises ``GenError`` for what no other item would survive either: a wrong value, a
-    disk that cannot be written.
+    ``job``: with the batch sizes and devices of this run, by default those in the folder. ``slot``:
+    which of several workers this is, so that they do not all begin at the same shard. Raises
+    ``GenError`` for what no other item would survive either: a wrong value, a disk that cannot be
+    written.
     """
     folder = Path(folder)
     with Worker(folder, job, slot, Pipes(load, device), progress or Silent(), stop) as worker:
@@ -81,8 +127,22 @@ def run_worker(folder: Path, *, job: Job | None = None, slot: int = 0, device: s
 class Worker:
     """See the module. Use as a context."""
 
-    def __init__(self, folder: Path, job: Job | None, slot: int, pipes: Pipes, progress: Silent, stop: Callable[[], bool]):
-        self.folder, self.plan, self.pipes, self.progress, self.stop = folder, read_plan(folder), pipes, progress, stop
+    def __init__(
+        self,
+        folder: Path,
+        job: Job | None,
+        slot: int,
+        pipes: Pipes,
+        progress: Silent,
+        stop: Callable[[], bool],
+    ):
+        self.folder, self.plan, self.pipes, self.progress, self.stop = (
+            folder,
+            read_plan(folder),
+            pipes,
+            progress,
+            stop,
+        )
         self.job = job or load_config(folder / CONFIG)
         if fingerprint(self.job) != self.plan["fingerprint"]:
             raise GenError(f"{folder / CONFIG} is not the job that {folder} was planned for")
@@ -99,7 +159,11 @@ class Worker:
         self._exactness: dict[tuple[int, str], str] = {}
         self.proven: set[int] = set()  # entries of which something was made
         self.claims = Claims(folder / WORK / CLAIMS, self.name)
-        self.log = JobLog(folder, self.name, device=pipes.device or ", ".join(sorted({e.device for e in self.job.entries})))
+        self.log = JobLog(
+            folder,
+            self.name,
+            device=pipes.device or ", ".join(sorted({e.device for e in self.job.entries})),
+        )
         self.next_publish = time.monotonic() + PUBLISH_EVERY
         self.base, self.base_of = {}, None  # what the manifest says, and which version of it
         self._look_again()
@@ -118,10 +182,16 @@ class Worker:
                         break
             if busy:
                 pause = PAUSE[0]
-            elif not self.report.stopped and len(self.done) < len(self.order):  # the rest is with others, who may die
+            elif not self.report.stopped and len(self.done) < len(
+                self.order
+            ):  # the rest is with others, who may die
                 time.sleep(pause * random.uniform(0.7, 1.0))
                 pause = min(2 * pause, PAUSE[1])
-        self.log.event("stop" if self.report.stopped else "done", made=self.report.made, failed=self.report.failed)
+        self.log.event(
+            "stop" if self.report.stopped else "done",
+            made=self.report.made,
+            failed=self.report.failed,
+        )
         return self.report
 
     def try_shard(self, shard: int) -> bool:
@@ -135,7 +205,10 @@ class Worker:
             return False
         try:
             if not holds(self.folder, self.plan):
-                raise GenError(f"{self.folder} holds another job by now; somebody has overwritten the one that this worker was at")
+                raise GenError(
+                    f"{self.folder} holds another job by now; somebody has overwritten the one that"
+                    " this worker was at"
+                )
             if not self.is_done(shard):  # somebody may have finished it in between
                 self.log.event("stolen" if how == "stolen" else "claim", shard=shard)
                 self.run(shard)
@@ -162,7 +235,9 @@ class Worker:
             except GenError as error:  # it is made again at the end
                 self.progress.note(str(error))
         give_back(len(self.plan["items"]))
-        self.next_publish = time.monotonic() + max(PUBLISH_EVERY, PUBLISH_SHARE * (time.monotonic() - began))
+        self.next_publish = time.monotonic() + max(
+            PUBLISH_EVERY, PUBLISH_SHARE * (time.monotonic() - began)
+        )
 
     def items(self, shard: int) -> list[dict[str, Any]]:
         first, end = self.plan["shards"][shard]
@@ -182,12 +257,14 @@ class Worker:
         ids = [i["id"] for i in self.items(shard)]
         lines = self.lines(shard)
         if not settled(lines, ids):
-            # others may have put all into the manifest since this worker looked, and the journals are gone then
+            # others may have put all into the manifest since this worker looked, and the journals
+            # are gone then
             return self._look_again() and settled(self.lines(shard), ids)
         return not self.tars or is_committed(self.folder, shard, lines)
 
     def _look_again(self) -> bool:
-        """Whether the manifest is another one than before; then what it says is known. In layout shards the rows beside the tars say it."""
+        """Whether the manifest is another one than before; then what it says is known. In layout
+        shards the rows beside the tars say it."""
         try:
             about = (self.folder / MANIFEST).stat()
         except FileNotFoundError:
@@ -196,7 +273,10 @@ class Worker:
         if self.tars or version == self.base_of:
             return False
         keep = ("id", "attempt", "status")  # all that is needed, of ten thousand rows
-        self.base, self.base_of = {r["id"]: {k: r[k] for k in keep} for r in parse_rows(self.folder / MANIFEST)}, version
+        self.base, self.base_of = (
+            {r["id"]: {k: r[k] for k in keep} for r in parse_rows(self.folder / MANIFEST)},
+            version,
+        )
         give_back(len(self.base))
         return True
 
@@ -217,7 +297,9 @@ class Worker:
                     continue
                 entry = self.entry_of(item)
                 pipe = self.pipe(item["entry"])
-                work = self._work(item, attempt, pipe.plan([item["prompt"]], 1, item["seed"])[0], entry)
+                work = self._work(
+                    item, attempt, pipe.plan([item["prompt"]], 1, item["seed"])[0], entry
+                )
                 groups.setdefault(_kind(item), []).append(work)
             for (number, _), works in groups.items():
                 Microbatches(self, self.pipe(number), works, due, writer).run()
@@ -235,9 +317,14 @@ class Worker:
     def keep(self, out: Any) -> None:
         """Commit an output whose items are those of the plan, in its order."""
         if self.claims.take("00000") is None:
-            raise GenError(f"somebody is at work in {self.folder}; expected a folder to save to alone")
+            raise GenError(
+                f"somebody is at work in {self.folder}; expected a folder to save to alone"
+            )
         attempt = {i: r["attempt"] + 1 for i, r in self.lines(0).items()}
-        works = [self._work(item, {item["id"]: attempt.get(item["id"], 1)}, planned) for item, planned in zip(self.items(0), out.items, strict=True)]
+        works = [
+            self._work(item, {item["id"]: attempt.get(item["id"], 1)}, planned)
+            for item, planned in zip(self.items(0), out.items, strict=True)
+        ]
         works = [replace(w, trace=bool(out.traces)) for w in works]
         with Writer(self, 0, Journal(self.folder, 0, self.name)) as writer:
             writer.submit(out, works)
@@ -247,12 +334,35 @@ class Worker:
         """The entry of an item with what its row says otherwise."""
         entry, said = self.job.entries[item["entry"]], item.get("overrides") or {}
         start = {k: v for k, v in said.items() if k not in ("sampler", "law")}
-        return replace(entry, sampler={**entry.sampler, **said.get("sampler", {})}, law={**entry.law, **said.get("law", {})}, **start) if said else entry
+        return (
+            replace(
+                entry,
+                sampler={**entry.sampler, **said.get("sampler", {})},
+                law={**entry.law, **said.get("law", {})},
+                **start,
+            )
+            if said
+            else entry
+        )
 
-    def _work(self, item: dict[str, Any], attempt: dict[str, int], planned: Any, entry: Entry | None = None) -> Work:
+    def _work(
+        self,
+        item: dict[str, Any],
+        attempt: dict[str, int],
+        planned: Any,
+        entry: Entry | None = None,
+    ) -> Work:
         entry = entry or self.job.entries[item["entry"]]
         trace = item["index"] - self.firsts[item["entry"]] < entry.trace
-        return Work(item, entry, self.labels[item["entry"]], planned, trace, attempt[item["id"]], self.exactness(item, entry))
+        return Work(
+            item,
+            entry,
+            self.labels[item["entry"]],
+            planned,
+            trace,
+            attempt[item["id"]],
+            self.exactness(item, entry),
+        )
 
     def exactness(self, item: dict[str, Any], entry: Entry) -> str:
         """Of an item's sampler; looked up once for all that share it."""

@@ -1,6 +1,8 @@
-"""What a worker writes, in a thread of its own: the next microbatch is made while the last one is encoded and put into the folder.
+"""What a worker writes, in a thread of its own: the next microbatch is made while the last one is
+encoded and put into the folder.
 
-Of every item first its files, then, for all of a microbatch together, the lines of the journal that commit them.
+Of every item first its files, then, for all of a microbatch together, the lines of the journal that
+commit them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from gen.config.job import Entry
 from gen.errors import GenError
-from gen.jobs.ledger import RUNTIME, SHARDS, TRACES, Journal, Puts, Row, holds, sha256, shard_folder, writing
+from gen.jobs.ledger import (
+    RUNTIME,
+    SHARDS,
+    TRACES,
+    Journal,
+    Puts,
+    Row,
+    holds,
+    sha256,
+    shard_folder,
+    writing,
+)
 from gen.jobs.microbatch import Lost, Stopped, describe
 
 if TYPE_CHECKING:
@@ -27,8 +40,9 @@ COUNTS = ("nfe", "tokens", "tokens_computed", "mean_acceptance_length", "draft_a
 
 @dataclass(frozen=True)
 class Work:
-    """One item at work. ``plan``: what the pipeline planned of it; ``entry``: with what its row says otherwise. ``at_once``: items that were decoded
-    together with it, if not all of the output."""
+    """One item at work. ``plan``: what the pipeline planned of it; ``entry``: with what its row
+    says otherwise. ``at_once``: items that were decoded together with it, if not all of the
+    output."""
 
     item: dict[str, Any]
     entry: Entry
@@ -41,7 +55,8 @@ class Work:
 
 
 class Writer:
-    """Use as a context: leaving it waits until everything is written, and raises what went wrong there."""
+    """Use as a context: leaving it waits until everything is written, and raises what went wrong
+    there."""
 
     def __init__(self, worker: Worker, shard: int, journal: Journal):
         self.worker, self.shard, self.journal = worker, shard, journal
@@ -86,8 +101,12 @@ class Writer:
         self._add([self._row(w, None, 0, "failed", e) for w, e in zip(batch, errors, strict=True)])
 
     def _lost(self) -> bool:
-        """Whether somebody took the shard over, as happens to a worker that was stopped for long. What it made then is made anyway."""
-        if not self.lost and not (self.worker.claims.mine(f"{self.shard:05d}") and holds(self.worker.folder, self.worker.plan)):
+        """Whether somebody took the shard over, as happens to a worker that was stopped for long.
+        What it made then is made anyway."""
+        if not self.lost and not (
+            self.worker.claims.mine(f"{self.shard:05d}")
+            and holds(self.worker.folder, self.worker.plan)
+        ):
             self.lost = True
             self.worker.log.event("lost", shard=self.shard)
         return self.lost
@@ -100,18 +119,30 @@ class Writer:
             self.worker.log.event("failed", id=row["id"], index=row["index"], error=row["error"])
         self.worker.report.made += len(rows) - len(failed)
         self.worker.report.failed += len(failed)
-        self.worker.progress.items(len(rows), failed=len(failed), nfe=sum(r["nfe"] or 0 for r in rows))
+        self.worker.progress.items(
+            len(rows), failed=len(failed), nfe=sum(r["nfe"] or 0 for r in rows)
+        )
 
     def _save(self, out: Any, i: int, work: Work, puts: Puts) -> Row:
-        """Writes the files of an item; a medium that cannot be encoded is one failed item. Returns its row."""
-        modality, stem, before = self.worker.pipe(work.item["entry"]).modality, work.item["stem"], len(puts)
+        """Writes the files of an item; a medium that cannot be encoded is one failed item. Returns
+        its row."""
+        modality, stem, before = (
+            self.worker.pipe(work.item["entry"]).modality,
+            work.item["stem"],
+            len(puts),
+        )
         row, job = self._row(work, out, i, "ok", None), recipe(work)
         also, info = row.get("also", ()), info_of(row, job)
         tokens = row.get("tokens_file")
         try:
-            medium = puts.add(self.target / f"{stem}.{modality.extension}", lambda path: modality.save(out.media[i], path, info))
+            medium = puts.add(
+                self.target / f"{stem}.{modality.extension}",
+                lambda path: modality.save(out.media[i], path, info),
+            )
             for name in also:
-                puts.add(self.target / name, lambda path: modality.save_also(out.media[i], path, info))
+                puts.add(
+                    self.target / name, lambda path: modality.save_also(out.media[i], path, info)
+                )
             if tokens:
                 from gen.jobs.stored_tokens import save_tokens
 
@@ -121,7 +152,12 @@ class Writer:
         except Exception as problem:
             puts.drop(before)
             with writing(self.target):
-                for name in (f"{stem}.{modality.extension}", f"{stem}.json", *also, *([tokens] if tokens else [])):
+                for name in (
+                    f"{stem}.{modality.extension}",
+                    f"{stem}.json",
+                    *also,
+                    *([tokens] if tokens else []),
+                ):
                     (self.target / name).unlink(missing_ok=True)  # of an earlier attempt
             return self._row(work, None, 0, "failed", f"could not be saved: {describe(problem)}")
         row.update(sha256=sha256(medium), bytes=medium.stat().st_size)
@@ -131,8 +167,16 @@ class Writer:
                 traces.mkdir(exist_ok=True)
             steps = json.dumps([_trace_step(s) for s in out.traces[i]]) + "\n"
             puts.add(traces / f"{work.item['id']}.json", lambda path: path.write_text(steps))
-        about = json.dumps({**{k: v for k, v in row.items() if k not in RUNTIME}, "job": job}, ensure_ascii=False) + "\n"
-        puts.add(self.target / f"{stem}.json", lambda path: path.write_text(about, encoding="utf-8"))
+        about = (
+            json.dumps(
+                {**{k: v for k, v in row.items() if k not in RUNTIME}, "job": job},
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
+        puts.add(
+            self.target / f"{stem}.json", lambda path: path.write_text(about, encoding="utf-8")
+        )
         if self.worker.tars:
             from gen.gallery.write import preview_of
 
@@ -144,18 +188,41 @@ class Writer:
         item, stats = work.item, vars(out.stats[i]) if out is not None else {}
         modality = self.worker.pipe(item["entry"]).modality
         name = f"{item['stem']}.{modality.extension}" if out is not None else None
-        where = {"file": name} if not self.worker.tars or name is None else {"file": f"{SHARDS}/{self.shard:05d}.tar", "member": name}
+        where = (
+            {"file": name}
+            if not self.worker.tars or name is None
+            else {"file": f"{SHARDS}/{self.shard:05d}.tar", "member": name}
+        )
         also = [f"{item['stem']}.{extension}" for extension in getattr(modality, "also", ())]
-        tokens = {"tokens_file": f"{item['stem']}.tokens.npz"} if out is not None and self.worker.job.run.tokens else {}
+        tokens = (
+            {"tokens_file": f"{item['stem']}.tokens.npz"}
+            if out is not None and self.worker.job.run.tokens
+            else {}
+        )
         return {
-            "id": item["id"], "index": item["index"], "modality": work.entry.modality, "prompt": item["prompt"], "seed": item["seed"],
-            "sampler": work.label, "model": out.model if out is not None else work.entry.model, **where, "sha256": None, "bytes": None,
-            **{k: stats.get(k) for k in COUNTS}, "status": status, "error": error, "exactness": work.exactness,
-            **({"grid": list(out.grid)} if getattr(out, "grid", ()) else {}), **({"also": also} if out is not None and also else {}), **tokens,
+            "id": item["id"],
+            "index": item["index"],
+            "modality": work.entry.modality,
+            "prompt": item["prompt"],
+            "seed": item["seed"],
+            "sampler": work.label,
+            "model": out.model if out is not None else work.entry.model,
+            **where,
+            "sha256": None,
+            "bytes": None,
+            **{k: stats.get(k) for k in COUNTS},
+            "status": status,
+            "error": error,
+            "exactness": work.exactness,
+            **({"grid": list(out.grid)} if getattr(out, "grid", ()) else {}),
+            **({"also": also} if out is not None and also else {}),
+            **tokens,
             **{k: item[k] for k in ("overrides", "input_id", "meta") if k in item},
-            "attempt": work.attempt, "seconds": stats.get("seconds"), "batch": 1 if out is None else work.at_once or len(out.stats),
+            "attempt": work.attempt,
+            "seconds": stats.get("seconds"),
+            "batch": 1 if out is None else work.at_once or len(out.stats),
             "worker": self.worker.name,
-        }  # fmt: skip
+        }
 
     def __enter__(self) -> Writer:
         return self
@@ -171,16 +238,33 @@ class Writer:
 def recipe(work: Work) -> dict[str, Any]:
     """A job that makes this one item again."""
     entry, item = work.entry, work.item
-    start = {k: str(v) if isinstance(v, Path) else v for k, v in vars(entry.start).items() if v is not None}
+    start = {
+        k: str(v) if isinstance(v, Path) else v
+        for k, v in vars(entry.start).items()
+        if v is not None
+    }
     said = {"model": entry.model, "model_options": entry.model_options} if entry.model else {}
-    return {"modality": entry.modality, **said, "sampler": entry.sampler, "law": entry.law, "prompts": [item["prompt"]], "seed": item["seed"],
-            "dtype": entry.dtype, **start}  # fmt: skip
+    return {
+        "modality": entry.modality,
+        **said,
+        "sampler": entry.sampler,
+        "law": entry.law,
+        "prompts": [item["prompt"]],
+        "seed": item["seed"],
+        "dtype": entry.dtype,
+        **start,
+    }
 
 
 def info_of(row: Row, job: dict[str, Any] | None) -> dict[str, Any]:
     """What the file of a medium says of it; less where its job is not known."""
     said = {"sampler": job["sampler"], "law": job["law"], "job": job} if job else {}
-    return {"prompt": row["prompt"], "seed": row["seed"], "model": row["model"], **{k: json.dumps(v) for k, v in said.items()}}
+    return {
+        "prompt": row["prompt"],
+        "seed": row["seed"],
+        "model": row["model"],
+        **{k: json.dumps(v) for k, v in said.items()},
+    }
 
 
 def _trace_step(step: Any) -> dict[str, Any]:

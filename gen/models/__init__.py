@@ -1,1 +1,2 @@
-"""Models as samplers see them: protocols, adapters over transformers and diffusers classes, caches, the zoo."""
+"""Models as samplers see them: protocols, adapters over transformers and diffusers classes, caches,
+the zoo."""

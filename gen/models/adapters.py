@@ -1,4 +1,5 @@
-"""Adapters: a transformers class seen through the model protocols. Nothing here knows a modality or a sampler."""
+"""Adapters: a transformers class seen through the model protocols. Nothing here knows a modality or
+a sampler."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from gen.models.lean import LeanLlama, among_themselves, attention, compiled
 
 
 class CausalModel(Protocol):
-    """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the positions after them. One that has ``keeps`` and it is true
-    takes ``keep=n`` as well: logits of the last n tokens alone."""
+    """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the
+    positions after them. One that has ``keeps`` and it is true takes ``keep=n`` as well: logits of
+    the last n tokens alone."""
 
     vocab_size: int
     device: torch.device
@@ -32,8 +34,8 @@ class CausalModel(Protocol):
 class MaskedModel(Protocol):
     """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas.
 
-    A model that has ``ragged`` and it is true takes a third argument, ``pads`` long [B]: how many of the first columns of each row are
-    nothing, neither seen nor counted as positions."""
+    A model that has ``ragged`` and it is true takes a third argument, ``pads`` long [B]: how many
+    of the first columns of each row are nothing, neither seen nor counted as positions."""
 
     vocab_size: int
     device: torch.device
@@ -43,20 +45,29 @@ class MaskedModel(Protocol):
 
 
 class CacheableModel(MaskedModel, Protocol):
-    """A masked model that can compute some of the places against a cache: tokens [B, L] at absolute positions [B, L], each seeing the slots
-    in ``seen`` (bool [B, slots]) -> logits [B, keep, V] of the last ``keep`` tokens. ``rows`` long [B]: which rows of the cache these are, if not
-    all. Logits at position i are about position i + ``shift``."""
+    """A masked model that can compute some of the places against a cache: tokens [B, L] at absolute
+    positions [B, L], each seeing the slots in ``seen`` (bool [B, slots]) -> logits [B, keep, V] of
+    the last ``keep`` tokens. ``rows`` long [B]: which rows of the cache these are, if not all.
+    Logits at position i are about position i + ``shift``."""
 
     shift: int
 
     def new_cache(self, slots: int) -> Any: ...
 
-    def part(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: Any, keep: int, rows: Tensor | None = None) -> Tensor: ...
+    def part(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        cache: Any,
+        keep: int,
+        rows: Tensor | None = None,
+    ) -> Tensor: ...
 
 
 class BlockModel(Protocol):
-    """tokens [B, L] at absolute positions [B, L], each seeing up to position ``last`` [B, L], against a cache -> logits
-    [B, L, V] of the same positions."""
+    """tokens [B, L] at absolute positions [B, L], each seeing up to position ``last`` [B, L],
+    against a cache -> logits [B, L, V] of the same positions."""
 
     vocab_size: int
     device: torch.device
@@ -97,43 +108,78 @@ class LanguageModel(OnModel):
         cache.whole = self._compiled is not None
         return cache
 
-    def _logits(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache, keep: int = 0) -> Tensor:
-        """Of the module, or of the last ``keep`` tokens: through ``gen.models.lean`` where that does what the module does. ``mask`` None: nothing is
-        hidden, which only the lean forward is told that way."""
+    def _logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: SlotCache,
+        keep: int = 0,
+    ) -> Tensor:
+        """Of the module, or of the last ``keep`` tokens: through ``gen.models.lean`` where that
+        does what the module does. ``mask`` None: nothing is hidden, which only the lean forward is
+        told that way."""
         if self._lean is None:
             more = {"logits_to_keep": keep} if keep else {}
-            return self.model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True, **more).logits
+            return self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                **more,
+            ).logits
         if cache.tables is None:
             cache.tables = self._lean.tables(cache.slots)
         if self._compiled is not None and cache.rows is None:
-            keys, values = cache.buffers(len(tokens), self._lean.groups, self._lean.dim, self.dtype, tokens.device)
-            return self._compiled(self._lean, tokens, positions, cache.tables, keys, values, mask, keep)
+            keys, values = cache.buffers(
+                len(tokens), self._lean.groups, self._lean.dim, self.dtype, tokens.device
+            )
+            return self._compiled(
+                self._lean, tokens, positions, cache.tables, keys, values, mask, keep
+            )
         attend = lambda layer, q, k, v: attention(q, *cache.layers[layer].write(k, v), mask)
         return self._lean.run(tokens, positions, cache.tables, attend, keep)
 
 
 class CausalLM(LanguageModel):
-    """Any causal language model of transformers whose attention takes a 4-D mask and explicit positions."""
+    """Any causal language model of transformers whose attention takes a 4-D mask and explicit
+    positions."""
 
     keeps = True
 
     def new_cache(self, slots: int) -> SlotCache:
-        """Raises ``GenError`` for more slots than layers with a sliding window see: the mask is one for all layers."""
-        types = getattr(self.config, "layer_types", None) or ["sliding_attention" if getattr(self.config, "use_sliding_window", True) else "full_attention"]
+        """Raises ``GenError`` for more slots than layers with a sliding window see: the mask is one
+        for all layers."""
+        types = getattr(self.config, "layer_types", None) or [
+            (
+                "sliding_attention"
+                if getattr(self.config, "use_sliding_window", True)
+                else "full_attention"
+            )
+        ]
         window = getattr(self.config, "sliding_window", None)
         if window and "sliding_attention" in types and slots > window:
-            raise GenError(f"prompt and answer take {slots} places, and layers of this {self.config.model_type!r} see {window}; expected at most {window}")
+            raise GenError(
+                f"prompt and answer take {slots} places, and layers of this"
+                f" {self.config.model_type!r} see {window}; expected at most {window}"
+            )
         return super().new_cache(slots)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
-        mask = cache.at(positions, self.dtype) if self._lean is None or cache.whole else cache.needed(positions, self.dtype)
+        mask = (
+            cache.at(positions, self.dtype)
+            if self._lean is None or cache.whole
+            else cache.needed(positions, self.dtype)
+        )
         return self._logits(tokens, positions, mask, cache, keep)
 
 
 class MaskedLM(LanguageModel):
-    """A transformers language model called with a full attention mask. Logits at i are about position i, or about i + 1 if its
-    config says ``shifted``. An architecture whose condition has a fixed length takes no padding."""
+    """A transformers language model called with a full attention mask. Logits at i are about
+    position i, or about i + 1 if its config says ``shifted``. An architecture whose condition has a
+    fixed length takes no padding."""
 
     _tables = None  # of the lean forward
     _canvas: Callable[..., Tensor] = staticmethod(among_themselves)  # it, of a canvas as a whole
@@ -150,29 +196,53 @@ class MaskedLM(LanguageModel):
     def forward(self, ids: Tensor, canvas_length: int, pads: Tensor | None = None) -> Tensor:
         width, keep = ids.shape[1], canvas_length + self.shift
         at = torch.arange(width, device=ids.device)[None].expand_as(ids)
-        at, hidden = (at, None) if pads is None else ((at - pads[:, None]).clamp_min(0), (at < pads[:, None])[:, None, None])
+        at, hidden = (
+            (at, None)
+            if pads is None
+            else ((at - pads[:, None]).clamp_min(0), (at < pads[:, None])[:, None, None])
+        )
         if self._lean is not None:
             if self._tables is None or len(self._tables[0]) < width:
                 self._tables = self._lean.tables(width)
             mask = None if hidden is None else hide(hidden, self.dtype)
             return self._canvas(self._lean, ids, at, self._tables, mask, keep)[:, :canvas_length]
-        mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(len(ids), -1, -1, -1)
+        mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(
+            len(ids), -1, -1, -1
+        )
         mask = mask if hidden is None else mask + hide(hidden, self.dtype)
-        out = self.model(input_ids=ids, attention_mask=mask, position_ids=at, use_cache=False, logits_to_keep=keep)
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=at,
+            use_cache=False,
+            logits_to_keep=keep,
+        )
         return out.logits[:, :canvas_length]
 
     @torch.no_grad()
-    def part(self, tokens: Tensor, positions: Tensor, seen: Tensor, cache: SlotCache, keep: int, rows: Tensor | None = None) -> Tensor:
+    def part(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        cache: SlotCache,
+        keep: int,
+        rows: Tensor | None = None,
+    ) -> Tensor:
         """See ``CacheableModel``."""
-        return self._logits(tokens, positions, self._mask(positions, seen, cache, rows), cache, keep)
+        return self._logits(
+            tokens, positions, self._mask(positions, seen, cache, rows), cache, keep
+        )
 
-    def _mask(self, positions: Tensor, seen: Tensor, cache: SlotCache, rows: Tensor | None) -> Tensor:
+    def _mask(
+        self, positions: Tensor, seen: Tensor, cache: SlotCache, rows: Tensor | None
+    ) -> Tensor:
         return cache.among(positions, self.dtype, seen, rows)
 
 
 class BlockLM(LanguageModel):
-    """A transformers language model whose attention is full inside blocks and causal across them, as its config's
-    ``block_length`` says. Logits at i are about position i."""
+    """A transformers language model whose attention is full inside blocks and causal across them,
+    as its config's ``block_length`` says. Logits at i are about position i."""
 
     @property
     def block_length(self) -> int:
@@ -191,8 +261,8 @@ class _Latent(OnModel):
 
 
 class CausalLatentLM(_Latent):
-    """Vectors [B, L, D] of words or latents at absolute positions [B, L] against a cache -> conditioning vectors [B, L, D] of
-    the places after them."""
+    """Vectors [B, L, D] of words or latents at absolute positions [B, L] against a cache ->
+    conditioning vectors [B, L, D] of the places after them."""
 
     def new_cache(self, slots: int) -> SlotCache:
         return SlotCache(self.config.num_hidden_layers, slots)
@@ -208,11 +278,14 @@ class CausalLatentLM(_Latent):
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         mask = cache.at(positions, self.dtype)
-        return self.model.run(inputs, positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+        return self.model.run(
+            inputs, positions, attention_mask=mask, past_key_values=cache, use_cache=True
+        )
 
 
 class MaskedLatentLM(_Latent):
-    """Words [B, P] and a canvas of latents [B, T, C] with NaN at empty places -> conditioning vectors [B, T, D]."""
+    """Words [B, P] and a canvas of latents [B, T, C] with NaN at empty places -> conditioning
+    vectors [B, T, D]."""
 
     @torch.no_grad()
     def forward(self, words: Tensor, canvas: Tensor) -> Tensor:
@@ -220,15 +293,20 @@ class MaskedLatentLM(_Latent):
 
 
 def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
-    """Has an adapter's forward compiled, before it makes a cache. Raises ``GenError`` for a model that ``gen.models.lean`` leaves to its own module, and where
-    there is no compiler."""
+    """Has an adapter's forward compiled, before it makes a cache. Raises ``GenError`` for a model
+    that ``gen.models.lean`` leaves to its own module, and where there is no compiler."""
     if not isinstance(adapter, (CausalLM, MaskedLM, BlockLM)) or adapter._lean is None:
-        raise GenError(f"compile came with {type(getattr(adapter, 'model', adapter)).__name__}; expected a plain Llama or one of the embedded models of "
-                       "codes, whose forward can be compiled")
+        raise GenError(
+            f"compile came with {type(getattr(adapter, 'model', adapter)).__name__}; expected a"
+            " plain Llama or one of the embedded models of codes, whose forward can be compiled"
+        )
     kind = adapter.device.type
     compiler = os.environ.get("CXX", "g++")
     if backend == "inductor" and kind == "cpu" and shutil.which(compiler) is None:
-        raise GenError(f"compile came where no C++ compiler is ({compiler!r}); expected one, which torch.compile needs on a CPU, or no compile")
+        raise GenError(
+            f"compile came where no C++ compiler is ({compiler!r}); expected one, which"
+            " torch.compile needs on a CPU, or no compile"
+        )
     adapter._compiled = compiled(kind, backend)
     if isinstance(adapter, MaskedLM):
         adapter._canvas = compiled(kind, backend, among_themselves)

@@ -1,7 +1,8 @@
-"""aMUSEd (Patil et al., arXiv 2401.01808) through the masked protocol: ``UVit2DModel`` of diffusers, conditioned on a text and on numbers about a
-picture.
+"""aMUSEd (Patil et al., arXiv 2401.01808) through the masked protocol: ``UVit2DModel`` of
+diffusers, conditioned on a text and on numbers about a picture.
 
-    micro conditions   width, height (pixels), 0, 0 (where training cut the picture), aesthetic score: in this order
+    micro conditions   width, height (pixels), 0, 0 (where training cut the picture), aesthetic
+                       score: in this order
 """
 
 from __future__ import annotations
@@ -14,15 +15,23 @@ from gen.models.vocabulary import Conditions
 
 
 class AmusedLM(OnModel):
-    """ids [B, 1 + T] -> logits [B, T, V]. V is the codes and the mask, which never gets mass. In front of a canvas of T codes in raster order stands
-    the number of a condition, counted from V; ``conditions`` has ``pooled`` [D] and ``states`` [L, D'] of it.
+    """ids [B, 1 + T] -> logits [B, T, V]. V is the codes and the mask, which never gets mass. In
+    front of a canvas of T codes in raster order stands the number of a condition, counted from V;
+    ``conditions`` has ``pooled`` [D] and ``states`` [L, D'] of it.
 
-    ``grid``: rows and columns of codes. ``mask_token_id``: the model's own. ``aesthetic_score``: of the picture that is asked for; ``factor``: pixels
-    per code.
+    ``grid``: rows and columns of codes. ``mask_token_id``: the model's own. ``aesthetic_score``: of
+    the picture that is asked for; ``factor``: pixels per code.
     """
 
-    def __init__(self, model: torch.nn.Module, conditions: Conditions, grid: tuple[int, int], mask_token_id: int, factor: int,
-                 aesthetic_score: float):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        conditions: Conditions,
+        grid: tuple[int, int],
+        mask_token_id: int,
+        factor: int,
+        aesthetic_score: float,
+    ):
         self.model, self.conditions, self.grid = model.eval(), conditions, grid
         self.codes, self.mask_token_id = model.config.codebook_size, mask_token_id
         self.vocab_size = self.codes + 1
@@ -36,8 +45,17 @@ class AmusedLM(OnModel):
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
         said = self.conditions.stacked(ids[:, 0] - self.vocab_size)
         canvas = ids[:, -canvas_length:]
-        canvas = torch.where(canvas == self.codes, self.mask_token_id, canvas).view(len(ids), *self.grid)
+        canvas = torch.where(canvas == self.codes, self.mask_token_id, canvas).view(
+            len(ids), *self.grid
+        )
         micro = torch.tensor(self.micro, dtype=self.dtype, device=ids.device).expand(len(ids), -1)
-        logits = self.model(canvas, encoder_hidden_states=said["states"], pooled_text_emb=said["pooled"], micro_conds=micro)
+        logits = self.model(
+            canvas,
+            encoder_hidden_states=said["states"],
+            pooled_text_emb=said["pooled"],
+            micro_conds=micro,
+        )
         # finite, so that guidance has a difference to take
-        return torch.nn.functional.pad(logits.flatten(2).transpose(1, 2), (0, 1), value=torch.finfo(logits.dtype).min)
+        return torch.nn.functional.pad(
+            logits.flatten(2).transpose(1, 2), (0, 1), value=torch.finfo(logits.dtype).min
+        )

@@ -1,11 +1,12 @@
 """A key-value cache whose slot is the absolute position.
 
-Rows of a batch stand at different positions, drafts are rejected, windows slide: with one slot per position all of that
-is the same operation. New keys and values are written to the slots of their positions; a slot above a query's own
-position is never attended to, and by the time a query passes it, it has been written again. So a rejected draft needs
-no rollback, no crop and no gather.
+Rows of a batch stand at different positions, drafts are rejected, windows slide: with one slot per
+position all of that is the same operation. New keys and values are written to the slots of their
+positions; a slot above a query's own position is never attended to, and by the time a query passes
+it, it has been written again. So a rejected draft needs no rollback, no crop and no gather.
 
-Models that look both ways use the same slots with another mask (``among``): which slots may be seen is said slot by slot.
+Models that look both ways use the same slots with another mask (``among``): which slots may be seen
+is said slot by slot.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ class SlotLayer(CacheLayerMixin):
         make = lambda x: x.new_zeros(len(x), self.owner.slots, *x.shape[2:])
         self.keys, self.values, self.is_initialized = make(keys), make(values), True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
         """As ``write``, in transformers' order of axes: [B, H, L, D]."""
         keys, values = self.write(key_states.transpose(1, 2), value_states.transpose(1, 2))
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes [B, L, H, D] to the owner's positions and returns all slots in use, of the owner's rows."""
+        """Writes [B, L, H, D] to the owner's positions and returns all slots in use, of the owner's
+        rows."""
         if not self.is_initialized:
             self._allocate(keys, values)
         owner, here = self.owner, keys.device  # layers of one model may lie on several devices
@@ -51,7 +55,10 @@ class SlotLayer(CacheLayerMixin):
         if owner.span is not None and some is None:  # a slice is cheaper than indices
             self.keys[:, slice(*owner.span)], self.values[:, slice(*owner.span)] = keys, values
         else:
-            at = (torch.arange(len(keys), device=here) if some is None else some)[:, None], owner.positions.to(here)
+            at = (
+                (torch.arange(len(keys), device=here) if some is None else some)[:, None],
+                owner.positions.to(here),
+            )
             self.keys[at], self.values[at] = keys, values
         picked = slice(None) if some is None else some
         return self.keys[picked, : owner.used], self.values[picked, : owner.used]
@@ -67,10 +74,12 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """``layers`` buffers of ``slots`` positions each; ``at`` or ``among`` before every forward call. The first call brings all rows along.
+    """``layers`` buffers of ``slots`` positions each; ``at`` or ``among`` before every forward
+    call. The first call brings all rows along.
 
-    On a CPU a call reads no further than the highest slot in use. Elsewhere it reads all of them: to know which is the highest, the device would
-    have to be waited for, and the shapes would change from call to call.
+    On a CPU a call reads no further than the highest slot in use. Elsewhere it reads all of them:
+    to know which is the highest, the device would have to be waited for, and the shapes would
+    change from call to call.
     """
 
     def __init__(self, layers: int, slots: int):
@@ -78,38 +87,55 @@ class SlotCache(Cache):
         self.slots, self.used = slots, 0
         self.positions: Tensor | None = None
         self.rows: Tensor | None = None  # of the cache, those that the call is about, if not all
-        self.span: tuple[int, int] | None = None  # the slots of the call, first and end, where they are the same in a row in all rows
+        # the slots of the call, first and end, where they are the same in a row in all rows
+        self.span: tuple[int, int] | None = None
         self._chosen: Tensor | None = None
-        self.whole = False  # whether all slots are read in every call, whatever the device: shapes stay the same then
+        # whether all slots are read in every call, whatever the device: shapes stay the same then
+        self.whole = False
         self.tables: Any = None  # what a forward made of the slots once (``gen.models.lean``)
 
     def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
-        """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1, L, used]: 0 for slots up to
-        the query's own position, or up to ``last`` [B, L] (the end of its block), the smallest number above."""
+        """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1,
+        L, used]: 0 for slots up to the query's own position, or up to ``last`` [B, L] (the end of
+        its block), the smallest number above.
+        """
         self._stand(positions, None)
         return self._above(positions if last is None else last, dtype)
 
     def needed(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """As ``at``, but None where nothing is hidden from anybody."""
         self._stand(positions, None)
-        return None if positions.shape[1] == 1 and self.span == (self.used - 1, self.used) else self._above(positions, dtype)
+        return (
+            None
+            if positions.shape[1] == 1 and self.span == (self.used - 1, self.used)
+            else self._above(positions, dtype)
+        )
 
     def _above(self, last: Tensor, dtype: torch.dtype) -> Tensor:
         return hide(torch.arange(self.used, device=last.device) > last[..., None], dtype)[:, None]
 
-    def among(self, positions: Tensor, dtype: torch.dtype, seen: Tensor, rows: Tensor | None = None) -> Tensor:
-        """As ``at``, for tokens that may stand before what they see: 0 for the slots in ``seen`` (bool [B, slots]), the same for all tokens
-        of a row. ``rows`` long [B]: the rows of the cache that these are, if not all. Padding a row by repeating one of its tokens with its
+    def among(
+        self, positions: Tensor, dtype: torch.dtype, seen: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        """As ``at``, for tokens that may stand before what they see: 0 for the slots in ``seen``
+        (bool [B, slots]), the same for all tokens of a row. ``rows`` long [B]: the rows of the
+        cache that these are, if not all. Padding a row by repeating one of its tokens with its
         position changes nothing."""
         self._stand(positions, rows)
-        return hide(~seen[:, : self.used], dtype)[:, None, None].expand(-1, -1, positions.shape[1], -1)
+        return hide(~seen[:, : self.used], dtype)[:, None, None].expand(
+            -1, -1, positions.shape[1], -1
+        )
 
     def select(self, rows: Tensor | None) -> None:
         """The next calls are about these rows of the cache (long [B]); None: about all of them."""
         self._chosen = rows
 
     def _stand(self, positions: Tensor, rows: Tensor | None) -> None:
-        self.positions, self.rows, self.span = positions, self._chosen if rows is None else rows, None
+        self.positions, self.rows, self.span = (
+            positions,
+            self._chosen if rows is None else rows,
+            None,
+        )
         if positions.device.type != "cpu" or self.whole:
             self.used = self.slots
             return
@@ -121,7 +147,9 @@ class SlotCache(Cache):
         if high - low + 1 == at.shape[1] and (at == np.arange(low, high + 1)).all():
             self.span = low, high + 1
 
-    def buffers(self, rows: int, heads: int, size: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    def buffers(
+        self, rows: int, heads: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values [B, S, H, D] of all layers, to be written in place."""
         for layer in self.layers:
             if not layer.is_initialized:

@@ -1,8 +1,11 @@
-"""Chameleon's language model (arXiv 2405.09818) without its rule that no code may come: transformers' forward sets the logits of all codes to the
-smallest number, so a law over codes needs the states of the model and the head by themselves.
+"""Chameleon's language model (arXiv 2405.09818) without its rule that no code may come:
+transformers' forward sets the logits of all codes to the smallest number, so a law over codes needs
+the states of the model and the head by themselves.
 
-Checkpoints come in two shapes. Those of transformers have one row of query and key norms per attention head; those of Lumina-mGPT (arXiv 2408.02657)
-have one per shard of the training run (``model_parallel_size``), which stands for heads / shards neighbouring heads, and no encoder of pictures.
+Checkpoints come in two shapes. Those of transformers have one row of query and key norms per
+attention head; those of Lumina-mGPT (arXiv 2408.02657) have one per shard of the training run
+(``model_parallel_size``), which stands for heads / shards neighbouring heads, and no encoder of
+pictures.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ class ChameleonLM(MappedLM):
     def __init__(self, model: nn.Module, vocabulary: Vocabulary):
         super().__init__(model, vocabulary)
         head = model.lm_head.weight
-        self._head = None if head.is_meta else head[vocabulary.ids.to(head.device)]  # offloaded weights come when the module is called
+        self._head = (
+            None if head.is_meta else head[vocabulary.ids.to(head.device)]
+        )  # offloaded weights come when the module is called
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
@@ -51,7 +56,8 @@ class ChameleonLM(MappedLM):
 
 
 class PerHead(Mapping):
-    """Weights with one row of query and key norms per head, however many rows the file has. ``shapes``: of all keys."""
+    """Weights with one row of query and key norms per head, however many rows the file has.
+    ``shapes``: of all keys."""
 
     def __init__(self, weights: Weights, heads: Mapping[str, int]):
         """``heads``: how many there are of ``q`` and of ``k``."""
@@ -73,18 +79,32 @@ class PerHead(Mapping):
 
 
 def model_weights(folder: Path) -> Weights:
-    """The language model's weights in a folder that may hold those of the autoencoder of pictures beside them. Raises ``GenError``."""
-    whole = [folder / f"{stem}{ending}" for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin"))]
+    """The language model's weights in a folder that may hold those of the autoencoder of pictures
+    beside them. Raises ``GenError``."""
+    whole = [
+        folder / f"{stem}{ending}"
+        for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin"))
+    ]
     return Weights(next((p for p in whole if p.is_file()), folder))
 
 
-def language_model(weights: Weights, config: Mapping[str, Any], name: str, *, device: torch.device, dtype: torch.dtype,
-                   device_map: Any = None) -> nn.Module:
-    """transformers' ``ChameleonForConditionalGeneration`` without its encoder of pictures. Raises ``GenError`` for weights that are not its own."""
+def language_model(
+    weights: Weights,
+    config: Mapping[str, Any],
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    device_map: Any = None,
+) -> nn.Module:
+    """transformers' ``ChameleonForConditionalGeneration`` without its encoder of pictures. Raises
+    ``GenError`` for weights that are not its own."""
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
     with readable("model", name):
-        own = ChameleonConfig.from_dict({**config, "vq_config": None, "vocabulary_map": config.get("vocabulary_map") or {}})
+        own = ChameleonConfig.from_dict(
+            {**config, "vq_config": None, "vocabulary_map": config.get("vocabulary_map") or {}}
+        )
 
     def make() -> nn.Module:
         model = ChameleonForConditionalGeneration(own)
@@ -92,4 +112,12 @@ def language_model(weights: Weights, config: Mapping[str, Any], name: str, *, de
         return model
 
     heads = {"q": own.num_attention_heads, "k": own.num_key_value_heads}
-    return fill(without_storage(make), PerHead(weights, heads), drop=DROP, device=device, dtype=dtype, device_map=device_map, name=name)
+    return fill(
+        without_storage(make),
+        PerHead(weights, heads),
+        drop=DROP,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        name=name,
+    )

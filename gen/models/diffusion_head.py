@@ -1,11 +1,14 @@
-"""A diffusion head: the law of one latent given a conditioning vector, as a small network that denoises (Li et al.,
-"Autoregressive Image Generation without Vector Quantization", arXiv 2406.11838).
+"""A diffusion head: the law of one latent given a conditioning vector, as a small network that
+denoises (Li et al., "Autoregressive Image Generation without Vector Quantization", arXiv
+2406.11838).
 
-A latent x is noised to x_t = sqrt(a_t) x + sqrt(1 - a_t) e; the head learns v = sqrt(a_t) e - sqrt(1 - a_t) x (Salimans & Ho,
-arXiv 2202.00512) and sampling takes S of the training timesteps back. From x_t with the next kept timestep u < t:
+A latent x is noised to x_t = sqrt(a_t) x + sqrt(1 - a_t) e; the head learns v = sqrt(a_t) e -
+sqrt(1 - a_t) x (Salimans & Ho, arXiv 2202.00512) and sampling takes S of the training timesteps
+back. From x_t with the next kept timestep u < t:
 
     x ~ N(c_x x^ + c_t x_t, s^2),  x^ = sqrt(a_t) x_t - sqrt(1 - a_t) v,
-    c_x = sqrt(a_u) b / (1 - a_t),  c_t = sqrt(a_t / a_u) (1 - a_u) / (1 - a_t),  s^2 = b (1 - a_u) / (1 - a_t),  b = 1 - a_t / a_u
+    c_x = sqrt(a_u) b / (1 - a_t),  c_t = sqrt(a_t / a_u) (1 - a_u) / (1 - a_t),  s^2 = b (1 - a_u)
+                                    / (1 - a_t),  b = 1 - a_t / a_u
 
 with a_u = 1 after the last one, where s would be zero; ``sigma_floor`` is the smallest s.
 """
@@ -22,8 +25,8 @@ TRAIN_STEPS = 1000
 
 
 def cosine_schedule() -> list[float]:
-    """a_t of every training timestep: Nichol & Dhariwal's cosine (arXiv 2102.09672), no step losing more than 0.999. Plain
-    numbers, since models are also built on devices without data."""
+    """a_t of every training timestep: Nichol & Dhariwal's cosine (arXiv 2102.09672), no step losing
+    more than 0.999. Plain numbers, since models are also built on devices without data."""
     bar = lambda t: math.cos((t / TRAIN_STEPS + 0.008) / 1.008 * math.pi / 2) ** 2
     kept, out = 1.0, []
     for t in range(TRAIN_STEPS):
@@ -33,9 +36,12 @@ def cosine_schedule() -> list[float]:
 
 
 class DiffusionHead(nn.Module):
-    """An MLP with adaptive layer norm. ``channels``: C; ``condition``: D; ``steps``: S transitions of a path."""
+    """An MLP with adaptive layer norm. ``channels``: C; ``condition``: D; ``steps``: S transitions
+    of a path."""
 
-    def __init__(self, channels: int, condition: int, width: int, depth: int, steps: int, sigma_floor: float):
+    def __init__(
+        self, channels: int, condition: int, width: int, depth: int, steps: int, sigma_floor: float
+    ):
         super().__init__()
         self.channels, self.steps, self.sigma_floor = channels, steps, sigma_floor
         self.time = nn.Sequential(nn.Linear(128, width), nn.SiLU(), nn.Linear(width, width))
@@ -58,7 +64,9 @@ class DiffusionHead(nn.Module):
         """v of noised latents x [N, C] at timesteps t [N] given z [N, D]."""
         frequency = torch.exp(-math.log(10_000) * torch.arange(64, device=x.device) / 64)
         angle = t[:, None] * frequency
-        c = F.silu(self.time(torch.cat([angle.cos(), angle.sin()], 1).to(x.dtype)) + self.condition(z))
+        c = F.silu(
+            self.time(torch.cat([angle.cos(), angle.sin()], 1).to(x.dtype)) + self.condition(z)
+        )
         h = self.enter(x)
         for block in self.blocks:
             h = block(h, c)

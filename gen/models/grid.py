@@ -1,11 +1,14 @@
-"""The architecture of the embedded models: Llama plus one learned embedding table per axis of the token grid.
+"""The architecture of the embedded models: Llama plus one learned embedding table per axis of the
+token grid.
 
-A sequence is a condition of ``prefix_length`` tokens and then the grid in raster order. Rotary positions alone make
-a small model draw stripes; a learned row and a learned column embedding let it see the token above at once.
+A sequence is a condition of ``prefix_length`` tokens and then the grid in raster order. Rotary
+positions alone make a small model draw stripes; a learned row and a learned column embedding let it
+see the token above at once.
 
-Causal and masked models are both ``LlamaForCausalLM``; the masked one is called with a full attention mask. A model that
-is ``shifted`` predicts position i + 1 at position i and adds the location of that token. Causal models are; a masked
-model is if it started from a causal one's weights, whose habits then carry over.
+Causal and masked models are both ``LlamaForCausalLM``; the masked one is called with a full
+attention mask. A model that is ``shifted`` predicts position i + 1 at position i and adds the
+location of that token. Causal models are; a masked model is if it started from a causal one's
+weights, whose habits then carry over.
 """
 
 from __future__ import annotations
@@ -20,15 +23,26 @@ class GridLlamaConfig(LlamaConfig):
 
     ``grid``: sizes of the axes, slowest first. ``prefix_length``: condition tokens before the grid.
     ``codebook_size``: ids ``[0, codebook_size)`` are codes, the rest condition words and the mask.
-    ``causal``: the attention it was trained with. ``shifted``: position i predicts i + 1 (else i); by default if causal.
-    ``block_length``: places of the grid per block, if attention is full inside blocks and causal across them; else 0.
-    ``whole``: whether a model of blocks was trained with full attention over the whole grid as well.
+    ``causal``: the attention it was trained with. ``shifted``: position i predicts i + 1 (else i);
+    by default if causal. ``block_length``: places of the grid per block, if attention is full
+    inside blocks and causal across them; else 0. ``whole``: whether a model of blocks was trained
+    with full attention over the whole grid as well.
     """
 
     model_type = "gen_grid_llama"
 
-    def __init__(self, grid=(16, 16), prefix_length=8, codebook_size=512, causal=True, shifted=None,
-                 mask_token_id=None, block_length=0, whole=False, **kwargs):
+    def __init__(
+        self,
+        grid=(16, 16),
+        prefix_length=8,
+        codebook_size=512,
+        causal=True,
+        shifted=None,
+        mask_token_id=None,
+        block_length=0,
+        whole=False,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.grid, self.prefix_length, self.codebook_size = list(grid), prefix_length, codebook_size
         self.causal, self.mask_token_id = causal, mask_token_id
@@ -43,8 +57,14 @@ class Located:
         self.axes = nn.ModuleList(nn.Embedding(n, config.hidden_size) for n in config.grid)
         self.prefix = nn.Embedding(config.prefix_length, config.hidden_size)
 
-    def locate(self, position_ids: Tensor, axes: nn.ModuleList | None = None, prefix: nn.Embedding | None = None) -> Tensor:
-        """Embeddings [B, L, D] of the places that absolute positions stand for, from these tables or the model's own."""
+    def locate(
+        self,
+        position_ids: Tensor,
+        axes: nn.ModuleList | None = None,
+        prefix: nn.Embedding | None = None,
+    ) -> Tensor:
+        """Embeddings [B, L, D] of the places that absolute positions stand for, from these tables
+        or the model's own."""
         axes, prefix = axes or self.axes, prefix or self.prefix
         n = self.config.prefix_length
         total = torch.Size(self.config.grid).numel()
@@ -69,7 +89,9 @@ class GridLlamaForCausalLM(Located, LlamaForCausalLM):
     def forward(self, input_ids=None, position_ids=None, inputs_embeds=None, **kwargs):
         if inputs_embeds is None:
             if position_ids is None:
-                position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
+                position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[
+                    None
+                ].expand_as(input_ids)
             inputs_embeds = self.model.embed_tokens(input_ids) + self.locate(position_ids)
         return super().forward(inputs_embeds=inputs_embeds, position_ids=position_ids, **kwargs)
 

@@ -1,7 +1,9 @@
-"""Janus as a causal model of pictures: one language model, with embeddings and a head of its own for codes (Wu et al., arXiv 2410.13848).
+"""Janus as a causal model of pictures: one language model, with embeddings and a head of its own
+for codes (Wu et al., arXiv 2410.13848).
 
-Let n be the number of codes. Codes are no ids of the vocabulary of words: an id k < n is code k and enters by the generation embeddings, an id
-k >= n is the word k - n and enters by the embeddings of the language model. What comes out are logits of the n codes alone.
+Let n be the number of codes. Codes are no ids of the vocabulary of words: an id k < n is code k and
+enters by the generation embeddings, an id k >= n is the word k - n and enters by the embeddings of
+the language model. What comes out are logits of the n codes alone.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from gen.models.cache import SlotCache
 
 
 class JanusLM(CausalLM):
-    """A ``transformers.JanusForConditionalGeneration`` through the causal protocol; ``vocab_size`` is the number of codes."""
+    """A ``transformers.JanusForConditionalGeneration`` through the causal protocol; ``vocab_size``
+    is the number of codes."""
 
     keeps = False
 
@@ -37,6 +40,11 @@ class JanusLM(CausalLM):
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         mask, inner = cache.at(positions, self.dtype), self.model.model
-        out = inner.language_model(inputs_embeds=self.embed(tokens), position_ids=positions, attention_mask=mask, past_key_values=cache,
-                                   use_cache=True)
+        out = inner.language_model(
+            inputs_embeds=self.embed(tokens),
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
         return inner.generation_head(out.last_hidden_state)

@@ -1,6 +1,8 @@
-"""Targets of models of latents: a forward call gives conditioning vectors, and ``paths`` is the law of a latent given one.
+"""Targets of models of latents: a forward call gives conditioning vectors, and ``paths`` is the law
+of a latent given one.
 
-The law's guidance acts inside the path law, so a conditioning vector is a pair of them where the law is guided.
+The law's guidance acts inside the path law, so a conditioning vector is a pair of them where the
+law is guided.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class LatentTarget(Target):
 
 
 class CausalLatentTarget(LatentTarget, CausalTarget):
-    """``predict(latents [B, L, C], positions [B, L])`` -> conditioning vectors [B, L, H, D], places computed."""
+    """``predict(latents [B, L, C], positions [B, L])`` -> conditioning vectors [B, L, H, D], places
+    computed."""
 
     @property
     def first(self) -> Tensor:
@@ -42,7 +45,8 @@ class CausalLatentTarget(LatentTarget, CausalTarget):
 
 
 class MaskedLatentTarget(LatentTarget):
-    """``predict(canvas [B, T, C])``, NaN at empty places -> conditioning vectors [B, T, H, D], places computed."""
+    """``predict(canvas [B, T, C])``, NaN at empty places -> conditioning vectors [B, T, H, D],
+    places computed."""
 
     @property
     def replaces(self) -> bool:

@@ -1,4 +1,5 @@
-"""Finding and loading models: a zoo name, a local folder or a hub id. Whatever goes wrong is one clear line."""
+"""Finding and loading models: a zoo name, a local folder or a hub id. Whatever goes wrong is one
+clear line."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ import torch
 from gen.errors import GenError, unknown
 
 ZOO = Path(__file__).parents[1] / "zoo"
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def zoo() -> dict[str, Path]:
@@ -20,7 +26,8 @@ def zoo() -> dict[str, Path]:
 
 
 def locate(name: str | Path, kind: str = "model") -> str | Path:
-    """The zoo folder, local folder or hub id that a name means. Raises ``GenError`` if it can be none of them."""
+    """The zoo folder, local folder or hub id that a name means. Raises ``GenError`` if it can be
+    none of them."""
     if str(name) in zoo():
         return zoo()[str(name)]
     path = Path(name).expanduser()
@@ -51,7 +58,8 @@ def model_kind(name: str | Path) -> str:
 
 
 def model_protocols(name: str | Path) -> tuple[str, ...]:
-    """Of ``causal``, ``masked`` and ``blocks`` those that a model serves, as a local one's config says."""
+    """Of ``causal``, ``masked`` and ``blocks`` those that a model serves, as a local one's config
+    says."""
     config = read_config(name)
     if config.get("causal", True):
         return ("causal",)
@@ -62,7 +70,8 @@ def model_protocols(name: str | Path) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def readable(kind: str, path: str | Path):
-    """Turns what loaders raise for missing, cut or foreign files into one line that names the file's place."""
+    """Turns what loaders raise for missing, cut or foreign files into one line that names the
+    file's place."""
     from pickle import UnpicklingError
 
     from safetensors import SafetensorError
@@ -71,7 +80,16 @@ def readable(kind: str, path: str | Path):
         yield
     except GenError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, EOFError, SafetensorError, UnpicklingError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        EOFError,
+        SafetensorError,
+        UnpicklingError,
+    ) as error:
         reason = " ".join(str(error).split())
         raise GenError(f"the weights of {kind} {path} cannot be read: {reason[:300]}") from None
 
@@ -97,7 +115,8 @@ def quiet():
 
 
 def load_lm(name: str | Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
-    """A transformers causal language model (masked ones of the embedded architecture are one too), or a model of latents.
+    """A transformers causal language model (masked ones of the embedded architecture are one too),
+    or a model of latents.
 
     Raises ``GenError`` for missing, unreadable or incomplete weights.
     """
@@ -117,13 +136,19 @@ def load_lm(name: str | Path, device: torch.device, dtype: torch.dtype) -> torch
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """The device of that name. Raises ``GenError`` where it does not exist; never another one instead."""
+    """The device of that name. Raises ``GenError`` where it does not exist; never another one
+    instead."""
     try:
         found = torch.device(device)
     except RuntimeError:
         raise unknown("device", device, ["cpu", "cuda", "cuda:0", "mps"]) from None
-    if found.type == "cuda" and (not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count()):
-        raise GenError(f"device {str(device)!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices; expected 'cpu'")
+    if found.type == "cuda" and (
+        not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count()
+    ):
+        raise GenError(
+            f"device {str(device)!r} is not there: torch sees {torch.cuda.device_count()} CUDA"
+            " devices; expected 'cpu'"
+        )
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise GenError("device 'mps' is not there; expected 'cpu'")
     return found

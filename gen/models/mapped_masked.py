@@ -1,4 +1,5 @@
-"""Bidirectional models of transformers (BERT and its kind) over the ids of a ``Vocabulary``, whose last id is the mask."""
+"""Bidirectional models of transformers (BERT and its kind) over the ids of a ``Vocabulary``, whose
+last id is the mask."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from gen.models.vocabulary import Vocabulary
 
 
 class MappedMaskedLM(LanguageModel):
-    """ids [B, P + T] -> logits [B, T, V] of the last T. Every id sees every other, at its place in the row. All conditions have one length."""
+    """ids [B, P + T] -> logits [B, T, V] of the last T. Every id sees every other, at its place in
+    the row. All conditions have one length."""
 
     def __init__(self, model: torch.nn.Module, vocabulary: Vocabulary):
         super().__init__(model)
@@ -20,5 +22,7 @@ class MappedMaskedLM(LanguageModel):
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
         own = self.vocabulary.to_model(ids)
         # said in full, since some classes take an id for padding otherwise
-        out = self.model(input_ids=own, attention_mask=torch.ones_like(own)).logits[:, -canvas_length:]
+        out = self.model(input_ids=own, attention_mask=torch.ones_like(own)).logits[
+            :, -canvas_length:
+        ]
         return out[..., self.vocabulary.ids.to(out.device)]

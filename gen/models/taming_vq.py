@@ -1,13 +1,16 @@
-"""Convolutional VQ autoencoders with the key names of VQGAN (Esser et al., arXiv 2012.09841): those of Chameleon and of MoVQGAN.
+"""Convolutional VQ autoencoders with the key names of VQGAN (Esser et al., arXiv 2012.09841): those
+of Chameleon and of MoVQGAN.
 
     codes = argmin_k |quant_conv(encoder(x)) - e_k|^2        x = decoder(post_quant_conv(e), e)
 
-Level n of a half works at 1 / 2^n of the picture's sides. A checkpoint says by its keys and shapes what it is: how many levels, channels and blocks,
-where attention stands, and whether the decoder is modulated: in MoVQ (Zheng et al., arXiv 2209.09002) its norms are
+Level n of a half works at 1 / 2^n of the picture's sides. A checkpoint says by its keys and shapes
+what it is: how many levels, channels and blocks, where attention stands, and whether the decoder is
+modulated: in MoVQ (Zheng et al., arXiv 2209.09002) its norms are
 
     norm(h) * conv_y(e) + conv_b(e)
 
-with the code vectors e enlarged to the size of h. Parameters are named as in the files, so no key is renamed; ``DROP`` is what training left there.
+with the code vectors e enlarged to the size of h. Parameters are named as in the files, so no key
+is renamed; ``DROP`` is what training left there.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Half:
-    """An encoder or a decoder. ``channels``: of its levels, the picture's own first. ``blocks``: residual ones per level.
-    ``attention``: the levels that have it after every block; ``middle``: whether the middle has it."""
+    """An encoder or a decoder. ``channels``: of its levels, the picture's own first. ``blocks``:
+    residual ones per level. ``attention``: the levels that have it after every block; ``middle``:
+    whether the middle has it.
+    """
 
     channels: tuple[int, ...]
     blocks: int
@@ -47,15 +52,24 @@ class Half:
                 found.setdefault(int(match[1]), {})[int(match[2])] = shape[0]
         blocks = {len(b) for b in found.values()}
         if sorted(found) != list(range(len(found))) or len(blocks) != 1:
-            raise GenError(f"the weights have no {name} of a VQGAN; expected keys such as {name}.{levels}.0.block.0.conv1.weight, as many per level")
+            raise GenError(
+                f"the weights have no {name} of a VQGAN; expected keys such as"
+                f" {name}.{levels}.0.block.0.conv1.weight, as many per level"
+            )
         has = lambda part: any(k.startswith(f"{name}.{part}.") for k in shapes)
         channels = tuple(found[n][0] for n in range(len(found)))
-        return cls(channels, blocks.pop(), tuple(n for n in range(len(found)) if has(f"{levels}.{n}.attn.0")), has("mid.attn_1"))
+        return cls(
+            channels,
+            blocks.pop(),
+            tuple(n for n in range(len(found)) if has(f"{levels}.{n}.attn.0")),
+            has("mid.attn_1"),
+        )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """``codes`` x ``width``: the codebook. ``latent``: channels between the halves. ``modulated``: whether the decoder's norms are those of MoVQ."""
+    """``codes`` x ``width``: the codebook. ``latent``: channels between the halves. ``modulated``:
+    whether the decoder's norms are those of MoVQ."""
 
     encoder: Half
     decoder: Half
@@ -66,13 +80,29 @@ class Sizes:
 
     @classmethod
     def of(cls, shapes: Shapes) -> Sizes:
-        """What a checkpoint with these shapes by key is. Raises ``GenError`` for one that lacks a part."""
-        for key in ("quantize.embedding.weight", "quant_conv.weight", "post_quant_conv.weight", "encoder.conv_in.weight", "decoder.conv_in.weight"):
+        """What a checkpoint with these shapes by key is. Raises ``GenError`` for one that lacks a
+        part."""
+        for key in (
+            "quantize.embedding.weight",
+            "quant_conv.weight",
+            "post_quant_conv.weight",
+            "encoder.conv_in.weight",
+            "decoder.conv_in.weight",
+        ):
             if key not in shapes:
-                raise GenError(f"the weights lack {key!r}; expected a whole VQGAN: encoder, quant_conv, quantize, post_quant_conv and decoder")
+                raise GenError(
+                    f"the weights lack {key!r}; expected a whole VQGAN: encoder, quant_conv,"
+                    " quantize, post_quant_conv and decoder"
+                )
         codes, width = shapes["quantize.embedding.weight"]
         halves = Half.of(shapes, "encoder", "down"), Half.of(shapes, "decoder", "up")
-        return cls(*halves, codes, width, shapes["post_quant_conv.weight"][0], "decoder.norm_out.conv_y.weight" in shapes)
+        return cls(
+            *halves,
+            codes,
+            width,
+            shapes["post_quant_conv.weight"][0],
+            "decoder.norm_out.conv_y.weight" in shapes,
+        )
 
 
 class Norm(nn.GroupNorm):
@@ -141,7 +171,11 @@ class Resize(nn.Module):
         self.conv = conv(channels, channels) if up else nn.Conv2d(channels, channels, 3, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else F.pad(x, (0, 1, 0, 1)))
+        return self.conv(
+            F.interpolate(x, scale_factor=2.0, mode="nearest")
+            if self.up
+            else F.pad(x, (0, 1, 0, 1))
+        )
 
 
 class Level(nn.Module):
@@ -174,7 +208,12 @@ class Encoder(nn.Module):
         super().__init__()
         channels, last = half.channels, len(half.channels) - 1
         self.conv_in = conv(3, channels[0])
-        self.down = nn.ModuleList([Level(channels[max(0, n - 1)], c, half.blocks, n in half.attention, 0) for n, c in enumerate(channels)])
+        self.down = nn.ModuleList(
+            [
+                Level(channels[max(0, n - 1)], c, half.blocks, n in half.attention, 0)
+                for n, c in enumerate(channels)
+            ]
+        )
         for level, c in zip(self.down[:last], channels, strict=False):
             level.downsample = Resize(c, up=False)
         self.mid = Middle(channels[-1], half.middle, 0)
@@ -195,7 +234,12 @@ class Decoder(nn.Module):
         self.conv_in = conv(latent, channels[-1])
         self.mid = Middle(channels[-1], half.middle, width)
         levels = range(len(half.channels))
-        self.up = nn.ModuleList([Level(channels[n + 1], channels[n], half.blocks, n in half.attention, width) for n in levels])
+        self.up = nn.ModuleList(
+            [
+                Level(channels[n + 1], channels[n], half.blocks, n in half.attention, width)
+                for n in levels
+            ]
+        )
         for level, c in zip(self.up[1:], channels[1:], strict=False):
             level.upsample = Resize(c, up=True)
         self.norm_out, self.conv_out = norm(channels[0], width), conv(channels[0], 3)
@@ -209,7 +253,8 @@ class Decoder(nn.Module):
 
 
 class TamingVQ(nn.Module):
-    """Pictures [B, 3, h, w] in [-1, 1] <-> codes [B, H, W], one for ``factor`` x ``factor`` pixels."""
+    """Pictures [B, 3, h, w] in [-1, 1] <-> codes [B, H, W], one for ``factor`` x ``factor``
+    pixels."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()

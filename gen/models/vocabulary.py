@@ -1,7 +1,8 @@
 """Between a model's vocabulary and the ids that gen generates, and conditions that are no ids.
 
-Generated ids are 0 .. n - 1: the codes of the frontend in the order of its codebook, then the specials that may stand between them. A model's
-own ids may be anything; in a prompt its id i is n + i. The law runs over n ids, not over a vocabulary of words that may not come anyway.
+Generated ids are 0 .. n - 1: the codes of the frontend in the order of its codebook, then the
+specials that may stand between them. A model's own ids may be anything; in a prompt its id i is n +
+i. The law runs over n ids, not over a vocabulary of words that may not come anyway.
 """
 
 from __future__ import annotations
@@ -24,16 +25,24 @@ class Vocabulary:
     """``ids`` long [n]: the model's id of every generated one."""
 
     def __init__(self, ids: Tensor | Sequence[int], vocab_size: int):
-        """``vocab_size``: of the model. Raises ``GenError`` for ids that it does not have, and for one that stands for two."""
+        """``vocab_size``: of the model. Raises ``GenError`` for ids that it does not have, and for
+        one that stands for two."""
         self.ids = torch.as_tensor(ids, dtype=torch.long)
         if not len(self.ids) or int(self.ids.min()) < 0 or int(self.ids.max()) >= vocab_size:
-            raise GenError(f"the codes stand for {len(self.ids)} ids from {min(self.ids.tolist(), default=None)} to {max(self.ids.tolist(), default=None)}; "
-                           f"expected ids below {vocab_size}, the size of the model's vocabulary")
+            raise GenError(
+                f"the codes stand for {len(self.ids)} ids from"
+                f" {min(self.ids.tolist(), default=None)} to"
+                f" {max(self.ids.tolist(), default=None)}; expected ids below {vocab_size}, the"
+                " size of the model's vocabulary"
+            )
         self._back = torch.full((vocab_size,), -1)
         self._back[self.ids] = torch.arange(len(self.ids))
         if len(self.ids.unique()) < len(self.ids):
             wrong = int((self._back[self.ids] != torch.arange(len(self.ids))).nonzero()[0])
-            raise GenError(f"id {int(self.ids[wrong])} of the model stands for two codes, {wrong} and {int(self._back[self.ids[wrong]])}; expected one each")
+            raise GenError(
+                f"id {int(self.ids[wrong])} of the model stands for two codes, {wrong} and"
+                f" {int(self._back[self.ids[wrong]])}; expected one each"
+            )
 
     @property
     def size(self) -> int:
@@ -73,7 +82,8 @@ class MappedLM(CausalLM):
 
 
 class Conditions:
-    """Conditions as numbers that stand in prompts. ``encode``: one condition -> its tensors by name, without a batch axis."""
+    """Conditions as numbers that stand in prompts. ``encode``: one condition -> its tensors by
+    name, without a batch axis."""
 
     def __init__(self, encode: Callable[[Any], dict[str, Tensor]]):
         self._encode = encode

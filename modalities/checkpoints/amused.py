@@ -19,8 +19,13 @@ from gen.tokenizers.unit_vq import UnitVQ
 from gen.types import TokenSpace
 
 PIPELINES = ("AmusedPipeline", "AmusedImg2ImgPipeline", "AmusedInpaintPipeline")
-PARTS = {"transformer": "UVit2DModel", "vqvae": "VQModel", "text_encoder": "CLIPTextModelWithProjection", "tokenizer": "CLIPTokenizer",
-         "scheduler": "AmusedScheduler"}  # fmt: skip
+PARTS = {
+    "transformer": "UVit2DModel",
+    "vqvae": "VQModel",
+    "text_encoder": "CLIPTextModelWithProjection",
+    "tokenizer": "CLIPTokenizer",
+    "scheduler": "AmusedScheduler",
+}
 MICRO = 5  # numbers about a picture
 
 
@@ -28,40 +33,77 @@ MICRO = 5  # numbers about a picture
 class Amused(Checkpoint):
     """aMUSEd 256 and 512, and models fine-tuned from them, as diffusers folders.
 
-    ``height``, ``width``: of pictures, in pixels, by default those of training. ``aesthetic_score``: of pictures that are asked for, about 1 to 10.
-    The preset ``amused`` takes the steps of diffusers' pipeline. The autoencoder runs in single precision where its config asks for it.
+    ``height``, ``width``: of pictures, in pixels, by default those of training.
+    ``aesthetic_score``: of pictures that are asked for, about 1 to 10. The preset ``amused`` takes
+    the steps of diffusers' pipeline. The autoencoder runs in single precision where its config asks
+    for it.
     """
 
     modalities = ("image",)
     protocols = ("masked",)
     law = {"guidance_scale": 10.0}
-    tested = "tiny random weights against diffusers' UVit2DModel, AmusedScheduler and AmusedPipeline"
+    tested = (
+        "tiny random weights against diffusers' UVit2DModel, AmusedScheduler and AmusedPipeline"
+    )
 
     @classmethod
     def recognises(cls, files: Files) -> bool:
-        return files.path.is_dir() and files.json("model_index.json").get("_class_name") in PIPELINES
+        return (
+            files.path.is_dir() and files.json("model_index.json").get("_class_name") in PIPELINES
+        )
 
-    def __init__(self, files: Files, modality: str, how: How, *, height: int | None = None, width: int | None = None, aesthetic_score: float = 6.0):
+    def __init__(
+        self,
+        files: Files,
+        modality: str,
+        how: How,
+        *,
+        height: int | None = None,
+        width: int | None = None,
+        aesthetic_score: float = 6.0,
+    ):
         from diffusers import UVit2DModel
 
         configs = _configs(files)
         if how.device_map is not None:
-            raise GenError(f"model {files.name} came with a device_map; expected none, models of this family run on one device")
-        if isinstance(aesthetic_score, bool) or not isinstance(aesthetic_score, (int, float)) or not 0 <= aesthetic_score <= 100:
+            raise GenError(
+                f"model {files.name} came with a device_map; expected none, models of this family"
+                " run on one device"
+            )
+        if (
+            isinstance(aesthetic_score, bool)
+            or not isinstance(aesthetic_score, (int, float))
+            or not 0 <= aesthetic_score <= 100
+        ):
             raise bad_value("aesthetic_score", aesthetic_score, "a number from 0 to 100")
         single = how.dtype == torch.float16 and configs["vqvae"].get("force_upcast", False)
-        self.frontend = UnitVQ.from_pretrained(files.path / "vqvae", how.device, torch.float32 if single else how.dtype)
-        transformer = pretrained(UVit2DModel, files.path / "transformer", device=how.device, dtype=how.dtype, name=f"{files.name}/transformer")
+        self.frontend = UnitVQ.from_pretrained(
+            files.path / "vqvae", how.device, torch.float32 if single else how.dtype
+        )
+        transformer = pretrained(
+            UVit2DModel,
+            files.path / "transformer",
+            device=how.device,
+            dtype=how.dtype,
+            name=f"{files.name}/transformer",
+        )
         c, mask = transformer.config, configs["scheduler"].get("mask_token_id")
         codes = self.frontend.config.codebook_sizes[0]
         if codes != c.codebook_size:
-            raise GenError(f"model {files.name} has a codebook_size of {c.codebook_size}, its vqvae {codes} codes; expected as many")
+            raise GenError(
+                f"model {files.name} has a codebook_size of {c.codebook_size}, its vqvae {codes}"
+                " codes; expected as many"
+            )
         if isinstance(mask, bool) or not isinstance(mask, int) or not codes <= mask < c.vocab_size:
-            raise GenError(f"the scheduler of {files.name} has the mask_token_id {mask!r}; expected one from {codes} to {c.vocab_size - 1}, "
-                           "which are ids of the transformer and no codes")
+            raise GenError(
+                f"the scheduler of {files.name} has the mask_token_id {mask!r}; expected one from"
+                f" {codes} to {c.vocab_size - 1}, which are ids of the transformer and no codes"
+            )
         if c.micro_cond_embed_dim != MICRO * c.micro_cond_encode_dim:
-            raise GenError(f"the transformer of {files.name} has micro_cond_embed_dim {c.micro_cond_embed_dim}; expected {MICRO} times "
-                           f"{c.micro_cond_encode_dim}")
+            raise GenError(
+                f"the transformer of {files.name} has micro_cond_embed_dim"
+                f" {c.micro_cond_embed_dim}; expected {MICRO} times {c.micro_cond_encode_dim}"
+            )
         encoder = _Clip(files, how, c.cond_embed_dim, c.encoder_hidden_size)
         factor = self.frontend.factor
         step = factor * (2 if c.downsample else 1)
@@ -81,39 +123,65 @@ class Amused(Checkpoint):
 
 
 class _Clip:
-    """A text -> ``pooled`` [D], its projected vector, and ``states`` [L, D'], the states before the last layer. Texts are padded to one length, and
-    cut to it; padding is seen, as in training."""
+    """A text -> ``pooled`` [D], its projected vector, and ``states`` [L, D'], the states before the
+    last layer. Texts are padded to one length, and cut to it; padding is seen, as in training."""
 
     def __init__(self, files: Files, how: How, pooled: int, states: int):
         from transformers import CLIPTextModelWithProjection
 
         self.tokenizer = tokenizer_of(files.path / "tokenizer", name=f"{files.name}/tokenizer")
-        self.model = pretrained(CLIPTextModelWithProjection, files.path / "text_encoder", device=how.device, dtype=how.dtype,
-                                name=f"{files.name}/text_encoder")
+        self.model = pretrained(
+            CLIPTextModelWithProjection,
+            files.path / "text_encoder",
+            device=how.device,
+            dtype=how.dtype,
+            name=f"{files.name}/text_encoder",
+        )
         c, self.length = self.model.config, self.tokenizer.model_max_length
         if (c.projection_dim, c.hidden_size) != (pooled, states):
-            raise GenError(f"the text encoder of {files.name} gives vectors of {c.projection_dim} and states of {c.hidden_size}; expected "
-                           f"{pooled} and {states}, which the transformer takes")
+            raise GenError(
+                f"the text encoder of {files.name} gives vectors of {c.projection_dim} and states"
+                f" of {c.hidden_size}; expected {pooled} and {states}, which the transformer takes"
+            )
         if self.length > c.max_position_embeddings:
-            raise GenError(f"the tokenizer of {files.name} makes texts of {self.length} ids; expected at most {c.max_position_embeddings}, for which "
-                           "the text encoder has positions")
+            raise GenError(
+                f"the tokenizer of {files.name} makes texts of {self.length} ids; expected at most"
+                f" {c.max_position_embeddings}, for which the text encoder has positions"
+            )
         if len(self.tokenizer) > c.vocab_size:
-            raise GenError(f"the tokenizer of {files.name} has {len(self.tokenizer)} ids; expected at most {c.vocab_size}, those of the text encoder")
+            raise GenError(
+                f"the tokenizer of {files.name} has {len(self.tokenizer)} ids; expected at most"
+                f" {c.vocab_size}, those of the text encoder"
+            )
 
     def __call__(self, text: str) -> dict[str, Tensor]:
-        ids = self.tokenizer(text, return_tensors="pt", padding="max_length", truncation=True, max_length=self.length)["input_ids"]
+        ids = self.tokenizer(
+            text, return_tensors="pt", padding="max_length", truncation=True, max_length=self.length
+        )["input_ids"]
         out = self.model(ids.to(self.model.device), output_hidden_states=True)
         return {"pooled": out.text_embeds[0], "states": out.hidden_states[-2][0]}
 
 
 def _configs(files: Files) -> dict[str, dict[str, Any]]:
-    """The configs of the parts. Raises ``GenError`` for a part that is not there, or is another one."""
+    """The configs of the parts. Raises ``GenError`` for a part that is not there, or is another
+    one."""
     lacking = [part for part in PARTS if not (files.path / part).is_dir()]
     if lacking:
-        raise GenError(f"model {files.name} lacks the folder {' and the folder '.join(lacking)}; expected {', '.join(PARTS)}")
+        raise GenError(
+            f"model {files.name} lacks the folder {' and the folder '.join(lacking)}; expected"
+            f" {', '.join(PARTS)}"
+        )
     index = files.json("model_index.json")
     for part, expected in PARTS.items():
         found = index.get(part)
-        if isinstance(found, list) and len(found) == 2 and part != "tokenizer" and found[1] != expected:
+        if (
+            isinstance(found, list)
+            and len(found) == 2
+            and part != "tokenizer"
+            and found[1] != expected
+        ):
             raise GenError(f"the {part} of {files.name} is a {found[1]!r}; expected {expected!r}")
-    return {"vqvae": files.json("vqvae/config.json"), "scheduler": files.json("scheduler/scheduler_config.json")}
+    return {
+        "vqvae": files.json("vqvae/config.json"),
+        "scheduler": files.json("scheduler/scheduler_config.json"),
+    }

@@ -18,39 +18,75 @@ from gen.types import TokenSpace
 
 @register("checkpoint", "causal_lm")
 class CausalText(Checkpoint):
-    """Any causal language model of transformers whose attention takes masks and positions (Llama, Qwen, Gemma ...).
+    """Any causal language model of transformers whose attention takes masks and positions (Llama,
+    Qwen, Gemma ...).
 
-    ``max_new_tokens``: the places of an answer. ``chat``: whether prompts are put into the tokenizer's chat template as what a user says; by default
-    where it has one. A prompt has no unconditional half but its first id, so guidance compares it with a text that has only begun.
+    ``max_new_tokens``: the places of an answer. ``chat``: whether prompts are put into the
+    tokenizer's chat template as what a user says; by default where it has one. A prompt has no
+    unconditional half but its first id, so guidance compares it with a text that has only begun.
     """
 
     modalities = ("text",)
     protocols = ("causal",)
     law = {"temperature": 1.0}
-    tested = "tiny random Llama, Qwen3 and GPT-NeoX folders against their own classes and `generate`"
+    tested = (
+        "tiny random Llama, Qwen3 and GPT-NeoX folders against their own classes and `generate`"
+    )
     catch_all = True
 
     @classmethod
     def recognises(cls, files: Files) -> bool:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+        from transformers.models.auto.modeling_auto import (
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN,
+        )
 
-        return files.model_type in KNOWN or "AutoModelForCausalLM" in files.config.get("auto_map", {})
+        return files.model_type in KNOWN or "AutoModelForCausalLM" in files.config.get(
+            "auto_map", {}
+        )
 
-    def __init__(self, files: Files, modality: str, how: How, *, max_new_tokens: int = 128, chat: bool | None = None):
+    def __init__(
+        self,
+        files: Files,
+        modality: str,
+        how: How,
+        *,
+        max_new_tokens: int = 128,
+        chat: bool | None = None,
+    ):
         from transformers import AutoModelForCausalLM
 
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise GenError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1")
+            raise GenError(
+                f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1"
+            )
         if "auto_map" in files.config and not how.trust_remote_code:
-            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+            from transformers.models.auto.modeling_auto import (
+                MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN,
+            )
 
             if files.model_type not in KNOWN:
-                raise GenError(f"model {files.name} is a {files.model_type!r} that only code of its own folder can run; expected trust_remote_code=True, or another model")
-        tokenizer = tokenizer_of(files.path, name=files.name, trust_remote_code=how.trust_remote_code)
+                raise GenError(
+                    f"model {files.name} is a {files.model_type!r} that only code of its own folder"
+                    " can run; expected trust_remote_code=True, or another model"
+                )
+        tokenizer = tokenizer_of(
+            files.path, name=files.name, trust_remote_code=how.trust_remote_code
+        )
         self.tokenizer, self.chat = tokenizer, chats(tokenizer, chat, files.name)
-        self.model = pretrained(AutoModelForCausalLM, files.path, device=how.device, dtype=how.dtype, device_map=how.device_map, name=files.name,
-                                trust_remote_code=how.trust_remote_code)
-        require_slots(CausalLM(self.model), files.name, lambda ids: self.model(input_ids=ids, use_cache=False).logits)
+        self.model = pretrained(
+            AutoModelForCausalLM,
+            files.path,
+            device=how.device,
+            dtype=how.dtype,
+            device_map=how.device_map,
+            name=files.name,
+            trust_remote_code=how.trust_remote_code,
+        )
+        require_slots(
+            CausalLM(self.model),
+            files.name,
+            lambda ids: self.model(input_ids=ids, use_cache=False).logits,
+        )
         size = self.model.config.get_text_config().vocab_size
         ends = ends_of(self.model, tokenizer)
         self.frontend = HFText(tokenizer, size, ends, how.device)

@@ -1,14 +1,17 @@
-"""Emu3: one causal model of words, pictures and clips (Wang et al., "Emu3: Next-Token Prediction is All You Need", arXiv 2409.18869).
+"""Emu3: one causal model of words, pictures and clips (Wang et al., "Emu3: Next-Token Prediction is
+All You Need", arXiv 2409.18869).
 
 A picture of H x W codes is
 
     bos, words, boi, "H*W", img, then H rows of (W codes, eol), and then eof eoi eos
 
-of which the rows are generated: the closing ids say nothing. The unconditional half of guidance has a negative prompt in the place of the words.
-Codes are named ids of the vocabulary ("<|visual token 000123|>"), found in the config's ``vocabulary_map`` and nowhere assumed to be in a row.
+of which the rows are generated: the closing ids say nothing. The unconditional half of guidance has
+a negative prompt in the place of the words. Codes are named ids of the vocabulary ("<|visual token
+000123|>"), found in the config's ``vocabulary_map`` and nowhere assumed to be in a row.
 
-Clips are T frames of codes, each of H rows as above and then eof: row and frame ends as the paper has them. How the size is spelled for clips
-was not published with Emu3; the default "T*H*W" is that of its authors' later code for frames (UniVLA), whose rows have no ends. ``meta`` changes it.
+Clips are T frames of codes, each of H rows as above and then eof: row and frame ends as the paper
+has them. How the size is spelled for clips was not published with Emu3; the default "T*H*W" is that
+of its authors' later code for frames (UniVLA), whose rows have no ends. ``meta`` changes it.
 """
 
 from __future__ import annotations
@@ -39,11 +42,19 @@ from gen.types import TokenSpace
 
 CODE = re.compile(r"<\|visual token (\d+)\|>")
 EOL = "<|extra_200|>"  # the config's map and the tokenizer have it under this name only
-SPECIALS = {"bos_token": "<|extra_203|>", "boi_token": "<|image start|>", "image_wrapper_token": "<|image token|>", "eof_token": "<|extra_201|>"}
+SPECIALS = {
+    "bos_token": "<|extra_203|>",
+    "boi_token": "<|image start|>",
+    "image_wrapper_token": "<|image token|>",
+    "eof_token": "<|extra_201|>",
+}
 # what the released scripts add to every prompt, and compare it with
 SUFFIX = " masterpiece, film grained, best quality."
-NEGATIVE = ("lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, low quality, "
-            "normal quality, jpeg artifacts, signature, watermark, username, blurry.")
+NEGATIVE = (
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits,"
+    " cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark,"
+    " username, blurry."
+)
 SIZE = {"image": (720, 720), "video": (256, 256)}  # pixels
 META = {"image": "{height}*{width}", "video": "{frames}*{height}*{width}"}
 FRAMES, FPS = 32, 24
@@ -51,7 +62,8 @@ FRAMES, FPS = 32, 24
 
 @dataclass(frozen=True, kw_only=True)
 class FramesOfRows(Layout):
-    """Row by row with a row end after each, and a frame end after each frame: t * (h * (w + 1) + 1) ids."""
+    """Row by row with a row end after each, and a frame end after each frame: t * (h * (w + 1) + 1)
+    ids."""
 
     one_stream = True
     specials = ("eol", "eof")
@@ -77,12 +89,22 @@ def layout_of(codes: int, grid: tuple[int, ...]) -> Layout:
 
 
 def codes_of(vocabulary_map: Mapping[str, int] | None, codes: int, name: str) -> list[int]:
-    """The model's id of every code, in the codebook's order. Raises ``GenError`` for a map that lacks some or has others."""
-    found = {int(m[1]): i for word, i in (vocabulary_map or {}).items() if (m := CODE.fullmatch(word))}
+    """The model's id of every code, in the codebook's order. Raises ``GenError`` for a map that
+    lacks some or has others."""
+    found = {
+        int(m[1]): i for word, i in (vocabulary_map or {}).items() if (m := CODE.fullmatch(word))
+    }
     missing = [k for k in range(codes) if k not in found]
     if missing or len(found) > codes or EOL not in (vocabulary_map or {}):
-        lacks = f"lacks {len(missing)} of them, code {missing[0]} first" if missing else f"has {len(found)} of them or no {EOL!r}"
-        raise GenError(f"the vocabulary_map of {name} {lacks}; expected '<|visual token 000000|>' to {codes - 1} and the row end {EOL!r}")
+        lacks = (
+            f"lacks {len(missing)} of them, code {missing[0]} first"
+            if missing
+            else f"has {len(found)} of them or no {EOL!r}"
+        )
+        raise GenError(
+            f"the vocabulary_map of {name} {lacks}; expected '<|visual token 000000|>' to"
+            f" {codes - 1} and the row end {EOL!r}"
+        )
     return [found[k] for k in range(codes)]
 
 
@@ -95,8 +117,10 @@ class Emu3Video(FreeVideo):
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
         clip = super().whole_frames(media, frontend)
         if clip.shape[1:3] != self.checkpoint.frame_size or not len(clip):
-            raise GenError(f"the clip to continue has {len(clip)} frames of {clip.shape[1:3]} pixels in whole codes; expected some of "
-                           f"{self.checkpoint.frame_size}")
+            raise GenError(
+                f"the clip to continue has {len(clip)} frames of {clip.shape[1:3]} pixels in whole"
+                f" codes; expected some of {self.checkpoint.frame_size}"
+            )
         return clip
 
 
@@ -104,27 +128,48 @@ class Emu3Video(FreeVideo):
 class Emu3(Checkpoint):
     """Emu3 in the layout of transformers (`Emu3-Gen-hf`): pictures and clips after words.
 
-    ``height``, ``width``: pixels (720; clips 256). ``frames``, ``fps``: of clips (32, 24). ``suffix``: what is put after every prompt;
-    ``negative``: the prompt that guidance compares with. ``meta``: what is said of the size, with {frames}, {height} and {width} in codes, and {fps}.
+    ``height``, ``width``: pixels (720; clips 256). ``frames``, ``fps``: of clips (32, 24).
+    ``suffix``: what is put after every prompt; ``negative``: the prompt that guidance compares
+    with. ``meta``: what is said of the size, with {frames}, {height} and {width} in codes, and
+    {fps}.
     """
 
     modalities = ("image", "video")
     protocols = ("causal",)
     law = {"temperature": 1.0, "guidance_scale": 3.0, "top_k": 2048}
-    tested = ("tiny random folders against transformers' Emu3ForConditionalGeneration and its `generate`; the prompt of clips was never published, "
-              "so theirs is a guess")
+    tested = (
+        "tiny random folders against transformers' Emu3ForConditionalGeneration and its `generate`;"
+        " the prompt of clips was never published, so theirs is a guess"
+    )
 
     @classmethod
     def recognises(cls, files: Files) -> bool:
         return files.model_type in ("emu3", "Emu3")
 
-    def __init__(self, files: Files, modality: str, how: How, *, height: int | None = None, width: int | None = None, frames: int | None = None,
-                 fps: float | None = None, suffix: str = SUFFIX, negative: str = NEGATIVE, meta: str | None = None):
+    def __init__(
+        self,
+        files: Files,
+        modality: str,
+        how: How,
+        *,
+        height: int | None = None,
+        width: int | None = None,
+        frames: int | None = None,
+        fps: float | None = None,
+        suffix: str = SUFFIX,
+        negative: str = NEGATIVE,
+        meta: str | None = None,
+    ):
         if files.model_type == "Emu3":
-            raise GenError(f"model {files.name} is in the layout of BAAI's own code, whose tokenizer is code and whose frontend lies elsewhere; "
-                           "expected the one of transformers, such as BAAI/Emu3-Gen-hf")
+            raise GenError(
+                f"model {files.name} is in the layout of BAAI's own code, whose tokenizer is code"
+                " and whose frontend lies elsewhere; expected the one of transformers, such as"
+                " BAAI/Emu3-Gen-hf"
+            )
         if modality == "image" and (frames is not None or fps is not None):
-            raise bad_value("frames or fps", frames if fps is None else fps, "none: a picture has no frames")
+            raise bad_value(
+                "frames or fps", frames if fps is None else fps, "none: a picture has no frames"
+            )
         from transformers import Emu3Config, Emu3ForConditionalGeneration
 
         require_range(files)
@@ -132,35 +177,66 @@ class Emu3(Checkpoint):
             config = Emu3Config.from_dict(files.config)
         vq, video = config.vq_config, modality == "video"
         usual = SIZE[modality]
-        self.frame_size = (usual[0] if height is None else height, usual[1] if width is None else width)
+        self.frame_size = (
+            usual[0] if height is None else height,
+            usual[1] if width is None else width,
+        )
         self.fps = FPS if fps is None else fps
         clip = (FRAMES if frames is None else frames,) if video else ()
-        self._grid = grid_of((*clip, *self.frame_size), vq.temporal_downsample_factor, 2 ** (len(vq.channel_multiplier) - 1))
+        self._grid = grid_of(
+            (*clip, *self.frame_size),
+            vq.temporal_downsample_factor,
+            2 ** (len(vq.channel_multiplier) - 1),
+        )
         self._meta = said(META[modality] if meta is None else meta, self._grid, self.fps)
         layout = layout_of(vq.codebook_size, self._grid)
-        self._suffix, self._length, self._room = suffix, layout.length(), config.text_config.max_position_embeddings
+        self._suffix, self._length, self._room = (
+            suffix,
+            layout.length(),
+            config.text_config.max_position_embeddings,
+        )
 
-        ids = [*codes_of(config.vocabulary_map, vq.codebook_size, files.name), config.vocabulary_map[EOL]]
-        self._tokenizer = tokenizer_of(files.path, name=files.name, trust_remote_code=how.trust_remote_code)
+        ids = [
+            *codes_of(config.vocabulary_map, vq.codebook_size, files.name),
+            config.vocabulary_map[EOL],
+        ]
+        self._tokenizer = tokenizer_of(
+            files.path, name=files.name, trust_remote_code=how.trust_remote_code
+        )
         self._special = specials_of(self._tokenizer, config.vocabulary_map, files.name)
         ids += [self._tokenizer.convert_tokens_to_ids(self._special["eof_token"])] * video
         self.vocabulary = Vocabulary(ids, config.text_config.vocab_size)
         unconditional = self.prompt(negative, suffix="")
 
-        self.model = pretrained(Emu3ForConditionalGeneration, files.path, device=how.device, dtype=how.dtype, device_map=how.device_map,
-                                name=files.name)
+        self.model = pretrained(
+            Emu3ForConditionalGeneration,
+            files.path,
+            device=how.device,
+            dtype=how.dtype,
+            device_map=how.device_map,
+            name=files.name,
+        )
         self.frontend = (VideoVQ if video else Emu3VQ)(self.model.model.vqmodel)
-        self.binding = Binding(space(layout, codebook=self.frontend.codebooks[0]), self.prompt, unconditional)
+        self.binding = Binding(
+            space(layout, codebook=self.frontend.codebooks[0]), self.prompt, unconditional
+        )
         self.modality = Emu3Video(self) if video else FreeImage(self)
 
     def prompt(self, condition: str, suffix: str | None = None) -> list[int]:
         """The ids before the first code."""
         s = self._special
-        text = f"{s['bos_token']}{condition}{self._suffix if suffix is None else suffix}{s['boi_token']}{self._meta}{s['image_wrapper_token']}"
+        suffix = self._suffix if suffix is None else suffix
+        text = (
+            f"{s['bos_token']}{condition}{suffix}"
+            f"{s['boi_token']}{self._meta}{s['image_wrapper_token']}"
+        )
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) + self._length > self._room:
-            raise GenError(f"a prompt of {len(ids)} ids and {self._length} places make {len(ids) + self._length}; expected at most {self._room}, all "
-                           "that the model has positions for")
+            raise GenError(
+                f"a prompt of {len(ids)} ids and {self._length} places make"
+                f" {len(ids) + self._length}; expected at most {self._room}, all that the model has"
+                " positions for"
+            )
         return self.vocabulary.prompt(ids)
 
     def adapter(self, protocol: str) -> MappedLM:
@@ -169,12 +245,14 @@ class Emu3(Checkpoint):
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         """Of a picture, or of all frames of a clip or the first ones."""
         first = tokens.shape[1] // math.prod(space.grid[1:])
-        return layout_of(*self.frontend.config.codebook_sizes, (first, *self._grid[1:])).from_sequence(tokens)
+        return layout_of(
+            *self.frontend.config.codebook_sizes, (first, *self._grid[1:])
+        ).from_sequence(tokens)
 
 
 def grid_of(shape: tuple[int, ...], frames: int, side: int) -> tuple[int, ...]:
-    """The grid of codes of (frames,) height and width, where a code is so many frames of so many pixels a side. Raises ``GenError`` for what is
-    no multiple."""
+    """The grid of codes of (frames,) height and width, where a code is so many frames of so many
+    pixels a side. Raises ``GenError`` for what is no multiple."""
     names, steps = ("frames", "height", "width")[-len(shape) :], (frames, side, side)[-len(shape) :]
     for name, size, step in zip(names, shape, steps, strict=True):
         if not isinstance(size, int) or isinstance(size, bool) or size < 1 or size % step:
@@ -183,26 +261,46 @@ def grid_of(shape: tuple[int, ...], frames: int, side: int) -> tuple[int, ...]:
 
 
 def require_range(files: Files) -> None:
-    """Raises ``GenError`` for pixels in another range than [-1, 1], which every published frontend of the family has."""
-    found = {**files.json("processor_config.json").get("image_processor", {}), **files.json("preprocessor_config.json")}
+    """Raises ``GenError`` for pixels in another range than [-1, 1], which every published frontend
+    of the family has."""
+    found = {
+        **files.json("processor_config.json").get("image_processor", {}),
+        **files.json("preprocessor_config.json"),
+    }
     for key in ("image_mean", "image_std"):
         if key in found and not np.allclose(np.atleast_1d(found[key]), 0.5):
-            raise GenError(f"the pictures of {files.name} have the {key} {found[key]}; expected 0.5 for every channel")
+            raise GenError(
+                f"the pictures of {files.name} have the {key} {found[key]}; expected 0.5 for every"
+                " channel"
+            )
 
 
 def specials_of(tokenizer: Any, vocabulary_map: Mapping[str, int], name: str) -> dict[str, str]:
-    """The strings of the special ids. Raises ``GenError`` for one that the tokenizer splits, or knows under another id than the config."""
+    """The strings of the special ids. Raises ``GenError`` for one that the tokenizer splits, or
+    knows under another id than the config."""
     found = {key: getattr(tokenizer, key, None) or default for key, default in SPECIALS.items()}
     for key, word in found.items():
         ids = tokenizer(word, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1 or ids[0] != vocabulary_map.get(word, ids[0]) or tokenizer.convert_ids_to_tokens(ids[0]) != word:
-            raise GenError(f"the tokenizer of {name} makes {ids} of {word!r} ({key}); expected one id, {vocabulary_map.get(word, 'its own')}")
+        if (
+            len(ids) != 1
+            or ids[0] != vocabulary_map.get(word, ids[0])
+            or tokenizer.convert_ids_to_tokens(ids[0]) != word
+        ):
+            raise GenError(
+                f"the tokenizer of {name} makes {ids} of {word!r} ({key}); expected one id,"
+                f" {vocabulary_map.get(word, 'its own')}"
+            )
     return found
 
 
 def said(meta: str, grid: tuple[int, ...], fps: float) -> str:
     """What the prompt says of the size. Raises ``GenError`` for a template with other fields."""
     try:
-        return meta.format(fps=fps, **dict(zip(("frames", "height", "width")[-len(grid) :], grid, strict=True)))
+        return meta.format(
+            fps=fps, **dict(zip(("frames", "height", "width")[-len(grid) :], grid, strict=True))
+        )
     except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise GenError(f"meta is {meta!r} ({error!r}); expected text with {{height}}, {{width}} and, for clips, {{frames}} and {{fps}}") from None
+        raise GenError(
+            f"meta is {meta!r} ({error!r}); expected text with {{height}}, {{width}} and, for"
+            " clips, {frames} and {fps}"
+        ) from None

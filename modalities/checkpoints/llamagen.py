@@ -1,4 +1,5 @@
-"""LlamaGen: pictures of ImageNet classes or of captions, code by code in raster order (arXiv 2406.06525)."""
+"""LlamaGen: pictures of ImageNet classes or of captions, code by code in raster order (arXiv
+2406.06525)."""
 
 from __future__ import annotations
 
@@ -26,8 +27,15 @@ from gen.types import TokenSpace
 ENDINGS = (*PICKLES, ".safetensors")
 NAME = re.compile(r"[ct]2i_.*(" + "|".join(map(re.escape, ENDINGS)) + ")")
 SIDE = re.compile(r"[_-](256|384|512)(?:$|[_.-])")  # pixels, in names of files and folders
-T5_FOLDERS = ("t5-ckpt/flan-t5-xl", "flan-t5-xl", "t5")  # where the published scripts put it, and beside the weights
-LAWS = {"c2i": {"guidance_scale": 4.0, "top_k": 2000}, "t2i": {"guidance_scale": 7.5, "top_k": 1000}}  # of the published sampling scripts
+T5_FOLDERS = (
+    "t5-ckpt/flan-t5-xl",
+    "flan-t5-xl",
+    "t5",
+)  # where the published scripts put it, and beside the weights
+LAWS = {
+    "c2i": {"guidance_scale": 4.0, "top_k": 2000},
+    "t2i": {"guidance_scale": 7.5, "top_k": 1000},
+}  # of the published sampling scripts
 SIGNS = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
 
 
@@ -35,10 +43,12 @@ SIGNS = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
 class LlamaGenPictures(Checkpoint):
     """LlamaGen B to 3B, of classes (c2i) and of captions (t2i), with its VQ autoencoder.
 
-    A prompt is the number of a class, or a caption. ``ar``: the file of the model, where a folder holds several. ``vq``: the file or folder of the
-    autoencoder, by default ``vq_ds*.pt`` in the folder. ``t5``: the folder of the text encoder (flan-t5-xl), by default ``t5-ckpt/flan-t5-xl`` or
-    ``flan-t5-xl`` beside the model. ``heads``: of attention, where the width is none of the published ones. ``height``, ``width``: of pictures, in
-    pixels, by default square and as the name says (_256, _384, _512); other sizes than a model was trained on are possible and seldom good.
+    A prompt is the number of a class, or a caption. ``ar``: the file of the model, where a folder
+    holds several. ``vq``: the file or folder of the autoencoder, by default ``vq_ds*.pt`` in the
+    folder. ``t5``: the folder of the text encoder (flan-t5-xl), by default ``t5-ckpt/flan-t5-xl``
+    or ``flan-t5-xl`` beside the model. ``heads``: of attention, where the width is none of the
+    published ones. ``height``, ``width``: of pictures, in pixels, by default square and as the name
+    says (_256, _384, _512); other sizes than a model was trained on are possible and seldom good.
     The autoencoder runs in single precision at least, as in the published scripts.
     """
 
@@ -54,28 +64,65 @@ class LlamaGenPictures(Checkpoint):
             return files.path.suffix in ENDINGS and _holds_model(files.path)
         if files.config.get("model_type") in LAWS:  # as its classes are saved by huggingface_hub
             return True
-        return bool(_candidates(files.path)) or not files.config and not files.has("model_index.json") and _holds_model(files.path)
+        return (
+            bool(_candidates(files.path))
+            or not files.config
+            and not files.has("model_index.json")
+            and _holds_model(files.path)
+        )
 
-    def __init__(self, files: Files, modality: str, how: How, *, ar: str | None = None, vq: str | Path | None = None, t5: str | Path | None = None,
-                 heads: int | None = None, height: int | None = None, width: int | None = None):
+    def __init__(
+        self,
+        files: Files,
+        modality: str,
+        how: How,
+        *,
+        ar: str | None = None,
+        vq: str | Path | None = None,
+        t5: str | Path | None = None,
+        heads: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+    ):
         file = _model_file(files, ar)
         weights = Weights(file)
-        sizes = sizes_of(weights.shapes, files.config.get("n_head") if heads is None else heads, files.name)
+        sizes = sizes_of(
+            weights.shapes, files.config.get("n_head") if heads is None else heads, files.name
+        )
         kind = "c2i" if sizes.classes else "t2i"
-        self.frontend = LlamaGenVQ.from_pretrained(_vq_file(files, vq, kind), how.device, torch.promote_types(how.dtype, torch.float32))
+        self.frontend = LlamaGenVQ.from_pretrained(
+            _vq_file(files, vq, kind), how.device, torch.promote_types(how.dtype, torch.float32)
+        )
         codes = self.frontend.config.codebook_sizes[0]
         if codes != sizes.vocab_size:
-            raise GenError(f"model {files.name} has a vocabulary of {sizes.vocab_size} ids, its VQ {codes} codes; expected as many")
+            raise GenError(
+                f"model {files.name} has a vocabulary of {sizes.vocab_size} ids, its VQ {codes}"
+                " codes; expected as many"
+            )
         trained = grid_of(weights.shapes, sizes) or math.isqrt(files.config.get("block_size", 0))
         grid = _grid(files, file, height, width, self.frontend.factor, trained)
         encoder = _T5(_t5_folder(files, t5), how, sizes, files.name) if sizes.caption else None
         model = without_storage(lambda: LlamaGen(sizes, grid[1]))
-        fill(model, weights, drop=DROP, device=how.device, dtype=how.dtype, device_map=how.device_map, name=files.name)
+        fill(
+            model,
+            weights,
+            drop=DROP,
+            device=how.device,
+            dtype=how.dtype,
+            device_map=how.device_map,
+            name=files.name,
+        )
         self.captions = Conditions(encoder) if encoder else None
         self.lm = LlamaGenLM(model, self.captions)
         space = TokenSpace.codes(grid, codes, codes, codebook=self.frontend.codebooks[0])
-        prompt = (lambda c: self.lm.caption_prompt(self.captions.number(c))) if encoder else self.lm.class_prompt
-        self.binding = Binding(space, prompt, (self.lm.caption_prompt if encoder else self.lm.class_prompt)(None))
+        prompt = (
+            (lambda c: self.lm.caption_prompt(self.captions.number(c)))
+            if encoder
+            else self.lm.class_prompt
+        )
+        self.binding = Binding(
+            space, prompt, (self.lm.caption_prompt if encoder else self.lm.class_prompt)(None)
+        )
         self.law = LAWS[kind]
         self.modality = FreeImage(self)
 
@@ -86,7 +133,10 @@ class LlamaGenPictures(Checkpoint):
         classes = self.lm.sizes.classes
         found = re.fullmatch(r"\s*(?:class\s+)?(\d+)\s*", prompt, re.IGNORECASE)
         if not found or int(found[1]) >= classes:
-            raise GenError(f"the prompt is {prompt!r}; expected the number of a class, such as '207' or 'class 207', below {classes}")
+            raise GenError(
+                f"the prompt is {prompt!r}; expected the number of a class, such as '207' or 'class"
+                f" 207', below {classes}"
+            )
         return int(found[1])
 
     def adapter(self, protocol: str) -> LlamaGenLM:
@@ -94,33 +144,48 @@ class LlamaGenPictures(Checkpoint):
 
 
 class _T5:
-    """A caption -> the last states of a T5 encoder, {"features": [n, width]}, n at most the places of the condition. Padding changes nothing of the
-    states, so there is none here."""
+    """A caption -> the last states of a T5 encoder, {"features": [n, width]}, n at most the places
+    of the condition. Padding changes nothing of the states, so there is none here."""
 
     def __init__(self, folder: Path, how: How, sizes: Sizes, name: str):
         from transformers import T5EncoderModel
 
         self.tokenizer, self.most = tokenizer_of(folder, name=folder), sizes.prompt
         with readable("text encoder", folder), quiet():
-            model, info = T5EncoderModel.from_pretrained(folder, dtype=how.dtype, output_loading_info=True, local_files_only=True,
-                                                         ignore_mismatched_sizes=True)
-        more = [k for k in info["unexpected_keys"] if not k.startswith(("decoder.", "lm_head."))]  # published ones have their decoder
+            model, info = T5EncoderModel.from_pretrained(
+                folder,
+                dtype=how.dtype,
+                output_loading_info=True,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+            )
+        more = [
+            k for k in info["unexpected_keys"] if not k.startswith(("decoder.", "lm_head."))
+        ]  # published ones have their decoder
         wrong = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"], *more])
         if wrong:
-            raise GenError(f"the weights of text encoder {folder} lack, or have too many or in another shape, {len(wrong)} tensors: "
-                           f"{', '.join(wrong[:8])}")
+            raise GenError(
+                f"the weights of text encoder {folder} lack, or have too many or in another shape,"
+                f" {len(wrong)} tensors: {', '.join(wrong[:8])}"
+            )
         if model.config.d_model != sizes.caption:
-            raise GenError(f"text encoder {folder} has width {model.config.d_model}; expected {sizes.caption}, as model {name} was trained with")
+            raise GenError(
+                f"text encoder {folder} has width {model.config.d_model}; expected {sizes.caption},"
+                f" as model {name} was trained with"
+            )
         self.model = model.to(how.device).eval().requires_grad_(False)
 
     def __call__(self, caption: str) -> dict[str, Tensor]:
-        ids = self.tokenizer(cleaned(caption), truncation=True, max_length=self.most, return_tensors="pt")["input_ids"]
+        ids = self.tokenizer(
+            cleaned(caption), truncation=True, max_length=self.most, return_tensors="pt"
+        )["input_ids"]
         return {"features": self.model(input_ids=ids.to(self.model.device)).last_hidden_state[0]}
 
 
 def cleaned(caption: str) -> str:
-    """A caption as captions were in training, as far as prompts have what was taken out: lower case, without signs such as ``#`` and brackets. Web
-    addresses, file names and article numbers went too; they are left alone here."""
+    """A caption as captions were in training, as far as prompts have what was taken out: lower
+    case, without signs such as ``#`` and brackets. Web addresses, file names and article numbers
+    went too; they are left alone here."""
     return " ".join(SIGNS.sub(" ", caption.lower()).split())
 
 
@@ -141,7 +206,10 @@ def _candidates(folder: Path) -> list[Path]:
 def _model_file(files: Files, ar: str | None) -> Path:
     if files.path.is_file():
         if ar is not None:
-            raise GenError(f"model {files.name} is one file and came with the option ar={ar!r}; expected a folder, or no such option")
+            raise GenError(
+                f"model {files.name} is one file and came with the option ar={ar!r}; expected a"
+                " folder, or no such option"
+            )
         return files.path
     found = _candidates(files.path)
     if ar is not None:
@@ -150,46 +218,74 @@ def _model_file(files: Files, ar: str | None) -> Path:
             raise GenError(f"ar is {ar!r}, which is not in {files.path}; it holds {there}")
         return files.path / ar
     if len(found) > 1:
-        raise GenError(f"{files.path} holds {', '.join(p.name for p in found)}; expected the path of one, or the option ar with its name")
+        raise GenError(
+            f"{files.path} holds {', '.join(p.name for p in found)}; expected the path of one, or"
+            " the option ar with its name"
+        )
     return found[0] if found else weight_files(files.path)[0]
 
 
 def _vq_file(files: Files, vq: str | Path | None, kind: str) -> Path:
     if vq is None:
-        found = [p for p in sorted(files.folder.iterdir()) if p.suffix in ENDINGS and re.fullmatch(rf"vq_ds\d+(_{kind})?", p.stem)]
+        found = [
+            p
+            for p in sorted(files.folder.iterdir())
+            if p.suffix in ENDINGS and re.fullmatch(rf"vq_ds\d+(_{kind})?", p.stem)
+        ]
         if len(found) == 1:
             return found[0]
         there = " and ".join(p.name for p in found) or f"no vq_ds16_{kind}.pt"
-        raise GenError(f"model {files.name} has {there} beside it in {files.folder}; expected one VQ, or the option vq with the path of one")
+        raise GenError(
+            f"model {files.name} has {there} beside it in {files.folder}; expected one VQ, or the"
+            " option vq with the path of one"
+        )
     for path in (files.folder / vq, Path(vq).expanduser()):
         if path.exists():
             return path
-    raise GenError(f"vq is {str(vq)!r}, which is no file and no folder, neither in {files.folder} nor by itself")
+    raise GenError(
+        f"vq is {str(vq)!r}, which is no file and no folder, neither in {files.folder} nor by"
+        " itself"
+    )
 
 
 def _t5_folder(files: Files, t5: str | Path | None) -> Path:
     if t5 is None:
         found = [files.folder / f for f in T5_FOLDERS if (files.folder / f).is_dir()]
         if not found:
-            raise GenError(f"model {files.name} takes captions and has no text encoder in {files.folder} ({', '.join(T5_FOLDERS)}); "
-                           "expected the option t5 with the folder of a T5 encoder such as flan-t5-xl")
+            raise GenError(
+                f"model {files.name} takes captions and has no text encoder in {files.folder}"
+                f" ({', '.join(T5_FOLDERS)}); expected the option t5 with the folder of a T5"
+                " encoder such as flan-t5-xl"
+            )
         return found[0]
     for path in (files.folder / t5, Path(t5).expanduser()):
         if path.is_dir():
             return path
-    raise GenError(f"t5 is {str(t5)!r}, which is no folder, neither in {files.folder} nor by itself")
+    raise GenError(
+        f"t5 is {str(t5)!r}, which is no folder, neither in {files.folder} nor by itself"
+    )
 
 
-def _grid(files: Files, file: Path, height: Any, width: Any, stride: int, trained: int) -> tuple[int, int]:
-    """Rows and columns of codes. ``trained``: the side of the grid that the weights or the config tell of, 0 if none does."""
+def _grid(
+    files: Files, file: Path, height: Any, width: Any, stride: int, trained: int
+) -> tuple[int, int]:
+    """Rows and columns of codes. ``trained``: the side of the grid that the weights or the config
+    tell of, 0 if none does."""
     if height is None and width is None:
         told = SIDE.search(file.stem) or SIDE.search(files.folder.name) if not trained else None
         if not trained and not told:
-            raise GenError(f"nothing says which size {files.name} was trained for; expected a name such as c2i_B_256.pt, or the options "
-                           "height and width")
+            raise GenError(
+                f"nothing says which size {files.name} was trained for; expected a name such as"
+                " c2i_B_256.pt, or the options height and width"
+            )
         height = width = trained * stride if trained else int(told[1])
     for name, value in (("height", height), ("width", width)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < stride or value % stride):
+        if value is not None and (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or value < stride
+            or value % stride
+        ):
             raise bad_value(name, value, f"pixels, a multiple of {stride}")
     height, width = height or width, width or height
     return height // stride, width // stride

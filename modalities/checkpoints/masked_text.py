@@ -1,7 +1,9 @@
-"""What the families of masked language models share: a canvas of so many ids behind the prompt, all of them empty at first.
+"""What the families of masked language models share: a canvas of so many ids behind the prompt, all
+of them empty at first.
 
-The end is an id like any other to these models; what stands behind the first one is not read. Nothing of a folder's own code runs: networks are
-classes of transformers or of ``gen.models``, filled with the published weights.
+The end is an id like any other to these models; what stands behind the first one is not read.
+Nothing of a folder's own code runs: networks are classes of transformers or of ``gen.models``,
+filled with the published weights.
 """
 
 from __future__ import annotations
@@ -22,21 +24,26 @@ from gen.models.pretrained import chats, said_by_user, tokenizer_of
 from gen.tokenizers.hf_text import HFText
 from gen.types import TokenSpace
 
-Rules = Mapping[str, tuple[Any, tuple[Any, ...]]]  # field of a config -> what it is where the config says nothing, and what can be loaded
+Rules = Mapping[
+    str, tuple[Any, tuple[Any, ...]]
+]  # field of a config -> what it is where the config says nothing, and what can be loaded
 
 
 class MaskedText(Checkpoint):
     """A masked language model whose vocabulary is its tokenizer's.
 
-    ``max_new_tokens``: the places of an answer. ``chat``: whether prompts are put into the tokenizer's chat template as what a user says; by
-    default where there is one. ``mask_token_id``: by default what the config says, else the tokenizer. Guidance compares with a canvas behind
-    one empty place.
+    ``max_new_tokens``: the places of an answer. ``chat``: whether prompts are put into the
+    tokenizer's chat template as what a user says; by default where there is one. ``mask_token_id``:
+    by default what the config says, else the tokenizer. Guidance compares with a canvas behind one
+    empty place.
     """
 
     modalities = ("text",)
     protocols = ("masked",)
     law = {"temperature": 1.0}
-    turn_end: ClassVar[str]  # the token that ends what one side of a chat says, where the tokenizer has it
+    turn_end: ClassVar[
+        str
+    ]  # the token that ends what one side of a chat says, where the tokenizer has it
     needed: ClassVar[tuple[str, ...]]  # fields that a config must have
     rules: ClassVar[Rules]
 
@@ -48,32 +55,69 @@ class MaskedText(Checkpoint):
         """The tokenizer."""
         return tokenizer_of(files.folder, name=files.name, trust_remote_code=how.trust_remote_code)
 
-    def __init__(self, files: Files, modality: str, how: How, *, max_new_tokens: int = 128, chat: bool | None = None,
-                 mask_token_id: int | None = None):
-        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
+    def __init__(
+        self,
+        files: Files,
+        modality: str,
+        how: How,
+        *,
+        max_new_tokens: int = 128,
+        chat: bool | None = None,
+        mask_token_id: int | None = None,
+    ):
+        if (
+            not isinstance(max_new_tokens, int)
+            or isinstance(max_new_tokens, bool)
+            or max_new_tokens < 1
+        ):
             raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
         require_fields(files, self.needed, self.rules)
         self.tokenizer = self.tokenize(files, how)
         self.chat = chats(self.tokenizer, chat, files.name)
         self.model = self.network(files, how)
         size = self.model.config.vocab_size
-        mask = next((i for i in (mask_token_id, files.config.get("mask_token_id"), self.tokenizer.mask_token_id) if i is not None), None)
+        mask = next(
+            (
+                i
+                for i in (
+                    mask_token_id,
+                    files.config.get("mask_token_id"),
+                    self.tokenizer.mask_token_id,
+                )
+                if i is not None
+            ),
+            None,
+        )
         if mask is None:
-            raise GenError(f"neither the config nor the tokenizer of {files.name} says which id an empty place is; expected mask_token_id")
+            raise GenError(
+                f"neither the config nor the tokenizer of {files.name} says which id an empty place"
+                " is; expected mask_token_id"
+            )
         ends = self._ends(files)
         for name, i in (("mask_token_id", mask), *(("eos_token_id", i) for i in ends)):
             if not isinstance(i, int) or not 0 <= i < size:
-                raise GenError(f"model {files.name}: {name} is {i!r}; expected an id below {size}, the size of its vocabulary")
+                raise GenError(
+                    f"model {files.name}: {name} is {i!r}; expected an id below {size}, the size of"
+                    " its vocabulary"
+                )
         self.frontend = HFText(self.tokenizer, size, ends, how.device)
         legal = torch.ones(1, size, dtype=torch.bool)
         legal[0, mask] = False
-        space = TokenSpace((max_new_tokens,), size, legal.expand(max_new_tokens, -1), mask, end_id=ends[0] if ends else None)
+        space = TokenSpace(
+            (max_new_tokens,),
+            size,
+            legal.expand(max_new_tokens, -1),
+            mask,
+            end_id=ends[0] if ends else None,
+        )
         self.binding = Binding(space, self.prompt, [mask])
         self.modality = FreeText(self)
 
     def _ends(self, files: Files) -> tuple[int, ...]:
         """The id that ends a text, and the one that ends a turn."""
-        said = files.json("generation_config.json").get("eos_token_id", files.config.get("eos_token_id"))
+        said = files.json("generation_config.json").get(
+            "eos_token_id", files.config.get("eos_token_id")
+        )
         said = self.tokenizer.eos_token_id if said is None else said
         turn = self.tokenizer.get_vocab().get(self.turn_end)
         found = [] if said is None else list(said) if isinstance(said, list) else [said]
@@ -85,7 +129,9 @@ class MaskedText(Checkpoint):
             return said_by_user(self.tokenizer, text)
         ids = self.tokenizer(text)["input_ids"]
         if not ids:
-            raise GenError(f"the tokenizer has no ids for the prompt {text!r}; expected a text that it knows")
+            raise GenError(
+                f"the tokenizer has no ids for the prompt {text!r}; expected a text that it knows"
+            )
         return ids
 
     def adapter(self, protocol: str) -> Any:
@@ -93,7 +139,8 @@ class MaskedText(Checkpoint):
 
 
 def require_fields(files: Files, needed: tuple[str, ...], rules: Rules) -> None:
-    """Raises ``GenError`` for a config without one of the fields, or with one that says what cannot be loaded."""
+    """Raises ``GenError`` for a config without one of the fields, or with one that says what cannot
+    be loaded."""
     config = files.config
     missing = [key for key in needed if config.get(key) is None]
     if missing:
@@ -101,4 +148,7 @@ def require_fields(files: Files, needed: tuple[str, ...], rules: Rules) -> None:
     for key, (usual, fine) in rules.items():
         if config.get(key, usual) not in fine:
             said = repr(config[key]) if key in config else f"not said, which is {usual!r}"
-            raise GenError(f"the config of model {files.name} cannot be served: {key} is {said}; expected {' or '.join(map(repr, fine))}")
+            raise GenError(
+                f"the config of model {files.name} cannot be served: {key} is {said}; expected"
+                f" {' or '.join(map(repr, fine))}"
+            )

@@ -1,12 +1,14 @@
-"""MusicGen: music after words (Copet et al., "Simple and Controllable Music Generation", arXiv 2306.05284).
+"""MusicGen: music after words (Copet et al., "Simple and Controllable Music Generation", arXiv
+2306.05284).
 
-A T5 encoder reads the prompt, a decoder attends to what it made of it, and writes codes of EnCodec. Stream q is q steps late:
+A T5 encoder reads the prompt, a decoder attends to what it made of it, and writes codes of EnCodec.
+Stream q is q steps late:
 
     step s holds the codes (q, s - q), q = 0 ... Q - 1, or the pad where there is no frame s - q
 
-so that T frames take T + Q - 1 steps. The codes of a step do not look at each other: one forward call of the decoder gives the law of all
-of them. What stands in the gaps is the pad, which is also what the decoder sees before the first step. The unconditional half of guidance
-attends to zeros.
+so that T frames take T + Q - 1 steps. The codes of a step do not look at each other: one forward
+call of the decoder gives the law of all of them. What stands in the gaps is the pad, which is also
+what the decoder sees before the first step. The unconditional half of guidance attends to zeros.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class _Cache(FrameCache):
 
 
 class MusicFrames(FrameLM):
-    """The decoder of ``MusicgenForConditionalGeneration``. Ids are the streams' codes one stream after another, then the pad."""
+    """The decoder of ``MusicgenForConditionalGeneration``. Ids are the streams' codes one stream
+    after another, then the pad."""
 
     specials = 1
     offset = True
@@ -68,9 +71,15 @@ class MusicFrames(FrameLM):
         return self.embed(pads), torch.ones_like(length)
 
     def unseen(self, lengths: list[int]) -> Tensor:
-        """The mask of conditions of these lengths: float [B, 1, 1, n], 0 where there is something to see."""
-        beyond = torch.arange(max(lengths), device=self.device) >= torch.tensor(lengths, device=self.device)[:, None]
-        return torch.zeros(beyond.shape, dtype=self.dtype, device=self.device).masked_fill(beyond, torch.finfo(self.dtype).min)[:, None, None]
+        """The mask of conditions of these lengths: float [B, 1, 1, n], 0 where there is something
+        to see."""
+        beyond = (
+            torch.arange(max(lengths), device=self.device)
+            >= torch.tensor(lengths, device=self.device)[:, None]
+        )
+        return torch.zeros(beyond.shape, dtype=self.dtype, device=self.device).masked_fill(
+            beyond, torch.finfo(self.dtype).min
+        )[:, None, None]
 
     def embed(self, codes: Tensor) -> Tensor:
         return sum(table(codes[..., q]) for q, table in enumerate(self.decoder.embed_tokens))
@@ -104,40 +113,76 @@ class Music(FreeAudio):
 class MusicGen(Checkpoint):
     """MusicGen small, medium and large (mono), as folders of transformers.
 
-    ``seconds`` or ``frames``: how long the music is (5 seconds). Stereo models, and prompts of sound, are not taken.
+    ``seconds`` or ``frames``: how long the music is (5 seconds). Stereo models, and prompts of
+    sound, are not taken.
     """
 
     modalities = ("speech",)
     protocols = ("causal",)
     law = {"guidance_scale": GUIDANCE, "top_k": TOP_K}
-    tested = "tiny random weights against transformers' MusicgenForConditionalGeneration and its `generate`"
+    tested = (
+        "tiny random weights against transformers' MusicgenForConditionalGeneration and its"
+        " `generate`"
+    )
 
     @classmethod
     def recognises(cls, files: Files) -> bool:
         return files.model_type == "musicgen"
 
-    def __init__(self, files: Files, modality: str, how: How, *, seconds: float | None = None, frames: int | None = None):
+    def __init__(
+        self,
+        files: Files,
+        modality: str,
+        how: How,
+        *,
+        seconds: float | None = None,
+        frames: int | None = None,
+    ):
         if how.device_map is not None:
-            raise GenError(f"model {files.name} came with a device_map; expected none, models of this family run on one device")
+            raise GenError(
+                f"model {files.name} came with a device_map; expected none, models of this family"
+                " run on one device"
+            )
         said = files.config.get("decoder", {})
         if said.get("audio_channels", 1) != 1:
-            raise GenError(f"model {files.name} makes {said['audio_channels']} channels; expected a mono model, stereo is not supported")
+            raise GenError(
+                f"model {files.name} makes {said['audio_channels']} channels; expected a mono"
+                " model, stereo is not supported"
+            )
         self.tokenizer = tokenizer_of(files.path, name=files.name)
-        self.model = pretrained(_class(), files.path, device=how.device, dtype=how.dtype, name=files.name)
+        self.model = pretrained(
+            _class(), files.path, device=how.device, dtype=how.dtype, name=files.name
+        )
         c, pad = self.model.config.decoder, self._pad()
         if pad != c.vocab_size:
-            raise GenError(f"model {files.name} starts with id {pad}; expected {c.vocab_size}, the id after the codes")
+            raise GenError(
+                f"model {files.name} starts with id {pad}; expected {c.vocab_size}, the id after"
+                " the codes"
+            )
         there = len(self.model.audio_encoder.quantizer.layers)
         if there < c.num_codebooks or self.model.audio_encoder.config.codebook_size != c.vocab_size:
-            raise GenError(f"model {files.name} writes {c.num_codebooks} streams of {c.vocab_size} codes, its audio_encoder has {there} codebooks "
-                           f"of {self.model.audio_encoder.config.codebook_size}; expected as many")
+            raise GenError(
+                f"model {files.name} writes {c.num_codebooks} streams of {c.vocab_size} codes, its"
+                f" audio_encoder has {there} codebooks of"
+                f" {self.model.audio_encoder.config.codebook_size}; expected as many"
+            )
         self.frontend = Encodec(self.model.audio_encoder, c.num_codebooks)
         length = lasting(self.frontend, seconds, frames, SECONDS)
         longest = c.max_position_embeddings - c.num_codebooks + 1
         if length > longest:
-            raise bad_value("the length in frames", length, f"at most {longest}, the positions of the decoder less those of the delay")
-        self.layout = make_layout("delay", sizes=(c.vocab_size,) * c.num_codebooks, grid=(length,), delays=tuple(range(c.num_codebooks)),
-                                  vocabulary="offset", flat=True)  # fmt: skip
+            raise bad_value(
+                "the length in frames",
+                length,
+                f"at most {longest}, the positions of the decoder less those of the delay",
+            )
+        self.layout = make_layout(
+            "delay",
+            sizes=(c.vocab_size,) * c.num_codebooks,
+            grid=(length,),
+            delays=tuple(range(c.num_codebooks)),
+            vocabulary="offset",
+            flat=True,
+        )
         self.conditions = Conditions(self._encode)
         self.modality = Music(self)
         found = space(self.layout, codebook=self.modality.codebook(self.frontend))
@@ -157,10 +202,20 @@ class MusicGen(Checkpoint):
         """What the decoder attends to: states [n, D]."""
         width = self.model.config.decoder.hidden_size
         if condition == UNSAID:
-            return {"states": torch.zeros(1, width, device=self.model.device, dtype=self.model.dtype)}
+            return {
+                "states": torch.zeros(1, width, device=self.model.device, dtype=self.model.dtype)
+            }
         ids = self.tokenizer(condition, return_tensors="pt").input_ids.to(self.model.device)
-        states = self.model.text_encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
-        return {"states": self.model.enc_to_dec_proj(states) if hasattr(self.model, "enc_to_dec_proj") else states}
+        states = self.model.text_encoder(
+            input_ids=ids, attention_mask=torch.ones_like(ids)
+        ).last_hidden_state[0]
+        return {
+            "states": (
+                self.model.enc_to_dec_proj(states)
+                if hasattr(self.model, "enc_to_dec_proj")
+                else states
+            )
+        }
 
     def adapter(self, protocol: str) -> MusicFrames:
         return MusicFrames(self.model, self.conditions)
@@ -173,12 +228,15 @@ def _class():
     from transformers import MusicgenForConditionalGeneration
 
     class Loaded(MusicgenForConditionalGeneration):
-        """Older files hold the table of positions, which is computed today. Else nothing may be extra: the class itself passes over whatever
-        has a decoder in its name, since its encoder of texts would alone."""
+        """Older files hold the table of positions, which is computed today. Else nothing may be
+        extra: the class itself passes over whatever has a decoder in its name, since its encoder of
+        texts would alone."""
 
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            self._keys_to_ignore_on_load_unexpected = {r"^decoder\.model\.decoder\.embed_positions\.weights$"}
+            self._keys_to_ignore_on_load_unexpected = {
+                r"^decoder\.model\.decoder\.embed_positions\.weights$"
+            }
 
     Loaded.__name__ = MusicgenForConditionalGeneration.__name__
     return Loaded

@@ -1,10 +1,14 @@
-"""OpenVLA: a language model whose last words are bins of robot actions (Kim et al., arXiv 2406.09246).
+"""OpenVLA: a language model whose last words are bins of robot actions (Kim et al., arXiv
+2406.09246).
 
-    prompt   bos, [features of the picture,] "In: What action should the robot take to {instruction}?\\nOut:", the empty piece
-    answer   one id for each dimension of the action: bin b = 1 .. E is id V - b, V the vocabulary without its padding
+    prompt   bos, [features of the picture,] "In: What action should the robot take to
+             {instruction}?\\nOut:", the empty piece
+    answer   one id for each dimension of the action: bin b = 1 .. E is id V - b, V the vocabulary
+             without its padding
 
-The picture's part (``vision_backbone``, of timm) is not loaded: its features may come from a file, which the projector of the checkpoint takes to the
-language model. Without them the model answers to words alone, as its own class does without pictures; that is no way to move a robot.
+The picture's part (``vision_backbone``, of timm) is not loaded: its features may come from a file,
+which the projector of the checkpoint takes to the language model. Without them the model answers to
+words alone, as its own class does without pictures; that is no way to move a robot.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from gen.tokenizers.action_edges import ActionEdges
 from gen.types import TokenSpace
 
 TEMPLATE = "In: What action should the robot take to {instruction}?\nOut:"
-EMPTY = "\u2581"  # the piece of an empty word, 29871 in Llama's tokenizer: every training prompt ends with it
+# the piece of an empty word, 29871 in Llama's tokenizer: every training prompt ends with it
+EMPTY = "\u2581"
 RENAMES = ((r"^language_model\.", ""),)
 ELSEWHERE = (r"^vision_backbone\.", r"^projector\.")
 PATCHES = 1 << 14  # ids in prompts that stand for one file of features
@@ -50,7 +55,8 @@ class Instruction:
 
 
 class Projector(nn.Module):
-    """Features of a vision backbone [P, vision] -> what the language model takes for words [P, hidden]: linear layers with GELU between them."""
+    """Features of a vision backbone [P, vision] -> what the language model takes for words [P,
+    hidden]: linear layers with GELU between them."""
 
     def __init__(self, shapes: list[tuple[int, ...]]):
         super().__init__()
@@ -65,7 +71,8 @@ class Projector(nn.Module):
 
 
 class SeeingLM(MappedLM):
-    """A language model over bins, whose prompts may hold features: model id V + PATCHES n + j is row j of condition n."""
+    """A language model over bins, whose prompts may hold features: model id V + PATCHES n + j is
+    row j of condition n."""
 
     keeps = False
 
@@ -86,53 +93,93 @@ class SeeingLM(MappedLM):
             here = seen & (number == one)
             x[here] = self.conditions.of(one[None])[0]["features"].to(x)[row[here]]
         mask = cache.at(positions, self.dtype)
-        logits = self.model(inputs_embeds=x, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True).logits
+        logits = self.model(
+            inputs_embeds=x,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
         return logits[..., self.vocabulary.ids.to(logits.device)]
 
 
 @register("checkpoint", "openvla")
 class OpenVLA(Checkpoint):
-    """OpenVLA's language model: actions after an instruction, and after features of a picture where they are given.
+    """OpenVLA's language model: actions after an instruction, and after features of a picture where
+    they are given.
 
-    ``unnorm_key``: the data set whose statistics put actions into physical units; needed if there are several. ``horizon``: actions of a chunk (1).
-    ``template``: the prompt around {instruction}. A prompt is an instruction, or ``instruction | features.npy``: floats [patches, width] as the
+    ``unnorm_key``: the data set whose statistics put actions into physical units; needed if there
+    are several. ``horizon``: actions of a chunk (1). ``template``: the prompt around {instruction}.
+    A prompt is an instruction, or ``instruction | features.npy``: floats [patches, width] as the
     vision backbone gives them.
     """
 
     modalities = ("action",)
     protocols = ("causal",)
     law = {"temperature": 0.0}
-    tested = ("tiny random language models in the published layout against transformers' LlamaForCausalLM; pictures only as features computed "
-              "elsewhere: the vision backbones of timm are not loaded")
+    tested = (
+        "tiny random language models in the published layout against transformers'"
+        " LlamaForCausalLM; pictures only as features computed elsewhere: the vision backbones of"
+        " timm are not loaded"
+    )
 
     @classmethod
     def recognises(cls, files: Files) -> bool:
         return files.model_type == "openvla"
 
-    def __init__(self, files: Files, modality: str, how: How, *, unnorm_key: str | None = None, horizon: int = 1, template: str = TEMPLATE):
+    def __init__(
+        self,
+        files: Files,
+        modality: str,
+        how: How,
+        *,
+        unnorm_key: str | None = None,
+        horizon: int = 1,
+        template: str = TEMPLATE,
+    ):
         from transformers import LlamaConfig, LlamaForCausalLM
 
         said = dict(files.config.get("text_config") or {})
         if said.get("model_type", "llama") != "llama":
-            raise GenError(f"the language model of {files.name} is a {said['model_type']!r}; expected 'llama'")
+            raise GenError(
+                f"the language model of {files.name} is a {said['model_type']!r}; expected 'llama'"
+            )
         if "{instruction}" not in template:
             raise bad_value("template", template, "a text that holds {instruction}")
         statistics = statistics_of(files, unnorm_key)
         config = LlamaConfig(**{k: v for k, v in said.items() if k != "model_type"})
         size = config.vocab_size - int(files.config.get("pad_to_multiple_of", 64))
         bins = int(files.config.get("n_action_bins", 256))
-        self.frontend = ActionEdges(bins, at_least("horizon", horizon, 1), statistics.dimensions, statistics, how.device)
+        self.frontend = ActionEdges(
+            bins, at_least("horizon", horizon, 1), statistics.dimensions, statistics, how.device
+        )
         self.vocabulary = Vocabulary(size - 1 - torch.arange(bins), config.vocab_size)
-        self.tokenizer, self.template = tokenizer_of(files.path, name=files.name, trust_remote_code=how.trust_remote_code), template
+        self.tokenizer, self.template = (
+            tokenizer_of(files.path, name=files.name, trust_remote_code=how.trust_remote_code),
+            template,
+        )
         self.empty = self.tokenizer.get_vocab().get(EMPTY)
         if self.empty is None:
-            raise GenError(f"the tokenizer of {files.name} has no piece {EMPTY!r}; expected Llama's, whose prompts end with it")
+            raise GenError(
+                f"the tokenizer of {files.name} has no piece {EMPTY!r}; expected Llama's, whose"
+                " prompts end with it"
+            )
         weights = Weights(files.path)
-        self.model = fill(without_storage(lambda: LlamaForCausalLM(config)), weights, rename=RENAMES, drop=ELSEWHERE, device=how.device,
-                          dtype=how.dtype, device_map=how.device_map, name=files.name)
+        self.model = fill(
+            without_storage(lambda: LlamaForCausalLM(config)),
+            weights,
+            rename=RENAMES,
+            drop=ELSEWHERE,
+            device=how.device,
+            dtype=how.dtype,
+            device_map=how.device_map,
+            name=files.name,
+        )
         self.projector = projector_of(weights, config.hidden_size, how, files.name)
         self.conditions = Conditions(self._features)
-        space = TokenSpace.codes(self.frontend.grid, bins, bins, codebook=self.frontend.table.float())
+        space = TokenSpace.codes(
+            self.frontend.grid, bins, bins, codebook=self.frontend.table.float()
+        )
         self.binding = Binding(space, self.prompt, self.prompt(Instruction("")))
         self.modality = FreeAction(self)
 
@@ -142,15 +189,24 @@ class OpenVLA(Checkpoint):
     def condition(self, prompt: str) -> Instruction:
         text, bar, file = (part.strip() for part in prompt.partition("|"))
         if not text or bool(bar) != bool(file):
-            raise GenError(f"prompt {prompt!r} says no instruction; expected one, or 'instruction | features.npy'")
+            raise GenError(
+                f"prompt {prompt!r} says no instruction; expected one, or 'instruction |"
+                " features.npy'"
+            )
         found = Instruction(text, file)
         if file:
-            self.conditions.of(torch.tensor([self.number(found)]))  # what is wrong with the file fails here
+            self.conditions.of(
+                torch.tensor([self.number(found)])
+            )  # what is wrong with the file fails here
         return found
 
     def prompt(self, condition: Instruction) -> list[int]:
         """The ids of a prompt. Words are lower-cased, as in training."""
-        ids = list(self.tokenizer(self.template.replace("{instruction}", condition.text.lower()))["input_ids"])
+        ids = list(
+            self.tokenizer(self.template.replace("{instruction}", condition.text.lower()))[
+                "input_ids"
+            ]
+        )
         ids += [self.empty] * (ids[-1] != self.empty)
         if condition.features:
             number = self.number(condition)
@@ -163,41 +219,70 @@ class OpenVLA(Checkpoint):
         """Of the file as it is now: robots write the same name again and again."""
         path = Path(condition.features).expanduser()
         if path.suffix != ".npy" or not path.is_file():
-            raise GenError(f"the features {condition.features} are no file that ends in .npy; expected floats [patches, width] of the vision "
-                           "backbone")
+            raise GenError(
+                f"the features {condition.features} are no file that ends in .npy; expected floats"
+                " [patches, width] of the vision backbone"
+            )
         return self.conditions.number((str(path), os.stat(path).st_mtime_ns))
 
     def _features(self, said: tuple[str, int]) -> dict[str, Tensor]:
         if self.projector is None:
-            raise GenError("features of a picture came, and the checkpoint has no projector; expected its file with projector.fc1.weight ...")
+            raise GenError(
+                "features of a picture came, and the checkpoint has no projector; expected its file"
+                " with projector.fc1.weight ..."
+            )
         try:
             array = np.load(said[0], allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise GenError(f"the features {said[0]} cannot be read: {error}") from None
         width = self.projector.fc1.in_features
-        if array.ndim != 2 or array.shape[1] != width or not 0 < len(array) < PATCHES or array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise GenError(f"the features {said[0]} are {array.dtype} {array.shape}; expected finite floats [patches, {width}]")
+        if (
+            array.ndim != 2
+            or array.shape[1] != width
+            or not 0 < len(array) < PATCHES
+            or array.dtype.kind != "f"
+            or not np.isfinite(array).all()
+        ):
+            raise GenError(
+                f"the features {said[0]} are {array.dtype} {array.shape}; expected finite floats"
+                f" [patches, {width}]"
+            )
         weight = self.projector.fc1.weight
         return {"features": self.projector(torch.from_numpy(array).to(weight.device, weight.dtype))}
 
 
 def statistics_of(files: Files, key: str | None) -> ActionStatistics:
-    """The statistics of one data set, with -1 and 1 for dimensions that are not normalised. Those of a fine-tuned checkpoint lie in a file of their
-    own. Raises ``GenError`` that lists the data sets."""
-    known: Mapping[str, Any] = files.json("dataset_statistics.json") or files.config.get("norm_stats") or {}
+    """The statistics of one data set, with -1 and 1 for dimensions that are not normalised. Those
+    of a fine-tuned checkpoint lie in a file of their own. Raises ``GenError`` that lists the data
+    sets."""
+    known: Mapping[str, Any] = (
+        files.json("dataset_statistics.json") or files.config.get("norm_stats") or {}
+    )
     if not known:
-        raise GenError(f"model {files.name} has no statistics of actions; expected 'norm_stats' in its config, or dataset_statistics.json")
+        raise GenError(
+            f"model {files.name} has no statistics of actions; expected 'norm_stats' in its config,"
+            " or dataset_statistics.json"
+        )
     if key is None and len(known) > 1:
-        raise GenError(f"model {files.name} was trained on several data sets; expected unnorm_key, one of {', '.join(sorted(known))}")
+        raise GenError(
+            f"model {files.name} was trained on several data sets; expected unnorm_key, one of"
+            f" {', '.join(sorted(known))}"
+        )
     key = next(iter(known)) if key is None else key
     if key not in known:
         raise unknown("unnorm_key", key, known, files.name)
     action = known[key].get("action", {})
     low, high = action.get("q01"), action.get("q99")
     if not low or not high or len(low) != len(high) or len(action.get("mask") or low) != len(low):
-        raise GenError(f"the statistics {key!r} of {files.name} are {str(action)[:120]}; expected q01, q99 and mask, one of each for every dimension")
+        raise GenError(
+            f"the statistics {key!r} of {files.name} are {str(action)[:120]}; expected q01, q99 and"
+            " mask, one of each for every dimension"
+        )
     mask = action.get("mask") or [True] * len(low)
-    return ActionStatistics([a if m else -1.0 for a, m in zip(low, mask, strict=True)], [a if m else 1.0 for a, m in zip(high, mask, strict=True)])
+    return ActionStatistics(
+        [a if m else -1.0 for a, m in zip(low, mask, strict=True)],
+        [a if m else 1.0 for a, m in zip(high, mask, strict=True)],
+    )
 
 
 def projector_of(weights: Weights, hidden: int, how: How, name: str) -> Projector | None:
@@ -206,10 +291,22 @@ def projector_of(weights: Weights, hidden: int, how: How, name: str) -> Projecto
     if not own:
         return None
     shapes = [own[k] for k in sorted(own) if k.endswith(".weight")]
-    follow = not any(len(s) != 2 for s in shapes) and all(a[0] == b[1] for a, b in zip(shapes, shapes[1:], strict=False))
+    follow = not any(len(s) != 2 for s in shapes) and all(
+        a[0] == b[1] for a, b in zip(shapes, shapes[1:], strict=False)
+    )
     if not shapes or not follow or shapes[-1][0] != hidden:
         named = ", ".join(f"{k} {own[k]}" for k in sorted(own) if k.endswith(".weight"))
-        raise GenError(f"the projector of {name} has the weights {named}; expected linear layers, each of which takes what the one before it "
-                       f"gives, and of which the last gives {hidden} numbers")
-    return fill(without_storage(lambda: Projector(shapes)), weights, rename=((r"^projector\.", ""),),
-                drop=(r"^vision_backbone\.", r"^language_model\."), device=how.device, dtype=how.dtype, name=name)
+        raise GenError(
+            f"the projector of {name} has the weights {named}; expected linear layers, each of"
+            f" which takes what the one before it gives, and of which the last gives {hidden}"
+            " numbers"
+        )
+    return fill(
+        without_storage(lambda: Projector(shapes)),
+        weights,
+        rename=((r"^projector\.", ""),),
+        drop=(r"^vision_backbone\.", r"^language_model\."),
+        device=how.device,
+        dtype=how.dtype,
+        name=name,
+    )

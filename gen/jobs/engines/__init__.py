@@ -1,9 +1,12 @@
-"""Engines: what starts the workers of a job. Every engine runs the one function `gen.jobs.worker.run_worker`, as often as ``workers`` says.
+"""Engines: what starts the workers of a job. Every engine runs the one function
+`gen.jobs.worker.run_worker`, as often as ``workers`` says.
 
-Workers pull shards from the ledger in the job's folder and never speak to each other, so an engine only starts them, watches that
-they live and waits. Nothing about a job depends on which engine ran it; ``gen work FOLDER`` on any machine that sees the folder joins in.
+Workers pull shards from the ledger in the job's folder and never speak to each other, so an engine
+only starts them, watches that they live and waits. Nothing about a job depends on which engine ran
+it; ``gen work FOLDER`` on any machine that sees the folder joins in.
 
-An engine is ``run(folder, job, *, progress, load, stop) -> Report``, in a module that is imported when it is asked for.
+An engine is ``run(folder, job, *, progress, load, stop) -> Report``, in a module that is imported
+when it is asked for.
 """
 
 from __future__ import annotations
@@ -21,16 +24,24 @@ if TYPE_CHECKING:
     from gen.jobs.progress import Silent
     from gen.jobs.worker import Report
 
-ENGINES = {"local": ("local", None, None), "ray": ("ray_actors", "ray", "ray"), "slurm": ("slurm", "submitit", "slurm")}
+ENGINES = {
+    "local": ("local", None, None),
+    "ray": ("ray_actors", "ray", "ray"),
+    "slurm": ("slurm", "submitit", "slurm"),
+}
 
 
 def engine(name: str, where: str = "") -> Callable[..., Report]:
-    """The ``run`` of an engine. Raises ``GenError`` for a name that is none, and for an engine whose package is not installed."""
+    """The ``run`` of an engine. Raises ``GenError`` for a name that is none, and for an engine
+    whose package is not installed."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES, where)
     module, package, extra = ENGINES[name]
     if package is not None and find_spec(package) is None:
-        raise GenError(f'engine {name} needs the package {package}, which is not installed: pip install "gen-toolkit[{extra}]"')
+        raise GenError(
+            f"engine {name} needs the package {package}, which is not installed: pip install"
+            f' "gen-toolkit[{extra}]"'
+        )
     return import_module(f"gen.jobs.engines.{module}").run
 
 
@@ -43,12 +54,16 @@ def run_engine(
     load: Callable[..., Any] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Report:
-    """Run the planned job of ``folder`` with ``job.run.workers`` workers until nothing is left or ``stop()`` is true.
+    """Run the planned job of ``folder`` with ``job.run.workers`` workers until nothing is left or
+    ``stop()`` is true.
 
-    ``progress`` has been started by the caller, who also closes it. ``load``: a loader of models of the caller's own, which only a
-    worker in this process can use. Returns a `gen.jobs.worker.Report` about all workers. Raises ``GenError`` where work is left and no
-    worker lives to do it; what is done is kept.
+    ``progress`` has been started by the caller, who also closes it. ``load``: a loader of models of
+    the caller's own, which only a worker in this process can use. Returns a
+    `gen.jobs.worker.Report` about all workers. Raises ``GenError`` where work is left and no worker
+    lives to do it; what is done is kept.
     """
     from gen.jobs.progress import Silent
 
-    return engine(name)(Path(folder).resolve(), job, progress=progress or Silent(), load=load, stop=stop)
+    return engine(name)(
+        Path(folder).resolve(), job, progress=progress or Silent(), load=load, stop=stop
+    )

@@ -1,7 +1,9 @@
-"""The command ``gen`` in a process that does not outlive the one that started it: ``python -m gen.jobs.engines.child PARENT COMMAND ...``.
+"""The command ``gen`` in a process that does not outlive the one that started it: ``python -m
+gen.jobs.engines.child PARENT COMMAND ...``.
 
-A parent that is killed (kill -9, out of memory) can tell nobody, so the child looks: once a system gives it another parent it stops as
-if asked to, finishing its microbatch, and ends by force where that takes longer than ``GRACE`` seconds.
+A parent that is killed (kill -9, out of memory) can tell nobody, so the child looks: once a system
+gives it another parent it stops as if asked to, finishing its microbatch, and ends by force where
+that takes longer than ``GRACE`` seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def follow(parent: int, grace: float = GRACE) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    threading.Thread(target=follow, args=(int(argv[0]),), daemon=True, name="gen-follow-parent").start()
+    threading.Thread(
+        target=follow, args=(int(argv[0]),), daemon=True, name="gen-follow-parent"
+    ).start()
     from gen.__main__ import main as gen
 
     return gen(list(argv[1:]))

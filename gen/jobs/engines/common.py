@@ -1,4 +1,5 @@
-"""What the engines share: counting what is done, options, and the sentence for work that nobody is left to do."""
+"""What the engines share: counting what is done, options, and the sentence for work that nobody is
+left to do."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tally:
-    """A job at one moment: the items it has, and of those that are finished, which attempt and status."""
+    """A job at one moment: the items it has, and of those that are finished, which attempt and
+    status."""
 
     items: int
     rows: Mapping[str, tuple[Any, str]]
@@ -32,12 +34,19 @@ class Tally:
         """What was made after ``before``."""
         from gen.jobs.worker import Report
 
-        new = [status for i, (attempt, status) in self.rows.items() if before.rows.get(i) != (attempt, status)]
-        return Report(made=new.count("ok"), failed=new.count("failed"), stopped=stopped and self.left > 0)
+        new = [
+            status
+            for i, (attempt, status) in self.rows.items()
+            if before.rows.get(i) != (attempt, status)
+        ]
+        return Report(
+            made=new.count("ok"), failed=new.count("failed"), stopped=stopped and self.left > 0
+        )
 
 
 def tally(folder: Path, items: int | None = None) -> Tally:
-    """``items``: their number, where it is known already; the plan of a large job takes a while to read."""
+    """``items``: their number, where it is known already; the plan of a large job takes a while to
+    read."""
     rows = {r["id"]: (r.get("attempt"), r["status"]) for r in read_rows(folder)}
     return Tally(len(read_plan(folder)["items"]) if items is None else items, rows)
 
@@ -63,15 +72,20 @@ def refuse_launched(engine: str) -> None:
     """Engines that start workers themselves cannot be what a launcher started several times."""
     here = place()
     if here.launched:
-        raise GenError(f"engine {engine} in a process that {here.by} started as one of {here.world}; expected it alone, since it starts "
-                       "its workers itself (engine local takes the processes of a launcher as its workers)")  # fmt: skip
+        raise GenError(
+            f"engine {engine} in a process that {here.by} started as one of {here.world}; expected"
+            " it alone, since it starts its workers itself (engine local takes the processes of a"
+            " launcher as its workers)"
+        )
 
 
 def refuse_load(engine: str, load: Any) -> None:
     """A loader of the caller's own lives in this process only."""
     if load is not None and getattr(load, "__module__", None) != "gen.pipeline":
-        raise GenError(f"a load function came with engine {engine} and workers in other processes, which load models by their names; "
-                       "expected engine local with workers=1")  # fmt: skip
+        raise GenError(
+            f"a load function came with engine {engine} and workers in other processes, which load"
+            " models by their names; expected engine local with workers=1"
+        )
 
 
 def wants_cuda(job: Job) -> bool:
@@ -79,10 +93,14 @@ def wants_cuda(job: Job) -> bool:
 
 
 def ended(folder: Path, before: Tally, stopped: bool, what: str, reasons: Iterable[str]) -> Report:
-    """What became of a job whose workers are all over. Raises ``GenError`` where nobody was told to stop and work is left, ``all 2 workers ended with 5
-    of 9 items left: ...``; every reason once."""
+    """What became of a job whose workers are all over. Raises ``GenError`` where nobody was told to
+    stop and work is left, ``all 2 workers ended with 5 of 9 items left: ...``; every reason
+    once."""
     after = tally(folder, before.items)
     if after.left and not stopped:
         said = "; ".join(dict.fromkeys(r for r in reasons if r)) or "none of them said why"
-        raise GenError(f"{what} ended with {after.left} of {after.items} items left: {said}. What is done is kept, and the same command goes on")
+        raise GenError(
+            f"{what} ended with {after.left} of {after.items} items left: {said}. What is done is"
+            " kept, and the same command goes on"
+        )
     return after.since(before, stopped)

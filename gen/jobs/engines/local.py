@@ -1,8 +1,9 @@
 """The engine ``local``: workers on this machine, one in this process or several as its children.
 
-Under ``torchrun``, ``accelerate launch``, ``mpirun`` or ``srun`` the launcher has started the processes, so each is one worker and
-starts none. Children write what they have to say into ``logs/worker-N.txt``. One that dies is not started again while others live:
-they take its shards over.
+Under ``torchrun``, ``accelerate launch``, ``mpirun`` or ``srun`` the launcher has started the
+processes, so each is one worker and starts none. Children write what they have to say into
+``logs/worker-N.txt``. One that dies is not started again while others live: they take its shards
+over.
 """
 
 from __future__ import annotations
@@ -35,21 +36,35 @@ QUICKLY = 3.0  # seconds that a child has after Ctrl-C
 SAID = 3  # last lines of a child that died
 
 
-def run(folder: Path, job: Job, *, progress: Silent, load: Callable[..., Any] | None, stop: Callable[[], bool]) -> Report:
+def run(
+    folder: Path,
+    job: Job,
+    *,
+    progress: Silent,
+    load: Callable[..., Any] | None,
+    stop: Callable[[], bool],
+) -> Report:
     """See `gen.jobs.engines.run_engine`."""
     from gen.jobs.worker import run_worker
 
     here, workers = place(), job.run.workers
     if here.launched:
         if workers > 1:
-            raise GenError(f"workers is {workers} in a process that {here.by} started as one of {here.world}; expected workers=1: "
-                           "every process of a launcher is one worker")  # fmt: skip
+            raise GenError(
+                f"workers is {workers} in a process that {here.by} started as one of {here.world};"
+                " expected workers=1: every process of a launcher is one worker"
+            )
         device = own_device("cuda", here.local_rank) if wants_cuda(job) else None
         with _shown(folder, progress) if here.leader else _quiet() as notes:
-            return run_worker(folder, job=job, slot=here.rank, device=device, load=load, progress=notes, stop=stop)
+            return run_worker(
+                folder, job=job, slot=here.rank, device=device, load=load, progress=notes, stop=stop
+            )
     if workers == 1:
         if single_by_accelerate():
-            progress.note("accelerate launch started one process only, as it does without --multi_gpu; workers=N starts more")
+            progress.note(
+                "accelerate launch started one process only, as it does without --multi_gpu;"
+                " workers=N starts more"
+            )
         return run_worker(folder, job=job, load=load, progress=progress, stop=stop)
     refuse_load("local", load)
     before = tally(folder)
@@ -62,7 +77,8 @@ def run(folder: Path, job: Job, *, progress: Silent, load: Callable[..., Any] | 
 
 
 class Crew:
-    """Child processes, each one a worker. Starting them raises ``GenError`` where their logs cannot be written."""
+    """Child processes, each one a worker. Starting them raises ``GenError`` where their logs cannot
+    be written."""
 
     def __init__(self, folder: Path, job: Job, progress: Silent, stop: Callable[[], bool]):
         self.progress, self.stop, self.told, self.reasons = progress, stop, False, []
@@ -85,8 +101,16 @@ class Crew:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as log:
                 self.logs.append((path, log.seek(0, os.SEEK_END)))
-                # a process group of its own: Ctrl-C reaches the parent, which decides what its children do
-                child = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, process_group=0)
+                # a process group of its own: Ctrl-C reaches the parent, which decides what its
+                # children do
+                child = subprocess.Popen(
+                    line,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environ,
+                    process_group=0,
+                )
         self.children.append(child)
         self.codes.append(None)
 
@@ -96,7 +120,8 @@ class Crew:
         return self.told or STOPPED in self.codes
 
     def over(self) -> bool:
-        """Whether all children have ended. Notes those that died, and passes a request to stop on, once."""
+        """Whether all children have ended. Notes those that died, and passes a request to stop on,
+        once."""
         if not self.told and self.stop():
             self.told = True
             self._signal(signal.SIGTERM)
@@ -114,11 +139,14 @@ class Crew:
         last = tail(path, start)
         self.reasons.append(f"one {how}{hint}" + (f": {last}" if last else ""))
         others = sum(c is None for c in self.codes)
-        self.progress.note(f"worker {slot} {how}{hint}{'; the others take over its shards' if others else ''}. "
-                           + (f"Its last lines: {last}" if last else f"It said nothing ({path})"))  # fmt: skip
+        self.progress.note(
+            f"worker {slot} {how}{hint}{'; the others take over its shards' if others else ''}. "
+            + (f"Its last lines: {last}" if last else f"It said nothing ({path})")
+        )
 
     def end(self) -> None:
-        """Leave no child behind: those still there have ``QUICKLY`` seconds, which is what Ctrl-C means."""
+        """Leave no child behind: those still there have ``QUICKLY`` seconds, which is what Ctrl-C
+        means."""
         until = time.monotonic() + QUICKLY
         try:
             self._signal(signal.SIGINT)
@@ -163,7 +191,9 @@ class _Notes(Silent):
 def _shown(folder: Path, progress: Silent) -> Iterator[Silent]:
     """Shows the items of all processes while this one is a worker."""
     over = threading.Event()
-    thread = threading.Thread(target=watch, args=(folder, Begun(progress), over.is_set), daemon=True, name="gen-watch")
+    thread = threading.Thread(
+        target=watch, args=(folder, Begun(progress), over.is_set), daemon=True, name="gen-watch"
+    )
     thread.start()
     try:
         yield _Notes(progress)

@@ -1,11 +1,14 @@
-"""The engine ``ray``: workers are Ray actors, on this machine or on a cluster, which Ray starts again where one dies.
+"""The engine ``ray``: workers are Ray actors, on this machine or on a cluster, which Ray starts
+again where one dies.
 
-The job's folder has to be on storage that every node sees under the same path: the plan, the claims and the media are there, and
-nothing of them travels through Ray. An actor pulls shards as any worker does, so one that dies is started again and pulls on.
+The job's folder has to be on storage that every node sees under the same path: the plan, the claims
+and the media are there, and nothing of them travels through Ray. An actor pulls shards as any
+worker does, so one that dies is started again and pulls on.
 
-``engine_options``: ``address`` of a cluster (or ``RAY_ADDRESS`` in the environment; without either, Ray starts on this machine for as
-long as the job runs), and for each actor ``num_cpus`` (1), ``num_gpus`` (1 where the job says ``cuda``, else 0), ``memory`` (bytes),
-``resources``, ``accelerator_type``, ``scheduling_strategy`` and ``runtime_env``, which mean what they mean to Ray.
+``engine_options``: ``address`` of a cluster (or ``RAY_ADDRESS`` in the environment; without either,
+Ray starts on this machine for as long as the job runs), and for each actor ``num_cpus`` (1),
+``num_gpus`` (1 where the job says ``cuda``, else 0), ``memory`` (bytes), ``resources``,
+``accelerator_type``, ``scheduling_strategy`` and ``runtime_env``, which mean what they mean to Ray.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gen.errors import GenError, bad_value
-from gen.jobs.engines.common import Begun, Tally, checked, ended, refuse_launched, refuse_load, tally, wants_cuda
+from gen.jobs.engines.common import (
+    Begun,
+    Tally,
+    checked,
+    ended,
+    refuse_launched,
+    refuse_load,
+    tally,
+    wants_cuda,
+)
 from gen.jobs.ledger import PLAN, is_job
 from gen.jobs.progress import Silent, watch
 
@@ -29,7 +41,15 @@ if TYPE_CHECKING:
     from gen.config.job import Job
     from gen.jobs.worker import Report
 
-ACTOR = ("num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "scheduling_strategy", "runtime_env")
+ACTOR = (
+    "num_cpus",
+    "num_gpus",
+    "memory",
+    "resources",
+    "accelerator_type",
+    "scheduling_strategy",
+    "runtime_env",
+)
 OPTIONS = ("address", *ACTOR)
 DEATHS = 3  # of one actor, without an item finished by anybody in between
 CALLS = 4  # of one actor at the same time
@@ -40,7 +60,12 @@ class Puller:
     """What an actor is. ``pull`` and ``end`` are called at the same time."""
 
     def __init__(self, folder: str, slot: int):
-        self.folder, self.slot, self.asked, self.one = Path(folder), slot, threading.Event(), threading.Lock()
+        self.folder, self.slot, self.asked, self.one = (
+            Path(folder),
+            slot,
+            threading.Event(),
+            threading.Lock(),
+        )
 
     def where(self) -> tuple[str, int]:
         """The host and the process number."""
@@ -50,8 +75,13 @@ class Puller:
         from gen.jobs.worker import run_worker
 
         if not is_job(self.folder):
-            raise GenError(f"{self.folder / PLAN} is not seen on {socket.gethostname()}; expected a folder on storage that all nodes share")
-        with self.one:  # where the network was away for a moment, this is called again while it runs
+            raise GenError(
+                f"{self.folder / PLAN} is not seen on {socket.gethostname()}; expected a folder on"
+                " storage that all nodes share"
+            )
+        with (
+            self.one
+        ):  # where the network was away for a moment, this is called again while it runs
             run_worker(self.folder, slot=self.slot, stop=self.asked.is_set)
 
     def end(self) -> None:
@@ -59,7 +89,14 @@ class Puller:
         self.asked.set()
 
 
-def run(folder: Path, job: Job, *, progress: Silent, load: Callable[..., Any] | None, stop: Callable[[], bool]) -> Report:
+def run(
+    folder: Path,
+    job: Job,
+    *,
+    progress: Silent,
+    load: Callable[..., Any] | None,
+    stop: Callable[[], bool],
+) -> Report:
     """See `gen.jobs.engines.run_engine`."""
     refuse_launched("ray")
     refuse_load("ray", load)
@@ -69,8 +106,15 @@ def run(folder: Path, job: Job, *, progress: Silent, load: Callable[..., Any] | 
             raise bad_value(key, options[key], "a number of at least 0", "engine_options")
     numbered = sorted({e.device for e in job.entries if e.device.startswith("cuda:")})
     if numbered:
-        raise GenError(f"device is {numbered[0]!r} with engine ray; expected 'cuda': Ray deals the devices, and an actor sees only its own")
-    demand = {"num_cpus": 1, "num_gpus": int(wants_cuda(job)), **{k: v for k, v in options.items() if k in ACTOR}}
+        raise GenError(
+            f"device is {numbered[0]!r} with engine ray; expected 'cuda': Ray deals the devices,"
+            " and an actor sees only its own"
+        )
+    demand = {
+        "num_cpus": 1,
+        "num_gpus": int(wants_cuda(job)),
+        **{k: v for k, v in options.items() if k in ACTOR},
+    }
     workers = job.run.workers
     before = tally(folder)
     with _ray(options.get("address"), workers, demand):
@@ -83,9 +127,18 @@ def run(folder: Path, job: Job, *, progress: Silent, load: Callable[..., Any] | 
 
 
 class Pool:
-    """Actors that pull. Ray starts a dead one again; here it is told to go on, as long as that leads anywhere."""
+    """Actors that pull. Ray starts a dead one again; here it is told to go on, as long as that
+    leads anywhere."""
 
-    def __init__(self, folder: Path, workers: int, demand: dict[str, Any], progress: Silent, stop: Callable[[], bool], before: Tally):
+    def __init__(
+        self,
+        folder: Path,
+        workers: int,
+        demand: dict[str, Any],
+        progress: Silent,
+        stop: Callable[[], bool],
+        before: Tally,
+    ):
         import ray
 
         self.folder, self.progress, self.stop, self.told = folder, progress, stop, False
@@ -96,7 +149,9 @@ class Pool:
             kind = ray.remote(Puller).options(max_restarts=-1, max_concurrency=CALLS, **demand)
             self.actors = [kind.remote(str(folder), slot) for slot in range(workers)]
         except (TypeError, ValueError) as error:
-            raise GenError(f"Ray refuses engine_options: {' '.join(str(error).split())[:300]}") from error
+            raise GenError(
+                f"Ray refuses engine_options: {' '.join(str(error).split())[:300]}"
+            ) from error
         self.pulls = {actor.pull.remote(): slot for slot, actor in enumerate(self.actors)}
         self.places = {actor.where.remote(): slot for slot, actor in enumerate(self.actors)}
         self.late = threading.Event()
@@ -108,12 +163,18 @@ class Pool:
         """Whether no actor has anything to do any more."""
         import ray
 
-        if self.stop() and time.monotonic() >= self.next:  # said again and again: an actor started anew in between has not heard it
+        if (
+            self.stop() and time.monotonic() >= self.next
+        ):  # said again and again: an actor started anew in between has not heard it
             self.told, self.next = True, time.monotonic() + 1
             for slot in set(self.pulls.values()):
                 self.actors[slot].end.remote()
         self._look_for_places()
-        ended, _ = ray.wait(list(self.pulls), num_returns=len(self.pulls), timeout=0) if self.pulls else ([], [])
+        ended, _ = (
+            ray.wait(list(self.pulls), num_returns=len(self.pulls), timeout=0)
+            if self.pulls
+            else ([], [])
+        )
         for pull in ended:
             self._ended(self.pulls.pop(pull), pull)
         return not self.pulls or self.told and set(self.places.values()) >= set(self.pulls.values())
@@ -125,7 +186,9 @@ class Pool:
             ray.get(pull)
         except ray.exceptions.RayActorError:
             self._died(slot)
-        except ray.exceptions.RayError as error:  # the worker raised, or cannot be set up: another attempt would do no better
+        except (
+            ray.exceptions.RayError
+        ) as error:  # the worker raised, or cannot be set up: another attempt would do no better
             self.reasons.append(" ".join(str(getattr(error, "cause", None) or error).split())[:500])
             self.progress.note(f"Ray actor {slot} ended: {self.reasons[-1]}")
 
@@ -138,7 +201,10 @@ class Pool:
             return
         if self.deaths[slot] >= DEATHS:
             self.reasons.append(f"one actor died {DEATHS} times while nobody finished an item")
-            self.progress.note(f"Ray actor {slot} died {DEATHS} times while nobody finished an item; it is given up")
+            self.progress.note(
+                f"Ray actor {slot} died {DEATHS} times while nobody finished an item; it is"
+                " given up"
+            )
             return
         self.progress.note(f"Ray actor {slot} died; Ray starts it again")
         self.pulls[self.actors[slot].pull.remote()] = slot
@@ -153,8 +219,15 @@ class Pool:
                 del self.places[place]
         if self.places and self.late.is_set():
             self.late.clear()
-            have = {k: v for k, v in sorted(ray.cluster_resources().items()) if ":" not in k and "memory" not in k}
-            self.progress.note(f"{len(self.places)} of {len(self.actors)} Ray actors still wait for a place; the cluster has {have}")
+            have = {
+                k: v
+                for k, v in sorted(ray.cluster_resources().items())
+                if ":" not in k and "memory" not in k
+            }
+            self.progress.note(
+                f"{len(self.places)} of {len(self.actors)} Ray actors still wait for a place; the"
+                f" cluster has {have}"
+            )
 
     def end(self) -> None:
         import ray
@@ -166,15 +239,19 @@ class Pool:
 
 @contextmanager
 def _ray(address: str | None, workers: int, demand: dict[str, Any]) -> Iterator[None]:
-    """Ray, connected; what was started or connected here is ended here. Raises ``GenError`` if it cannot be reached, or if
-    a Ray of this machine alone has no room for a single actor."""
+    """Ray, connected; what was started or connected here is ended here. Raises ``GenError`` if it
+    cannot be reached, or if a Ray of this machine alone has no room for a single actor."""
     import ray
 
     if ray.is_initialized():
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS")
-    local = {} if address else {"num_cpus": max(1, round(workers * demand["num_cpus"])), "include_dashboard": False}
+    local = (
+        {}
+        if address
+        else {"num_cpus": max(1, round(workers * demand["num_cpus"])), "include_dashboard": False}
+    )
     before = signal.getsignal(signal.SIGTERM)
     try:
         try:
@@ -183,11 +260,16 @@ def _ray(address: str | None, workers: int, demand: dict[str, Any]) -> Iterator[
             what = f"reached at {address}" if address else "started"
             raise GenError(f"Ray cannot be {what}: {' '.join(str(error).split())[:300]}") from error
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray's own handler would end this process at once
+            signal.signal(
+                signal.SIGTERM, before
+            )  # Ray's own handler would end this process at once
         have = ray.cluster_resources().get("GPU", 0)
         if local and demand["num_gpus"] > have:
-            raise GenError(f"a Ray actor needs {demand['num_gpus']} GPU and Ray finds {have:g} on this machine; expected "
-                           "engine_options.num_gpus of at most that, or the address of a cluster")  # fmt: skip
+            raise GenError(
+                f"a Ray actor needs {demand['num_gpus']} GPU and Ray finds {have:g} on this"
+                " machine; expected engine_options.num_gpus of at most that, or the address of a"
+                " cluster"
+            )
         yield
     finally:
         ray.shutdown()

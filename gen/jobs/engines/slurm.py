@@ -1,11 +1,14 @@
-"""The engine ``slurm``: an array of SLURM jobs, submitted through submitit, each of which is a worker that pulls shards.
+"""The engine ``slurm``: an array of SLURM jobs, submitted through submitit, each of which is a
+worker that pulls shards.
 
-No task owns a slice of the job, so any number of tasks may start late, time out or never start at all. A task that runs into its time
-limit finishes its microbatch if it can and is queued again by submitit (three times, or ``slurm_max_num_timeout``).
+No task owns a slice of the job, so any number of tasks may start late, time out or never start at
+all. A task that runs into its time limit finishes its microbatch if it can and is queued again by
+submitit (three times, or ``slurm_max_num_timeout``).
 
-``engine_options``: ``cluster`` (``slurm``; ``local`` runs the same on this machine, for trying out), ``wait`` (true: stay until all is
-done, and cancel the tasks where this process is stopped; false: submit and return), and everything that submitit's executor takes, such
-as ``timeout_min``, ``cpus_per_task``, ``gpus_per_node``, ``mem_gb``, ``slurm_partition``, ``slurm_array_parallelism``.
+``engine_options``: ``cluster`` (``slurm``; ``local`` runs the same on this machine, for trying
+out), ``wait`` (true: stay until all is done, and cancel the tasks where this process is stopped;
+false: submit and return), and everything that submitit's executor takes, such as ``timeout_min``,
+``cpus_per_task``, ``gpus_per_node``, ``mem_gb``, ``slurm_partition``, ``slurm_array_parallelism``.
 """
 
 from __future__ import annotations
@@ -28,16 +31,37 @@ if TYPE_CHECKING:
     from gen.jobs.worker import Report
 
 CLUSTERS = ("slurm", "local")
-COMMON = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node", "stderr_to_stdout",
-          "slurm_partition", "slurm_account", "slurm_qos", "slurm_constraint", "slurm_array_parallelism", "slurm_additional_parameters",
-          "slurm_setup", "slurm_time", "slurm_mem", "slurm_exclude", "slurm_gres", "slurm_max_num_timeout")  # for hints only  # fmt: skip
-LAST_WORDS = 60.0  # seconds for a microbatch to end after the signal that a task's time is up, which comes 90 seconds before
+COMMON = (
+    "name",
+    "timeout_min",
+    "mem_gb",
+    "nodes",
+    "cpus_per_task",
+    "gpus_per_node",
+    "tasks_per_node",
+    "stderr_to_stdout",
+    "slurm_partition",
+    "slurm_account",
+    "slurm_qos",
+    "slurm_constraint",
+    "slurm_array_parallelism",
+    "slurm_additional_parameters",
+    "slurm_setup",
+    "slurm_time",
+    "slurm_mem",
+    "slurm_exclude",
+    "slurm_gres",
+    "slurm_max_num_timeout",
+)  # for hints only
+# seconds for a microbatch to end after the signal that a task's time is up, which comes 90 seconds
+# before
+LAST_WORDS = 60.0
 EVERY = 1.0  # seconds between two looks at the tasks
 
 
 class Pull:
-    """What a task calls; ``checkpoint`` makes it what submitit calls checkpointable. The worker runs in a thread, so that signals are
-    heard while a microbatch is computed."""
+    """What a task calls; ``checkpoint`` makes it what submitit calls checkpointable. The worker
+    runs in a thread, so that signals are heard while a microbatch is computed."""
 
     def __init__(self, folder: str, slot: int):
         self.folder, self.slot = folder, slot
@@ -50,13 +74,20 @@ class Pull:
 
         folder = Path(self.folder)
         if not is_job(folder):
-            raise GenError(f"{folder / PLAN} is not seen on this node; expected a folder on storage that all nodes share")
+            raise GenError(
+                f"{folder / PLAN} is not seen on this node; expected a folder on storage that all"
+                " nodes share"
+            )
         self._asked, out = threading.Event(), {}
-        device = own_device("cuda", place().local_rank)  # with several tasks on a node; only where the job says cuda
+        device = own_device(
+            "cuda", place().local_rank
+        )  # with several tasks on a node; only where the job says cuda
 
         def work() -> None:
             try:
-                out["report"] = vars(join_job(folder, slot=self.slot, device=device, stop=self._asked.is_set))
+                out["report"] = vars(
+                    join_job(folder, slot=self.slot, device=device, stop=self._asked.is_set)
+                )
             except BaseException as error:
                 out["error"] = error
 
@@ -80,8 +111,16 @@ class Pull:
         return DelayedSubmission(Pull(self.folder, self.slot))
 
 
-def run(folder: Path, job: Job, *, progress: Silent, load: Callable[..., Any] | None, stop: Callable[[], bool]) -> Report:
-    """See `gen.jobs.engines.run_engine`. With ``wait: false`` the report is about nothing, and ``stopped`` says that work is left."""
+def run(
+    folder: Path,
+    job: Job,
+    *,
+    progress: Silent,
+    load: Callable[..., Any] | None,
+    stop: Callable[[], bool],
+) -> Report:
+    """See `gen.jobs.engines.run_engine`. With ``wait: false`` the report is about nothing, and
+    ``stopped`` says that work is left."""
     refuse_launched("slurm")
     refuse_load("slurm", load)
     options = dict(job.run.engine_options)
@@ -91,9 +130,14 @@ def run(folder: Path, job: Job, *, progress: Silent, load: Callable[..., Any] | 
     before = tally(folder)
     tasks = submit(folder, job.run.workers, options)
     numbers = ", ".join(t.job_id for t in tasks)
-    progress.note(f"submitted {len(tasks)} tasks: {numbers}; their output is in {folder / LOGS / 'slurm'}")
+    progress.note(
+        f"submitted {len(tasks)} tasks: {numbers}; their output is in {folder / LOGS / 'slurm'}"
+    )
     if not wait:
-        progress.note("not waiting for them (wait: false); gen status says how far they are, and the same command goes on")
+        progress.note(
+            "not waiting for them (wait: false); gen status says how far they are, and the same"
+            " command goes on"
+        )
         return before.since(before, stopped=True)
     watching = Tasks(tasks, progress, stop)
     try:
@@ -101,17 +145,22 @@ def run(folder: Path, job: Job, *, progress: Silent, load: Callable[..., Any] | 
     except BaseException:
         watching.cancel()
         raise
-    return ended(folder, before, watching.told, f"all {len(tasks)} tasks ({numbers})", watching.reasons)
+    return ended(
+        folder, before, watching.told, f"all {len(tasks)} tasks ({numbers})", watching.reasons
+    )
 
 
 def submit(folder: Path, workers: int, options: dict[str, Any]) -> list[Any]:
-    """The submitted tasks. Raises ``GenError`` for an option that submitit refuses, and where there is no such cluster."""
+    """The submitted tasks. Raises ``GenError`` for an option that submitit refuses, and where there
+    is no such cluster."""
     from submitit import AutoExecutor
 
     cluster = options.pop("cluster", "slurm")
     if cluster not in CLUSTERS:
         raise unknown("cluster", cluster, CLUSTERS, "engine_options")
-    ours = {k: options.pop(k) for k in list(options) if k.endswith("_max_num_timeout")}  # what submitit takes when it is made
+    ours = {
+        k: options.pop(k) for k in list(options) if k.endswith("_max_num_timeout")
+    }  # what submitit takes when it is made
     logs = folder / LOGS / "slurm"
     with writing(logs):
         logs.mkdir(parents=True, exist_ok=True)
@@ -123,10 +172,14 @@ def submit(folder: Path, workers: int, options: dict[str, Any]) -> list[Any]:
     except (AssertionError, NameError, TypeError, ValueError) as error:
         wrong = next((k for k in options if k not in COMMON and k in str(error)), None)
         if wrong is not None:
-            raise unknown("engine option of slurm", wrong, ["cluster", "wait", *COMMON], "engine_options") from error
+            raise unknown(
+                "engine option of slurm", wrong, ["cluster", "wait", *COMMON], "engine_options"
+            ) from error
         raise GenError(f"submitit refuses engine_options: {str(error).splitlines()[0]}") from error
     except (RuntimeError, OSError) as error:  # no srun here, sbatch refused
-        raise GenError(f"tasks cannot be submitted to {cluster}: {' '.join(str(error).split())[:300]}") from error
+        raise GenError(
+            f"tasks cannot be submitted to {cluster}: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 class Tasks:
@@ -155,9 +208,18 @@ class Tasks:
         error = task.exception()
         if error is not None:
             lines = [line.strip() for line in str(error).splitlines() if line.strip().strip("-")]
-            said = next((line for line in reversed(lines) if ": " in line and not line.startswith("You can check")), lines[0])
+            said = next(
+                (
+                    line
+                    for line in reversed(lines)
+                    if ": " in line and not line.startswith("You can check")
+                ),
+                lines[0],
+            )
             self.reasons.append(said.partition("gen.errors.GenError: ")[2] or said)
-            self.progress.note(f"task {task.job_id} ended: {self.reasons[-1]} ({task.paths.stderr})")
+            self.progress.note(
+                f"task {task.job_id} ended: {self.reasons[-1]} ({task.paths.stderr})"
+            )
 
     def cancel(self) -> None:
         for task in self.running:
