@@ -8,7 +8,7 @@ if (
 ).is_file():  # a checkout keeps samplers/, tokenizers/, modalities/ and configs/ beside gen/
     __path__.insert(0, str(_root))  # a wheel holds them inside it
 
-from gen import audio_compat
+from gen import audio_compat  # noqa: E402 - after the path
 
 # a torchaudio that cannot load must not take transformers and diffusers down with it
 audio_compat.ensure()

@@ -47,9 +47,10 @@ class ActionStatistics:
         for name in ("low", "high"):
             value = getattr(self, name)
             value = value.tolist() if isinstance(value, (np.ndarray, Tensor)) else value
-            number = lambda x: (
-                isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
-            )
+
+            def number(x):
+                return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
             if not isinstance(value, (list, tuple)) or not value or not all(map(number, value)):
                 raise bad_value(f"statistics.{name}", value, "one finite number per dimension")
             object.__setattr__(self, name, tuple(map(float, value)))

@@ -59,7 +59,10 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
 
 def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[dict[str, Any], bool]:
     """The verdict, and whether there was a medium to judge."""
-    wrong = lambda detail: ({"fulfilled": False, "valid": False, "detail": detail}, False)
+
+    def wrong(detail):
+        return ({"fulfilled": False, "valid": False, "detail": detail}, False)
+
     if row["status"] != "ok":
         return wrong(f"the item failed: {row['error']}")
     with members.path(row) as path:
@@ -81,5 +84,7 @@ def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[di
 
 
 def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
-    share = lambda key: sum(v[key] for v in verdicts) / len(verdicts)
+    def share(key):
+        return sum(v[key] for v in verdicts) / len(verdicts)
+
     return {"items": len(verdicts), "fulfilled": share("fulfilled"), "valid": share("valid")}

@@ -111,7 +111,10 @@ def requirements() -> dict[str, str]:
 
 def fits(found: str, wanted: str) -> bool:
     """Whether a version lies between the bounds; only ``>=`` and ``<`` are looked at."""
-    number = lambda v: [int(x) for x in v.split("+")[0].split(".")[:3] if x.isdigit()]
+
+    def number(v):
+        return [int(x) for x in v.split("+")[0].split(".")[:3] if x.isdigit()]
+
     for bound in filter(None, wanted.split(",")):
         if bound.startswith(">=") and number(found) < number(bound[2:]):
             return False

@@ -123,7 +123,10 @@ class GridModality(Modality):
             )
         if self.shortest:
             found = ending(found, layout.code_ids, self.shortest, config.causal)
-        shift = lambda slots: [s + size for s in slots]
+
+        def shift(slots):
+            return [s + size for s in slots]
+
         return Binding(found, lambda c: shift(self.prompt_words(c)), shift(self.unsaid))
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:

@@ -44,7 +44,9 @@ class Law:
     guidance_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        number = lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and x == x
+        def number(x):
+            return isinstance(x, (int, float)) and not isinstance(x, bool) and x == x
+
         if not number(self.temperature) or self.temperature < 0 or self.temperature == float("inf"):
             raise bad_value("law.temperature", self.temperature, "a number of at least 0")
         if not isinstance(self.top_k, int) or isinstance(self.top_k, bool) or self.top_k < 0:
@@ -86,7 +88,10 @@ class Law:
             if consume and logits.dtype == wide and logits.is_contiguous()
             else torch.empty(logits.shape, dtype=wide, device=logits.device)
         )
-        flat = lambda x: None if x is None else x.expand(logits.shape).reshape(-1, logits.shape[-1])
+
+        def flat(x):
+            return None if x is None else x.expand(logits.shape).reshape(-1, logits.shape[-1])
+
         parts = [flat(x) for x in (out, logits, uncond, legal)]
         for first in range(0, len(parts[0]), rows):
             here = [None if x is None else x[first : first + rows] for x in parts]

@@ -446,7 +446,10 @@ class Pipeline:
     ):
         """The space, tokens that come first [k], a canvas, and what lays the result over the
         original."""
-        same = lambda media: media
+
+        def same(media):
+            return media
+
         if start.source is not None:
             if sampler.protocol != "masked":
                 raise GenError(
@@ -476,7 +479,7 @@ class Pipeline:
                 f"frames is {start.frames}, which the medium to continue fills by itself; expected"
                 " more"
             )
-        if sampler.protocol == "causal" or given is None and start.frames is None:
+        if sampler.protocol == "causal" or (given is None and start.frames is None):
             return space, given, None, same
         canvas = space.empty(rows, self.device)
         if given is not None:
@@ -585,9 +588,8 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def _same_frontend(a: TokenFrontend, b: TokenFrontend) -> bool:
-    return (
-        a is b
-        or type(a) is type(b)
+    return a is b or (
+        type(a) is type(b)
         and a.config == b.config
         and codebook_digest(a.fingerprint) == codebook_digest(b.fingerprint)
     )

@@ -65,7 +65,10 @@ class PipelineOutput:
         """One output of several that differ in their items only."""
         if len(parts) == 1:
             return parts[0]
-        every = lambda name: [x for p in parts for x in getattr(p, name)]
+
+        def every(name):
+            return [x for p in parts for x in getattr(p, name)]
+
         traces = every("traces") if parts[0].traces is not None else None
         return replace(
             parts[0],

@@ -140,10 +140,12 @@ def padded(tokens: Tensor, lengths: Tensor, config) -> Tensor:
 
 
 def _target(model, request: Request, law: Law) -> CausalTarget:
-    pad = lambda rows: torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(r) for r in rows], batch_first=True
-    )
-    count = lambda rows: torch.tensor([len(r) for r in rows])
+    def pad(rows):
+        return torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True)
+
+    def count(rows):
+        return torch.tensor([len(r) for r in rows])
+
     halves = (
         {}
         if request.negative is None

@@ -264,7 +264,10 @@ class TraceStep:
 
     def after(self, places: int) -> TraceStep:
         """The same so many places further on."""
-        move = lambda at: [n + places for n in at]
+
+        def move(at):
+            return [n + places for n in at]
+
         committed = {n + places: x for n, x in self.committed.items()}
         return TraceStep(move(self.window), move(self.accepted), committed, move(self.removed))
 

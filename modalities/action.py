@@ -153,7 +153,10 @@ class ActionModality(GridModality):
             ),
         )
         space = replace(space, end_id=frontend.end_id, constraint=constraint)
-        shift = lambda slots: [s + size for s in slots]
+
+        def shift(slots):
+            return [s + size for s in slots]
+
         return Binding(space, lambda c: shift(self.prompt_words(c)), shift(self.unsaid))
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:

@@ -205,7 +205,10 @@ def _same_skeleton(joints: list[_Joint], where: str) -> None:
                 f" {parent or 'the root'}"
             )
         if not np.abs(found.offset - OFFSETS[i]).max() <= TOLERANCE:
-            show = lambda v: " ".join(f"{x:g}" for x in v)
+
+            def show(v):
+                return " ".join(f"{x:g}" for x in v)
+
             raise GenError(
                 f"{where} has {name} at the offset {show(found.offset)}; expected"
                 f" {show(OFFSETS[i])}, in metres. Only this skeleton with its own bone lengths is"

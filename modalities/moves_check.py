@@ -225,7 +225,7 @@ def _watch(body: _Body) -> Found:
     jumps = [b for b in _bouts(body.rise, RISE, FALL) if body.low[slice(*b)].max() > CLEAR]
     if jumps:
         return _jumping(moved / len(jumps), turned, len(jumps))
-    travels = np.hypot(*moved) > TRAVEL or abs(turned) > ROUND and _length(body) > 1.8
+    travels = np.hypot(*moved) > TRAVEL or (abs(turned) > ROUND and _length(body) > 1.8)
     if travels or abs(turned) > np.pi / 4:
         found = _travelling(body, moved, turned) if travels else _turning(body, turned)
         other = _waving(body) or _sinking(body)
@@ -494,12 +494,13 @@ def _passes(x: np.ndarray, low: float, high: float) -> float:
     it was last below the one to when it is first above the other."""
     end = int(np.argmax(x >= high))
     begin = end - int(np.argmax(x[: end + 1][::-1] < low))
-    share = lambda i, level: (
-        (x[i + 1] - level) / (x[i + 1] - x[i])
-    )  # of a frame, after the level is passed
+
+    def share(i, level):
+        return (x[i + 1] - level) / (x[i + 1] - x[i])  # of a frame, after the level is passed
+
     return (
         end - share(end - 1, high) - (begin + 1 - share(begin, low))
-        if 0 < end and x[begin] < low
+        if end > 0 and x[begin] < low
         else 0.0
     )
 

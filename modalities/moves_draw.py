@@ -249,9 +249,12 @@ def _leg(root, yaw, ball, toes, heel, hip) -> tuple[np.ndarray, np.ndarray, np.n
     cos = (_THIGH**2 + length**2 - _SHIN**2) / (2 * _THIGH * length)
     knee = _THIGH * (cos * down + np.sqrt(1 - cos**2) * front)
     across = np.cross(front, down)
-    frame = lambda bone: np.stack(
-        [across, -bone, np.cross(across, -bone)], -1
-    )  # whose -y lies along the bone
+
+    def frame(bone):
+        return np.stack(
+            [across, -bone, np.cross(across, -bone)], -1
+        )  # whose -y lies along the bone
+
     thigh, shin = frame(knee / _THIGH), frame((length * down - knee) / _SHIN)
     return thigh, np.swapaxes(thigh, -1, -2) @ shin, np.swapaxes(shin, -1, -2) @ foot
 
@@ -415,7 +418,10 @@ def _jumps(c: Caption, style: Style) -> _Plan:
         return np.where(t > off, air, np.where(t > crouch, pushed, -depth * _ease(t / crouch)))
 
     p.height = _repeated(p, c, REST, height)
-    in_air = lambda t: np.clip((t - off) / FLIGHT, 0, 1)
+
+    def in_air(t):
+        return np.clip((t - off) / FLIGHT, 0, 1)
+
     tucked = _repeated(p, c, REST, lambda t: 0.06 * style.width * np.sin(np.pi * in_air(t)) ** 2)
     lifted = _repeated(p, c, REST, lambda t: GRAVITY / 2 * FLIGHT**2 * in_air(t) * (1 - in_air(t)))
     p.feet[:, :, 1] += (tucked + lifted)[:, None]
@@ -428,13 +434,19 @@ def _jumps(c: Caption, style: Style) -> _Plan:
         :, None
     ]
     end = off + land
-    bent = lambda t: _through(
-        t, (0, 0), (crouch, 0.5), (off, 0.05), (land, 0.05), (end - crouch, 0.5), (end, 0)
-    )
+
+    def bent(t):
+        return _through(
+            t, (0, 0), (crouch, 0.5), (off, 0.05), (land, 0.05), (end - crouch, 0.5), (end, 0)
+        )
+
     p.lean[:, 0] = _repeated(p, c, REST, bent)
-    arms = lambda t: _through(
-        t, (0, 0), (crouch, -0.6), (off + 2, 1.8), (land, 1.2), (end - crouch, 0.2), (end, 0)
-    )
+
+    def arms(t):
+        return _through(
+            t, (0, 0), (crouch, -0.6), (off + 2, 1.8), (land, 1.2), (end - crouch, 0.2), (end, 0)
+        )
+
     p.shoulders[:, :, 0] = style.swing * _repeated(p, c, REST, arms)[:, None]
     return p
 

@@ -166,7 +166,10 @@ def every_caption() -> list[Caption]:
 
 def random_caption(rng: np.random.Generator) -> Caption:
     """A caption with every attribute said."""
-    pick = lambda options: options[rng.integers(len(options))]
+
+    def pick(options):
+        return options[rng.integers(len(options))]
+
     return Caption(
         pick(SHAPES),
         pick(DIRECTIONS),
@@ -237,7 +240,10 @@ def coverage(shape: str, radius: np.ndarray | float, x: np.ndarray, y: np.ndarra
     """How much of each pixel a shape covers, for many radii (or one) and centres in pixels: float32
     [n, 32, 32] in [0, 1]. The grid of ``shapes.coverage`` is twice as fine, so that four of its
     pixels make one."""
-    fine = lambda v, shift: (2 * np.asarray(v, np.float32) + np.float32(shift)).reshape(-1, 1, 1)
+
+    def fine(v, shift):
+        return (2 * np.asarray(v, np.float32) + np.float32(shift)).reshape(-1, 1, 1)
+
     c = shapes.coverage(shape, fine(radius, 0), fine(x, 0.5), fine(y, 0.5))
     c = c[:, ::2] + c[:, 1::2]
     return (c[:, :, ::2] + c[:, :, 1::2]) / 4
@@ -250,7 +256,10 @@ def background(rng: np.random.Generator) -> np.ndarray:
 
 def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
     """A clip that fulfils a caption: uint8 [16, 32, 32, 3]. What is unsaid is drawn."""
-    pick = lambda said, options: said or options[rng.integers(len(options))]
+
+    def pick(said, options):
+        return said or options[rng.integers(len(options))]
+
     caption = replace(
         caption,
         colour=pick(caption.colour, COLOURS),

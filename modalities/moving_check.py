@@ -222,7 +222,10 @@ def _segment(p: np.ndarray) -> tuple[str, np.ndarray, np.ndarray] | None:
         (share[k] * (nearest == k))[strong.reshape(far.shape)].sum() for k in range(len(PALETTE))
     ]
     k = int(np.argmax(score))
-    grid = lambda a: a.reshape(size)
+
+    def grid(a):
+        return a.reshape(size)
+
     core = strong & grid((nearest == k) & (share[k] > 0.35))
     if not core.any():
         return None

@@ -174,7 +174,10 @@ def apart(a: str, b: str) -> bool:
 
 def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
     """A caption with every attribute said; two shapes with probability ``two``."""
-    pick = lambda options: options[rng.integers(len(options))]
+
+    def pick(options):
+        return options[rng.integers(len(options))]
+
     items = [
         Item(pick(SHAPES), pick(COLOURS), pick(SIZES), pick(PLACES))
         for _ in range(2 if rng.random() < two else 1)

@@ -133,7 +133,9 @@ def _read(pictures: Sequence[object] | np.ndarray) -> list[tuple[list[Found], in
     out: list[tuple[list[Found], int]] = [([], s) for s in strays]
     for start in range(0, len(regions), 128):
         part = regions[start : start + 128]
-        for (index, colour, _), found in zip(part, _fit([(c, m) for _, c, m in part]), strict=True):
+        for (index, _colour, _mask), found in zip(
+            part, _fit([(c, m) for _, c, m in part]), strict=True
+        ):
             out[index][0].append(found)
     return out
 
@@ -230,7 +232,10 @@ def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 def _draw(shape: str, radius: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The generator's coverage for many radii and centres: [n, 64, 64]."""
-    as_column = lambda v: np.asarray(v, np.float32)[:, None, None]
+
+    def as_column(v):
+        return np.asarray(v, np.float32)[:, None, None]
+
     return shapes.coverage(shape, as_column(radius), as_column(x), as_column(y))
 
 
@@ -246,7 +251,7 @@ def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Found]:
     for _, mask in regions:
         total = mask.sum()
         y, x = (
-            int(round(float((mask.sum(1 - axis) * np.arange(len(mask))).sum() / total)))
+            round(float((mask.sum(1 - axis) * np.arange(len(mask))).sum() / total))
             for axis in (0, 1)
         )
         windows.append(np.pad(mask, _HALF)[y : y + 2 * _HALF, x : x + 2 * _HALF].ravel())

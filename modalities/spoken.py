@@ -131,7 +131,7 @@ def parse(text: str) -> Utterance:
             said[kind] = word
         elif word in WORDS:
             words.append(word)
-        elif not (word == "voice" and before in VOICES or word == "speed" and before in SPEEDS):
+        elif not ((word == "voice" and before in VOICES) or (word == "speed" and before in SPEEDS)):
             raise unknown_word(word, (*WORDS, *VOICES, *SPEEDS), f"utterance {text!r}")
         before = word
     if not 1 <= len(words) <= MAX_WORDS:
@@ -143,7 +143,10 @@ def parse(text: str) -> Utterance:
 
 def random_utterance(rng: np.random.Generator) -> Utterance:
     """An utterance with voice and speed said."""
-    pick = lambda options: options[rng.integers(len(options))]
+
+    def pick(options):
+        return options[rng.integers(len(options))]
+
     return Utterance(
         tuple(pick(WORDS) for _ in range(rng.integers(1, MAX_WORDS + 1))),
         pick(VOICES),

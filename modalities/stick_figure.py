@@ -66,15 +66,22 @@ _N = len(JOINTS)
 
 
 def _side(side: str, colour: tuple[int, int, int]) -> tuple[_Limb, _Limb]:
-    of = lambda *parts: tuple(joint(f"{side}_{part}") for part in parts)
-    end = lambda part: (_N + list(_EXTRA).index(f"{side}_{part}"),)
+    def of(*parts):
+        return tuple(joint(f"{side}_{part}") for part in parts)
+
+    def end(part):
+        return (_N + list(_EXTRA).index(f"{side}_{part}"),)
+
     arm = of("shoulder", "elbow", "wrist") + end("wrist")
     return _Limb(colour, 0.038, (arm,)), _Limb(
         colour, 0.046, (of("hip", "knee", "ankle", "foot") + end("foot"),)
     )
 
 
-_names = lambda text: tuple(joint(n) for n in text.split())
+def _names(text):
+    return tuple(joint(n) for n in text.split())
+
+
 _LIMBS = (
     *_side("left", LEFT),
     *_side("right", RIGHT),
@@ -133,7 +140,10 @@ def _points(motion: Motion) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Joints and the ends of hands and feet [T, 26, 3], the middle of the head [T, 3] and the dot
     on it."""
     p, frames = kinematics(motion.root, motion.rotations)
-    at = lambda name, offset: p[:, joint(name)] + frames[:, joint(name)] @ np.array(offset, float)
+
+    def at(name, offset):
+        return p[:, joint(name)] + frames[:, joint(name)] @ np.array(offset, float)
+
     ends = [at(name, offset) for name, offset in _EXTRA.items()]
     return np.concatenate([p, np.stack(ends, 1)], 1), at("head", _HEAD), at("head", _NOSE)
 

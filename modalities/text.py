@@ -111,10 +111,8 @@ class TextModality(GridModality):
     def is_path(self, media: Any) -> bool:
         """Whether what came names a file: a ``Path``, or a string that ends in ``.txt``. Any other
         string is a text itself."""
-        return (
-            isinstance(media, Path)
-            or isinstance(media, str)
-            and media.lower().endswith(f".{self.extension}")
+        return isinstance(media, Path) or (
+            isinstance(media, str) and media.lower().endswith(f".{self.extension}")
         )
 
     def whole_frames(self, media: Any, frontend: TokenFrontend) -> str:

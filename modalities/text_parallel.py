@@ -166,10 +166,13 @@ def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
     """A row per task and seed. An answer is right if the interpreter of the tasks says so."""
     oracle, rows = Oracle(tasks), [(task, seed) for seed in seeds for task in tasks]
     asked = [task for task, _ in rows]
-    right = lambda tokens: [
-        check(task, oracle.text(ids)).fulfilled
-        for task, ids in zip(asked, tokens.tolist(), strict=True)
-    ]
+
+    def right(tokens):
+        return [
+            check(task, oracle.text(ids)).fulfilled
+            for task, ids in zip(asked, tokens.tolist(), strict=True)
+        ]
+
     known = dict(zip(oracle.tasks, _known_figures(oracle), strict=True))
     mine = {
         op: [known[t] for t in tasks if t.op == op] for op in dict.fromkeys(t.op for t in tasks)

@@ -18,7 +18,10 @@ PERIOD = 50  # steps between revivals
 
 def kmeans(points: Tensor, k: int, generator: torch.Generator, rounds: int = 10) -> Tensor:
     """Lloyd's algorithm; an empty cluster restarts at a random point. [N, D] -> [k, D]."""
-    draw = lambda n: points[torch.randint(len(points), (n,), generator=generator)]
+
+    def draw(n):
+        return points[torch.randint(len(points), (n,), generator=generator)]
+
     centres = draw(k)
     for _ in range(rounds):
         near = torch.cdist(points, centres).argmin(1)

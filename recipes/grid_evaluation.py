@@ -161,7 +161,10 @@ def frontend_figures(world: World, zoo: Path, count: int) -> dict:
     for medium in real:
         codes = frontend.encode(frontend.preprocess(medium)[None])
         again.append(made.modality.trim(frontend.postprocess(frontend.decode(codes)[0])))
-    share = lambda media, said: statistics.mean(v.fulfilled for v in world.check_many(media, said))
+
+    def share(media, said):
+        return statistics.mean(v.fulfilled for v in world.check_many(media, said))
+
     return {
         "checker_on_real": share(real, conditions),
         "checker_on_reconstructions": share(again, conditions),
@@ -215,9 +218,11 @@ def write_cards(world: World, zoo: Path, result: dict) -> None:
         "| sampler | condition fulfilled | of | forward calls (median) |\n| --- | --- | --- |"
         " --- |\n"
     )
-    line = lambda n: (
-        f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['items']} | {rows[n]['nfe_median']:g} |\n"
-    )
+
+    def line(n):
+        row = rows[n]
+        return f"| {n} | {row['fulfilled']:.3f} | {row['items']} | {row['nfe_median']:g} |\n"
+
     about = f"Measured on {world.asked}, one sample each, with the modality's default law.\n\n"
     for folder, text in ((f, t) for f, t in world.about.items() if (zoo / f).is_dir()):
         body = f"---\ntags: [gen]\n---\n\n# {folder}\n\n{text}\n{made}"

@@ -200,9 +200,10 @@ def train_lm(
     else:
         whole = masked_loss(shape, generator, shifted=not run.block)
         blocks = block_loss(shape, run.block, generator) if run.block else whole
-        loss = lambda m, batch: (
-            blocks if torch.rand((), generator=generator) < run.share else whole
-        )(m, batch)
+
+        def loss(m, batch):
+            return (blocks if torch.rand((), generator=generator) < run.share else whole)(m, batch)
+
     torch.manual_seed(0)
     model = new_lm(shape, run)
     if run.start:

@@ -82,9 +82,12 @@ def sampler_figures(
             prompts, sampler, LAW, batch_size=batch
         )
         verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
-        share = lambda n, v=verdicts: mean(
-            [x.fulfilled for x, c in zip(v, captions, strict=True) if len(c.items) == n]
-        )
+
+        def share(n, v=verdicts):
+            return mean(
+                [x.fulfilled for x, c in zip(v, captions, strict=True) if len(c.items) == n]
+            )
+
         nfe = [s.nfe for s in out.stats]
         rows[name] = {
             "fulfilled": mean([v.fulfilled for v in verdicts]),
@@ -140,7 +143,10 @@ def frontend_figures(frontend, pictures: int) -> dict:
     y = torch.cat([frontend.decode(frontend.encode(part)) for part in x.split(20)])
     again = np.stack([np.asarray(frontend.postprocess(p)) for p in y])
     error = ((again.astype(np.float64) - real) ** 2).mean((1, 2, 3))
-    share = lambda p: statistics.mean(v.fulfilled for v in check_many(p, captions))
+
+    def share(p):
+        return statistics.mean(v.fulfilled for v in check_many(p, captions))
+
     return {
         "checker_on_real": share(real),
         "checker_on_reconstructions": share(again),
@@ -157,10 +163,13 @@ def write_cards(zoo: Path, result: dict) -> None:
         "Trained from nothing on pictures drawn by a program (`gen/modalities/shapes.py`), with\n"
         "`python -m gen.recipes.image all --work DIR`. No other data were used.\n"
     )
-    line = lambda n: (
-        f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['one_shape'] or 0:.3f} |"
-        f" {rows[n]['two_shapes'] or 0:.3f} | {rows[n]['nfe_median']:g} |\n"
-    )
+
+    def line(n):
+        return (
+            f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['one_shape'] or 0:.3f} |"
+            f" {rows[n]['two_shapes'] or 0:.3f} | {rows[n]['nfe_median']:g} |\n"
+        )
+
     table = (
         "| sampler | caption fulfilled | one shape | two shapes | forward calls (median) |\n| --- |"
         " --- | --- | --- | --- |\n"

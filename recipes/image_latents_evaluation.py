@@ -112,10 +112,13 @@ def write_figures(zoo: Path, result: dict) -> None:
         "| sampler | caption fulfilled | forward calls (mean) | of the draft model |\n| --- | --- |"
         " --- | --- |\n"
     )
-    line = lambda n: (
-        f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['nfe_mean']:.1f} |"
-        f" {rows[n]['draft_nfe_mean'] or 0:.1f} |\n"
-    )
+
+    def line(n):
+        return (
+            f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['nfe_mean']:.1f} |"
+            f" {rows[n]['draft_nfe_mean'] or 0:.1f} |\n"
+        )
+
     about = (
         f"Measured on {result['held_out_captions']} held-out captions, one sample each, guidance"
         " 2.\n\n"

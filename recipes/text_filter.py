@@ -220,7 +220,9 @@ def stages(work: Path, zoo: Path, quick: bool):
         PlaceFilter().radius,
         lambda: Pipeline("text", zoo / MODEL),
     )
-    held = lambda: text_tasks.tasks(plan.held_out, 123, held=True)
+
+    def held():
+        return text_tasks.tasks(plan.held_out, 123, held=True)
 
     def record(log=print) -> None:
         began = time.time()

@@ -202,7 +202,9 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
     )
 
     def loss_fn(m, x):
-        swap = lambda z: z.permute(0, 2, 1, 3, 4)  # frames before channels, and back
+        def swap(z):
+            return z.permute(0, 2, 1, 3, 4)  # frames before channels, and back
+
         h = m.quant_conv(swap(m.encoder(x))).float()
         flat, loss = chain(h.permute(0, 2, 3, 4, 1).reshape(-1, CHANNELS))
         z = flat.view(len(x), *h.shape[2:], CHANNELS).permute(0, 4, 1, 2, 3)

@@ -94,7 +94,7 @@ class Widths:
         return max(
             tokens / rounds
             for w, (rounds, tokens) in self.tokens.items()
-            if w == width or w < width and rounds >= ENOUGH
+            if w == width or (w < width and rounds >= ENOUGH)
         )
 
     def worth(self, rows: int, width: int, far: float) -> float:
@@ -124,7 +124,7 @@ class Widths:
         up = down = 0.0
         for (r, _), seen in self.seconds.items():
             if r == rows and len(seen) > 1:
-                far, seconds = (np.array(x) for x in zip(*seen))
+                far, seconds = (np.array(x) for x in zip(*seen, strict=True))
                 up += float(((far - far.mean()) * (seconds - seconds.mean())).sum())
                 down += float(((far - far.mean()) ** 2).sum())
         return max(up / down, 0.0) if down > 0 else 0.0

@@ -204,9 +204,9 @@ class ModelDrafted(Sampler):
     protocol = "causal"
 
     def __post_init__(self) -> None:
-        number = lambda x: (
-            isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < float("inf")
-        )
+        def number(x):
+            return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < float("inf")
+
         k, threshold = self.num_speculative_tokens, self.confidence_threshold
         if self.draft_model is not None and not isinstance(self.draft_model, str):
             raise bad_value(
@@ -257,7 +257,10 @@ class ModelDrafted(Sampler):
             or ours.channels != theirs.channels
             or ours.vocab_size != theirs.vocab_size
         ):
-            size = lambda s: f"{s.channels} channels" if s.channels else f"{s.vocab_size} ids"
+
+            def size(s):
+                return f"{s.channels} channels" if s.channels else f"{s.vocab_size} ids"
+
             raise GenError(
                 f"the draft model has {size(theirs)}; expected the target's {size(ours)}"
             )

@@ -183,7 +183,7 @@ def decode_causal(
             target.refuse_illegal(chosen, now.positions, here(column < count[:, None]))
         if written is not None:
             for i, row, n, c in zip(
-                range(len(rows)), rows.tolist(), start.tolist(), count.tolist()
+                range(len(rows)), rows.tolist(), start.tolist(), count.tolist(), strict=True
             ):
                 written[row, n : n + c] = ids[i, :c]
             last = chosen if width == 1 else here(ids[each, count - 1, None])
@@ -307,7 +307,10 @@ class _Book:
         ran = np.ones(len(rows), dtype=np.int64)
         if self.rounds[0][5] is not None:
             ran = torch.cat([r[5] for r in self.rounds]).long().cpu().numpy()
-        sums = lambda x: np.bincount(rows, x, self.batch).astype(np.int64).tolist()
+
+        def sums(x):
+            return np.bincount(rows, x, self.batch).astype(np.int64).tolist()
+
         nfe, computed, done, kept, tried = map(sums, (ran, places, count, accepted, drafted))
         histogram = np.zeros(
             (self.batch, max(self.window, int(accepted.max()) + 1)), dtype=np.int64

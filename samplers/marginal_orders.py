@@ -272,7 +272,10 @@ def _judged(
     if not n:
         return torch.zeros_like(rows), torch.full_like(rows, -1)
     follows = (exists[:, 1:] & same_places(turn[:, :n], chain.places)).long().cumprod(1).bool()
-    wide = lambda x: x.repeat_interleave(k, 1)
+
+    def wide(x):
+        return x.repeat_interleave(k, 1)
+
     places, ids = chain.places.view(b, n * k), chain.ids.view(b, n * k)
     now = Round(draws, rows, round_, torch.zeros_like(rows), places, wide(follows))
     drafts = Proposal(ids, torch.full_like(ids, ROW), chain.logq, chain.logq > -torch.inf)

@@ -276,9 +276,10 @@ def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
     held = now.recall("held", torch.zeros_like(now.rows, dtype=torch.bool)) if asks else None
     now.open, number, *counted = parts.blocks(now)
     if asks and bool(held.any()):  # to the schedule their block is over, and it may have gone on
-        keep = lambda name, new: torch.where(
-            held.view(-1, *[1] * (new.ndim - 1)), before[name], new
-        )
+
+        def keep(name, new):
+            return torch.where(held.view(-1, *[1] * (new.ndim - 1)), before[name], new)
+
         now.memory.update(
             {
                 name: keep(name, x)

@@ -84,7 +84,10 @@ def _windows(now: Step, empty: Tensor) -> Tensor:
     if empty.shape[1] < WINDOW:
         return torch.zeros_like(empty)
     known = now.open & ~empty & (~now.masked | now.eligible)
-    slide = lambda x: x.double().unfold(1, WINDOW, 1)
+
+    def slide(x):
+        return x.double().unfold(1, WINDOW, 1)
+
     gaps = slide(empty).sum(-1)
     mean = slide(now.confidence.masked_fill(~empty, 0)).sum(-1) / gaps.clamp_min(1)
     fits = (
@@ -127,7 +130,10 @@ def credit(now: Step) -> Tensor:
         -1, ids, (top * knobs.credit_power).exp().masked_fill(~now.masked[..., None], 0)
     )
     now.memory["credit"] = credits
-    fuse = lambda law: (law + knobs.credit_weight * credits.log1p()).log_softmax(-1)
+
+    def fuse(law):
+        return (law + knobs.credit_weight * credits.log1p()).log_softmax(-1)
+
     raw, now.law = now.raw, fuse(now.law)
     if knobs.confidence_on == "raw":
         fused = fuse(judged)

@@ -288,7 +288,7 @@ def contents(folder: Path) -> dict[str, Any]:
         name = path.relative_to(folder).as_posix()
         if name.partition("/")[0] in DERIVED or path.is_dir():
             continue
-        lines = path.name == MANIFEST or name.startswith(f"{SHARDS}/") and path.suffix == ".jsonl"
+        lines = path.name == MANIFEST or (name.startswith(f"{SHARDS}/") and path.suffix == ".jsonl")
         found[name] = [_lasting(r) for r in parse_rows(path)] if lines else path.read_bytes()
     if (folder / WORK).exists():
         found[WORK] = "still there"
@@ -317,7 +317,9 @@ def differences(folder: Path, want: dict[str, Any]) -> list[str]:
 def _first(have: list[dict], want: list[dict]) -> str:
     if len(have) != len(want):
         return f": {len(have)} rows, not {len(want)}"
-    number, a, b = next((i, a, b) for i, (a, b) in enumerate(zip(have, want)) if a != b)
+    number, a, b = next(
+        (i, a, b) for i, (a, b) in enumerate(zip(have, want, strict=True)) if a != b
+    )
     return (
         f" in row {number}:"
         f" {[(k, a.get(k), b.get(k)) for k in sorted(a | b) if a.get(k) != b.get(k)]}"
@@ -332,9 +334,10 @@ def intact(folder: Path) -> dict[str, int]:
         else []
     )
     tars: dict[str, Any] = {}
-    whole = lambda row: (
-        hashlib.sha256(media_of(folder, row, tars) or b"").hexdigest() == row["sha256"]
-    )
+
+    def whole(row):
+        return hashlib.sha256(media_of(folder, row, tars) or b"").hexdigest() == row["sha256"]
+
     return {r["id"]: r["attempt"] for r in rows if whole(r)}
 
 
@@ -420,7 +423,7 @@ class Faults:
         with self.lock:
             self.calls += 1
             self.keep(name)
-            if self.calls < self.at or self.calls > self.at and not isinstance(self.how, int):
+            if self.calls < self.at or (self.calls > self.at and not isinstance(self.how, int)):
                 return
             if self.how == "half":
                 half()

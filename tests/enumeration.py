@@ -53,7 +53,10 @@ def _clip(simplex: Simplex, win: int, lose: int, p: Sequence[float]) -> list[Sim
     cut = tuple(
         share * a + (1 - share) * b for a, b in zip(simplex[low], simplex[high], strict=True)
     )
-    replaced = lambda i: simplex[:i] + (cut,) + simplex[i + 1 :]
+
+    def replaced(i):
+        return (*simplex[:i], cut, *simplex[i + 1 :])
+
     return _clip(replaced(low), win, lose, p) + _clip(replaced(high), win, lose, p)
 
 

@@ -97,15 +97,15 @@ class HostWaits(TorchFunctionMode):
             if isinstance(x, (torch.device, str)) and str(x).split(":")[0] in ("cpu", "cuda")
         ]
         to_host = any(str(x) == "cpu" for x in said)
-        came = (
-            name in ("tensor", "as_tensor")
-            or name == "to"
-            and getattr(args[0], "of_host", False)
-            and not kwargs.get("non_blocking")
+        came = name in ("tensor", "as_tensor") or (
+            name == "to" and getattr(args[0], "of_host", False) and not kwargs.get("non_blocking")
         )
-        if name in READS or name == "to" and to_host or said and not to_host and came:
+        if name in READS or (name == "to" and to_host) or (said and not to_host and came):
             self.waits.append(name)
-        real = lambda x: HOST if any(x is y for y in said) else x
+
+        def real(x):
+            return HOST if any(x is y for y in said) else x
+
         return func(*map(real, args), **{k: real(v) for k, v in kwargs.items()})
 
 

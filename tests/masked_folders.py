@@ -254,11 +254,14 @@ def llada2(config: dict, seed: int = 2, spread: float = 1.5) -> dict[str, Tensor
         "model.norm.weight": (d,),
         "lm_head.weight": (v, d),
     }
-    mlp = lambda at, wide: {
-        f"{at}.gate_proj.weight": (wide, d),
-        f"{at}.up_proj.weight": (wide, d),
-        f"{at}.down_proj.weight": (d, wide),
-    }
+
+    def mlp(at, wide):
+        return {
+            f"{at}.gate_proj.weight": (wide, d),
+            f"{at}.up_proj.weight": (wide, d),
+            f"{at}.down_proj.weight": (d, wide),
+        }
+
     for n in range(config["num_hidden_layers"]):
         at = f"model.layers.{n}."
         shapes |= {

@@ -46,7 +46,10 @@ def _logits(state: Tensor, vocab_size: int, low: float, spread: float) -> Tensor
     bits = _mixed(
         _bits(state)[..., None] + np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_A)
     )
-    unit = lambda x: (x >> _11) * 2.0**-53
+
+    def unit(x):
+        return (x >> _11) * 2.0**-53
+
     return torch.from_numpy(np.where(unit(_mixed(bits + _ONE)) < low, LOW, spread * unit(bits)))
 
 

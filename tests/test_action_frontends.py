@@ -30,7 +30,10 @@ def reaches(n: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     start, via, goal = rng.uniform(-1, 1, (3, n, 1, D))
     times = np.sort(rng.uniform(-0.3, 1.3, (n, 2, 3, 1)), 2)
-    share = lambda a, b: np.clip((np.linspace(0, 1, H)[:, None] - a) / np.maximum(b - a, 0.4), 0, 1)
+
+    def share(a, b):
+        return np.clip((np.linspace(0, 1, H)[:, None] - a) / np.maximum(b - a, 0.4), 0, 1)
+
     s, t = (
         10 * u**3 - 15 * u**4 + 6 * u**5
         for u in (share(times[:, :1, 0], times[:, :1, 1]), share(times[:, 1:, 1], times[:, 1:, 2]))
@@ -117,9 +120,12 @@ def test_statistics_belong_to_the_frontend_and_never_to_the_chunk(frontends):
         near, small = (frontend.preprocess(c).numpy() for c in (chunk, half))
         assert not np.allclose(near, small, atol=0.05)
         assert np.allclose(STATISTICS.unnormalise(small), half, atol=1e-9)
-    per_chunk = lambda c: ActionStatistics.from_data([c], (0, 1)).normalise(
-        c
-    )  # control: the size of the movement is lost
+
+    def per_chunk(c):
+        return ActionStatistics.from_data([c], (0, 1)).normalise(
+            c
+        )  # control: the size of the movement is lost
+
     assert np.allclose(per_chunk(chunk), per_chunk(half))
 
 
@@ -172,9 +178,12 @@ def test_real_chunks_survive(name, error, frontends):
     frontend, physical = frontends[name], np.clip(reaches(64, 1), STATISTICS.low, STATISTICS.high)
     again = np.stack([frontend.postprocess(x) for x in frontend.decode(frontend.encode(SIGNALS))])
     assert again.dtype == np.float32 and again.shape == physical.shape
-    off = lambda a, b: float(
-        np.square(STATISTICS.normalise(a) - STATISTICS.normalise(b)).mean() ** 0.5
-    )  # of half the range
+
+    def off(a, b):
+        return float(
+            np.square(STATISTICS.normalise(a) - STATISTICS.normalise(b)).mean() ** 0.5
+        )  # of half the range
+
     assert off(again, physical) < error
     assert (
         off(again, np.roll(physical, 1, 0)) > 0.3
@@ -384,7 +393,9 @@ def test_ids_say_how_many_coefficients_they_stand_for(fast):
 
 
 def test_smooth_chunks_take_few_ids_and_rough_ones_do_not(fast):
-    count = lambda x: float((fast.encode(x) != fast.end_id).sum(-1).double().mean())
+    def count(x):
+        return float((fast.encode(x) != fast.end_id).sum(-1).double().mean())
+
     noise = (
         torch.rand(
             64, H, D, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
@@ -418,9 +429,9 @@ def test_ids_of_the_wrong_number_of_coefficients_are_refused_and_ids_after_the_e
 
 
 def test_training_is_repeatable_and_refuses_what_it_cannot_use(fast, tmp_path):
-    again = lambda chunks: (
-        ActionFast.train(chunks, vocab_size=256, statistics=STATISTICS).fingerprint
-    )
+    def again(chunks):
+        return ActionFast.train(chunks, vocab_size=256, statistics=STATISTICS).fingerprint
+
     assert torch.equal(again(TRAINING), fast.fingerprint) and not torch.equal(
         again(TRAINING[:1000]), fast.fingerprint
     )
@@ -476,14 +487,18 @@ def test_every_sequence_drawn_by_the_rule_decodes_and_few_others_do(fast):
     x = fast.decode(codes)
     assert x.shape == (10_000, H, D) and bool(x.isfinite().all())
     assert len(torch.unique(codes[:, 0], dim=0)) > 9_990
-    anything = lambda history, positions: torch.ones(
-        len(history), 1, fast.vocab_size, dtype=torch.bool
-    )
+
+    def anything(history, positions):
+        return torch.ones(len(history), 1, fast.vocab_size, dtype=torch.bool)
+
     assert decodable(fast, drawn(anything, fast.vocab_size, 1000, fast.total, 0)) < 0.05
     ends = torch.arange(fast.vocab_size) == fast.end_id
-    late = lambda history, positions: (
-        (fast.constraint.remaining(history, positions)[..., None] > 0) != ends
-    )  # lets ids through that are too long
+
+    def late(history, positions):
+        return (
+            fast.constraint.remaining(history, positions)[..., None] > 0
+        ) != ends  # lets ids through that are too long
+
     assert decodable(fast, drawn(late, fast.vocab_size, 1000, fast.total, 0)) < 0.5
 
 

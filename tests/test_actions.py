@@ -160,9 +160,10 @@ def test_samplers_make_chunks_under_guidance_too(kind, sampler, pipes):
 
 def test_bins_of_neighbours_pass_for_each_other_by_distance_alone(pipes):
     law = {"temperature": 1.0}
-    calls = lambda sampler: sum(
-        s.nfe for s in pipes["causal"](PROMPTS[:2], sampler, law, num_samples=4).stats
-    )
+
+    def calls(sampler):
+        return sum(s.nfe for s in pipes["causal"](PROMPTS[:2], sampler, law, num_samples=4).stats)
+
     assert calls("distance") < calls("speculative")
 
 
@@ -182,9 +183,10 @@ def test_chunks_have_one_length_and_no_prefix(pipes):
 
 def test_what_a_task_leaves_open_the_seed_decides(pipes):
     pipe = pipes["causal"]
-    states = lambda seed, n=3: np.stack(
-        [m.situation.state for m in pipe(PROMPTS, num_samples=n, seed=seed).media]
-    )
+
+    def states(seed, n=3):
+        return np.stack([m.situation.state for m in pipe(PROMPTS, num_samples=n, seed=seed).media])
+
     first = states(0)
     assert np.array_equal(first, states(0)) and np.array_equal(first[1::3], states(1, 1))
     assert len(np.unique(first, axis=0)) == len(first) and not np.array_equal(first, states(5))

@@ -151,7 +151,7 @@ def test_a_wave_of_whole_frames_keeps_its_length(name, frames, frontends):
     ) == (frames,)
     assert (
         codes.dtype == torch.long
-        and 0 <= int(codes.min())
+        and int(codes.min()) >= 0
         and int(codes.max()) < 64
         and len(codes.unique()) > 2
     )
@@ -191,7 +191,10 @@ def _decoded(name, model, vectors):
 def test_codebooks_hold_what_the_decoder_sums(name, frontends):
     frontend = frontends[name]
     codes = frontend.encode(waves(frontend))
-    summed = lambda tables: sum(t[codes[:, q]] for q, t in enumerate(tables)).transpose(1, 2)
+
+    def summed(tables):
+        return sum(t[codes[:, q]] for q, t in enumerate(tables)).transpose(1, 2)
+
     whole = frontend.decode(codes)
     with torch.no_grad():
         again = _decoded(name, frontend.model, summed(frontend.codebooks))

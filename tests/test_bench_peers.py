@@ -145,7 +145,10 @@ def test_the_law_of_generate_is_the_samplers(pipes, name, law):
         )
 
     condition, space = items[0].condition, net.space
-    logits = lambda ids: net.module(input_ids=torch.tensor([ids])).logits[0, -1].detach()
+
+    def logits(ids):
+        return net.module(input_ids=torch.tensor([ids])).logits[0, -1].detach()
+
     history = torch.zeros(1, space.length, dtype=torch.long)
     legal = space.narrow(space.legal[None, :1], history, history[:, :1])[0, 0]
     want = law(
@@ -224,7 +227,7 @@ def test_the_plain_loops_draw_from_the_law():
         """Control: keeps whatever was drafted."""
         tokens, drafts = [], [reference.draw(item.legal[n].double(), generator) for n in range(2)]
         p = item.after(tokens, drafts)
-        return drafts + [reference.draw(p[-1], generator)], []
+        return [*drafts, reference.draw(p[-1], generator)], []
 
     assert far(trusting) > 0.15
 
@@ -420,9 +423,10 @@ def test_the_pipeline_of_llada2_gives_the_presets_tokens_on_the_same_network(fol
     pipe = gen.load("text", model=folders["llada2"], dtype="float64", max_new_tokens=16)
     items = pipe.plan(["ba de gi ko", "lu ma ne pi be di ko bu du do ba gi"])
     found = peer(pipe, "LLaDA2Pipeline", Law()).make(items)
-    run = lambda **knobs: (
-        pipe.generate(items, {"name": "llada2", "block_length": BLOCK, **knobs}, {}).tokens
-    )
+
+    def run(**knobs):
+        return pipe.generate(items, {"name": "llada2", "block_length": BLOCK, **knobs}, {}).tokens
+
     assert torch.equal(found.tokens, run()) and not torch.equal(found.tokens, run(threshold=0.1))
     assert (
         all(s.nfe >= 3 for s in found.stats) and len({s.tokens_computed for s in found.stats}) == 2

@@ -3,6 +3,7 @@ becomes of what cannot be measured."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from types import SimpleNamespace
@@ -109,9 +110,7 @@ def measured(label: str, repeat: int = 0, **keys):
 
 def turning(rounds: list[list[str]]) -> bool:
     """Whether every round is the one before it, begun one place later."""
-    return all(
-        after == before[1:] + before[:1] for before, after in zip(rounds, rounds[1:], strict=False)
-    )
+    return all(after == before[1:] + before[:1] for before, after in itertools.pairwise(rounds))
 
 
 def test_measurements_are_interleaved_in_turning_order():
@@ -264,15 +263,18 @@ def test_peak_memory_is_counted_anew_for_every_row_on_cuda_and_by_nobody_elsewhe
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: held["most"])
     pipe = Pipe(Toy())
     pipe.device = torch.device("cuda")
-    use = lambda size: (
-        lambda items: (
+
+    def use(size):
+        return lambda items: (
             held.update(most=max(held["most"], size))
             or Pipe.generate(pipe, items, {"name": "sjd"}, {})
         )
-    )
-    run = lambda size: measure(
-        pipe, pipe.plan(["a", "b"], 1, 0), variant("sjd", make=use(size)), 1, None, check=True
-    )["peak_memory"]
+
+    def run(size):
+        return measure(
+            pipe, pipe.plan(["a", "b"], 1, 0), variant("sjd", make=use(size)), 1, None, check=True
+        )["peak_memory"]
+
     assert (run(700), run(300)) == (700, 300) and held[
         "most"
     ] == 300  # control: without the reset, 900 from before would stay
@@ -491,7 +493,10 @@ def test_the_line_of_overhead_1_goes_through_the_reference():
             r'<circle cx="(.*?)" cy="(.*?)" r="4.5" fill="[^"]*"><title>(\w+)', svg
         )
     }
-    off = lambda name: abs(y1 + (y2 - y1) * (places[name][0] - x1) / (x2 - x1) - places[name][1])
+
+    def off(name):
+        return abs(y1 + (y2 - y1) * (places[name][0] - x1) / (x2 - x1) - places[name][1])
+
     assert (
         off("autoregressive") < 0.3 and off("sjd") > 10
     )  # four times fewer calls in half the time: above it

@@ -77,18 +77,21 @@ def theirs(both, prompts: list[str], places: int = 12, **knobs) -> list[list[int
     pipes, other = both
     binding = pipes[places].bound(pipes[places].model)[1]
     knobs = {"eos_early_stop": False, "num_inference_steps": B + 1, "temperature": 0.0, **knobs}
-    run = lambda ids: (
-        other(
-            input_ids=ids,
-            gen_length=places,
-            block_length=B,
-            mask_token_id=MASK,
-            output_type="seq",
-            **knobs,
+
+    def run(ids):
+        return (
+            other(
+                input_ids=ids,
+                gen_length=places,
+                block_length=B,
+                mask_token_id=MASK,
+                output_type="seq",
+                **knobs,
+            )
+            .sequences[0]
+            .tolist()
         )
-        .sequences[0]
-        .tolist()
-    )
+
     return [run(torch.tensor([binding.prompt(text)])) for text in prompts]
 
 
@@ -153,9 +156,12 @@ def test_the_preset_counts_steps_as_the_scheduler_does(both, steps, editing):
 
 def test_calls_after_the_last_mask_are_as_many_and_one(both):
     knobs, found = {"threshold": 0.0, "editing_threshold": 0.05}, {}
-    run = lambda calls: ours(
-        both, texts(4, 12), num_inference_steps=B + 1, max_post_steps=calls, **knobs
-    ).tokens.tolist()
+
+    def run(calls):
+        return ours(
+            both, texts(4, 12), num_inference_steps=B + 1, max_post_steps=calls, **knobs
+        ).tokens.tolist()
+
     for most in (0, 2):
         found[most] = theirs(both, texts(4, 12), max_post_steps=most, **knobs)
         assert run(most + 1) == found[most] != run(most)  # control: as many as it says
@@ -208,8 +214,9 @@ def test_padding_is_no_place_to_the_module(both):
         torch.nn.functional.pad(x, (B, 0), value=v)
         for x, v in ((ids, 7), (torch.ones_like(ids), 0))
     )
-    run = lambda **more: (
-        other(
+
+    def run(**more):
+        return other(
             gen_length=12,
             block_length=B,
             mask_token_id=MASK,
@@ -218,7 +225,7 @@ def test_padding_is_no_place_to_the_module(both):
             eos_early_stop=False,
             **more,
         ).sequences
-    )
+
     assert torch.equal(run(input_ids=padded, attention_mask=real), run(input_ids=ids))
     assert not torch.equal(
         run(input_ids=padded), run(input_ids=ids)

@@ -82,9 +82,9 @@ def independent(text: str, wrong_order: bool = False) -> dict[str, np.ndarray]:
             "Z": [[c, -s, 0], [s, c, 0], [0, 0, 1]],
         }[axis]
 
-    product = lambda a, b: [
-        [sum(a[i][k] * b[k][j] for k in range(3)) for j in range(3)] for i in range(3)
-    ]
+    def product(a, b):
+        return [[sum(a[i][k] * b[k][j] for k in range(3)) for j in range(3)] for i in range(3)]
+
     out: dict[str, list] = {j["name"]: [] for j in joints}
     for words in lines[start:]:
         values = iter(map(float, words))

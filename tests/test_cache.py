@@ -148,7 +148,10 @@ def worst_error(
     """The largest difference from recomputation while rows draft, reject, advance and leave at
     random."""
     g = torch.Generator().manual_seed(seed)
-    rand = lambda n, low=0: int(torch.randint(low, n, (), generator=g))
+
+    def rand(n, low=0):
+        return int(torch.randint(low, n, (), generator=g))
+
     causal = WithLayer(model)
     causal.layer = layer
     cache = causal.new_cache(length)
@@ -237,7 +240,7 @@ def test_ragged_prompts(scale, last):
     """Every row of a batch has the law that it has alone, also where the halves of guidance differ
     in length."""
     model, law = build("llama"), Law(temperature=0.8, guidance_scale=scale)
-    uncond = [u[:-1] + [last] for u in UNCOND]
+    uncond = [[*u[:-1], last] for u in UNCOND]
     (prompt, n), (un, m) = padded(PROMPTS), padded(uncond)
     space = TokenSpace.codes((8,), V, V)
     target = CausalTarget(CausalLM(model), prompt, space, law, un, n, m)
@@ -272,7 +275,7 @@ def test_ragged_prompts(scale, last):
 def test_padding_matters():
     """The control of ragged prompts: without their lengths the padding is taken for words."""
     model, law = build("llama"), Law()
-    prompt, n = padded(PROMPTS)
+    prompt, _n = padded(PROMPTS)
     logp, _ = CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), law).predict(
         prompt[:, -1:], torch.zeros(4, 1).long()
     )

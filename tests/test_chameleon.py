@@ -116,7 +116,10 @@ def to_model(pipe, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_is_as_published(kind, pipes):
     checkpoint, binding, _ = pipes[kind].bound(pipes[kind].model)
-    back = lambda ids: [i - checkpoint.vocabulary.size for i in ids]
+
+    def back(ids):
+        return [i - checkpoint.vocabulary.size for i in ids]
+
     for prompt in PROMPTS:
         assert back(binding.prompt(prompt)) == words_of(kind, prompt)
     whole = words_of(kind, PROMPTS[0])
@@ -156,7 +159,10 @@ def test_greedy_tokens_are_those_of_generate(kind, count, sampler, pipes, refere
     width = max(map(len, rows))
     padded = torch.tensor([[IDS["<pad>"]] * (width - len(r)) + r for r in rows])
     seen = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
-    allowed = lambda row, ids: legal_at(kind, len(ids) - width)
+
+    def allowed(row, ids):
+        return legal_at(kind, len(ids) - width)
+
     want = references[kind].generate(
         input_ids=padded,
         attention_mask=seen,
@@ -175,9 +181,12 @@ def test_greedy_tokens_are_those_of_generate(kind, count, sampler, pipes, refere
 def guided(kind: str, model, uncond: list[int], scale: float) -> list[int]:
     """Greedy tokens, by two plain forwards for each."""
     said, tokens = words_of(kind, PROMPTS[0]), []
-    last = lambda ids: model.lm_head(
-        model.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
-    )[0, -1]
+
+    def last(ids):
+        return model.lm_head(
+            model.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
+        )[0, -1]
+
     for place in range(length_of(kind)):
         c, u = last(said + tokens), last(uncond + tokens)
         legal = torch.tensor(legal_at(kind, place))
@@ -236,11 +245,14 @@ def test_the_autoencoder_may_lie_elsewhere(vq, folders, pipes, tmp_path):
     bare = shutil.copytree(folders["lumina"], tmp_path / "bare")
     shutil.move(bare / "tokenizer" / "vqgan.ckpt", tmp_path / "elsewhere.ckpt")
     want = pipes["lumina"](PROMPTS[:1], seed=5)
-    load = lambda **options: (
-        gen.load("image", model=bare, dtype="float64", **SIDES, **options)(PROMPTS[:1], seed=5)
-        .media[0]
-        .tobytes()
-    )
+
+    def load(**options):
+        return (
+            gen.load("image", model=bare, dtype="float64", **SIDES, **options)(PROMPTS[:1], seed=5)
+            .media[0]
+            .tobytes()
+        )
+
     assert load(vq=str(tmp_path / "elsewhere.ckpt")) == want.media[0].tobytes()
     diffusers_vq(False, channels=CHANNELS).save_pretrained(tmp_path / "diffusers")
     assert load(vq=tmp_path / "diffusers") == want.media[0].tobytes()

@@ -194,9 +194,10 @@ def test_a_frontend_that_is_saved_and_loaded_is_the_same(name, frontends, tmp_pa
 def test_sizes_are_read_off_the_published_shapes():
     """The figures of Meta's file (levels 1, 1, 2, 2, 4 times 128 channels, two blocks) and of the
     270M one of MoVQGAN."""
-    half = lambda channels, blocks, attention: dict(
-        channels=channels, blocks=blocks, attention=attention, middle=True
-    )
+
+    def half(channels, blocks, attention):
+        return dict(channels=channels, blocks=blocks, attention=attention, middle=True)
+
     chameleon, movq = (128, 128, 256, 256, 512), (256, 512, 512, 1024)
     for sizes in (
         Sizes(

@@ -103,7 +103,7 @@ def test_greedy_texts_are_those_of_generate_alone_and_in_a_padded_batch(folder, 
             len(until) == PLACES or int(want[len(until)]) == 2
         )
         assert torch.equal(row, single)
-    moved = padded_left([r[:-1] + [r[-1] + 1] for r in rows], 0)  # control: other prompts
+    moved = padded_left([[*r[:-1], r[-1] + 1] for r in rows], 0)  # control: other prompts
     other = checkpoint.model.generate(**moved, do_sample=False, max_new_tokens=PLACES)[
         :, given["input_ids"].shape[1] :
     ]

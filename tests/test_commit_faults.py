@@ -20,11 +20,10 @@ from crashing import (
     damage,
     differences,
     fork,
-    ground,
     intact,
     run,
     wait,
-)  # noqa: F401
+)
 
 pytestmark = pytest.mark.usefixtures("ground")
 KEYS = {"shard_items": 2, "trace": 1}  # 3 items in 2 shards
@@ -122,7 +121,7 @@ def killed_everywhere(scene: Scene, step: int = 1, first: int = 1) -> tuple[int,
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", SCENES)
-def test_a_kill_between_two_system_calls_loses_nothing_and_leaves_nothing(ground, name, layout):  # noqa: F811
+def test_a_kill_between_two_system_calls_loses_nothing_and_leaves_nothing(ground, name, layout):
     kills, wrong = killed_everywhere(
         Scene(ground, name, layout), step=29, first=1 + len(name + layout)
     )
@@ -132,7 +131,7 @@ def test_a_kill_between_two_system_calls_loses_nothing_and_leaves_nothing(ground
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", SCENES)
-def test_a_kill_between_any_two_system_calls_loses_nothing_and_leaves_nothing(ground, name, layout):  # noqa: F811
+def test_a_kill_between_any_two_system_calls_loses_nothing_and_leaves_nothing(ground, name, layout):
     kills, wrong = killed_everywhere(Scene(ground, name, layout))
     print(f"{name} {layout}: {kills} places for a kill")
     assert not wrong and kills > 100, "\n".join(wrong[:20])
@@ -147,7 +146,10 @@ def refused_everywhere(scene: Scene, number: int, step: int, first: int) -> tupl
         ended = scene.disturbed(out, at, number)
         if ended.how == "done" and ended.said < at:
             return ends, wrong
-        say = lambda text: wrong.append(f"{errno.errorcode[number]} at {at}: {text}")
+
+        def say(text):
+            return wrong.append(f"{errno.errorcode[number]} at {at}: {text}")
+
         if ended.how == "refused":
             ends += 1
             if os.strerror(number) not in ended.said or "\n" in ended.said:
@@ -173,7 +175,7 @@ def refused_everywhere(scene: Scene, number: int, step: int, first: int) -> tupl
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
 def test_a_disk_that_refuses_is_one_clear_error_and_the_next_run_goes_on(
     ground, name, layout, number
-):  # noqa: F811
+):
     ends, wrong = refused_everywhere(
         Scene(ground, name, layout), number, step=41, first=2 + number % 17
     )
@@ -188,7 +190,7 @@ def test_a_disk_that_refuses_is_one_clear_error_and_the_next_run_goes_on(
 )
 def test_a_disk_that_refuses_at_any_call_is_one_clear_error_and_the_next_run_goes_on(
     ground, name, layout, number
-):  # noqa: F811
+):
     ends, wrong = refused_everywhere(Scene(ground, name, layout), number, step=4, first=1)
     print(f"{name} {layout} {errno.errorcode[number]}: {ends} runs ended")
     assert not wrong and ends > 10, "\n".join(wrong[:9])
@@ -231,7 +233,7 @@ def traced(scene: Scene, out: Path, call: str, at: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", ["new", "retry"])
-def test_a_kill_by_the_system_itself_loses_nothing_and_leaves_nothing(ground, name, layout):  # noqa: F811
+def test_a_kill_by_the_system_itself_loses_nothing_and_leaves_nothing(ground, name, layout):
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     scene, kills, wrong = Scene(ground, name, layout), {}, []

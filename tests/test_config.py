@@ -460,7 +460,9 @@ def test_keys_of_the_run_belong_to_no_entry():
 
 
 def test_difference_says_how_many_rows_there_were():
-    tree = lambda *prompts: job(prompts=list(prompts)).relevant()
+    def tree(*prompts):
+        return job(prompts=list(prompts)).relevant()
+
     assert difference(tree("a", "b"), tree("a")) == ["prompts: was 2 rows, now 1 row"]
     assert difference(tree("a", "b"), tree("a", "c")) == ["prompts: the rows are not the same"]
     two = job(jobs=[{"seed": 1}, {"seed": 2}]).relevant()

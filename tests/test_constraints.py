@@ -46,7 +46,10 @@ speculative = registry.get("sampler", "speculative")
 
 def models(space: TokenSpace, law: Law):
     """A target and a draft model that differ, of ids that are all possible."""
-    make = lambda seed: TabularCausal(space.vocab_size, seed, low=0.0, spread=1.5)
+
+    def make(seed):
+        return TabularCausal(space.vocab_size, seed, low=0.0, spread=1.5)
+
     return make(0), make(5)
 
 
@@ -340,9 +343,12 @@ def test_models_that_do_not_go_left_to_right_refuse_a_constraint():
 def test_a_masked_space_may_have_an_end_and_fills_nothing_by_it():
     space = replace(TokenSpace.codes((12,), 3, 4, mask_id=3), end_id=2)
     plain = replace(space, end_id=None)
-    sample = lambda s: registry.get("sampler", "masked_iterative")()(
-        masked_target(TabularMasked(4), s, Law(), [0] * 8), CounterDraws(range(8))
-    )
+
+    def sample(s):
+        return registry.get("sampler", "masked_iterative")()(
+            masked_target(TabularMasked(4), s, Law(), [0] * 8), CounterDraws(range(8))
+        )
+
     assert torch.equal(sample(space).tokens, sample(plain).tokens)
     assert any(
         ids[ids.index(2) :] != [2] * (12 - ids.index(2))

@@ -321,7 +321,7 @@ def test_a_tolerance_bounds_every_place_given_those_before(window):
         z = teacher_forced(model, out.tokens, [0, 1, 2])[:, :, None]
         moved = (walk(target.paths, z, noise)[..., -1, :] - out.tokens).abs().amax()
         assert float(moved) <= tolerance + 1e-12
-        assert window > 1 and tolerance > 0.02 or float(moved) <= 0.02 + 1e-12
+        assert (window > 1 and tolerance > 0.02) or float(moved) <= 0.02 + 1e-12
         cost.append(sum(s.nfe for s in out.stats))
     assert cost == sorted(cost, reverse=True) and (
         cost[-1] < 0.7 * 33 if window > 1 else cost == [33] * 4
@@ -396,7 +396,9 @@ def test_a_draft_model_must_fit():
 
 
 def test_declarations():
-    said = lambda spec: resolve_sampler(spec)[0].exactness
+    def said(spec):
+        return resolve_sampler(spec)[0].exactness
+
     assert (
         said("continuous_speculative") == "law"
         and said("cspd") == said("continuous_jacobi") == "none"

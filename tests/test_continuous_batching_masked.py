@@ -140,9 +140,10 @@ def decode(
     items = list(range(N)) if items is None else items
     sampler, law = resolve_sampler(JOBS[name], law_for(name))
     of = space(end=name == "stop-end")
-    make = lambda kind, model: kind(
-        model, prompts(items), of, law, prompts(items, 9) - 1 if law.guided else None
-    )
+
+    def make(kind, model):
+        return kind(model, prompts(items), of, law, prompts(items, 9) - 1 if law.guided else None)
+
     target = make(MaskedTarget, LeaningMasked(V, 1, spread=2.0))
     draft = make(CausalTarget, Judge(V, 5, low=0.0, spread=2.0)) if sampler.drafted else None
     sizes = counting(target)
@@ -185,9 +186,12 @@ def alone(name: str) -> list[SampleOutput]:
 
 
 def same(name: str, out: SampleOutput) -> bool:
-    said = lambda out: [
-        (s.nfe, s.tokens, s.tokens_computed, s.acceptance_histogram, s.draft_nfe) for s in out.stats
-    ]
+    def said(out):
+        return [
+            (s.nfe, s.tokens, s.tokens_computed, s.acceptance_histogram, s.draft_nfe)
+            for s in out.stats
+        ]
+
     return (
         torch.equal(out.tokens, torch.cat([x.tokens for x in alone(name)]))
         and said(out) == [x for one in alone(name) for x in said(one)]
@@ -240,9 +244,10 @@ def test_so_they_are_for_one_and_for_three_at_a_time(name, at_most):
 @pytest.mark.parametrize("policy", registry.table("cache_policy"))
 def test_networks_with_caches_and_conditions_of_different_lengths(policy, law):
     """``test_masked_cache``'s: the canvases are uneven."""
-    make = lambda rows=None: caches.target(
-        caches.model("llama"), caches.LAWS[law], rows, ragged=True
-    )
+
+    def make(rows=None):
+        return caches.target(caches.model("llama"), caches.LAWS[law], rows, ragged=True)
+
     few = make()
     few.at_most(2)
     out = caches.decode(few, cache=policy)
@@ -297,7 +302,7 @@ def test_uneven_rows_take_fewer_calls_of_the_model_than_batch_by_batch(name):
 @pytest.mark.parametrize("name", ["fast_dllm", "maskgit_remask", "assd", "judge"])
 def test_the_callback_speaks_of_all_items(name):
     said = []
-    out, sizes = decode(
+    out, _sizes = decode(
         name,
         at_most=2,
         callback=lambda info: said.append(
@@ -345,8 +350,12 @@ def test_memory_gives_its_start_where_a_row_began_anew_until_it_is_set_again():
 def test_nobody_sits_who_has_nothing_to_fill():
     class Rows:
         rows, seen = 2, []
-        replace = lambda self, rows, items: self.seen.append((rows.tolist(), items.tolist()))
-        keep = lambda self, rows: self.seen.append(rows.tolist())
+
+        def replace(self, rows, items):
+            return self.seen.append((rows.tolist(), items.tolist()))
+
+        def keep(self, rows):
+            return self.seen.append(rows.tolist())
 
     seats = Seats(Rows(), torch.tensor([False, True, False, True, False, True]))
     assert seats.rows.tolist() == [3, 1] and Rows.seen == [([True, False], [3])]
@@ -436,7 +445,10 @@ def test_a_fresh_target_of_another_law_has_the_same_items():
 @pytest.mark.parametrize("at_most", [1, 2, 3, N])
 def test_lengths_are_drawn_with_no_more_rows_at_a_time(at_most):
     where = replace(space(end=True), grid=(T // 2, 2))
-    of = lambda: MaskedTarget(TabularMasked(V, low=0.0), prompts(list(range(N))), where, Law())
+
+    def of():
+        return MaskedTarget(TabularMasked(V, low=0.0), prompts(list(range(N))), where, Law())
+
     draws, start = CounterDraws(range(N)), where.empty(N)
     target = of()
     sizes = counting(target)

@@ -115,7 +115,10 @@ def bench(protocol: str, kind: str) -> Bench:
         )
     target, _, tabular = PROTOCOLS[protocol]
     prompts = torch.tensor([[r % 6, r // 2, 6] for r in range(ROWS)])
-    make = lambda seed: llama(protocol, seed) if kind == "llama" else tabular(V, seed, low=0.1)
+
+    def make(seed):
+        return llama(protocol, seed) if kind == "llama" else tabular(V, seed, low=0.1)
+
     other = llama("causal", 2) if kind == "llama" else TabularCausal(V, 2, low=0.1)
     return Bench(make(1), target, prompts, token_space(), {None: make(2), "causal": other})
 

@@ -18,11 +18,10 @@ from crashing import (
     contents,
     differences,
     fork,
-    ground,
     job,
     run,
     wait,
-)  # noqa: F401  ground is a fixture
+)
 
 from gen.jobs import ledger, worker, writer
 from gen.jobs.ledger import is_job, read_rows
@@ -40,11 +39,14 @@ def kill_at_random(out, layout, seed, kills=KILLS, look=audit, least=20, **pipe)
     the last one is killed. On a busy machine most may die before they have made anything: there are
     more of them then, until more than ``least`` items are there."""
     dice, killed, wrong = random.Random(seed), 0, []
-    there = lambda: len(read_rows(out)) if is_job(out) else 0
+
+    def there():
+        return len(read_rows(out)) if is_job(out) else 0
+
     began = time.monotonic()
     wait(fork(lambda: run(out.with_name("begin"))))
     starting = time.monotonic() - began  # of a process on this machine, as busy as it is
-    while killed < kills or killed < 3 * kills and there() <= least:
+    while killed < kills or (killed < 3 * kills and there() <= least):
         left = 400 - there()
         share = max(2, left // max(4, kills - killed + 4))
         batch = dice.choice([1, 2, 3, 5, 8])
@@ -84,7 +86,7 @@ def resume(out, layout, workers=3, **pipe):
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
-def test_fifty_workers_killed_at_random_leave_the_job_of_an_undisturbed_run(ground, layout):  # noqa: F811
+def test_fifty_workers_killed_at_random_leave_the_job_of_an_undisturbed_run(ground, layout):
     want = undisturbed(ground / "calm", layout)
     killed, wrong = kill_at_random(ground / "o", layout, seed=1)
     assert killed >= 50 and not wrong, wrong[:9]
@@ -97,14 +99,14 @@ def test_fifty_workers_killed_at_random_leave_the_job_of_an_undisturbed_run(grou
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("seed", range(2, 7))
-def test_whatever_the_moments_are(ground, layout, seed):  # noqa: F811
+def test_whatever_the_moments_are(ground, layout, seed):
     want = undisturbed(ground / "calm", layout)
     killed, wrong = kill_at_random(ground / "o", layout, seed, kills=100)
     resume(ground / "o", layout, workers=1 + seed % 3)
     assert killed >= 100 and not wrong + differences(ground / "o", want)
 
 
-def test_the_same_kills_find_a_worker_that_commits_before_it_writes(ground, monkeypatch):  # noqa: F811
+def test_the_same_kills_find_a_worker_that_commits_before_it_writes(ground, monkeypatch):
     def commit(self, out, batch, keep):
         puts = ledger.Puts(self._syncs)
         self._add([self._save(out, i, w, puts) for i, w in enumerate(batch)])
@@ -112,15 +114,19 @@ def test_the_same_kills_find_a_worker_that_commits_before_it_writes(ground, monk
         puts.commit()
 
     monkeypatch.setattr(writer.Writer, "_commit", commit)
-    found = lambda seed: any(
-        "is missing" in w for w in kill_at_random(ground / f"o{seed}", "files", seed, kills=12)[1]
-    )
+
+    def found(seed):
+        return any(
+            "is missing" in w
+            for w in kill_at_random(ground / f"o{seed}", "files", seed, kills=12)[1]
+        )
+
     assert any(
         found(seed) for seed in range(1, 11)
     )  # where two processes have the machine, twelve kills may all fall elsewhere
 
 
-def test_the_comparison_finds_media_that_depend_on_the_microbatch(ground):  # noqa: F811
+def test_the_comparison_finds_media_that_depend_on_the_microbatch(ground):
     want = undisturbed(ground / "calm", "files")
     kill_at_random(ground / "o", "files", seed=1, kills=4, wrong=True)
     resume(ground / "o", "files", wrong=True)

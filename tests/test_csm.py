@@ -177,9 +177,15 @@ def test_greedy_codes_are_those_of_their_own_loop(prompts, pipe, speech, monkeyp
     for sampler in ("autoregressive", "speculative_jacobi"):
         assert torch.equal(ours(pipe, prompts, sampler, GREEDY), want)
     real = SpokenFrames.begin
-    late = lambda self, prompt, length, cache: real(
-        self, torch.nn.functional.pad(prompt, (0, 2)), length.amax().expand_as(length) + 2, cache
-    )
+
+    def late(self, prompt, length, cache):
+        return real(
+            self,
+            torch.nn.functional.pad(prompt, (0, 2)),
+            length.amax().expand_as(length) + 2,
+            cache,
+        )
+
     monkeypatch.setattr(SpokenFrames, "begin", late)  # control: padding is read as if it were words
     assert not torch.equal(ours(pipe, prompts, "autoregressive", GREEDY), want)
 
@@ -299,33 +305,36 @@ def test_a_frame_of_zeros_ends_an_utterance_and_nothing_else_does(brief):
         spoken = max(1, first + int(not bool(silent[first] and row[first, -1] == 0)))
         assert media.shape == (spoken * FRAME,)
         ended += bool(over.any())
-    assert 0 < ended
+    assert ended > 0
 
 
 def test_the_end_changes_nothing_before_it(brief, monkeypatch):
     """The law of the codes is that of a space without an end; a rule that ends early is another
     law."""
-    draw = lambda: (
-        brief(
+
+    def draw():
+        return brief(
             PROMPTS,
             sampler="autoregressive",
             num_samples=2,
             seed=5,
             law={"temperature": 1.0, "top_k": 0},
         ).tokens
-    )
+
     want = draw()
-    never = lambda self, history, positions: (
-        torch.arange(self.vocab_size) != self.end_id + 0 * positions[..., None]
-    )
+
+    def never(self, history, positions):
+        return torch.arange(self.vocab_size) != self.end_id + 0 * positions[..., None]
+
     monkeypatch.setattr(AfterSilence, "legal", never)
     free = draw()
     assert not torch.equal(free, want) and torch.equal(torch.where(want == 2, free, want), free)
     monkeypatch.undo()
     real = AfterSilence.legal
-    early = lambda self, history, positions: real(
-        self, history * (torch.arange(history.shape[1]) % Q != 1), positions
-    )
+
+    def early(self, history, positions):
+        return real(self, history * (torch.arange(history.shape[1]) % Q != 1), positions)
+
     monkeypatch.setattr(
         AfterSilence, "legal", early
     )  # control: stream 1 is not looked at, so more frames end a row

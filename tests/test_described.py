@@ -126,9 +126,15 @@ def test_masked_logits_are_the_models_own(folders):
     canvas = torch.tensor([[3, 32, 0, 31, 32, 32, 7, 7, 1, 32, 9, 12]])
     ids = torch.cat([torch.tensor([binding.prompt(2)]), canvas], 1)
     got = checkpoint.adapter("masked").forward(ids, 12)
-    own = lambda codes: [8 if c == 32 else 40 - c for c in codes]
+
+    def own(codes):
+        return [8 if c == 32 else 40 - c for c in codes]
+
     model = network("masked").double()
-    plain = lambda row: model(input_ids=torch.tensor([row])).logits[0, -12:]
+
+    def plain(row):
+        return model(input_ids=torch.tensor([row])).logits[0, -12:]
+
     wanted = plain([43, *own(canvas[0].tolist())])[:, [*range(40, 8, -1), 8]]
     assert torch.allclose(got[0], wanted, atol=1e-9)
     for row in (
@@ -146,7 +152,10 @@ def test_causal_logits_are_the_models_own(folders):
     ids = torch.tensor([[*binding.prompt(4), *codes]])
     got = lm.forward(ids, torch.arange(7)[None], lm.new_cache(7))
     model = network("causal").double()
-    plain = lambda row: model(input_ids=torch.tensor([row])).logits[..., 9 : 9 + CODES]
+
+    def plain(row):
+        return model(input_ids=torch.tensor([row])).logits[..., 9 : 9 + CODES]
+
     assert torch.allclose(got, plain([45, 1, 2, *(9 + c for c in codes)]), atol=1e-5)
     assert not torch.allclose(
         got, plain([45, 2, 1, *(9 + c for c in codes)]), atol=1e-3

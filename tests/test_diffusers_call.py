@@ -153,9 +153,10 @@ def test_callbacks_come_after_every_call_and_see_what_is_there(modality, prompt,
         out[-1],
         pipeline(prompt, sampler=sampler, generator=seeded(), output_type="latent").to_tuple()[-1],
     )
-    back = lambda pipe, number, timestep, tensors: (
-        tensors
-    )  # as diffusers' own callbacks return them
+
+    def back(pipe, number, timestep, tensors):
+        return tensors  # as diffusers' own callbacks return them
+
     assert torch.equal(
         out[-1],
         pipeline(
@@ -271,7 +272,9 @@ def test_other_media_come_as_diffusers_names_them():
 
 
 def test_what_is_not_supported_is_named(image):
-    changing = lambda pipe, number, timestep, tensors: {"tokens": tensors["tokens"] + 1}
+    def changing(pipe, number, timestep, tensors):
+        return {"tokens": tensors["tokens"] + 1}
+
     for settings, message in (
         ({"height": 64}, "'height'"),
         ({"num_inference_step": 3}, "Did you mean 'num_inference_steps'"),
@@ -302,7 +305,9 @@ def test_the_embedded_frontends_are_files_of_diffusers_and_transformers():
     import diffusers
     import transformers
 
-    frontend = lambda name, kind="codes": gen.load(name).frontend(kind)
+    def frontend(name, kind="codes"):
+        return gen.load(name).frontend(kind)
+
     torch.manual_seed(0)
     with quiet():
         vq = diffusers.VQModel.from_pretrained(ZOO / "image-vq", torch_dtype=torch.float32)
@@ -344,7 +349,7 @@ def test_the_embedded_frontends_are_files_of_diffusers_and_transformers():
 def test_the_embedded_causal_models_are_files_of_transformers():
     import transformers
 
-    import gen.models.grid  # noqa: F401  registers the architecture
+    import gen.models.grid
 
     with quiet():
         model = transformers.AutoModelForCausalLM.from_pretrained(

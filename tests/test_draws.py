@@ -68,9 +68,12 @@ def test_an_item_draws_the_same_in_every_batch(shared):
 
 def test_everything_that_names_a_decision_matters():
     rows, positions = grid(1, 64)
-    ask = lambda key=5, shift=0, purpose="token", round=0: CounterDraws([key]).uniform(
-        rows, positions + shift, purpose, None if round is None else torch.tensor([round])
-    )
+
+    def ask(key=5, shift=0, purpose="token", round=0):
+        return CounterDraws([key]).uniform(
+            rows, positions + shift, purpose, None if round is None else torch.tensor([round])
+        )
+
     asked = [
         ask(),
         ask(key=6),
@@ -116,7 +119,7 @@ def test_uniform_and_independent_along_every_axis(axis):
         u = CounterDraws([123]).uniform(rows, torch.full((n, 1), 9), "accept", torch.arange(n))[
             :, 0
         ]
-    assert 0 < float(u.min()) and float(u.max()) < 1
+    assert float(u.min()) > 0 and float(u.max()) < 1
     assert chi_square((u * 100).long()) < CHI2_99
     assert (
         chi_square((u[:-1] * 10).long() * 10 + (u[1:] * 10).long()) < CHI2_99
@@ -149,9 +152,12 @@ def test_categorical_frequencies():
 def test_flip_frequencies_and_certainties():
     n = 100_000
     rows, positions = torch.tensor([0]), torch.arange(n)[None]
-    flip = lambda p: CounterDraws([8]).flip(
-        torch.full((1, n), p), rows, positions, "accept", torch.tensor([0]), positions >= 0
-    )
+
+    def flip(p):
+        return CounterDraws([8]).flip(
+            torch.full((1, n), p), rows, positions, "accept", torch.tensor([0]), positions >= 0
+        )
+
     assert abs(float(flip(0.3).double().mean()) - 0.3) < 0.005
     assert not bool(flip(0.0).any()) and bool(flip(1.0).all())
 
@@ -163,9 +169,10 @@ def test_noise_without_a_round_couples_laws():
     rows, positions = torch.tensor([0]), torch.arange(n)[None]
     one = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log().expand(1, n, 3)
     two = torch.tensor([0.31, 0.31, 0.38], dtype=torch.float64).log().expand(1, n, 3)
-    ask = lambda logp, round: CounterDraws([3]).categorical(
-        logp, rows, positions, "token", round, positions >= 0
-    )
+
+    def ask(logp, round):
+        return CounterDraws([3]).categorical(logp, rows, positions, "token", round, positions >= 0)
+
     assert float((ask(one, None) == ask(two, None)).double().mean()) > 0.95
     assert (
         float((ask(one, torch.tensor([0])) == ask(two, torch.tensor([1]))).double().mean()) < 0.45
@@ -186,7 +193,10 @@ def test_the_stream_never_changes():
         torch.tensor([0, 1]),
         torch.tensor([[0, 5, 255], [1, 2, 3]]),
     )
-    units = lambda *args: (draws.uniform(rows, positions, *args) * 2**53).long().tolist()
+
+    def units(*args):
+        return (draws.uniform(rows, positions, *args) * 2**53).long().tolist()
+
     assert units("token", None) == GOLDEN_SHARED
     assert units("accept", torch.tensor([0, 12])) == GOLDEN_ROUND
     on = positions >= 0

@@ -363,10 +363,13 @@ def broken(folder, path, name="config.json", **changes):
 
 def test_what_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
     names = tokenizer().get_vocab()
-    without = lambda word: {w: i for w, i in names.items() if w != word}
-    load = lambda path, modality="image", **options: gen.load(
-        modality, model=path, **{**SIZE[modality], **options}
-    )
+
+    def without(word):
+        return {w: i for w, i in names.items() if w != word}
+
+    def load(path, modality="image", **options):
+        return gen.load(modality, model=path, **{**SIZE[modality], **options})
+
     for n, word in enumerate(("<|visual token 000007|>", "<|extra_200|>")):
         with pytest.raises(GenError, match="vocabulary_map"):
             load(broken(folder, tmp_path / f"map{n}", vocabulary_map=without(word)))

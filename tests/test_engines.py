@@ -47,14 +47,14 @@ def crew(tmp_path, monkeypatch):
         tallies = [common.Tally(2, {}), common.Tally(2, {str(i): (1, "ok") for i in range(done)})]
         for module in (local, common):  # before, and when all are over
             monkeypatch.setattr(module, "tally", lambda folder, items=None: tallies.pop(0))
-        line_of = lambda folder, slot, device: (
-            state.devices.append(device)
-            or [
+
+        def line_of(folder, slot, device):
+            return state.devices.append(device) or [
                 sys.executable,
                 "-c",
                 programs[slot],
             ]
-        )
+
         monkeypatch.setattr(local, "command", line_of)
         popen = subprocess.Popen
 
@@ -145,9 +145,9 @@ def test_work_that_nobody_is_left_to_do_is_one_error_with_the_last_words(crew):
 
 
 def test_a_request_to_stop_reaches_the_children_once_and_they_are_waited_for(crew):
-    ready = lambda: all(
-        "ready" in (crew.folder / f"logs/worker-{i}.txt").read_text() for i in (0, 1)
-    )
+    def ready():
+        return all("ready" in (crew.folder / f"logs/worker-{i}.txt").read_text() for i in (0, 1))
+
     assert crew.go(POLITE, POLITE, done=1, stop=ready).stopped
     assert [c.returncode for c in crew.children] == [75, 75] and not crew.notes.notes
 
@@ -267,7 +267,10 @@ def worker(monkeypatch):
     import gen.jobs.worker
 
     calls = []
-    stand_in = lambda folder, **k: calls.append(k) or gen.jobs.worker.Report(1, 0, False)
+
+    def stand_in(folder, **k):
+        return calls.append(k) or gen.jobs.worker.Report(1, 0, False)
+
     monkeypatch.setattr(gen.jobs.worker, "run_worker", stand_in)
     monkeypatch.setattr(local, "watch", lambda folder, progress, over: progress.note("shown"))
     return calls
@@ -302,7 +305,9 @@ def test_a_launched_process_starts_no_workers(monkeypatch, tmp_path, engine, tex
 
 
 def test_one_worker_runs_in_this_process_with_the_loader_it_was_given(tmp_path, worker):
-    load = lambda *a, **k: None
+    def load(*a, **k):
+        return None
+
     run_engine("local", tmp_path, job_of(), load=load)
     assert len(worker) == 1 and worker[0]["load"] is load
 

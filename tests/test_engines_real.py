@@ -155,7 +155,7 @@ def test_four_workers_make_what_one_makes(tmp_path, one):
 def test_a_child_that_is_killed_leaves_its_shards_to_the_others(tmp_path, one):
     process = start(tmp_path / "o", workers=2, num_samples=40)
     os.kill(min(until(lambda: at_work(tmp_path / "o"), process).values()), signal.SIGKILL)
-    out, err = process.communicate(timeout=SECONDS)
+    _out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     assert "was killed by SIGKILL" in err and "the others take over its shards" in err
     assert made(tmp_path / "o") == one(40)

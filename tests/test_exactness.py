@@ -7,6 +7,7 @@ than 1e-3, so the test would see what is wrong in most public implementations of
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -56,7 +57,10 @@ def causal_error(sampler, law: Law, space: TokenSpace, **prompts) -> float:
     """The largest error of a probability, over three contexts that are decoded in one ragged
     batch."""
     model = TabularCausal.under(law, space.vocab_size)
-    target = lambda context: causal_target(model, space, law, context, **prompts)
+
+    def target(context):
+        return causal_target(model, space, law, context, **prompts)
+
     found = enumerate_law(lambda draws, context: sampler(target(context), draws).tokens, CONTEXTS)
     expected = [causal_law(model, space, law, c, **prompts) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
@@ -243,7 +247,9 @@ def test_control_stale_laws_of_kept_drafts(monkeypatch):
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
 def test_control_residual_warped_again(monkeypatch, coupling):
-    warped = lambda *args, _true=verifiers.Token.residual: (_true(*args) / 0.7).log_softmax(-1)
+    def warped(*args, _true=verifiers.Token.residual):
+        return (_true(*args) / 0.7).log_softmax(-1)
+
     monkeypatch.setattr(verifiers.Token, "residual", warped)
     assert (
         causal_error(jacobi(coupling=coupling, window=3), Law(temperature=0.7), space_of((3,), 3))
@@ -383,7 +389,10 @@ def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
 
 def masked_error(sampler, law: Law, space: TokenSpace) -> float:
     model = TabularMasked.under(law, space.vocab_size)
-    decode = lambda draws, context: sampler(masked_target(model, space, law, context), draws).tokens
+
+    def decode(draws, context):
+        return sampler(masked_target(model, space, law, context), draws).tokens
+
     found = enumerate_law(decode, CONTEXTS)
 
     def order(context: int) -> list[int]:
@@ -447,7 +456,7 @@ def test_schedules_fall_from_one_to_zero(schedule):
     share = registry.get("schedule", schedule)
     values = share(torch.arange(51, dtype=torch.float64) / 50, 2.0).tolist()
     assert values[0] == pytest.approx(1) and values[-1] == pytest.approx(0, abs=1e-15)
-    assert all(a > b for a, b in zip(values, values[1:], strict=False))
+    assert all(a > b for a, b in itertools.pairwise(values))
 
 
 @pytest.mark.parametrize("grid", [(5,), (4, 4), (16, 16), (3, 7), (2, 3, 4)])

@@ -263,7 +263,9 @@ def test_members_of_tars_are_read_as_one_by_one_and_a_tar_is_opened_once(tmp_pat
     }
     run_job(make_job(tree, where="a test"))
     rows = read_rows(out)
-    read = lambda path: path.read_bytes() if path else None
+
+    def read(path):
+        return path.read_bytes() if path else None
 
     def every(path_of):
         found = []

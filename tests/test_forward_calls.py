@@ -131,9 +131,12 @@ def of_ids(sampler: Sampler, law: Law) -> SampleOutput:
     """A job on models in closed form. A draft model is the target's kin: the law of a place is the
     same in its greater part."""
     uncond = torch.tensor([13, 14, 12]).expand(ROWS, -1) if law.guided else None
-    make = lambda protocol, seed: PROTOCOLS[protocol][0](
-        PROTOCOLS[protocol][1](V, seed, spread=2.0), PROMPTS, space(), law, uncond
-    )
+
+    def make(protocol, seed):
+        return PROTOCOLS[protocol][0](
+            PROTOCOLS[protocol][1](V, seed, spread=2.0), PROMPTS, space(), law, uncond
+        )
+
     draft = make(sampler.draft_protocol or sampler.protocol, 3) if sampler.drafted else None
     return sampler(make(sampler.protocol, 1), CounterDraws(KEYS), draft=draft)
 
@@ -145,13 +148,16 @@ def of_numbers(sampler: Sampler, law: Law) -> SampleOutput:
         (MaskedLatentTarget, LinearMasked) if masked else (CausalLatentTarget, LinearLatent)
     )
     uncond = torch.full_like(PROMPTS, 13) if law.guided else None
-    made = lambda shift: target(
-        model(LinearHead(2, (0.9, 0.6), shift=shift), memory=0.1),
-        PROMPTS,
-        TokenSpace.latents(GRID, 2),
-        law,
-        uncond,
-    )
+
+    def made(shift):
+        return target(
+            model(LinearHead(2, (0.9, 0.6), shift=shift), memory=0.1),
+            PROMPTS,
+            TokenSpace.latents(GRID, 2),
+            law,
+            uncond,
+        )
+
     return sampler(made(0.0), CounterDraws(KEYS), draft=made(0.2) if sampler.drafted else None)
 
 
@@ -280,9 +286,10 @@ def write(parts: list[str]) -> None:
                 if part == "closed"
                 else {s: on_zoo(m, s) for m, s in ZOO if m == part}
             )
-    lines = lambda names: ",\n".join(
-        f"    {json.dumps(n)}: {json.dumps(names[n])}" for n in sorted(names)
-    )
+
+    def lines(names):
+        return ",\n".join(f"    {json.dumps(n)}: {json.dumps(names[n])}" for n in sorted(names))
+
     FILE.write_text(
         "{\n"
         + ",\n".join(f'  "{part}": {{\n{lines(names)}\n  }}' for part, names in said.items())
@@ -349,7 +356,10 @@ def test_control_a_sampler_that_accepts_half_of_its_drafts_is_found_on_the_zoo(m
 
 def test_control_one_call_more_or_fewer_is_found_and_rounding_is_not():
     said = {"closed": {"a": {"nfe": 100}}, "image": {"a": {"nfe": 100}}}
-    wrong = lambda part, n: verdict(part, "a", {"nfe": n}, said)
+
+    def wrong(part, n):
+        return verdict(part, "a", {"nfe": n}, said)
+
     assert (
         not wrong("closed", 100)
         and "become worse" in wrong("closed", 101)

@@ -225,9 +225,11 @@ def test_the_player_gets_every_event_of_the_trace(folder):
 
 
 def test_the_grid_comes_from_the_row_and_must_hold_the_trace(folder):
-    again = lambda grid: (folder / "manifest.jsonl").write_text(
-        json.dumps(row(0, "000001.png", "a red circle", grid=grid)) + "\n"
-    )
+    def again(grid):
+        return (folder / "manifest.jsonl").write_text(
+            json.dumps(row(0, "000001.png", "a red circle", grid=grid)) + "\n"
+        )
+
     again([2, 5])
     cells = [a for a in page(folder).all("rect") if "data-p" in a]
     assert len(cells) == 10 and max(float(a["x"]) for a in cells) > 4
@@ -510,7 +512,9 @@ def test_what_a_killed_process_left_goes_when_nobody_can_be_at_work(mixed):
 
 
 def test_every_trace_is_drawn_on_the_grid_of_its_item(mixed):
-    count = lambda name: len([a for a in Page(section(mixed, name)).all("rect") if "data-p" in a])
+    def count(name):
+        return len([a for a in Page(section(mixed, name)).all("rect") if "data-p" in a])
+
     assert (count("traces-image"), count("traces-speech"), count("traces-video")) == (9, 9, 18)
     assert 'class="trace wide"' in section(mixed, "traces-video") and 'class="trace"' in section(
         mixed, "traces-image"

@@ -155,7 +155,7 @@ def walk(page: Path, views: list[dict]) -> list[tuple[list[str], str]]:
 
 
 def test_the_first_page_of_2000_items_shows_100_lazily_and_in_peace(large):
-    folder, rows = large
+    folder, _rows = large
     seen = Seen(folder / "index.html")
     assert seen.faults() == [] and seen.items == list(range(100))
     pictures = Images("".join(seen.tiles)).found
@@ -206,7 +206,7 @@ def test_filters_show_exactly_the_items_they_should(large):
     views = [dict([v]) if isinstance(v[0], str) else dict(v) for v in want]
     seen = walk(folder / "index.html", views)
     assert len(seen) > 12
-    for view, (items, said), expected in zip(views, seen, want.values(), strict=True):
+    for view, (items, _), expected in zip(views, seen, want.values(), strict=True):
         assert [int(i) for i in items] == [r["index"] for r in expected], view
     counts = {json.dumps(v): said for v, (_, said) in zip(views, seen, strict=True)}
     assert counts['{"status": "failed", "page": "1"}'] == "54 of 2,000 items"
@@ -337,7 +337,7 @@ def test_many_may_write_at_once(tmp_path):
         try:
             for _ in range(3):
                 write_gallery(tmp_path)
-        except BaseException as problem:  # noqa: BLE001
+        except BaseException as problem:
             problems.append(problem)
 
     threads = [threading.Thread(target=write) for _ in range(4)]

@@ -69,9 +69,10 @@ def decode(sampler, law: Law, row: int) -> tuple[list[int], int]:
     state, draws, calls = canvas()[row].tolist(), CounterDraws([31 * row + 7]), 0
     raw, at = Law(guidance_scale=law.guidance_scale), torch.arange(PLACES)[None]
     while MASK in state:
-        logits = lambda prompt, state=state: MODEL.forward(
-            torch.tensor([[*prompt, *state]]), PLACES
-        )
+
+        def logits(prompt, state=state):
+            return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+
         logp = law(
             logits([31 + row % 3, 40]),
             logits([50, 51 + row % 3]) if law.guided else None,
@@ -90,10 +91,8 @@ def decode(sampler, law: Law, row: int) -> tuple[list[int], int]:
                 SPACE.legal[n],
             ).tolist()
             better = sum(x > q[ids[n]] for x in q)
-            if (
-                better >= sampler.judge_top_k
-                or sampler.agree == "relative"
-                and q[ids[n]] < max(q) + math.log(sampler.judge_ratio)
+            if better >= sampler.judge_top_k or (
+                sampler.agree == "relative" and q[ids[n]] < max(q) + math.log(sampler.judge_ratio)
             ):
                 correction = {n: q.index(max(q))}
                 break
@@ -237,7 +236,9 @@ def test_mistakes_are_named_in_one_line(knobs, said):
 
 
 def test_a_judge_of_other_tokens_is_refused():
-    target = lambda: masked_target(MODEL, SPACE, Law(), [0])
+    def target():
+        return masked_target(MODEL, SPACE, Law(), [0])
+
     with pytest.raises(GenError, match="judges with a causal model and got none"):
         guided()(target(), CounterDraws([1]))
     for space, said in (

@@ -7,6 +7,7 @@ takes the ways that it takes there; that these lead to the same tokens is assert
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -294,7 +295,9 @@ def between_calls(sampler, target: Callable) -> list[list[str]]:
     with meter:
         out = sampler(watched, CounterDraws([3, 14, 15]))
     assert torch.equal(out.tokens, sampler(target(), CounterDraws([3, 14, 15])).tokens)
-    rounds = [meter.waits[a:b] for i, (a, b) in enumerate(zip(marks, marks[1:])) if i not in left]
+    rounds = [
+        meter.waits[a:b] for i, (a, b) in enumerate(itertools.pairwise(marks)) if i not in left
+    ]
     assert len(rounds) > 2
     return rounds
 

@@ -342,7 +342,9 @@ def broken(folder, path, name="config.json", **changes):
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
-    load = lambda path, **options: gen.load("image", model=path, **options)
+    def load(path, **options):
+        return gen.load("image", model=path, **options)
+
     with pytest.raises(GenError, match="DeepSeek"):
         load(broken(folder, tmp_path / "own", model_type="multi_modality"))
     vision = json.loads((folder / "config.json").read_text())["vision_config"]

@@ -19,8 +19,7 @@ from toyjob import (
     leftovers,
     run,
     steady,
-    toy,
-)  # noqa: F401  toy is a fixture
+)
 
 from gen.config.job import load_config
 from gen.errors import GenError
@@ -350,7 +349,7 @@ def test_running_out_of_memory_halves_the_batch_and_changes_nothing_else(tmp_pat
 
 
 def test_only_an_item_that_cannot_run_alone_fails(tmp_path):
-    summary, pipe = run(tmp_path, Pipe(limit=0))
+    summary, _pipe = run(tmp_path, Pipe(limit=0))
     assert len(summary["failed"]) == 3 and "memory" in summary["failed"][0]["error"]
 
 

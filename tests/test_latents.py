@@ -36,7 +36,10 @@ def test_pictures_survive_the_autoencoder(kl):
         z.shape == (4, 16, 8, 8) and kl.grid_for(x.shape) == (8, 8) and 0.7 < float(z.std()) < 1.4
     )
     again = np.stack([np.asarray(kl.postprocess(y)) for y in kl.decode(z)])
-    error = lambda a: ((a.astype(float) - np.stack(pictures)) ** 2).mean()
+
+    def error(a):
+        return ((a.astype(float) - np.stack(pictures)) ** 2).mean()
+
     assert error(again) < 100 and error(again[::-1]) > 10 * error(again)
     assert torch.equal(kl.encode(x), z), "encoding is not deterministic"
 

@@ -290,9 +290,9 @@ def test_halton_spreads(side):
 
 
 def test_random_is_one_order_per_seed():
-    order = lambda seed: (
-        Raster(sizes=(4,), grid=(6, 6), order="random", seed=seed).positions[:, 1].tolist()
-    )
+    def order(seed):
+        return Raster(sizes=(4,), grid=(6, 6), order="random", seed=seed).positions[:, 1].tolist()
+
     assert order(1) == order(1) != order(2)
     assert order(0)[:8] == [17, 16, 31, 6, 32, 28, 19, 27]  # pinned: models are trained on it
     with pytest.raises(GenError, match="seed is None; expected an integer"):

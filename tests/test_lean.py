@@ -57,7 +57,10 @@ def by_module(adapter):
 def windows():
     """Calls of ragged rows: tokens and positions, some repeated, the first with the prompt."""
     g = torch.Generator().manual_seed(1)
-    ids = lambda *shape: torch.randint(0, 40, shape, generator=g)
+
+    def ids(*shape):
+        return torch.randint(0, 40, shape, generator=g)
+
     yield ids(3, 5), torch.arange(5).expand(3, -1)
     yield ids(3, 1), torch.tensor([[5], [5], [5]])
     yield ids(3, 1), torch.tensor([[6], [3], [6]])
@@ -79,7 +82,7 @@ def test_logits_against_a_cache_are_the_modules(kind, dtype, error):
     for tokens, positions in windows():
         a, b = (
             adapter.forward(tokens, positions, cache)
-            for adapter, cache in zip((lean, plain), caches)
+            for adapter, cache in zip((lean, plain), caches, strict=True)
         )
         assert (
             a.dtype == dtype

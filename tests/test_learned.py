@@ -175,7 +175,10 @@ def replace_step(now, law, masked, logp):
 
 def test_traces_say_whether_a_proposal_is_what_stands_there_in_the_end():
     sampler = resolve_sampler({"name": "llada", "steps": PLACES})[0]
-    target = lambda: masked_target(MODEL, SPACE, Law(), [r % 3 for r in range(3)])
+
+    def target():
+        return masked_target(MODEL, SPACE, Law(), [r % 3 for r in range(3)])
+
     seen = watched(target(), CounterDraws(range(3)), sampler, R)
     out, final, c = sampler(target(), CounterDraws(range(3)), trace=True), [], []
     states_ = torch.full((3, PLACES), MASK)
@@ -213,11 +216,14 @@ def test_a_filter_learns_which_proposals_are_final_better_than_their_confidence_
 
 def test_decoding_with_it_is_right_in_fewer_calls(folders):
     tasks = tasks_of(2, 4)
-    spec = lambda name, t: {
-        "name": "learn2pd",
-        "filter": str(folders / name),
-        "filter_threshold": t,
-    }
+
+    def spec(name, t):
+        return {
+            "name": "learn2pd",
+            "filter": str(folders / name),
+            "filter_threshold": t,
+        }
+
     one, calls = accuracy({"name": "llada", "steps": 4}, tasks, [0])
     assert (one, calls) == (1.0, 4.0)
 
@@ -378,7 +384,10 @@ def test_what_is_no_filter_is_refused_in_one_line(folders, tmp_path):
         return str(tmp_path / name)
 
     usual = {"model_type": "place_filter", "radius": R, "hidden": 16}
-    config = lambda **values: lambda at: (at / "config.json").write_text(json.dumps(usual | values))
+
+    def config(**values):
+        return lambda at: (at / "config.json").write_text(json.dumps(usual | values))
+
     for folder, said in {
         str(tmp_path / "nowhere"): "unknown filter",
         broken(

@@ -74,7 +74,10 @@ def turned(x, theta):
 
 def attend(q, k, v, heads, kv_heads, theta, causal):
     b, length, d = q.shape
-    split = lambda x, n: x.view(b, length, n, d // heads).transpose(1, 2)
+
+    def split(x, n):
+        return x.view(b, length, n, d // heads).transpose(1, 2)
+
     q, k, v = turned(split(q, heads), theta), turned(split(k, kv_heads), theta), split(v, kv_heads)
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
     score = q @ k.mT / (d // heads) ** 0.5
@@ -85,7 +88,10 @@ def attend(q, k, v, heads, kv_heads, theta, causal):
 
 def plain_llada(c, w, ids, causal=False):
     eps, heads, kv = c["rms_norm_eps"], c["n_heads"], c["n_kv_heads"]
-    at = lambda n, name: w[f"model.transformer.blocks.{n}.{name}.weight"]
+
+    def at(n, name):
+        return w[f"model.transformer.blocks.{n}.{name}.weight"]
+
     x = w["model.transformer.wte.weight"][ids]
     for n in range(c["n_layers"]):
         h = norm(x, at(n, "attn_norm"), eps)
@@ -107,7 +113,10 @@ def plain_dream(c, w, ids, causal=False):
     eps, heads, kv = c["rms_norm_eps"], c["num_attention_heads"], c["num_key_value_heads"]
     x = w["model.embed_tokens.weight"][ids]
     for n in range(c["num_hidden_layers"]):
-        at = lambda name, n=n: w[f"model.layers.{n}.{name}"]
+
+        def at(name, n=n):
+            return w[f"model.layers.{n}.{name}"]
+
         h = norm(x, at("input_layernorm.weight"), eps)
         q, k, v = (
             h @ at(f"self_attn.{i}_proj.weight").T + at(f"self_attn.{i}_proj.bias") for i in "qkv"
@@ -150,10 +159,13 @@ def test_logits_equal_a_plain_forward(folders, name, dtype):
     ids, early = sequences(VOCAB), int(name == "dream")
     canvas = slice(4 - early, 4 + PLACES - early)
     logits = adapter.forward(ids, PLACES)
-    error = lambda causal=False, at=canvas: float(
-        (logits - plain(name, getattr(torch, dtype), ids, causal)[:, at]).abs().max()
-        / logits.abs().max()
-    )
+
+    def error(causal=False, at=canvas):
+        return float(
+            (logits - plain(name, getattr(torch, dtype), ids, causal)[:, at]).abs().max()
+            / logits.abs().max()
+        )
+
     assert error() < TOLERANCE[dtype]
     assert error(causal=True) > 1e-2  # control: a causal mask
     other = slice(4, 4 + PLACES) if early else slice(3, 3 + PLACES)
@@ -230,7 +242,10 @@ def test_a_text_goes_up_to_its_first_end(pipes, name):
 def test_guidance_compares_with_a_canvas_behind_one_empty_place(pipes):
     pipe = pipes["llada"]
     assert pipe.bound(pipe.model)[1].unconditional == [MASK]
-    run = lambda scale: pipe(PROMPTS, sampler="fast_dllm", law={"guidance_scale": scale}).tokens
+
+    def run(scale):
+        return pipe(PROMPTS, sampler="fast_dllm", law={"guidance_scale": scale}).tokens
+
     assert torch.equal(run(1.0), pipe(PROMPTS, sampler="fast_dllm").tokens) and not torch.equal(
         run(1.0), run(3.0)
     )

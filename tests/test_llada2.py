@@ -166,10 +166,13 @@ def test_logits_equal_a_plain_forward(folder, dtype):
     )
     logits = adapter.forward(ids, PLACES)
     said = torch.arange(VOCAB) != MASK  # its logit is far below all others
-    error = lambda wrong="": float(
-        (logits - plain(LLADA2, weights, ids, wrong)[:, 5:])[..., said].abs().max()
-        / logits[..., said].abs().max()
-    )
+
+    def error(wrong=""):
+        return float(
+            (logits - plain(LLADA2, weights, ids, wrong)[:, 5:])[..., said].abs().max()
+            / logits[..., said].abs().max()
+        )
+
     assert error() < TOLERANCE[dtype]
     if dtype == "float64":
         assert {w: e for w in WRONG if (e := error(w)) < 1e-3} == {}  # the controls
@@ -251,7 +254,10 @@ def test_a_cache_of_blocks_is_exact_where_blocks_are_the_models(pipe):
     """For prompts of any length; and of blocks counted from the end of the prompt, which are not
     the model's, it is not."""
     for cache in ("dual", "prefix"):
-        run = lambda **more: pipe(PROMPTS, sampler={"name": "llada2", "block_length": B, **more})
+
+        def run(**more):
+            return pipe(PROMPTS, sampler={"name": "llada2", "block_length": B, **more})
+
         plain, kept = run(), run(cache=cache)
         assert torch.equal(plain.tokens, kept.tokens)
         assert sum(s.tokens_computed for s in kept.stats) < sum(
@@ -300,9 +306,9 @@ def test_half_precision_leaves_the_choice_of_experts_in_single(folder):
 
 
 def test_a_device_map_changes_nothing(folder):
-    load = lambda **more: (
-        gen.load("text", model=folder, max_new_tokens=4, **more).bound(str(folder))[0].model
-    )
+    def load(**more):
+        return gen.load("text", model=folder, max_new_tokens=4, **more).bound(str(folder))[0].model
+
     assert torch.equal(
         load()(ids_of(1, 40)).logits, load(device_map={"": "cpu"})(ids_of(1, 40)).logits
     )

@@ -33,9 +33,10 @@ def ar_weights(
 ) -> dict[str, Tensor]:
     """Random weights under the published keys."""
     noise = torch.Generator().manual_seed(seed)
-    rand = lambda *shape: (
-        torch.randn(shape, generator=noise, dtype=torch.float64) / shape[-1] ** 0.5
-    )
+
+    def rand(*shape):
+        return torch.randn(shape, generator=noise, dtype=torch.float64) / shape[-1] ** 0.5
+
     out = {
         "tok_embeddings.weight": 4 * rand(codes, DIM),
         "output.weight": 2 * rand(codes, DIM),
@@ -117,7 +118,10 @@ def plain(
         [condition.double(), w["tok_embeddings.weight"][torch.tensor(codes, dtype=torch.long)]]
     )
     total, first, d = len(x), len(condition), DIM // HEADS_OF
-    norm = lambda x, key: x / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt() * w[key]
+
+    def norm(x, key):
+        return x / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt() * w[key]
+
     turn = turns(total, first, wrong)
     seen = torch.ones(total, total).tril().bool()
     if wrong != "padding seen":
@@ -380,11 +384,14 @@ def test_guided_laws_of_captions_equal_the_plain_ones(text_folder):
         condition, padding = condition_of(
             w, features_as_published(text_folder / "flan-t5-xl", prompt)
         )
-        law_of = lambda hidden: torch.lerp(
-            plain(w, condition_of(w, None)[0], hidden, [code])[-1],
-            plain(w, condition, padding, [code])[-1],
-            3.0,
-        ).log_softmax(-1)
+
+        def law_of(hidden):
+            return torch.lerp(
+                plain(w, condition_of(w, None)[0], hidden, [code])[-1],
+                plain(w, condition, padding, [code])[-1],
+                3.0,
+            ).log_softmax(-1)
+
         assert (ours[row, 0] - law_of(padding)).abs().max() < EXACT
     condition, padding = condition_of(
         w, features_as_published(text_folder / "flan-t5-xl", prompts[1])
@@ -445,9 +452,12 @@ def test_every_wrapper_is_read(folder, tmp_path, wrapper):
 def test_names_say_the_size_and_paths_of_files_are_models_too(tmp_path):
     saved(saved(tmp_path, ar_weights(), "c2i_B_256.pt"), ar_weights(seed=6), "c2i_L_384.pt")
     torch.save(ar_weights(), tmp_path / "0005000.pt")
-    grid = lambda name, **more: (
-        gen.load("image", model=name, heads=HEADS_OF, **more).modality.checkpoint.binding.space.grid
-    )
+
+    def grid(name, **more):
+        return gen.load(
+            "image", model=name, heads=HEADS_OF, **more
+        ).modality.checkpoint.binding.space.grid
+
     assert grid(tmp_path / "c2i_B_256.pt") == (64, 64) and grid(tmp_path, ar="c2i_L_384.pt") == (
         96,
         96,
@@ -522,7 +532,9 @@ def test_prompts_that_are_none(folder, text_folder, tmp_path):
 
 
 def test_only_its_own_files_are_recognised(folder, tmp_path):
-    name = lambda path: family_of(Files.find(path), "image").__name__
+    def name(path):
+        return family_of(Files.find(path), "image").__name__
+
     assert name(folder) == name(folder / "c2i_B.pt") == "LlamaGenPictures"
     torch.save(copy.deepcopy(vq_weights()), tmp_path / "other.pt")
     for path in (tmp_path / "other.pt", tmp_path):

@@ -28,11 +28,13 @@ def vq_weights(
     """Random weights under the published keys: ``widths`` are channels per level, the first also of
     ``conv_in``."""
     out, noise = {}, torch.Generator().manual_seed(seed)
-    rand = lambda *shape: (
-        torch.empty(shape, device="meta")
-        if device == "meta"
-        else torch.randn(shape, generator=noise, dtype=torch.float64)
-    )
+
+    def rand(*shape):
+        return (
+            torch.empty(shape, device="meta")
+            if device == "meta"
+            else torch.randn(shape, generator=noise, dtype=torch.float64)
+        )
 
     def conv(key, inner, outer, size):
         out[key + ".weight"], out[key + ".bias"] = (

@@ -87,7 +87,10 @@ def laws_at(
     model, space: TokenSpace, law: Law, context: int, canvas, raw: bool
 ) -> tuple[Tensor, Tensor]:
     """The final law, and the one that orders look at: [T, V] each."""
-    ask = lambda *prompt: model.forward(torch.tensor([[*prompt, *canvas]]), space.length)[0]
+
+    def ask(*prompt):
+        return model.forward(torch.tensor([[*prompt, *canvas]]), space.length)[0]
+
     halves = ask(31 + context, 40), ask(50, 51 + context) if law.guided else None
     final = law(*halves, space.legal)
     return final, Law(guidance_scale=law.guidance_scale)(*halves, space.legal) if raw else final
@@ -118,7 +121,10 @@ def ordered_law(
     model, space: TokenSpace, law: Law, context: int, order: str, raw: bool = True
 ) -> dict[tuple[int, ...], float]:
     """The law of filling one place after the other, each time the one whose turn it is."""
-    number = lambda n: hashed(context, n, "order", None)
+
+    def number(n):
+        return hashed(context, n, "order", None)
+
     found: dict[tuple[int, ...], float] = defaultdict(float)
     todo = [((space.mask_id,) * space.length, 1.0)]
     while todo:

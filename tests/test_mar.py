@@ -106,7 +106,10 @@ def plain_head(w, x, t, z, swapped=False):
 def plain_posterior(x, noise, place, i, steps, spaced_betas=True):
     """Mean and variance of x_{i-1} given x_i among ``steps`` kept timesteps, as in DDPM: through
     x_0, with the range of the variance."""
-    bar = lambda t: np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2
+
+    def bar(t):
+        return np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2
+
     t = np.arange(1000)
     betas = np.minimum(1 - bar((t + 1) / 1000) / bar(t / 1000), 0.999)
     product = np.cumprod(1 - betas)
@@ -392,9 +395,9 @@ def test_a_part_of_a_picture_is_made_anew_and_the_rest_is_kept(pipe):
 
 
 def test_the_averaged_weights_are_taken_unless_the_others_are_asked_for(folder, pipe, weights):
-    same = lambda p, other: torch.equal(
-        p.bound(str(folder))[0].model.fake_latent.float(), other["fake_latent"]
-    )
+    def same(p, other):
+        return torch.equal(p.bound(str(folder))[0].model.fake_latent.float(), other["fake_latent"])
+
     assert same(pipe, weights) and not same(pipe, trunk_weights(9))
     trained = gen.load("image", model=folder, ema=False, **OPTIONS)
     assert same(trained, trunk_weights(9)) and not same(trained, weights)
@@ -446,7 +449,9 @@ def test_latents_of_several_neighbours_take_an_autoencoder_of_fewer_channels(fol
 
 
 def test_files_are_recognised_by_their_names(folder, tmp_path):
-    find = lambda path: MARPictures.recognises(Files.find(path))
+    def find(path):
+        return MARPictures.recognises(Files.find(path))
+
     assert find(folder) and find(folder / "checkpoint-last.pth")
     for name in ("mar_base.pth", "model.pth"):
         (tmp_path / name).write_bytes(b"")

@@ -196,7 +196,10 @@ def test_with_one_layer_a_policy_is_exact_if_it_computes_all_that_changed(
 ):
     """All but ``freecache``, which leaves the ends of blocks as if they were empty; it is exact
     once they are computed again."""
-    of = lambda: target(model(name, layers=1), LAWS[law], ragged=name.startswith("llama"))
+
+    def of():
+        return target(model(name, layers=1), LAWS[law], ragged=name.startswith("llama"))
+
     assert errors(monkeypatch, of(), cache=policy, cache_settle=True) < EXACT
     if policy == "freecache":
         assert errors(monkeypatch, of(), cache=policy) > WRONG
@@ -247,7 +250,9 @@ def test_under_a_block_causal_mask_finished_blocks_need_no_second_look(policy, m
 
 @pytest.mark.parametrize("policy", ["dual", "prefix", "vicinity", "freecache"])
 def test_one_block_that_is_all_there_is_leaves_nothing_to_keep(policy, monkeypatch):
-    empty = lambda law: torch.zeros(ROWS, 0, dtype=torch.long) if law.guided else None
+    def empty(law):
+        return torch.zeros(ROWS, 0, dtype=torch.long) if law.guided else None
+
     for law in LAWS.values():
         of = MaskedTarget(
             model("llama"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, law, empty(law)
@@ -503,7 +508,10 @@ def test_what_a_cache_cannot_do_is_said_at_once():
             decode(target(net), **knobs)
     with pytest.raises(GenError, match="MaskedTarget of TabularMasked keeps no keys"):
         decode(masked_target(TabularMasked(V), SPACE, Law(), [0, 1, 2, 0]), cache="dual")
-    nothing = lambda now, slots: Plan(slots.written & False, slots.written | True, slots.since < 0)
+
+    def nothing(now, slots):
+        return Plan(slots.written & False, slots.written | True, slots.since < 0)
+
     of = cached(target(net), nothing)
     step = SimpleNamespace(canvas=canvas(), masked=canvas() == MASK, open=torch.ones(ROWS, T) > 0)
     of.prepare(step)

@@ -302,9 +302,15 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, module, use):
 
 def test_a_spectrogram_shows_what_sounds_when():
     t = np.arange(2 * RATE) / RATE
-    tone = lambda hz, on: np.sin(2 * np.pi * hz * t) * on
+
+    def tone(hz, on):
+        return np.sin(2 * np.pi * hz * t) * on
+
     levels = decibels(tone(400, t < 1) + 0.1 * tone(3000, t >= 1), RATE)
-    mel = lambda hz: int(HEIGHT * np.log1p(hz / 700) / np.log1p(RATE / 2 / 700))
+
+    def mel(hz):
+        return int(HEIGHT * np.log1p(hz / 700) / np.log1p(RATE / 2 / 700))
+
     early, late = levels[:, WIDTH // 4], levels[:, 3 * WIDTH // 4]
     assert abs(early.argmax() - mel(400)) <= 1 and abs(late.argmax() - mel(3000)) <= 1
     assert early.max() > -2 and -26 < late.max() < -15  # a tenth of the amplitude is 20 dB less

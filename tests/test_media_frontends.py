@@ -43,7 +43,10 @@ def test_real_media_survive_the_codec(name, frontends):
     frontend = registry.get("modality", name)().frontend()
     again = [frontend.postprocess(frontend.decode(codes_of(frontend, [m]))[0]) for m in media]
     assert [(a.shape, a.dtype) for a in again] == [(m.shape, m.dtype) for m in media]
-    share = lambda given, said: np.mean([v.fulfilled for v in check_many(given, said)])
+
+    def share(given, said):
+        return np.mean([v.fulfilled for v in check_many(given, said)])
+
     assert share(media, conditions) >= 0.99
     assert share(again, conditions) >= 0.95
     assert (
@@ -73,7 +76,10 @@ def test_decoding_in_chunks_is_decoding_at_once(name, frontends, monkeypatch):
     frontend, (_, media, _) = frontends[name], media_of(name, 1)
     codes = codes_of(frontend, media)
     whole = frontend.decode_at_once(codes)
-    error = lambda: float((frontend.decode(codes) - whole).abs().max() / whole.abs().max())
+
+    def error():
+        return float((frontend.decode(codes) - whole).abs().max() / whole.abs().max())
+
     assert error() < 1e-6  # rotary embeddings are single precision in transformers
     assert torch.equal(
         frontend.decode(codes),

@@ -179,7 +179,9 @@ class Case:
         return (self.weights + meter.peak) / self.floor
 
     def report(self, meter: LiveBytes) -> str:
-        mb = lambda n: f"{n / 2**20:.2f}"
+        def mb(n):
+            return f"{n / 2**20:.2f}"
+
         allowed = ALLOWED * self.floor - self.weights
         return (
             f"peak {self.share(meter):.2f} x the floor, allowed {ALLOWED}; MiB: weights"

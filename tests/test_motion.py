@@ -163,11 +163,17 @@ class Known:
 
 def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
     target, keys = Known([0.0, 0.0, 0.1, 0.4, 0.3, 0.7]), range(4000)
-    of = lambda keys: draw_lengths(target, CounterDraws(list(keys)), target.space.empty(len(keys)))
+
+    def of(keys):
+        return draw_lengths(target, CounterDraws(list(keys)), target.space.empty(len(keys)))
+
     canvas, places = of(keys)
     found = torch.tensor(ends(canvas, 4))
     share = torch.bincount(found // 2, minlength=7) / len(keys)
-    off = lambda law: float((share - torch.tensor(law)).abs().max())
+
+    def off(law):
+        return float((share - torch.tensor(law)).abs().max())
+
     assert places == [7] * 4000 and bool((found % 2 == 0).all())
     assert (
         off([0, 0, 0.1, 0.3, 0, 0.3, 0.3]) < 0.03
@@ -268,7 +274,10 @@ def test_a_command_writes_three_files_per_motion_and_the_same_again(work, tmp_pa
     assert [Path(f).suffix for f in files] == [".npz", ".bvh", ".mp4"] * 2 and len(
         {Path(f).stem for f in files}
     ) == 2
-    data = lambda folder, names: [Path(folder, n).read_bytes() for n in names]
+
+    def data(folder, names):
+        return [Path(folder, n).read_bytes() for n in names]
+
     assert data("A", files) == data("B", files) and len(data("A", files)) == 6
     assert all(
         a != b for a, b in zip(data("A", files[:3]), data("A", files[3:]), strict=True)
@@ -284,7 +293,10 @@ def test_a_command_writes_three_files_per_motion_and_the_same_again(work, tmp_pa
                 and held["fps"] == 20
                 and held["prompt"] == PROMPTS[1]
             )
-        apart = lambda m: np.abs(read_bvh(bvh).joints - m.joints).max()  # noqa: B023
+
+        def apart(m):
+            return np.abs(read_bvh(bvh).joints - m.joints).max()
+
         assert apart(motion) < 1e-5 < apart(other)
         assert len(read_video(mp4)) == 32
     assert main(["check", "A"]) == 0
@@ -297,10 +309,13 @@ def test_an_edit_is_a_job_that_can_be_run_again(pipes, clip, tmp_path):
         .is_file()
     )
     assert main(["run", str(tmp_path / "edit" / "config.yaml"), f"out={tmp_path / 'again'}"]) == 0
-    sha = lambda name: [
-        json.loads(line)["sha256"]
-        for line in (tmp_path / name / "manifest.jsonl").read_text().splitlines()
-    ]
+
+    def sha(name):
+        return [
+            json.loads(line)["sha256"]
+            for line in (tmp_path / name / "manifest.jsonl").read_text().splitlines()
+        ]
+
     assert sha("edit") == sha("again") and len(sha("edit")) == 1
     assert (
         main(
@@ -394,7 +409,10 @@ def test_what_is_edited_keeps_its_length_heading_and_origin(pipes, clip, tmp_pat
     pipe, edit = pipes["masked"], {"span": "upper 20:60", "seed": 4}
     here = pipe(PROMPTS[1], MASKGIT, source=clip, **edit).media[0]
     moved = pipe(PROMPTS[1], MASKGIT, source=placed(clip, 1.2, (2.0, -3.0)), **edit).media[0]
-    flat = lambda m: np.array([start_of(m)[0], *start_of(m)[1]])
+
+    def flat(m):
+        return np.array([start_of(m)[0], *start_of(m)[1]])
+
     assert np.allclose(flat(moved) - flat(here), [1.2, 2.0, -3.0], atol=1e-6) and not np.allclose(
         flat(moved), flat(here)
     )
@@ -459,7 +477,10 @@ def test_edits_that_cannot_be_are_refused(pipes, clip):
 def test_a_person_moves_is_the_prompt_that_says_nothing(pipes):
     pipe = pipes["causal"]
     binding = pipe.bound(pipe.model)[1]
-    prompt = lambda text: binding.prompt(pipe.modality.condition(text))
+
+    def prompt(text):
+        return binding.prompt(pipe.modality.condition(text))
+
     assert (
         prompt("a person moves")
         == prompt(" A person  moves.")
@@ -511,11 +532,14 @@ def test_a_continued_motion_keeps_its_tokens_and_follows_them(kind, sampler, pip
 def test_the_codes_of_a_part_of_the_body_look_at_that_part_alone(pipes, clip):
     frontend = pipes["masked"].frontend()
     x = frontend.preprocess(clip)[None]
-    noisy = lambda part: frontend.encode(
-        x.index_add(
-            -1, torch.from_numpy(part), torch.randn(*x.shape[:2], len(part), dtype=x.dtype) * 3
-        )
-    )[0]
+
+    def noisy(part):
+        return frontend.encode(
+            x.index_add(
+                -1, torch.from_numpy(part), torch.randn(*x.shape[:2], len(part), dtype=x.dtype) * 3
+            )
+        )[0]
+
     legs, arms = frontend.encode(x)[0]
     assert torch.equal(noisy(UPPER)[0], legs) and not torch.equal(noisy(UPPER)[1], arms)
     assert torch.equal(noisy(LOWER)[1], arms) and not torch.equal(noisy(LOWER)[0], legs)

@@ -135,7 +135,9 @@ def test_feet_stay_on_the_floor_and_do_not_slide():
 
 
 def test_left_and_right_mirror_each_other():
-    mirror = lambda text: clip(text)[:, SWAPPED] * np.array([-1, 1, 1])
+    def mirror(text):
+        return clip(text)[:, SWAPPED] * np.array([-1, 1, 1])
+
     for text in (
         "a person turns left slowly twice",
         "a person kicks quickly with the left leg once",
@@ -152,8 +154,12 @@ def test_left_and_right_mirror_each_other():
 
 
 def test_walking_forward_moves_forward_by_its_steps_and_quickly_is_faster():
-    ahead = lambda text: clip(text)[-1, 0, 2]
-    pace = lambda text: np.diff(clip(text)[:, 0, 2])[18:-18].mean() * FPS
+    def ahead(text):
+        return clip(text)[-1, 0, 2]
+
+    def pace(text):
+        return np.diff(clip(text)[:, 0, 2])[18:-18].mean() * FPS
+
     four, six = (ahead(f"a person walks forward slowly for {n} steps") for n in ("four", "six"))
     assert np.isclose(six / four, 5 / 3)  # the last step only closes up
     assert ahead("a person walks backward slowly for four steps") < -0.8
@@ -167,7 +173,9 @@ def test_walking_forward_moves_forward_by_its_steps_and_quickly_is_faster():
 
 
 def test_each_action_does_what_it_says():
-    height = lambda text: clip(text)[:, 0, 1] - STANDING
+    def height(text):
+        return clip(text)[:, 0, 1] - STANDING
+
     assert height("a person jumps once").max() > 0.2 and height("a person jumps once").min() < -0.15
     squat, sit = height("a person squats slowly once"), height("a person sits down slowly")
     assert squat.min() < -0.3 and abs(squat[-1]) < 1e-6
@@ -213,7 +221,10 @@ def test_unsaid_attributes_match_anything_and_said_ones_do_not():
 
 def test_noise_and_missing_frames_do_not_turn_the_verdict(data):
     rng = np.random.default_rng(11)
-    noisy = lambda metres: [j + smooth_noise(j.shape, metres, rng) for j in data]
+
+    def noisy(metres):
+        return [j + smooth_noise(j.shape, metres, rng) for j in data]
+
     assert share(noisy(0.01), EVERY) >= 0.99
     assert share(noisy(0.02), EVERY) >= 0.97
     assert share([j + rng.normal(0, 0.01, j.shape) for j in data], EVERY) >= 0.99

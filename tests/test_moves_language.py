@@ -103,7 +103,9 @@ def test_a_caption_holds_only_what_can_be_said_of_its_action(values):
 
 
 def test_slots_hold_each_stated_attribute_and_mark_the_rest():
-    words = lambda text: [t[s] for t, s in zip(moves.TABLES, parse(text).slots(), strict=True)]
+    def words(text):
+        return [t[s] for t, s in zip(moves.TABLES, parse(text).slots(), strict=True)]
+
     assert words("a person walks forward quickly for six steps") == [
         "walks",
         "forward",
@@ -152,7 +154,10 @@ def test_the_held_out_tenth_is_disjoint_and_made_of_words_that_training_sees():
     assert 0.05 < np.mean([moves.held_out(c) for c in EVERY]) < 0.17
     seen, unseen = (moves.captions(400, 6, held=h) for h in (False, True))
     assert {str(c) for c in seen}.isdisjoint(map(str, unseen)) and all(map(moves.held_out, unseen))
-    words = lambda captions: {p for c in captions for p in c.pairs()}
+
+    def words(captions):
+        return {p for c in captions for p in c.pairs()}
+
     assert words(unseen) <= words(seen)
     bare = [
         c for c in EVERY if c.action != "jumps"

@@ -74,7 +74,9 @@ def test_equivalent_spellings_mean_the_same_caption():
 
 
 def test_slots_hold_each_stated_attribute_and_mark_the_rest():
-    words = lambda caption: [moving.WORDS[s] for s in caption.slots()]
+    def words(caption):
+        return [moving.WORDS[s] for s in caption.slots()]
+
     assert words(parse("a small ring moves left and bounces")) == [
         "small",
         "<any>",
@@ -388,13 +390,13 @@ def test_pairs_join_every_word_with_the_motion_and_nothing_said_with_none():
     joined = moving.pairs(said)
     assert (
         (joined // moving.MOTIONS == said).all()
-        and (0 <= joined).all()
+        and (joined >= 0).all()
         and (joined < moving.PAIRS).all()
     )
     motions = {tuple(row) for row in said[:, 3:]}
     assert len(
         {
-            tuple(row[3:]) + (m,)
+            (*tuple(row[3:]), m)
             for row, m in zip(said.tolist(), (joined[:, 0] % moving.MOTIONS).tolist(), strict=True)
         }
     ) == len(motions)

@@ -206,7 +206,10 @@ def test_logits_equal_those_of_the_class(cut, music, monkeypatch):
     codes = torch.randint(CODES, (len(PROMPTS), Q, T), generator=torch.Generator().manual_seed(3))
     tokens = laid_out(codes)
     want = their_logits(music, tokens)
-    error = lambda: float((frames_logits(music, tokens, cut) - want).abs().max())
+
+    def error():
+        return float((frames_logits(music, tokens, cut) - want).abs().max())
+
     assert error() < 1e-5 and float(want.std()) > 0.1
     late = laid_out(codes, (0, 2, 3))[:, : tokens.shape[1]]  # control: a delay that is off by one
     assert float((frames_logits(music, late, cut) - want).abs().max()) > 1e-2
@@ -355,7 +358,7 @@ def test_a_codec_with_fewer_codebooks_is_refused(tmp_path):
 def test_the_unconditional_half_of_guidance_is_their_null_input(pipe, music):
     space = music.binding.space
     rows = torch.tensor([music.binding.unconditional, music.binding.prompt(PROMPTS[0])])
-    sampler, law = pipe.resolve("autoregressive", {"guidance_scale": 1.0})
+    _sampler, law = pipe.resolve("autoregressive", {"guidance_scale": 1.0})
     target = CausalTarget(music.adapter("causal"), rows, space, law)
     logp, _ = target.predict(
         torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long)

@@ -256,7 +256,10 @@ def test_features_of_a_picture_stand_behind_the_first_word(folder, llama, tmp_pa
         for k, v in load_file(folder / "model.safetensors").items()
         if k.startswith("projector.")
     }
-    linear = lambda x, n: x @ w[f"fc{n}.weight"].T + w[f"fc{n}.bias"]
+
+    def linear(x, n):
+        return x @ w[f"fc{n}.weight"].T + w[f"fc{n}.bias"]
+
     bins = torch.arange(TEXT + BINS - 1, TEXT - 1, -1)
 
     def want(name: str | None, text: str) -> list[int]:

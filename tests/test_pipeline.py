@@ -61,7 +61,10 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
         model = torch.nn.Linear(4, 1)
         for stop in stops:
             batches = iter([torch.full((2, 4), float(i)) for i in range(9)])
-            loss = lambda m, x: (m(x).pow(2).mean(), {})
+
+            def loss(m, x):
+                return (m(x).pow(2).mean(), {})
+
             average = (
                 fit(
                     model,

@@ -139,7 +139,7 @@ def watched(folder, layout, disturb=lambda: None, items=ITEMS):
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
-def test_a_reader_never_sees_a_partial_file_or_a_row_without_its_file(ground, layout):  # noqa: F811
+def test_a_reader_never_sees_a_partial_file_or_a_row_without_its_file(ground, layout):
     ended, wrong, polls, sizes = watched(ground / "o", layout)
     assert [e.how for e in ended] == ["done", "done"], ended
     assert not wrong, wrong[:9]
@@ -166,14 +166,14 @@ def rows_first(self, out, batch, keep):
     puts.commit()
 
 
-def test_the_reader_sees_files_that_are_written_in_place(ground):  # noqa: F811
+def test_the_reader_sees_files_that_are_written_in_place(ground):
     _, wrong, _, _ = watched(
         ground / "o", "files", lambda: setattr(ledger.Puts, "commit", in_place), items=60
     )
     assert any("has changed" in w for w in wrong)
 
 
-def test_the_reader_sees_rows_that_come_before_their_files(ground):  # noqa: F811
+def test_the_reader_sees_rows_that_come_before_their_files(ground):
     _, wrong, _, _ = watched(
         ground / "o", "files", lambda: setattr(writer.Writer, "_commit", rows_first), items=60
     )

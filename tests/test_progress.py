@@ -315,13 +315,15 @@ class Heard(Silent):
 
 
 def test_a_parent_shows_what_its_workers_write(tmp_path):
-    row = lambda i, status="ok", attempt=1: {
-        "id": f"{i:016x}",
-        "status": status,
-        "attempt": attempt,
-        "nfe": 5,
-        "sampler": "sjd",
-    }
+    def row(i, status="ok", attempt=1):
+        return {
+            "id": f"{i:016x}",
+            "status": status,
+            "attempt": attempt,
+            "nfe": 5,
+            "sampler": "sjd",
+        }
+
     journal = tmp_path / WORK / "00000.w.jsonl"
 
     def write(*rows):

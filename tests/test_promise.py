@@ -20,8 +20,7 @@ from toyjob import (
     leftovers,
     run,
     steady,
-    toy,
-)  # noqa: F401  toy is a fixture
+)
 
 from gen.errors import GenError
 from gen.jobs.ledger import Journal, read_plan, read_rows

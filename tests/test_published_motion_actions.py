@@ -60,7 +60,9 @@ def plain(weights, x: torch.Tensor, dilations=(9, 3, 1)) -> tuple[torch.Tensor, 
     """Normalised features [B, F, 263] -> codes [B, F / 4] and what they decode to, by the
     definition."""
     w = {k.removeprefix("vqvae."): v.double() for k, v in weights.items()}
-    conv = lambda x, name, **how: F.conv1d(x, w[f"{name}.weight"], w[f"{name}.bias"], **how)
+
+    def conv(x, name, **how):
+        return F.conv1d(x, w[f"{name}.weight"], w[f"{name}.bias"], **how)
 
     def blocks(x, name):
         for k, d in enumerate(dilations):
@@ -313,9 +315,10 @@ def test_every_sequence_drawn_by_the_rule_decodes_and_few_others_do(fast_folder)
 
     codes = drawn(frontend.constraint.legal, 300)
     assert frontend.decode(codes).shape == (300, H, D) and decodable(codes) == 300
-    anything = lambda history, positions: torch.ones(
-        len(history), 1, frontend.vocab_size, dtype=torch.bool
-    )
+
+    def anything(history, positions):
+        return torch.ones(len(history), 1, frontend.vocab_size, dtype=torch.bool)
+
     assert decodable(drawn(anything, 100)) < 10
     rule = frontend.constraint
     deaf = WholeCharacters(

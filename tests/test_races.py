@@ -18,12 +18,11 @@ from crashing import (
     contents,
     differences,
     fork,
-    ground,
     job,
     medium,
     run,
     wait,
-)  # noqa: F401  ground is a fixture
+)
 
 from gen.errors import GenError
 from gen.jobs import claims, ledger, plan, publish, tars, worker
@@ -51,7 +50,7 @@ def planned(out, **keys):
 @pytest.mark.parametrize("layout", ["files", "shards"])
 def test_a_worker_whose_shard_was_taken_over_commits_nothing_over_it_and_goes_on(
     ground, layout, monkeypatch
-):  # noqa: F811
+):
     run(ground / "calm", layout=layout)
     said, out = planned(ground / "o", layout=layout), ground / "o"
     monkeypatch.setattr(worker, "Claims", functools.partial(claims.Claims, stale=0.2))
@@ -73,7 +72,7 @@ def test_a_worker_whose_shard_was_taken_over_commits_nothing_over_it_and_goes_on
 
 def test_a_dead_workers_claim_is_taken_at_once_and_a_strangers_after_so_long_without_a_beat(
     ground, monkeypatch
-):  # noqa: F811
+):
     now = [0.0]
     mine = claims.Claims(ground, stale=60, clock=lambda: now[0])
     (ground / "00000").write_bytes(elsewhere(wait(fork(claims.worker_name)).said))
@@ -98,7 +97,7 @@ def test_a_dead_workers_claim_is_taken_at_once_and_a_strangers_after_so_long_wit
 
 def test_a_worker_that_beats_keeps_its_claim(
     ground,
-):  # noqa: F811  the negative control of the test above
+):
     now = [0.0]
     mine, other = (
         claims.Claims(ground, stale=60, clock=lambda: now[0]),
@@ -114,7 +113,7 @@ def test_a_worker_that_beats_keeps_its_claim(
 @pytest.mark.parametrize("layout", ["files", "shards"])
 def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_nothing(
     ground, layout
-):  # noqa: F811
+):
     keys = {"layout": layout, "prompts": PROMPTS, "shard_items": 10}
     run(ground / "calm", **keys)
     want, out = contents(ground / "calm"), ground / "o"
@@ -143,7 +142,7 @@ def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_no
     assert not differences(out, want)
 
 
-def test_of_many_who_find_a_dead_workers_claim_one_takes_it(ground):  # noqa: F811
+def test_of_many_who_find_a_dead_workers_claim_one_takes_it(ground):
     dead = wait(fork(claims.worker_name)).said
     both = 0
     for turn in range(8):
@@ -168,7 +167,7 @@ def test_of_many_who_find_a_dead_workers_claim_one_takes_it(ground):  # noqa: F8
 
 def test_a_row_that_is_journalled_while_the_manifest_is_put_together_waits_for_the_next(
     ground, monkeypatch
-):  # noqa: F811
+):
     run(ground / "calm")
     out = ground / "o"
     said = planned(out)
@@ -189,7 +188,7 @@ def test_a_row_that_is_journalled_while_the_manifest_is_put_together_waits_for_t
 @pytest.mark.parametrize("layout", ["files", "shards"])
 def test_what_is_to_be_tried_again_is_not_forgotten_when_the_manifest_is_written_meanwhile(
     ground, layout, monkeypatch
-):  # noqa: F811
+):
     keys = {"layout": layout, "shard_items": 1}
     run(ground / "calm", **keys)
     run(ground / "o", Pipe(bad=("alpha", "beta", "gamma")), **keys)
@@ -199,7 +198,7 @@ def test_what_is_to_be_tried_again_is_not_forgotten_when_the_manifest_is_written
     assert not differences(ground / "o", contents(ground / "calm"))
 
 
-def test_a_manifest_never_speaks_of_a_tar_that_is_being_replaced(ground, monkeypatch):  # noqa: F811
+def test_a_manifest_never_speaks_of_a_tar_that_is_being_replaced(ground, monkeypatch):
     keys = {"layout": "shards"}
     run(ground / "calm", **keys)
     run(ground / "o", Pipe(bad=("beta",)), **keys)
@@ -219,7 +218,7 @@ def test_a_manifest_never_speaks_of_a_tar_that_is_being_replaced(ground, monkeyp
     assert not wrong and not differences(ground / "o", contents(ground / "calm"))
 
 
-def test_a_tar_that_is_none_any_more_is_made_again(ground):  # noqa: F811
+def test_a_tar_that_is_none_any_more_is_made_again(ground):
     keys = {"layout": "shards"}
     run(ground / "calm", **keys)
     run(ground / "o", **keys)
@@ -228,7 +227,7 @@ def test_a_tar_that_is_none_any_more_is_made_again(ground):  # noqa: F811
     assert not differences(ground / "o", contents(ground / "calm"))
 
 
-def test_a_tar_that_was_altered_does_not_go_into_the_next_one(ground):  # noqa: F811
+def test_a_tar_that_was_altered_does_not_go_into_the_next_one(ground):
     keys = {"layout": "shards", "shard_items": 2}
     run(ground / "calm", **keys)
     with pytest.raises(
@@ -258,7 +257,7 @@ class Refusing(Pipe):
 
 def test_a_shard_that_becomes_a_tar_while_somebody_looks_for_damage_is_not_damaged(
     ground, monkeypatch
-):  # noqa: F811
+):
     out, keys = ground / "o", {"layout": "shards"}
     run(ground / "calm", **keys)
     with monkeypatch.context() as patch:  # everything is made, and the worker dies before the tar
@@ -281,7 +280,7 @@ def test_a_shard_that_becomes_a_tar_while_somebody_looks_for_damage_is_not_damag
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
-def test_a_worker_that_joins_as_the_job_is_completed_makes_nothing_again(ground, layout):  # noqa: F811
+def test_a_worker_that_joins_as_the_job_is_completed_makes_nothing_again(ground, layout):
     out = ground / "o"
     said, pipe = planned(out, layout=layout), Pipe()
     late = worker.Worker(out, said, 0, worker.Pipes(pipe.load), Silent(), lambda: False)
@@ -291,7 +290,7 @@ def test_a_worker_that_joins_as_the_job_is_completed_makes_nothing_again(ground,
         assert late.pull().made == 0 and not pipe.made
 
 
-def test_a_worker_of_a_job_that_was_overwritten_adds_nothing_to_the_next(ground):  # noqa: F811
+def test_a_worker_of_a_job_that_was_overwritten_adds_nothing_to_the_next(ground):
     out = ground / "o"
     run(ground / "calm", seed=7)
     said = planned(out)
@@ -306,7 +305,7 @@ def test_a_worker_of_a_job_that_was_overwritten_adds_nothing_to_the_next(ground)
     assert not differences(out, contents(ground / "calm"))
 
 
-def test_a_claim_is_given_up_where_its_folder_goes_away_as_the_job_ends(ground, monkeypatch):  # noqa: F811
+def test_a_claim_is_given_up_where_its_folder_goes_away_as_the_job_ends(ground, monkeypatch):
     create, mine = claims.create, claims.Claims(ground / "_work/claims")
 
     def gone(path, data):
@@ -319,7 +318,7 @@ def test_a_claim_is_given_up_where_its_folder_goes_away_as_the_job_ends(ground, 
 
 def test_of_two_different_jobs_started_at_once_one_is_refused_and_nothing_is_mixed(
     ground, monkeypatch
-):  # noqa: F811
+):
     monkeypatch.setattr(jobs, "INLINE", 1)  # so that they have files of prompts to mix up as well
     texts = {0: ["red", "green"], 1: ["blue", "grey"]}
     want = {}
@@ -356,7 +355,7 @@ def test_of_two_different_jobs_started_at_once_one_is_refused_and_nothing_is_mix
 )
 def test_a_job_that_is_begun_between_two_looks_at_the_folder_is_seen(
     ground, monkeypatch, who, says
-):  # noqa: F811
+):
     plain, looks = plan.is_job, []
 
     def look(folder):
@@ -379,7 +378,7 @@ def test_a_job_that_is_begun_between_two_looks_at_the_folder_is_seen(
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
-def test_the_same_job_started_twice_at_once_is_made_once_by_both(ground, layout):  # noqa: F811
+def test_the_same_job_started_twice_at_once_is_made_once_by_both(ground, layout):
     keys = {"layout": layout, "num_samples": 6, "shard_items": 2}
     run(ground / "calm", **keys)
     want = contents(ground / "calm")

@@ -54,7 +54,10 @@ CODES = torch.tensor([[0.0, 0], [1, 0], [0, 2], [3, 1], [3, 3], [9, 9]])
 def laws(seed: int) -> tuple[Tensor, Tensor]:
     """Random p and q [n, 1, V], with zeros, alike in every third pair."""
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda: torch.rand(MANY, 1, V, generator=generator, dtype=torch.float64)
+
+    def draw():
+        return torch.rand(MANY, 1, V, generator=generator, dtype=torch.float64)
+
     p, q = draw() ** 3 * (draw() > 0.25), draw() ** 3 * (draw() > 0.25)
     q[::3] = p[::3] * (0.5 + draw()[::3])
     p[..., 0] += 1e-3
@@ -307,9 +310,12 @@ def sequence_error(sampler) -> float:
 @pytest.mark.parametrize("name", RULES)
 def test_relaxation_accepts_more_and_changes_the_law(name, drafter):
     knob = {"lantern": 0.5, "gsd": 3, "distance": 1}.get(name)
-    make = lambda r, **more: relaxed_acceptance(
-        verifier=name, relaxation=r, num_speculative_tokens=2, **drafter, **more
-    )
+
+    def make(r, **more):
+        return relaxed_acceptance(
+            verifier=name, relaxation=r, num_speculative_tokens=2, **drafter, **more
+        )
+
     assert sequence_error(make(0, window=3)) < EXACT
     assert sequence_error(make(knob, window=3)) > WRONG
     run = runs(Law(), 48)

@@ -71,9 +71,10 @@ def reference(sampler, law: Law, row: int) -> list[int]:
         if not masked:
             break
         r, last = (step + 1) / sampler.steps, step + 1 == sampler.steps
-        logits = lambda prompt, state=state: MODEL.forward(
-            torch.tensor([[*prompt, *state]]), PLACES
-        )
+
+        def logits(prompt, state=state):
+            return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+
         logp = law(
             logits([31 + row % 3, 40]),
             logits([50, 51 + row % 3]) if law.guided else None,
@@ -134,7 +135,10 @@ def test_tokens_are_those_of_the_reference(remasker, temperature, law):
 @pytest.mark.parametrize("knob", ["remask_threshold", "remask_margin"])
 def test_the_knobs_of_secondary_are_felt_and_switch_it_off(knob):
     off = {"remask_threshold": 0.0, "remask_margin": 1.0}
-    sampler = lambda **knobs: masked_iterative(steps=6, remasker="secondary", **(off | knobs))
+
+    def sampler(**knobs):
+        return masked_iterative(steps=6, remasker="secondary", **(off | knobs))
+
     plain = run(masked_iterative(steps=6)).tokens
     assert torch.equal(run(sampler()).tokens, plain)
     tokens = run(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1})).tokens
@@ -436,7 +440,10 @@ def test_what_disagrees_is_taken_back(remasker):
         )(MaskedTarget(Unanimous(), prompt, space, Law()), CounterDraws(range(300))).tokens
         for name in ("none", remasker)
     )
-    agree = lambda tokens: float((tokens == tokens[:, :1]).all(1).double().mean())
+
+    def agree(tokens):
+        return float((tokens == tokens[:, :1]).all(1).double().mean())
+
     assert agree(taken) > agree(plain) + 0.05
 
 

@@ -87,7 +87,9 @@ def hierarchy_remask(s, k, knobs):
 
 
 def rcr(s, k, knobs):
-    worth = lambda n: (s["p"] if n in s["empty"] else s["born"])[n]
+    def worth(n):
+        return (s["p"] if n in s["empty"] else s["born"])[n]
+
     gone = [
         n
         for n in sorted(s["empty"] + s["filled"], key=lambda n: (worth(n), n))[
@@ -187,8 +189,13 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
     now.memory["edits"] = torch.randint(0, 3, (rows,), generator=g)
     states = []
     for i in range(rows):
-        of = lambda x, i=i: dict(enumerate(x[i].tolist()))
-        pick = lambda mask, i=i: mask[i].nonzero()[:, 0].tolist()
+
+        def of(x, i=i):
+            return dict(enumerate(x[i].tolist()))
+
+        def pick(mask, i=i):
+            return mask[i].nonzero()[:, 0].tolist()
+
         states.append(
             {
                 "filled": pick(now.filled),
@@ -288,7 +295,9 @@ def decode(sampler, law: Law, row: int, hold: bool = True) -> tuple[list[int], i
     block, again, s = None, False, {"posts": 0}
 
     def law_of(state: list[int]) -> list[list[float]]:
-        logits = lambda prompt: MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+        def logits(prompt):
+            return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+
         raw = Law(guidance_scale=law.guidance_scale)
         return raw(
             logits([31 + row % 3, 40]),
@@ -378,7 +387,9 @@ def test_decoding_is_that_of_the_reference(name, law):
 
 @pytest.mark.parametrize("name", OFF)
 def test_switched_off_it_is_none(name):
-    sampler = lambda **said: masked_iterative(steps=11, **(GREEDY | KNOBS[name] | said))
+    def sampler(**said):
+        return masked_iterative(steps=11, **(GREEDY | KNOBS[name] | said))
+
     off, plain = run(sampler(remasker=name, **OFF[name])), run(sampler())
     assert torch.equal(off.tokens, plain.tokens) and [s.nfe for s in off.stats] == [
         s.nfe for s in plain.stats
@@ -450,7 +461,10 @@ def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
         return registry.get("remasker", "wino")(now, count)
 
     monkeypatch.setitem(registry._kinds["remasker"], "broken", sees_itself)
-    sampler = lambda name: masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS["wino"]))
+
+    def sampler(name):
+        return masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS["wino"]))
+
     assert run(sampler("broken")).tokens[0].tolist() != decode(sampler("wino"), Law(), 0)[0]
 
 

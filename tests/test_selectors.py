@@ -103,10 +103,13 @@ def factor(s: Row) -> set[int]:
 
 def entropy_bound(s: Row) -> set[int]:
     bits = s.bits
-    fits = lambda n: (
-        sum(bits[i] for i in s.best(n, s.score)) - max(bits[i] for i in s.best(n, s.score))
-        <= s.k.entropy_bound + 1e-12
-    )
+
+    def fits(n):
+        return (
+            sum(bits[i] for i in s.best(n, s.score)) - max(bits[i] for i in s.best(n, s.score))
+            <= s.k.entropy_bound + 1e-12
+        )
+
     return s.best(max(n for n in range(1, len(s.eligible) + 1) if fits(n)), s.score)
 
 
@@ -152,9 +155,12 @@ def same_id(s: Row, among) -> list[int]:
     """How often in a row each place was among them with one id, in this block."""
     past = [] if s.begins else s.memory.get("past", [])
     s.memory["past"] = past = [*past, {i: s.ids[i] for i in among}]
-    streak = lambda i: next(
-        (n for n, step in enumerate(reversed(past)) if step.get(i) != s.ids[i]), len(past)
-    )
+
+    def streak(i):
+        return next(
+            (n for n, step in enumerate(reversed(past)) if step.get(i) != s.ids[i]), len(past)
+        )
+
     return [streak(i) for i in range(len(s.ids))]
 
 
@@ -260,7 +266,9 @@ def states(seed: int, sampler, steps: int = 4) -> list[Step]:
 
 
 def row_of(now: Step, b: int, memory: dict) -> Row:
-    where = lambda x: x[b].nonzero()[:, 0].tolist()
+    def where(x):
+        return x[b].nonzero()[:, 0].tolist()
+
     return Row(
         now.knobs,
         where(now.eligible),
@@ -419,10 +427,16 @@ def test_what_is_steady_is_committed_together(name):
     """With a history of one step, as soon as that is enough; the control: with a longer one,
     later."""
     daring = DARING | {"kl_threshold": 2.0, "conf_threshold": 0.3, "history": 1}
-    sampler = lambda **knobs: masked_iterative(selector=name, **daring | SUREST | knobs)
+
+    def sampler(**knobs):
+        return masked_iterative(selector=name, **daring | SUREST | knobs)
+
     assert check_run(sampler(), RULES[name], LAWS["plain"]) > 0
     check_run(sampler(history=3), RULES[name], LAWS["plain"])
-    calls = lambda s: sum(x.nfe for x in run(s).stats)
+
+    def calls(s):
+        return sum(x.nfe for x in run(s).stats)
+
     assert calls(sampler()) < calls(sampler(history=3))
 
 
@@ -462,7 +476,9 @@ def no_best_of_all(now: Step) -> torch.Tensor:
 
 
 def test_control_the_off_by_one_of_factor_fails():
-    first = lambda s: factor(s) or s.best(1, s.conf)
+    def first(s):
+        return factor(s) or s.best(1, s.conf)
+
     assert check_rule("factor", no_best_of_all, first) > 50
     with pytest.raises(AssertionError):
         check_rule("factor", off_by_one, first)

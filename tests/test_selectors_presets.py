@@ -196,9 +196,11 @@ def test_a_threshold_that_everything_reaches_means_one_call_per_block(name, knob
 
 
 def test_klass_waits_for_as_many_laws_as_its_history():
-    sampler = lambda history: masked_iterative(
-        selector="klass", conf_threshold=0, kl_threshold=1e9, history=history, **SUREST
-    )
+    def sampler(history):
+        return masked_iterative(
+            selector="klass", conf_threshold=0, kl_threshold=1e9, history=history, **SUREST
+        )
+
     for history in (1, 2, 5):  # nothing has a law before, then one place more is known in each step
         assert counts(sampler(history)) == [
             [1] * min(history, w) + [w - history] * (w > history) for w in WANTED
@@ -285,10 +287,13 @@ def test_position_is_confidence_times_rarity_bounded_and_fading(decay):
 
 def test_position_between_confidence_and_left_to_right():
     one = SUREST | {"selector": "even", "steps": PLACES}
-    run = lambda space, knobs: decode(masked_iterative(**one | knobs), space, trace=True).traces
-    order = lambda space=RARE, **knobs: [
-        [n for s in t for n in s.committed] for t in run(space, knobs)
-    ]
+
+    def run(space, knobs):
+        return decode(masked_iterative(**one | knobs), space, trace=True).traces
+
+    def order(space=RARE, **knobs):
+        return [[n for s in t for n in s.committed] for t in run(space, knobs)]
+
     level = replace(SPACE, rarity=torch.full((6,), 3.0))
     assert order(level, order="position") == order(order="confidence")
     assert (

@@ -257,7 +257,10 @@ def test_a_prompt_pairs_every_word_with_the_place_of_its_shape():
     swapped = shapes.parse(
         "a large red circle at the bottom right and a small blue ring at the top left"
     ).pairs()
-    words = lambda pairs: {p // n for p in pairs}
+
+    def words(pairs):
+        return {p // n for p in pairs}
+
     assert words(two) == words(swapped) and not {*two[:3], *two[4:7]} & {
         *swapped[:3],
         *swapped[4:7],

@@ -333,7 +333,9 @@ def test_walking_forward_is_the_same_forward_velocity_in_any_direction():
 
 
 def test_legs_change_lower_features_and_arms_and_spine_change_upper_ones_alone():
-    swing = lambda amount: axis_rotation("x", amount * np.sin(np.arange(30)))
+    def swing(amount):
+        return axis_rotation("x", amount * np.sin(np.arange(30)))
+
     base = mf.features(standing(30))
     for names, own, other in (
         (("left_hip", "right_knee", "left_ankle", "right_foot"), mf.LOWER, mf.UPPER),
@@ -359,7 +361,7 @@ def test_feet_are_in_contact_while_they_stand_low_and_still():
     assert mf.features(standing(3))[:, mf.CONTACT].all()
     slow, fast = (mf.features(walked(np.zeros(5), v / FPS)) for v in (0.5, 1.5))
     assert slow[:, mf.CONTACT].all() and not fast[:, mf.CONTACT].any()
-    assert not mf.features(posed(3, UP + (0, 0.3, 0)))[:, mf.CONTACT].any()
+    assert not mf.features(posed(3, (*UP, 0, 0.3, 0)))[:, mf.CONTACT].any()
     bent = posed(3, left_hip=axis_rotation("x", -1.0), left_knee=axis_rotation("x", 1.5))
     assert (mf.features(bent)[:, mf.CONTACT] == (0, 0, 1, 1)).all()
 
@@ -387,7 +389,10 @@ def test_features_survive_rotations_that_were_kept_in_single_precision():
 def test_recovered_bones_keep_their_lengths_whatever_the_numbers_are_but_ric_may_stretch_them():
     rng = np.random.default_rng(8)
     rows = mf.features(anyhow(8)) + rng.normal(size=(39, 263)) * 0.2
-    lengths = lambda p: np.linalg.norm(p[:, 1:] - p[:, list(PARENTS[1:])], axis=-1)
+
+    def lengths(p):
+        return np.linalg.norm(p[:, 1:] - p[:, list(PARENTS[1:])], axis=-1)
+
     expected = np.linalg.norm(OFFSETS[1:], axis=-1)
     assert error(lengths(mf.recover(rows).joints), expected) < 1e-5
     assert error(lengths(mf.recover_joints(rows)), expected) > 0.1

@@ -44,7 +44,9 @@ def error(sampler, law: Law, space: TokenSpace) -> float:
     """The largest error of a probability, over three contexts that are decoded in one ragged
     batch."""
     model, small = models(law, space.vocab_size)
-    both = lambda context: (causal_target(m, space, law, context) for m in (model, small))
+
+    def both(context):
+        return (causal_target(m, space, law, context) for m in (model, small))
 
     def decode(draws, context):
         target, draft = both(context)
@@ -160,7 +162,10 @@ def test_control_doubtful_drafts_are_dropped(monkeypatch):
 def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
     """It changes what is drafted but not the law of what is committed: drafts still come from the
     law that is stored."""
-    plain = lambda: run_tokens(speculative(num_speculative_tokens=2), Law())
+
+    def plain():
+        return run_tokens(speculative(num_speculative_tokens=2), Law())
+
     before = plain()
 
     def learn(self, now, accepted, drafted, _true=drafting.ModelDrafter.learn):
@@ -330,7 +335,10 @@ def test_a_target_under_another_law_keeps_its_condition():
 
 def test_mistakes_are_named_in_one_line():
     law, space = Law(), space_of((4,), 3)
-    make = lambda space, ids: causal_target(TabularCausal(ids), space, law, [0])
+
+    def make(space, ids):
+        return causal_target(TabularCausal(ids), space, law, [0])
+
     legal = torch.ones(4, 3, dtype=torch.bool)
     legal[2, 1] = False
     for sampler, draft, said in (

@@ -24,7 +24,12 @@ PROMPTS = {
     "video": ["a red square moves right", "a small blue ring moves up and bounces"],
 }
 JACOBI = {"name": "speculative_jacobi", "window": 48}
-slowly = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
+
+
+def slowly(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 STREAMED = [
     ("speech", JACOBI),
     ("speech", {"name": "maskgit", "steps": 6}),
@@ -33,7 +38,10 @@ STREAMED = [
     ("video", {"name": "frame_blocks", "steps": 2}),
     slowly("video", {"name": "halton", "steps": 4}),
 ]
-IDS = lambda x: x if isinstance(x, str) else x["name"]
+
+
+def IDS(x):
+    return x if isinstance(x, str) else x["name"]
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +231,10 @@ def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp
 
     speech, video = (lambda p, n=name: pipes[n](PROMPTS[n][0], prefix=p) for name in PROMPTS)
     wave, clip = medium("speech"), medium("video")
-    wav = lambda name, x, rate: (soundfile.write(tmp_path / name, x, rate), tmp_path / name)[1]
+
+    def wav(name, x, rate):
+        return (soundfile.write(tmp_path / name, x, rate), tmp_path / name)[1]
+
     whole = wav("whole.wav", wave, 16_000)
     (tmp_path / "cut.wav").write_bytes(whole.read_bytes()[:20_000])
     (tmp_path / "text.wav").write_text("no sound")

@@ -60,7 +60,9 @@ def test_equivalent_spellings_mean_the_same_utterance():
 
 
 def test_slots_hold_each_stated_word_and_mark_the_rest():
-    words = lambda u: [spoken.TABLE[s] for s in u.slots()]
+    def words(u):
+        return [spoken.TABLE[s] for s in u.slots()]
+
     assert words(parse("3 7, high voice")) == [
         "three",
         "seven",
@@ -190,7 +192,10 @@ def test_every_word_is_told_from_every_other():
 def test_changing_any_one_stated_attribute_turns_the_verdict():
     utterance = parse("nine no on, middle voice, normal")
     wave = spoken_clips([utterance], 4)[0]
-    spliced = lambda k, w: (*utterance.words[:k], w, *utterance.words[k + 1 :])
+
+    def spliced(k, w):
+        return (*utterance.words[:k], w, *utterance.words[k + 1 :])
+
     changed = [
         replace(utterance, words=spliced(k, w))
         for k in range(3)

@@ -92,13 +92,16 @@ def test_a_start_counts_by_the_content_of_its_files(tmp_path):
 
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / name).write_text(text)
-    of = lambda **start: fingerprint(
-        make_job(
-            {"modality": "image", "prompts": ["a red circle"], **start},
-            where="a test",
-            base=tmp_path,
+
+    def of(**start):
+        return fingerprint(
+            make_job(
+                {"modality": "image", "prompts": ["a red circle"], **start},
+                where="a test",
+                base=tmp_path,
+            )
         )
-    )
+
     assert of(prefix="a") == of(prefix="b") != of(prefix="c")
     assert (
         len(
@@ -126,9 +129,12 @@ def test_files_of_arrays_depend_on_what_they_hold_alone(tmp_path, monkeypatch):
         "said": "zwölf 🚶",
         "n": np.array(7),
     }
-    other = lambda path: zipfile.ZipFile(path, "w").writestr(
-        "x.npy", b"x"
-    )  # control: a writer that looks at the clock
+
+    def other(path):
+        return zipfile.ZipFile(path, "w").writestr(
+            "x.npy", b"x"
+        )  # control: a writer that looks at the clock
+
     write_npz(tmp_path / "a.npz", arrays)
     other(tmp_path / "c")
     monkeypatch.setattr(

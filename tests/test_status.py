@@ -266,14 +266,16 @@ def test_groups_and_errors_add_up(tmp_path):
 
 
 def test_the_pace_is_that_of_the_last_minutes_of_every_worker():
-    batch = lambda at, **more: {
-        "event": "batch",
-        "elapsed": at,
-        "items": 8,
-        "seconds": 2.0,
-        "nfe": 80.0,
-        **more,
-    }
+    def batch(at, **more):
+        return {
+            "event": "batch",
+            "elapsed": at,
+            "items": 8,
+            "seconds": 2.0,
+            "nfe": 80.0,
+            **more,
+        }
+
     quick = [
         {"event": "start", "elapsed": 0.0},
         batch(62.0),

@@ -67,7 +67,10 @@ def test_edges_are_smooth(monkeypatch):
 
 def test_left_and_right_limbs_have_their_own_colours_seen_from_before_and_behind():
     front, back = (render(standing(1), azimuth=a)[0] for a in (0, 180))
-    side = lambda frame: where(frame, LEFT)[:, 0].mean() - where(frame, RIGHT)[:, 0].mean()
+
+    def side(frame):
+        return where(frame, LEFT)[:, 0].mean() - where(frame, RIGHT)[:, 0].mean()
+
     assert side(front) > 10 and side(back) < -10
     raised = render(posed(left_shoulder=axis_rotation("z", 2.8)), azimuth=0)[0]
     assert where(raised, LEFT)[:, 1].min() < where(front, LEFT)[:, 1].min() - 30
@@ -94,9 +97,15 @@ def test_the_floor_shows_translation_that_the_camera_follows():
     steps = np.arange(60)[:, None] * (0.04, 0, 0)
     still, gliding = render(standing(60), 120), render(posed(60, UP + steps), 120)
     assert all(np.array_equal(f, still[0]) for f in still)
-    middle = lambda frame: where(frame, BODY)[:, 0].mean()
+
+    def middle(frame):
+        return where(frame, BODY)[:, 0].mean()
+
     assert abs(middle(gliding[30]) - middle(still[30])) < 2
-    floor = lambda frame: frame[70:, :30].astype(int)  # beside the figure
+
+    def floor(frame):
+        return frame[70:, :30].astype(int)  # beside the figure
+
     assert np.abs(floor(gliding[30]) - floor(gliding[33])).max() > 10
 
 

@@ -222,10 +222,14 @@ class Ahead:
 
 @pytest.mark.parametrize(("gap", "calls"), [(7.6, 1), (7.4, 5), (4.9, 9), (2.4, 12)])
 def test_prophet_asks_for_less_in_each_third(gap, calls):
-    sampler = lambda stop: masked_iterative(steps=12, schedule="linear", stop=stop)
-    target = lambda: MaskedTarget(
-        Ahead(gap), torch.zeros(2, 1, dtype=torch.long), BARE, Law(temperature=3.0)
-    )  # which is not looked at
+    def sampler(stop):
+        return masked_iterative(steps=12, schedule="linear", stop=stop)
+
+    def target():
+        return MaskedTarget(
+            Ahead(gap), torch.zeros(2, 1, dtype=torch.long), BARE, Law(temperature=3.0)
+        )  # which is not looked at
+
     assert [s.nfe for s in sampler("prophet")(target(), CounterDraws([1, 2])).stats] == [calls] * 2
     assert [s.nfe for s in sampler("filled")(target(), CounterDraws([1, 2])).stats] == [12] * 2
 
@@ -401,11 +405,14 @@ def test_delimiters_are_ids():
 def test_presets_decode_and_a_row_alone_is_a_row_of_the_batch(name, parts):
     sampler, law = resolve_sampler(name)
     assert all(getattr(sampler, k) == v for k, v in parts.items()) and law == Law()
-    rows = lambda which: sampler(
-        masked_target(MODEL, SPACE, law, [r % 3 for r in which]),
-        CounterDraws([7 + r for r in which]),
-        canvas=canvas()[which],
-    )
+
+    def rows(which):
+        return sampler(
+            masked_target(MODEL, SPACE, law, [r % 3 for r in which]),
+            CounterDraws([7 + r for r in which]),
+            canvas=canvas()[which],
+        )
+
     whole = rows(list(range(ROWS)))
     assert not bool((whole.tokens == MASK).any())
     alone = rows([3])

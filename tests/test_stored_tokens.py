@@ -182,7 +182,10 @@ def test_the_medium_of_stored_tokens_is_the_sampled_one(case, tmp_path):
             first != again(out, tmp_path, change=lambda t: t + 0.5)[1]
         )  # control: other tokens, another medium
     elif case != "frequencies":  # whose ids cannot be exchanged one by one
-        other = lambda t: torch.cat([t[:1] + (1 if t[0] == 0 else -1), t[1:]])
+
+        def other(t):
+            return torch.cat([t[:1] + (1 if t[0] == 0 else -1), t[1:]])
+
         assert first != again(out, tmp_path, change=other)[1]
 
 

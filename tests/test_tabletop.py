@@ -166,9 +166,10 @@ def test_the_demonstrator_solves_every_drawn_task(data):
 def test_bins_of_actions_and_of_states_fine_enough_do_not_cost_a_task(data):
     """64 bins of an action and 48 of a number of the state, even both; 16 are too few, which shows
     that this can fail."""
-    coarse = lambda bins: np.where(
-        data.states != 0, binned(data.states.astype(float), bins, 0, 1), 0
-    )
+
+    def coarse(bins):
+        return np.where(data.states != 0, binned(data.states.astype(float), bins, 0, 1), 0)
+
     assert solved(binned(data.actions, 64, -1, 1), data.states).all()
     assert solved(demonstrate(coarse(48)), data.states).all()
     assert solved(binned(demonstrate(coarse(48)), 64, -1, 1), data.states).all()
@@ -183,7 +184,10 @@ def test_demonstrations_are_smooth_and_end_before_their_padding(data):
     assert {k: set(lengths[tabletop.kinds(data.states) == i]) for i, k in enumerate(KINDS)} == {
         k: {n} for k, n in tabletop.DURATIONS.items()
     }
-    jumps = lambda a: np.abs(np.diff(np.pad(a, ((0, 0), (1, 1), (0, 0))), axis=1)).max((1, 2))
+
+    def jumps(a):
+        return np.abs(np.diff(np.pad(a, ((0, 0), (1, 1), (0, 0))), axis=1)).max((1, 2))
+
     shuffled = data.actions[:, np.random.default_rng(0).permutation(HORIZON)]
     assert jumps(data.actions).max() < 0.8 and np.median(jumps(data.actions)) < 0.5 * np.median(
         jumps(shuffled)
@@ -401,7 +405,9 @@ def test_an_animation_follows_the_rollout_and_draws_its_path():
 
 
 def test_a_wall_that_was_run_into_and_a_goal_that_was_reached_look_so():
-    has = lambda image, colour: (np.abs(image.astype(int) - colour).sum(-1) < 10).any()
+    def has(image, colour):
+        return (np.abs(image.astype(int) - colour).sum(-1) < 10).any()
+
     struck = tabletop_view.animate(AVOID, straight(AVOID[None])[0])
     passed = tabletop_view.animate(AVOID, demonstrate(AVOID))
     assert has(struck[-1], tabletop_view.STRUCK) and not has(struck[0], tabletop_view.STRUCK)

@@ -379,9 +379,12 @@ def test_training_sees_right_answers_of_tasks_that_are_not_held_out(work):
         " ".join(WORDS[s - 1] for s in row if s != NOTHING) for row in data["slots"].tolist()
     ]
     tasks = [text_tasks.parse(p) for p in prompts]
-    check = lambda media, tasks: np.mean(
-        [text_tasks.check(t, m).fulfilled for m, t in zip(media, tasks, strict=True)]
-    )
+
+    def check(media, tasks):
+        return np.mean(
+            [text_tasks.check(t, m).fulfilled for m, t in zip(media, tasks, strict=True)]
+        )
+
     assert check(texts, tasks) == 1.0 and check(texts, tasks[1:] + tasks[:1]) < 0.05  # control
     assert (
         not any(map(text_tasks.held_out, tasks))

@@ -253,7 +253,10 @@ def test_nothing_else_is_right():
 def test_a_checker_that_takes_any_order_would_be_found_out():
     """Control of the test above: a rule that looks at the numbers alone calls wrong answers
     right."""
-    loose = lambda task, words: sorted(words) == sorted(answers(task)[0])
+
+    def loose(task, words):
+        return sorted(words) == sorted(answers(task)[0])
+
     tasks = some(100, seed=7, ops=["sort", "reverse"], lengths=[4])
     assert any(loose(t, t.items) and not right(t, t.items) for t in tasks)
 

@@ -219,7 +219,9 @@ def test_what_is_sampled_is_distributed_as_the_model_says():
 
 
 def test_a_seed_means_the_same_ids_alone_and_in_a_batch_and_for_every_sampler_that_says_so(model):
-    draw = lambda ids, **more: ours(model, ids, do_sample=True, top_k=0, eos_token_id=None, **more)
+    def draw(ids, **more):
+        return ours(model, ids, do_sample=True, top_k=0, eos_token_id=None, **more)
+
     batch = draw(IDS, seed=7)
     for row, ids in zip(batch, IDS.split(1), strict=True):
         assert torch.equal(draw(ids, seed=7)[0], row) and torch.equal(

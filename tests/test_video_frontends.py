@@ -100,7 +100,10 @@ def test_the_first_slice_is_that_of_the_picture_alone_and_nothing_looks_ahead(na
     frontend, r = frontends[name], R[name]
     x = signal(frontend, 1 + 3 * r)
     codes = frontend.encode(x)
-    same = lambda a, b: bool((a - b).abs().max() < 1e-5)
+
+    def same(a, b):
+        return bool((a - b).abs().max() < 1e-5)
+
     assert same(codes[:, :, :1], frontend.encode(x[:, :1]))
     assert same(codes[:, :, :2], frontend.encode(x[:, : 1 + r]))
     assert not same(codes[:, :, 1:2], frontend.encode(x[:, :1]))  # control: another slice
@@ -188,7 +191,7 @@ def test_vidtok_codes_are_what_diffusers_forward_makes_and_their_vectors_what_it
     x = signal(frontend, 5)
     codes = frontend.encode(x)
     z, ids = frontend.model(x.transpose(1, 2), encoder_mode=True)
-    assert codes.dtype == torch.long and 0 <= int(codes.min()) and int(codes.max()) < 64
+    assert codes.dtype == torch.long and int(codes.min()) >= 0 and int(codes.max()) < 64
     assert torch.equal(codes[:, 0], ids.long())
     (table,) = frontend.codebooks
     assert (
@@ -226,9 +229,10 @@ def test_vidtok_rounds_where_a_sum_falls_just_short_of_an_integer(frontends):
 def test_vidtok_keeps_no_inputs(frontends):
     frontend = frontends["vidtok"]
     frontend.decode(frontend.encode(signal(frontend, 3)))
-    caches = lambda: [
-        m.causal_cache for m in frontend.model.modules() if hasattr(m, "causal_cache")
-    ]
+
+    def caches():
+        return [m.causal_cache for m in frontend.model.modules() if hasattr(m, "causal_cache")]
+
     assert caches() and all(c is None for c in caches())
     frontend.model(signal(frontend, 3).transpose(1, 2))
     assert any(c is not None for c in caches())  # control

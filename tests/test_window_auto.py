@@ -54,14 +54,23 @@ class Device:
         return seen, made / (self.now - began)
 
 
-FLAT = lambda rows, width: 2.0  # a device that is never full
-FULL = lambda rows, width: 0.2 + rows * width  # one that is full at once
-BENT = lambda rows, width: 1.0 + 0.03 * rows * width
+def FLAT(rows, width):
+    return 2.0  # a device that is never full
+
+
+def FULL(rows, width):
+    return 0.2 + rows * width  # one that is full at once
+
+
+def BENT(rows, width):
+    return 1.0 + 0.03 * rows * width
 
 
 @pytest.mark.parametrize(("seconds", "best"), [(FLAT, 64), (FULL, 1), (BENT, 16)])
 def test_the_width_that_pays_is_found_and_kept(seconds, best):
-    tokens = lambda width: 1 + 0.9 * np.log2(width)
+    def tokens(width):
+        return 1 + 0.9 * np.log2(width)
+
     device, known = Device(seconds, tokens), Widths()
     device.play(known, 1, 300)
     seen, _ = device.play(known, 1, 200)
@@ -99,7 +108,10 @@ def test_costs_between_those_that_were_seen_are_between_them():
     known = Widths()
     for rows, width, seconds in ((1, 1, 1.0), (1, 8, 2.0), (4, 8, 5.0)):
         known.see(rows, width, 0.0, seconds, 1.0)
-    cost = lambda rows, width: known.cost(rows, width, 0.0)
+
+    def cost(rows, width):
+        return known.cost(rows, width, 0.0)
+
     assert cost(1, 8) == 2.0 and cost(2, 4) == 2.0 and 2.0 < cost(2, 8) < 5.0 and cost(8, 8) == 10.0
     known.see(1, 8, 0.0, 100.0, 1.0)  # rounds that the machine was busy in
     known.see(1, 8, 0.0, 50.0, 1.0)

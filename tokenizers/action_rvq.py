@@ -53,7 +53,10 @@ class ActionAutoencoder(nn.Module):
             at_least("codebook_size", codebook_size, 2),
         )
         self.channels, self.width = at_least("channels", channels, 1), at_least("width", width, 1)
-        near = lambda a, b: nn.Conv1d(a, b, 3, padding=1, padding_mode="replicate")
+
+        def near(a, b):
+            return nn.Conv1d(a, b, 3, padding=1, padding_mode="replicate")
+
         shrink, grow = (
             nn.Conv1d(width, width, stride, stride),
             nn.ConvTranspose1d(width, width, stride, stride),

@@ -54,7 +54,9 @@ class Joined(ChainMap):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        of = lambda m: getattr(m, "shapes", None) or {k: tuple(v.shape) for k, v in m.items()}
+        def of(m):
+            return getattr(m, "shapes", None) or {k: tuple(v.shape) for k, v in m.items()}
+
         return {k: v for m in reversed(self.maps) for k, v in of(m).items()}
 
 

@@ -76,13 +76,19 @@ class WholeCharacters:
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
         """See ``gen.types.Constraint``. Places [n, L] -> bool [n, L, V], never empty."""
-        move = lambda x: x.to(history.device)
+
+        def move(x):
+            return x.to(history.device)
+
         known = (history >= 0) & (history < len(self.begun))
         ids = history.clamp(0, len(self.begun) - 1)
         at = positions.clamp(max=history.shape[1])
-        count = lambda x: torch.nn.functional.pad(
-            torch.where(known, move(x)[ids], 0).cumsum(1), (1, 0)
-        ).gather(1, at)
+
+        def count(x):
+            return torch.nn.functional.pad(
+                torch.where(known, move(x)[ids], 0).cumsum(1), (1, 0)
+            ).gather(1, at)
+
         left, open_ = (
             self.total - count(self.begun)[..., None],
             count(self.opens).clamp(0, 1)[..., None],
@@ -139,9 +145,10 @@ class FastBytes(Frequencies):
             for w in written
         ]
         states = [state_of(w) if w else None for w in self.words] + [None]
-        column = lambda part: torch.tensor(
-            [0 if s is None else s[part] for s in states], device=self.device
-        )
+
+        def column(part):
+            return torch.tensor([0 if s is None else s[part] for s in states], device=self.device)
+
         usable = torch.tensor([s is not None for s in states], device=self.device)
         self.constraint = WholeCharacters(
             column(1), column(0), column(2) - column(0), usable, self.total, self.end_id

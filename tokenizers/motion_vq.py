@@ -65,7 +65,10 @@ class MotionVQ(TokenFrontend):
                 f" as {max(media.frames // STRIDE, 1) * STRIDE}"
             )
         if media.frames % STRIDE == 0:
-            hold = lambda a: np.concatenate([a, a[-1:]])
+
+            def hold(a):
+                return np.concatenate([a, a[-1:]])
+
             media = Motion(hold(media.root), hold(media.rotations))
         x = torch.from_numpy(motion_features.features(media)).to(self.model.mean)
         return (x - self.model.mean) / self.model.std

@@ -80,8 +80,7 @@ class T2MVQTokens(MotionVQ):
             if (
                 array.shape != (shape["features"],)
                 or not np.isfinite(array).all()
-                or name == "std"
-                and not (array > 0).all()
+                or (name == "std" and not (array > 0).all())
             ):
                 raise GenError(
                     f"the {name} of the features is {array.dtype} {array.shape}; expected"

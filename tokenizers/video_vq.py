@@ -72,7 +72,10 @@ class VideoVQ(Codec):
         z = self.model.quantize.embedding(codes[:, 0, begin : first + self.chunk]).permute(
             0, 4, 1, 2, 3
         )
-        frames_first = lambda x: x.permute(0, 2, 1, 3, 4)
+
+        def frames_first(x):
+            return x.permute(0, 2, 1, 3, 4)
+
         known = (first - begin) * self.config.compression[0]
         cut = self.model.decoder.time_conv[-1].register_forward_hook(
             lambda module, inputs, out: out[:, :, known:]

@@ -43,9 +43,12 @@ def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[
     groups = {
         head: [r for r in table if not r["error"] and r[by] == n] for n, head in heads.items()
     }
-    drawn = lambda rows: (
-        f'<div class="panels">{curves(rows, "nfe", CALLS, marks_of(table))}</div>{beside(rows)}'
-    )
+
+    def drawn(rows):
+        return (
+            f'<div class="panels">{curves(rows, "nfe", CALLS, marks_of(table))}</div>{beside(rows)}'
+        )
+
     body = [f"<h2>{escape(head)}</h2>\n{drawn(rows)}" for head, rows in groups.items() if rows]
     return _write(folder, title, ABOUT_CURVES, "\n".join(body))
 
@@ -155,10 +158,12 @@ def marks_of(table: Rows) -> Marks:
 
 
 def legend(rows: Rows, marks: Marks) -> str:
-    shown = lambda r: (
-        f'<i class="{marks[r["base"]][1]}" style="--c:'
-        f' {marks[r["base"]][0]}"></i>{escape(_said(r))}'
-    )
+    def shown(r):
+        return (
+            f'<i class="{marks[r["base"]][1]}" style="--c:'
+            f' {marks[r["base"]][0]}"></i>{escape(_said(r))}'
+        )
+
     return f'<ul class="legend">{"".join(f"<li>{shown(r)}</li>" for r in rows)}</ul>'
 
 

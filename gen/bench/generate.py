@@ -133,14 +133,17 @@ def peers(pipe: Pipeline, law: Law) -> list[Peer]:
     draft = network(pipe, "causal", CausalLM, draft=True) if net else None
     away = None if net else NOT_HERE
     one = away or (GUIDED if law.guided else None)
-    say = lambda name, law, missing, serial=False, **more: Peer(
-        f"generate ({name})",
-        law,
-        net,
-        lambda items: generated(pipe, net, items, law, **more),
-        serial,
-        missing,
-    )
+
+    def say(name, law, missing, serial=False, **more):
+        return Peer(
+            f"generate ({name})",
+            law,
+            net,
+            lambda items: generated(pipe, net, items, law, **more),
+            serial,
+            missing,
+        )
+
     return [
         say("greedy", greedy, away),
         say(

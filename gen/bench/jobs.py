@@ -218,7 +218,10 @@ def layer_table(layout: str, found: dict[str, Any], markdown: bool = False) -> s
     from gen.bench.table import laid_out
 
     whole, items = found["whole"], found["items"]
-    per = lambda x: f"{1000 * x / items:.3f}"
+
+    def per(x):
+        return f"{1000 * x / items:.3f}"
+
     rows = [[f"layout {layout}, {items} items", "ms per item", "processor ms", "calls"]]
     rows += [["the whole run", per(whole["seconds"]), per(whole["cpu"]), "1"]]
     rows += [
@@ -372,7 +375,10 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
     ``encode``: what saving the media plainly takes; ``own``: the first without the second;
     ``parts``: processor seconds of the job layer's parts, by a clock around each.
     """
-    mid = lambda of: median(of(r) for r in runs)
+
+    def mid(of):
+        return median(of(r) for r in runs)
+
     share: dict[str, Any] = {}
     for kind, encode in (("seconds", "encode"), ("cpu", "encode_cpu")):
         total = mid(lambda r: r["job"][kind] / r["loop"][kind] - 1)
@@ -388,7 +394,10 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
         n: {k: mid(lambda r: r["job"]["parts"].get(n, zero)[k] / r["loop"][k]) for k in zero}
         for n in names
     }
-    part = lambda r, n: r["job"]["parts"].get(n, zero)["cpu"]
+
+    def part(r, n):
+        return r["job"]["parts"].get(n, zero)["cpu"]
+
     layer = mid(
         lambda r: (
             (sum(part(r, n) for n in ("plan", "commit", "tar", "publish")) - part(r, "encode"))

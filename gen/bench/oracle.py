@@ -264,7 +264,10 @@ def bench_oracle(args: argparse.Namespace) -> int:
     specs = contenders(
         [n.strip() for n in args.samplers.split(",") if n.strip()] if args.samplers else None
     )
-    law_of = lambda name: {**getattr(registry.table("preset").get(name), "law", {}), **said}
+
+    def law_of(name):
+        return {**getattr(registry.table("preset").get(name), "law", {}), **said}
+
     for spec in specs.values():
         resolve_sampler(spec, law_of(spec["name"]))
     if sweep[0] is not None and not any(
@@ -326,7 +329,10 @@ def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], mark
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in table:
         found.setdefault(row["sampler"], {})[row["case"]] = row
-    cell = lambda row: f"{row['nfe']:.1f} {row['fulfilled']:.1%}"
+
+    def cell(row):
+        return f"{row['nfe']:.1f} {row['fulfilled']:.1%}"
+
     rows = [["calls and accuracy", *hard, *(["other cases"] if easy else [])]]
     rows.append(
         [

@@ -93,7 +93,7 @@ def axis(
     """One on which all values lie; logarithmic, where that is not said, if they span more than a
     factor of 5."""
     low, high = min(values), max(values)
-    if log or log is None and low > 0 and high > 5 * low:
+    if log or (log is None and low > 0 and high > 5 * low):
         margin = (high / low) ** 0.07 if high > low else 1.5
         return Axis(low / margin, high * margin, name, say, True)
     margin = 0.08 * (high - low) or 0.1 * abs(high) or 1
@@ -110,8 +110,13 @@ def panel(
 ) -> str:
     """An SVG. ``through``: a point that a line of y proportional to x goes through, of which
     ``note`` says what it is."""
-    at_x = lambda value: PAD + (WIDTH - 1.3 * PAD) * x.at(value)
-    at_y = lambda value: HEIGHT - PAD + 6 - (HEIGHT - PAD + 6 - TOP) * y.at(value)
+
+    def at_x(value):
+        return PAD + (WIDTH - 1.3 * PAD) * x.at(value)
+
+    def at_y(value):
+        return HEIGHT - PAD + 6 - (HEIGHT - PAD + 6 - TOP) * y.at(value)
+
     right, bottom = WIDTH - 0.3 * PAD, HEIGHT - PAD + 6
     parts = [f'<text class="name" x="{PAD}" y="18">{escape(title)}</text>']
     for value in x.ticks():
@@ -250,7 +255,10 @@ def bars(title: str, counts: Sequence[int], colour: str, name: str) -> str:
     total, used = sum(counts), max((n for n, c in enumerate(counts) if c), default=0) + 1
     shares = [c / total for c in counts[:used]]
     y = axis([0.0, *shares], "", "{:.0%}".format, log=False)
-    at_y = lambda share: high - pad - (high - pad - top) * share / y.high
+
+    def at_y(share):
+        return high - pad - (high - pad - top) * share / y.high
+
     step = (wide - pad - 8) / used
     parts = [f'<text class="name" x="8" y="16">{escape(title)}</text>']
     for value in y.ticks():

@@ -83,7 +83,9 @@ class Item:
         )[0]
 
     def over(self, tokens: list[int]) -> bool:
-        return len(tokens) == self.space.length or bool(tokens) and tokens[-1] == self.space.end_id
+        return len(tokens) == self.space.length or (
+            bool(tokens) and tokens[-1] == self.space.end_id
+        )
 
 
 def draw(p: Tensor, generator: torch.Generator) -> int:
@@ -201,9 +203,12 @@ def peers(pipe: Pipeline, law: Law) -> list[Peer]:
             None if masked.space.end_id is None else "rows that end, which MaskGIT knows nothing of"
         )
     )
-    say = lambda name, net, loop, missing: Peer(
-        f"reference ({name})", law, net, partial(looped, pipe, net, law, loop), True, missing
-    )
+
+    def say(name, net, loop, missing):
+        return Peer(
+            f"reference ({name})", law, net, partial(looped, pipe, net, law, loop), True, missing
+        )
+
     away = None if causal else NOT_HERE
     return [
         say("autoregression", causal, autoregression, away),

@@ -119,7 +119,7 @@ def measured(
             {
                 (v.label, size): v.missing or "batch 1 only"
                 for size in sizes
-                if v.missing or v.serial and size > 1
+                if v.missing or (v.serial and size > 1)
             }
         )
     if not variants:

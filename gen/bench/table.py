@@ -131,7 +131,10 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
                 ]
             )
             continue
-        ratio = lambda key, sign="x", r=r: f"{r[key]:.2f}{sign}" if key in r else NOTHING
+
+        def ratio(key, sign="x", r=r):
+            return f"{r[key]:.2f}{sign}" if key in r else NOTHING
+
         memory = NOTHING if r["peak_memory"] is None else f"{r['peak_memory'] / 1e6:.0f}"
         rows.append(
             [

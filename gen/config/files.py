@@ -205,9 +205,9 @@ def _parquet(path: Path) -> Iterator[Read]:
         with ParquetFile(path) as file:
             names, number = _columns(file.schema_arrow.names, path), 0
             for batch in file.iter_batches(batch_size=1024):
-                for number, cells in enumerate(
-                    zip(*(c.to_pylist() for c in batch.columns), strict=True), number + 1
-                ):
+                columns = (c.to_pylist() for c in batch.columns)
+                for cells in zip(*columns, strict=True):
+                    number += 1
                     values = {
                         k: _whole(k, _without_gaps(v))
                         for k, v in zip(names, cells, strict=True)

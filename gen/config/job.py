@@ -179,7 +179,10 @@ class Job:
         """What the media and the folder depend on: the tree that the fingerprint is of, and that a
         plan keeps."""
         digest = cache(file_digest)  # entries often start from the same files
-        batch = lambda e: {"batch_size": e.batch_size} if self.run.deterministic else {}
+
+        def batch(e):
+            return {"batch_size": e.batch_size} if self.run.deterministic else {}
+
         return {
             "entries": [{**e.relevant(digest), **batch(e)} for e in self.entries],
             **self.run.counted(),
@@ -331,7 +334,9 @@ def _resolve(
 ) -> Entry:
     from gen.registry import registry
 
-    at = lambda key: places.get(key, place)
+    def at(key):
+        return places.get(key, place)
+
     v = dict(values)
     if v["modality"] is None:
         raise GenError(
@@ -339,7 +344,9 @@ def _resolve(
         )
     registry.get("modality", v["modality"], at("modality"))
     for key in ("model", "device", "dtype"):
-        if not isinstance(v[key], str) and not (key == "model" and v[key] is None) or v[key] == "":
+        if (not isinstance(v[key], str) and not (key == "model" and v[key] is None)) or v[
+            key
+        ] == "":
             raise bad_value(key, v[key], "a name", at(key))
     if v["model_options"] and v["model"] is None:
         raise bad_value(

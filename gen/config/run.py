@@ -62,7 +62,10 @@ RUN = tuple(f.name for f in fields(Run))
 
 def make_run(values: Mapping[str, Any], places: Mapping[str, str], where: str) -> Run:
     """Raises ``GenError`` for a wrong value, with the place that said it."""
-    at = lambda key: places.get(key, where)
+
+    def at(key):
+        return places.get(key, where)
+
     v = dict(values)
     if v.get("retry") == "none":
         v["retry"] = None

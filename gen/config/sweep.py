@@ -32,7 +32,7 @@ def combinations(
     lists: dict[str, list[Any]] = {}
     for key, values in sweep.items():
         head, dot, rest = str(key).partition(".")
-        if head not in keys or dot and (head not in nodes or not rest):
+        if head not in keys or (dot and (head not in nodes or not rest)):
             raise unknown("key of sweep", key, [*keys, *(f"{n}.<key>" for n in nodes)], place)
         if not isinstance(values, (list, tuple)) or not values:
             raise bad_value(f"sweep.{key}", values, "a list with at least one value", place)
@@ -59,7 +59,7 @@ def refuse_swept(
     inner = isinstance(value, Mapping) and "name" not in value
     set_by = {f"{key}.{k}" for k in value} if inner else {key}
     for other in swept:
-        if other in set_by or key == other or not inner and other.startswith(key + "."):
+        if other in set_by or key == other or (not inner and other.startswith(key + ".")):
             raise GenError(
                 f"{other} is swept in {place}, and {said} sets {key}; expected one of them"
                 f" (sweep.{other}=[...] sets the sweep)"

@@ -68,7 +68,10 @@ def escape(value: Any) -> Any:
 def factored(trees: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What all trees share, and what is left of each."""
     first = trees[0]
-    same = lambda a, b: a is b or canonical(a) == canonical(b)
+
+    def same(a, b):
+        return a is b or canonical(a) == canonical(b)
+
     shared = {k: v for k, v in first.items() if all(k in t and same(t[k], v) for t in trees)}
     return shared, [{k: v for k, v in t.items() if k not in shared} for t in trees]
 
@@ -76,7 +79,10 @@ def factored(trees: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[d
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """``seed: was 0, now 7`` for every key that the relevant trees of two jobs do not share (see
     ``Job.relevant``)."""
-    apart = lambda tree: {k: v for k, v in tree.items() if k != "entries"}
+
+    def apart(tree):
+        return {k: v for k, v in tree.items() if k != "entries"}
+
     lines = _changed(apart(was), apart(now), "")
     a, b = was.get("entries", []), now.get("entries", [])
     if len(a) != len(b):

@@ -110,7 +110,10 @@ def _digest(files: Files, rows: list[Row]) -> str:
 def chunk_text(files: Files, number: int, rows: list[Row]) -> str:
     words: dict[str, int] = {}
     items = [_item(files, row, words) for row in rows]
-    compact = lambda tree: json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
+
+    def compact(tree):
+        return json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
+
     return f"gen.items({number}, {compact(list(words))}, {compact(items)}{END}"
 
 

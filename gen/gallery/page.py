@@ -119,9 +119,10 @@ def all_methods(rows: list[Row]) -> str:
     groups = group_by(rows, "modality")
     if len(groups) < 2:
         return methods_section(rows, "")
-    head = lambda name, group: (
-        f'<h3 id="modality-{slug(name)}">{escape(name)} <small>{_items(group)}</small></h3>'
-    )
+
+    def head(name, group):
+        return f'<h3 id="modality-{slug(name)}">{escape(name)} <small>{_items(group)}</small></h3>'
+
     tables = "".join(head(name, group) + methods(group) for name, group in groups.items())
     return f'<section id="methods"><h2>Methods</h2>{tables}{_key(rows)}</section>\n'
 
@@ -133,7 +134,10 @@ def methods(rows: list[Row]) -> str:
     for method, group in group_by(rows, "method").items():
         good = [r for r in group if r.get("status") == "ok"]
         judged = [r["verdict"] for r in group if r["verdict"]]
-        middle = lambda key: _median([r.get(key) for r in good])  # noqa: B023
+
+        def middle(key, good=good):
+            return _median([r.get(key) for r in good])
+
         lines.append(
             {
                 "method": method,

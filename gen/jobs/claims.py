@@ -185,7 +185,7 @@ class Claims:
         path = self.folder / shard
         with locked(self.folder, wait=False) as free:
             said = read_claim(path)
-            if free is None or said is not None and not self._abandoned(shard, said):
+            if free is None or (said is not None and not self._abandoned(shard, said)):
                 return None
             path.unlink(missing_ok=True)
             if not create(path, self._text()):

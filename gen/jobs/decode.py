@@ -218,14 +218,17 @@ class Making:
         """The new row of an item whose medium, further files and sidecar are in ``out`` then; one
         that failed says why."""
         base = stripped(row)
-        failed = lambda error: {
-            **base,
-            "file": None,
-            "sha256": None,
-            "bytes": None,
-            "status": "failed",
-            "error": error,
-        }
+
+        def failed(error):
+            return {
+                **base,
+                "file": None,
+                "sha256": None,
+                "bytes": None,
+                "status": "failed",
+                "error": error,
+            }
+
         try:
             stored = self.tokens(row)
         except GenError as problem:
@@ -327,10 +330,13 @@ def open_target(out: Path, plan: dict[str, Any], force: bool) -> None:
         if there["fingerprint"] == plan["fingerprint"] and not force:
             return
         if not force:
-            origin = lambda p: (
-                p["decoded_from"]["folder"],
-                json.dumps(p["relevant"]["decoded_with"], sort_keys=True),
-            )
+
+            def origin(p):
+                return (
+                    p["decoded_from"]["folder"],
+                    json.dumps(p["relevant"]["decoded_with"], sort_keys=True),
+                )
+
             raise GenError(
                 f"{out} holds what was decoded from {origin(there)[0]} with {origin(there)[1]}, and"
                 f" now it is {origin(plan)[0]} with {origin(plan)[1]}; choose another folder, or"

@@ -83,9 +83,12 @@ def iter_rows(path: str | Path) -> Iterator[Row]:
             row = parse_row(got, line, path.parent)
         except GenError as problem:
             told = got if isinstance(got, Mapping) else {"prompt": got}
-            text = lambda key, told=told: (
-                told[key] if isinstance(told.get(key), str) and _writable(told[key]) else None
-            )
+
+            def text(key, told=told):
+                return (
+                    told[key] if isinstance(told.get(key), str) and _writable(told[key]) else None
+                )
+
             yield Row(
                 text("prompt") or "", line, text("id"), error=located(path, line, problem), raw=raw
             )
@@ -204,7 +207,7 @@ def nested(got: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in got.items():
         head, dot, rest = str(key).partition(".")
-        if head not in ROW_KEYS or dot and (head not in ROW_NODES or not rest):
+        if head not in ROW_KEYS or (dot and (head not in ROW_NODES or not rest)):
             raise unknown("key", key, (*ROW_KEYS, *(f"{n}.<key>" for n in ROW_NODES)))
         if value is None and not dot:
             continue
@@ -231,7 +234,9 @@ def nested(got: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_types(v: Mapping[str, Any]) -> None:
-    whole = lambda x: isinstance(x, int) and not isinstance(x, bool)
+    def whole(x):
+        return isinstance(x, int) and not isinstance(x, bool)
+
     for key, least in (("seed", 0), ("num_samples", 1), ("frames", 1)):
         if key in v and (not whole(v[key]) or v[key] < least or v[key] >= 2**62):
             raise bad_value(
@@ -282,7 +287,7 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
     known: dict[str, str] = {}
     first: dict[str, Row] = {}
     error, count, digest = None, 0, hashlib.sha256()
-    for count, row in enumerate(rows, 1):
+    for count, row in enumerate(rows, 1):  # noqa: B007 - read behind the loop
         tree = {"malformed": row.raw} if row.raw is not None else row.tree()
         for key in MEDIA:
             if row.raw is None and key in row.start:

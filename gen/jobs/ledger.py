@@ -256,11 +256,14 @@ def tables(folder: Path) -> list[Path]:
 
 def better(new: Row, old: Row | None) -> bool:
     """Whether one line about an item counts more than another."""
-    weight = lambda row: (
-        row.get("attempt") or 0,
-        RANK.get(row.get("status"), 0),
-        "shard_sha256" in row,
-    )
+
+    def weight(row):
+        return (
+            row.get("attempt") or 0,
+            RANK.get(row.get("status"), 0),
+            "shard_sha256" in row,
+        )
+
     return old is None or weight(new) > weight(old)
 
 

@@ -49,7 +49,7 @@ class Members:
             key = (tar, said.st_mtime_ns, said.st_size)
             if key != self._key:
                 self.close()
-                self._tar, self._key = tarfile.open(tar), key
+                self._tar, self._key = tarfile.open(tar), key  # noqa: SIM115 - kept open
             file = self._tar.extractfile(member)
             return None if file is None else file.read()
         except (KeyError, OSError, tarfile.TarError):

@@ -213,10 +213,8 @@ class Microbatches:
 
 def is_out_of_memory(problem: BaseException) -> bool:
     torch = sys.modules.get("torch")
-    if (
-        isinstance(problem, MemoryError)
-        or torch is not None
-        and isinstance(problem, torch.OutOfMemoryError)
+    if isinstance(problem, MemoryError) or (
+        torch is not None and isinstance(problem, torch.OutOfMemoryError)
     ):
         return True
     return isinstance(problem, RuntimeError) and any(

@@ -67,7 +67,7 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
         ):
             continue  # a batch script is told the number of tasks as well, and is one process
         rank, world = _number(environ, rank_name), _number(environ, size_name)
-        if rank is None and world is None or by == "srun" and None in (rank, world):
+        if (rank is None and world is None) or (by == "srun" and None in (rank, world)):
             continue
         if rank is None or world is None:
             there, gone = (size_name, rank_name) if rank is None else (rank_name, size_name)

@@ -89,9 +89,12 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
     }
     if deterministic:
         whole["batch_size"] = entry.batch_size
-    identity = lambda *parts: hashlib.sha256(
-        json.dumps([whole, *parts], sort_keys=True, ensure_ascii=False).encode()
-    ).hexdigest()[:16]
+
+    def identity(*parts):
+        return hashlib.sha256(
+            json.dumps([whole, *parts], sort_keys=True, ensure_ascii=False).encode()
+        ).hexdigest()[:16]
+
     used: dict[str, int] = {}
     for row in entry.rows():
         about = {
@@ -229,8 +232,11 @@ def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
                 " folder, or bring the weights back"
             )
         return plan
+
     # what a start that was killed leaves: its inputs, its config
-    ours = lambda p: p.name.startswith(TEMPORARY) or p.name in (INPUTS, LOGS, CONFIG)
+    def ours(p):
+        return p.name.startswith(TEMPORARY) or p.name in (INPUTS, LOGS, CONFIG)
+
     if folder.is_dir() and any(not ours(p) for p in folder.iterdir()):
         if is_job(folder):  # somebody began one between the two looks
             return check_target(folder, job)

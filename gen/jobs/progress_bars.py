@@ -3,6 +3,7 @@ work."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -38,10 +39,8 @@ class Stream:
             return len(text)
 
     def flush(self) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             self.stream.flush()
-        except (OSError, ValueError):
-            pass
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -166,7 +166,9 @@ def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
                 return at_work != row["sha256"]
             if path not in tars:
                 tars[path] = _digest(path)
-            return tars[path] is None or "shard_sha256" in row and tars[path] != row["shard_sha256"]
+            return tars[path] is None or (
+                "shard_sha256" in row and tars[path] != row["shard_sha256"]
+            )
         beside = [
             *companions(folder, row),
             *([folder / row["tokens_file"]] if row.get("tokens_file") else []),

@@ -116,7 +116,10 @@ def text_of(report: dict[str, Any]) -> str:
                 ),
             ]
     if report["workers"]:
-        show = lambda value: EMPTY if value is None else str(value)
+
+        def show(value):
+            return EMPTY if value is None else str(value)
+
         keys = ("worker", "shard", "host", "state")
         lines += [
             "",

@@ -79,7 +79,7 @@ def commit_shard(folder: Path, plan: dict[str, Any], shard: int, lines: dict[str
     except Missing as missing:
         journal.add(map(due_again, missing.rows))
         return
-    said = dict(zip(OF_TAR, (sha256(tar), tar.stat().st_size)))
+    said = dict(zip(OF_TAR, (sha256(tar), tar.stat().st_size), strict=True))
     rows = [{**r, **(said if r["status"] == "ok" else {})} for r in rows]
     put(table, lambda temporary: temporary.write_bytes(b"".join(line(r) for r in rows)))
     shutil.rmtree(source, ignore_errors=True)
@@ -89,7 +89,7 @@ def commit_shard(folder: Path, plan: dict[str, Any], shard: int, lines: dict[str
 def _opened(tar: Path) -> Iterator[tarfile.TarFile | None]:
     """``None`` if there is no tar, or what is there is none."""
     try:
-        archive = tarfile.open(tar)
+        archive = tarfile.open(tar)  # noqa: SIM115 - closed by the caller's with
     except (OSError, tarfile.TarError):
         yield None
         return

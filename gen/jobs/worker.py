@@ -293,7 +293,7 @@ class Worker:
             fixed = self.job.run.deterministic
             groups: dict[tuple, list[Work]] = {}
             for item in items:
-                if "error" in item or item["id"] not in due and not fixed:
+                if "error" in item or (item["id"] not in due and not fixed):
                     continue
                 entry = self.entry_of(item)
                 pipe = self.pipe(item["entry"])

@@ -138,7 +138,10 @@ class LanguageModel(OnModel):
             return self._compiled(
                 self._lean, tokens, positions, cache.tables, keys, values, mask, keep
             )
-        attend = lambda layer, q, k, v: attention(q, *cache.layers[layer].write(k, v), mask)
+
+        def attend(layer, q, k, v):
+            return attention(q, *cache.layers[layer].write(k, v), mask)
+
         return self._lean.run(tokens, positions, cache.tables, attend, keep)
 
 

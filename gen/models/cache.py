@@ -35,7 +35,9 @@ class SlotLayer(CacheLayerMixin):
         self._allocate(key_states.transpose(1, 2), value_states.transpose(1, 2))
 
     def _allocate(self, keys: Tensor, values: Tensor) -> None:
-        make = lambda x: x.new_zeros(len(x), self.owner.slots, *x.shape[2:])
+        def make(x):
+            return x.new_zeros(len(x), self.owner.slots, *x.shape[2:])
+
         self.keys, self.values, self.is_initialized = make(keys), make(values), True
 
     def update(

@@ -27,7 +27,10 @@ TRAIN_STEPS = 1000
 def cosine_schedule() -> list[float]:
     """a_t of every training timestep: Nichol & Dhariwal's cosine (arXiv 2102.09672), no step losing
     more than 0.999. Plain numbers, since models are also built on devices without data."""
-    bar = lambda t: math.cos((t / TRAIN_STEPS + 0.008) / 1.008 * math.pi / 2) ** 2
+
+    def bar(t):
+        return math.cos((t / TRAIN_STEPS + 0.008) / 1.008 * math.pi / 2) ** 2
+
     kept, out = 1.0, []
     for t in range(TRAIN_STEPS):
         kept *= max(bar(t + 1) / bar(t), 0.001)

@@ -88,7 +88,10 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict:
             f" {', '.join(missing)} are missing or have another number of axes"
         )
     levels = len(found)
-    attends = lambda part, i: any(k.startswith(f"{part}.{i}.attn.") for k in shapes)
+
+    def attends(part, i):
+        return any(k.startswith(f"{part}.{i}.attn.") for k in shapes)
+
     return {
         "in_channels": shapes["encoder.conv_in.weight"][1],
         "out_channels": shapes["decoder.conv_out.weight"][0],

@@ -69,9 +69,12 @@ def sizes_of(
 ) -> Sizes:
     """The sizes of published weights from their shapes by key. Raises ``GenError`` for weights of
     something else, and for heads that do not fit."""
-    find = lambda pattern: next(
-        (s for k, s in shapes.items() if re.fullmatch(pattern, k) and len(s) == 2), None
-    )
+
+    def find(pattern):
+        return next(
+            (s for k, s in shapes.items() if re.fullmatch(pattern, k) and len(s) == 2), None
+        )
+
     needed = {
         k: find(k)
         for k in (
@@ -105,7 +108,7 @@ def sizes_of(
         or size % 4
         or rows % size
         or (rows // size - heads) % 2
-        or not 0 < (kv := (rows // size - heads) // 2)
+        or not (kv := (rows // size - heads) // 2) > 0
         or heads % kv
     ):
         raise bad_value(

@@ -98,7 +98,10 @@ class MAR(nn.Module):
         self.config = config
         (wide, layers, hidden), (wide2, layers2, hidden2) = config.encoder, config.decoder
         length = config.buffer + config.places
-        table = lambda *shape: nn.Parameter(torch.zeros(*shape))
+
+        def table(*shape):
+            return nn.Parameter(torch.zeros(*shape))
+
         self.class_emb = nn.Embedding(config.classes, wide)
         self.fake_latent = table(1, wide)
         self.z_proj = nn.Linear(config.latent_channels, wide)

@@ -28,11 +28,13 @@ class _Residual(nn.Module):
 
 
 def _encoder(features: int, width: int, channels: int) -> nn.Sequential:
-    half = lambda: [
-        nn.Conv1d(width, width, 4, stride=2, padding=1),
-        _Residual(width, 3),
-        _Residual(width, 1),
-    ]
+    def half():
+        return [
+            nn.Conv1d(width, width, 4, stride=2, padding=1),
+            _Residual(width, 3),
+            _Residual(width, 1),
+        ]
+
     return nn.Sequential(
         nn.Conv1d(features, width, 3, padding=1),
         nn.SiLU(),
@@ -44,12 +46,14 @@ def _encoder(features: int, width: int, channels: int) -> nn.Sequential:
 
 
 def _decoder(channels: int, width: int, features: int) -> nn.Sequential:
-    double = lambda: [
-        _Residual(width, 3),
-        _Residual(width, 1),
-        nn.Upsample(scale_factor=2),
-        nn.Conv1d(width, width, 3, padding=1),
-    ]
+    def double():
+        return [
+            _Residual(width, 3),
+            _Residual(width, 1),
+            nn.Upsample(scale_factor=2),
+            nn.Conv1d(width, width, 3, padding=1),
+        ]
+
     return nn.Sequential(
         nn.Conv1d(channels, width, 3, padding=1),
         *double(),

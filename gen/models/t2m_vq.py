@@ -65,10 +65,19 @@ class T2MVQ(nn.Module):
         super().__init__()
         self.config = SimpleNamespace(codebook_size=codes, residual=1)
         self.stride = 2**halvings
-        conv = lambda a, b: nn.Conv1d(a, b, 3, padding=1)
-        blocks = lambda: _Stack(*(_Residual(width, GROWTH**k) for k in reversed(range(depth))))
-        half = lambda: nn.Sequential(nn.Conv1d(width, width, 4, stride=2, padding=1), blocks())
-        double = lambda: nn.Sequential(blocks(), nn.Upsample(scale_factor=2), conv(width, width))
+
+        def conv(a, b):
+            return nn.Conv1d(a, b, 3, padding=1)
+
+        def blocks():
+            return _Stack(*(_Residual(width, GROWTH**k) for k in reversed(range(depth))))
+
+        def half():
+            return nn.Sequential(nn.Conv1d(width, width, 4, stride=2, padding=1), blocks())
+
+        def double():
+            return nn.Sequential(blocks(), nn.Upsample(scale_factor=2), conv(width, width))
+
         times = range(halvings)
         self.encoder = _Stack(
             conv(features, width), nn.ReLU(), *(half() for _ in times), conv(width, channels)

@@ -56,7 +56,10 @@ class Half:
                 f"the weights have no {name} of a VQGAN; expected keys such as"
                 f" {name}.{levels}.0.block.0.conv1.weight, as many per level"
             )
-        has = lambda part: any(k.startswith(f"{name}.{part}.") for k in shapes)
+
+        def has(part):
+            return any(k.startswith(f"{name}.{part}.") for k in shapes)
+
         channels = tuple(found[n][0] for n in range(len(found)))
         return cls(
             channels,

@@ -48,8 +48,11 @@ class Target:
         self.model, self.space, self.law = model, space, law
         self.device = model.device
         self.learned: dict[Any, Any] = {}
+
         # what samplers learned of this model and want to know next time; a pipeline hands it on
-        full = lambda ids, n: torch.full((len(ids),), ids.shape[1]) if n is None else n
+        def full(ids, n):
+            return torch.full((len(ids),), ids.shape[1]) if n is None else n
+
         halves = [(prompt, full(prompt, prompt_length))]
         if law.guided:
             halves.append((uncond, full(uncond, uncond_length)))

@@ -129,7 +129,7 @@ class Weights(Mapping):
                 return take(opened.get_tensor(key))
 
         with safe_open(file, "pt") as opened:
-            for key in opened.keys():  # noqa: SIM118  it is no mapping
+            for key in opened.keys():  # noqa: SIM118 - not a mapping
                 self.shapes[key] = tuple(opened.get_slice(key).get_shape())
                 self._use[key] = lambda take, key=key: use(key, take)
 

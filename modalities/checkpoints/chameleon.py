@@ -102,10 +102,8 @@ class Chameleon(Checkpoint):
 
     @classmethod
     def recognises(cls, files: Files) -> bool:
-        return (
-            files.model_type == "chameleon"
-            or files.has("models/*/consolidated*.pth")
-            and files.has("tokenizer/vqgan.*")
+        return files.model_type == "chameleon" or (
+            files.has("models/*/consolidated*.pth") and files.has("tokenizer/vqgan.*")
         )
 
     def __init__(

@@ -230,10 +230,8 @@ def read(said: Mapping[str, Any], where: str) -> Description:
     law, fps = said.get("law", {}), said.get("fps")
     _keys(law, f"law in {where}", (), [f.name for f in fields(Law)])
     Law(**law)
-    if (
-        (fps is None) != (axes == 2)
-        or fps is not None
-        and (isinstance(fps, bool) or not isinstance(fps, (int, float)) or fps <= 0)
+    if (fps is None) != (axes == 2) or (
+        fps is not None and (isinstance(fps, bool) or not isinstance(fps, (int, float)) or fps <= 0)
     ):
         raise bad_value("fps", fps, "frames per second for video, and nothing for images", where)
     classes = _range("classes", condition["classes"], where) if condition else ()

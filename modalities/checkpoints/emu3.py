@@ -75,8 +75,13 @@ class FramesOfRows(Layout):
 
     def plan(self) -> list[list[Place]]:
         frames, height, width = self.grid
-        row = lambda r: [(0, r * width + x) for x in range(width)] + ["eol"]
-        frame = lambda t: [p for r in range(height) for p in row(t * height + r)] + ["eof"]
+
+        def row(r):
+            return [(0, r * width + x) for x in range(width)] + ["eol"]
+
+        def frame(t):
+            return [p for r in range(height) for p in row(t * height + r)] + ["eof"]
+
         return [[p] for t in range(frames) for p in frame(t)]
 
 

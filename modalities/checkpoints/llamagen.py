@@ -64,11 +64,8 @@ class LlamaGenPictures(Checkpoint):
             return files.path.suffix in ENDINGS and _holds_model(files.path)
         if files.config.get("model_type") in LAWS:  # as its classes are saved by huggingface_hub
             return True
-        return (
-            bool(_candidates(files.path))
-            or not files.config
-            and not files.has("model_index.json")
-            and _holds_model(files.path)
+        return bool(_candidates(files.path)) or (
+            not files.config and not files.has("model_index.json") and _holds_model(files.path)
         )
 
     def __init__(

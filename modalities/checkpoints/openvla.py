@@ -13,6 +13,7 @@ words alone, as its own class does without pictures; that is no way to move a ro
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -292,7 +293,7 @@ def projector_of(weights: Weights, hidden: int, how: How, name: str) -> Projecto
         return None
     shapes = [own[k] for k in sorted(own) if k.endswith(".weight")]
     follow = not any(len(s) != 2 for s in shapes) and all(
-        a[0] == b[1] for a, b in zip(shapes, shapes[1:], strict=False)
+        a[0] == b[1] for a, b in itertools.pairwise(shapes)
     )
     if not shapes or not follow or shapes[-1][0] != hidden:
         named = ", ".join(f"{k} {own[k]}" for k in sorted(own) if k.endswith(".weight"))

@@ -177,7 +177,9 @@ class Pool:
         )
         for pull in ended:
             self._ended(self.pulls.pop(pull), pull)
-        return not self.pulls or self.told and set(self.places.values()) >= set(self.pulls.values())
+        return not self.pulls or (
+            self.told and set(self.places.values()) >= set(self.pulls.values())
+        )
 
     def _ended(self, slot: int, pull: Any) -> None:
         import ray
