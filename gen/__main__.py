@@ -14,12 +14,12 @@ import threading
 import traceback
 from collections.abc import Sequence
 
-from gen.errors import GenError
+from gen.core.errors import GenError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    from gen.cli import parse
+    from gen.cli.parser import parse
 
     previous = None
     try:

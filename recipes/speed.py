@@ -30,14 +30,14 @@ from typing import Any
 
 import torch
 
-from gen.draws import CounterDraws
-from gen.errors import GenError
-from gen.law import Law
-from gen.models.adapters import CausalLM, compiled_forward
-from gen.models.loading import pick_device, pick_dtype
-from gen.models.targets import CausalTarget
-from gen.sampling import resolve_sampler
-from gen.types import TokenSpace
+from gen.core.errors import GenError
+from gen.core.rng import CounterDraws
+from gen.core.sampler import resolve_sampler
+from gen.core.sampling_params import Law
+from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import CausalLM, compiled_forward
+from gen.models.load.locate import pick_device, pick_dtype
+from gen.models.targets.causal import CausalTarget
 
 SAMPLERS = {
     "autoregressive": {"name": "autoregressive"},

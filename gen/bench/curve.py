@@ -15,7 +15,7 @@ from typing import Any
 
 from gen.bench.plots import COLOURS, Axis, Point, axis, bars, panel
 from gen.bench.table import REFERENCE, interval
-from gen.jobs.ledger import put_text
+from gen.store.ledger import put_text
 
 CALLS, SECONDS, SHARE = "forward calls per item", "seconds per item", "fulfilled"
 Rows = list[dict[str, Any]]

@@ -19,11 +19,11 @@ from typing import Any
 
 from torch import Tensor
 
-from gen.draws import CounterDraws
-from gen.errors import GenError
-from gen.law import Law
-from gen.registry import registry
-from gen.sampling import Sampler, resolve_sampler
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.rng import CounterDraws
+from gen.core.sampler import Sampler, resolve_sampler
+from gen.core.sampling_params import Law
 
 CHOSEN = "selector"  # a part that is measured by itself: the knob, and the kind in the registry
 WHOLE, REAL = (
@@ -234,8 +234,8 @@ def bench_oracle(args: argparse.Namespace) -> int:
     """What ``gen bench --oracle`` does. Raises ``GenError`` for flags that say something about a
     model."""
     from gen.bench.run import deliver, grid_of, machine
-    from gen.commands import LAW
-    from gen.jobs.progress import for_terminal
+    from gen.cli.commands import LAW
+    from gen.jobs.progress.report import for_terminal
 
     for key, default in (
         ("model", None),

@@ -4,7 +4,7 @@ fidelity.
 Repeats are interleaved (every row once, then all again, in turning order), so that a machine that
 slows down slows all of them; every figure is a median. Each repeat has fresh seeds, so fidelity
 counts prompts x repeats media. Other implementations may stand beside the samplers as ``--peers``
-(``gen.bench.peers``); they are measured in the same turns.
+(``gen.bench.baselines.base``); they are measured in the same turns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from statistics import mean
 from typing import Any
 
 from gen.bench.table import REFERENCE, added, render, tabulate
-from gen.commands import law_of, positive
-from gen.errors import GenError, bad_value
+from gen.cli.commands import law_of, positive
+from gen.core.errors import GenError, bad_value
 
 DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"
 ALL = "all"
@@ -36,7 +36,7 @@ UNSERVED = "no model for it"
 
 def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> int:
     if args.modality == "jobs":
-        from gen.bench.jobs import bench_jobs
+        from gen.bench.jobs.cost import bench_jobs
 
         return bench_jobs(args)
     for key in ("items", "modalities"):
@@ -65,11 +65,11 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
 
         return bench_oracle(args)
     if load is None:
-        from gen.pipeline import load
+        from gen.pipeline.pipeline import load
     if args.modality != ALL:
         found = {args.modality: measured(args, load)}
     else:
-        from gen.registry import registry
+        from gen.core.registry import registry
 
         if args.model:
             raise GenError(
@@ -91,7 +91,7 @@ def measured(
 ) -> dict[str, Any]:
     """Everything that was measured of one modality. ``several``: samplers that it has no model for
     become rows that say so."""
-    from gen.jobs.progress import for_terminal
+    from gen.jobs.progress.report import for_terminal
 
     sizes = positive(args.batch_sizes, "--batch-sizes")
     variants = choose(args)
@@ -111,7 +111,7 @@ def measured(
     if several or not args.samplers:
         variants = [replace(v, asked=False) for v in variants]
     if args.peers:
-        from gen.bench.peers import peers_of
+        from gen.bench.baselines.base import peers_of
 
         variants += peers_of(args.peers, pipe, law_of(args, REFERENCE), several)
     for v in variants:
@@ -230,7 +230,7 @@ class Variant:
 
 def choose(args: argparse.Namespace) -> list[Variant]:
     """The reference, then what was asked for. All of it is resolved, so a typo ends here."""
-    from gen.sampling import resolve_sampler
+    from gen.core.sampler import resolve_sampler
 
     names = [n.strip() for n in (args.samplers or DEFAULT).split(",") if n.strip()]
     grid = grid_of(args.sweep)
@@ -288,7 +288,7 @@ def swept(text: str) -> tuple[str, list[Any]]:
 
 def serves(pipe: Any, spec: dict[str, Any], law: dict[str, Any]) -> bool:
     """Whether the pipeline has the models for a sampler."""
-    from gen.sampling import resolve_sampler
+    from gen.core.sampler import resolve_sampler
 
     try:
         sampler = resolve_sampler(spec, law)[0]
@@ -407,7 +407,7 @@ def deliver(args: argparse.Namespace, report: dict[str, Any], text: str) -> None
     """Writes the report where ``--out`` says, and prints the text; with ``--json`` standard output
     has the report as one line, and the text goes to standard error."""
     if args.out:
-        from gen.jobs.ledger import put_text
+        from gen.store.ledger import put_text
 
         put_text(Path(args.out), json.dumps(report, ensure_ascii=False, indent=1) + "\n")
     print(text, file=sys.stderr if args.json else sys.stdout)

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from gen.cli_info import columns
+from gen.cli.info import columns
 
 REFERENCE = "autoregressive"
 HEADS = [

@@ -18,13 +18,13 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from gen.config.canonical import canonical, difference, escape, factored, labels, one_text, plain
+from gen.config.inputs import Census, Row, file_digest, iter_rows, listed_rows, located, take_census
 from gen.config.layers import FILES, merge_layers, read_yaml
 from gen.config.rows import row_check
 from gen.config.run import RUN, Run, make_run
-from gen.config.trees import canonical, difference, escape, factored, labels, one_text, plain
-from gen.errors import GenError, bad_value, unknown
-from gen.jobs.inputs import Census, Row, file_digest, iter_rows, listed_rows, located, take_census
-from gen.start import MEDIA, START, Start
+from gen.core.edit_spec import MEDIA, START, Start
+from gen.core.errors import GenError, bad_value, unknown
 
 __all__ = [
     "Entry",
@@ -269,7 +269,7 @@ def make_job(
 def _refuse_other_bits(entries: list[Entry], where: str) -> None:
     """Of a deterministic job: what a clock decides, and kernels that a compiler makes anew on every
     machine."""
-    from gen.sampling import resolve_sampler
+    from gen.core.sampler import resolve_sampler
 
     for i, entry in enumerate(entries):
         if entry.compile:
@@ -332,7 +332,7 @@ def find_config(path_or_name: str | Path) -> Path:
 def _resolve(
     values: dict[str, Any], places: Mapping[str, str], place: str, counted: dict[Any, Census]
 ) -> Entry:
-    from gen.registry import registry
+    from gen.core.registry import registry
 
     def at(key):
         return places.get(key, place)
@@ -412,7 +412,7 @@ def _resolve_sampler(
     node: dict, law: dict, places: Mapping[str, str], place: str
 ) -> tuple[dict, dict]:
     """Every knob of the sampler, under the name the user wrote, and every knob of the law."""
-    from gen.sampling import resolve_sampler
+    from gen.core.sampler import resolve_sampler
 
     try:
         sampler, full = resolve_sampler(node, law)

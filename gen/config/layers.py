@@ -11,12 +11,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gen.config.canonical import law_knobs
+from gen.config.inputs import inline_rows
 from gen.config.run import RUN
 from gen.config.sweep import combinations, refuse_swept
-from gen.config.trees import law_knobs
-from gen.errors import GenError, bad_value, unknown
-from gen.jobs.inputs import inline_rows
-from gen.start import MEDIA, START
+from gen.core.edit_spec import MEDIA, START
+from gen.core.errors import GenError, bad_value, unknown
 
 DEFAULTS: dict[str, Any] = {
     "modality": None,

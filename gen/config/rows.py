@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gen.config.trees import plain
-from gen.errors import GenError
-from gen.jobs.inputs import Row
-from gen.start import MEDIA, Start
+from gen.config.canonical import plain
+from gen.config.inputs import Row
+from gen.core.edit_spec import MEDIA, Start
+from gen.core.errors import GenError
 
 
 def row_check(
@@ -50,8 +50,8 @@ def row_check(
 def _own_knobs(
     sampler: Mapping[str, Any], law: Mapping[str, Any], row: Row
 ) -> tuple[dict[str, Any], GenError | None]:
-    from gen.registry import registry
-    from gen.sampling import resolve_sampler
+    from gen.core.registry import registry
+    from gen.core.sampler import resolve_sampler
 
     try:
         preset = registry.table("preset").get(sampler["name"])

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from gen.config.trees import plain
-from gen.errors import GenError, bad_value, unknown
+from gen.config.canonical import plain
+from gen.core.errors import GenError, bad_value, unknown
 
 LAYOUTS = ("files", "shards")
 ENGINES = ("local", "ray", "slurm")

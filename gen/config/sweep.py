@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from gen.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, bad_value, unknown
 
 MOST = 10_000  # entries of one sweep; more of them are rows of input, not methods to compare
 

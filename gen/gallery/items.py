@@ -19,7 +19,7 @@ from typing import Any
 
 from gen.gallery.media import Files, Row, stamp, view
 from gen.gallery.page import overrides_of
-from gen.jobs.ledger import put_text, writing
+from gen.store.ledger import put_text, writing
 
 FOLDER = "gallery"
 CHUNK = 500  # items of a file

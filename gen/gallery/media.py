@@ -18,11 +18,11 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from gen.errors import GenError
-from gen.jobs.claims import worker_name
-from gen.jobs.ledger import SHARDS, TEMPORARY, writing
-from gen.media import first_frame, open_sound
-from gen.spectrogram import spectrogram_png
+from gen.core.errors import GenError
+from gen.media.av_files import first_frame, open_sound
+from gen.media.spectrogram import spectrogram_png
+from gen.store.claims import worker_name
+from gen.store.ledger import SHARDS, TEMPORARY, writing
 
 ENDINGS = {
     "image": ("png", "jpg", "jpeg", "webp", "gif", "bmp", "avif"),

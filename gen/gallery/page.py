@@ -13,11 +13,11 @@ from urllib.parse import unquote
 
 from PIL import Image
 
-from gen.errors import GenError
+from gen.core.errors import GenError
 from gen.gallery.media import SMALL, Files, Row, kind_of, view
 from gen.gallery.trace import draw_trace
-from gen.jobs.ledger import TRACES, slug
-from gen.spectrogram import HEIGHT, WIDTH
+from gen.media.spectrogram import HEIGHT, WIDTH
+from gen.store.ledger import TRACES, slug
 
 FIRST_TRACES, FIRST_FAILURES = 12, 50  # so many are shown of a large job
 MANY = 8  # prompts among which one searches
@@ -189,7 +189,7 @@ def methods(rows: list[Row]) -> str:
 
 def _key(rows: list[Row]) -> str:
     """What the exactness words on the page mean."""
-    from gen.types import EXACTNESS
+    from gen.core.token_space import EXACTNESS
 
     used = {str(r.get("exactness")) for r in rows}
     said = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in EXACTNESS.items() if k in used)

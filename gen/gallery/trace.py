@@ -9,7 +9,7 @@ from html import escape
 from math import ceil, prod, sqrt
 from typing import Any
 
-from gen.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_value
 
 # Dark indigo over teal to yellow: lightness rises evenly in OKLCH, so equal distances in time look
 # equal, also in grey.

@@ -22,7 +22,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gen.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_value
 from gen.gallery.items import FIELDS, KINDS, SHARED, write_items
 from gen.gallery.media import EXCERPT, PREVIEW, SMALL, Files, Row, preview_of
 from gen.gallery.page import (
@@ -36,7 +36,7 @@ from gen.gallery.page import (
     summary,
     traces,
 )
-from gen.jobs.ledger import (
+from gen.store.ledger import (
     CHECK,
     CONFIG,
     GALLERY,

@@ -16,10 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gen.errors import GenError
-from gen.jobs.claims import worker_name
+from gen.core.errors import GenError
 from gen.jobs.decoder import Decoder, decoder_key
-from gen.jobs.ledger import (
+from gen.jobs.microbatch import describe
+from gen.jobs.plan import write_plan
+from gen.jobs.progress.report import Silent
+from gen.jobs.writer import info_of
+from gen.store.claims import worker_name
+from gen.store.ledger import (
     RUNTIME,
     TEMPORARY,
     Journal,
@@ -34,13 +38,9 @@ from gen.jobs.ledger import (
     sha256,
     writing,
 )
-from gen.jobs.members import Members
-from gen.jobs.microbatch import describe
-from gen.jobs.plan import write_plan
-from gen.jobs.progress import Silent
-from gen.jobs.publish import damaged, publish, remove_job
-from gen.jobs.stored_tokens import StoredTokens, load_tokens
-from gen.jobs.writer import info_of
+from gen.store.manifest import damaged, publish, remove_job
+from gen.store.shard_reader import Members
+from gen.store.stored_tokens import StoredTokens, load_tokens
 
 GONE = (
     "member",
@@ -354,7 +354,7 @@ def open_target(out: Path, plan: dict[str, Any], force: bool) -> None:
 
 def decode(args: argparse.Namespace) -> int:
     """The command ``gen decode DIR --out D``. 1 if an item failed."""
-    from gen.jobs.progress import for_terminal
+    from gen.jobs.progress.report import for_terminal
 
     how = ("frontend", "model", "device", "dtype", "force", "trust_remote_code")
     summary = decode_folder(

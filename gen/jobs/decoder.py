@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gen.errors import GenError
-from gen.jobs.ledger import INPUTS, sha256
-from gen.jobs.stored_tokens import StoredTokens, facts_of
-from gen.lengths import settled
-from gen.models.loading import locate, zoo
-from gen.pipeline import Pipeline
+from gen.core.errors import GenError
+from gen.models.load.locate import locate, zoo
+from gen.pipeline.lengths import settled
+from gen.pipeline.pipeline import Pipeline
+from gen.store.ledger import INPUTS, sha256
+from gen.store.stored_tokens import StoredTokens, facts_of
 
 FITTING = (
     "modality",

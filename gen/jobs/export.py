@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen.errors import GenError
-from gen.jobs.ledger import CHECK, Row, put, read_json, read_plan, read_rows, require_job, writing
-from gen.jobs.members import Members
+from gen.core.errors import GenError
+from gen.store.ledger import CHECK, Row, put, read_json, read_plan, read_rows, require_job, writing
+from gen.store.shard_reader import Members
 
 if TYPE_CHECKING:
     import pyarrow

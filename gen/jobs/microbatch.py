@@ -21,7 +21,7 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gen.errors import GenError
+from gen.core.errors import GenError
 
 if TYPE_CHECKING:
     from gen.jobs.worker import Worker

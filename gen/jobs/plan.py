@@ -16,14 +16,14 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from gen.config.inputs import file_digest
 from gen.config.job import Entry, Job, difference, fingerprint
-from gen.errors import GenError
-from gen.jobs.claims import create
-from gen.jobs.inputs import file_digest
-from gen.jobs.joblog import source_commit
-from gen.jobs.ledger import CONFIG, INPUTS, LOGS, PLAN, TEMPORARY, is_job, read_plan, slug, writing
-from gen.start import MEDIA, Start
-from gen.versions import installed
+from gen.core.edit_spec import MEDIA, Start
+from gen.core.errors import GenError
+from gen.core.versions import installed
+from gen.store.claims import create
+from gen.store.joblog import source_commit
+from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, TEMPORARY, is_job, read_plan, slug, writing
 
 SHARDS_WANTED, LEAST, MOST = (
     64,
@@ -173,7 +173,7 @@ def weights_of(job: Job) -> dict[str, str]:
     named = {e.model for e in job.entries} | {e.sampler.get("draft_model") for e in job.entries}
     if not any(named):
         return {}
-    from gen.checkpoint import Files
+    from gen.contracts.checkpoint import Files
 
     found = {}
     for name in sorted(n for n in named if n):

@@ -4,7 +4,7 @@ gallery together.
 An item is a prompt with a seed of its own, so what it becomes does not depend on the microbatch,
 the shard or the worker it runs in. That is what makes everything here free of choices that would
 show in the media: see `gen.jobs.plan` for what is made, `gen.jobs.worker` for how, and
-`gen.jobs.ledger` for what counts as done.
+`gen.store.ledger` for what counts as done.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+from gen.config.inputs import write_rows
 from gen.config.job import Entry, Job, fingerprint, make_job
-from gen.errors import GenError
-from gen.jobs.claims import worker_name
+from gen.core.edit_spec import MEDIA
+from gen.core.errors import GenError
 from gen.jobs.engines import run_engine
-from gen.jobs.inputs import write_rows
-from gen.jobs.ledger import (
+from gen.jobs.plan import changes, check_target, make_plan, own_seeds, write_plan
+from gen.jobs.progress.report import Silent
+from gen.jobs.rank import own_device, place
+from gen.jobs.worker import Pipes, Report, Worker, run_worker
+from gen.store.claims import worker_name
+from gen.store.ledger import (
     CONFIG,
     GALLERY,
     INPUTS,
@@ -40,12 +45,7 @@ from gen.jobs.ledger import (
     sweep_temporaries,
     writing,
 )
-from gen.jobs.place import own_device, place
-from gen.jobs.plan import changes, check_target, make_plan, own_seeds, write_plan
-from gen.jobs.progress import Silent
-from gen.jobs.publish import damaged, mark_due, publish, remove_job
-from gen.jobs.worker import Pipes, Report, Worker, run_worker
-from gen.start import MEDIA
+from gen.store.manifest import damaged, mark_due, publish, remove_job
 
 PATIENCE = 300  # seconds
 INLINE = 200  # rows of a job that its config shows one by one: YAML takes a millisecond for each
@@ -131,7 +131,7 @@ def _once(load: Callable[..., Any] | None) -> Callable[..., Any]:
         if key not in made:
             plain = load
             if plain is None:
-                from gen.pipeline import load as plain
+                from gen.pipeline.pipeline import load as plain
             made[key] = plain(modality, **how)
         return made[key]
 
@@ -257,7 +257,7 @@ def save_output(out: Any, folder: str | Path) -> Path:
     ``out``: media, stats, traces, items, modality, model, spec (the sampler's name and knobs), law,
     device, dtype, and start.
     """
-    from gen.registry import registry
+    from gen.core.registry import registry
 
     folder, modality = Path(folder), out.served or registry.get("modality", out.modality)()
     prompts, samples = whole_run(out.items, modality)

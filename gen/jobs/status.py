@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from gen.cli_info import EMPTY, columns
-from gen.jobs.claims import STALE, is_dead, read_claim
-from gen.jobs.counts import Cache, Counts, counts
-from gen.jobs.joblog import recent
-from gen.jobs.ledger import CLAIMS, WORK, read_plan, read_rows, require_job
-from gen.jobs.progress import duration, speed
+from gen.cli.info import EMPTY, columns
+from gen.jobs.progress.report import duration, speed
+from gen.store.claims import STALE, is_dead, read_claim
+from gen.store.joblog import recent
+from gen.store.ledger import CLAIMS, WORK, read_plan, read_rows, require_job
+from gen.store.row_counts import Cache, Counts, counts
 
 __all__ = ["Cache", "Counts", "counts", "status", "status_of"]
 
@@ -55,7 +55,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def _watch(folder: Path) -> None:
-    from gen.jobs.progress import for_terminal, watch
+    from gen.jobs.progress.report import for_terminal, watch
 
     progress = for_terminal()
     try:

@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.job import Entry, Job, fingerprint, load_config
-from gen.errors import GenError
-from gen.jobs.claims import Claims, worker_name
+from gen.core.errors import GenError
+from gen.core.sampler import resolve_sampler
 from gen.jobs.determinism import deterministic
-from gen.jobs.joblog import JobLog
-from gen.jobs.ledger import (
+from gen.jobs.microbatch import BatchSizes, Lost, Microbatches, Stopped, give_back
+from gen.jobs.progress.report import Silent
+from gen.jobs.writer import Work, Writer
+from gen.store.claims import Claims, worker_name
+from gen.store.joblog import JobLog
+from gen.store.ledger import (
     CLAIMS,
     CONFIG,
     MANIFEST,
@@ -36,12 +40,8 @@ from gen.jobs.ledger import (
     read_plan,
     writing,
 )
-from gen.jobs.microbatch import BatchSizes, Lost, Microbatches, Stopped, give_back
-from gen.jobs.progress import Silent
-from gen.jobs.publish import publish, settled
-from gen.jobs.tars import commit_shard, is_committed
-from gen.jobs.writer import Work, Writer
-from gen.sampling import resolve_sampler
+from gen.store.manifest import publish, settled
+from gen.store.webdataset import commit_shard, is_committed
 
 PAUSE = (0.05, 1.0)  # seconds between two looks at shards that others are at, growing
 PUBLISH_EVERY, PUBLISH_SHARE = (
@@ -82,7 +82,7 @@ class Pipes:
         key = pipe_key(entry)
         if key not in self._made:
             if self.load is None:
-                from gen.pipeline import load as self_load
+                from gen.pipeline.pipeline import load as self_load
 
                 self.load = self_load
             own = (

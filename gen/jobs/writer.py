@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gen.config.job import Entry
-from gen.errors import GenError
-from gen.jobs.ledger import (
+from gen.core.errors import GenError
+from gen.jobs.microbatch import Lost, Stopped, describe
+from gen.store.ledger import (
     RUNTIME,
     SHARDS,
     TRACES,
@@ -28,7 +29,6 @@ from gen.jobs.ledger import (
     shard_folder,
     writing,
 )
-from gen.jobs.microbatch import Lost, Stopped, describe
 
 if TYPE_CHECKING:
     from gen.jobs.worker import Worker
@@ -144,7 +144,7 @@ class Writer:
                     self.target / name, lambda path: modality.save_also(out.media[i], path, info)
                 )
             if tokens:
-                from gen.jobs.stored_tokens import save_tokens
+                from gen.store.stored_tokens import save_tokens
 
                 puts.add(self.target / tokens, lambda path: save_tokens(path, out, i))
         except GenError:

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value
-from gen.modalities.free import FreeImage
-from gen.modality import Binding
-from gen.models.amused import AmusedLM
-from gen.models.pretrained import pretrained, tokenizer_of
-from gen.models.vocabulary import Conditions
-from gen.registry import register
-from gen.tokenizers.unit_vq import UnitVQ
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeImage
+from gen.models.adapters.conditioning import Conditions
+from gen.models.load.pretrained import pretrained, tokenizer_of
+from gen.models.published.amused import AmusedLM
+from gen.tokenizers.image.unit_vq import UnitVQ
 
 PIPELINES = ("AmusedPipeline", "AmusedImg2ImgPipeline", "AmusedInpaintPipeline")
 PARTS = {

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError
-from gen.modalities.free import FreeText
-from gen.modality import Binding
-from gen.models.adapters import CausalLM
-from gen.models.pretrained import chats, pretrained, said_by_user, tokenizer_of
-from gen.models.probe import require_slots
-from gen.registry import register
-from gen.tokenizers.hf_text import HFText
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeText
+from gen.models.adapters.cache_probe import require_slots
+from gen.models.adapters.language_models import CausalLM
+from gen.models.load.pretrained import chats, pretrained, said_by_user, tokenizer_of
+from gen.tokenizers.text.hf_text import HFText
 
 
 @register("checkpoint", "causal_lm")

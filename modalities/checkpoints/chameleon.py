@@ -29,19 +29,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value, unknown
-from gen.frontend import TokenFrontend
-from gen.layouts import make_layout, space
-from gen.modalities.free import FreeImage
-from gen.modality import Binding
-from gen.models.chameleon import PICTURES, ChameleonLM, language_model, model_weights
-from gen.models.vocabulary import Vocabulary
-from gen.models.weights import Weights
-from gen.registry import register
-from gen.tokenizers.chameleon_vq import Below, ChameleonVQ
-from gen.tokenizers.vq import VQ
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.frontend import TokenFrontend
+from gen.contracts.layouts import make_layout, space
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, bad_value, unknown
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeImage
+from gen.models.adapters.conditioning import Vocabulary
+from gen.models.load.weights import Weights
+from gen.models.published.chameleon import PICTURES, ChameleonLM, language_model, model_weights
+from gen.tokenizers.image.chameleon_vq import Below, ChameleonVQ
+from gen.tokenizers.image.vq import VQ
 
 NAMED = re.compile(r"IMGIMG([A-J]+)Z")
 DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")

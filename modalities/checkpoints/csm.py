@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value
-from gen.layouts import make_layout, space
-from gen.modalities.free import FreeAudio
-from gen.modality import Binding
-from gen.models.frames import FrameCache, FrameLM
-from gen.models.pretrained import pretrained, tokenizer_of
-from gen.registry import register
-from gen.tokenizers.codec import lasting
-from gen.tokenizers.mimi import Mimi
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.layouts import make_layout, space
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeAudio
+from gen.models.load.pretrained import pretrained, tokenizer_of
+from gen.models.published.frame_lm import FrameCache, FrameLM
+from gen.tokenizers.audio.mimi import Mimi
+from gen.tokenizers.base.codec import lasting
 
 SECONDS = 10.0
 SPOKEN = re.compile(r"\[(\d+)\](.*)", re.DOTALL)

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from gen.checkpoint import Files, How
-from gen.errors import GenError
+from gen.contracts.checkpoint import Files, How
+from gen.core.errors import GenError
+from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
-from gen.models.loading import quiet
-from gen.models.weights import Weights, fill, without_storage
-from gen.registry import register
+from gen.models.load.locate import quiet
+from gen.models.load.weights import Weights, fill, without_storage
 
 NEEDED = (
     "vocab_size",

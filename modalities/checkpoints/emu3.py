@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value
-from gen.layout_orders import Place
-from gen.layouts import Layout, make_layout, space
-from gen.modalities.free import FreeImage, FreeVideo
-from gen.modality import Binding
-from gen.models.loading import readable
-from gen.models.pretrained import pretrained, tokenizer_of
-from gen.models.vocabulary import MappedLM, Vocabulary
-from gen.registry import register
-from gen.tokenizers.emu3_vq import Emu3VQ
-from gen.tokenizers.video_vq import VideoVQ
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.layout_orders import Place
+from gen.contracts.layouts import Layout, make_layout, space
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeImage, FreeVideo
+from gen.models.adapters.conditioning import MappedLM, Vocabulary
+from gen.models.load.locate import readable
+from gen.models.load.pretrained import pretrained, tokenizer_of
+from gen.tokenizers.image.emu3_vq import Emu3VQ
+from gen.tokenizers.video.video_vq import VideoVQ
 
 CODE = re.compile(r"<\|visual token (\d+)\|>")
 EOL = "<|extra_200|>"  # the config's map and the tokenizer have it under this name only

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError
-from gen.modalities.free import FreeImage
-from gen.modality import Binding
-from gen.models.janus import JanusLM
-from gen.models.loading import readable
-from gen.models.pretrained import pretrained, tokenizer_of
-from gen.registry import register
-from gen.tokenizers.janus_vq import JanusVQ
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeImage
+from gen.models.load.locate import readable
+from gen.models.load.pretrained import pretrained, tokenizer_of
+from gen.models.published.janus import JanusLM
+from gen.tokenizers.image.janus_vq import JanusVQ
 
 CHAT = (  # of the published models, where a folder has no template
     "<|User|>: {text}\n\n<|Assistant|>:"

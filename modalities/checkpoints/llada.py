@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from gen.checkpoint import Files, How
+from gen.contracts.checkpoint import Files, How
+from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
-from gen.models.weights import Weights, fill, without_storage
-from gen.registry import register
+from gen.models.load.weights import Weights, fill, without_storage
 
 NEEDED = ("d_model", "n_heads", "n_layers", "vocab_size")
 RULES: Rules = {  # what its config leaves open, and what Llama's blocks can do

@@ -1,5 +1,5 @@
 """LLaDA2.0 and LLaDA2.1: masked text block by block, with a mixture of experts
-(``gen.models.llada2``). arXiv 2512.15745.
+(``gen.models.published.llada2``). arXiv 2512.15745.
 
 The preset ``llada2`` decodes it as its authors do, in blocks that are counted from the first id of
 the prompt. Masked samplers compute the whole canvas in every call; with ``cache: dual`` it is one
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gen.checkpoint import Files, How
-from gen.errors import GenError, bad_value
+from gen.contracts.checkpoint import Files, How
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
-from gen.models.weights import Weights, fill, without_storage
-from gen.registry import register
+from gen.models.load.weights import Weights, fill, without_storage
 
 NEEDED = (
     "vocab_size",
@@ -110,7 +110,7 @@ class LLaDA2Text(MaskedText):
         )
 
     def network(self, files: Files, how: How) -> nn.Module:
-        from gen.models.llada2 import LLaDA2, LLaDA2Config
+        from gen.models.published.llada2 import LLaDA2, LLaDA2Config
 
         said = {**USUAL, **files.config}
         experts, groups = said["num_experts"], said["n_group"]
@@ -146,6 +146,6 @@ class LLaDA2Text(MaskedText):
         return model
 
     def adapter(self, protocol: str) -> Any:
-        from gen.models.llada2 import AlignedBlockLM, BlockCausalLM
+        from gen.models.published.llada2 import AlignedBlockLM, BlockCausalLM
 
         return (AlignedBlockLM if protocol == "blocks" else BlockCausalLM)(self.model)

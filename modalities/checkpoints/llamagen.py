@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value
-from gen.modalities.free import FreeImage
-from gen.modality import Binding
-from gen.models.llamagen import DROP, LlamaGen, LlamaGenLM, Sizes, grid_of, sizes_of
-from gen.models.loading import quiet, readable
-from gen.models.pretrained import tokenizer_of
-from gen.models.vocabulary import Conditions
-from gen.models.weights import PICKLES, Weights, fill, weight_files, without_storage
-from gen.registry import register
-from gen.tokenizers.llamagen_vq import LlamaGenVQ
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeImage
+from gen.models.adapters.conditioning import Conditions
+from gen.models.load.locate import quiet, readable
+from gen.models.load.pretrained import tokenizer_of
+from gen.models.load.weights import PICKLES, Weights, fill, weight_files, without_storage
+from gen.models.published.llamagen import DROP, LlamaGen, LlamaGenLM, Sizes, grid_of, sizes_of
+from gen.tokenizers.image.llamagen_vq import LlamaGenVQ
 
 ENDINGS = (*PICKLES, ".safetensors")
 NAME = re.compile(r"[ct]2i_.*(" + "|".join(map(re.escape, ENDINGS)) + ")")

@@ -7,18 +7,18 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value
-from gen.modalities.free import FreeImage
-from gen.modality import Binding
-from gen.models.adapters import MaskedLatentLM
-from gen.models.ldm_vae import load_ldm_vae
-from gen.models.mar import MAR, MARConfig
-from gen.models.pretrained import pretrained
-from gen.models.weights import PICKLES, Weights, fill, unpickled, without_storage
-from gen.registry import register
-from gen.tokenizers.kl import KL
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeImage
+from gen.models.adapters.language_models import MaskedLatentLM
+from gen.models.load.pretrained import pretrained
+from gen.models.load.weights import PICKLES, Weights, fill, unpickled, without_storage
+from gen.models.nets.ldm_vae import load_ldm_vae
+from gen.models.published.mar import MAR, MARConfig
+from gen.tokenizers.image.kl import KL
 
 WEIGHTS = "checkpoint-last.pth"
 SCALE = 0.2325  # of the latents of kl16.ckpt, to unit variance

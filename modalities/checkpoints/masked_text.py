@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value
-from gen.modalities.free import FreeText
-from gen.modality import Binding
-from gen.models.adapters import MaskedLM
-from gen.models.pretrained import chats, said_by_user, tokenizer_of
-from gen.tokenizers.hf_text import HFText
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, bad_value
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeText
+from gen.models.adapters.language_models import MaskedLM
+from gen.models.load.pretrained import chats, said_by_user, tokenizer_of
+from gen.tokenizers.text.hf_text import HFText
 
 Rules = Mapping[
     str, tuple[Any, tuple[Any, ...]]

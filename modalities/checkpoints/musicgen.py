@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value
-from gen.layouts import make_layout, space
-from gen.modalities.free import FreeAudio
-from gen.modality import Binding, Modality
-from gen.models.frames import FrameCache, FrameLM, parallel_heads
-from gen.models.pretrained import pretrained, tokenizer_of
-from gen.models.vocabulary import Conditions
-from gen.registry import register
-from gen.tokenizers.codec import lasting
-from gen.tokenizers.encodec import Encodec
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.layouts import make_layout, space
+from gen.contracts.modality import Binding, Modality
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeAudio
+from gen.models.adapters.conditioning import Conditions
+from gen.models.load.pretrained import pretrained, tokenizer_of
+from gen.models.published.frame_lm import FrameCache, FrameLM, parallel_heads
+from gen.tokenizers.audio.encodec import Encodec
+from gen.tokenizers.base.codec import lasting
 
 SECONDS = 5.0
 GUIDANCE, TOP_K = 3.0, 250  # of the paper

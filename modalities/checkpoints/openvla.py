@@ -24,17 +24,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gen.action_statistics import ActionStatistics, at_least
-from gen.checkpoint import Checkpoint, Files, How
-from gen.errors import GenError, bad_value, unknown
-from gen.modalities.free import FreeAction
-from gen.modality import Binding
-from gen.models.pretrained import tokenizer_of
-from gen.models.vocabulary import Conditions, MappedLM, Vocabulary
-from gen.models.weights import Weights, fill, without_storage
-from gen.registry import register
-from gen.tokenizers.action_edges import ActionEdges
-from gen.types import TokenSpace
+from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, bad_value, unknown
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.open_vocabulary import FreeAction
+from gen.models.adapters.conditioning import Conditions, MappedLM, Vocabulary
+from gen.models.load.pretrained import tokenizer_of
+from gen.models.load.weights import Weights, fill, without_storage
+from gen.tokenizers.action.base import ActionStatistics, at_least
+from gen.tokenizers.action.edges import ActionEdges
 
 TEMPLATE = "In: What action should the robot take to {instruction}?\nOut:"
 # the piece of an empty word, 29871 in Llama's tokenizer: every training prompt ends with it

@@ -17,11 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen.errors import GenError, unknown
+from gen.core.errors import GenError, unknown
 
 if TYPE_CHECKING:
     from gen.config.job import Job
-    from gen.jobs.progress import Silent
+    from gen.jobs.progress.report import Silent
     from gen.jobs.worker import Report
 
 ENGINES = {
@@ -62,7 +62,7 @@ def run_engine(
     `gen.jobs.worker.Report` about all workers. Raises ``GenError`` where work is left and no worker
     lives to do it; what is done is kept.
     """
-    from gen.jobs.progress import Silent
+    from gen.jobs.progress.report import Silent
 
     return engine(name)(
         Path(folder).resolve(), job, progress=progress or Silent(), load=load, stop=stop

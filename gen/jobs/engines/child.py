@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from gen.jobs.stopping import STOPPED
+from gen.jobs.signals import STOPPED
 
 LOOK, GRACE = 0.5, 30.0  # seconds
 

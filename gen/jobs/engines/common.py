@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen.errors import GenError, unknown
-from gen.jobs.ledger import read_plan, read_rows
-from gen.jobs.place import place
-from gen.jobs.progress import Silent
+from gen.core.errors import GenError, unknown
+from gen.jobs.progress.report import Silent
+from gen.jobs.rank import place
+from gen.store.ledger import read_plan, read_rows
 
 if TYPE_CHECKING:
     from gen.config.job import Job
@@ -81,7 +81,7 @@ def refuse_launched(engine: str) -> None:
 
 def refuse_load(engine: str, load: Any) -> None:
     """A loader of the caller's own lives in this process only."""
-    if load is not None and getattr(load, "__module__", None) != "gen.pipeline":
+    if load is not None and getattr(load, "__module__", None) != "gen.pipeline.pipeline":
         raise GenError(
             f"a load function came with engine {engine} and workers in other processes, which load"
             " models by their names; expected engine local with workers=1"

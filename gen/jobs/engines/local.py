@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen.errors import GenError
+from gen.core.errors import GenError
 from gen.jobs.engines.common import Begun, ended, refuse_load, tally, wants_cuda
-from gen.jobs.ledger import LOGS, writing
-from gen.jobs.place import VARIABLES, own_device, place, single_by_accelerate
-from gen.jobs.progress import Silent, watch
-from gen.jobs.stopping import STOPPED
+from gen.jobs.progress.report import Silent, watch
+from gen.jobs.rank import VARIABLES, own_device, place, single_by_accelerate
+from gen.jobs.signals import STOPPED
+from gen.store.ledger import LOGS, writing
 
 if TYPE_CHECKING:
     from gen.config.job import Job

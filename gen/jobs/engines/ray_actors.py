@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_value
 from gen.jobs.engines.common import (
     Begun,
     Tally,
@@ -34,8 +34,8 @@ from gen.jobs.engines.common import (
     tally,
     wants_cuda,
 )
-from gen.jobs.ledger import PLAN, is_job
-from gen.jobs.progress import Silent, watch
+from gen.jobs.progress.report import Silent, watch
+from gen.store.ledger import PLAN, is_job
 
 if TYPE_CHECKING:
     from gen.config.job import Job

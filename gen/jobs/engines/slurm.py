@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, bad_value, unknown
 from gen.jobs.engines.common import Begun, ended, refuse_launched, refuse_load, tally
-from gen.jobs.ledger import LOGS, PLAN, is_job, writing
-from gen.jobs.place import own_device, place
-from gen.jobs.progress import Silent, watch
+from gen.jobs.progress.report import Silent, watch
+from gen.jobs.rank import own_device, place
+from gen.store.ledger import LOGS, PLAN, is_job, writing
 
 if TYPE_CHECKING:
     from gen.config.job import Job
@@ -216,7 +216,7 @@ class Tasks:
                 ),
                 lines[0],
             )
-            self.reasons.append(said.partition("gen.errors.GenError: ")[2] or said)
+            self.reasons.append(said.partition("gen.core.errors.GenError: ")[2] or said)
             self.progress.note(
                 f"task {task.job_id} ended: {self.reasons[-1]} ({task.paths.stderr})"
             )

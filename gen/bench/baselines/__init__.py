@@ -1,0 +1,1 @@
+"""Other implementations beside gen's samplers."""

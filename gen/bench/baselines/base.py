@@ -1,0 +1,206 @@
+"""``gen bench --peers``: other implementations in the same table, on the same weights, prompts and
+law.
+
+    transformers   ``generate`` of transformers on the causal model
+                   (``gen.bench.baselines.transformers``)
+    diffusers      ``LLaDA2Pipeline`` and ``AmusedPipeline`` on checkpoints of their families
+                   (``gen.bench.baselines.diffusers``)
+    reference      the rules of papers as plain loops, one item at a time
+                   (``gen.bench.baselines.reference``)
+
+What a peer gives are tokens; media are made of them as of everybody's. Its forward calls are
+counted by a hook on the network itself, both halves of guidance included: one that runs them one
+after the other makes two calls where a batched one makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gen.bench.run import Variant
+from gen.contracts.checkpoint import Checkpoint
+from gen.contracts.frontend import TokenFrontend
+from gen.contracts.modality import Binding
+from gen.core.errors import GenError, unknown
+from gen.core.sampler import resolve_sampler
+from gen.core.sampling_params import Law
+from gen.core.stats import Stats
+from gen.core.token_space import TokenSpace
+from gen.models.nets.grid import Located
+from gen.pipeline.pipeline import Pipeline
+
+PEERS = {
+    "transformers": "gen.bench.baselines.transformers",
+    "diffusers": "gen.bench.baselines.diffusers",
+    "reference": "gen.bench.baselines.reference",
+}
+NOT_HERE = "not for this model"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A module, how the modality binds it, and the frontend of its tokens."""
+
+    module: nn.Module
+    binding: Binding
+    frontend: TokenFrontend
+
+    @property
+    def space(self) -> TokenSpace:
+        return self.binding.space
+
+
+@dataclass
+class Peer:
+    """One row. ``run(items)`` -> tokens long [B, T] of ``net`` and what each row cost. ``serial``:
+    one item at a time; ``missing``: why there is none."""
+
+    label: str
+    law: Law
+    net: Network | None = None
+    run: Callable[[Sequence[Any]], tuple[Tensor, list[Stats]]] | None = None
+    serial: bool = False
+    missing: str | None = None
+
+
+@dataclass
+class Output:
+    """As much of a pipeline's output as is measured."""
+
+    media: list[Any]
+    tokens: Tensor
+    stats: list[Stats]
+
+
+def peers_of(
+    text: str, pipe: Pipeline, law: dict[str, Any], several: bool = False
+) -> list[Variant]:
+    """The rows of the groups that ``--peers`` names, or of ``all``. What cannot run on this model
+    is there with the reason.
+
+    Raises ``GenError`` for a group that does not exist, and for one that was named and has no row
+    that can run, unless there are ``several`` modalities."""
+    names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
+    for name in names:
+        if name not in PEERS and name != "all":
+            raise unknown("peer", name, [*PEERS, "all"], "--peers")
+    found = []
+    for group in PEERS if "all" in names else names:
+        peers = import_module(PEERS[group]).peers(pipe, Law(**law))
+        if group in names and not several and all(p.missing for p in peers):
+            reasons = "; ".join(f"{p.label}: {p.missing}" for p in peers)
+            raise GenError(
+                f"--peers names {group!r}, of which nothing can run with"
+                f" {pipe.model or 'the modality ' + pipe.modality.name} ({reasons}); expected"
+                " another model, or --peers all, which leaves out what cannot run"
+            )
+        for p in peers:
+            make = None if p.missing else made_by(pipe, p)
+            found.append(
+                Variant(
+                    p.label,
+                    {"peer": p.label},
+                    asdict(p.law),
+                    p.label,
+                    peer=group,
+                    make=make,
+                    serial=p.serial,
+                    missing=p.missing,
+                    asked=False,
+                )
+            )
+    return found
+
+
+def made_by(pipe: Pipeline, peer: Peer) -> Callable[[Sequence[Any]], Output]:
+    """Media of a peer's tokens, as ``Pipeline.generate`` makes them."""
+
+    def make(items: Sequence[Any]) -> Output:
+        tokens, stats = peer.run(items)
+        made = [
+            pipe.decode(row, peer.net.space, peer.net.frontend) for row in tokens.to(pipe.device)
+        ]
+        return Output(
+            [pipe.modality.complete(m, i.condition) for m, i in zip(made, items, strict=True)],
+            tokens,
+            stats,
+        )
+
+    return make
+
+
+def network(pipe: Pipeline, protocol: str, adapter: type, draft: bool = False) -> Network | None:
+    """The network of a protocol, if it is one that this very adapter suits: others have a module
+    that is called otherwise."""
+    sampler = resolve_sampler(
+        {"causal": "speculative" if draft else "autoregressive", "masked": "maskgit"}[protocol]
+    )[0]
+    try:
+        model, *bound = pipe.bound(pipe.draft_name(sampler) if draft else pipe.model_name(sampler))
+        seen = model.adapter(protocol) if isinstance(model, Checkpoint) else adapter(model)
+    except GenError:
+        return None
+    found = Network(seen.model, *bound)
+    return found if type(seen) is adapter and not found.space.channels else None
+
+
+class Calls:
+    """Counts forward calls of a module and the places sent through it, by a hook: ``with
+    Calls(module) as calls``.
+
+    The embedded architecture counts positions from zero where nobody gives them, also behind a
+    cache. ``generate`` gives none to the half without the condition, so the hook says what the
+    cache holds."""
+
+    def __init__(self, module: nn.Module):
+        self.module, self.n, self.places = module, 0, 0
+
+    def __enter__(self) -> Calls:
+        self._hooks = [self.module.register_forward_hook(self._count, with_kwargs=True)]
+        if isinstance(self.module, Located):
+            self._hooks.append(self.module.register_forward_pre_hook(_positioned, with_kwargs=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _count(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        ids = args[0] if args else kwargs["input_ids"]
+        self.n, self.places = self.n + 1, self.places + ids.numel()
+
+    def stats(self, tokens: int, rows: int = 1, **more: Any) -> Stats:
+        """What each of ``rows`` rows cost that went through all calls together, of ``tokens``
+        tokens."""
+        return Stats(self.n, tokens, self.places // rows, tokens / self.n, **more)
+
+
+def _positioned(
+    module: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]] | None:
+    cache, ids = kwargs.get("past_key_values"), args[0] if args else kwargs.get("input_ids")
+    if kwargs.get("position_ids") is not None or cache is None or ids is None:
+        return None
+    at = cache.get_seq_length() + torch.arange(ids.shape[1], device=ids.device)
+    return args, {**kwargs, "position_ids": at.expand_as(ids)}
+
+
+def prompts(
+    net: Network, items: Sequence[Any], law: Law
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """The ids in front of every item's canvas, and those without its condition where the law is
+    guided."""
+    return [net.binding.prompt(i.condition) for i in items], (
+        [net.binding.without(i.condition) for i in items] if law.guided else None
+    )
+
+
+def spoken(tokens: Tensor, space: TokenSpace) -> int:
+    """How many tokens of a row [T] were made: up to and including its end."""
+    return min(space.length, len(space.before_end(tokens)) + 1)

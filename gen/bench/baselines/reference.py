@@ -1,0 +1,222 @@
+"""Peers of ``gen bench``: the rules of papers as plain loops, one item at a time, against
+transformers' own module and cache. Simple on purpose.
+
+reference (autoregression)    one token per call
+reference (Jacobi)            speculative Jacobi decoding, Teng et al., arXiv 2410.01699
+    x_j ~ q_j in the last call, or any legal id where a place has just come into the window (q_j = 1
+    there) keep x_j while u < p_j(x_j) / q_j(x_j); at the first that is not kept draw from max(0,
+    p_j - q_j), normalised behind it draw from p_j again: the next drafts
+reference (MaskGIT)           Chang et al., arXiv 2202.04200: step s of S commits all but the
+                              floor(T cos(pi r / 2)) masked places of lowest
+    confidence log p(x) + t (1 - r) Gumbel, r = (s + 1) / S
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from gen.bench.baselines.base import NOT_HERE, Calls, Network, Peer, network, prompts
+from gen.core.errors import GenError
+from gen.core.sampler import resolve_sampler
+from gen.core.sampling_params import Law
+from gen.core.stats import Stats
+from gen.models.adapters.language_models import CausalLM, MaskedLM
+from gen.pipeline.pipeline import Pipeline
+
+Made = tuple[list[int], list[int]]  # tokens, and the acceptance histogram
+
+
+class Item:
+    """One item as a loop sees it: the law of its places. Both halves of guidance are two rows of
+    one call."""
+
+    def __init__(self, net: Network, item: Any, law: Law):
+        self.net, self.law, self.space = net, law, net.space
+        (said,), without = prompts(net, [item], law)
+        rows = [said, *(without or [])]
+        if len({len(row) for row in rows}) > 1:
+            raise GenError(
+                f"a prompt has {len(rows[0])} ids, and {len(rows[1])} without its condition;"
+                " expected as many"
+            )  # for one plain call
+        self.prompt = torch.tensor(rows, device=net.module.device)
+        self.legal = net.space.legal.to(net.module.device)
+        self.cache = DynamicCache()
+
+    def split(self, logits: Tensor, legal: Tensor) -> Tensor:
+        """Logits [halves, n, V] -> probabilities [n, V]."""
+        return self.law(logits[0], logits[1] if self.law.guided else None, legal).exp()
+
+    @torch.no_grad()
+    def after(self, tokens: list[int], drafts: list[int]) -> Tensor:
+        """The law [d + 1, V] of the places behind ``tokens``, each given the drafts before it."""
+        n, width = len(tokens), self.prompt.shape[1]
+        said = torch.tensor(
+            [(tokens[-1:] if n else []) + drafts], dtype=torch.long, device=self.prompt.device
+        ).expand(len(self.prompt), -1)
+        ids = said if n else torch.cat([self.prompt, said], 1)
+        kept = width + n - 1 if n else 0  # everything but the last token, which goes in now
+        if self.cache.get_seq_length() > kept:
+            self.cache.crop(kept - self.cache.get_seq_length())
+        at = torch.arange(kept, kept + ids.shape[1], device=ids.device).expand_as(ids)
+        logits = self.net.module(
+            input_ids=ids, position_ids=at, past_key_values=self.cache, use_cache=True
+        ).logits[:, -len(drafts) - 1 :]
+        return self.split(logits, self.allowed(tokens, drafts))
+
+    def allowed(self, tokens: list[int], drafts: list[int]) -> Tensor:
+        """What may stand at those places: bool [d + 1, V]."""
+        n, length = len(tokens), self.space.length
+        legal = self.legal[n : n + len(drafts) + 1]
+        if not self.space.looks_back:
+            return legal
+        history = torch.tensor([(tokens + drafts + [0] * length)[:length]], device=legal.device)
+        return self.space.narrow(
+            legal[None], history, torch.arange(n, n + len(legal), device=legal.device)[None]
+        )[0]
+
+    def over(self, tokens: list[int]) -> bool:
+        return len(tokens) == self.space.length or (
+            bool(tokens) and tokens[-1] == self.space.end_id
+        )
+
+
+def draw(p: Tensor, generator: torch.Generator) -> int:
+    """An id from weights [V]."""
+    return int(torch.multinomial(p.cpu(), 1, generator=generator))
+
+
+def autoregression(item: Item, generator: torch.Generator) -> Made:
+    tokens: list[int] = []
+    while not item.over(tokens):
+        tokens.append(draw(item.after(tokens, [])[0], generator))
+    return tokens, []
+
+
+def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
+    """Up to ``window`` places per call."""
+    tokens, drafts, histogram = [], [], [0] * window
+    laws: list[Tensor | None] = []  # that the drafts came from; none: taken as they are
+    while not item.over(tokens):
+        for place in range(
+            len(tokens) + len(drafts), min(len(tokens) + window - 1, item.space.length - 1)
+        ):
+            drafts.append(draw(item.legal[place].double(), generator))
+            laws.append(None)
+        p = item.after(tokens, drafts)
+        kept = 0
+        while kept < len(drafts) and not item.over(tokens):
+            x, q = drafts[kept], laws[kept]
+            if float(torch.rand((), generator=generator)) * (
+                1.0 if q is None else float(q[x])
+            ) >= float(p[kept, x]):
+                break
+            tokens.append(x)
+            kept += 1
+        histogram[kept] += 1
+        if not item.over(tokens):
+            rest = p[kept]
+            if kept < len(drafts):
+                q = (
+                    (torch.arange(len(rest), device=rest.device) == drafts[kept]).to(rest)
+                    if laws[kept] is None
+                    else laws[kept]
+                )
+                rest = (rest - q).clamp_min(0)
+            tokens.append(draw(rest, generator))
+        laws = list(
+            p[kept + 1 :][: item.space.length - len(tokens) - 1]
+        )  # the last place follows whatever is kept before it
+        drafts = [draw(row, generator) for row in laws]
+    return tokens, histogram
+
+
+@torch.no_grad()
+def maskgit(item: Item, generator: torch.Generator, steps: int, temperature: float) -> Made:
+    """``temperature``: t. All places are computed in every call, without a cache."""
+    module, length, mask = item.net.module, item.space.length, item.space.mask_id
+    shift = int(getattr(module.config, "shifted", False))
+    canvas, halves = torch.full((length,), mask, device=item.prompt.device), len(item.prompt)
+    for step in range(steps):
+        r, masked = (step + 1) / steps, canvas == mask
+        if not bool(masked.any()):
+            break
+        ids = torch.cat([item.prompt, canvas.expand(halves, -1)], 1)
+        seen = torch.zeros(
+            halves,
+            1,
+            ids.shape[1],
+            ids.shape[1],
+            dtype=next(module.parameters()).dtype,
+            device=ids.device,
+        )
+        logits = module(input_ids=ids, attention_mask=seen, use_cache=False).logits[
+            :, -length - shift :
+        ][:, :length]
+        p = item.split(logits, item.legal)
+        x = torch.multinomial(p.cpu(), 1, generator=generator)[:, 0].to(canvas.device)
+        gumbel = -torch.log(
+            -torch.log(torch.rand(length, generator=generator, dtype=torch.float64))
+        ).to(p.device)
+        score = (
+            p.gather(1, x[:, None])[:, 0].double().log() + temperature * (1 - r) * gumbel
+        ).masked_fill(~masked, -math.inf)
+        left = (
+            min(int(length * math.cos(math.pi * r / 2) + 1e-9), int(masked.sum()) - 1)
+            if step < steps - 1
+            else 0
+        )
+        chosen = score.argsort(descending=True, stable=True)[: int(masked.sum()) - left]
+        canvas[chosen] = x[chosen]
+    return canvas.tolist(), []
+
+
+def looped(
+    pipe: Pipeline, net: Network, law: Law, loop: Callable[..., Made], items: Sequence[Any]
+) -> tuple[Tensor, list[Stats]]:
+    """A loop over one item after the other."""
+    rows, stats = [], []
+    for item in items:
+        generator = torch.Generator().manual_seed(pipe.draw_key(item))
+        with Calls(net.module) as calls:
+            tokens, histogram = loop(Item(net, item, law), generator)
+        rows.append(tokens + [net.space.end_id] * (net.space.length - len(tokens)))
+        stats.append(calls.stats(len(tokens), acceptance_histogram=histogram))
+    return torch.tensor(rows), stats
+
+
+def peers(pipe: Pipeline, law: Law) -> list[Peer]:
+    """The rows, whether they can run or not."""
+    causal, masked = network(pipe, "causal", CausalLM), network(pipe, "masked", MaskedLM)
+    preset, window = resolve_sampler("maskgit")[0], resolve_sampler("sjd")[0].window
+    unmasked = (
+        NOT_HERE
+        if masked is None
+        else (
+            None if masked.space.end_id is None else "rows that end, which MaskGIT knows nothing of"
+        )
+    )
+
+    def say(name, net, loop, missing):
+        return Peer(
+            f"reference ({name})", law, net, partial(looped, pipe, net, law, loop), True, missing
+        )
+
+    away = None if causal else NOT_HERE
+    return [
+        say("autoregression", causal, autoregression, away),
+        say("Jacobi", causal, partial(jacobi, window=window), away),
+        say(
+            "MaskGIT",
+            masked,
+            partial(maskgit, steps=preset.steps, temperature=preset.choice_temperature),
+            unmasked,
+        ),
+    ]

@@ -1,0 +1,155 @@
+"""Peers of ``gen bench``: transformers' own ``generate`` on the causal model, with a processor that
+leaves the legal ids.
+
+    generate (greedy)          the likeliest ids; the same law as the samplers' only at temperature
+                               0
+    generate (sampling)        temperature, top-k, top-p, min-p and guidance of the law, by
+                               transformers' own settings
+    generate (assisted)        with the modality's draft model, sampling where the law does
+    generate (prompt lookup)   with what was said before as drafts, likewise
+
+The last two take one row at a time. They have none under guidance: its processor keeps a cache of
+the half without the condition that forgets no rejected draft. Guidance itself costs a second call
+per token there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from gen.bench.baselines.base import NOT_HERE, Calls, Network, Peer, network, prompts, spoken
+from gen.core.sampling_params import Law
+from gen.core.stats import Stats
+from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import CausalLM
+from gen.models.load.locate import quiet
+from gen.pipeline.pipeline import Pipeline
+
+LOOKUP = 10  # tokens that are looked up at once, the number in transformers' documentation
+GUIDED = "not under guidance"
+
+
+class Legal(LogitsProcessor):
+    """Leaves ids that may stand at a place, given those before it. ``start``: ids of the prompt, in
+    front of the first place."""
+
+    def __init__(self, space: TokenSpace, start: int, device: torch.device):
+        self.space, self.start, self.legal = space, start, space.legal.to(device)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        place = input_ids.shape[1] - self.start
+        if place >= self.space.length:  # assisted decoding asks for one more than it takes
+            return scores
+        legal = self.legal[place].expand(len(scores), 1, -1)
+        if self.space.looks_back:
+            history = torch.nn.functional.pad(
+                input_ids[:, self.start :], (0, self.space.length - place)
+            )
+            legal = self.space.narrow(
+                legal, history, torch.full((len(scores), 1), place, device=scores.device)
+            )
+        return scores.masked_fill(~legal[:, 0], float("-inf"))
+
+
+def settings(net: Network, items: Sequence[Any], law: Law) -> dict[str, Any]:
+    """What ``generate`` is called with for the law, and nothing of what the model's folder may
+    suggest."""
+    rows, without = prompts(net, items, law)
+    device, space = net.module.device, net.space
+    ids, mask = _left(rows, device)
+    said: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "max_new_tokens": space.length,
+        "eos_token_id": space.end_id,
+        "pad_token_id": 0 if space.end_id is None else space.end_id,
+        "logits_processor": LogitsProcessorList([Legal(space, ids.shape[1], device)]),
+    }
+    if without is not None:
+        said["negative_prompt_ids"], said["negative_prompt_attention_mask"] = _left(without, device)
+        said["guidance_scale"] = law.guidance_scale
+    if law.temperature == 0:
+        return {**said, "do_sample": False}
+    return {
+        **said,
+        "do_sample": True,
+        "temperature": law.temperature,
+        "top_k": law.top_k,
+        "top_p": law.top_p,
+        "min_p": law.min_p or None,
+    }
+
+
+def _left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows moved to the right, and which of their columns are not padding: long [B, P] each."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(r)) + list(r) for r in rows], device=device)
+    return ids, torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)
+
+
+def generated(
+    pipe: Pipeline,
+    net: Network,
+    items: Sequence[Any],
+    law: Law,
+    draft: Network | None = None,
+    **more: Any,
+) -> tuple[Tensor, list[Stats]]:
+    """Tokens [B, T] and what they cost. Draws come from torch's generator, seeded by the items,
+    which is as it was afterwards."""
+    said, space = settings(net, items, law), net.space
+    devices = [net.module.device] if net.module.device.type == "cuda" else []
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(quiet())
+        torch.manual_seed(pipe.draw_key(items[0]))
+        calls = stack.enter_context(Calls(net.module))
+        drafts = stack.enter_context(Calls(draft.module)) if draft else None
+        found = net.module.generate(
+            **said, **({"assistant_model": draft.module} if draft else {}), **more
+        )[:, said["input_ids"].shape[1] :]
+    fill = 0 if space.end_id is None else space.end_id  # rows that are all over end early
+    tokens = torch.nn.functional.pad(found, (0, space.length - found.shape[1]), value=fill)
+    cost = {} if drafts is None else {"draft_nfe": drafts.n}
+    return tokens, [
+        calls.stats(
+            space.length if space.end_id is None else spoken(row, space), len(items), **cost
+        )
+        for row in tokens
+    ]
+
+
+def peers(pipe: Pipeline, law: Law) -> list[Peer]:
+    """The rows, whether they can run or not."""
+    net, greedy = (
+        network(pipe, "causal", CausalLM),
+        Law(temperature=0.0, guidance_scale=law.guidance_scale),
+    )
+    draft = network(pipe, "causal", CausalLM, draft=True) if net else None
+    away = None if net else NOT_HERE
+    one = away or (GUIDED if law.guided else None)
+
+    def say(name, law, missing, serial=False, **more):
+        return Peer(
+            f"generate ({name})",
+            law,
+            net,
+            lambda items: generated(pipe, net, items, law, **more),
+            serial,
+            missing,
+        )
+
+    return [
+        say("greedy", greedy, away),
+        say(
+            "sampling", law, away if law.temperature or away else "temperature 0 is the greedy row"
+        ),
+        say("assisted", law, one or (None if draft else "no draft model"), True, draft=draft),
+        say("prompt lookup", law, one, True, prompt_lookup_num_tokens=LOOKUP),
+    ]

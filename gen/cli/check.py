@@ -1,0 +1,90 @@
+"""Checking a job folder: the modality looks at every medium, from the file alone."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from gen.core.errors import GenError
+from gen.jobs.microbatch import describe
+from gen.store.ledger import CHECK, put_text, read_rows, require_job, sha256, writing
+from gen.store.shard_reader import Members
+
+
+def check_folder(folder: str | Path) -> dict[str, Any]:
+    """Ask the modality about every medium of a folder; writes ``check.json`` and the gallery.
+
+    Returns ``items``, the shares ``fulfilled`` and ``valid``, both ``by_sampler`` as well, and
+    ``failed``: the items that are not both. A medium that is missing, altered or unreadable is not
+    valid, and one of ``broken``.
+    """
+    from gen.core.registry import registry
+    from gen.gallery.write import write_gallery
+
+    folder = require_job(folder)
+    rows = read_rows(folder)
+    if not rows:
+        raise GenError(f"{folder} has no items yet; expected a manifest with at least one")
+    verdicts: dict[str, dict[str, Any]] = {}
+    modalities: dict[str, Any] = {}
+    broken = 0
+    with Members(folder) as members:
+        for row in rows:
+            name = row["modality"]
+            if name not in modalities:
+                modalities[name] = registry.get("modality", name, str(folder))()
+            verdicts[row["id"]], judged = _check_row(members, row, modalities[name])
+            broken += not judged
+    put_text(folder / CHECK, json.dumps(verdicts, ensure_ascii=False) + "\n")
+    with writing(folder):
+        write_gallery(folder)
+    by_sampler: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_sampler[row["sampler"]].append(verdicts[row["id"]])
+    failed = [
+        {"id": r["id"], "prompt": r["prompt"], "file": r["file"], **verdicts[r["id"]]}
+        for r in rows
+        if not (verdicts[r["id"]]["fulfilled"] and verdicts[r["id"]]["valid"])
+    ]
+    shares = {name: _shares(v) for name, v in by_sampler.items()}
+    return {
+        **_shares(list(verdicts.values())),
+        "broken": broken,
+        "by_sampler": shares,
+        "failed": failed,
+    }
+
+
+def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[dict[str, Any], bool]:
+    """The verdict, and whether there was a medium to judge."""
+
+    def wrong(detail):
+        return ({"fulfilled": False, "valid": False, "detail": detail}, False)
+
+    if row["status"] != "ok":
+        return wrong(f"the item failed: {row['error']}")
+    with members.path(row) as path:
+        if path is None:
+            return wrong(f"file {row.get('member') or row['file']!r} is missing")
+        if sha256(path) != row["sha256"]:
+            return wrong(
+                f"file {path.name} is not the one the manifest describes (its sha256 differs)"
+            )
+        try:
+            verdict = modality.check(modality.load(path), row["prompt"])
+        except Exception as problem:  # a decoder may raise anything on a broken file
+            return wrong(f"file {path.name} cannot be checked: {describe(problem)}")
+    return {
+        "fulfilled": bool(verdict.fulfilled),
+        "valid": bool(verdict.valid),
+        "detail": verdict.detail,
+    }, True
+
+
+def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
+    def share(key):
+        return sum(v[key] for v in verdicts) / len(verdicts)
+
+    return {"items": len(verdicts), "fulfilled": share("fulfilled"), "valid": share("valid")}

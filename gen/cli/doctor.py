@@ -1,0 +1,224 @@
+"""``gen doctor``: what this machine can run, in one look.
+
+Packages with native parts are tried in a process of their own: one whose extension does not load
+may take the whole interpreter down with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gen.core.versions import installed
+
+NEEDED = (
+    "torch",
+    "transformers",
+    "diffusers",
+    "omegaconf",
+    "einops",
+    "accelerate",
+    "safetensors",
+    "Pillow",
+    "numpy",
+    "soundfile",
+    "av",
+    "rich",
+)
+
+
+def doctor(args: argparse.Namespace) -> int:
+    report = examine()
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False, indent=2))
+    else:
+        print(_text(report))
+    return 0 if report["usable"] else 1
+
+
+def examine() -> dict[str, Any]:
+    """Everything that is looked at; ``problems`` keep gen from working, ``notes`` keep a part of it
+    from working."""
+    report: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "gen": installed("gen-toolkit"),
+    }
+    problems: list[str] = []
+    notes: list[str] = []
+    wanted = requirements()
+    report["packages"] = {name: installed(name) for name in NEEDED}
+    for name, found in report["packages"].items():
+        if found is None:
+            problems.append(
+                f"{name} is not installed; expected {name}{wanted.get(name.lower(), '')}"
+            )
+        elif not fits(found, wanted.get(name.lower(), "")):
+            problems.append(f"{name} is {found}; expected {wanted[name.lower()]}")
+    if report["packages"]["torch"]:
+        state = try_import("torch")
+        if state != "works":
+            problems.append(f"torch is {state}")
+        else:
+            report.update(_devices())
+    report["torchaudio"] = try_import("torchaudio")
+    if report["torchaudio"].startswith("present"):
+        notes.append(
+            f"torchaudio is {report['torchaudio']}; sounds are read and written without it"
+        )
+    try:
+        from gen.core.registry import registry
+
+        report["registered"] = {
+            kind: len(registry.table(kind))
+            for kind in ("sampler", "preset", "tokenizer", "modality")
+        }
+    except Exception as error:  # a plugin may raise anything when imported
+        problems.append(f"the registry cannot be filled: {type(error).__name__}: {error}")
+    report["zoo"] = _zoo(problems, notes)
+    report["writable"] = _writable(Path())
+    if not report["writable"]:
+        notes.append(f"{Path().absolute()} cannot be written; give --out a folder that can")
+    return {**report, "problems": problems, "notes": notes, "usable": not problems}
+
+
+def requirements() -> dict[str, str]:
+    """What the installed distribution asks for, by package: ``{"torch": ">=2.11,<2.14"}``."""
+    import re
+
+    try:
+        lines = requires("gen-toolkit") or []
+    except PackageNotFoundError:
+        return {}
+    found = {}
+    for line in lines:
+        match = re.match(
+            r"([A-Za-z0-9_.-]+)\s*([<>=!~0-9.,a-z*\s]*)$", line.partition(";")[0].strip()
+        )
+        if match and "extra ==" not in line:
+            found[match[1].lower()] = match[2].replace(" ", "")
+    return found
+
+
+def fits(found: str, wanted: str) -> bool:
+    """Whether a version lies between the bounds; only ``>=`` and ``<`` are looked at."""
+
+    def number(v):
+        return [int(x) for x in v.split("+")[0].split(".")[:3] if x.isdigit()]
+
+    for bound in filter(None, wanted.split(",")):
+        if bound.startswith(">=") and number(found) < number(bound[2:]):
+            return False
+        if bound.startswith("<") and bound[1] != "=" and number(found) >= number(bound[1:]):
+            return False
+    return True
+
+
+def try_import(name: str) -> str:
+    """``absent``, ``works``, or ``present but ...``; found out in another process."""
+    if find_spec(name) is None:
+        return "absent"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {name}"], capture_output=True, text=True, timeout=120
+        )
+    except subprocess.TimeoutExpired:
+        return "present but does not import within 120 s"
+    if done.returncode == 0:
+        return "works"
+    said = done.stderr.strip().splitlines()
+    return (
+        "present but its extension cannot load"
+        f" ({said[-1] if said else f'exit code {done.returncode}'})"
+    )
+
+
+def _devices() -> dict[str, Any]:
+    import torch
+
+    devices = ["cpu"]
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        devices.append(f"cuda:{i} ({properties.name}, {properties.total_memory / 2**30:.0f} GiB)")
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"devices": devices, "cores": usable, "threads": torch.get_num_threads()}
+
+
+def _zoo(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
+    """Models that come with gen, with the size and the start of the sha256 of their weights."""
+    from gen.cli.info import zoo
+    from gen.models.load.locate import read_config
+    from gen.store.ledger import sha256
+
+    table = []
+    for folder in zoo():
+        weights = sorted(folder.glob("*.safetensors"))
+        if not weights and "frontend_class" not in read_config(folder):
+            problems.append(f"zoo model {folder.name} has no weights; install gen again")
+        for path in weights:
+            with path.open("rb") as file:
+                pointer = file.read(8).startswith(b"version ")
+            if pointer:
+                problems.append(f"zoo model {folder.name} is a Git LFS pointer; run git lfs pull")
+            table.append(
+                {
+                    "model": folder.name,
+                    "file": path.name,
+                    "megabytes": round(path.stat().st_size / 1e6, 2),
+                    "sha256": sha256(path)[:16],
+                }
+            )
+    if not table:
+        notes.append("no models come with this copy of gen; name one of your own with --model")
+    return table
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _text(report: dict[str, Any]) -> str:
+    from gen.cli.info import columns
+
+    rows = [
+        ("what", "found"),
+        ("gen", str(report["gen"])),
+        ("python", f"{report['python']} on {report['platform']}"),
+    ]
+    rows += [(name, found or "absent") for name, found in report["packages"].items()]
+    rows.append(("torchaudio", report["torchaudio"]))
+    if "devices" in report:
+        rows += [
+            ("devices", ", ".join(report["devices"])),
+            ("cores", f"{report['cores']} ({report['threads']} torch threads)"),
+        ]
+    rows += [
+        (f"{kind}s" if kind != "modality" else "modalities", str(n))
+        for kind, n in report.get("registered", {}).items()
+    ]
+    rows += [
+        (f"model {m['model']}", f"{m['megabytes']} MB, sha256 {m['sha256']}...")
+        for m in report["zoo"]
+    ]
+    rows.append(("write here", "yes" if report["writable"] else "no"))
+    lines = [
+        columns(rows),
+        *(f"note: {n}" for n in report["notes"]),
+        *(f"problem: {p}" for p in report["problems"]),
+    ]
+    return "\n".join([*lines, "usable" if report["usable"] else "not usable"])

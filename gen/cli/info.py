@@ -1,0 +1,267 @@
+"""The commands that tell: ``ls``, ``show``, ``cp``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gen.core.errors import GenError
+
+EMPTY = "-"
+LONG = (
+    "knobs",
+    "reference",
+    "papers",
+    "paper",
+    "presets",
+    "options",
+    "tested",
+)  # for --json and the pages; a line must fit a terminal
+
+
+def ls(args: argparse.Namespace) -> int:
+    table = {
+        "samplers": samplers,
+        "presets": presets,
+        "tokenizers": lambda: simple("tokenizer"),
+        "layouts": lambda: simple("layout"),
+        "modalities": modalities,
+        "models": models,
+        "families": families,
+        "configs": configs,
+    }[args.kind]()
+    if args.json:
+        print(json.dumps(table, ensure_ascii=False, indent=2))
+        return 0
+    if not table:
+        print(f"no {args.kind}")
+        return 0
+    keys = [k for k in table[0] if k not in LONG]
+    rows = [[k.replace("_", " ") for k in keys], *([_cell(row[k]) for k in keys] for row in table)]
+    print(columns(rows))
+    return 0
+
+
+def papers(cls: type) -> list[str]:
+    """The arXiv numbers that the module of a method names."""
+    return list(
+        dict.fromkeys(
+            re.findall(
+                r"\d{4}\.\d{5}", getattr(sys.modules.get(cls.__module__), "__doc__", None) or ""
+            )
+        )
+    )
+
+
+def samplers() -> list[dict[str, Any]]:
+    from gen.core.registry import registry
+
+    table, named = [], presets()
+    for name, cls in registry.table("sampler").items():
+        knobs = {f.name: _default(f) for f in dataclasses.fields(cls)}
+        table.append(
+            {
+                "name": name,
+                "protocol": cls.protocol,
+                "kinds": list(cls.kinds),
+                "exactness": _exactness(name),
+                "reference": cls.reference,
+                "papers": papers(cls),
+                "presets": [
+                    {k: p[k] for k in ("name", "exactness", "reference", "paper", "about")}
+                    for p in named
+                    if p["sampler"] == name
+                ],
+                "knobs": knobs,
+                "about": first_line(cls),
+            }
+        )
+    return table
+
+
+def presets() -> list[dict[str, Any]]:
+    from gen.core.registry import registry
+
+    return [
+        {
+            "name": name,
+            "sampler": p.sampler,
+            "exactness": _exactness(name),
+            "reference": registry.get("sampler", p.sampler).reference,
+            "paper": p.paper,
+            "knobs": dict(p.knobs),
+            "law": dict(p.law),
+            "about": p.about,
+        }
+        for name, p in registry.table("preset").items()
+    ]
+
+
+def modalities() -> list[dict[str, Any]]:
+    from gen.core.registry import registry
+
+    return [
+        {
+            "name": name,
+            "files": cls.extension,
+            "default_law": dict(getattr(cls, "default_law", {})),
+            "about": first_line(cls),
+        }
+        for name, cls in registry.table("modality").items()
+    ]
+
+
+def simple(kind: str) -> list[dict[str, Any]]:
+    from gen.core.registry import registry
+
+    return [{"name": name, "about": first_line(obj)} for name, obj in registry.table(kind).items()]
+
+
+def models() -> list[dict[str, Any]]:
+    """The models that come with gen. A folder or hub id of your own goes wherever a name of these
+    does."""
+    table = []
+    for folder in zoo():
+        config = _json_of(folder / "config.json")
+        size = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+        about = next(
+            (
+                line.strip()
+                for line in _readable(folder / "README.md").splitlines()
+                if _is_prose(line)
+            ),
+            "",
+        )
+        kind = (
+            config.get("model_type")
+            or config.get("_class_name")
+            or config.get("frontend_class")
+            or EMPTY
+        )
+        table.append(
+            {"name": folder.name, "type": kind, "megabytes": round(size / 1e6, 2), "about": about}
+        )
+    return table
+
+
+def families() -> list[dict[str, Any]]:
+    """What published checkpoints are recognised as. ``tested``: on what a family's loader was
+    tested."""
+    from gen.contracts.checkpoint import options_of
+    from gen.core.registry import registry
+
+    return [
+        {
+            "name": name,
+            "modalities": list(cls.modalities),
+            "protocols": list(cls.protocols),
+            "kind": cls.kind,
+            "options": options_of(cls),
+            "tested": cls.tested,
+            "about": first_line(cls),
+        }
+        for name, cls in registry.table("checkpoint").items()
+    ]
+
+
+def configs() -> list[dict[str, Any]]:
+    from gen.config.job import packaged
+
+    table = []
+    for name, path in packaged().items():
+        line = next(
+            (x.lstrip("# ").strip() for x in _readable(path).splitlines() if x.startswith("#")), ""
+        )
+        table.append({"name": name, "about": line})
+    return table
+
+
+def show(args: argparse.Namespace) -> int:
+    from gen.config.job import fingerprint, load_config
+
+    job = load_config(args.config, args.overrides)
+    print(job.to_yaml() + f"# fingerprint: {fingerprint(job)}")
+    return 0
+
+
+def cp(args: argparse.Namespace) -> int:
+    from gen.config.job import find_config
+    from gen.store.ledger import writing
+
+    source, dest = find_config(args.config), Path(args.dest)
+    if dest.is_dir():
+        dest = dest / source.name
+    with writing(dest):
+        try:
+            with dest.open("xb") as file:
+                file.write(source.read_bytes())
+        except FileExistsError as error:
+            raise GenError(f"{dest} exists; expected a name that is free") from error
+    print(dest)
+    return 0
+
+
+# --- small parts
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the first one a heading, in aligned columns."""
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
+    )
+
+
+def first_line(obj: Any) -> str:
+    return next((line.strip() for line in (obj.__doc__ or "").splitlines() if line.strip()), "")
+
+
+def zoo() -> list[Path]:
+    """The folders of the models that come with gen."""
+    import gen
+
+    roots = [Path(p) / "zoo" for p in gen.__path__]
+    return sorted(
+        f for r in roots if r.is_dir() for f in r.iterdir() if (f / "config.json").is_file()
+    )
+
+
+def _exactness(name: str) -> str:
+    """With the default knobs."""
+    from gen.core.sampler import resolve_sampler
+
+    return resolve_sampler(name, None)[0].exactness
+
+
+def _default(f: dataclasses.Field) -> Any:
+    if f.default is not dataclasses.MISSING:
+        return f.default
+    return f.default_factory() if f.default_factory is not dataclasses.MISSING else "required"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{k}={v}" for k, v in value.items()) or EMPTY
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or EMPTY
+
+
+def _readable(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(_readable(path))
+    except ValueError:
+        return {}
+
+
+def _is_prose(line: str) -> bool:
+    """A line of a model card that is neither its YAML head nor a heading."""
+    return bool(line.strip()) and line[0] not in "#-|" and ":" not in line.split(" ")[0]

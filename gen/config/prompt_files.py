@@ -1,0 +1,229 @@
+"""Files of prompts: .txt (a prompt per line), .jsonl (an object or a text per line), .csv and
+.parquet (columns by name).
+
+Everything is read as it streams by. A reader yields the line, what it holds, its text, and what is
+wrong with it; `gen.config.inputs` makes rows of them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gen.config.inputs import ROW_NODES, nested
+from gen.core.errors import GenError
+
+Read = tuple[int, Any, str, str | None]
+INTEGERS = ("seed", "num_samples", "frames")
+INTEGER = re.compile(r"[-+]?\d{1,40}")
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def read_values(path: Path) -> Iterator[Read]:
+    """(line, values or None, text of the line, error or None) of every row. Raises ``GenError`` for
+    a file of no use as a whole."""
+    readers: dict[str, Callable[[Path], Iterator[Read]]] = {
+        ".txt": _text,
+        ".jsonl": _jsonl,
+        ".csv": _csv,
+        ".parquet": _parquet,
+    }
+    if path.suffix.lower() not in readers:
+        raise GenError(
+            f"{path} is no file of prompts that can be read; expected a name that ends in"
+            f" {', '.join(readers)}"
+        )
+    try:
+        yield from readers[path.suffix.lower()](path)
+    except OSError as error:
+        raise GenError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str, str | None]]:
+    """Lines that are not blank. They end at line feeds alone: other separators may stand inside a
+    prompt."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not line.strip():
+                continue
+            try:
+                yield number, line.decode().strip(), None
+            except UnicodeDecodeError as error:
+                yield (
+                    number,
+                    line.decode(errors="backslashreplace").strip(),
+                    f"no UTF-8 text ({error.reason} at byte {error.start + 1})",
+                )
+
+
+def _text(path: Path) -> Iterator[Read]:
+    for number, line, error in _lines(path):
+        yield number, line, line, error
+
+
+def _jsonl(path: Path) -> Iterator[Read]:
+    for number, line, error in _lines(path):
+        got = None
+        try:
+            got = json.loads(line, object_pairs_hook=_unique) if error is None else None
+        except GenError as problem:
+            error = str(problem)
+        except json.JSONDecodeError as problem:
+            error = f"no JSON ({problem.msg} at column {problem.colno})"
+        except (
+            ValueError,
+            RecursionError,
+        ) as problem:  # a number of thousands of digits, brackets without end
+            error = f"no JSON that can be read ({problem})"
+        yield number, got, line, error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        keys = [k for k, _ in pairs]
+        raise GenError(f"key {next(k for k in keys if keys.count(k) > 1)!r} comes twice")
+    return tree
+
+
+def _csv(path: Path) -> Iterator[Read]:
+    taken: list[str] = []  # the lines of the row being read
+
+    def lines(file):
+        for line in file:
+            taken.append(line)
+            yield line
+
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(lines(file), strict=True)
+        header: list[str] | None = None
+        while True:
+            taken.clear()
+            number, cells, error = reader.line_num + 1, [], None
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as problem:
+                if "unexpected end" in str(problem):  # then no later row can be told from this one
+                    raise GenError(
+                        f"{path}, line {number}: a quote is opened and never closed"
+                    ) from None
+                error = f"no CSV ({problem})"
+            raw = "".join(taken)
+            if not raw.isascii():
+                try:
+                    raw.encode()
+                except UnicodeEncodeError:
+                    raw = raw.encode(errors="surrogateescape").decode(errors="backslashreplace")
+                    error = error or "no UTF-8 text"
+            if header is None:
+                header = _columns(cells, path) if error is None else _no_header(path, error)
+            elif error or any(c.strip() for c in cells):
+                if not error and len(cells) != len(header):
+                    error = f"{len(cells)} cells came; expected {len(header)}, as in the header"
+                yield number, None if error else _typed(header, cells), raw.strip(), error
+
+
+def _no_header(path: Path, error: str) -> list[str]:
+    raise GenError(f"{path} has no readable header: {error}")
+
+
+def _columns(names: Sequence[str], path: Path) -> list[str]:
+    """The columns of a table, all of them known and one of them ``prompt``."""
+    names = [str(n).strip() for n in names]
+    twice = next((n for n in names if names.count(n) > 1), None)
+    try:
+        if twice is not None:
+            raise GenError(f"column {twice!r} comes twice")
+        nested(dict.fromkeys(names))
+        if "prompt" not in names:
+            raise GenError("there is no column 'prompt'")
+    except GenError as error:
+        raise GenError(f"{path}, header: {error}") from None
+    return names
+
+
+def _typed(header: list[str], cells: list[str]) -> dict[str, Any]:
+    """Cells as values; an empty one says nothing. Texts stay texts, meta included, since a table
+    does not say what else they are."""
+    out = {}
+    for key, cell in zip(header, cells, strict=True):
+        if cell.strip():
+            knob = (
+                key in INTEGERS or key.partition(".")[0] in ("sampler", "law") or key in ROW_NODES
+            )
+            out[key] = _whole(key, scalar(cell.strip())) if knob else cell
+    return out
+
+
+def _whole(key: str, value: Any) -> Any:
+    """Tables with gaps hold whole numbers as floats."""
+    return (
+        int(value) if key in INTEGERS and isinstance(value, float) and value.is_integer() else value
+    )
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Any:
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ):  # dates that do not exist, brackets without end
+        return text
+    return value if value is None or isinstance(value, (bool, int, float, list, dict)) else text
+
+
+def scalar(text: str) -> Any:
+    """What YAML reads, with ``1e-4`` as the number it looks like."""
+    if INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if NUMBER.fullmatch(text) else _parsed(text)
+
+
+def _parquet(path: Path) -> Iterator[Read]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise GenError(
+            f'reading {path} needs pyarrow: pip install "gen-toolkit[parquet]"'
+        ) from error
+    try:
+        with ParquetFile(path) as file:
+            names, number = _columns(file.schema_arrow.names, path), 0
+            for batch in file.iter_batches(batch_size=1024):
+                columns = (c.to_pylist() for c in batch.columns)
+                for cells in zip(*columns, strict=True):
+                    number += 1
+                    values = {
+                        k: _whole(k, _without_gaps(v))
+                        for k, v in zip(names, cells, strict=True)
+                        if v is not None
+                    }
+                    yield number, values, json.dumps(values, ensure_ascii=False, default=str), None
+    except ArrowException as error:
+        raise GenError(
+            f"{path} is no Parquet file that can be read: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _without_gaps(value: Any) -> Any:
+    """A struct has the fields of all rows; those that a row leaves out are null."""
+    return (
+        {k: _without_gaps(v) for k, v in value.items() if v is not None}
+        if isinstance(value, dict)
+        else value
+    )

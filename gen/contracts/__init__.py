@@ -1,0 +1,1 @@
+"""What an author implements: modality, frontend, checkpoint family, token layout."""

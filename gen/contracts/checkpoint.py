@@ -1,0 +1,276 @@
+"""Published checkpoints: folders, files and hub ids that were not made for gen, one class per
+family.
+
+A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) says what it
+recognises, and, loaded, is all that the pipeline needs: the model through the protocols of
+``gen.models.adapters.language_models``, the frontend, what may be generated and how a prompt
+becomes ids. Nothing of a checkpoint's own code runs unless the user says ``trust_remote_code``;
+nothing is half loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import TokenFrontend
+from gen.contracts.modality import Binding, Modality
+from gen.core.errors import GenError, unknown
+from gen.core.registry import registry
+from gen.core.token_space import TokenSpace
+from gen.models.load.locate import pick_device, zoo
+from gen.models.load.weights import PICKLES
+
+EMBEDDED = "gen_"  # how the model types of gen's own architectures begin
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate makes itself
+CONFIGS = ("config.json", "model_index.json", "gen.json")
+
+
+class Files:
+    """A checkpoint as it lies on disk. ``name``: as the user wrote it. ``path``: its folder, or the
+    one file of its weights."""
+
+    def __init__(self, name: str | Path, path: Path):
+        self.name, self.path = str(name), path
+
+    @classmethod
+    def find(cls, name: str | Path) -> Files:
+        """The checkpoint that a zoo name, folder, file or hub id means. A hub id comes out of the
+        local cache, or is fetched. Raises ``GenError``."""
+        if str(name) in zoo():
+            return cls(name, zoo()[str(name)])
+        path = Path(name).expanduser()
+        if path.is_dir() or path.is_file():
+            return cls(name, path)
+        text = str(name)
+        if (
+            text.count("/") != 1
+            or text.startswith((".", "/", "~"))
+            or text.endswith(("/", *PICKLES, ".safetensors"))
+        ):
+            raise unknown(
+                "model", text, zoo(), "the zoo; it is no folder, no file and no hub id either"
+            )
+        return cls(name, _fetched(text))
+
+    @property
+    def folder(self) -> Path:
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The folder's config.json, or nothing."""
+        return {} if self.path.is_file() else self.json("config.json")
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this is one of gen's own architectures; what lies in the zoo is."""
+        return self.model_type.startswith(EMBEDDED) or self.name in zoo()
+
+    def json(self, relative: str) -> dict[str, Any]:
+        """A JSON object of the folder; nothing where there is none. Raises ``GenError`` for one
+        that cannot be read."""
+        path = self.folder / relative
+        if not path.is_file():
+            return {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise GenError(
+                f"the config of model {self.name} cannot be read: {relative}: {error}"
+            ) from None
+        if not isinstance(found, dict):
+            raise GenError(
+                f"the config of model {self.name} cannot be read: {relative} holds a"
+                f" {type(found).__name__}; expected an object"
+            )
+        return found
+
+    def has(self, *patterns: str) -> bool:
+        """Whether a file of the folder matches one of the globs."""
+        return any(next(self.folder.glob(p), None) is not None for p in patterns)
+
+    def file(self, *patterns: str) -> Path:
+        """The one file that matches the first glob which any matches. Raises ``GenError`` for none
+        and for several."""
+        for pattern in patterns:
+            found = sorted(self.folder.glob(pattern))
+            if len(found) > 1:
+                raise GenError(
+                    f"{self.folder} holds {', '.join(p.name for p in found)}; expected one"
+                    f" {pattern}"
+                )
+            if found:
+                return found[0]
+        raise GenError(f"model {self.name} has no {' and no '.join(patterns)} in {self.folder}")
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = Path(snapshot_download(name, ignore_patterns=[f"*{p}" for p in PICKLES]))
+        if next(path.rglob("*.safetensors"), None) is None:
+            path = Path(snapshot_download(name))
+    except (
+        OSError,
+        HFValidationError,
+        ValueError,
+    ) as error:  # whatever the hub's errors are, they are one of these
+        raise GenError(
+            f"model {name!r} is no folder here, is not in the local cache, and the hub does not"
+            f" give it ({' '.join(str(error).split())[:160]}); expected a folder, a file or the id"
+            " of a repository"
+        ) from None
+    return path
+
+
+@dataclass(frozen=True)
+class How:
+    """Where and how a checkpoint is loaded. ``device_map``: as in accelerate, for models larger
+    than one device; ``trust_remote_code``: whether code that lies in the folder may run."""
+
+    device: torch.device
+    dtype: torch.dtype
+    device_map: str | Mapping[str, Any] | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ``GenError`` for a device map that names a device which is not there."""
+        if isinstance(self.device_map, Mapping):
+            for place in self.device_map.values():
+                if place != "disk":
+                    pick_device(f"cuda:{place}" if isinstance(place, int) else place)
+        elif self.device_map is not None and self.device_map not in MAPS:
+            raise unknown("device_map", self.device_map, MAPS)
+
+
+class Checkpoint(ABC):
+    """A loaded family. Keyword arguments of a subclass' ``__init__`` are the options that users may
+    give.
+
+    ``modalities``: what it can serve; ``protocols`` and ``kind``: as samplers ask for them.
+    ``tested``: on what its loader was tested. ``law``: what a user gets who says nothing, of the
+    family or of one instance. ``catch_all``: whether it takes what no other family recognises.
+    """
+
+    modalities: ClassVar[tuple[str, ...]]
+    protocols: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str] = "codes"
+    tested: ClassVar[str]
+    catch_all: ClassVar[bool] = False
+
+    modality: Modality
+    frontend: TokenFrontend
+    binding: Binding
+    law: Mapping[str, Any] = {}
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, files: Files) -> bool:
+        """Whether these files are of this family; looks at configs and names only."""
+
+    @abstractmethod
+    def __init__(self, files: Files, modality: str, how: How):
+        """Loads everything. Raises ``GenError``."""
+
+    @abstractmethod
+    def adapter(self, protocol: str) -> Any:
+        """The model through one of its protocols."""
+
+    def condition(self, prompt: str) -> Any:
+        """The typed condition of a prompt. Raises ``GenError``."""
+        text = prompt.strip()
+        if not text:
+            raise GenError("the prompt is empty; expected a text")
+        return text
+
+    def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        """Tokens [B, T] in raster order -> codes [B, 1, *grid]; latents [B, T, C] -> [B, C,
+        *grid]."""
+        if space.channels:
+            return tokens.transpose(1, 2).reshape(len(tokens), space.channels, *space.grid)
+        return tokens.view(len(tokens), 1, *space.grid)
+
+
+def published(name: str | Path) -> Files | None:
+    """The files of a model that is none of gen's own architectures, else nothing. Raises
+    ``GenError`` if there is no such model."""
+    files = Files.find(name)
+    return None if files.embedded else files
+
+
+def family_of(files: Files, modality: str) -> type[Checkpoint]:
+    """The family that recognises the files and serves the modality. Raises ``GenError`` that says
+    what the files are and what is known."""
+    table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
+    known = [name for name, cls in table.items() if not cls.catch_all and cls.recognises(files)]
+    known = known or [
+        name for name, cls in table.items() if cls.catch_all and cls.recognises(files)
+    ]
+    found = [name for name in known if modality in table[name].modalities]
+    if len(found) == 1:
+        return table[found[0]]
+    kind = (
+        files.model_type
+        or files.json("model_index.json").get("_class_name")
+        or "folder without a type of model"
+    )
+    if len(found) > 1:
+        raise GenError(
+            f"model {files.name} could be one of {', '.join(found)}; expected files of one family"
+        )
+    if known:
+        serves = "; ".join(
+            f"{name} serves {' and '.join(table[name].modalities)}" for name in known
+        )
+        raise GenError(f"model {files.name} is a {kind!r}: {serves}; asked for was {modality!r}")
+    if not files.has(*CONFIGS) and not files.path.is_file():
+        raise GenError(
+            f"model folder {files.path} has no config.json, no model_index.json and no weights that"
+            " a family knows by their names"
+        )
+    serving = [name for name, cls in table.items() if modality in cls.modalities]
+    raise GenError(
+        f"model {files.name} is a {kind!r}, which no family recognises; the modality {modality!r}"
+        f" has models of its own (gen ls models) and the families {', '.join(serving)}"
+    )
+
+
+def load_checkpoint(
+    files: Files, modality: str, how: How, options: Mapping[str, Any]
+) -> Checkpoint:
+    """The checkpoint, loaded. Raises ``GenError`` for an option that its family does not have."""
+    cls = family_of(files, modality)
+    for key in options:
+        if not options_of(cls):
+            raise GenError(
+                f"model {files.name} came with the option {key!r}; expected none, its family has no"
+                " options"
+            )
+        if key not in options_of(cls):
+            raise unknown(f"option of model {files.name}:", key, options_of(cls))
+    return cls(files, modality, how, **options)
+
+
+def options_of(cls: type[Checkpoint]) -> dict[str, Any]:
+    """The options of a family and their defaults."""
+    return {
+        k: p.default
+        for k, p in inspect.signature(cls.__init__).parameters.items()
+        if p.kind is p.KEYWORD_ONLY
+    }

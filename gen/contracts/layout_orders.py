@@ -1,0 +1,187 @@
+"""What layouts are made of: orders of a grid's cells, and the tables that follow from a list of
+steps.
+
+An order takes the grid, slowest axis first, and a seed that only ``random`` uses, and gives each
+cell once, as its index in raster order. Methods that choose places use them too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import bad_value, unknown
+from gen.core.rng import CounterDraws, item_key
+
+Place = tuple[int, int] | str  # (stream, cell), or the name of a special
+
+
+def row_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
+    """First to last."""
+    return range(math.prod(grid))
+
+
+def snake_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
+    """Every other row backwards (and every other frame upwards), so that each cell is a neighbour
+    of the one before."""
+    cells = [0]
+    for size in grid:
+        cells = [
+            c * size + (size - 1 - x if n % 2 else x)
+            for n, c in enumerate(cells)
+            for x in range(size)
+        ]
+    return cells
+
+
+@cache
+def halton_cells(grid: tuple[int, ...], seed: int | None = None) -> tuple[int, ...]:
+    """In the order in which the Halton sequence (bases 2, 3, 5, ...) first visits them: far apart
+    from one to the next."""
+    bases, total = (2, 3, 5, 7)[: len(grid)], math.prod(grid)
+    seen: dict[int, None] = {}
+    i = 0
+    while len(seen) < total:
+        i += 1
+        cell = 0
+        for base, size in zip(bases, grid, strict=True):
+            cell = cell * size + int(_radical_inverse(i, base) * size)
+        seen.setdefault(cell)
+    return tuple(seen)
+
+
+def random_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
+    """One permutation per seed, from our own hash: the same with every version of torch."""
+    draws = CounterDraws([item_key("layout", seed)])
+    return (
+        draws.uniform(torch.tensor([0]), torch.arange(math.prod(grid))[None], "order", None)[0]
+        .argsort(stable=True)
+        .tolist()
+    )
+
+
+def _radical_inverse(i: int, base: int) -> float:
+    """The digits of i in that base, mirrored at the point: in [0, 1)."""
+    x, scale = 0.0, 1.0
+    while i:
+        i, digit = divmod(i, base)
+        scale /= base
+        x += digit * scale
+    return x
+
+
+ORDERS = {"row": row_cells, "snake": snake_cells, "halton": halton_cells, "random": random_cells}
+
+
+class Tables(NamedTuple):
+    """Long, one entry per place, the steps one after another; but ``code`` has one per code, stream
+    after stream."""
+
+    pairs: Tensor  # [P, 2] stream and cell, -1 for specials
+    step: Tensor  # [P] which step the place is in
+    level: Tensor  # [P] how many places of that step come before it
+    low: Tensor  # [P] the ids low <= id < high may stand there
+    high: Tensor
+    code: Tensor  # [N] the place of every code
+    specials: Mapping[int, str]  # id -> name
+
+    @staticmethod
+    def of(
+        plan: Sequence[Sequence[Place]],
+        cells: Sequence[int],
+        spans: Mapping[int | str, tuple[int, int]],
+    ) -> Tables:
+        """``cells``: codes per stream. ``spans``: low and high of every stream and special.
+
+        Raises ``ValueError`` unless every code stands in the plan once.
+        """
+        places = [place for step in plan for place in step]
+        code = sorted(
+            (n for n, place in enumerate(places) if not isinstance(place, str)),
+            key=lambda n: places[n],
+        )
+        if [places[n] for n in code] != [
+            (q, c) for q, count in enumerate(cells) for c in range(count)
+        ]:
+            raise ValueError("the plan of a layout has to hold every code once")
+        pairs = [(-1, -1) if isinstance(p, str) else p for p in places]
+        step, level = torch.tensor(
+            [(s, n) for s, step in enumerate(plan) for n in range(len(step))]
+        ).T
+        low, high = torch.tensor([spans[p if isinstance(p, str) else p[0]] for p in places]).T
+        specials = {span[0]: name for name, span in spans.items() if isinstance(name, str)}
+        return Tables(torch.tensor(pairs), step, level, low, high, torch.tensor(code), specials)
+
+    def fill(self, codes: Tensor) -> Tensor:
+        """Codes [B, N] -> ids [B, P]. Raises ``GenError`` for a code that its stream does not
+        have."""
+        low, high, place = (x.to(codes.device) for x in (self.low, self.high, self.code))
+        sizes = (high - low)[place]
+        wrong = (codes < 0) | (codes >= sizes)
+        if bool(wrong.any()):
+            row, n = wrong.nonzero()[0].tolist()
+            stream, cell = self.pairs[self.code[n]].tolist()
+            name = f"the code of stream {stream}, cell {cell} of row {row}"
+            raise bad_value(name, int(codes[row, n]), f"0 to {int(sizes[n]) - 1}")
+        ids = low.repeat(len(codes), 1)
+        ids[:, place] += codes
+        return ids
+
+    def take(self, ids: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Ids [B, P] -> codes [B, N]. Raises ``GenError`` for an id where it may not stand, the
+        places named in ``shape``."""
+        low, high, place = (x.to(ids.device) for x in (self.low, self.high, self.code))
+        wrong = (ids < low) | (ids >= high)
+        if bool(wrong.any()):
+            row, n = wrong.nonzero()[0].tolist()
+            name = f"the id at place {n if len(shape) == 1 else divmod(n, shape[1])} of row {row}"
+            (stream, cell), least = self.pairs[n].tolist(), int(low[n])
+            what = (
+                f"{least} ({self.specials[least]})"
+                if stream < 0
+                else f"{least} to {int(high[n]) - 1} (stream {stream}, cell {cell})"
+            )
+            raise bad_value(name, int(ids[row, n]), what)
+        return (ids - low)[:, place]
+
+
+# --- checks
+
+
+def integers(obj: Any, name: str, least: int, count: int | None = None) -> None:
+    """Makes a field a tuple of ``count`` integers (without one: at least one) of at least
+    ``least``, or raises ``GenError``."""
+    value = getattr(obj, name)
+    fits = isinstance(value, (list, tuple)) and all(type(x) is int and x >= least for x in value)
+    if not fits or (not value if count is None else len(value) != count):
+        many = "integers" if count is None else f"{count} integers, one per stream,"
+        raise bad_value(name, value, f"a list of {many} of at least {least}")
+    object.__setattr__(obj, name, tuple(value))  # the field of a frozen class
+
+
+def choice(name: str, value: Any, options: Iterable[str]) -> None:
+    """Raises ``GenError`` with the nearest option for an unknown one."""
+    if value not in options:
+        raise unknown(name, value, options)
+
+
+def check_whole(name: str, x: Any, shape: tuple[int, ...]) -> None:
+    """Raises ``GenError`` unless x is a tensor of integers [B, *shape]."""
+    if (
+        not isinstance(x, Tensor)
+        or x.dtype == torch.bool
+        or x.is_floating_point()
+        or x.is_complex()
+    ):
+        raise bad_value(
+            name, x.dtype if isinstance(x, Tensor) else type(x).__name__, "a tensor of integers"
+        )
+    if x.dim() != len(shape) + 1 or tuple(x.shape[1:]) != shape:
+        raise bad_value(
+            f"the shape of {name}", tuple(x.shape), f"[B, {', '.join(map(str, shape))}]"
+        )

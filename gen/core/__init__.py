@@ -1,0 +1,2 @@
+"""Errors, the registry, token spaces, sampling parameters, random numbers: what everything rests
+on."""

@@ -1,0 +1,1 @@
+"""Doors for users of transformers, diffusers and lerobot."""

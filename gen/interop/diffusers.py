@@ -1,0 +1,357 @@
+"""A pipeline called as those of diffusers are:
+
+    pipeline = gen.load("image").as_diffusers() images = pipeline("a large red circle",
+    num_images_per_prompt=4, guidance_scale=2.0, generator=torch.Generator().manual_seed(0)).images
+
+The arguments, the outputs and the callbacks are diffusers'; ``sampler`` is what is new. One batch
+per call. An item's seed is an integer drawn from its generator: the same state of the generator
+gives the same media, and it goes on as it would there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AudioPipelineOutput, ImagePipelineOutput
+from diffusers.utils import BaseOutput
+from PIL import Image
+from torch import Tensor
+
+from gen.core.errors import GenError, bad_value, unknown
+from gen.core.registry import registry
+from gen.core.sampler import Sampler
+from gen.core.token_space import TokenSpace
+from gen.pipeline.pipeline import ItemPlan, Pipeline, PipelineOutput, SamplerSpec, spell
+from gen.tokenizers.action.base import at_least
+
+COUNTS = {
+    "image": "num_images_per_prompt",
+    "video": "num_videos_per_prompt",
+    "audio": "num_waveforms_per_prompt",
+}
+TYPES = {
+    "image": ("pil", "np", "pt", "latent"),
+    "video": ("np", "pil", "pt", "latent"),
+    "audio": ("np", "pt", "latent"),
+    "text": ("text", "latent"),
+    "data": ("np", "latent"),
+}
+LAW = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
+
+
+@dataclass
+class VideoPipelineOutput(BaseOutput):
+    """``frames``: float [N, F, h, w, 3] in [0, 1] (``np``), [N, F, 3, h, w] (``pt``) or lists of
+    pictures (``pil``)."""
+
+    frames: Any
+
+
+@dataclass
+class TextPipelineOutput(BaseOutput):
+    """``texts``, and their ids ``sequences`` long [N, T]."""
+
+    texts: list[str] | None
+    sequences: Tensor | None = None
+
+
+@dataclass
+class MediaPipelineOutput(BaseOutput):
+    """``media`` of modalities that diffusers has no name for: motions, actions."""
+
+    media: Any
+
+
+class _Interrupted(Exception):
+    """Carries what was made so far."""
+
+
+class DiffusersPipeline:
+    """See the module. ``output``: what the last call made, with statistics (None if it was
+    interrupted); ``num_timesteps``: its forward calls. A callback that sets ``_interrupt`` ends the
+    call, which returns what is there, the rest filled with ids that may stand there.
+    """
+
+    _callback_tensor_inputs = ("tokens", "known")
+
+    def __init__(self, pipe: Pipeline):
+        self.pipe = pipe
+        self.output: PipelineOutput | None = None
+        self.num_timesteps, self._interrupt = 0, False
+
+    @property
+    def interrupt(self) -> bool:
+        return self._interrupt
+
+    @property
+    def device(self) -> torch.device:
+        return self.pipe.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pipe.dtype
+
+    @property
+    def kind(self) -> str:
+        """``image``, ``video``, ``audio``, ``text`` or ``data``."""
+        return "text" if self.pipe.modality.name == "text" else self.pipe.modality.media_kind
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        negative_prompt: str | None = None,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+        num_images_per_prompt: int | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        output_type: str | None = None,
+        return_dict: bool = True,
+        callback_on_step_end: Callable | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+        *,
+        sampler: SamplerSpec = "speculative_jacobi",
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        **others: Any,
+    ) -> BaseOutput | tuple:
+        """``num_inference_steps``: of samplers with a number of steps, the masked ones. What of the
+        law is not said is the model's default. ``generator``: one, one for each item, or None for
+        torch's own. ``callback_on_step_end(pipeline, step, timestep, tensors)`` is called after
+        every forward call; ``timestep`` is the share of places that are still open.
+        ``output_type``: ``pil``, ``np``, ``pt``; ``latent`` for tokens.
+
+        Raises ``GenError`` for arguments that are not supported, by name, and for whatever
+        ``Pipeline`` refuses.
+        """
+        count = self._count(num_images_per_prompt, others)
+        usual = TYPES[self.kind]
+        output_type = output_type or usual[0]
+        if output_type not in usual:
+            raise bad_value(
+                "output_type", output_type, f"one of {', '.join(usual)} for {self.kind}"
+            )
+        for key in callback_on_step_end_tensor_inputs:
+            if key not in self._callback_tensor_inputs:
+                raise unknown(
+                    "entry of callback_on_step_end_tensor_inputs", key, self._callback_tensor_inputs
+                )
+        spec = _with_steps(self.pipe, sampler, num_inference_steps)
+        said = {
+            k: v
+            for k, v in zip(LAW, (temperature, top_k, top_p, min_p, guidance_scale), strict=True)
+            if v is not None
+        }
+        law = replace(self.pipe.resolve(spec, None)[1], **said)
+        pipe = (
+            self.pipe
+            if negative_prompt is None
+            else _against(self.pipe, negative_prompt, law.guided)
+        )
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        self.pipe.plan(prompts)  # refuses what is no prompt before a generator is touched
+        seeds = _seeds(generator, len(prompts) * count)
+        items = [
+            replace(pipe.plan(p, 1, seeds[i * count + j])[0], index=i * count + j)
+            for i, p in enumerate(prompts)
+            for j in range(count)
+        ]
+        self.output, self.num_timesteps, self._interrupt = None, 0, False
+        try:
+            out = pipe.generate(
+                items,
+                spec,
+                law,
+                callback=self._following(callback_on_step_end, callback_on_step_end_tensor_inputs),
+            )
+            self.output, media, tokens = out, out.media, out.tokens
+        except _Interrupted as interrupted:
+            media, tokens = _unfinished(pipe, spec, items, *interrupted.args)
+        found = self._outcome(media, tokens, output_type)
+        return found if return_dict else found.to_tuple()
+
+    def _count(self, images: int | None, others: Mapping[str, Any]) -> int:
+        said = {"num_images_per_prompt": images, **others}
+        said = {k: v for k, v in said.items() if v is not None}
+        own = {"num_images_per_prompt", COUNTS.get(self.kind, "num_images_per_prompt")}
+        known = {*type(self).__call__.__annotations__, *own} - {"others", "return"}
+        for key in said:
+            if key not in own:
+                raise unknown("argument of the pipeline:", key, known)
+        if len(said) > 1:
+            raise GenError(f"{' and '.join(sorted(said))} came together; expected one of them")
+        key, count = next(iter(said.items()), ("num_images_per_prompt", 1))
+        return at_least(key, count, 1)
+
+    def _following(
+        self, callback: Callable | None, wanted: Sequence[str]
+    ) -> Callable[[dict[str, Any]], None]:
+        def step(info: dict[str, Any]) -> None:
+            self.num_timesteps += 1
+            if callback is None:
+                return
+            shown = {k: info[k].clone() for k in wanted}
+            changed = (
+                callback(self, self.num_timesteps - 1, 1 - info["done"] / info["total"], shown)
+                or {}
+            )
+            for key, value in changed.items():
+                if key not in info or not torch.equal(value.nan_to_num(), info[key].nan_to_num()):
+                    raise GenError(
+                        f"callback_on_step_end returned other {key!r} than it was given; expected"
+                        " the same: what is committed stays"
+                    )
+            if self._interrupt:
+                raise _Interrupted(info["tokens"], info["known"])
+
+        return step
+
+    def _outcome(self, media: list[Any], tokens: Tensor, output_type: str) -> BaseOutput:
+        """What diffusers calls it."""
+        kind, latent = self.kind, output_type == "latent"
+        if kind == "text":
+            return TextPipelineOutput(None if latent else media, tokens)
+        if kind == "image":
+            return ImagePipelineOutput(tokens if latent else _pictures(media, output_type))
+        if kind == "video":
+            clips = media if latent else [[Image.fromarray(f) for f in clip] for clip in media]
+            clips = (
+                clips
+                if latent or output_type == "pil"
+                else _stacked([_pictures(c, output_type) for c in clips])
+            )
+            return VideoPipelineOutput(tokens if latent else clips)
+        if kind == "audio":
+            return AudioPipelineOutput(
+                tokens
+                if latent
+                else _stacked([torch.from_numpy(m) if output_type == "pt" else m for m in media])
+            )
+        return MediaPipelineOutput(tokens if latent else media)
+
+
+def diffusers_pipeline(pipe: Pipeline) -> DiffusersPipeline:
+    """The pipeline with diffusers' call."""
+    return DiffusersPipeline(pipe)
+
+
+def _with_steps(pipe: Pipeline, sampler: SamplerSpec, steps: int | None) -> SamplerSpec:
+    """The sampler with so many steps. Raises ``GenError`` for one that has no number of steps, and
+    for one that has it already."""
+    if steps is None:
+        return sampler
+    found = pipe.resolve(sampler, None)[0]
+    if "steps" not in type(found).__dataclass_fields__:
+        raise GenError(
+            f"num_inference_steps is {steps}, and sampler {spell(sampler)['name']!r} has no number"
+            " of steps; expected a masked one, such as 'maskgit'"
+        )
+    if isinstance(sampler, Sampler):
+        return replace(sampler, steps=steps)
+    spec = spell(sampler)
+    preset = registry.table("preset").get(spec["name"])
+    knob = (preset.aliases if preset else {}).get(
+        "num_inference_steps", "steps"
+    )  # a preset may count other steps under that name
+    if knob in spec:
+        raise GenError(
+            f"num_inference_steps is {steps} and sampler.{knob} {spec[knob]}; expected one of them"
+        )
+    return {**spec, knob: steps}
+
+
+def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:
+    """The pipeline with the condition that guidance leads away from: a prompt's, in place of
+    none."""
+    if not isinstance(negative, str):
+        raise bad_value("negative_prompt", negative, "one text, for all prompts")
+    if not guided:
+        raise GenError(
+            "negative_prompt came without guidance; expected a guidance_scale other than 1"
+        )
+    view, modality = copy.copy(pipe), pipe.modality
+    condition, other = (modality.ground(modality.condition(negative), seed) for seed in (0, 1))
+    if str(condition) != str(other):
+        raise GenError(
+            f"negative_prompt {negative!r} leaves open what a seed decides; expected one that says"
+            " everything"
+        )
+
+    def bound(name: str):
+        model, binding, frontend = pipe.bound(name)
+        return model, replace(binding, unconditional=binding.prompt(condition)), frontend
+
+    view.bound = bound
+    return view
+
+
+def _seeds(generator: torch.Generator | Sequence[torch.Generator] | None, count: int) -> list[int]:
+    """One for each item."""
+    one = generator is None or isinstance(generator, torch.Generator)
+    given = (
+        [generator] * count if one else list(generator) if isinstance(generator, Sequence) else []
+    )
+    if len(given) != count or not (one or all(isinstance(g, torch.Generator) for g in given)):
+        came = f"{len(given)} of them" if given else repr(generator)
+        raise GenError(
+            f"generator is {came}; expected a torch.Generator, or a list of one for each of the"
+            f" {count} items"
+        )
+    return [
+        int(torch.randint(2**62, (), generator=g, device="cpu" if g is None else g.device))
+        for g in given
+    ]
+
+
+def _unfinished(
+    pipe: Pipeline, sampler: SamplerSpec, items: Sequence[ItemPlan], tokens: Tensor, known: Tensor
+) -> tuple[list[Any], Tensor]:
+    """The media of tokens [B, T(, C)] of which some are known (bool [B, T])."""
+    found = pipe.resolve(sampler, None)[0]
+    _, binding, frontend = pipe.bound(pipe.model_name(found))
+    tokens = _filled(tokens, known.to(tokens.device), binding.space, found.protocol == "causal")
+    media = [
+        pipe.modality.complete(pipe.decode(t, binding.space, frontend), i.condition)
+        for t, i in zip(tokens, items, strict=True)
+    ]
+    return media, tokens.cpu()
+
+
+def _filled(tokens: Tensor, known: Tensor, space: TokenSpace, in_order: bool) -> Tensor:
+    if space.channels:
+        return torch.where(known[..., None], tokens, 0.0)
+    legal = space.legal.to(tokens.device)
+    tokens = torch.where(known, tokens, legal.long().argmax(1))
+    if (
+        in_order and space.looks_back
+    ):  # what may stand at a place depends on those before it; the end as soon as there may be one
+        for place in range(int(known.long().cumprod(1).sum(1).min()), space.length):
+            at = torch.full((len(tokens), 1), place, device=tokens.device)
+            may = space.narrow(legal[at], tokens, at)[:, 0]
+            least = may.long().argmax(1)
+            if space.end_id is not None:
+                least = torch.where(may[:, space.end_id], space.end_id, least)
+            tokens[:, place] = torch.where(known[:, place], tokens[:, place], least)
+    return tokens
+
+
+def _pictures(pictures: Sequence[Image.Image], output_type: str) -> Any:
+    """Pillow's, float32 [N, h, w, 3] in [0, 1], or a tensor [N, 3, h, w]."""
+    if output_type == "pil":
+        return list(pictures)
+    array = np.stack([np.asarray(p.convert("RGB"), np.float32) / 255 for p in pictures])
+    return array if output_type == "np" else torch.from_numpy(array).permute(0, 3, 1, 2)
+
+
+def _stacked(parts: list[Any]) -> Any:
+    """One array or tensor of parts of one shape; of several, the list that they are."""
+    if len({tuple(p.shape) for p in parts}) > 1:
+        return parts
+    return torch.stack(parts) if isinstance(parts[0], Tensor) else np.stack(parts)

@@ -1,0 +1,85 @@
+"""A policy: a pipeline of actions behind the three calls that robot code makes, with the names of
+LeRobot.
+
+policy = Policy(gen.load("action"))
+policy.reset()
+action = policy.select_action({"observation.state": state, "task": "reach"})     float32 [D]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gen.core.errors import GenError, bad_value
+from gen.pipeline.pipeline import ItemPlan, Pipeline, SamplerSpec
+
+
+class Policy:
+    """``n_action_steps``: actions of a chunk that are used before the next one is predicted; all by
+    default. Chunk k after a reset has the seed ``seed + k``, so an episode is the same again.
+    Nothing is ever made up: what cannot be predicted is an error.
+
+    Raises ``GenError`` for a pipeline of another modality, for bad knobs and for observations that
+    make no sense.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sampler: SamplerSpec = "speculative_jacobi",
+        law: Mapping[str, Any] | None = None,
+        n_action_steps: int | None = None,
+        seed: int = 0,
+    ):
+        if not hasattr(pipeline.modality, "observed"):
+            raise GenError(
+                "a policy needs a modality that takes observations, such as 'action';"
+                f" {pipeline.modality.name!r} came"
+            )
+        if n_action_steps is not None and (
+            not isinstance(n_action_steps, int)
+            or isinstance(n_action_steps, bool)
+            or n_action_steps < 1
+        ):
+            raise bad_value("n_action_steps", n_action_steps, "an integer of at least 1")
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise bad_value("seed", seed, "an integer of at least 0")
+        self.pipeline, self.sampler, self.law = pipeline, sampler, law
+        self.n_action_steps, self.seed = n_action_steps, seed
+        pipeline.model_name(
+            pipeline.resolve(sampler, law)[0]
+        )  # what is wrong fails here, not on the robot
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what is left of the last chunk. Call it where an episode begins."""
+        self._queue: deque[np.ndarray] = deque()
+        self._chunks = 0
+
+    def predict_action_chunk(self, observation: Mapping[str, Any]) -> np.ndarray:
+        """The actions from an observation on, in physical units: float32 [H, D]."""
+        condition = self.pipeline.modality.observed(observation)
+        item = ItemPlan(0, str(condition), self.seed + self._chunks, condition)
+        actions = np.asarray(self.pipeline.generate([item], self.sampler, self.law).media[0])
+        if not np.isfinite(actions).all():
+            raise GenError("the predicted actions hold NaN or inf; nothing can be done with them")
+        self._chunks += 1
+        return actions
+
+    def select_action(self, observation: Mapping[str, Any]) -> np.ndarray:
+        """The next action: float32 [D]. Only an observation that a new chunk is predicted from is
+        looked at."""
+        if not self._queue:
+            actions = self.predict_action_chunk(observation)
+            if self.n_action_steps is not None and self.n_action_steps > len(actions):
+                raise bad_value(
+                    "n_action_steps",
+                    self.n_action_steps,
+                    f"at most {len(actions)}, the actions of a chunk",
+                )
+            self._queue.extend(actions[: self.n_action_steps])
+        return self._queue.popleft()

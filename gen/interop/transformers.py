@@ -1,0 +1,236 @@
+"""The samplers behind ``generate`` of any causal language model of transformers:
+
+    model.generate(**inputs, custom_generate=gen.transformers_generate,
+    sampler="speculative_jacobi", max_new_tokens=64, seed=0)
+
+``generate`` prepares everything as it always does and calls this in place of its own loop. Greedy
+decoding gives its very ids, and sampling its distribution; row j of the same prompt has the seed
+``seed + j``, and its ids depend on prompt and seed alone, whatever the batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from gen.core.errors import GenError, bad_value
+from gen.core.rng import CounterDraws, item_key
+from gen.core.sampler import Sampler, resolve_sampler
+from gen.core.sampling_params import Law
+from gen.core.stats import Stats
+from gen.interop.transformers_request import Request, read_request, unforwarded
+from gen.models.adapters.cache_probe import require_slots
+from gen.models.adapters.language_models import CausalLM
+from gen.models.targets.causal import CausalTarget
+
+_PROVEN: weakref.WeakSet = (
+    weakref.WeakSet()
+)  # models that passed ``require_slots``, which takes a few forward calls
+
+
+@dataclass
+class GenerateOutput(GenerateDecoderOnlyOutput):
+    """What ``generate`` returns with ``return_dict_in_generate``, and what every row cost
+    (``gen.core.stats.Stats``)."""
+
+    stats: list[Stats] | None = None
+
+
+def transformers_generate(
+    model,
+    input_ids: Tensor,
+    logits_processor=None,
+    stopping_criteria=None,
+    generation_config=None,
+    synced_gpus: bool = False,
+    streamer=None,
+    *,
+    sampler: str | Mapping[str, Any] | Sampler = "speculative_jacobi",
+    seed: int | None = None,
+    draft_model=None,
+    **model_kwargs,
+) -> Tensor | GenerateOutput:
+    """Called by ``generate``. ``sampler``: a causal sampler's or preset's name, ``{"name": ...,
+    knob: value}`` or a sampler. ``seed``: an integer; None draws one from torch's default
+    generator, which ``transformers.set_seed`` sets. ``draft_model``: a causal language model with
+    the same ids, for samplers that need one. Returns long [B, S + new], padded behind the end, or a
+    ``GenerateOutput``.
+
+    Raises ``GenError`` for models whose attention takes no masks, and for settings that cannot be
+    honoured (docs/interop.md lists them).
+    """
+    if generation_config is None:
+        raise GenError(
+            "gen.transformers_generate came without a generation_config; expected a call of"
+            " model.generate(..., custom_generate=gen.transformers_generate)"
+        )
+    streamer = streamer if streamer is not None else unforwarded("streamer")
+    if unforwarded("assistant_model") is not None:
+        raise GenError(
+            "gen.transformers_generate cannot honour assistant_model; expected draft_model=that"
+            " model and a sampler such as 'speculative'"
+        )
+    if synced_gpus:
+        raise GenError(
+            "gen.transformers_generate cannot honour synced_gpus; expected a model that is not"
+            " sharded by FSDP or ZeRO stage 3"
+        )
+    models = [m for m in (model, draft_model) if m is not None]
+    training = [m.training for m in models]
+    try:
+        for one in models:
+            require_model(one)
+        request = read_request(
+            input_ids,
+            generation_config,
+            logits_processor,
+            stopping_criteria,
+            CausalLM(model).vocab_size,
+            model_kwargs,
+        )
+        sampler, law = resolve_sampler(sampler, request.law)
+        _require_sampler(sampler, draft_model, request.space.vocab_size)
+        target = _target(model, request, law)
+        draft = None if draft_model is None else _target(draft_model, request, law)
+        put = (
+            _following(streamer, request.ends, generation_config, input_ids.device)
+            if streamer is not None
+            else None
+        )
+        out = sampler(
+            target,
+            CounterDraws(_keys(request.prompts, seed), model.device),
+            draft=draft,
+            callback=put,
+        )
+    finally:
+        for one, was in zip(models, training, strict=True):
+            one.train(was)
+    if streamer is not None:
+        streamer.end()
+    tokens = out.tokens.to(input_ids.device)
+    lengths = spoken(tokens, request.ends)
+    tokens = padded(tokens, lengths, generation_config)[:, : int(lengths.max())]
+    sequences = torch.cat([input_ids, tokens], 1)
+    return (
+        GenerateOutput(sequences=sequences, stats=out.stats)
+        if generation_config.return_dict_in_generate
+        else sequences
+    )
+
+
+def spoken(tokens: Tensor, ends: Tensor) -> Tensor:
+    """How many ids each row [B, T] has up to its end, with it: long [B]."""
+    over = torch.isin(tokens, ends.to(tokens.device))
+    return torch.where(over.any(1), over.long().argmax(1) + 1, tokens.shape[1])
+
+
+def padded(tokens: Tensor, lengths: Tensor, config) -> Tensor:
+    """Ids [B, T] with padding behind the first ``lengths`` [B]."""
+    pad = config._pad_token_tensor
+    behind = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
+    return tokens if pad is None else torch.where(behind, pad.to(tokens.device), tokens)
+
+
+def _target(model, request: Request, law: Law) -> CausalTarget:
+    def pad(rows):
+        return torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True)
+
+    def count(rows):
+        return torch.tensor([len(r) for r in rows])
+
+    halves = (
+        {}
+        if request.negative is None
+        else {"uncond": pad(request.negative), "uncond_length": count(request.negative)}
+    )
+    return CausalTarget(
+        CausalLM(model),
+        pad(request.prompts),
+        request.space,
+        law,
+        prompt_length=count(request.prompts),
+        **halves,
+    )
+
+
+def _keys(prompts: list[list[int]], seed: int | None) -> list[int]:
+    """A key of draws for every row: its prompt's ids, and the seed, one higher for every row of the
+    same prompt before it."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
+        raise bad_value("seed", seed, "an integer of at least 0")
+    used: Counter = Counter()
+    keys = []
+    for prompt in map(tuple, prompts):
+        keys.append(item_key("transformers", prompt, seed + used[prompt]))
+        used[prompt] += 1
+    return keys
+
+
+def _following(streamer, ends: Tensor, config, device):
+    """A callback for the sampler: hands the streamer the ids [B] of every place as soon as all rows
+    have theirs, as ``generate`` does."""
+    sent = 0
+
+    def put(info: dict[str, Any]) -> None:
+        nonlocal sent
+        tokens, known = info["tokens"].to(device), info["known"].to(device)
+        lengths = torch.where(known.all(1), spoken(tokens, ends), tokens.shape[1])
+        ready = int(known.all(0).long().cumprod(0).sum())
+        ready = min(ready, int(lengths.max()))
+        for column in padded(tokens, lengths, config)[:, sent:ready].T:
+            streamer.put(column.cpu())
+        sent = max(sent, ready)
+
+    return put
+
+
+def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
+    name = type(sampler).__name__
+    if sampler.protocol != "causal" or "codes" not in sampler.kinds:
+        raise GenError(
+            f"sampler {name} needs a {sampler.protocol} model of {' or '.join(sampler.kinds)};"
+            " expected a causal one of ids, such as 'speculative_jacobi', 'autoregressive' or"
+            " 'speculative'"
+        )
+    if sampler.drafted and (sampler.draft_protocol or draft_model is None):
+        raise GenError(
+            f"sampler {name} needs a {sampler.draft_protocol or 'causal'} draft model; expected"
+            " draft_model=, a causal language model, or another sampler"
+        )
+    if sampler.drafted and sampler.draft_model:
+        raise GenError(
+            f"sampler.draft_model is {sampler.draft_model!r}; expected the model itself as"
+            " draft_model="
+        )
+    if draft_model is not None and not sampler.drafted:
+        raise GenError(
+            f"draft_model came with sampler {name}, which drafts without one; expected a sampler"
+            " such as 'speculative'"
+        )
+    if draft_model is not None and CausalLM(draft_model).vocab_size != vocab_size:
+        raise GenError(
+            f"draft_model has {CausalLM(draft_model).vocab_size} ids; expected {vocab_size}, those"
+            " of the model"
+        )
+
+
+def require_model(model) -> None:
+    """Raises ``GenError`` for a model that does not keep its law against a cache with a slot per
+    position. Asked once of every model."""
+    if model not in _PROVEN:
+        require_slots(
+            CausalLM(model),
+            type(model).__name__,
+            lambda ids: model(input_ids=ids, use_cache=False).logits,
+        )
+        _PROVEN.add(model)

@@ -1,0 +1,254 @@
+"""What ``model.generate`` of transformers asks for, read into this toolkit's terms: prompts, the
+law, which ids may stand where.
+
+The settings are read from the logits processors and stopping criteria that ``generate`` made of
+them, for these are what it would apply. Whatever is not known here is refused by name; nothing is
+left out silently.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerationMixin, logits_process, stopping_criteria
+from transformers.generation.configuration_utils import GenerationConfig
+
+from gen.core.errors import GenError
+from gen.core.token_space import TokenSpace
+
+P = logits_process
+WARPERS = {
+    P.TemperatureLogitsWarper: "temperature",
+    P.TopKLogitsWarper: "top_k",
+    P.TopPLogitsWarper: "top_p",
+    P.MinPLogitsWarper: "min_p",
+}
+RULES = (
+    P.MinLengthLogitsProcessor,
+    P.MinNewTokensLengthLogitsProcessor,
+    P.SuppressTokensLogitsProcessor,
+    P.SuppressTokensAtBeginLogitsProcessor,
+)
+# in the order in which the law applies them; legal ids are one step of it, and so may come in any
+# order
+STAGES = {
+    P.UnbatchedClassifierFreeGuidanceLogitsProcessor: 0,
+    **dict.fromkeys(RULES, 1),
+    **{warper: 2 + i for i, warper in enumerate(WARPERS)},
+    P.LogitNormalization: 9,
+}
+CRITERIA = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria)
+# settings that leave no processor behind, and what they say where they ask for nothing
+UNSUPPORTED = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "penalty_alpha": (None, 0),
+    "dola_layers": (None,),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+    "output_scores": (None, False),
+    "output_logits": (None, False),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "cache_implementation": (None,),
+    "prefill_chunk_size": (None,),
+    "use_cache": (None, True),
+}
+READ = (
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+)  # what generate hands to every model
+
+
+@dataclass(frozen=True)
+class SeveralEnds:
+    """A constraint: after any of ``ends`` comes ``end_id``, at which a row is over. Ids before
+    place ``first``, where no end may stand, are none."""
+
+    ends: Tensor
+    end_id: int
+    first: int
+    vocab_size: int
+
+    def legal(self, history: Tensor, positions: Tensor) -> Tensor:
+        place = torch.arange(history.shape[1], device=history.device)
+        found = torch.isin(history, self.ends.to(history.device)) & (place >= self.first)
+        over = torch.where(found, place, len(place)).amin(1, keepdim=True) < positions
+        only = torch.arange(self.vocab_size, device=history.device) == self.end_id
+        return only | ~over[..., None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """``law``: what it says of the law, ``prompts`` and ``negative`` (if it is guided): ids of
+    every row, ``ends``: ids that end a row."""
+
+    prompts: list[list[int]]
+    negative: list[list[int]] | None
+    law: dict[str, Any]
+    space: TokenSpace
+    ends: Tensor
+
+
+def unforwarded(name: str) -> Any:
+    """An argument that ``generate`` takes and does not hand on to a callable: read where it stands,
+    since what is not there cannot be refused."""
+    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame.f_locals.get(name) if frame is not None else None
+
+
+def read_request(
+    input_ids: Tensor,
+    config: GenerationConfig,
+    processors: list,
+    criteria: list,
+    vocab_size: int,
+    others: dict[str, Any],
+) -> Request:
+    """``others``: the keyword arguments for the model. Raises ``GenError`` that names what cannot
+    be honoured."""
+    asked = [
+        f"{k}={getattr(config, k)!r}"
+        for k, usual in UNSUPPORTED.items()
+        if getattr(config, k, None) not in usual
+    ]
+    asked += [f"{k}" for k, v in others.items() if k not in READ and v is not None]
+    asked += [
+        f"stopping criterion {type(c).__name__}" for c in criteria or () if type(c) not in CRITERIA
+    ]
+    asked += [
+        f"logits processor {type(p).__name__}" for p in processors or () if type(p) not in STAGES
+    ]
+    cache = others.get("past_key_values")
+    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+        asked.append("past_key_values")
+    if asked:
+        raise GenError(
+            f"gen.transformers_generate cannot honour {', '.join(asked)}; expected none of these"
+            " (see docs/interop.md)"
+        )
+    stages = [STAGES[type(p)] for p in processors or ()]
+    if stages != sorted(stages) or len({s for s in stages if s != 1}) < sum(s != 1 for s in stages):
+        raise GenError(
+            f"the logits processors are {', '.join(type(p).__name__ for p in processors)}; expected"
+            " each once and in the order guidance, legal ids, temperature, top-k, top-p, min-p"
+        )
+    length = config.max_length - input_ids.shape[1]
+    if length < 1:
+        raise GenError(
+            f"max_length is {config.max_length} and the prompts have {input_ids.shape[1]} ids;"
+            " expected room for one at least"
+        )
+    prompts = unpadded(input_ids, others.get("attention_mask"), "attention_mask")
+    _same_positions(others.get("position_ids"), input_ids, others.get("attention_mask"))
+    law = {"temperature": 1.0} | {
+        WARPERS[type(p)]: getattr(p, WARPERS[type(p)])
+        for p in processors or ()
+        if type(p) in WARPERS
+    }
+    if not config.do_sample:
+        law["temperature"] = 0.0
+    negative = None
+    if stages and stages[0] == 0:
+        law["guidance_scale"] = float(processors[0].guidance_scale)
+        negative = _negative(processors[0].unconditional_context, prompts)
+    ends = config._eos_token_tensor
+    ends = torch.zeros(0, dtype=torch.long) if ends is None else ends.cpu().flatten()
+    ends = ends[(ends >= 0) & (ends < vocab_size)]
+    rules = [p for p in processors or () if type(p) in RULES]
+    return Request(
+        prompts,
+        negative,
+        law,
+        make_space(length, input_ids.shape[1], vocab_size, ends, rules),
+        ends,
+    )
+
+
+def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: list) -> TokenSpace:
+    """The space of ``length`` ids after prompts of ``width``. ``rules``: the processors that forbid
+    ids."""
+    legal = torch.ones(1, vocab_size, dtype=torch.bool).expand(length, -1)
+    if rules:
+        legal = legal.clone()
+    for rule in rules:
+        if isinstance(rule, P.MinLengthLogitsProcessor):
+            legal[: max(0, rule.min_length - width), rule.eos_token_id.cpu()] = False
+        elif isinstance(rule, P.MinNewTokensLengthLogitsProcessor):
+            legal[: rule.min_new_tokens, rule.eos_token_id.cpu()] = False
+        elif isinstance(rule, P.SuppressTokensAtBeginLogitsProcessor):
+            place = rule.begin_index - width
+            legal[place : place + 1, rule.begin_suppress_tokens.cpu()] = False
+        else:
+            legal[:, rule.suppress_tokens.cpu()] = False
+    if not bool(legal.any(1).all()):
+        raise GenError(
+            "the suppressed ids leave nothing that may be generated; expected one id at least"
+        )
+    possible = ends[legal[-1, ends]]
+    if not len(possible):
+        return TokenSpace((length,), vocab_size, legal)
+    end, several = int(possible[0]), None
+    if len(possible) > 1:
+        several = SeveralEnds(possible, end, int(legal[:, end].long().argmax()), vocab_size)
+    return TokenSpace((length,), vocab_size, legal, end_id=end, constraint=several)
+
+
+def unpadded(ids: Tensor, mask: Tensor | None, name: str) -> list[list[int]]:
+    """The ids [B, S] of every row without its padding on the left. Raises ``GenError`` for padding
+    elsewhere, and for rows of nothing else."""
+    if mask is None:
+        return ids.tolist()
+    mask = mask.bool()
+    if (
+        mask.shape != ids.shape
+        or bool((mask.long().diff(dim=1) < 0).any())
+        or not bool(mask[:, -1].all())
+    ):
+        raise GenError(
+            f"{name} has shape {tuple(mask.shape)}, or hides ids that are not padding on the left;"
+            f" expected {tuple(ids.shape)}, in every row zeros, then ones"
+        )
+    return [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+
+
+def _same_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None) -> None:
+    """Raises ``GenError`` for ``position_ids`` other than those that count the ids of each row from
+    0."""
+    seen = torch.ones_like(ids) if mask is None else mask.long()
+    usual = seen.cumsum(1) - 1
+    if positions is not None and (
+        positions.ndim != 2 or bool(((positions != usual) & seen.bool()).any())
+    ):
+        raise GenError(
+            "position_ids are others than those that count the ids of each row from 0; expected"
+            " these, or none"
+        )
+
+
+def _negative(context: dict[str, Any], prompts: list[list[int]]) -> list[list[int]]:
+    """The prompts of the unconditional half: those given, one for each row or for each group of
+    rows of a prompt, or else a prompt's last id."""
+    ids = context["input_ids"]
+    if ids is None:
+        return [p[-1:] for p in prompts]
+    rows = unpadded(ids, context["attention_mask"], "negative_prompt_attention_mask")
+    if not rows or len(prompts) % len(rows):
+        raise GenError(
+            f"negative_prompt_ids has {len(rows)} rows and there are {len(prompts)}; expected one"
+            " for each prompt"
+        )
+    return [row for row in rows for _ in range(len(prompts) // len(rows))]

@@ -1,0 +1,261 @@
+"""What a run says while it works: bars on a terminal, plain lines elsewhere, always on stderr.
+
+Nothing here ends a run: a stderr that has gone away is written to in vain. Times are those of a
+steady clock, and what is left is reckoned from the items of this very run, the latest ones, not
+from those that were there already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+NARROW = 40  # columns; bars need more
+
+
+class Silent:
+    """Says nothing; what the Python API uses."""
+
+    def start(self, total: int, done: int = 0, unit: str = "item") -> None:
+        """``total`` items, or whatever ``unit`` says, of which ``done`` were there already."""
+
+    def batch(self, label: str, rows: int) -> None:
+        """A microbatch begins, of which ``rows`` items are made at a time; 0 where another process
+        makes them."""
+
+    def step(self, info: dict[str, Any]) -> None:
+        """One forward call: ``step``, ``done`` and ``total`` tokens. Passed to the sampler as its
+        callback."""
+
+    def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
+        """``count`` items are finished, ``failed`` of them without a medium; ``nfe`` is the sum of
+        their forward calls."""
+
+    def again(self, count: int) -> None:
+        """``count`` items that were there have to be made again."""
+
+    def note(self, text: str) -> None:
+        """Something worth knowing happened, such as a failed item."""
+
+    def close(self) -> None:
+        pass
+
+
+class Pace:
+    """How fast items come, over the last two minutes or the last twenty items, whichever goes
+    further back."""
+
+    SPAN, ENOUGH = 120.0, 20
+
+    def __init__(self, now: float):
+        self.marks = deque(
+            [(now, 0)]
+        )  # when, and how many items there were by then; one mark a second
+
+    def add(self, count: int, now: float) -> None:
+        marks, made = self.marks, self.marks[-1][1] + count
+        if len(marks) > 1 and now - marks[-2][0] < 1:
+            marks.pop()
+        marks.append((now, made))
+        while (
+            len(marks) > 2 and now - marks[1][0] >= self.SPAN and made - marks[1][1] >= self.ENOUGH
+        ):
+            marks.popleft()
+
+    def rate(self) -> float | None:
+        """Items per second; ``None`` before there are any."""
+        (since, before), (until, made) = self.marks[0], self.marks[-1]
+        return (made - before) / (until - since) if made > before and until > since else None
+
+    def left(self, items: int, now: float) -> float | None:
+        """Seconds until so many more items are made."""
+        rate = self.rate()
+        return None if rate is None else max(0.0, items / rate - (now - self.marks[-1][0]))
+
+
+class Tally(Silent):
+    """Counts, and puts into words what there is to say. ``clock`` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.clock, self.unit, self.label = clock, "item", ""
+        self.total = self.done = self.made = self.failed = self.at_once = 0
+        self.nfe, self.inner, self.began = 0.0, {}, None  # inner: what the last forward call said
+
+    def start(self, total: int, done: int = 0, unit: str = "item") -> None:
+        self.total, self.done, self.unit, self.began = total, done, unit, self.clock()
+        self.pace = Pace(self.began)
+
+    def batch(self, label: str, rows: int) -> None:
+        self.label, self.at_once = label, rows
+        if rows and not self.made:  # loading a model says nothing about how fast items come
+            self.pace = Pace(self.clock())
+
+    def step(self, info: dict[str, Any]) -> None:
+        self.inner = info
+
+    def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
+        self.done, self.made = self.done + count, self.made + count
+        self.failed, self.nfe = self.failed + failed, self.nfe + nfe
+        self.pace.add(count, self.clock())
+
+    def again(self, count: int) -> None:
+        self.done -= count
+
+    def words(self) -> dict[str, str]:
+        """``count``, ``rate``, ``forwards``, ``failed`` and ``left``, as far as they are known,
+        each for people."""
+        rate, now = self.pace.rate(), self.clock()
+        left = self.pace.left(self.total - self.done, now) if self.done < self.total else None
+        good = self.made - self.failed
+        return {
+            k: v
+            for k, v in {
+                "count": f"{self.done}/{self.total} {self.unit}s",
+                "rate": speed(rate, self.unit),
+                "forwards": (
+                    f"{self.nfe / good:.1f} forwards/{self.unit}" if self.nfe and good else ""
+                ),
+                "failed": f"{self.failed} failed" if self.failed else "",
+                "left": (
+                    f"took {duration(now - self.began)}"
+                    if self.done >= self.total
+                    else ""
+                    if left is None
+                    else f"{duration(left)} left"
+                ),
+            }.items()
+            if v
+        }
+
+
+class Lines(Tally):
+    """One line per ``every`` seconds, for log files and pipes."""
+
+    def __init__(self, every: float = 5.0, clock: Callable[[], float] = time.monotonic):
+        super().__init__(clock)
+        self.every, self.said, self.told = (
+            every,
+            0.0,
+            0,
+        )  # told: items made when the last line was written
+
+    def start(self, total: int, done: int = 0, unit: str = "item") -> None:
+        super().start(total, done, unit)
+        self.said, self.told = self.began, 0
+        self.note(f"{total} {unit}s" + (f", {done} done already" if done else ""))
+
+    def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
+        super().items(count, failed=failed, nfe=nfe)
+        if self.done >= self.total or self.clock() - self.said >= self.every:
+            self._say()
+
+    def step(self, info: dict[str, Any]) -> None:
+        super().step(info)
+        if (
+            self.began is not None and self.clock() - self.said >= 6 * self.every
+        ):  # slow items, such as videos
+            self._say(f"{info['done']}/{info['total']} tokens, {self.at_once} items at once")
+
+    def note(self, text: str) -> None:
+        try:
+            print(f"gen: {_one_line(text)}", file=sys.stderr, flush=True)
+        except (
+            OSError,
+            ValueError,
+            AttributeError,
+        ):  # nobody listens any more: no reason to stop working
+            pass
+
+    def close(self) -> None:
+        if self.made > self.told:  # the run ended early
+            self._say()
+
+    def _say(self, more: str = "") -> None:
+        self.said, self.told = self.clock(), self.made
+        words = self.words()
+        self.note(
+            ", ".join(x for x in (words.pop("count"), self.label, more, *words.values()) if x)
+        )
+
+
+def for_terminal() -> Silent:
+    """Bars if stderr is a terminal that can draw them, else lines."""
+    if not is_terminal():
+        return Lines()
+    from gen.jobs.progress.bars import Bars
+
+    bars = Bars()
+    return bars if bars.console.width >= NARROW else Lines()
+
+
+def is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty() and os.environ.get(
+            "TERM", "dumb" if os.name == "posix" else ""
+        ) not in ("dumb", "unknown")
+    except (AttributeError, ValueError):  # no stderr, or a closed one
+        return False
+
+
+def watch(
+    folder: str | Path, progress: Silent, stop: Callable[[], bool], *, every: float = 1.0
+) -> None:
+    """Show what other processes put into a job folder, until ``stop()`` is true; then looks a last
+    time. Starts ``progress`` and leaves closing it to the caller. ``every``: seconds between two
+    looks."""
+    from gen.store.row_counts import Cache, counts
+
+    folder, cache, label = Path(folder), Cache(), ""
+    told: dict[str, Any] | None = None  # every item's row, as it was at the last look
+    while True:
+        last = stop()
+        now = counts(folder, cache)
+        if told is None and now.total:
+            progress.start(now.total, now.ok + now.failed)
+        elif told is not None:
+            if now.sampler != label:
+                label = now.sampler
+                progress.batch(label, 0)
+            made = [row for i, row in cache.rows.items() if not row.due and told.get(i) != row]
+            again = sum(not r.due for r in told.values()) + len(made) - (now.ok + now.failed)
+            if again:
+                progress.again(again)
+            if made:
+                progress.items(
+                    len(made), failed=sum(not r.ok for r in made), nfe=sum(r.nfe for r in made)
+                )
+        if now.total:
+            told = cache.rows
+        if last:
+            return
+        until = time.monotonic() + every
+        while not stop() and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+def speed(rate: float | None, unit: str = "item") -> str:
+    """``41.2 items/s``, or ``12.5 s/item`` for slow ones; nothing for ``None``."""
+    if rate is None:
+        return ""
+    if rate < 1:
+        return f"{1 / rate:.3g} s/{unit}"
+    return f"{rate:.0f} {unit}s/s" if rate >= 100 else f"{rate:.1f} {unit}s/s"
+
+
+def duration(seconds: float) -> str:
+    """``0:36``, ``3:12:09``, ``2 days 4 h``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} days {hours % 24} h"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _one_line(text: str) -> str:
+    """Without what would move the cursor or colour the rest."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())

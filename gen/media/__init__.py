@@ -1,0 +1,1 @@
+"""Audio, video, motion and array files."""

@@ -1,0 +1,1 @@
+"""Motions of a skeleton: kinematics, features, BVH files."""

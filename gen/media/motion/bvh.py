@@ -1,0 +1,290 @@
+"""Motions as BVH files (Biovision hierarchy), which animation programs read and write.
+
+Written are this toolkit's skeleton and the local rotations of a motion themselves, so no inverse
+kinematics is needed. Lengths are metres and angles degrees, six digits each. The root has position
+channels, and every joint the rotation channels Z, Y, X, which mean ``R = Rz Ry Rx``: a column
+vector meets the last channel first. Joints stand depth-first, as the format wants; the ends of
+head, feet and wrists are End Sites, for programs that draw a bone there.
+
+Read is any such file of this very skeleton: channels in any order, siblings in any order.
+Everything else is refused with what came and what was expected, since a motion on other bones would
+need retargeting.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gen.core.errors import GenError, unknown
+from gen.media.motion.skeleton import (
+    FPS,
+    JOINTS,
+    OFFSETS,
+    PARENTS,
+    Motion,
+    axis_rotation,
+    to_euler_zyx,
+)
+
+TOLERANCE = 1e-4  # metres between an offset of a file and that of the skeleton, in any direction
+TIME_TOLERANCE = 1e-4  # seconds; files round 1/20 to few digits
+POSITIONS, ROTATIONS = (
+    ("Xposition", "Yposition", "Zposition"),
+    (
+        "Zrotation",
+        "Yrotation",
+        "Xrotation",
+    ),
+)
+_TOES, _FINGERS = (0, 0, 0.07), (0, -0.16, 0)  # metres
+_ENDS = {
+    "head": (0, 0.15, 0),
+    "left_foot": _TOES,
+    "right_foot": _TOES,
+    "left_wrist": _FINGERS,
+    "right_wrist": _FINGERS,
+}
+_CHILDREN = tuple(
+    tuple(j for j, above in enumerate(PARENTS) if above == i) for i in range(len(JOINTS))
+)
+
+
+@dataclass(frozen=True)
+class _Joint:
+    name: str
+    parent: str | None
+    offset: np.ndarray
+    channels: tuple[str, ...]
+
+
+# --- Writing
+
+
+def write_bvh(path: str | Path, motion: Motion) -> None:
+    """A motion as a BVH file. The same motion makes the same bytes; joints come back within 1e-5
+    m."""
+    order: list[int] = []
+    lines = [
+        "HIERARCHY",
+        *_hierarchy(0, order),
+        "MOTION",
+        f"Frames: {motion.frames}",
+        f"Frame Time: {1 / FPS:.6f}",
+    ]
+    angles = np.degrees(to_euler_zyx(motion.rotations[:, order])).reshape(motion.frames, -1)
+    for row in np.concatenate([motion.root, angles], 1).round(6) + 0.0:  # + 0.0: no "-0.000000"
+        lines.append(" ".join(f"{v:.6f}" for v in row))
+    Path(path).write_text("\n".join(lines) + "\n", encoding="ascii", newline="\n")
+
+
+def _hierarchy(j: int, order: list[int], depth: int = 0) -> list[str]:
+    """The lines of a joint and what hangs on it; appends their indices to ``order``."""
+    order.append(j)
+    channels = ROTATIONS if j else (*POSITIONS, *ROTATIONS)
+    inside = [_offset(OFFSETS[j]), f"CHANNELS {len(channels)} {' '.join(channels)}"]
+    for child in _CHILDREN[j]:
+        inside += _hierarchy(child, order, depth + 1)
+    if not _CHILDREN[j]:
+        inside += ["End Site", "{", "  " + _offset(_ENDS[JOINTS[j]]), "}"]
+    return [f"{'JOINT' if j else 'ROOT'} {JOINTS[j]}", "{", *("  " + line for line in inside), "}"]
+
+
+def _offset(offset) -> str:
+    return "OFFSET " + " ".join(f"{v:.6f}" for v in offset)
+
+
+# --- Reading
+
+
+def read_bvh(path: str | Path) -> Motion:
+    """The motion in a BVH file of this skeleton, in metres, at ``FPS`` frames per second.
+
+    Raises ``GenError`` for a file that is missing, no BVH or cut off, that has another skeleton (it
+    names the first joint), other bone lengths, channels that are no three rotations, another frame
+    time, more or fewer frames than stated, or NaN.
+    """
+    path = Path(path)
+    where = f"BVH file {path}"
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise GenError(f"{where} is no text; expected a BVH file") from None
+    except OSError as error:
+        raise GenError(f"{where} cannot be read: {error.strerror}") from None
+    if text.split(maxsplit=1)[:1] != ["HIERARCHY"]:
+        raise GenError(f"{where} does not start with HIERARCHY; expected a BVH file")
+    hierarchy, *motion = re.split(
+        r"^[ \t]*MOTION[ \t]*$", text.replace("\r\n", "\n"), maxsplit=1, flags=re.MULTILINE
+    )
+    if not motion:
+        raise GenError(f"{where} is cut off: it has no MOTION part")
+    joints = _Hierarchy(hierarchy.split()[1:], where).joints
+    _same_skeleton(joints, where)
+    return _motion(joints, _frames(motion[0], sum(len(j.channels) for j in joints), where))
+
+
+class _Hierarchy:
+    """Reads the words of a hierarchy into ``joints``, in the order of the file."""
+
+    def __init__(self, words: list[str], where: str) -> None:
+        self.words, self.at, self.where = words, 0, where
+        self.joints: list[_Joint] = []
+        self.word("ROOT")
+        self.joint(None)
+        if self.at < len(words):
+            raise GenError(
+                f"{where} goes on with {words[self.at]!r} after its skeleton; expected MOTION"
+            )
+
+    def next(self, expected: str) -> str:
+        if self.at == len(self.words):
+            raise GenError(f"{self.where} is cut off inside its skeleton; expected {expected}")
+        self.at += 1
+        return self.words[self.at - 1]
+
+    def word(self, *expected: str) -> str:
+        word = self.next(" or ".join(expected))
+        if word not in expected:
+            raise GenError(
+                f"{self.where} has {word!r} in its skeleton; expected {' or '.join(expected)}"
+            )
+        return word
+
+    def offset(self) -> np.ndarray:
+        self.word("OFFSET")
+        words = [self.next("three numbers") for _ in range(3)]
+        try:
+            return np.array([float(w) for w in words])
+        except ValueError:
+            raise GenError(
+                f"{self.where} has an OFFSET of {' '.join(words)}; expected three numbers"
+            ) from None
+
+    def joint(self, parent: str | None) -> None:
+        name = self.next("the name of a joint")
+        if name not in JOINTS:
+            raise unknown("joint", name, JOINTS, self.where)
+        if name in [j.name for j in self.joints]:
+            raise GenError(f"{self.where} has the joint {name} twice")
+        self.word("{")
+        offset = self.offset()
+        self.word("CHANNELS")
+        count = self.next("a number")
+        if not re.fullmatch("[0-9]", count):
+            raise GenError(
+                f"{self.where} has {count!r} CHANNELS at {name}; expected {3 if parent else 6}"
+            )
+        self.joints.append(
+            _Joint(name, parent, offset, tuple(self.next("a channel") for _ in range(int(count))))
+        )
+        while (word := self.word("JOINT", "End", "}")) != "}":
+            if word == "JOINT":
+                self.joint(name)
+            else:
+                self.word("Site")
+                self.word("{")
+                self.offset()
+                self.word("}")
+
+
+def _same_skeleton(joints: list[_Joint], where: str) -> None:
+    by_name = {j.name: j for j in joints}
+    for i, name in enumerate(JOINTS):
+        if name not in by_name:
+            raise GenError(
+                f"{where} has no joint {name}; expected the {len(JOINTS)} joints of this skeleton"
+            )
+        found, parent = by_name[name], JOINTS[PARENTS[i]] if i else None
+        if found.parent != parent:
+            raise GenError(
+                f"{where} hangs {name} on {found.parent or 'nothing'}; expected"
+                f" {parent or 'the root'}"
+            )
+        if not np.abs(found.offset - OFFSETS[i]).max() <= TOLERANCE:
+
+            def show(v):
+                return " ".join(f"{x:g}" for x in v)
+
+            raise GenError(
+                f"{where} has {name} at the offset {show(found.offset)}; expected"
+                f" {show(OFFSETS[i])}, in metres. Only this skeleton with its own bone lengths is"
+                " read"
+            )
+        if sorted(found.channels) != sorted(ROTATIONS if i else (*POSITIONS, *ROTATIONS)):
+            raise GenError(
+                f"{where} has the channels {' '.join(found.channels) or 'none'} at {name}; expected"
+                " the three rotations about X, Y and Z in any"
+                f" order{'' if i else ' and the three positions'}"
+            )
+
+
+def _frames(text: str, width: int, where: str) -> np.ndarray:
+    """The numbers after MOTION: float64 [frames, width]."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    stated = re.fullmatch(r"Frames:\s*([0-9]{1,9})", lines[0]) if lines else None
+    seconds = re.fullmatch(r"Frame Time:\s*(\S+)", lines[1]) if len(lines) > 1 else None
+    if not stated or not seconds:
+        fault = (
+            f"has {lines[bool(stated)]!r} in its MOTION part"
+            if len(lines) > bool(stated)
+            else "is cut off in its MOTION part"
+        )
+        raise GenError(
+            f"{where} {fault}; expected"
+            f" {'Frame Time: and seconds' if stated else 'Frames: and a number'}"
+        )
+    try:
+        time = float(seconds[1])
+    except ValueError:
+        time = float("nan")
+    if not abs(time - 1 / FPS) <= TIME_TOLERANCE:
+        rate = f", {1 / time:.4g} frames per second" if time > 0 else ""
+        raise GenError(
+            f"{where} has a frame time of {seconds[1]}{rate}; expected {1 / FPS:g}, {FPS} frames"
+            " per second. Resample it first"
+        )
+    rows, count = lines[2:], int(stated[1])
+    if not count:
+        raise GenError(f"{where} states no frames; expected at least one")
+    for k, row in enumerate(rows):
+        values = row.split()
+        if len(values) != width:
+            cut = " and may be cut off" if k == len(rows) - 1 else ""
+            raise GenError(
+                f"{where} has {len(values)} numbers in frame {k}; expected {width}, one per"
+                f" channel{cut}"
+            )
+    if len(rows) < count:
+        raise GenError(f"{where} is cut off: it states {count} frames and has {len(rows)}")
+    if len(rows) > count:
+        raise GenError(f"{where} states {count} frames and has {len(rows)}")
+    if not text.endswith("\n"):  # a number that lost its last digits is still a number
+        raise GenError(f"{where} is cut off: its last line does not end")
+    try:
+        out = np.array([[float(v) for v in row.split()] for row in rows])
+    except ValueError as error:
+        raise GenError(f"{where} has something else than numbers in its frames ({error})") from None
+    if not np.isfinite(out).all():
+        raise GenError(
+            f"{where} has NaN or infinity in frame {np.argwhere(~np.isfinite(out))[0][0]}; expected"
+            " finite numbers"
+        )
+    return out
+
+
+def _motion(joints: list[_Joint], rows: np.ndarray) -> Motion:
+    root = np.zeros((len(rows), 3))
+    rotations = np.tile(np.eye(3), (len(rows), len(JOINTS), 1, 1))
+    channels = [(JOINTS.index(j.name), c) for j in joints for c in j.channels]
+    for (j, channel), values in zip(channels, rows.T, strict=True):
+        if channel in POSITIONS:
+            root[:, POSITIONS.index(channel)] = values
+        else:
+            rotations[:, j] = rotations[:, j] @ axis_rotation(
+                channel[0].lower(), np.radians(values)
+            )
+    return Motion(root, rotations)

@@ -1,0 +1,45 @@
+"""Files of arrays: ``.npz`` whose bytes depend on what they hold alone, not on when they were
+written."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gen.core.errors import GenError
+
+SUFFIX = ".npy"
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray | str]) -> None:
+    """Arrays by name, texts as arrays of one. Every entry has the same date."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, array in arrays.items():
+            entry = zipfile.ZipInfo(name + SUFFIX)  # of 1980
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            with file.open(entry, "w") as out:
+                np.lib.format.write_array(out, np.asarray(array), allow_pickle=False)
+
+
+def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of these names. Raises ``GenError`` for a file that is none, is cut off, or lacks
+    one."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [n for n in names if n not in file.files]
+            if missing:
+                raise GenError(
+                    f"{path} holds no {missing[0]!r}; it has {', '.join(file.files) or 'nothing'}"
+                )
+            return {n: file[n] for n in names}
+    except GenError:
+        raise
+    except FileNotFoundError:
+        raise GenError(f"{path} does not exist; expected an .npz file") from None
+    except Exception as error:  # what a damaged archive may raise is open
+        raise GenError(
+            f"{path} cannot be read as an .npz file: {' '.join(str(error).split())[:200]}"
+        ) from None

@@ -1,0 +1,1 @@
+"""Networks seen through the model protocols, caches, conditions."""

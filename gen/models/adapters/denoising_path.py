@@ -1,0 +1,107 @@
+"""The law of a latent: a denoising path.
+
+A latent is the end x_S of a chain of S Gaussian transitions, given a conditioning vector z:
+
+    x_0 ~ N(0, I),    x_{k+1} ~ N(m_k(x_k, z), s_k(x_k, z)^2),    k = 0 .. S-1
+
+``walk`` draws a path from standard normal noise, ``log_density`` says how likely a path is. Every
+s_k is above zero, the last one too, so that densities exist and two models can be compared on one
+path. What a model does to latents is this law; nothing is added or clipped afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.core.sampling_params import Law
+
+
+class PathLaw(Protocol):
+    """Transitions. ``steps``: S. ``channels``: C."""
+
+    steps: int
+    channels: int
+
+    def transition(self, x: Tensor, k: int, z: Tensor) -> tuple[Tensor, Tensor]:
+        """m_k and log s_k, each [N, C], of x [N, C] given z [N, H, D]."""
+
+
+def noise_size(law: PathLaw) -> int:
+    """Standard normal numbers that one path takes."""
+    return (law.steps + 1) * law.channels
+
+
+@torch.no_grad()
+def walk(law: PathLaw, z: Tensor, noise: Tensor) -> Tensor:
+    """The path that noise [..., (S + 1) C] leads along: [..., S + 1, C]; its last place is the
+    latent. z [..., H, D]."""
+    lead = z.shape[:-2]
+    z, noise = z.flatten(0, -3), noise.reshape(-1, law.steps + 1, law.channels).to(z.dtype)
+    x = noise[:, 0]
+    path = [x]
+    for k in range(law.steps):
+        mean, log_sigma = law.transition(x, k, z)
+        x = mean + log_sigma.exp() * noise[:, k + 1]
+        path.append(x)
+    return torch.stack(path, 1).view(*lead, law.steps + 1, law.channels)
+
+
+@torch.no_grad()
+def log_density(law: PathLaw, path: Tensor, z: Tensor) -> Tensor:
+    """log of the density of paths [..., S + 1, C] given z [..., H, D]: float64 [...]."""
+    lead = z.shape[:-2]
+    z, path = z.flatten(0, -3), path.reshape(-1, law.steps + 1, law.channels)
+    total = _log_normal(path[:, 0], torch.zeros_like(path[:, 0]), torch.zeros_like(path[:, 0]))
+    for k in range(law.steps):
+        total = total + _log_normal(path[:, k + 1], *law.transition(path[:, k], k, z))
+    return total.view(lead)
+
+
+def _log_normal(x: Tensor, mean: Tensor, log_sigma: Tensor) -> Tensor:
+    x, mean, log_sigma = x.double(), mean.double(), log_sigma.double()
+    score = (x - mean) * (-log_sigma).exp()
+    return (-0.5 * score.square() - log_sigma - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+class HeadLaw:
+    """The path law of a diffusion head under a law of generation.
+
+    Guidance acts on what the head predicts, with z [N, 2, D] = (with condition, without): u + s (c
+    - u). A head that has ``guide(out [N, 2, E], z, s) -> [N, E]`` says itself what guidance does to
+    its predictions. ``temperature`` multiplies every s_k. The other parts of a law are about ids:
+    ``GenError`` if one of them is set.
+    """
+
+    def __init__(self, head, law: Law):
+        if law.top_k or law.top_p < 1 or law.min_p:
+            name = "top_k" if law.top_k else "top_p" if law.top_p < 1 else "min_p"
+            raise GenError(
+                f"law.{name} is {getattr(law, name)}; it chooses among ids, and this model makes"
+                " latents; expected only temperature and guidance_scale"
+            )
+        if law.temperature == 0:
+            raise GenError(
+                "law.temperature is 0; a latent has no most likely value that could be found;"
+                " expected a number above 0"
+            )
+        self.head, self.law = head, law
+        self.steps, self.channels = head.steps, head.channels
+
+    def transition(self, x: Tensor, k: int, z: Tensor) -> tuple[Tensor, Tensor]:
+        halves = z.shape[1]
+        out = self.head.predict(x.repeat_interleave(halves, 0), k, z.flatten(0, 1)).view(
+            len(x), halves, -1
+        )
+        guided = out[:, 0] if halves == 1 else self._guide(out, z)
+        mean, log_sigma = self.head.posterior(x, k, guided)
+        return mean, log_sigma + math.log(self.law.temperature)
+
+    def _guide(self, out: Tensor, z: Tensor) -> Tensor:
+        if hasattr(self.head, "guide"):
+            return self.head.guide(out, z, self.law.guidance_scale)
+        return out[:, 1] + self.law.guidance_scale * (out[:, 0] - out[:, 1])

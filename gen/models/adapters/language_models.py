@@ -1,0 +1,253 @@
+"""Adapters: a transformers class seen through the model protocols. Nothing here knows a modality or
+a sampler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
+from gen.models.adapters.slot_cache import SlotCache, hide
+
+
+class OnModel:
+    """Where a ``model`` is, and in which type it reckons."""
+
+    model: torch.nn.Module
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+
+
+class LanguageModel(OnModel):
+    """What the adapters of language models share."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model = model.eval()
+        self.config = model.config.get_text_config()
+        self.vocab_size: int = self.config.vocab_size
+        self._lean = LeanLlama.of(model)
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def new_cache(self, slots: int) -> SlotCache:
+        cache = SlotCache(self.config.num_hidden_layers, slots)
+        cache.whole = self._compiled is not None
+        return cache
+
+    def _logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: SlotCache,
+        keep: int = 0,
+    ) -> Tensor:
+        """Of the module, or of the last ``keep`` tokens: through ``gen.models.adapters.fast_llama``
+        where that does what the module does. ``mask`` None: nothing is hidden, which only the lean
+        forward is told that way."""
+        if self._lean is None:
+            more = {"logits_to_keep": keep} if keep else {}
+            return self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                **more,
+            ).logits
+        if cache.tables is None:
+            cache.tables = self._lean.tables(cache.slots)
+        if self._compiled is not None and cache.rows is None:
+            keys, values = cache.buffers(
+                len(tokens), self._lean.groups, self._lean.dim, self.dtype, tokens.device
+            )
+            return self._compiled(
+                self._lean, tokens, positions, cache.tables, keys, values, mask, keep
+            )
+
+        def attend(layer, q, k, v):
+            return attention(q, *cache.layers[layer].write(k, v), mask)
+
+        return self._lean.run(tokens, positions, cache.tables, attend, keep)
+
+
+class CausalLM(LanguageModel):
+    """Any causal language model of transformers whose attention takes a 4-D mask and explicit
+    positions."""
+
+    keeps = True
+
+    def new_cache(self, slots: int) -> SlotCache:
+        """Raises ``GenError`` for more slots than layers with a sliding window see: the mask is one
+        for all layers."""
+        types = getattr(self.config, "layer_types", None) or [
+            (
+                "sliding_attention"
+                if getattr(self.config, "use_sliding_window", True)
+                else "full_attention"
+            )
+        ]
+        window = getattr(self.config, "sliding_window", None)
+        if window and "sliding_attention" in types and slots > window:
+            raise GenError(
+                f"prompt and answer take {slots} places, and layers of this"
+                f" {self.config.model_type!r} see {window}; expected at most {window}"
+            )
+        return super().new_cache(slots)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache, keep: int = 0) -> Tensor:
+        mask = (
+            cache.at(positions, self.dtype)
+            if self._lean is None or cache.whole
+            else cache.needed(positions, self.dtype)
+        )
+        return self._logits(tokens, positions, mask, cache, keep)
+
+
+class MaskedLM(LanguageModel):
+    """A transformers language model called with a full attention mask. Logits at i are about
+    position i, or about i + 1 if its config says ``shifted``. An architecture whose condition has a
+    fixed length takes no padding."""
+
+    _tables = None  # of the lean forward
+    _canvas: Callable[..., Tensor] = staticmethod(among_themselves)  # it, of a canvas as a whole
+
+    @property
+    def shift(self) -> int:
+        return int(getattr(self.config, "shifted", False))
+
+    @property
+    def ragged(self) -> bool:
+        return not hasattr(self.config, "prefix_length")
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, canvas_length: int, pads: Tensor | None = None) -> Tensor:
+        width, keep = ids.shape[1], canvas_length + self.shift
+        at = torch.arange(width, device=ids.device)[None].expand_as(ids)
+        at, hidden = (
+            (at, None)
+            if pads is None
+            else ((at - pads[:, None]).clamp_min(0), (at < pads[:, None])[:, None, None])
+        )
+        if self._lean is not None:
+            if self._tables is None or len(self._tables[0]) < width:
+                self._tables = self._lean.tables(width)
+            mask = None if hidden is None else hide(hidden, self.dtype)
+            return self._canvas(self._lean, ids, at, self._tables, mask, keep)[:, :canvas_length]
+        mask = torch.zeros(1, 1, width, width, dtype=self.dtype, device=ids.device).expand(
+            len(ids), -1, -1, -1
+        )
+        mask = mask if hidden is None else mask + hide(hidden, self.dtype)
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=at,
+            use_cache=False,
+            logits_to_keep=keep,
+        )
+        return out.logits[:, :canvas_length]
+
+    @torch.no_grad()
+    def part(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        cache: SlotCache,
+        keep: int,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """See ``CacheableModel``."""
+        return self._logits(
+            tokens, positions, self._mask(positions, seen, cache, rows), cache, keep
+        )
+
+    def _mask(
+        self, positions: Tensor, seen: Tensor, cache: SlotCache, rows: Tensor | None
+    ) -> Tensor:
+        return cache.among(positions, self.dtype, seen, rows)
+
+
+class BlockLM(LanguageModel):
+    """A transformers language model whose attention is full inside blocks and causal across them,
+    as its config's ``block_length`` says. Logits at i are about position i."""
+
+    @property
+    def block_length(self) -> int:
+        return self.config.block_length
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: SlotCache) -> Tensor:
+        return self._logits(tokens, positions, cache.at(positions, self.dtype, last), cache)
+
+
+class _Latent(OnModel):
+    """What both adapters of the embedded architecture of latents share."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model, self.config, self.head = model.eval(), model.config, model.head
+
+
+class CausalLatentLM(_Latent):
+    """Vectors [B, L, D] of words or latents at absolute positions [B, L] against a cache ->
+    conditioning vectors [B, L, D] of the places after them."""
+
+    def new_cache(self, slots: int) -> SlotCache:
+        return SlotCache(self.config.num_hidden_layers, slots)
+
+    @torch.no_grad()
+    def embed_words(self, ids: Tensor) -> Tensor:
+        return self.model.embed_words(ids)
+
+    @torch.no_grad()
+    def embed_latents(self, latents: Tensor) -> Tensor:
+        return self.model.embed_latents(latents.to(self.dtype))
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        mask = cache.at(positions, self.dtype)
+        return self.model.run(
+            inputs, positions, attention_mask=mask, past_key_values=cache, use_cache=True
+        )
+
+
+class MaskedLatentLM(_Latent):
+    """Words [B, P] and a canvas of latents [B, T, C] with NaN at empty places -> conditioning
+    vectors [B, T, D]."""
+
+    @torch.no_grad()
+    def forward(self, words: Tensor, canvas: Tensor) -> Tensor:
+        return self.model(words, canvas.to(self.dtype))
+
+
+def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
+    """Has an adapter's forward compiled, before it makes a cache. Raises ``GenError`` for a model
+    that ``gen.models.adapters.fast_llama`` leaves to its own module, and where there is no
+    compiler."""
+    if not isinstance(adapter, (CausalLM, MaskedLM, BlockLM)) or adapter._lean is None:
+        raise GenError(
+            f"compile came with {type(getattr(adapter, 'model', adapter)).__name__}; expected a"
+            " plain Llama or one of the embedded models of codes, whose forward can be compiled"
+        )
+    kind = adapter.device.type
+    compiler = os.environ.get("CXX", "g++")
+    if backend == "inductor" and kind == "cpu" and shutil.which(compiler) is None:
+        raise GenError(
+            f"compile came where no C++ compiler is ({compiler!r}); expected one, which"
+            " torch.compile needs on a CPU, or no compile"
+        )
+    adapter._compiled = compiled(kind, backend)
+    if isinstance(adapter, MaskedLM):
+        adapter._canvas = compiled(kind, backend, among_themselves)

@@ -1,0 +1,71 @@
+"""CausalModel, MaskedModel, CacheableModel, BlockModel."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class CausalModel(Protocol):
+    """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the
+    positions after them. One that has ``keeps`` and it is true takes ``keep=n`` as well: logits of
+    the last n tokens alone."""
+
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def new_cache(self, slots: int) -> Any:
+        """An empty cache; it has ``keep(rows)``."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor: ...
+
+
+class MaskedModel(Protocol):
+    """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas.
+
+    A model that has ``ragged`` and it is true takes a third argument, ``pads`` long [B]: how many
+    of the first columns of each row are nothing, neither seen nor counted as positions."""
+
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def forward(self, ids: Tensor, canvas_length: int) -> Tensor: ...
+
+
+class CacheableModel(MaskedModel, Protocol):
+    """A masked model that can compute some of the places against a cache: tokens [B, L] at absolute
+    positions [B, L], each seeing the slots in ``seen`` (bool [B, slots]) -> logits [B, keep, V] of
+    the last ``keep`` tokens. ``rows`` long [B]: which rows of the cache these are, if not all.
+    Logits at position i are about position i + ``shift``."""
+
+    shift: int
+
+    def new_cache(self, slots: int) -> Any: ...
+
+    def part(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        cache: Any,
+        keep: int,
+        rows: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class BlockModel(Protocol):
+    """tokens [B, L] at absolute positions [B, L], each seeing up to position ``last`` [B, L],
+    against a cache -> logits [B, L, V] of the same positions."""
+
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+    block_length: int
+
+    def new_cache(self, slots: int) -> Any: ...
+
+    def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: Any) -> Tensor: ...

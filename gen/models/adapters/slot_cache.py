@@ -1,0 +1,169 @@
+"""A key-value cache whose slot is the absolute position.
+
+Rows of a batch stand at different positions, drafts are rejected, windows slide: with one slot per
+position all of that is the same operation. New keys and values are written to the slots of their
+positions; a slot above a query's own position is never attended to, and by the time a query passes
+it, it has been written again. So a rejected draft needs no rollback, no crop and no gather.
+
+Models that look both ways use the same slots with another mask (``among``): which slots may be seen
+is said slot by slot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: the smallest number where ``hidden`` (bool), 0 elsewhere."""
+    return hidden.to(dtype) * torch.finfo(dtype).min
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's buffers: keys and values [B, S, H, D], B rows and S slots."""
+
+    def __init__(self, owner: SlotCache):
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self._allocate(key_states.transpose(1, 2), value_states.transpose(1, 2))
+
+    def _allocate(self, keys: Tensor, values: Tensor) -> None:
+        def make(x):
+            return x.new_zeros(len(x), self.owner.slots, *x.shape[2:])
+
+        self.keys, self.values, self.is_initialized = make(keys), make(values), True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        """As ``write``, in transformers' order of axes: [B, H, L, D]."""
+        keys, values = self.write(key_states.transpose(1, 2), value_states.transpose(1, 2))
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes [B, L, H, D] to the owner's positions and returns all slots in use, of the owner's
+        rows."""
+        if not self.is_initialized:
+            self._allocate(keys, values)
+        owner, here = self.owner, keys.device  # layers of one model may lie on several devices
+        some = None if owner.rows is None else owner.rows.to(here)
+        if owner.span is not None and some is None:  # a slice is cheaper than indices
+            self.keys[:, slice(*owner.span)], self.values[:, slice(*owner.span)] = keys, values
+        else:
+            at = (
+                (torch.arange(len(keys), device=here) if some is None else some)[:, None],
+                owner.positions.to(here),
+            )
+            self.keys[at], self.values[at] = keys, values
+        picked = slice(None) if some is None else some
+        return self.keys[picked, : owner.used], self.values[picked, : owner.used]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.used, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.used
+
+    def get_max_length(self) -> int:
+        return self.owner.slots
+
+
+class SlotCache(Cache):
+    """``layers`` buffers of ``slots`` positions each; ``at`` or ``among`` before every forward
+    call. The first call brings all rows along.
+
+    On a CPU a call reads no further than the highest slot in use. Elsewhere it reads all of them:
+    to know which is the highest, the device would have to be waited for, and the shapes would
+    change from call to call.
+    """
+
+    def __init__(self, layers: int, slots: int):
+        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+        self.slots, self.used = slots, 0
+        self.positions: Tensor | None = None
+        self.rows: Tensor | None = None  # of the cache, those that the call is about, if not all
+        # the slots of the call, first and end, where they are the same in a row in all rows
+        self.span: tuple[int, int] | None = None
+        self._chosen: Tensor | None = None
+        # whether all slots are read in every call, whatever the device: shapes stay the same then
+        self.whole = False
+        self.tables: Any = (
+            None  # what a forward made of the slots once (``gen.models.adapters.fast_llama``)
+        )
+
+    def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
+        """Says where the next call's tokens stand (long [B, L]) and returns its mask, float [B, 1,
+        L, used]: 0 for slots up to the query's own position, or up to ``last`` [B, L] (the end of
+        its block), the smallest number above.
+        """
+        self._stand(positions, None)
+        return self._above(positions if last is None else last, dtype)
+
+    def needed(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """As ``at``, but None where nothing is hidden from anybody."""
+        self._stand(positions, None)
+        return (
+            None
+            if positions.shape[1] == 1 and self.span == (self.used - 1, self.used)
+            else self._above(positions, dtype)
+        )
+
+    def _above(self, last: Tensor, dtype: torch.dtype) -> Tensor:
+        return hide(torch.arange(self.used, device=last.device) > last[..., None], dtype)[:, None]
+
+    def among(
+        self, positions: Tensor, dtype: torch.dtype, seen: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        """As ``at``, for tokens that may stand before what they see: 0 for the slots in ``seen``
+        (bool [B, slots]), the same for all tokens of a row. ``rows`` long [B]: the rows of the
+        cache that these are, if not all. Padding a row by repeating one of its tokens with its
+        position changes nothing."""
+        self._stand(positions, rows)
+        return hide(~seen[:, : self.used], dtype)[:, None, None].expand(
+            -1, -1, positions.shape[1], -1
+        )
+
+    def select(self, rows: Tensor | None) -> None:
+        """The next calls are about these rows of the cache (long [B]); None: about all of them."""
+        self._chosen = rows
+
+    def _stand(self, positions: Tensor, rows: Tensor | None) -> None:
+        self.positions, self.rows, self.span = (
+            positions,
+            self._chosen if rows is None else rows,
+            None,
+        )
+        if positions.device.type != "cpu" or self.whole:
+            self.used = self.slots
+            return
+        at = positions.numpy()
+        low, high = int(at.min()), int(at.max())
+        self.used = max(self.used, high + 1)
+        if self.used > self.slots:
+            raise ValueError(f"position {self.used - 1} is beyond the cache of {self.slots} slots")
+        if high - low + 1 == at.shape[1] and (at == np.arange(low, high + 1)).all():
+            self.span = low, high + 1
+
+    def buffers(
+        self, rows: int, heads: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values [B, S, H, D] of all layers, to be written in place."""
+        for layer in self.layers:
+            if not layer.is_initialized:
+                none = torch.empty(rows, 0, heads, size, dtype=dtype, device=device)
+                layer._allocate(none, none)
+        return [layer.keys for layer in self.layers], [layer.values for layer in self.layers]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but the given ones (long or bool [B])."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                here = rows.to(layer.keys.device)
+                layer.keys, layer.values = layer.keys[here], layer.values[here]

@@ -1,0 +1,1 @@
+"""Networks: nn.Module only."""

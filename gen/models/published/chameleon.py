@@ -1,0 +1,123 @@
+"""Chameleon's language model (arXiv 2405.09818) without its rule that no code may come:
+transformers' forward sets the logits of all codes to the smallest number, so a law over codes needs
+the states of the model and the head by themselves.
+
+Checkpoints come in two shapes. Those of transformers have one row of query and key norms per
+attention head; those of Lumina-mGPT (arXiv 2408.02657) have one per shard of the training run
+(``model_parallel_size``), which stands for heads / shards neighbouring heads, and no encoder of
+pictures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gen.models.adapters.conditioning import MappedLM, Vocabulary
+from gen.models.load.locate import readable
+from gen.models.load.weights import Weights, fill, without_storage
+
+PICTURES = "model.vqmodel."  # how keys of the picture encoder begin
+DROP = (r"^model\.vqmodel\.", r"rotary_emb\.inv_freq$")
+NORMS = re.compile(r"self_attn\.([qk])_norm\.(weight|bias)$")
+
+
+class ChameleonLM(MappedLM):
+    """Codes and the specials between them, by the head's rows of these ids alone."""
+
+    keeps = False
+
+    def __init__(self, model: nn.Module, vocabulary: Vocabulary):
+        super().__init__(model, vocabulary)
+        head = model.lm_head.weight
+        self._head = (
+            None if head.is_meta else head[vocabulary.ids.to(head.device)]
+        )  # offloaded weights come when the module is called
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        states = self.model.model(
+            input_ids=self.vocabulary.to_model(tokens),
+            position_ids=positions,
+            attention_mask=cache.at(positions, self.dtype),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        if self._head is None:
+            logits = self.model.lm_head(states)
+            return logits[..., self.vocabulary.ids.to(logits.device)].to(tokens.device)
+        return F.linear(states.to(self._head.device), self._head).to(tokens.device)
+
+
+class PerHead(Mapping):
+    """Weights with one row of query and key norms per head, however many rows the file has.
+    ``shapes``: of all keys."""
+
+    def __init__(self, weights: Weights, heads: Mapping[str, int]):
+        """``heads``: how many there are of ``q`` and of ``k``."""
+        self._weights, self._repeats = weights, {}
+        self.shapes = dict(weights.shapes)
+        for key, (rows, *rest) in weights.shapes.items():
+            if (match := NORMS.search(key)) and heads[match[1]] % rows == 0:
+                self._repeats[key] = heads[match[1]] // rows
+                self.shapes[key] = (heads[match[1]], *rest)
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._weights[key].repeat_interleave(self._repeats.get(key, 1), 0)
+
+    def __iter__(self):
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def model_weights(folder: Path) -> Weights:
+    """The language model's weights in a folder that may hold those of the autoencoder of pictures
+    beside them. Raises ``GenError``."""
+    whole = [
+        folder / f"{stem}{ending}"
+        for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin"))
+    ]
+    return Weights(next((p for p in whole if p.is_file()), folder))
+
+
+def language_model(
+    weights: Weights,
+    config: Mapping[str, Any],
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    device_map: Any = None,
+) -> nn.Module:
+    """transformers' ``ChameleonForConditionalGeneration`` without its encoder of pictures. Raises
+    ``GenError`` for weights that are not its own."""
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+    with readable("model", name):
+        own = ChameleonConfig.from_dict(
+            {**config, "vq_config": None, "vocabulary_map": config.get("vocabulary_map") or {}}
+        )
+
+    def make() -> nn.Module:
+        model = ChameleonForConditionalGeneration(own)
+        del model.model.vqmodel
+        return model
+
+    heads = {"q": own.num_attention_heads, "k": own.num_key_value_heads}
+    return fill(
+        without_storage(make),
+        PerHead(weights, heads),
+        drop=DROP,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        name=name,
+    )

@@ -1,0 +1,50 @@
+"""Janus as a causal model of pictures: one language model, with embeddings and a head of its own
+for codes (Wu et al., arXiv 2410.13848).
+
+Let n be the number of codes. Codes are no ids of the vocabulary of words: an id k < n is code k and
+enters by the generation embeddings, an id k >= n is the word k - n and enters by the embeddings of
+the language model. What comes out are logits of the n codes alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.models.adapters.language_models import CausalLM
+from gen.models.adapters.slot_cache import SlotCache
+
+
+class JanusLM(CausalLM):
+    """A ``transformers.JanusForConditionalGeneration`` through the causal protocol; ``vocab_size``
+    is the number of codes."""
+
+    keeps = False
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__(model)
+        self.words = self.vocab_size
+        self.vocab_size = model.config.vq_config.num_embeddings
+
+    def prompt(self, words: list[int]) -> list[int]:
+        """Ids of words as they stand in a prompt."""
+        return [self.vocab_size + i for i in words]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Codes and words long [B, L] -> [B, L, D]."""
+        code = ids < self.vocab_size
+        codes = self.model.prepare_embeddings_for_image_generation(torch.where(code, ids, 0))
+        words = self.model.get_input_embeddings()(torch.where(code, 0, ids - self.vocab_size))
+        return torch.where(code[..., None], codes.to(words.device), words)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        mask, inner = cache.at(positions, self.dtype), self.model.model
+        out = inner.language_model(
+            inputs_embeds=self.embed(tokens),
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return inner.generation_head(out.last_hidden_state)

@@ -1,0 +1,341 @@
+"""LlamaGen: a Llama over image codes in raster order, behind one class or a caption's features (Sun
+et al., arXiv 2406.06525).
+
+    x_l+1 = h + w2(silu(w1 n(h)) * w3 n(h)),   h = x_l + attention(n(x_l)),   n(x) = weight * x /
+                                               sqrt(mean x^2 + 1e-5)
+
+Heads turn in two dimensions: the pair (2i, 2i + 1) of a head of size d turns by the row of its code
+times 10000^(-4 j / d) for the first half of the pairs, and by the column for the second half, j
+counting within the half. At the P places of the condition cosine and sine are both 0, so queries
+and keys are zero there: every code sees them with the same weight, and only their values matter.
+The published weights are trained so.
+
+Module names are the published keys. All sizes come out of the shapes of the weights but the number
+of heads, which the published sizes are known by. A caption stands at the right end of its P places;
+what is left of it is padding that nothing sees. The unconditional half of a guided batch has the
+same places hidden as the caption beside it, as in training, where captions are dropped and their
+masks are not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gen.core.errors import GenError, bad_value
+from gen.models.adapters.conditioning import Conditions
+from gen.models.adapters.language_models import OnModel
+from gen.models.adapters.slot_cache import SlotCache
+
+HEADS = {
+    768: 12,
+    1024: 16,
+    1280: 20,
+    1536: 24,
+    2048: 32,
+    2560: 40,
+    3200: 32,
+    4096: 32,
+}  # of the published widths
+DROP = (r"^freqs_cis$",)  # a table that follows from the sizes
+BASE, EPS = 10000.0, 1e-5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``classes``: of a class-conditional model, without the null class, else 0. ``caption``: the
+    width of a text-conditional model's features, else 0. ``prompt``: P. ``hidden``: of the
+    feed-forward layers."""
+
+    vocab_size: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    prompt: int
+    classes: int = 0
+    caption: int = 0
+
+
+def sizes_of(
+    shapes: Mapping[str, tuple[int, ...]], heads: int | None = None, name: str = ""
+) -> Sizes:
+    """The sizes of published weights from their shapes by key. Raises ``GenError`` for weights of
+    something else, and for heads that do not fit."""
+
+    def find(pattern):
+        return next(
+            (s for k, s in shapes.items() if re.fullmatch(pattern, k) and len(s) == 2), None
+        )
+
+    needed = {
+        k: find(k)
+        for k in (
+            r"tok_embeddings\.weight",
+            r"layers\.\d+\.attention\.wqkv\.weight",
+            r"layers\.\d+\.feed_forward\.w1\.weight",
+        )
+    }
+    by_class, by_text = (
+        find(r"cls_embedding\.embedding_table\.weight"),
+        find(r"cls_embedding\.uncond_embedding"),
+    )
+    lost = [k.replace(r"\d+", "N").replace("\\", "") for k, s in needed.items() if s is None]
+    if not by_class and not by_text:
+        lost.append("cls_embedding.embedding_table.weight or cls_embedding.uncond_embedding")
+    if lost:
+        raise GenError(f"the weights of {name} are not LlamaGen's: no matrix {', '.join(lost)}")
+    (vocab_size, dim), (rows, _), (hidden, _) = needed.values()
+    table = shapes.get("freqs_cis")
+    if heads is None:
+        heads = dim // (2 * table[1]) if table else HEADS.get(dim)
+    if heads is None:
+        raise GenError(
+            f"the weights of {name} have width {dim}, of which the number of heads is not known;"
+            " expected the option heads"
+        )
+    size = dim // heads if isinstance(heads, int) and heads > 0 else 0
+    if (
+        not size
+        or dim % heads
+        or size % 4
+        or rows % size
+        or (rows // size - heads) % 2
+        or not (kv := (rows // size - heads) // 2) > 0
+        or heads % kv
+    ):
+        raise bad_value(
+            "heads",
+            heads,
+            f"a number of heads for width {dim} and {rows} rows of wqkv, their size divisible by 4",
+        )
+    layers = 1 + max(int(m[1]) for k in shapes if (m := re.match(r"layers\.(\d+)\.", k)))
+    own = (
+        {"prompt": 1, "classes": by_class[0] - 1}
+        if by_class
+        else {"prompt": by_text[0], "caption": by_text[1]}
+    )
+    return Sizes(vocab_size, dim, layers, heads, kv, hidden, **own)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(
+            x.dtype
+        ) * self.weight
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Interleaved pairs of x [B, H, L, d] turned by angles whose cosines and sines are [B, 1, L, d
+    / 2]."""
+    a, b = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, s: Sizes):
+        super().__init__()
+        self.split = [s.heads, s.kv_heads, s.kv_heads]
+        self.wqkv = nn.Linear(s.dim, s.dim // s.heads * sum(self.split), bias=False)
+        self.wo = nn.Linear(s.dim, s.dim, bias=False)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: SlotCache, layer: int
+    ) -> Tensor:
+        q, k, v = (
+            self.wqkv(x).unflatten(-1, (sum(self.split), -1)).transpose(1, 2).split(self.split, 1)
+        )
+        k, v = cache.update(turned(k, cos, sin), v, layer)
+        groups = self.split[0] // self.split[1]
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        out = F.scaled_dot_product_attention(turned(q, cos, sin), k, v, attn_mask=mask)
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, s: Sizes):
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(s.dim, s.hidden, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(s.hidden, s.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    def __init__(self, s: Sizes):
+        super().__init__()
+        self.attention, self.feed_forward = Attention(s), FeedForward(s)
+        self.attention_norm, self.ffn_norm = RMSNorm(s.dim), RMSNorm(s.dim)
+
+    def forward(self, x: Tensor, *where) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), *where)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Classes(nn.Module):
+    """One row per class, and the null class last."""
+
+    def __init__(self, s: Sizes):
+        super().__init__()
+        self.embedding_table = nn.Embedding(s.classes + 1, s.dim)
+
+
+class Projection(nn.Module):
+    def __init__(self, s: Sizes):
+        super().__init__()
+        self.fc1, self.fc2 = (
+            nn.Linear(s.caption, s.dim, bias=False),
+            nn.Linear(s.dim, s.dim, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class Captions(nn.Module):
+    """``uncond_embedding`` [P, width]: features of no caption."""
+
+    def __init__(self, s: Sizes):
+        super().__init__()
+        self.cap_proj = Projection(s)
+        self.uncond_embedding = nn.Parameter(torch.zeros(s.prompt, s.caption))
+
+
+class LlamaGen(nn.Module):
+    """See the module. ``columns``: codes in a row of the picture. Embedded places [B, L, D] at
+    absolute positions [B, L] -> logits [B, L, V]."""
+
+    _no_split_modules = ("Block",)
+
+    def __init__(self, sizes: Sizes, columns: int):
+        super().__init__()
+        self.sizes, self.columns = sizes, columns
+        self.cls_embedding = Classes(sizes) if sizes.classes else Captions(sizes)
+        self.tok_embeddings = nn.Embedding(sizes.vocab_size, sizes.dim)
+        self.layers = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.norm = RMSNorm(sizes.dim)
+        self.output = nn.Linear(sizes.dim, sizes.vocab_size, bias=False)
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, 1, L, d / 2] at absolute positions [B, L], both 0 at places of the
+        condition."""
+        half = self.sizes.dim // self.sizes.heads // 2
+        dtype = torch.promote_types(dtype, torch.float32)
+        speed = BASE ** -(torch.arange(0, half, 2, dtype=dtype, device=positions.device) / half)
+        cell = positions - self.sizes.prompt
+        at = cell.clamp_min(0)
+        axes = torch.stack([at // self.columns, at % self.columns], -1).to(dtype)
+        angles = (axes[..., None] * speed).flatten(-2)[:, None]
+        told = (cell < 0)[:, None, :, None]
+        return angles.cos().masked_fill(told, 0), angles.sin().masked_fill(told, 0)
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, cache: SlotCache) -> Tensor:
+        cos, sin = self.rotation(positions, x.dtype)
+        for n, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, mask, cache, n)
+        return self.output(self.norm(x))
+
+
+class PaddedCache(SlotCache):
+    """A slot cache whose first ``start`` [B] slots are padding, which nothing sees."""
+
+    start: Tensor | None = None
+    # captions say their padding for all rows together, so no row can begin later than the others
+    select = None
+
+    def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
+        mask = super().at(positions, dtype, last)
+        if self.start is None:
+            return mask
+        padding = torch.arange(self.used, device=mask.device) < self.start[:, None]
+        return mask.masked_fill(padding[:, None, None], torch.finfo(dtype).min)
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        self.start = None if self.start is None else self.start[rows]
+
+
+class LlamaGenLM(OnModel):
+    """The causal protocol of ``gen.models.adapters.language_models``. Ids below ``vocab_size`` are
+    codes. Above them, the prompt of a class-conditional model is the one id ``vocab_size`` + class.
+    That of a text-conditional one is P times ``vocab_size`` + 1 + the number of the caption in
+    ``captions``, whose features are ``{"features": [n, width]}`` with n <= P; or P times
+    ``vocab_size`` for no caption.
+    """
+
+    def __init__(self, model: LlamaGen, captions: Conditions | None = None):
+        self.model, self.sizes, self.captions = model.eval(), model.sizes, captions
+        self.vocab_size = model.sizes.vocab_size
+
+    def class_prompt(self, number: int | None) -> list[int]:
+        """Of a class; of the null class for ``None``."""
+        return [self.vocab_size + (self.sizes.classes if number is None else number)]
+
+    def caption_prompt(self, number: int | None) -> list[int]:
+        """Of a caption by its number; of no caption for ``None``."""
+        return [self.vocab_size + (0 if number is None else 1 + number)] * self.sizes.prompt
+
+    def new_cache(self, slots: int) -> PaddedCache:
+        return PaddedCache(self.sizes.layers, slots)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, positions: Tensor, cache: PaddedCache) -> Tensor:
+        x = self._embedded(tokens, positions, cache)
+        return self.model(x, positions, cache.at(positions, self.dtype), cache)
+
+    def _embedded(self, tokens: Tensor, positions: Tensor, cache: PaddedCache) -> Tensor:
+        told = tokens >= self.vocab_size
+        x = self.model.tok_embeddings(tokens.masked_fill(told, 0))
+        if not bool(told.any()):
+            return x
+        if self.sizes.classes:
+            there = self.model.cls_embedding.embedding_table(
+                (tokens - self.vocab_size).clamp_min(0)
+            )
+        else:
+            table, cache.start = self._captions(tokens.amax(1) - self.vocab_size)
+            at = positions.clamp_max(self.sizes.prompt - 1)
+            there = table.gather(1, at[..., None].expand(-1, -1, self.sizes.dim))
+        return torch.where(told[..., None], there, x)
+
+    def _captions(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The embedded conditions [B, P, D], and how many of their first places are padding [B]."""
+        own, half = self.model.cls_embedding, len(numbers) // 2
+        said = numbers > 0
+        none = (~said).any()
+        if none and (len(numbers) % 2 or not bool(said[:half].all()) or bool(said[half:].any())):
+            raise ValueError(
+                "prompts without a caption came without as many with one before them, whose places"
+                " they hide"
+            )
+        table = own.cap_proj(own.uncond_embedding).repeat(len(numbers), 1, 1)
+        start = torch.zeros_like(numbers)
+        for row, kept in zip(
+            said.nonzero()[:, 0].tolist(), self.captions.of(numbers[said] - 1), strict=True
+        ):
+            features = kept["features"].to(table)
+            start[row] = self.sizes.prompt - len(features)
+            table[row] = F.pad(own.cap_proj(features), (0, 0, self.sizes.prompt - len(features), 0))
+        if none:
+            start[half:] = start[:half]
+        return table, start
+
+
+def grid_of(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> int | None:
+    """The side of the square grid that a model was trained on, where its weights say so."""
+    table = shapes.get("freqs_cis")
+    return math.isqrt(table[0] - sizes.prompt) if table else None

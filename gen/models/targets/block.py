@@ -1,0 +1,113 @@
+"""Targets of block models: the places of one block in parallel, given all blocks before it.
+
+A block is what a masked sampler sees as its whole canvas (``BlockTarget.block``). What is committed
+goes into the cache with the first forward call of the next block, so that finished blocks are never
+computed again and cost no call of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.models.adapters.protocols import BlockModel
+from gen.models.targets.base import Target
+
+
+class BlockTarget(Target):
+    """The law of a block given the blocks before it. ``known``: places of the grid that are final
+    and whose block is over: of all rows, which are in the same block, so that none can be
+    replaced."""
+
+    model: BlockModel
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.block_length = self.model.block_length
+        if not self.block_length or self.length % self.block_length:
+            raise GenError(
+                f"the model's blocks are of {self.block_length} places; expected a divisor of the"
+                f" {self.length} of the grid"
+            )
+        shortest, longest = int(self.prompt_length.min()), self.prompt.shape[1]
+        if shortest != longest:
+            raise GenError(
+                f"the conditions have lengths from {shortest} to {longest}; expected one length for"
+                " a sampler of blocks, or a masked sampler"
+            )
+        self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
+        self.known = 0
+        self._waiting = (
+            self.prompt
+        )  # ids that the cache does not hold yet, and the place of the first of them
+        self._place = 0
+
+    def commit(self, tokens: Tensor) -> None:
+        """The next places [B, n], a whole number of blocks, are final."""
+        self._waiting = torch.cat([self._waiting, tokens.repeat(self.halves, 1)], 1)
+        self.known += tokens.shape[1]
+
+    def block(self) -> Block:
+        """The block after what is known."""
+        return Block(self)
+
+    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
+        """The block's canvas [B, L] -> log-probabilities [B, L, V]; and the places per row sent
+        through the model."""
+        width, prefix = canvas.shape[1], self.prompt.shape[1]
+        ids = torch.cat([self._waiting, canvas.repeat(self.halves, 1)], 1)
+        at = torch.arange(self._place, self._place + ids.shape[1], device=self.device)
+        block = (
+            (at - prefix).div(self.block_length, rounding_mode="floor").clamp_min(-1)
+        )  # the condition is one before the first
+        last = prefix + (block + 1) * self.block_length - 1
+        logits = self.model.forward(
+            ids, at.expand(len(ids), -1), last.expand(len(ids), -1), self.cache
+        )[:, -width:]
+        self._place, self._waiting = self._place + self._waiting.shape[1], self._waiting[:, :0]
+        self._seen = logits, self.legal[self.known : self.known + width]
+        return self._law(*self._seen), ids.shape[1] * self.halves
+
+    def raw(self) -> Tensor:
+        """As ``MaskedTarget.raw``."""
+        return self._raw(*self._seen)
+
+
+class Block:
+    """One block as a masked sampler's whole target."""
+
+    def __init__(self, parent: BlockTarget):
+        self.parent, self.model, self.device = parent, parent.model, parent.device
+        self.items = self.rows = parent.rows
+        self.length = parent.block_length
+        self.legal = parent.legal[parent.known : parent.known + self.length]
+        space = parent.space
+        inner = (
+            space.grid[1:] if torch.Size(space.grid[1:]).numel() == self.length else (self.length,)
+        )
+        self.space = replace(
+            space,
+            grid=inner,
+            legal=space.legal[parent.known : parent.known + self.length],
+            end_id=None,
+        )  # an end is one of the places' ids
+        self._at = torch.arange(parent.rows, device=parent.device)
+
+    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
+        """As ``BlockTarget.predict`` for the rows left. Rows that were dropped are computed along:
+        they come back in the next block."""
+        whole = torch.full((self.parent.rows, self.length), self.space.mask_id, device=self.device)
+        whole[self._at] = canvas
+        law, computed = self.parent.predict(whole)
+        return law[self._at], computed
+
+    def raw(self) -> Tensor:
+        """As ``MaskedTarget.raw``."""
+        return self.parent.raw()[self._at]
+
+    def keep(self, rows: Tensor) -> None:
+        self._at = self._at[rows]
+        self.rows = len(self._at)

@@ -1,0 +1,61 @@
+"""Targets of models of latents: a forward call gives conditioning vectors, and ``paths`` is the law
+of a latent given one.
+
+The law's guidance acts inside the path law, so a conditioning vector is a pair of them where the
+law is guided.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.models.adapters.denoising_path import HeadLaw, PathLaw
+from gen.models.targets.base import Target
+from gen.models.targets.causal import CausalTarget
+
+
+class LatentTarget(Target):
+    """What both kinds share. ``model``: an adapter of ``gen.models.adapters.language_models`` with
+    a ``head``."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.paths: PathLaw = HeadLaw(self.model.head, self.law)
+
+    def blank(self) -> Tensor:
+        return self.space.blank(self.items, self.device, self.model.dtype)
+
+    def _pair(self, out: Tensor) -> Tensor:
+        """[H B, L, D] -> [B, L, H, D]."""
+        return torch.stack(out.chunk(self.halves), 2)
+
+
+class CausalLatentTarget(LatentTarget, CausalTarget):
+    """``predict(latents [B, L, C], positions [B, L])`` -> conditioning vectors [B, L, H, D], places
+    computed."""
+
+    @property
+    def first(self) -> Tensor:
+        return self.model.embed_words(self.prompt)
+
+    def _inputs(self, tokens: Tensor) -> Tensor:
+        return self.model.embed_latents(tokens)
+
+    def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
+        return self._pair(out)
+
+
+class MaskedLatentTarget(LatentTarget):
+    """``predict(canvas [B, T, C])``, NaN at empty places -> conditioning vectors [B, T, H, D],
+    places computed."""
+
+    @property
+    def replaces(self) -> bool:
+        return self._even
+
+    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
+        if int(self.prompt_length.min()) != self.prompt.shape[1]:
+            raise ValueError("masked models need conditions of one length")
+        out = self.model.forward(self.prompt, canvas.repeat(self.halves, 1, 1))
+        return self._pair(out), (self.prompt.shape[1] + canvas.shape[1]) * self.halves

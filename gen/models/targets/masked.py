@@ -1,0 +1,74 @@
+"""MaskedTarget."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.models.adapters.protocols import MaskedModel
+from gen.models.targets.base import Target
+
+
+class MaskedTarget(Target):
+    """The law of every place of a partly filled canvas. The canvas stands right behind each row's
+    own condition: where those are of different lengths, the shorter ones are moved to the right,
+    and nothing is seen or counted in front of them.
+    """
+
+    model: MaskedModel
+
+    @property
+    def replaces(self) -> bool:
+        return self._even or getattr(
+            self.model, "ragged", False
+        )  # else whoever comes may have a condition that does not fit in
+
+    def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, int | Tensor]:
+        """Canvas [B, T] -> log-probabilities [B, T, V]; and how many places of its own every row
+        had computed, one number or long [B]. ``of`` long [n]: the rows whose conditions n canvases
+        have, if there are others than one for each row. Raises ``GenError`` for conditions of
+        different lengths where the model takes one length only."""
+        prompt, pads, ragged = self._aligned()
+        if of is not None:
+            both = torch.cat([of + half * self.rows for half in range(self.halves)])
+            prompt, pads = prompt[both], pads[both]
+        canvas = canvas.repeat(self.halves, 1)
+        extra, places = (), (prompt.shape[1] + canvas.shape[1]) * self.halves
+        if ragged:
+            places = places - pads.view(self.halves, -1).sum(0)
+            column = torch.arange(prompt.shape[1], device=self.device)
+            prompt = torch.where(
+                column < pads[:, None], canvas[:, :1], prompt
+            )  # padding may be any number; this is some id
+            extra = (pads,)
+        ids = torch.cat([prompt, canvas], 1)
+        logits = self.model.forward(ids, canvas.shape[1], *extra)
+        self._seen = logits
+        return self._law(logits, self.legal if self._narrow else None), places
+
+    def _aligned(self) -> tuple[Tensor, Tensor, bool]:
+        """The conditions [H B, P] moved to the right, P the longest of them, the columns in front
+        of each [H B], and whether there are any."""
+        lengths = self._lengths[self._numbers()]
+        width, shortest = int(lengths.max()), int(lengths.min())
+        pads = width - self.prompt_length
+        if not shortest and getattr(self.model, "shift", 0):
+            raise GenError(
+                "a condition is empty; expected at least one id, at which this model says what"
+                " comes first"
+            )
+        if shortest == width:
+            return self.prompt[:, :width], pads, False
+        if not getattr(self.model, "ragged", False):
+            raise GenError(
+                f"the conditions have lengths from {shortest} to {width}; expected one length, all"
+                " that this masked model takes"
+            )
+        at = torch.arange(width, device=self.device) - pads[:, None]
+        return self.prompt.gather(1, at.clamp_min(0)), pads, True
+
+    def raw(self) -> Tensor:
+        """The law of the last call without temperature and filters: what the model itself holds for
+        likely, guided and legal."""
+        return self._raw(self._seen, self.legal)

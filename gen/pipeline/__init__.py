@@ -1,0 +1,1 @@
+"""From prompts to media: request, decoding, outputs, streaming."""

@@ -1,0 +1,1 @@
+"""What a job keeps on disk: ledger, claims, manifest, shards, tokens, log."""

@@ -1,0 +1,375 @@
+"""The job folder: what counts as done, and how a file gets into the folder whole or not at all.
+
+The order of a commit: media under a temporary name, fsync, rename, fsync of the folder, then one
+line of a journal, fsynced. The line is the commit of an item. A crash at any point leaves a
+temporary file (removed later), a media file without a line (made again, same name), or a torn last
+line (dropped). Every worker has journals of its own, one per shard, so nobody waits for anybody and
+nothing interleaves; ``manifest.jsonl`` is what they come to, replaced in one step, in the order of
+the plan.
+
+Where several lines speak of one item, the one with the highest ``attempt`` counts, and among those
+``due``, which says that the item is to be made again, before ``ok`` before ``failed``. So retrying
+and mending are lines as well, and no line is ever taken back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gen.core.errors import GenError
+from gen.store.claims import is_dead, worker_name
+
+MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
+    "manifest.jsonl",
+    "config.yaml",
+    "plan.json",
+    "check.json",
+    "index.html",
+)
+TRACES, INPUTS, LOGS, SHARDS, WORK, CLAIMS = "traces", "inputs", "logs", "shards", "_work", "claims"
+TEMPORARY = ".tmp-"
+RUNTIME = (
+    "attempt",
+    "seconds",
+    "batch",
+    "worker",
+)  # the fields of a row that differ from run to run
+RANK = {"failed": 0, "ok": 1, "due": 2}
+Row = dict[str, Any]
+
+
+def slug(text: str, length: int = 40) -> str:
+    """``A small blue ring!`` -> ``a-small-blue-ring``: what every file system takes, cut at a
+    word."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+    if len(words) > length:
+        words = words[: length + 1].rpartition("-")[0] or words[:length]
+    return words or "item"
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- writing
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a full disk or a forbidden folder into one sentence that names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # of a library that does not like what it is to write
+            raise
+        raise GenError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def put(path: Path, write: Callable[[Path], object]) -> None:
+    """``write`` makes the file under a temporary name beside ``path``, with the same extension;
+    then it moves there.
+
+    The temporary name says whose it is, so that processes do not touch each other's.
+    """
+    temporary = _temporary(path)
+    with writing(path):
+        try:
+            write(temporary)
+            _sync(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{path.name}")
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+class Puts:
+    """Files that are put together: written one by one, then fsynced side by side, since a disk
+    takes little longer for many than for one, and only then renamed."""
+
+    def __init__(self, pool: Executor):
+        self._pool, self._files = pool, []
+
+    def add(self, path: Path, write: Callable[[Path], object]) -> Path:
+        """Write a file under a temporary name, which is returned."""
+        temporary = _temporary(path)
+        self._files.append((temporary, path))
+        with writing(path):
+            write(temporary)
+        return temporary
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def drop(self, first: int = 0) -> None:
+        """Forget the files from that one on."""
+        while len(self._files) > first:
+            with suppress(
+                OSError
+            ):  # a disk that takes nothing any more; what is left is swept later
+                self._files.pop()[0].unlink()
+
+    def commit(self) -> None:
+        """Every file under its own name, whole, and so that a power cut does not take it back."""
+        if not self._files:
+            return
+        try:
+            with writing(self._files[0][1]):
+                list(self._pool.map(lambda pair: _sync(pair[0]), self._files))
+            for temporary, path in self._files:
+                with writing(path):
+                    os.replace(temporary, path)
+            for folder in {path.parent for _, path in self._files}:
+                with writing(folder):
+                    sync_folder(folder)
+        finally:
+            self.drop()
+
+
+def put_text(path: Path, text: str) -> None:
+    put(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # a folder cannot be opened there
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Remove temporary files of processes that are gone, and of this one, which writes nothing else
+    while it sweeps."""
+    for left in folder.glob(TEMPORARY + "*"):
+        worker = "-".join(left.name.removeprefix(TEMPORARY).split("-")[:3])
+        if worker == worker_name() or is_dead(worker):
+            left.unlink(missing_ok=True)
+
+
+def due_again(row: Row) -> Row:
+    """The line that has an item made again, whatever ``row`` said of it."""
+    return {"id": row["id"], "index": row["index"], "status": "due", "attempt": row["attempt"]}
+
+
+class Journal:
+    """One worker's lines about one shard."""
+
+    def __init__(self, folder: Path, shard: int, worker: str):
+        self.path = folder / WORK / f"{shard:05d}.{worker}.jsonl"
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Append rows durably; lines that do not fit on the disk are taken back."""
+        rest = b"".join(line(r) for r in rows)
+        with writing(self.path):
+            self.path.parent.mkdir(exist_ok=True)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                size = os.fstat(handle).st_size
+                try:
+                    if size and _last_byte(self.path) != b"\n":
+                        os.ftruncate(handle, size := _whole(self.path))
+                    while rest:
+                        rest = rest[os.write(handle, rest) :]
+                    os.fsync(handle)
+                except OSError:
+                    os.ftruncate(handle, size)
+                    raise
+            finally:
+                os.close(handle)
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
+
+def _whole(path: Path) -> int:
+    """The length of a file up to its last whole line."""
+    return path.read_bytes().rfind(b"\n") + 1
+
+
+def line(row: Row) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+# --- reading
+
+
+def parse_rows(path: Path) -> list[Row]:
+    """The rows of a file of lines. A torn last line is no row; a broken one elsewhere is an error,
+    since no crash makes one."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    whole = [(number, text) for number, text in enumerate(lines[:-1], 1) if text.strip()]
+    try:
+        rows = json.loads(
+            b"[" + b",".join(text for _, text in whole) + b"]"
+        )  # all in one go is a third faster
+    except ValueError:
+        rows = [_parsed(text, f"{path}, line {number}") for number, text in whole]
+    return [r for r in rows if isinstance(r, dict) and isinstance(r.get("id"), str)]
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise GenError(
+            f"{where} is no JSON; expected one row per line. Remove that line and resume"
+        ) from error
+
+
+def journals(folder: Path, shard: int | None = None) -> list[Path]:
+    return sorted((folder / WORK).glob("[0-9]*.jsonl" if shard is None else f"{shard:05d}.*.jsonl"))
+
+
+def tables(folder: Path) -> list[Path]:
+    """The rows beside the tars."""
+    return sorted((folder / SHARDS).glob("[0-9]*.jsonl"))
+
+
+def better(new: Row, old: Row | None) -> bool:
+    """Whether one line about an item counts more than another."""
+
+    def weight(row):
+        return (
+            row.get("attempt") or 0,
+            RANK.get(row.get("status"), 0),
+            "shard_sha256" in row,
+        )
+
+    return old is None or weight(new) > weight(old)
+
+
+def latest(rows: Iterable[Row], into: dict[str, Row] | None = None) -> dict[str, Row]:
+    """The line that counts of every item."""
+    found = {} if into is None else into
+    for row in rows:
+        if better(row, found.get(row["id"])):
+            found[row["id"]] = row
+    return found
+
+
+def lines_of(folder: Path) -> dict[str, Row]:
+    """The line that counts of every item, those that say ``due`` among them. Journals are read
+    before what they go into, so that a reader beside a running job misses nothing."""
+    found: dict[str, Row] = {}
+    for path in journals(folder):
+        latest(parse_rows(path), found)
+    for path in tables(folder):
+        latest(parse_rows(path), found)
+    return latest(parse_rows(folder / MANIFEST), found)
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Finished items in the order of the plan, one row each: what is in the manifest and what only
+    journals say yet."""
+    rows = [r for r in lines_of(folder).values() if r.get("status") != "due"]
+    return sorted(rows, key=lambda r: (r.get("index", 0), r["id"]))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise GenError(f"{path} is no JSON ({error}); remove it and resume") from error
+    return tree if isinstance(tree, dict) else {}
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The plan of a job. Raises ``GenError`` if the folder holds none, or one that cannot be
+    read."""
+    try:
+        plan = json.loads((folder / PLAN).read_bytes())
+    except FileNotFoundError:
+        raise GenError(
+            f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote"
+        ) from None
+    except ValueError as error:
+        raise GenError(
+            f"{folder / PLAN} is no JSON ({error}); a plan is written once and never changed"
+        ) from error
+    if not isinstance(plan, dict) or not all(
+        k in plan for k in ("fingerprint", "items", "shards", "relevant")
+    ):
+        raise GenError(
+            f"{folder / PLAN} is no plan of a job; expected fingerprint, items and shards"
+        )
+    return plan
+
+
+def holds(folder: Path, plan: dict[str, Any]) -> bool:
+    """Whether the plan in the folder is still this one. Its head is enough to tell."""
+    try:
+        with (folder / PLAN).open("rb") as file:
+            return plan["fingerprint"].encode() in file.read(200)
+    except FileNotFoundError:
+        return False
+
+
+def is_job(folder: Path) -> bool:
+    return (folder / PLAN).is_file()
+
+
+def require_job(folder: str | Path) -> Path:
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise GenError(f"{folder} is no folder; expected one that gen run or gen sample wrote")
+    if not is_job(folder):
+        raise GenError(
+            f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote"
+        )
+    return folder
+
+
+# --- media
+
+
+def inside(folder: Path, row: Row) -> Path | None:
+    """The media file of a row, or its shard, or ``None`` if the row names none in this very
+    folder."""
+    name = row.get("file")
+    if not isinstance(name, str) or not name:
+        return None
+    bare = name.removeprefix(f"{SHARDS}/") if "member" in row else name
+    return folder / name if Path(bare).name == bare else None
+
+
+def companions(folder: Path, row: Row) -> list[Path]:
+    """The further files of a row's medium, in layout files."""
+    return (
+        [] if "member" in row else [folder / Path(str(name)).name for name in row.get("also") or ()]
+    )
+
+
+def shard_folder(folder: Path, shard: int) -> Path:
+    """Where the media of a shard are until it is a tar."""
+    return folder / WORK / f"{shard:05d}"

@@ -1,0 +1,212 @@
+"""From journals to the manifest, and what is to be made again.
+
+``manifest.jsonl`` is derived: at any time it can be made anew from the journals (and, in layout
+``shards``, from the rows beside the tars). It is replaced under a lock, so that nobody who looked
+earlier replaces it later. Where a file system has no locks only the complete manifest is written,
+which is the same whoever writes it. The journals go when everything is in the manifest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gen.core.errors import GenError
+from gen.store.claims import is_dead, locked, read_claim, worker_name
+from gen.store.ledger import (
+    CHECK,
+    CLAIMS,
+    CONFIG,
+    GALLERY,
+    LOGS,
+    MANIFEST,
+    PLAN,
+    SHARDS,
+    TRACES,
+    WORK,
+    Journal,
+    Row,
+    better,
+    companions,
+    due_again,
+    holds,
+    inside,
+    journals,
+    latest,
+    line,
+    lines_of,
+    parse_rows,
+    put,
+    sha256,
+    sweep_temporaries,
+    tables,
+    writing,
+)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[bool]:
+    """Nobody else is in here at the same time; ``False`` where that cannot be had."""
+    with ExitStack() as stack:
+        with writing(folder):
+            safe = stack.enter_context(locked(folder))
+        yield bool(safe)
+
+
+def publish(folder: Path, plan: dict[str, Any]) -> bool:
+    """Bring the manifest up to date; returns whether every item of the plan is in it.
+
+    Raises ``GenError`` if the folder holds another job by now.
+    """
+    with alone(folder) as safe:
+        if not holds(folder, plan):
+            raise GenError(
+                f"{folder} holds another job than the one that was at work in it; somebody has"
+                " overwritten it"
+            )
+        rows, complete = _committed(folder, plan)
+        if not complete and not safe:
+            return False
+        text = b"".join(line(r) for r in sorted(rows, key=lambda r: r["index"]))
+        path = folder / MANIFEST
+        with writing(path):
+            if not path.is_file() or path.read_bytes() != text:
+                put(path, lambda temporary: temporary.write_bytes(text))
+            for place in (folder, folder / TRACES, folder / SHARDS):
+                sweep_temporaries(place)
+        if complete:
+            shutil.rmtree(folder / WORK, ignore_errors=True)
+        return complete
+
+
+def _committed(folder: Path, plan: dict[str, Any]) -> tuple[list[Row], bool]:
+    """The rows of the manifest, and whether nothing is left to do: in layout shards a line may be
+    newer than its tar."""
+    if plan["relevant"].get("layout") == "shards":
+        newest: dict[str, Row] = {}
+        for path in journals(folder):  # before the tables, since lines go from there to here
+            latest(parse_rows(path), newest)
+        rows = [r for p in tables(folder) for r in parse_rows(p)]
+        behind = any(better(newest[r["id"]], r) for r in rows if r["id"] in newest)
+        return rows, len(rows) == len(plan["items"]) and not behind
+    lines = lines_of(folder)
+    rivals: dict[str, list[Row]] = {}
+    shared = Counter(path.name.partition(".")[0] for path in journals(folder))
+    for path in (p for p in journals(folder) if shared[p.name.partition(".")[0]] > 1):
+        for row in parse_rows(path):
+            won = lines.get(row["id"])  # none of a row that came just now
+            if (
+                won
+                and row["status"] == won["status"] == "ok"
+                and row["attempt"] == won["attempt"]
+                and row["sha256"] != won["sha256"]
+            ):
+                rivals.setdefault(row["id"], []).append(row)
+    for (
+        name,
+        others,
+    ) in (
+        rivals.items()
+    ):  # two workers made it, and not to the bit: the one whose file is there counts
+        lines[name] = next((r for r in [lines[name], *others] if _intact(folder, r)), lines[name])
+    rows = [r for r in lines.values() if r["status"] != "due"]
+    return rows, len(rows) == len(plan["items"])
+
+
+def _intact(folder: Path, row: Row) -> bool:
+    path = inside(folder, row)
+    return path is not None and _digest(path) == row.get("sha256")
+
+
+def _digest(path: Path) -> str | None:
+    """``None`` where there is no such file, or none any more: a worker beside us moves the media of
+    a shard into its tar."""
+    try:
+        return sha256(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+
+
+def shard_of(plan: dict[str, Any], index: int) -> int:
+    return bisect_right([first for first, _ in plan["shards"]], index) - 1
+
+
+def mark_due(folder: Path, plan: dict[str, Any], wanted: Callable[[Row], bool]) -> int:
+    """Have those items made again that ``wanted`` picks of the finished ones; returns how many."""
+    known = {i["id"] for i in plan["items"]}
+    due: dict[int, list[Row]] = {}
+    with alone(folder):  # so that nobody finds all complete in between and clears the journals away
+        for row in lines_of(folder).values():
+            if row["status"] != "due" and row["id"] in known and wanted(row):
+                due.setdefault(shard_of(plan, row["index"]), []).append(due_again(row))
+        for shard, marks in due.items():
+            Journal(folder, shard, worker_name()).add(marks)
+    return sum(map(len, due.values()))
+
+
+def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
+    """Whether the medium of a row is missing or altered, or not the one that the plan names."""
+    stems = {i["id"]: i["stem"] for i in plan["items"]}
+    tars: dict[Path, str | None] = {}
+
+    def look(row: Row) -> bool:
+        if row["status"] != "ok":
+            return False
+        path = inside(folder, row)
+        if path is None or Path(row.get("member") or row["file"]).stem != stems[row["id"]]:
+            return True
+        if "member" in row:
+            at_work = None if path.is_file() else _digest(folder / WORK / path.stem / row["member"])
+            if at_work is not None:  # its shard is no tar yet
+                return at_work != row["sha256"]
+            if path not in tars:
+                tars[path] = _digest(path)
+            return tars[path] is None or (
+                "shard_sha256" in row and tars[path] != row["shard_sha256"]
+            )
+        beside = [
+            *companions(folder, row),
+            *([folder / row["tokens_file"]] if row.get("tokens_file") else []),
+            path.with_suffix(".json"),
+        ]
+        return not all(p.is_file() for p in beside) or _digest(path) != row["sha256"]
+
+    return look
+
+
+def remove_job(folder: Path, plan: dict[str, Any]) -> None:
+    """Everything that this plan's job wrote, the plan itself last, so that an interrupted removal
+    is still this job.
+
+    Raises ``GenError`` if somebody is at work in the folder.
+    """
+    for path in (folder / WORK / CLAIMS).glob("[0-9]*"):
+        said = read_claim(path) or {}
+        if is_dead(str(said.get("worker"))) is False:
+            raise GenError(
+                f"a worker (process {said.get('pid')}) is at work in {folder}; stop it before"
+                " overwriting"
+            )
+    stems = {i["stem"] for i in plan["items"]}
+    with writing(folder):
+        for name in (MANIFEST, CHECK, GALLERY):
+            (folder / name).unlink(missing_ok=True)
+        for path in [*tables(folder), *journals(folder)]:  # rows before what they speak of
+            path.unlink(missing_ok=True)
+        for path in folder.iterdir():
+            if path.name.partition(".")[0] in stems:
+                path.unlink(missing_ok=True)
+        for name in (WORK, SHARDS, TRACES, LOGS, "preview", "gallery"):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(folder / name)
+        for name in (CONFIG, PLAN):
+            (folder / name).unlink(missing_ok=True)
+
+
+def settled(rows: dict[str, Row], ids: list[str]) -> bool:
+    return all(rows.get(i, {}).get("status") in ("ok", "failed") for i in ids)

@@ -1,0 +1,1 @@
+"""Robot action chunks on a tabletop."""

@@ -1,0 +1,108 @@
+"""Whether an action chunk fulfils its task: rolled out from the state, it has to bring what the
+task moves to the goal.
+
+The rollout is the judge, so nothing about the actions themselves matters but what they lead to.
+``reach``: the gripper ends within ``SUCCESS_RADIUS`` of the goal. ``push``: the block does.
+``avoid``: the gripper does, and ran into the wall in no step.
+
+A chunk that is no chunk at all (another shape, NaN, a number that no controller would take) is
+invalid and fulfils nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gen.contracts.modality import Verdict
+from gen.modalities.action import tasks as tabletop_tasks
+from gen.modalities.action import world as tabletop
+from gen.modalities.action.tasks import Task
+from gen.modalities.action.world import (
+    BLOCK,
+    DIMENSIONS,
+    GOAL,
+    GRIPPER,
+    HORIZON,
+    STATES,
+    SUCCESS_RADIUS,
+    rollout,
+)
+
+TOLERANCE = 0.05  # by which a codec may overshoot [-1, 1]; the world clips it
+
+
+def check(actions: object, state: np.ndarray, task: Task | str) -> Verdict:
+    """Whether one chunk (floats [16, 2]) fulfils a task from a state [7]. Raises ``ValueError`` for
+    a state that is none of the task."""
+    return check_many([actions], [state], [task])[0]
+
+
+def check_many(
+    actions: Sequence[object] | np.ndarray,
+    states: Sequence[np.ndarray] | np.ndarray,
+    tasks: Sequence[Task | str],
+) -> list[Verdict]:
+    """One verdict per chunk."""
+    if not len(actions) == len(states) == len(tasks):
+        raise ValueError(
+            f"{len(actions)} chunks, {len(states)} states and {len(tasks)} tasks; expected one"
+            " state and one task per chunk"
+        )
+    wanted = [tabletop_tasks.parse(t) if isinstance(t, str) else t for t in tasks]
+    for state, task in zip(states, wanted, strict=True):
+        if np.shape(state) != (STATES,):
+            raise ValueError(
+                f"the state has the shape {list(np.shape(state))}; expected [{STATES}]"
+            )
+        tabletop_tasks.require_state(state, task)
+    faults = [_fault(a) for a in actions]
+    good = [i for i, fault in enumerate(faults) if not fault]
+    out = [Verdict(False, False, fault) for fault in faults]
+    if good:
+        done = rollout(
+            np.stack([np.asarray(actions[i], np.float64) for i in good]),
+            np.stack([states[i] for i in good]),
+        )
+        errors = end_errors(done.states)
+        for i, error, hits in zip(good, errors.tolist(), done.collided, strict=True):
+            out[i] = _verdict(wanted[i], error, hits)
+    return out
+
+
+def end_errors(states: np.ndarray) -> np.ndarray:
+    """How far from the goal rollouts [..., T + 1, 7] leave the gripper, or the block if there is
+    one: metres, float64 [...]."""
+    end = np.asarray(states, np.float64)[..., -1, :]
+    moved = np.where((tabletop.kinds(end) == 1)[..., None], end[..., BLOCK], end[..., GRIPPER])
+    return np.linalg.norm(moved - end[..., GOAL], axis=-1)
+
+
+def _verdict(task: Task, error: float, hits: np.ndarray) -> Verdict:
+    what = "block" if task.kind == "push" else "gripper"
+    detail = f"the {what} ends {error:.3f} m from the goal"
+    if hits.any():
+        return Verdict(
+            False, True, f"{detail}; the gripper ran into the wall in step {int(hits.argmax()) + 1}"
+        )
+    if error < SUCCESS_RADIUS:
+        return Verdict(True, True, detail)
+    return Verdict(False, True, f"{detail}; expected less than {SUCCESS_RADIUS:g} m")
+
+
+def _fault(actions: object) -> str:
+    """What makes a chunk invalid, or an empty text."""
+    expected = f"expected floats [{HORIZON}, {DIMENSIONS}] in [-1, 1]"
+    try:
+        array = np.asarray(actions)
+    except (TypeError, ValueError):
+        return f"the chunk is a {type(actions).__name__} that is no array; {expected}"
+    if array.shape != (HORIZON, DIMENSIONS) or array.dtype.kind not in "fiu":
+        return f"the chunk is {array.dtype} {list(array.shape)}; {expected}"
+    if not np.isfinite(array).all():
+        return f"the chunk holds NaN or inf; {expected}"
+    most = float(np.abs(array.astype(np.float64)).max())
+    return (
+        f"the chunk holds {most:.3f} in absolute value; {expected}" if most > 1 + TOLERANCE else ""
+    )

@@ -1,0 +1,206 @@
+"""Actions: chunks of 16 control steps for a gripper on a table, as 32 uniform bins, or as
+byte-pair-encoded frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import TokenFrontend, require_same_frontend
+from gen.contracts.modality import Binding, Modality, Verdict
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.media.av_files import write_mp4
+from gen.media.npz import read_npz, write_npz
+from gen.modalities.action import tasks as tabletop_tasks
+from gen.modalities.action import world as tabletop
+from gen.modalities.action.tasks import STATE_KEY, TASK_KEY, Task
+from gen.modalities.grid_base import GridModality
+from gen.models.load.locate import ZOO
+from gen.tokenizers.action.base import ActionFrontend
+
+CENTIMETRES = 101  # words for a number of the state: how many of them it is
+ANY = 0  # the word for what is not said, or not there
+
+
+@dataclass(frozen=True, eq=False)
+class Situation:
+    """A task and the state float32 [7] that it starts from: the condition of a chunk."""
+
+    task: Task
+    state: np.ndarray
+
+    def __str__(self) -> str:
+        return f"{self.task} | {' '.join(f'{v:.6g}' for v in self.state.tolist())}"
+
+    def words(self) -> list[int]:
+        """The task and the numbers of the state, to the centimetre."""
+        kind = tabletop.KINDS.index(self.task.kind)
+        used = tabletop.USED[self.task.kind]
+        first = 1 + len(tabletop.KINDS)
+        near = np.rint(100 * self.state).astype(int).clip(0, CENTIMETRES - 1)
+        return [
+            1 + kind,
+            *(
+                first + int(n) if name in used else ANY
+                for name, n in zip(tabletop.STATE_NAMES, near, strict=True)
+            ),
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class ActionChunk:
+    """``action`` float32 [16, 2] and the situation it is meant for. numpy takes it for its
+    actions."""
+
+    action: np.ndarray
+    situation: Situation
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.array(self.action, dtype=dtype)
+
+
+@register("modality", "action")
+class ActionModality(GridModality):
+    """What the gripper of ``gen.modalities.action.world`` does next. The condition is a
+    ``Situation``: a task, and a state which the seed decides as far as the prompt does not; a
+    model's prompt is its eight slots."""
+
+    name = "action"
+    media_kind = "data"
+    extension = "npz"
+    also = ("mp4",)
+    models = {"causal": "action-causal", "masked": "action-masked", "causal-draft": "action-draft"}
+    frontends = {"codes": "action-bins"}
+    default_law = {"temperature": 0.2}
+    slots = 1 + tabletop.STATES
+    words = 1 + len(tabletop.KINDS) + CENTIMETRES
+    unsaid = [ANY] * slots
+    layout_name = "raster"
+
+    def condition(self, prompt: str) -> Task:
+        try:
+            return tabletop_tasks.parse(prompt)
+        except ValueError as error:
+            raise GenError(str(error)) from None
+
+    def ground(self, condition: Task, seed: int) -> Situation:
+        return Situation(
+            condition,
+            tabletop_tasks.draw_state(
+                condition, np.random.default_rng([seed, len(str(condition))])
+            ),
+        )
+
+    def observed(self, observation: Mapping[str, Any]) -> Situation:
+        """The condition that an observation states. Raises ``GenError``."""
+        state, task = tabletop_tasks.validate_observation(observation)
+        return Situation(task, state)
+
+    def example_prompts(self, count: int, seed: int) -> list[str]:
+        """Tasks from states that training never saw, to measure with."""
+        return [
+            str(tabletop_tasks.described(s))
+            for s in tabletop_tasks.episodes(count, 123 + seed, held=True).states
+        ]
+
+    def prompt_words(self, condition: Situation) -> list[int]:
+        return condition.words()
+
+    def frontend(
+        self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None
+    ) -> ActionFrontend:
+        return ActionFrontend.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
+
+    def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
+        if (frontend.horizon, frontend.dimensions) != (tabletop.HORIZON, tabletop.DIMENSIONS):
+            raise GenError(
+                f"the frontend of model {model_name} makes chunks of {frontend.horizon} steps and"
+                f" {frontend.dimensions} dimensions; expected {tabletop.HORIZON} and"
+                f" {tabletop.DIMENSIONS}"
+            )
+        if frontend.config.kind == "codes":
+            return super().bind(config, frontend, model_name)
+        size = frontend.vocab_size
+        if (
+            config.codebook_size != size
+            or config.prefix_length != self.slots
+            or tuple(config.grid) != frontend.grid
+        ):
+            raise GenError(
+                f"model {model_name} has codebook_size {config.codebook_size}, prefix_length"
+                f" {config.prefix_length} and grid {tuple(config.grid)}; expected {size},"
+                f" {self.slots} and {frontend.grid}"
+            )
+        if not config.causal:
+            raise GenError(
+                f"model {model_name} is a masked one of ids whose number differs from chunk to"
+                " chunk; expected a causal one, or bins"
+            )
+        require_same_frontend(config, frontend, model_name, self.frontends["codes"])
+        space = TokenSpace.codes(frontend.grid, size, config.vocab_size)
+        space.legal[0, frontend.end_id] = False
+        constraint = replace(
+            frontend.constraint,
+            lengths=torch.nn.functional.pad(
+                frontend.constraint.lengths, (0, config.vocab_size - size)
+            ),
+        )
+        space = replace(space, end_id=frontend.end_id, constraint=constraint)
+
+        def shift(slots):
+            return [s + size for s in slots]
+
+        return Binding(space, lambda c: shift(self.prompt_words(c)), shift(self.unsaid))
+
+    def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        if space.end_id is None:
+            return super().to_codes(tokens, space)
+        return torch.nn.functional.pad(
+            tokens, (0, space.length - tokens.shape[1]), value=space.end_id
+        )[:, None]
+
+    def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
+        return Modality.prefix(self, media, frontend, space)
+
+    def whole_frames(self, media: Any, frontend) -> Any:
+        raise NotImplementedError("chunks are never continued")
+
+    def complete(self, media: np.ndarray, condition: Situation) -> ActionChunk:
+        return ActionChunk(media, condition)
+
+    def save(self, media: ActionChunk, path: Path, info: dict[str, Any]) -> None:
+        pad = np.zeros(len(media.action), bool)
+        write_npz(
+            path,
+            {
+                "action": media.action,
+                "action_is_pad": pad,
+                STATE_KEY: media.situation.state,
+                TASK_KEY: str(media.situation.task),
+                **info,
+            },
+        )
+
+    def save_also(self, media: ActionChunk, path: Path, info: dict[str, Any]) -> None:
+        from gen.modalities.action.view import animate
+
+        write_mp4(path, animate(media.situation.state, media.action), tabletop.CONTROL_HZ, info)
+
+    def load(self, path: Path) -> ActionChunk:
+        found = read_npz(path, ("action", STATE_KEY, TASK_KEY))
+        return ActionChunk(
+            found["action"], Situation(self.condition(str(found[TASK_KEY])), found[STATE_KEY])
+        )
+
+    def check(self, media: ActionChunk, prompt: str) -> Verdict:
+        from gen.modalities.action import checker as tabletop_check
+
+        return tabletop_check.check(media.action, media.situation.state, self.condition(prompt))

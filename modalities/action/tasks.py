@@ -1,0 +1,438 @@
+"""The tasks of the tabletop: their language, the states they are drawn in, and observations as
+robot data sets hold them.
+
+A task says what to do and may say where things are, in metres from the lower left corner of the
+table:
+
+    reach from 0.20 0.30 to 0.80 0.50
+    push the block at 0.45 0.40 from 0.25 0.35 to 0.70 0.55
+    avoid the wall at 0.50 from 0.20 0.45 to 0.80 0.60
+
+``from`` is the gripper, ``to`` the goal of the gripper or the block, ``at`` the block (x y) or the
+middle of the wall (y). What is unsaid is drawn, uniformly among all whole centimetres from which
+one chunk of the demonstrator solves the task (``RULES``). So the task that says everything says the
+same as the state.
+
+Observations have the keys of LeRobot data sets: ``observation.state`` (float32 [7],
+``STATE_NAMES``) and ``task`` (str).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gen.core.errors import GenError, bad_value, unknown
+from gen.modalities import small_language as language
+from gen.modalities.action import world as tabletop
+from gen.modalities.action.world import (
+    BLOCK,
+    BLOCK_RADIUS,
+    CONTACT,
+    GOAL,
+    GRIPPER,
+    HALF,
+    KINDS,
+    STATE_NAMES,
+    STATES,
+    USED,
+    WALL,
+    WALL_X,
+)
+from gen.modalities.small_language import unknown_word
+
+AREA = (0.10, 0.90)  # metres: x and y that tasks may state and draw
+WALLS = (0.30, 0.70)  # metres: the same for the middle of the wall
+OBJECTS = {"reach": "goal", "push": "block", "avoid": "wall"}
+STATE_KEY, TASK_KEY = "observation.state", "task"
+# centimetres: states of the same kind whose numbers lie in the same cells are held out together
+CELL = 20
+_CENTIMETRES = (
+    0.006  # metres: how far a number of a state may be from the two decimals that a text says of it
+)
+_BATCH, _TRIES = 512, 800  # proposals at a time, and how often until a task counts as impossible
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to do. ``None`` means the task does not say. Raises ``GenError`` for numbers (metres,
+    two decimals) out of range."""
+
+    kind: str
+    start: Point | None = None  # of the gripper
+    goal: Point | None = None
+    block: Point | None = None
+    wall: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown("task", self.kind, KINDS)
+        for name, kind in (("block", "push"), ("wall", "avoid")):
+            if getattr(self, name) is not None and self.kind != kind:
+                raise GenError(
+                    f"a task to {self.kind} says where the {name} is; only a task to {kind} has one"
+                )
+        for name, value in self.numbers().items():
+            low, high = WALLS if name == "wall_y" else AREA
+            if not low <= value <= high:
+                raise bad_value(name.replace("_", " "), value, f"{low:.2f} to {high:.2f} metres")
+            if round(value, 2) != value:
+                raise bad_value(name.replace("_", " "), value, "at most two decimals")
+
+    def numbers(self) -> dict[str, float]:
+        """What the task says, under the names of ``STATE_NAMES``."""
+        said = {"gripper": self.start, "goal": self.goal, "block": self.block}
+        out = {
+            f"{name}_{axis}": v
+            for name, point in said.items()
+            if point is not None
+            for axis, v in zip("xy", point, strict=True)
+        }
+        return out if self.wall is None else {**out, "wall_y": self.wall}
+
+    def __str__(self) -> str:
+        words = [self.kind] if self.kind == "reach" else [self.kind, "the", OBJECTS[self.kind]]
+        places = (
+            ("at", self.block if self.wall is None else (self.wall,)),
+            ("from", self.start),
+            ("to", self.goal),
+        )
+        return " ".join(
+            words
+            + [
+                w
+                for name, place in places
+                if place is not None
+                for w in (name, *(f"{v:.2f}" for v in place))
+            ]
+        )
+
+
+def parse(text: str) -> Task:
+    """The task a text states; ``at``, ``from`` and ``to`` may come in any order.
+
+    Raises ``ValueError`` naming the first word that the language does not hold there, and the
+    nearest one.
+    """
+    if not text or not text.strip():
+        raise ValueError(
+            "the task is empty; expected one such as 'reach' or 'push the block at 0.45 0.40 from"
+            " 0.25 0.35 to 0.70 0.55'"
+        )
+    where = f"task {text!r}"
+    words = re.sub(r"[,;:()]|[.!](?=\s|$)", " ", text.lower()).split()
+    kind = words.pop(0) if words else "the end of the task"
+    if kind not in KINDS:
+        raise unknown_word(kind, KINDS, where, "the tasks")
+    if words[:2] == ["the", OBJECTS[kind]]:
+        words = words[2:]
+    elif words[:1] == [OBJECTS[kind]]:
+        words = words[1:]
+    elif words[:1] == ["the"]:
+        raise unknown_word(
+            " ".join(words[1:2]) or "the end of the task",
+            (OBJECTS[kind],),
+            where,
+            "the vocabulary here",
+        )
+    counts = {"at": {"push": 2, "avoid": 1}.get(kind, 0), "from": 2, "to": 2}
+    said: dict[str, tuple[float, ...]] = {}
+    while words:
+        word = words.pop(0)
+        options = [w for w, count in counts.items() if count and w not in said]
+        if word in said:
+            raise ValueError(f"{where} says {word!r} twice; expected it once")
+        if word not in options:
+            raise (
+                unknown_word(word, options, where, "the vocabulary here")
+                if options
+                else ValueError(f"{where} goes on with {word!r} after its end")
+            )
+        said[word] = tuple(
+            _number(words.pop(0) if words else "the end of the task", word, counts[word], where)
+            for _ in range(counts[word])
+        )
+    at = said.get("at")
+    block, wall = (at, None) if kind == "push" else (None, at and at[0])
+    try:
+        return Task(kind, said.get("from"), said.get("to"), block, wall)
+    except GenError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _number(word: str, after: str, count: int, where: str) -> float:
+    if not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", word):
+        expected = (
+            "two numbers, x and y, such as 0.20 0.30"
+            if count == 2
+            else "one number, y, such as 0.50"
+        )
+        raise ValueError(f"{where}: {word!r} follows {after!r}; expected {expected}")
+    return float(word)
+
+
+# --- What one chunk can do
+
+
+def _distance(s: np.ndarray, a: slice, b: slice) -> np.ndarray:
+    return np.linalg.norm(s[..., a] - s[..., b], axis=-1)
+
+
+def _within(v: np.ndarray, low: float, high: float) -> np.ndarray:
+    return (v > low - 1e-6) & (v < high + 1e-6)  # numbers in whole centimetres, as float32
+
+
+def _before_the_block(s: np.ndarray) -> np.ndarray:
+    """The cosine of the angle between the way to the block and the way that it has to go."""
+    to, on = s[..., BLOCK] - s[..., GRIPPER], s[..., GOAL] - s[..., BLOCK]
+    return (to * on).sum(-1) / np.maximum(
+        np.linalg.norm(to, axis=-1) * np.linalg.norm(on, axis=-1), 1e-6
+    )
+
+
+def _wall_offset(s: np.ndarray) -> np.ndarray:
+    return np.abs(tabletop.crossing(s)[1] - s[..., WALL])
+
+
+Rule = tuple[str, Callable[[np.ndarray], np.ndarray]]  # of float64 [n, 7]
+RULES: dict[str, tuple[Rule, ...]] = {
+    "reach": (
+        (
+            "the goal has to be 0.20 to 0.60 metres from the gripper",
+            lambda s: _within(_distance(s, GRIPPER, GOAL), 0.20, 0.60),
+        ),
+    ),
+    "push": (
+        (
+            "the goal has to be 0.12 to 0.40 metres from the block",
+            lambda s: _within(_distance(s, GOAL, BLOCK), 0.12, 0.40),
+        ),
+        (
+            "the gripper has to be 0.12 to 0.30 metres from the block",
+            lambda s: _within(_distance(s, GRIPPER, BLOCK), 0.12, 0.30),
+        ),
+        (
+            "the gripper has to be behind the block as seen from the goal, within 45 degrees",
+            lambda s: _before_the_block(s) > np.sqrt(0.5),
+        ),
+    ),
+    "avoid": (
+        (
+            (
+                "the gripper and the goal have to be on different sides of the wall (x = 0.50),"
+                " 0.20 to 0.35 metres from it"
+            ),
+            lambda s: (
+                ((s[..., 0] - WALL_X) * (s[..., 2] - WALL_X) < 0)
+                & _within(np.abs(s[..., [0, 2]] - WALL_X), 0.20, 0.35).all(-1)
+            ),
+        ),
+        (
+            "the goal has to be at most 0.30 metres above or below the gripper",
+            lambda s: _within(np.abs(s[..., 1] - s[..., 3]), 0, 0.30),
+        ),
+        (
+            (
+                "the straight line from the gripper to the goal has to meet the wall 0.03 to 0.10"
+                " metres from its middle"
+            ),
+            lambda s: _within(_wall_offset(s), 0.03, 0.10),
+        ),
+    ),
+}
+
+
+def solvable(states: np.ndarray, kind: str) -> np.ndarray:
+    """Which states [n, 7] a task of this kind is drawn in: bool [n]."""
+    states = np.asarray(states, np.float64)
+    return np.logical_and.reduce([rule(states) for _, rule in RULES[kind]])
+
+
+def _propose(task: Task, n: int, rng: np.random.Generator) -> np.ndarray:
+    """States float32 [n, 7] that say what a task says, and anything for what it leaves open."""
+    out, said = np.zeros((n, STATES), np.float32), task.numbers()
+    for name in USED[task.kind]:
+        low, high = WALLS if name == "wall_y" else AREA
+        drawn = rng.integers(round(100 * low), round(100 * high) + 1, n) / 100
+        out[:, STATE_NAMES.index(name)] = said.get(name, drawn)
+    return out
+
+
+def draw_state(task: Task, rng: np.random.Generator) -> np.ndarray:
+    """A state that a task can start from, float32 [7] in whole centimetres. What is unsaid is
+    drawn.
+
+    Raises ``GenError`` naming the rule that stands against it if one chunk cannot be relied on to
+    solve what the task says.
+    """
+    for _ in range(1 if len(task.numbers()) == len(USED[task.kind]) else _TRIES):
+        states = _propose(task, _BATCH, rng)
+        good = solvable(states, task.kind)
+        if good.any():
+            return states[good.argmax()]
+    failed = [
+        (float(np.mean(~rule(states.astype(np.float64)))), text) for text, rule in RULES[task.kind]
+    ]
+    raise GenError(f"task {str(task)!r} cannot be solved in one chunk: {max(failed)[1]}")
+
+
+def described(state: np.ndarray) -> Task:
+    """The task that says all of a state, to the centimetre. Raises ``GenError`` for a state with
+    numbers out of ``AREA``."""
+    kind = KINDS[int(tabletop.kinds(state))]
+    x = [round(float(v), 2) for v in np.asarray(state)]
+    return Task(
+        kind,
+        (x[0], x[1]),
+        (x[2], x[3]),
+        (x[4], x[5]) if kind == "push" else None,
+        x[WALL] if kind == "avoid" else None,
+    )
+
+
+# --- Data
+
+
+def held_out(state: np.ndarray) -> bool:
+    """Whether a state [7] belongs to the tenth of all cells that training never sees."""
+    return _held_out(tuple(_cells(state).tolist()))
+
+
+def _cells(states: np.ndarray) -> np.ndarray:
+    return np.rint(100 * np.asarray(states, np.float64)).astype(int) // CELL
+
+
+_held_out = functools.cache(language.held_out)  # there are about 2000 cells
+
+
+def states(kind: str, n: int, seed: int, *, held: bool) -> np.ndarray:
+    """``n`` states float32 [n, 7] of one kind, all held out or none of them. More of them begin
+    with the same ones."""
+    rng, out = np.random.default_rng([seed, KINDS.index(kind)]), []
+    while len(out) < n:
+        drawn = _propose(Task(kind), 8 * _BATCH, rng)
+        drawn = drawn[solvable(drawn, kind)]
+        out += [
+            s
+            for s, cells in zip(drawn, _cells(drawn).tolist(), strict=True)
+            if _held_out(tuple(cells)) == held
+        ]
+    return np.stack(out[:n]) if n else np.zeros((0, STATES), np.float32)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """``states`` float32 [n, 7], ``tasks`` (of one kind after the other, and saying no numbers),
+    ``actions`` float32 [n, 16, 2] of the demonstrator, ``action_is_pad`` bool [n, 16]: True after
+    the end of a demonstration, where actions are 0.
+    """
+
+    states: np.ndarray
+    tasks: list[Task]
+    actions: np.ndarray
+    action_is_pad: np.ndarray
+
+
+def episodes(n: int, seed: int, held: bool) -> Episodes:
+    """``n`` demonstrations, all from held-out states or none of them."""
+    out = np.zeros((n, STATES), np.float32)
+    for k, kind in enumerate(KINDS):
+        mine = len(range(k, n, len(KINDS)))
+        out[k :: len(KINDS)] = states(kind, mine, seed, held=held)
+    tasks = [Task(KINDS[i % len(KINDS)]) for i in range(n)]
+    return Episodes(out, tasks, tabletop.demonstrate(out), tabletop.padding(out))
+
+
+# --- Observations
+
+
+def observation(state: np.ndarray, task: Task) -> dict[str, Any]:
+    """What a policy sees: ``observation.state`` float32 [7] and ``task``."""
+    return {STATE_KEY: np.array(state, np.float32), TASK_KEY: str(task)}
+
+
+def validate_observation(obs: Mapping[str, Any]) -> tuple[np.ndarray, Task]:
+    """The state float32 [7] and the task of an observation; other keys (cameras, times) are left
+    alone.
+
+    Raises ``GenError`` for a missing key, another length or type, NaN or inf, numbers off the
+    table, things inside one another, and a state that does not fit the task.
+    """
+    if not isinstance(obs, Mapping):
+        raise GenError(
+            f"the observation is a {type(obs).__name__}; expected a dict with {STATE_KEY!r} and"
+            f" {TASK_KEY!r}"
+        )
+    for key in (STATE_KEY, TASK_KEY):
+        if key not in obs:
+            near = difflib.get_close_matches(key, [str(k) for k in obs], 1, 0.5)
+            hint = f" Did you mean {key!r} by {near[0]!r}?" if near else ""
+            raise GenError(
+                f"the observation has no {key!r}.{hint} It has:"
+                f" {', '.join(sorted(map(str, obs))) or 'nothing'}"
+            )
+    if not isinstance(obs[TASK_KEY], str):
+        raise bad_value(TASK_KEY, obs[TASK_KEY], "a text such as 'reach'", "the observation")
+    try:
+        task = parse(obs[TASK_KEY])
+    except ValueError as error:
+        raise GenError(str(error)) from None
+    try:
+        state = np.asarray(obs[STATE_KEY])
+        numeric = (
+            state.dtype != bool
+            and np.issubdtype(state.dtype, np.number)
+            and not np.iscomplexobj(state)
+        )
+    except (TypeError, ValueError):
+        numeric, state = False, np.zeros(0)
+    if not numeric or state.shape != (STATES,):
+        came = (
+            f"{state.dtype} {list(state.shape)}"
+            if state.size
+            else f"a {type(obs[STATE_KEY]).__name__}"
+        )
+        raise GenError(
+            f"{STATE_KEY} is {came}; expected {STATES} numbers, {', '.join(STATE_NAMES)}"
+        )
+    state = state.astype(np.float32)
+    require_state(state, task)
+    return state, task
+
+
+def require_state(state: np.ndarray, task: Task) -> None:
+    """Raises ``GenError`` if a state [7] cannot be one of this task, whether or not one chunk could
+    solve it."""
+    for name, value in zip(STATE_NAMES, np.asarray(state).tolist(), strict=True):
+        if not np.isfinite(value):
+            raise bad_value(name, value, "a finite number", STATE_KEY)
+        if name not in USED[task.kind]:
+            if value:
+                raise bad_value(
+                    name,
+                    value,
+                    f"0, since a task to {task.kind} has no {name.split('_')[0]}",
+                    STATE_KEY,
+                )
+            continue
+        low = {"block": BLOCK_RADIUS, "wall": HALF}.get(name.split("_")[0], 0.0)
+        if not low - 1e-6 <= value <= 1 - low + 1e-6:
+            raise bad_value(name, value, f"{low:g} to {1 - low:g} metres", STATE_KEY)
+        said = task.numbers().get(name, value)
+        if abs(said - value) > _CENTIMETRES:
+            raise bad_value(name, value, f"{said:.2f} as the task {str(task)!r} says", STATE_KEY)
+    if tabletop.overlap(state) > 1e-3:
+        other, room = (
+            ("block", CONTACT) if task.kind == "push" else ("wall", tabletop.GRIPPER_RADIUS)
+        )
+        raise GenError(
+            f"the gripper is inside the {other}; expected {room:g} metres between them or more"
+        )

@@ -1,0 +1,271 @@
+"""Captioned shapes: the caption language and the program that draws its pictures.
+
+A caption names one or two shapes, each by size, colour, shape and place: ``a large red circle at
+the top left and a small blue ring in the centre``. Every attribute but the shape may be left out
+("a red circle"). A caption becomes eight slots (four per shape); slot ``ANY`` means "not said",
+slot ``NONE`` "there is no second shape". All slots ``ANY`` is the unconditional caption that
+guidance uses. A model's prompt pairs every slot with the place of its shape.
+
+Pictures are 64x64 RGB. Two shapes never share a colour and never overlap. Backgrounds are muted
+gradients with stripes, checks or blotches, so that their tokens carry real entropy while the shapes
+stay separable by colour.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gen.modalities.small_language import (
+    draw_conditions,
+    unknown_word,
+)
+
+SIZES = ("small", "large")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
+SHAPES = ("circle", "square", "triangle", "ring", "cross")
+PLACES = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "centre",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
+ANY, NONE = 0, 1
+WORDS = ("<any>", "<none>", *SIZES, *COLOURS, *SHAPES, *PLACES)  # slot value -> word
+SLOTS = 8
+PLACE0 = WORDS.index(PLACES[0])
+PAIRS = len(WORDS) * (len(PLACES) + 1)  # (word, place of its shape); place 0 is none said
+
+IMAGE_SIZE = 64
+ANCHORS = (
+    16.0,
+    31.5,
+    47.0,
+)  # pixel coordinate of the first, middle and last row or column of places
+JITTER = 2.0  # pixels, uniform, each way
+RADII = {"small": (7.0, 8.5), "large": (11.5, 13.5)}  # pixels
+PALETTE = {  # 8-bit RGB, each far from the muted backgrounds
+    "red": (215, 45, 45),
+    "green": (45, 185, 65),
+    "blue": (50, 90, 235),
+    "yellow": (240, 215, 50),
+    "purple": (170, 60, 205),
+    "white": (242, 242, 242),
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One shape of a caption. ``None`` means the caption does not say."""
+
+    shape: str
+    colour: str | None = None
+    size: str | None = None
+    place: str | None = None
+
+    def phrase(self) -> str:
+        words = ["a", *(w for w in (self.size, self.colour, self.shape) if w)]
+        if self.place:
+            words.append("in the centre" if self.place == "centre" else f"at the {self.place}")
+        return " ".join(words)
+
+    def slots(self) -> list[int]:
+        return [
+            WORDS.index(w) if w else ANY for w in (self.size, self.colour, self.shape, self.place)
+        ]
+
+
+@dataclass(frozen=True)
+class Caption:
+    """One or two shapes."""
+
+    items: tuple[Item, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(i.phrase() for i in self.items)
+
+    def slots(self) -> list[int]:
+        """Eight integers in ``range(len(WORDS))``."""
+        out = [s for i in self.items for s in i.slots()]
+        return out + [NONE] * (SLOTS - len(out))
+
+    def pairs(self) -> list[int]:
+        """Eight integers in ``range(PAIRS)``: what models are prompted with."""
+        return pairs(np.array([self.slots()]))[0].tolist()
+
+
+def pairs(slots: np.ndarray) -> np.ndarray:
+    """Every slot together with the place of its shape: int [N, 8] -> int [N, 8]. A small model that
+    sees words alone takes very long to learn which of two shapes a word belongs to; a word that
+    says where is joined to the picture in one step.
+    """
+    place = slots[:, 3::4].repeat(4, axis=1)
+    return slots * (len(PLACES) + 1) + np.where(place >= PLACE0, place - PLACE0 + 1, 0)
+
+
+def parse(text: str) -> Caption:
+    """The caption a text states.
+
+    Raises ``ValueError`` naming the first word or phrase that the language does not hold, and the
+    nearest one.
+    """
+    if not text or not text.strip():
+        raise ValueError(
+            "the prompt is empty; expected a caption such as 'a large red circle at the top left'"
+        )
+    clean = re.sub(r"\bcenter\b", "centre", re.sub(r"[.,!]+(\s|$)", " ", text.strip().lower()))
+    parts = re.split(r"\s+and\s+", clean)
+    if len(parts) > 2:
+        raise ValueError(f"caption {text!r} names {len(parts)} shapes; expected one or two")
+    items = tuple(_parse_item(p, text) for p in parts)
+    colours = [i.colour for i in items if i.colour]
+    if len(colours) != len(set(colours)):
+        raise ValueError(
+            f"caption {text!r} gives both shapes the colour {colours[0]!r}; expected two colours"
+        )
+    if (
+        len(items) == 2
+        and all(i.place for i in items)
+        and not apart(items[0].place, items[1].place)
+    ):
+        raise ValueError(
+            f"caption {text!r} puts two shapes at {items[0].place!r} and {items[1].place!r}, where"
+            " they may overlap; expected places two rows or two columns apart, such as 'left' and"
+            " 'right'"
+        )
+    return Caption(items)
+
+
+def _parse_item(phrase: str, text: str) -> Item:
+    words = phrase.split()
+    found: dict[str, str] = {}
+    i = 0
+    if words and words[0] in ("a", "an", "the", "one"):
+        i = 1
+    for kind, options in (("size", SIZES), ("colour", COLOURS), ("shape", SHAPES)):
+        if i < len(words) and words[i] in options:
+            found[kind] = words[i]
+            i += 1
+    if "shape" not in found:
+        got = words[i] if i < len(words) else "the end of the phrase"
+        raise unknown_word(got, (*SIZES, *COLOURS, *SHAPES), f"caption {text!r}, phrase {phrase!r}")
+    rest = words[i:]
+    if rest:
+        if len(rest) > 2 and rest[0] in ("at", "in", "on") and rest[1] == "the":
+            rest = rest[2:]
+        place = " ".join(rest).replace("middle", "centre")
+        if place not in PLACES:
+            raise unknown_word(place, PLACES, f"the place in caption {text!r}")
+        found["place"] = place
+    return Item(**found)
+
+
+def apart(a: str, b: str) -> bool:
+    """Whether two places are two rows or two columns apart, so that shapes at them cannot
+    overlap."""
+    (ra, ca), (rb, cb) = (divmod(PLACES.index(p), 3) for p in (a, b))
+    return abs(ra - rb) == 2 or abs(ca - cb) == 2
+
+
+def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
+    """A caption with every attribute said; two shapes with probability ``two``."""
+
+    def pick(options):
+        return options[rng.integers(len(options))]
+
+    items = [
+        Item(pick(SHAPES), pick(COLOURS), pick(SIZES), pick(PLACES))
+        for _ in range(2 if rng.random() < two else 1)
+    ]
+    if len(items) == 2:
+        a, b = items
+        while (
+            b.colour == a.colour
+            or not any(apart(a.place, p) for p in PLACES)
+            or not apart(a.place, b.place)
+        ):
+            if not any(apart(a.place, p) for p in PLACES):
+                a = replace(a, place=pick(PLACES))
+            b = replace(b, colour=pick(COLOURS), place=pick(PLACES))
+        items = [a, b]
+    return Caption(tuple(items))
+
+
+def captions(n: int, seed: int, *, held: bool, two: float = 0.35) -> list[Caption]:
+    """``n`` captions, all held out or none of them."""
+    return draw_conditions(n, seed, lambda rng: random_caption(rng, two), held)
+
+
+_Y, _X = np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE].astype(np.float32)
+
+
+def coverage(shape: str, radius: float, cx: float, cy: float) -> np.ndarray:
+    """How much of each pixel a shape covers: float32 [64, 64] in [0, 1], from its signed
+    distance."""
+    x, y = _X - cx, _Y - cy
+    r = radius
+    if shape == "circle":
+        d = np.hypot(x, y) - r
+    elif shape == "square":
+        d = np.maximum(abs(x), abs(y)) - 0.88 * r
+    elif shape == "triangle":  # apex up
+        d = np.maximum(y - 0.8 * r, (2 * abs(x) - y - r) / np.float32(5**0.5))
+    elif shape == "ring":
+        d = abs(np.hypot(x, y) - 0.74 * r) - 0.26 * r
+    elif shape == "cross":
+        ax, ay = abs(x), abs(y)
+        d = np.minimum(np.maximum(ax - r, ay - 0.32 * r), np.maximum(ay - r, ax - 0.32 * r))
+    else:
+        raise ValueError(f"unknown shape {shape!r}; expected one of {', '.join(SHAPES)}")
+    return np.clip(0.5 - d, 0, 1).astype(np.float32)
+
+
+def background(rng: np.random.Generator) -> np.ndarray:
+    """A muted textured background: float32 [64, 64, 3], 0..255."""
+    base = rng.uniform(50, 100) + rng.uniform(-11, 11, 3)
+    angle = rng.uniform(0, 2 * np.pi)
+    light = rng.uniform(0, 14) * (_X * np.cos(angle) + _Y * np.sin(angle)) / (IMAGE_SIZE / 2)
+    kind = rng.integers(4)
+    amplitude = rng.uniform(3, 9)
+    phase, period, turn = rng.uniform(0, 2 * np.pi), rng.uniform(10, 20), rng.uniform(0, np.pi)
+    u = (_X * np.cos(turn) + _Y * np.sin(turn)) * (2 * np.pi / period)
+    v = (_Y * np.cos(turn) - _X * np.sin(turn)) * (2 * np.pi / period)
+    if kind == 0:
+        texture = np.sin(u + phase)
+    elif kind == 1:
+        texture = np.sin(u + phase) * np.sin(v)
+    elif kind == 2:  # blotches: coarse noise, bilinearly enlarged
+        k = int(rng.integers(4, 8))
+        coarse = rng.standard_normal((k + 1, k + 1))
+        s = np.linspace(0, k, IMAGE_SIZE, endpoint=False)
+        i, f = s.astype(int), s - s.astype(int)
+        rows = coarse[i] * (1 - f)[:, None] + coarse[i + 1] * f[:, None]
+        texture = rows[:, i] * (1 - f) + rows[:, i + 1] * f
+    else:
+        texture = np.zeros_like(_X)
+    grain = rng.standard_normal((IMAGE_SIZE, IMAGE_SIZE, 1))
+    shade = light - light.mean() + amplitude * texture
+    return (base + shade[..., None] + grain).astype(np.float32)
+
+
+def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
+    """A picture that fulfils a caption whose attributes are all said: uint8 [64, 64, 3]."""
+    picture = background(rng)
+    for item in caption.items:
+        row, col = divmod(PLACES.index(item.place), 3)
+        cx, cy = (
+            ANCHORS[col] + rng.uniform(-JITTER, JITTER),
+            ANCHORS[row] + rng.uniform(-JITTER, JITTER),
+        )
+        alpha = coverage(item.shape, rng.uniform(*RADII[item.size]), cx, cy)[..., None]
+        colour = np.array(PALETTE[item.colour]) + rng.uniform(-10, 10, 3)
+        shade = 1 - 0.12 * (_Y[..., None] - cy) / 14  # lit from above
+        picture = picture * (1 - alpha) + np.clip(colour * shade, 0, 255) * alpha
+    return np.clip(picture.round(), 0, 255).astype(np.uint8)

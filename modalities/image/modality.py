@@ -1,0 +1,177 @@
+"""Images: 64x64 RGB pictures of captioned shapes as 16x16 VQ tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
+from torch import Tensor
+
+from gen.contracts.frontend import require_same_frontend
+from gen.contracts.modality import Binding, Modality, Verdict
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.image import captions as shapes
+from gen.models.load.locate import ZOO
+
+
+def as_picture(media: Any) -> Image.Image:
+    """A picture from itself or from an array: uint8 [h, w(, 3)], or bool [h, w] (true is white)."""
+    if isinstance(media, Image.Image):
+        return media
+    array = np.asarray(media)
+    if array.dtype == bool:
+        array = array.astype(np.uint8) * 255
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise GenError(
+            f"the picture is an array of {array.dtype} {array.shape}; expected uint8 [h, w, 3] or a"
+            " bool mask [h, w]"
+        )
+    return Image.fromarray(array)
+
+
+@register("modality", "image")
+class ImageModality(Modality):
+    """Captioned shapes (``gen.modalities.image.captions``). The condition is a ``Caption``; a
+    model's prompt is its eight slots, each with its place."""
+
+    name = "image"
+    media_kind = "image"
+    extension = "png"
+    models = {
+        "causal": "image-causal",
+        "masked": "image-masked",
+        "causal-draft": "image-draft",
+        "causal-latents": "image-causal-latents",
+        "causal-latents-draft": "image-causal-latents-draft",
+        "masked-latents": "image-mar",
+    }
+    frontends = {"codes": "image-vq", "latents": "image-kl"}
+    default_law = {"guidance_scale": 2.0, "top_k": 100}
+
+    def condition(self, prompt: str) -> shapes.Caption:
+        try:
+            return shapes.parse(prompt)
+        except ValueError as error:
+            raise GenError(str(error)) from None
+
+    def example_prompts(self, count: int, seed: int) -> list[str]:
+        """Captions that training never saw, to measure with."""
+        return [str(c) for c in shapes.captions(count, seed=123 + seed, held=True)]
+
+    def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
+        from gen.tokenizers.image.kl import KL
+        from gen.tokenizers.image.vq import VQ
+
+        return (KL if kind == "latents" else VQ).from_pretrained(
+            folder or ZOO / self.frontends[kind], device, dtype
+        )
+
+    def bind(self, config: Any, frontend, model_name: str) -> Binding:
+        if frontend.config.kind == "latents":
+            return self._bind_latents(config, frontend, model_name)
+        for key in ("prefix_length", "codebook_size", "grid"):
+            if not hasattr(config, key):
+                raise GenError(
+                    f"model {model_name} is a {config.model_type!r} without {key!r}; the modality"
+                    " 'image' needs a model trained on captioned shapes, such as 'image-causal'"
+                )
+        size, need = frontend.config.codebook_sizes[0], config.codebook_size + shapes.PAIRS
+        if (
+            config.codebook_size != size
+            or config.prefix_length != shapes.SLOTS
+            or config.vocab_size < need
+        ):
+            raise GenError(
+                f"model {model_name} has codebook_size {config.codebook_size}, prefix_length"
+                f" {config.prefix_length} and vocab_size {config.vocab_size}; expected {size},"
+                f" {shapes.SLOTS} and at least {need}"
+            )
+        require_same_frontend(config, frontend, model_name, self.frontends[frontend.config.kind])
+        space = TokenSpace.codes(
+            tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0]
+        )
+        return Binding(
+            space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS
+        )  # pair 0: nothing said, nowhere
+
+    def _bind_latents(self, config: Any, frontend, model_name: str) -> Binding:
+        channels = frontend.config.channels
+        require_same_frontend(config, frontend, model_name, self.frontends[frontend.config.kind])
+        if (
+            config.latent_channels != channels
+            or config.prefix_length != shapes.SLOTS
+            or config.vocab_size < shapes.PAIRS
+        ):
+            raise GenError(
+                f"model {model_name} has latent_channels {config.latent_channels}, prefix_length"
+                f" {config.prefix_length} and vocab_size {config.vocab_size}; expected {channels},"
+                f" {shapes.SLOTS} and at least {shapes.PAIRS}"
+            )
+        return Binding(
+            TokenSpace.latents(tuple(config.grid), channels),
+            lambda c: c.pairs(),
+            [0] * shapes.SLOTS,
+        )
+
+    def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        if space.channels:
+            return tokens.transpose(1, 2).reshape(len(tokens), space.channels, *space.grid)
+        return tokens.view(len(tokens), 1, *space.grid)
+
+    def save(self, media: Image.Image, path: Path, info: dict[str, Any]) -> None:
+        meta = PngImagePlugin.PngInfo()
+        for key, value in info.items():
+            meta.add_text(key, str(value))
+        as_picture(media).save(path, format="PNG", pnginfo=meta)
+
+    def load(self, path: Path) -> Image.Image:
+        try:
+            with Image.open(path) as picture:
+                return picture.convert("RGB")
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise GenError(f"picture {path} cannot be read: {error}") from None
+
+    def check(self, media: Image.Image, prompt: str) -> Verdict:
+        from gen.modalities.image import checker as shapes_check
+
+        if media.size != (shapes.IMAGE_SIZE, shapes.IMAGE_SIZE):
+            return Verdict(
+                False, False, f"the picture is {media.size[0]}x{media.size[1]}, expected 64x64"
+            )
+        return shapes_check.check(np.asarray(media), self.condition(prompt))
+
+    def edit(self, source, where, frontend, space):
+        """``where``: white (above half) is regenerated; a cell (4x4 pixels of codes, 8x8 of
+        latents) is, if any of its pixels is. Other cells keep their pixels."""
+        picture = self.load(Path(source)) if self.is_path(source) else as_picture(source)
+        side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
+        marks = (
+            np.asarray(
+                (self.load(Path(where)) if self.is_path(where) else as_picture(where)).convert("L")
+            )
+            > 127
+        )
+        pixels = np.asarray(picture.convert("RGB"))
+        if pixels.shape[:2] != side or marks.shape != side:
+            raise GenError(
+                f"picture and mask are {pixels.shape[:2]} and {marks.shape}; expected both {side}"
+            )
+        if not marks.any():
+            raise GenError("the mask is empty: nothing to regenerate")
+        h, w = frontend.config.compression
+        cells = marks.reshape(space.grid[0], h, space.grid[1], w).any((1, 3))
+        codes = frontend.encode(frontend.preprocess(pixels)[None])[0].cpu()
+        wanted = torch.from_numpy(cells)
+        if space.channels:
+            canvas = torch.where(wanted, float("nan"), codes).flatten(1).T
+        else:
+            canvas = torch.where(wanted, space.mask_id, codes[0]).flatten()
+        inside = np.kron(cells, np.ones((h, w), dtype=bool))[..., None]
+        return canvas, lambda media: Image.fromarray(
+            np.where(inside, np.asarray(media), pixels).astype(np.uint8)
+        )

@@ -1,0 +1,376 @@
+"""Captioned human motion: the caption language. ``gen.modalities.motion.synth`` draws its clips.
+
+A caption says what one person does, in which direction, how fast, with which hand or leg, and how
+often: ``a person waves quickly with the left hand three times``. ``ACTIONS`` lists what can be said
+of each action. Speed, side and count may be left out ("a person walks forward"); a person who jumps
+in no direction stays in place. A caption becomes five slots; slot ``ANY`` means "not said", or that
+there is nothing of the kind to say. All slots ``ANY`` is the unconditional caption that guidance
+uses.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from gen.modalities.small_language import (
+    draw_conditions,
+    unknown_word,
+)
+
+DIRECTIONS = (
+    "forward",
+    "backward",
+    "left",
+    "right",
+    "in place",
+    "in a circle to the left",
+    "in a circle to the right",
+)
+SPEEDS = ("slowly", "quickly")
+REPEATS, STEPS = (1, 2, 3), (4, 6, 8)  # how often something is done, and how many steps are taken
+COUNTS = {
+    1: "once",
+    2: "twice",
+    3: "three times",
+    4: "for four steps",
+    6: "for six steps",
+    8: "for eight steps",
+}
+SIDES = ("left", "right", "both")
+CIRCLES = DIRECTIONS[5:]
+
+
+@dataclass(frozen=True)
+class Action:
+    """What can be said of an action. Empty means nothing of the kind."""
+
+    directions: tuple[str, ...] = ()
+    speeds: tuple[str, ...] = SPEEDS
+    counts: tuple[int, ...] = REPEATS
+    sides: tuple[str, ...] = ()
+    limb: str = ""  # what the sides are sides of
+    particle: str = ""  # what follows the verb in writing
+
+
+ACTIONS = {
+    "walks": Action(
+        ("forward", "backward", *CIRCLES), counts=STEPS
+    ),  # a circle is one whole circle: it has no count
+    "runs": Action(("forward",), counts=STEPS),
+    "turns": Action(("left", "right")),
+    "jumps": Action(("in place", "forward", "backward", "left", "right"), speeds=()),
+    "waves": Action(sides=SIDES, limb="hand"),
+    "kicks": Action(sides=SIDES[:2], limb="leg"),
+    "squats": Action(),
+    "bows": Action(),
+    "sits": Action(counts=(), particle="down"),
+}
+ANY = 0
+TABLES = tuple(  # per slot: slot value -> word
+    ("<any>", *words) for words in (ACTIONS, DIRECTIONS, SPEEDS, COUNTS.values(), SIDES)
+)
+SLOTS = len(TABLES)  # action, direction, speed, count, side
+OPTIONAL = (2, 3, 4)  # slots that a text may leave unsaid
+
+
+def options(action: str, direction: str | None = None) -> dict[str, tuple]:
+    """What a caption of an action may say: ``speed``, ``count`` and ``side``, each with its values,
+    which may be none."""
+    known = ACTIONS[action]
+    return {
+        "speed": known.speeds,
+        "count": () if direction in CIRCLES else known.counts,
+        "side": known.sides,
+    }
+
+
+@dataclass(frozen=True)
+class Caption:
+    """One person's action. ``None`` means that the caption does not say, or that there is nothing
+    to say; an action with directions has one. ``count`` are repetitions, or steps. Raises
+    ``ValueError`` for what cannot be said of the action.
+    """
+
+    action: str
+    direction: str | None = None
+    speed: str | None = None
+    count: int | None = None
+    side: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise unknown_word(str(self.action), tuple(ACTIONS), "caption", "the actions")
+        allowed = {"direction": ACTIONS[self.action].directions or (None,)}
+        allowed |= {
+            key: (None, *values) for key, values in options(self.action, self.direction).items()
+        }
+        for key, values in allowed.items():
+            if getattr(self, key) not in values:
+                expected = ", ".join("nothing" if v is None else str(v) for v in values)
+                raise ValueError(
+                    f"a person who {_verb(self.action)} has {key} {getattr(self, key)!r}; expected"
+                    f" {expected}"
+                )
+
+    def __str__(self) -> str:
+        limb = ACTIONS[self.action].limb
+        side = {None: None, "both": f"with both {limb}s"}.get(
+            self.side, f"with the {self.side} {limb}"
+        )
+        direction = None if self.direction == "in place" else self.direction
+        words = (
+            "a person",
+            _verb(self.action),
+            direction,
+            self.speed,
+            side,
+            COUNTS.get(self.count),
+        )
+        return " ".join(w for w in words if w)
+
+    def slots(self) -> list[int]:
+        """Five integers, each in the range of its table in ``TABLES``."""
+        said = (self.action, self.direction, self.speed, COUNTS.get(self.count), self.side)
+        return [table.index(w) if w else ANY for table, w in zip(TABLES, said, strict=True)]
+
+    def pairs(self) -> list[int]:
+        """Five integers in ``range(PAIRS)``: what models are prompted with."""
+        return pairs(np.array([self.slots()]))[0].tolist()
+
+
+def _verb(action: str) -> str:
+    return f"{action} {ACTIONS[action].particle}".strip()
+
+
+def _enumerate() -> tuple[np.ndarray, int]:
+    """A number for every joint word: int [SLOTS, words, actions, directions], -1 where the language
+    holds none; and how many there are."""
+    table = np.full((SLOTS, max(map(len, TABLES)), len(TABLES[0]), len(TABLES[1])), -1)
+    table[:, ANY, ANY, ANY] = np.arange(SLOTS)
+    for action, known in ACTIONS.items():
+        shared: dict[tuple[int, int], int] = {}  # words of the action, whatever its direction
+        for direction in known.directions or (None,):
+            at = tuple(Caption(action, direction).slots()[:2])
+            values = options(action, direction).values()
+            table[0, at[0], *at], table[1, at[1], *at] = table.max() + 1, table.max() + 2
+            words = [
+                (i, w)
+                for i, v in zip(OPTIONAL, values, strict=True)
+                for w in (ANY, *(TABLES[i].index(COUNTS.get(x, x)) for x in v))
+            ]
+            for slot, word in words:
+                table[slot, word, *at] = shared.setdefault((slot, word), table.max() + 1)
+    return table, int(table.max()) + 1
+
+
+_JOINT, PAIRS = (
+    _enumerate()
+)  # PAIRS: (action, direction) twice, (speed, action), (count, action), (side, action)
+
+
+def pairs(slots: np.ndarray) -> np.ndarray:
+    """Action and direction together with each other, speed, count and side together with the
+    action: int [N, 5] -> int [N, 5]. What a word asks for differs from action to action; a small
+    model takes very long to put that together from single words. Two directions share the rest, so
+    that every joint word of a held-out caption is in captions that training sees. Only what the
+    language holds has a number; raises ``ValueError`` for slots that no caption has."""
+    slots = np.asarray(slots)
+    joined = _JOINT[np.arange(SLOTS), slots, slots[:, :1], slots[:, 1:2]]
+    if (joined < 0).any():
+        raise ValueError(
+            f"no caption has the slots {slots[(joined < 0).any(1)][0].tolist()} (action, direction,"
+            " speed, count, side)"
+        )
+    return joined
+
+
+# --- Reading
+
+_STEMS = {
+    "walks": "walk",
+    "runs": "run",
+    "turns": "turn",
+    "jumps": "jump",
+    "waves": "wav",
+    "kicks": "kick",
+    "squats": "squat",
+    "bows": "bow",
+    "sits": "sit",
+}
+_SUBJECTS = ("person", "man", "woman", "someone", "figure")
+_DIRECTIONS = {  # value -> further ways to write it
+    "forward": ("forwards",),
+    "backward": ("backwards",),
+    "left": ("to the left",),
+    "right": ("to the right",),
+    "in place": ("up", "on the spot"),
+    CIRCLES[0]: ("in a circle left", "in a left circle"),
+    CIRCLES[1]: ("in a circle right", "in a right circle"),
+}
+_NUMBERS = {
+    1: ("one time", "1 time"),
+    2: ("two times", "2 times"),
+    3: ("thrice", "3 times"),
+    4: ("four steps", "4 steps", "for 4 steps"),
+    6: ("six steps", "6 steps", "for 6 steps"),
+    8: ("eight steps", "8 steps", "for 8 steps"),
+}
+_LIMBS = {"hand": ("hand", "arm"), "leg": ("leg", "foot")}
+
+
+def _verbs() -> dict[str, str]:
+    forms = {}
+    for action, stem in _STEMS.items():
+        double = stem + stem[-1] if stem in ("run", "squat", "sit") else stem
+        forms |= dict.fromkeys([action, action.removesuffix("s"), double + "ing"], action)
+    return forms
+
+
+def _phrases(action: str) -> dict[tuple[str, ...], tuple]:
+    """Everything that may follow the verb: words -> (attribute, value, how it is usually
+    written)."""
+    known = ACTIONS[action]
+    out = {(d, *_DIRECTIONS[d]): ("direction", d) for d in known.directions}
+    out |= {(s,): ("speed", s) for s in known.speeds}
+    out |= {(COUNTS[c], *_NUMBERS[c]): ("count", c) for c in known.counts}
+    for side in known.sides:
+        how = (
+            ("both {}s",)
+            if side == "both"
+            else (f"the {side} {{}}", f"a {side} {{}}", f"their {side} {{}}")
+        )
+        out[tuple(f"with {h.format(limb)}" for h in how for limb in _LIMBS[known.limb])] = (
+            "side",
+            side,
+        )
+    return {tuple(text.split()): (*what, texts[0]) for texts, what in out.items() for text in texts}
+
+
+def parse(text: str) -> Caption:
+    """The caption a text states. What follows the verb may come in any order.
+
+    Raises ``ValueError`` naming the first word that the language does not hold there, and the
+    nearest one.
+    """
+    if not text or not text.strip():
+        raise ValueError(
+            "the prompt is empty; expected a caption such as 'a person walks forward quickly for"
+            " six steps'"
+        )
+    words = re.sub(r"[.,!]+(\s|$)", " ", text.strip().lower()).split()
+    where, verbs, known = f"caption {text!r}", _verbs(), (*_SUBJECTS, *ACTIONS)
+    if words and words[0] in ("a", "an", "the", "one"):
+        words.pop(0)
+    if words and words[0] in _SUBJECTS:
+        words.pop(0)
+        known = tuple(ACTIONS)
+        if words and words[0] == "is":
+            words.pop(0)
+    if not words or words[0] not in verbs:
+        raise _refused(words[0] if words else "the end of the caption", known, where)
+    action, found = verbs[words.pop(0)], {}
+    if words and words[0] == ACTIONS[action].particle:
+        words.pop(0)
+    while words:
+        done = {*found, *(["count"] if found.get("direction") in CIRCLES else [])}
+        never = CIRCLES if "count" in found else ()
+        further = {
+            words: what
+            for words, what in _phrases(action).items()
+            if what[0] not in done and what[1] not in never
+        }
+        used, (key, value, _) = _longest(words, further, where, _verb(action))
+        words, found[key] = words[used:], value
+    directions = ACTIONS[action].directions
+    if directions and "direction" not in found:
+        if len(directions) > 1 and "in place" not in directions:
+            raise ValueError(
+                f"{where}: a person who {_verb(action)} needs a direction; known:"
+                f" {', '.join(directions)}"
+            )
+        found["direction"] = directions[
+            0
+        ]  # the only one, or "in place", which no caption needs to say
+    return Caption(action, **found)
+
+
+def _longest(words: list[str], phrases: dict, where: str, verb: str) -> tuple[int, tuple]:
+    """The longest phrase that the words begin with: how many words it takes, and what it says."""
+    best, reached = None, phrases
+    for i in range(len(words) + 1):
+        best = (i, reached[tuple(words[:i])]) if tuple(words[:i]) in reached else best
+        further = {
+            p: v for p, v in reached.items() if i < len(words) and len(p) > i and p[i] == words[i]
+        }
+        if not further:
+            break
+        reached = further
+    if best is not None:
+        return best
+    expected = tuple(
+        dict.fromkeys(p[i] if i else usual for p, (_, _, usual) in reached.items() if len(p) > i)
+    )
+    if not expected:
+        raise ValueError(
+            f"{where} goes on with {words[0]!r} after its end; nothing more can be said of a person"
+            f" who {verb}"
+        )
+    raise _refused(
+        words[i] if i < len(words) else "the end of the caption",
+        expected,
+        where,
+        f"what may follow {verb!r}",
+    )
+
+
+def _refused(
+    got: str, known: tuple[str, ...], where: str, what: str = "the vocabulary here"
+) -> ValueError:
+    """Like ``unknown_word``, but also finds the near word within a phrase."""
+    if not difflib.get_close_matches(got, known, 1, 0.5):
+        inside = [w for phrase in known for w in phrase.split()]
+        near = difflib.get_close_matches(got, inside, 1, 0.6)
+        known = tuple(sorted(known, key=lambda phrase: not near or near[0] not in phrase.split()))
+    return unknown_word(got, known, where, what)
+
+
+# --- Drawing captions
+
+
+def every_caption() -> list[Caption]:
+    """Every caption with all attributes said that its action has."""
+    out = []
+    for action, known in ACTIONS.items():
+        for direction in known.directions or (None,):
+            values = [v or (None,) for v in options(action, direction).values()]
+            out += [Caption(action, direction, *said) for said in product(*values)]
+    return out
+
+
+def random_caption(rng: np.random.Generator) -> Caption:
+    """A caption with every attribute said that its action has. Actions with their directions are
+    equally likely, so that what can be said in few ways is seen as often as what can be said in
+    many."""
+    kinds = [(a, d) for a, known in ACTIONS.items() for d in known.directions or (None,)]
+    return complete(Caption(*kinds[rng.integers(len(kinds))]), rng)
+
+
+def complete(caption: Caption, rng: np.random.Generator) -> Caption:
+    """The caption with what it leaves unsaid drawn."""
+    said = {}
+    for key, values in options(caption.action, caption.direction).items():
+        draw = int(
+            rng.integers(max(len(values), 1))
+        )  # drawn where it is said too, so that saying it changes no other draw
+        said[key] = getattr(caption, key) or (values[draw] if values else None)
+    return Caption(caption.action, caption.direction, **said)
+
+
+def captions(n: int, seed: int, *, held: bool) -> list[Caption]:
+    """``n`` captions, all held out or none of them."""
+    return draw_conditions(n, seed, random_caption, held)

@@ -1,0 +1,199 @@
+"""Motion: a person of 22 joints, up to 196 poses at 20 a second, as up to 49 frames of VQ tokens,
+one for the lower and one for the upper body."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.contracts.modality import Verdict
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.media.av_files import write_mp4
+from gen.media.motion.bvh import read_bvh, write_bvh
+from gen.media.motion.features import start_of
+from gen.media.motion.skeleton import FPS, Motion, axis_rotation
+from gen.media.npz import read_npz, write_npz
+from gen.modalities.grid_base import GridModality
+from gen.modalities.motion import captions as moves
+from gen.modalities.motion.synth import GRID, MIN_POSES
+from gen.models.load.locate import ZOO
+
+PARTS = ("lower", "upper")  # of the body, in the order of their streams
+ANYTHING = "a person moves"  # the prompt that says nothing
+SHORTEST = (MIN_POSES - 1) // GRID  # frames of tokens
+
+
+class Anything:
+    """The condition of ``ANYTHING``."""
+
+    def __str__(self) -> str:
+        return ANYTHING
+
+
+@register("modality", "motion")
+class MotionModality(GridModality):
+    """A person who does what a caption says (``gen.modalities.motion.captions``). The condition is
+    a ``Caption``; a model's prompt is its five slots. Tokens are those of both parts of the body,
+    frame after frame, and then the end."""
+
+    name = "motion"
+    media_kind = "data"
+    extension = "npz"
+    also = ("bvh", "mp4")
+    models = {"causal": "motion-causal", "masked": "motion-masked", "causal-draft": "motion-draft"}
+    frontends = {"codes": "motion-vq"}
+    default_law = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
+    slots = moves.SLOTS
+    words = moves.PAIRS
+    unsaid = moves.pairs(np.full((1, moves.SLOTS), moves.ANY))[0].tolist()
+    layout_name, layout_knobs = "flatten", {"order": "time_major", "vocabulary": "offset"}
+    streams = True
+    shortest = SHORTEST
+    edited_by = "span"
+
+    def condition(self, prompt: str) -> moves.Caption | Anything:
+        if " ".join(prompt.lower().split()).rstrip(".") == ANYTHING:
+            return Anything()
+        try:
+            return moves.parse(prompt)
+        except ValueError as error:
+            raise GenError(str(error)) from None
+
+    def example_prompts(self, count: int, seed: int) -> list[str]:
+        """Captions that training never saw, to measure with."""
+        return [str(c) for c in moves.captions(count, seed=123 + seed, held=True)]
+
+    def prompt_words(self, condition: moves.Caption | Anything) -> list[int]:
+        return self.unsaid if isinstance(condition, Anything) else condition.pairs()
+
+    def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
+        from gen.tokenizers.motion.motion_vq import MotionVQ
+
+        return MotionVQ.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
+
+    def whole_frames(self, media: Any, frontend) -> Motion:
+        if not isinstance(media, Motion):
+            raise GenError(
+                f"the motion is a {type(media).__name__}; expected a"
+                " gen.media.motion.skeleton.Motion, or an .npz or .bvh file"
+            )
+        step = frontend.config.compression[0]
+        if media.frames < step:
+            raise GenError(
+                f"the motion to continue has {media.frames} poses; expected at least {step}, those"
+                " of one code"
+            )
+        return media.cut(0, (media.frames - 1) // step * step + 1) if media.frames > step else media
+
+    def edit(self, source: Any, where: str, frontend, space: TokenSpace) -> tuple[Tensor, Any]:
+        """``where``: ``20:60`` (poses, either end may be left out), ``upper`` or ``lower``, or
+        both: ``upper 20:60``; several are separated by commas. A code is made anew if any of its
+        four poses is. What stays has the codes it had.
+        """
+        media = self.load(Path(source)) if self.is_path(source) else source
+        step = frontend.config.compression[0]
+        # what has no pose after its last code ends there; cut to make room for one, it would lose
+        # that code
+        whole = (
+            media
+            if isinstance(media, Motion) and media.frames % step == 0
+            else self.whole_frames(media, frontend)
+        )
+        codes = frontend.encode(frontend.preprocess(whole)[None])[0].cpu()  # [parts, T]
+        frames = codes.shape[1]
+        if not self.shortest <= frames <= space.grid[0]:
+            raise GenError(
+                f"the motion to edit has {media.frames} poses; expected {self.shortest * step} to"
+                f" {space.grid[0] * step}"
+            )
+        anew = spans(where, frames * step)
+        cells = torch.from_numpy(anew.reshape(len(PARTS), frames, step).any(-1))
+        canvas = torch.full((space.length,), space.end_id)
+        kept = self.layout(frontend.config.codebook_sizes, (frames,)).to_sequence(codes[None])[0]
+        canvas[: len(kept)] = torch.where(cells.T.flatten(), space.mask_id, kept)
+        heading, origin = start_of(whole)
+        return canvas, lambda made: placed(made, heading, origin)
+
+    def sequence(self, pipe: Any, prompts: list[str], **how: Any) -> Motion:
+        """One long motion from several prompts; see ``gen.modalities.motion.sequence``."""
+        from gen.modalities.motion.sequence import sequence
+
+        return sequence(pipe, prompts, **how)
+
+    def save(self, media: Motion, path: Path, info: dict[str, Any]) -> None:
+        joints = media.joints
+        write_npz(
+            path,
+            {
+                "joints": joints,
+                "root": media.root,
+                "rotations": media.rotations,
+                "fps": np.array(FPS),
+                **info,
+            },
+        )
+
+    def save_also(self, media: Motion, path: Path, info: dict[str, Any]) -> None:
+        from gen.modalities.motion.stick_figure import render
+
+        if path.suffix == ".bvh":
+            write_bvh(path, media)
+        else:
+            write_mp4(path, render(media), FPS, info)
+
+    def load(self, path: Path) -> Motion:
+        path = Path(path)
+        if path.suffix.lower() == ".bvh":
+            return read_bvh(path)
+        if path.suffix.lower() != ".npz":
+            raise GenError(f"{path} is no motion; expected an .npz or .bvh file")
+        found = read_npz(path, ("root", "rotations"))
+        return Motion(found["root"], found["rotations"])
+
+    def check(self, media: Motion, prompt: str) -> Verdict:
+        from gen.modalities.motion import checker as moves_check
+
+        condition = self.condition(prompt)
+        if isinstance(condition, Anything):
+            found = moves_check.describe(media)
+            return Verdict(not found.fault, not found.fault, found.fault or "moves")
+        return moves_check.check(media, condition)
+
+
+def spans(text: str, poses: int) -> np.ndarray:
+    """Which poses of which part of the body a span says: bool [parts, poses]. Raises ``GenError``
+    for other text or poses that are not there."""
+    out = np.zeros((len(PARTS), poses), bool)
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(lower|upper)?\s*(?:(\d*):(\d*))?\s*", piece)
+        if not match or not piece.strip():
+            raise GenError(
+                f"span {piece.strip()!r} says no poses; expected such as '20:60', ':40', 'upper' or"
+                " 'upper 20:60'"
+            )
+        part, first, last = match.groups()
+        first, last = int(first or 0), poses if not last else int(last)
+        if not 0 <= first < last <= poses:
+            raise GenError(
+                f"span {piece.strip()!r} goes from pose {first} to {last}; expected a range inside"
+                f" 0:{poses}"
+            )
+        out[PARTS.index(part) if part else slice(None), first:last] = True
+    return out
+
+
+def placed(motion: Motion, heading: float, origin: tuple[float, float]) -> Motion:
+    """A motion that starts at the origin and faces +z, turned by a heading in radians and moved to
+    x and z."""
+    turn = axis_rotation("y", np.array(heading))
+    root = motion.root @ turn.T + np.array([origin[0], 0.0, origin[1]])
+    rotations = motion.rotations.copy()
+    rotations[:, 0] = turn @ rotations[:, 0]
+    return Motion(root, rotations)

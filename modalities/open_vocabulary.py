@@ -1,0 +1,153 @@
+"""Modalities of published checkpoints: any prompt that the checkpoint takes, and files as the
+embedded modality of that name writes them.
+
+What a prompt means, which frontend there is and how tokens become codes is the checkpoint's
+(``gen.contracts.checkpoint``). Nothing here can tell whether a medium fulfils its prompt, and says
+so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gen.contracts.modality import Modality, Verdict
+from gen.core.errors import GenError
+from gen.core.token_space import TokenSpace
+from gen.media.av_files import read_video, read_wav, write_lossless, write_mp4, write_wav
+from gen.media.npz import read_npz, write_npz
+from gen.modalities.image.modality import ImageModality
+from gen.modalities.speech.modality import SpeechModality
+from gen.modalities.text.modality import TextModality
+from gen.modalities.video.modality import VideoModality
+
+
+class FreePrompts:
+    """Stands before a modality's class and takes over what a checkpoint decides."""
+
+    models: dict[str, str] = {}
+
+    def __init__(self, checkpoint):
+        self.checkpoint = checkpoint
+
+    @property
+    def default_law(self) -> dict[str, Any]:
+        return self.checkpoint.law
+
+    def condition(self, prompt: str) -> Any:
+        return self.checkpoint.condition(prompt)
+
+    def ground(self, condition: Any, seed: int) -> Any:
+        return condition
+
+    def frontend(self, kind, device, dtype, folder=None):
+        return self.checkpoint.frontend
+
+    def bind(self, config, frontend, model_name):
+        return self.checkpoint.binding
+
+    def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        return self.checkpoint.to_codes(tokens, space)
+
+    def example_prompts(self, count: int, seed: int) -> list[str]:
+        raise GenError(
+            f"a checkpoint of modality {self.name!r} knows no prompts to measure with; expected"
+            " prompts of your own"
+        )
+
+    def check(self, media: Any, prompt: str) -> Verdict:
+        raise GenError(
+            f"nothing can tell whether a medium of this {self.name} model fulfils its prompt;"
+            " checkers know the embedded models' languages only"
+        )
+
+
+class FreeImage(FreePrompts, ImageModality):
+    """Pictures of any size."""
+
+
+class FreeVideo(FreePrompts, VideoModality):
+    """Clips uint8 [F, h, w, 3] at the checkpoint's ``fps``."""
+
+    def whole_frames(self, media: Any, frontend) -> np.ndarray:
+        clip = np.asarray(media)
+        if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
+            raise GenError(
+                f"the clip to continue is an array of {clip.dtype} {clip.shape}; expected uint8"
+                " [frames, h, w, 3]"
+            )
+        if hasattr(frontend, "whole"):
+            return clip[: frontend.whole(len(clip))]
+        step = frontend.config.compression[0]
+        return clip[: len(clip) // step * step]
+
+    def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
+        write_mp4(path, media, self.checkpoint.fps, info)
+
+    def keep(self, media: np.ndarray, path: Path) -> None:
+        write_lossless(path, media, self.checkpoint.fps)
+
+    def load(self, path: Path) -> np.ndarray:
+        return read_video(path, self.checkpoint.frame_size)
+
+
+class FreeAudio(FreePrompts, SpeechModality):
+    """Waves float32 [n] at the rate of the checkpoint's frontend."""
+
+    def whole_frames(self, media: Any, frontend) -> np.ndarray:
+        wave = np.asarray(media)
+        if (
+            wave.ndim != 1
+            or not np.issubdtype(wave.dtype, np.floating)
+            or not np.isfinite(wave).all()
+            or len(wave) < frontend.frame
+        ):
+            raise GenError(
+                f"the wave to continue is an array of {wave.dtype} {wave.shape}; expected finite"
+                f" floats [n], at least one frame of {frontend.frame} at {frontend.rate} Hz"
+            )
+        return wave[: len(wave) // frontend.frame * frontend.frame]
+
+    def trim(self, media: np.ndarray) -> np.ndarray:
+        return media
+
+    def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
+        write_wav(path, media, self.checkpoint.frontend.rate, info)
+
+    def load(self, path: Path) -> np.ndarray:
+        return read_wav(path, self.checkpoint.frontend.rate)
+
+
+class FreeText(FreePrompts, TextModality):
+    """Any text."""
+
+    def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        return tokens[:, None]
+
+    def prefix(self, media: Any, frontend, space: TokenSpace) -> Tensor:
+        text = self.load(Path(media)) if self.is_path(media) else media
+        ids = frontend.encode(frontend.preprocess(text)[None])[0, 0]
+        if not len(ids) or len(ids) >= space.length:
+            raise GenError(
+                f"the text to continue has {len(ids)} ids; expected 1 to {space.length - 1}"
+            )
+        return ids
+
+    def edit(self, source, where, frontend, space):
+        raise GenError("texts of published models cannot be edited; the embedded text model can")
+
+
+class FreeAction(FreePrompts, Modality):
+    """Chunks of actions, floats [steps, dimensions] in the units of the data they were learned
+    from."""
+
+    name, media_kind, extension = "action", "data", "npz"
+
+    def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
+        write_npz(path, {"action": np.asarray(media), **info})
+
+    def load(self, path: Path) -> np.ndarray:
+        return read_npz(path, ("action",))["action"]

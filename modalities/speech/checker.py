@@ -1,0 +1,291 @@
+"""Whether speech fulfils its utterance, read from the waveform alone.
+
+The vocabulary is small and every word has one pronunciation, so listening is a search, and no
+trained judge is needed:
+
+1. Every 10 ms become a mel cepstrum and its slope. Loudness is measured against the clip's own
+   peak, and nothing below a floor counts, so that gain, faint noise and lost phases change little.
+2. Templates of all words, spoken by voices that never speak in the data, compete in one pass of
+   dynamic programming over the clip: words may stretch, silence lies between them, and every word
+   costs something, so that noise does not become words.
+3. The voice is read from the fundamental frequency of the words heard, the speed from their
+   lengths.
+
+A clip whose words lie too far from their templates, or are far too long or too short, is invalid,
+and so is one in which nothing is heard. An invalid clip fulfils no utterance.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gen.contracts.modality import Verdict
+from gen.modalities.speech import synth as spoken
+from gen.modalities.speech.synth import FRAME, PULSES, RATE, SAMPLES, STRETCH, Utterance
+
+MAX_DISTANCE = (
+    1.0  # between a heard word's frames and its template's, on average; farther is no word
+)
+HOP, WINDOW = 160, 400  # samples
+MELS, CEPSTRA = 30, 14
+FLOOR = 3e-4  # of the loudest band's power
+LEVEL_WEIGHT, SLOPE_WEIGHT = 0.35, 1.0
+WORD_COST, STAY_COST, SKIP_COST = 6.0, 0.25, 0.25  # in distances of one frame
+# of a frame's distance to silence, so that a badly spoken word is rather misheard than passed over
+LOUD_COST = 1.5
+# power of the spectrum whose transform tells the period; 2 lets a strong formant outvote the pulses
+FLATNESS = 0.8
+PITCHES = (65.0, 280.0)  # Hz
+PITCH_BORDERS = (
+    112.0,
+    174.0,
+)  # Hz: a melody falls by 25 Hz at most, so 75..100, 125..150 and 200..225 are the voices
+PACE_BORDERS = (0.92, 1.13)  # words are heard 3 % too long
+PACES = (0.65, 1.45)  # beyond these nobody speaks
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a listener makes of a clip."""
+
+    words: tuple[str, ...]
+    voice: str | None  # None: no voiced sound
+    speed: str | None  # None: no words
+    distance: float  # of the words to their templates, per frame; infinite without words
+    f0: float  # Hz, the median; 0 without voiced sound
+    pace: float  # heard length over the length at normal speed; 0 without words
+
+    @property
+    def valid(self) -> bool:
+        return (
+            1 <= len(self.words) <= spoken.MAX_WORDS
+            and self.distance < MAX_DISTANCE
+            and PACES[0] < self.pace < PACES[1]
+        )
+
+
+def check(wave: object, utterance: Utterance | str) -> Verdict:
+    """Whether one clip (float [38400] at 16 kHz) fulfils an utterance."""
+    return check_many([wave], [utterance])[0]
+
+
+def check_many(
+    waves: Sequence[object] | np.ndarray, utterances: Sequence[Utterance | str]
+) -> list[Verdict]:
+    """One verdict per clip. Voice and speed match anything where they are unsaid; words never
+    do."""
+    if len(waves) != len(utterances):
+        raise ValueError(
+            f"{len(waves)} clips but {len(utterances)} utterances; expected one utterance per clip"
+        )
+    wanted = [spoken.parse(u) if isinstance(u, str) else u for u in utterances]
+    return [judge(hear(w), u) for w, u in zip(waves, wanted, strict=True)]
+
+
+def judge(heard: Heard, utterance: Utterance) -> Verdict:
+    """Whether what was heard fulfils an utterance."""
+    if not heard.valid:
+        detail = (
+            f"{len(heard.words)} words at distance {heard.distance:.2f}, pace {heard.pace:.2f}"
+            if heard.words
+            else "no words"
+        )
+        return Verdict(False, False, f"not speech: {detail}")
+    said = [f"{heard.f0:.0f} Hz", f"pace {heard.pace:.2f}", f"distance {heard.distance:.2f}"]
+    asked = utterance.voice in (None, heard.voice) and utterance.speed in (None, heard.speed)
+    fulfilled = heard.words == utterance.words and asked
+    return Verdict(
+        fulfilled,
+        True,
+        f"heard {Utterance(heard.words, heard.voice, heard.speed)} ({', '.join(said)})",
+    )
+
+
+def hear(wave: object) -> Heard:
+    """What a clip says, from the waveform alone."""
+    x = _clip(wave)
+    words = _search(_features(x)) if np.abs(x).max() > 1e-5 else []
+    if not words:
+        return Heard((), None, None, float("inf"), 0.0, 0.0)
+    f0 = _pitch(x, [(a, b) for _, a, b, _ in words])
+    frames = sum(b - a for _, a, b, _ in words)
+    pace = frames * HOP / RATE / sum(spoken.length(w) for w, *_ in words)
+    voice = list(PULSES)[int(np.searchsorted(PITCH_BORDERS, f0))] if f0 else None
+    speed = sorted(STRETCH, key=STRETCH.get)[int(np.searchsorted(PACE_BORDERS, pace))]
+    return Heard(
+        tuple(w for w, *_ in words),
+        voice,
+        speed,
+        float(sum(c for *_, c in words) / frames),
+        f0,
+        pace,
+    )
+
+
+def _clip(wave: object) -> np.ndarray:
+    x = np.asarray(wave.detach().cpu() if hasattr(wave, "detach") else wave)
+    if x.ndim == 2 and len(x) == 1:
+        x = x[0]
+    if x.ndim != 1 or not 0 < len(x) <= SAMPLES or x.dtype.kind != "f":
+        raise ValueError(
+            f"got a {x.dtype} clip of shape {list(x.shape)}; expected float [n], 0 < n <="
+            f" {SAMPLES}, at {RATE} Hz"
+        )
+    return np.pad(
+        np.where(np.isfinite(x), x, 0.0).astype(np.float64), (0, SAMPLES - len(x))
+    )  # silence may have been cut off
+
+
+# --- Features
+
+
+@functools.cache
+def _bank() -> tuple[np.ndarray, np.ndarray]:
+    """Mel filters [257, MELS] and a cosine transform [MELS, CEPSTRA]."""
+    from transformers.audio_utils import mel_filter_bank
+
+    bank = mel_filter_bank(257, MELS, 80.0, 7600.0, RATE, norm=None, mel_scale="htk")
+    cosines = np.cos(np.pi * np.outer(np.arange(MELS) + 0.5, np.arange(CEPSTRA)) / MELS) * np.sqrt(
+        2 / MELS
+    )
+    cosines[:, 0] *= LEVEL_WEIGHT
+    return bank, cosines
+
+
+def _features(x: np.ndarray) -> np.ndarray:
+    """Cepstra and their slopes, frame k around sample 160 k: float32 [K, 2 * CEPSTRA]; silence is
+    zero."""
+    bank, cosines = _bank()
+    frames = np.lib.stride_tricks.sliding_window_view(np.pad(x, WINDOW // 2), WINDOW)[::HOP]
+    power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW), 512, axis=1)) ** 2 @ bank
+    cepstra = np.log1p(power / (FLOOR * power.max())) @ cosines / 4
+    padded = np.pad(cepstra, ((2, 2), (0, 0)), "edge")
+    slope = (2 * (padded[4:] - padded[:-4]) + padded[3:-1] - padded[1:-3]) / 10
+    return np.concatenate([cepstra, SLOPE_WEIGHT * slope], 1).astype(np.float32)
+
+
+@functools.cache
+def _templates() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """A word per template, its features [S, N, D] padded at the front, and its number of frames
+    [N]."""
+    rng, names, pieces = np.random.default_rng(0), [], []
+    for word in spoken.WORDS:
+        for n, scale, stretch in spoken.VOICES_EXTRA:
+            frames = round(spoken.length(word) * stretch * RATE / HOP)
+            x = spoken.synthesise(
+                (word,), [n], scale, frames * HOP / RATE / spoken.length(word), [0.1], rng
+            )
+            names.append(word)
+            pieces.append(_features(x)[10 : 10 + frames + 1])
+    longest = max(map(len, pieces))
+    table = np.zeros((longest, len(pieces), pieces[0].shape[1]), np.float32)
+    for k, piece in enumerate(pieces):
+        table[-len(piece) :, k] = piece
+    return tuple(names), table, np.array([len(p) for p in pieces])
+
+
+# --- Search
+
+
+def _search(features: np.ndarray) -> list[tuple[str, int, int, float]]:
+    """The cheapest words: (word, first frame, frame after the last, cost of its frames), in order.
+
+    Every template is a chain of states, one per frame, which a path enters from silence at the
+    first and leaves into silence from the last. In between it stays, advances by one, or by two.
+    """
+    names, table, lengths = _templates()
+    states, count, _ = table.shape
+    first, columns = states - lengths, np.arange(count)
+    own = np.where(np.arange(states)[:, None] < first, np.inf, (table**2).sum(2)).astype(
+        np.float32
+    )  # infinite: no such state
+    squares = features @ (-2 * table.reshape(states * count, -1).T)
+    squares += own.ravel()
+    squares += (features**2).sum(1)[:, None]
+    distance = np.sqrt(np.maximum(squares, 0, out=squares), out=squares).reshape(-1, states, count)
+    quiet = LOUD_COST * np.sqrt((features**2).sum(1))
+
+    cost = np.full(
+        (states + 2, count), np.inf, np.float32
+    )  # two rows ahead of the first state, for the steps from there
+    since = np.zeros((states + 2, count), np.int32)
+    silence, silent_from = (
+        0.0,
+        -1,
+    )  # cost of the best path that is silent now, and the frame that its last word ended at
+    ends: list[
+        tuple[int, int, float]
+    ] = []  # per frame: the best template to leave, the frame it was entered at, the cost
+    links = np.zeros(
+        len(features) + 1, np.int64
+    )  # silence at frame t: the frame that its last word ended at, or -1
+    links[0] = -1
+    paid = np.zeros(len(features) + 1)  # and its cost
+    for t in range(len(features)):
+        new, entry = cost[2:] + np.float32(STAY_COST), since[2:].copy()
+        for step, came in (
+            (cost[1:-1], since[1:-1]),
+            (cost[:-2] + np.float32(SKIP_COST), since[:-2]),
+        ):
+            better = step < new
+            np.copyto(new, step, where=better)
+            np.copyto(entry, came, where=better)
+        enter = np.float32(silence + WORD_COST)
+        fresh = new[first, columns] > enter
+        new[first[fresh], columns[fresh]] = enter
+        entry[first[fresh], columns[fresh]] = t
+        new += distance[t]
+        cost[2:], since[2:] = new, entry
+        last = int(new[-1].argmin())
+        leave = float(new[-1, last])
+        ends.append((last, int(entry[-1, last]), leave))
+        stay = silence + float(quiet[t])
+        if leave < stay:
+            silence, silent_from = leave, t
+        else:
+            silence = stay
+        links[t + 1], paid[t + 1] = silent_from, silence
+
+    out: list[tuple[str, int, int, float]] = []
+    at = int(links[-1])
+    while at >= 0:
+        template, entered, leave = ends[at]
+        out.append((names[template], entered, at + 1, leave - float(paid[entered]) - WORD_COST))
+        at = int(links[entered])
+    return out[::-1]
+
+
+# --- Voice
+
+
+def _pitch(x: np.ndarray, spans: list[tuple[int, int]]) -> float:
+    """The median fundamental frequency (Hz) of the voiced frames in some spans; 0 without any."""
+    low = np.fft.rfft(x)
+    low[np.fft.rfftfreq(len(x), 1 / RATE) > 1500] = 0
+    y = np.pad(np.fft.irfft(low, len(x)), FRAME)
+    centres = np.concatenate([np.arange(a, b) for a, b in spans]) * HOP + FRAME
+    frames = y[centres[:, None] + np.arange(-FRAME // 2, FRAME // 2)]
+    loud = (frames**2).mean(1)
+    frames = frames[loud > 0.02 * loud.max()]
+    window = np.hanning(FRAME)
+    both = [
+        np.fft.irfft(np.abs(np.fft.rfft(f, 2 * FRAME)) ** FLATNESS)[..., : FRAME // 2]
+        for f in (frames * window, window)
+    ]
+    r = (both[0] / both[0][:, :1]) / (both[1] / both[1][0])
+    a, b = int(RATE / PITCHES[1]), int(RATE / PITCHES[0])
+    peaks = np.where(
+        (r[:, a:b] >= r[:, a - 1 : b - 1]) & (r[:, a:b] >= r[:, a + 1 : b + 1]), r[:, a:b], 0
+    )
+    best = peaks.max(1)
+    voiced = best > 0.6
+    if not voiced.any():
+        return 0.0
+    lag = (peaks > 0.85 * best[:, None]).argmax(
+        1
+    ) + a  # the shortest period that fits nearly as well as the best
+    return float(np.median(RATE / lag[voiced]))

@@ -1,0 +1,176 @@
+"""Text: up to 16 words that answer a task, one id per word.
+
+A causal model's rows end: by law every place after ``<end>`` holds it too, and samplers stop there.
+To a masked model the end is an id like any other, which fills what is left (Nie et al., "LLaDA",
+arXiv 2502.09992): nothing is decided about the length beforehand, and what stands behind the first
+end is not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import TokenFrontend
+from gen.contracts.modality import Binding, Verdict
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.modalities.grid_base import GridModality
+from gen.modalities.text import tasks as text_tasks
+from gen.models.load.locate import ZOO
+
+if TYPE_CHECKING:
+    from gen.bench.oracle import Board
+
+PLACES = 16  # words of a prompt, and of an answer with its end
+NOTHING = 0  # the word of a slot that says nothing
+
+
+@register("modality", "text")
+class TextModality(GridModality):
+    """Words that answer a task (``gen.modalities.text.tasks``). The condition is a ``Task``; a
+    model's prompt is its words, the last one in the last of 16 slots."""
+
+    name = "text"
+    media_kind = "data"
+    extension = "txt"
+    models = {
+        "causal": "text-causal",
+        "masked": "text-masked",
+        "blocks": "text-masked",
+        "causal-draft": "text-draft",
+    }
+    frontends = {"codes": "text-words"}
+    default_law = {"temperature": 1.0}
+    slots = PLACES
+    words = 1 + len(text_tasks.WORDS)
+    unsaid = [NOTHING] * PLACES
+    layout_name = "raster"
+    edited_by = "span"
+    length_first = False
+
+    def condition(self, prompt: str) -> text_tasks.Task:
+        try:
+            return text_tasks.parse(prompt)
+        except ValueError as error:
+            raise GenError(str(error)) from None
+
+    def example_prompts(self, count: int, seed: int) -> list[str]:
+        """Tasks that training never saw, to measure with."""
+        return [str(t) for t in text_tasks.tasks(count, 123 + seed, held=True)]
+
+    def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
+        from gen.modalities.text.parallel import oracle_boards
+
+        return oracle_boards(prompts, repeats, seed)
+
+    def prompt_words(self, condition: text_tasks.Task) -> list[int]:
+        said = [1 + text_tasks.WORDS.index(w) for w in condition.words()]
+        return [NOTHING] * (self.slots - len(said)) + said
+
+    def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
+        from gen.tokenizers.text.words import TextWords
+
+        return TextWords.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
+
+    def codebook(self, frontend: TokenFrontend) -> None:
+        """Words have no vectors."""
+
+    def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
+        binding = super().bind(config, frontend, model_name)
+        legal = binding.space.legal.clone()
+        legal[0, frontend.end_id] = False  # an answer has a word at least
+        counts = getattr(config, "code_counts", None)
+        rarity = None if counts is None else log(sum(counts)) - torch.tensor(counts).log()
+        if rarity is not None:  # ids of the condition and the mask are never said
+            rarity = torch.cat(
+                [rarity, rarity.new_full((config.vocab_size - len(rarity),), float(rarity.max()))]
+            )
+        delimiters = tuple(frontend.ids("="))  # ends a step of a sum
+        return replace(
+            binding,
+            space=replace(
+                binding.space,
+                legal=legal,
+                end_id=frontend.end_id,
+                delimiters=delimiters,
+                rarity=rarity,
+            ),
+        )
+
+    def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
+        return tokens[:, None]
+
+    def is_path(self, media: Any) -> bool:
+        """Whether what came names a file: a ``Path``, or a string that ends in ``.txt``. Any other
+        string is a text itself."""
+        return isinstance(media, Path) or (
+            isinstance(media, str) and media.lower().endswith(f".{self.extension}")
+        )
+
+    def whole_frames(self, media: Any, frontend: TokenFrontend) -> str:
+        """A text, or that of a file."""
+        media = self.load(Path(media)) if self.is_path(media) else media
+        frontend.preprocess(media)  # refuses what it has no codes for
+        if not media.strip():
+            raise GenError("the text to start from is empty; expected a word at least")
+        return media
+
+    def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
+        ids = frontend.ids(self.whole_frames(media, frontend))
+        if len(ids) >= space.length:
+            raise GenError(
+                f"the text to continue has {len(ids)} words; expected fewer than {space.length},"
+                " all that there is room for"
+            )
+        return torch.tensor(ids)
+
+    def edit(
+        self, source: Any, where: str, frontend: TokenFrontend, space: TokenSpace
+    ) -> tuple[Tensor, Any]:
+        """``where``: ``1:3``, words from 0; either end may be left out. One past the last word lets
+        the text grow. If the model ends inside the span, the words after it follow at once: what
+        stays is never lost."""
+        text = self.whole_frames(source, frontend)
+        words = frontend.split(text)
+        first, last = span(where, len(words), space.length)
+        canvas = torch.full((space.length,), frontend.end_id)
+        canvas[: len(words)] = torch.tensor(frontend.ids(text))
+        canvas[first:last] = space.mask_id
+        return canvas, lambda made: " ".join(
+            [*words[:first], *made.split()[first:last], *words[last:]]
+        )
+
+    def save(self, media: str, path: Path, info: dict[str, Any]) -> None:
+        Path(path).write_text(media + "\n", encoding="utf-8")
+
+    def load(self, path: Path) -> str:
+        try:
+            return Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise GenError(f"the text {path} cannot be read: {error}") from None
+
+    def check(self, media: str, prompt: str) -> Verdict:
+        return text_tasks.check(self.condition(prompt), media)
+
+
+def span(text: str, words: int, places: int) -> tuple[int, int]:
+    """The first word of a span and the one after its last. Raises ``GenError`` for other text, and
+    for words that are not there."""
+    match = re.fullmatch(r"\s*(\d*):(\d*)\s*", text)
+    if not match:
+        raise GenError(f"span {text!r} says no words; expected such as '1:3', ':2' or '2:'")
+    first, last = int(match[1] or 0), int(match[2] or words)
+    if not 0 <= first < last <= places or first > words:
+        raise GenError(
+            f"span {text!r} goes from word {first} to {last}; expected a range that begins at 0 to"
+            f" {words} and ends at most at {places}"
+        )
+    return first, last

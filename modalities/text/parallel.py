@@ -1,0 +1,245 @@
+"""What committing several places at once costs, exactly: text tasks whose answers have a law that
+is known.
+
+A is the uniform law over a task's right answers, p_t its law at place t, given what was committed
+before. If places are committed in groups g = 1, 2, ..., those of a group independently of each
+other, an answer comes out right with probability
+
+    accuracy = sum over y in A of prod_g prod_{t in g} p_t(y_t | y of the groups before)
+
+since whatever becomes right was right all along. In one call, for lists of n different items:
+
+    copy, reverse, sort, "at" ops, sums, brackets   1
+    replace   (1 - 1/n)^(n - 1)                     -> 1/e
+    remove    (n - 1)! 2^(n - 1) / n^(n - 1)        n - 1 places
+    insert    n! 2^n / (n + 1)^(n + 1)              n + 1 places
+    shuffle   sum_k C(n, k) (a - b)^k b^(n - k) (n - k)!  -  a^n,  a = ((n - 1)! - 1) / (n! - 1), b
+              = (n - 1)! / (n! - 1)
+
+The figures for replace, remove and insert are those of ParallelBench's setting (Kang et al., arXiv
+2510.04767) with one place per item. There the shuffle formula is n! / n^n, which counts the order
+that was given as right; here, as in its metric, that order is wrong, so an item stands at its own
+place with a little less probability a than at any other, b. The bound behind all of them is the
+total correlation: the sum of the places' entropies less the entropy of the whole, in nats
+(``total_correlation``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from gen.bench.oracle import Board, measure
+from gen.core.errors import bad_value
+from gen.core.rng import item_key
+from gen.core.sampler import Sampler, resolve_sampler
+from gen.core.sampling_params import Law
+from gen.modalities.text.oracle import Oracle
+from gen.modalities.text.tasks import OPS, RANDOM, Task, answers, check, random_task
+
+SIZES = {"add": 3}  # items of the tasks that are measured; lists and brackets have ``SIZE``
+SIZE = 6
+EASY = 8  # ops with one answer are measured on so many times fewer tasks: nothing is drawn in them
+
+# --- From counting
+
+
+def grouped_accuracy(task: Task, groups: Sequence[Sequence[int]]) -> float:
+    """How often a sampler is right that commits these groups of places one after the other. Raises
+    ``GenError`` unless every place of the longest answer is in one of them, once."""
+    oracle = Oracle([task])
+    if sorted(chain.from_iterable(groups)) != list(range(oracle.length)):
+        raise bad_value("groups", groups, f"places 0 to {oracle.length - 1}, each in one group")
+    right = oracle.tables[0]
+    canvas, chance = (
+        torch.full_like(right, oracle.mask_id),
+        torch.zeros(len(right), dtype=torch.float64),
+    )
+    condition = torch.zeros(len(right), 1, dtype=torch.long)
+    for group in map(list, groups):
+        law = oracle.forward(torch.cat([condition, canvas], 1), oracle.length)
+        chance += law.gather(-1, right[..., None])[:, group, 0].sum(1)
+        canvas[:, group] = right[:, group]
+    return float(chance.exp().sum())
+
+
+def one_step_accuracy(task: Task) -> float:
+    """How often one call for all places is right."""
+    return _known_figures(Oracle([task]))[0]["one_step"]
+
+
+def total_correlation(task: Task) -> float:
+    """The sum of the entropies of the places less that of the answer: nats that are lost where all
+    are drawn independently."""
+    return _known_figures(Oracle([task]))[0]["total_correlation"]
+
+
+# --- In closed form
+
+
+def closed_accuracy(op: str, n: int) -> float:
+    """``one_step_accuracy`` for n items. Raises ``GenError`` for an op that is not known or less
+    than 2 items."""
+    _known(op, n)
+    match op:
+        case "replace":
+            return (1 - 1 / n) ** (n - 1)
+        case "remove":
+            return math.factorial(n - 1) * 2 ** (n - 1) / n ** (n - 1)
+        case "insert":
+            return math.factorial(n) * 2**n / (n + 1) ** (n + 1)
+        case "shuffle":
+            return shuffle_accuracy(n, [n])
+    return 1.0
+
+
+def closed_correlation(op: str, n: int) -> float:
+    """``total_correlation`` for n items. Raises as ``closed_accuracy``."""
+    _known(op, n)
+    match op:
+        case "replace":
+            return n * _entropy(1 / n, 1 - 1 / n) - math.log(n)
+        case "remove":
+            return sum(_entropy(i / n, 1 - i / n) for i in range(1, n)) - math.log(n)
+        case "insert":
+            return sum(
+                _entropy(1 / (n + 1), i / (n + 1), (n - i) / (n + 1)) for i in range(n + 1)
+            ) - math.log(n + 1)
+        case "shuffle":
+            own, other = _shares(n)
+            return n * _entropy(own, *[other] * (n - 1)) - math.log(math.factorial(n) - 1)
+    return 0.0
+
+
+def shuffle_accuracy(n: int, counts: Sequence[int]) -> float:
+    """How often a shuffle of n items is right if so many places are committed per call, in an order
+    that does not look at what was drawn.
+
+    As long as every item drawn stands at its own place, the next are drawn from the orders of the m
+    that are left but for theirs; once one does not, from all of them, which are right with
+    probability prod m! / ((m - k)! m^k). Raises ``GenError`` unless the counts sum to n.
+    """
+    _known("shuffle", n)
+    if sum(counts) != n or min(counts) < 1:
+        raise bad_value("counts", list(counts), f"numbers of at least 1 that sum to {n}")
+    done, same, left = 0.0, 1.0, n  # right and different already; the same as the items so far
+    for k in counts:
+        done *= math.perm(left, k) / left**k
+        if left > 1:
+            own, other = _shares(left)
+            different = sum(
+                math.comb(k, j) * (own - other) ** j * other ** (k - j) * math.perm(left - j, k - j)
+                for j in range(k + 1)
+            )
+            done, same = done + same * (different - own**k), same * own**k
+        left -= k
+    return done
+
+
+def _shares(n: int) -> tuple[float, float]:
+    """In all orders of n items but their own: how often an item stands at its own place, and how
+    often at any other."""
+    total = math.factorial(n) - 1
+    return (math.factorial(n - 1) - 1) / total, math.factorial(n - 1) / total
+
+
+def _entropy(*p: float) -> float:
+    return -sum(x * math.log(x) for x in p if x > 0)
+
+
+def _known(op: str, n: int) -> None:
+    if op not in OPS:
+        raise bad_value("op", op, f"one of {', '.join(OPS)}")
+    if n < 2:
+        raise bad_value("n", n, "at least 2")
+
+
+# --- By sampling
+
+
+def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
+    """A row per task and seed. An answer is right if the interpreter of the tasks says so."""
+    oracle, rows = Oracle(tasks), [(task, seed) for seed in seeds for task in tasks]
+    asked = [task for task, _ in rows]
+
+    def right(tokens):
+        return [
+            check(task, oracle.text(ids)).fulfilled
+            for task, ids in zip(asked, tokens.tolist(), strict=True)
+        ]
+
+    known = dict(zip(oracle.tasks, _known_figures(oracle), strict=True))
+    mine = {
+        op: [known[t] for t in tasks if t.op == op] for op in dict.fromkeys(t.op for t in tasks)
+    }
+    exact = {
+        op: {name: float(np.mean([figures[name] for figures in some])) for name in some[0]}
+        for op, some in mine.items()
+    }
+    return Board(
+        [t.op for t in asked],
+        [item_key(str(t), s) for t, s in rows],
+        lambda law: oracle.target(asked, law),
+        right,
+        exact,
+    )
+
+
+def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
+    """Per task: its accuracy in one step, its total correlation, its places."""
+    blank = torch.full((len(oracle.tasks), oracle.length), oracle.mask_id)
+    laws = oracle.forward(torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length)
+    found = []
+    for law, table in zip(laws, oracle.tables, strict=True):
+        one_step = float(law.gather(1, table.T).sum(0).exp().sum())
+        lost = float(torch.special.entr(law.exp()).sum()) - math.log(len(table))
+        found.append({"one_step": one_step, "total_correlation": lost, "places": oracle.length})
+    return found
+
+
+def accuracy(
+    spec: str | Mapping[str, Any] | Sampler,
+    tasks: Sequence[Task],
+    seeds: Iterable[int],
+    law: Mapping[str, Any] | Law | None = None,
+) -> tuple[float, float]:
+    """How many answers a sampler gets right, and forward calls per answer. ``spec``: as
+    ``gen.core.sampler.resolve_sampler`` takes it.
+
+    The tasks share a canvas that the longest of their answers fills. Raises as ``resolve_sampler``
+    and the sampler do.
+    """
+    points = measure(board(tasks, seeds), *resolve_sampler(spec, law)).values()
+    rows = sum(p.rows for p in points)
+    return sum(p.right for p in points) / rows, sum(p.nfe * p.rows for p in points) / rows
+
+
+def accuracy_curve(
+    spec: str | Mapping[str, Any],
+    tasks: Sequence[Task],
+    seeds: Iterable[int],
+    knob: str,
+    values: Iterable[Any],
+    law: Mapping[str, Any] | Law | None = None,
+) -> list[tuple[float, float]]:
+    """``accuracy`` for each value of a knob."""
+    given, seeds = {"name": spec} if isinstance(spec, str) else dict(spec), list(seeds)
+    return [accuracy({**given, knob: value}, tasks, seeds, law) for value in values]
+
+
+def oracle_boards(prompts: int, repeats: int, seed: int) -> list[Board]:
+    """What ``gen bench --oracle`` measures on: ``prompts`` tasks of every op with six items (three
+    to add; fewer tasks where one answer is right), ``repeats`` rows of each; one board per number
+    of places."""
+    rng = np.random.default_rng(seed)
+    by_length: dict[int, list[Task]] = {}
+    for op in OPS:
+        for _ in range(prompts if op in RANDOM else max(1, prompts // EASY)):
+            task = random_task(rng, [op], [SIZES.get(op, SIZE)])
+            by_length.setdefault(max(map(len, answers(task))), []).append(task)
+    return [board(tasks, range(seed, seed + repeats)) for _, tasks in sorted(by_length.items())]

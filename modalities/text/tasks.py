@@ -1,0 +1,342 @@
+"""Tasks whose answers a program checks: their language, their right answers, and the interpreter.
+
+A prompt asks for words that follow from it, or for one of several right answers:
+
+    copy 3 1 2 =                 reverse 3 1 2 =              sort 3 1 2 =
+    insert 7 at 1 in 3 1 2 =     remove at 1 from 3 1 2 =     replace at 1 with 7 in 3 1 2 =
+                                 (places count from 0)
+    insert 7 in 3 1 2 =          remove from 3 1 2 =          replace with 7 in 3 1 2 =
+                                 (any place will do)
+    shuffle 3 1 2 =              (any other order)
+    3 + 8 + 5 =                  answered with its steps: 11 + 5 = 16
+    close ( [ ] { =              answered with what closes every open bracket: } )
+
+Lists hold 2 to 8 different numbers from 0 to 9, and a new number is not in the list; sums have 2 to
+4 terms from 0 to 9; 1 to 7 brackets are open. With n numbers, so many answers are right: n! - 1 to
+shuffle, n + 1 to insert, n to remove or replace anywhere, or else one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from gen.contracts.modality import Verdict
+from gen.modalities.small_language import (
+    draw_conditions,
+    unknown_word,
+)
+
+DIGITS = tuple(map(str, range(10)))
+CLOSING = {"(": ")", "[": "]", "{": "}"}
+NUMBER, PLACE = "<number>", "<place>"
+END = "the end of the prompt"
+FORMS = {  # op -> how its prompt begins; what follows are the items
+    "copy": ("copy",),
+    "reverse": ("reverse",),
+    "sort": ("sort",),
+    "shuffle": ("shuffle",),
+    "insert at": ("insert", NUMBER, "at", PLACE, "in"),
+    "insert": ("insert", NUMBER, "in"),
+    "remove at": ("remove", "at", PLACE, "from"),
+    "remove": ("remove", "from"),
+    "replace at": ("replace", "at", PLACE, "with", NUMBER, "in"),
+    "replace": ("replace", "with", NUMBER, "in"),
+    "add": (),
+    "close": ("close",),
+}
+OPS = tuple(FORMS)
+RANDOM = ("shuffle", "insert", "remove", "replace")  # ops with several right answers
+LENGTHS = {
+    "add": range(2, 5),
+    "close": range(1, 8),
+}  # terms, and open brackets; lists have ``LISTS`` items
+LISTS = range(2, 9)
+BRACKETS = 14  # at most, closed ones too: what there is room for
+LARGEST = 9 * LENGTHS["add"][-1]
+WORDS: tuple[str, ...] = (
+    *map(str, range(LARGEST + 1)),
+    "+",
+    "=",
+    *CLOSING,
+    *CLOSING.values(),
+    *dict.fromkeys(w for form in FORMS.values() for w in form if w not in (NUMBER, PLACE)),
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """``items``: the numbers of the list, the terms of the sum, or the brackets. ``new``: the
+    number that comes in. ``at``: the place, from 0. Raises ``ValueError`` for what cannot be
+    asked."""
+
+    op: str
+    items: tuple[str, ...]
+    new: str | None = None
+    at: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.op not in FORMS:
+            raise unknown_word(str(self.op), OPS, "task", "the tasks")
+        for name, sign in (("new", NUMBER), ("at", PLACE)):
+            if (getattr(self, name) is None) == (sign in FORMS[self.op]):
+                raise ValueError(
+                    f"{self.op!r} came with {name} {getattr(self, name)!r}; expected"
+                    f" {'one' if sign in FORMS[self.op] else 'none'}"
+                )
+        known = (*CLOSING, *CLOSING.values()) if self.op == "close" else DIGITS
+        for word in (*self.items, *([] if self.new is None else [self.new])):
+            if word not in known:
+                raise unknown_word(str(word), known, f"{self.op!r}", "what it takes")
+        size, sizes = len(self.items), LENGTHS.get(self.op, LISTS)
+        if self.op == "close":
+            size = len(unclosed(self.items))
+            if len(self.items) > BRACKETS:
+                raise ValueError(
+                    f"{self.op!r} came with {len(self.items)} brackets; expected at most {BRACKETS}"
+                )
+        if size not in sizes:
+            things = {"add": "terms", "close": "open brackets"}.get(self.op, "numbers")
+            raise ValueError(
+                f"{self.op!r} came with {size} {things}; expected {sizes[0]} to {sizes[-1]}"
+            )
+        if self.op in LENGTHS:
+            return
+        twice = [w for i, w in enumerate(self.items) if w in self.items[:i]]
+        if twice or self.new in self.items:
+            raise ValueError(
+                f"the list {' '.join(self.items)!r} has the number {(twice or [self.new])[0]!r}"
+                " already; expected different ones"
+            )
+        places = size + (self.op == "insert at")
+        if self.at is not None and self.at not in range(places):
+            raise ValueError(
+                f"{self.op!r} came with place {self.at}; expected 0 to {places - 1} for a list of"
+                f" {size}"
+            )
+
+    def words(self) -> list[str]:
+        """The canonical prompt."""
+        filled = {NUMBER: self.new, PLACE: str(self.at)}
+        start = [filled.get(w, w) for w in FORMS[self.op]]
+        return [*start, *(" + ".join(self.items).split() if self.op == "add" else self.items), "="]
+
+    def __str__(self) -> str:
+        return " ".join(self.words())
+
+
+def unclosed(brackets: Sequence[str]) -> list[str]:
+    """The brackets that are still open, outermost first. Raises ``ValueError`` for one that closes
+    another than the last open one."""
+    stack: list[str] = []
+    for bracket in brackets:
+        if bracket in CLOSING:
+            stack.append(bracket)
+        elif not stack or CLOSING[stack.pop()] != bracket:
+            raise ValueError(
+                f"the brackets {' '.join(brackets)!r} have a {bracket!r} that closes nothing;"
+                " expected what closes the last open one"
+            )
+    return stack
+
+
+# --- Reading
+
+
+def split(text: str) -> list[str]:
+    """The words of a text: signs and brackets need no spaces around them."""
+    return re.sub(r"([+=()\[\]{}])", r" \1 ", text.lower()).split()
+
+
+def parse(prompt: str) -> Task:
+    """The task a prompt states; the last ``=`` may be missing.
+
+    Raises ``ValueError`` naming the first word that the language does not hold there, and the
+    nearest one.
+    """
+    words, where = split(prompt), f"prompt {prompt!r}"
+    if words and words[-1] == "=":
+        words.pop()
+    if not words:
+        raise ValueError(
+            "the prompt is empty; expected a task such as 'sort 3 1 2 =', '3 + 8 =' or 'close ("
+            " [ ='"
+        )
+    if words[0].isdigit():
+        for i, word in enumerate([*words, END] if len(words) % 2 == 0 else words):
+            _expect(word, DIGITS if i % 2 == 0 else ("+",), where)
+        said = ("add", tuple(words[::2]))
+    else:
+        said = _read(words, where)
+    try:
+        return Task(*said)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _read(words: list[str], where: str) -> tuple:
+    """What a prompt says that begins with a name: op, items, new number, place."""
+    forms, said = {op: form for op, form in FORMS.items() if form}, {}
+    for i in range(len(words) + 1):
+        for op in (op for op, form in forms.items() if len(form) == i):
+            for word in words[i:]:
+                _expect(word, (*CLOSING, *CLOSING.values()) if op == "close" else DIGITS, where)
+            return op, tuple(words[i:]), said.get(NUMBER), said.get(PLACE)
+        word = words[i] if i < len(words) else END
+        signs = dict.fromkeys(form[i] for form in forms.values())
+        numeric = next((s for s in signs if s in (NUMBER, PLACE)), None)
+        options = DIGITS if numeric else tuple(signs)
+        _expect(word, options if i else (*options, "a sum such as 3 + 8"), where)
+        if numeric:
+            said[numeric] = word if numeric == NUMBER else int(word)
+        forms = {op: form for op, form in forms.items() if form[i] == (numeric or word)}
+    raise AssertionError("every form ends")
+
+
+def _expect(word: str, options: Sequence[str], where: str) -> None:
+    if word not in options:
+        raise unknown_word(
+            word,
+            ("a number from 0 to 9",) if options is DIGITS else options,
+            where,
+            "what may stand there",
+        )
+
+
+# --- Answers
+
+
+def answers(task: Task) -> list[tuple[str, ...]]:
+    """Every right answer as words, each once: to shuffle eight numbers has 40319."""
+    items, new, n = task.items, task.new, len(task.items)
+    if task.op == "shuffle":
+        return [p for p in permutations(items) if p != items]
+    if task.op in RANDOM:
+        places = range(n + (task.op == "insert"))
+        return [_changed(task.op, items, at, new) for at in places]
+    return [_only(task)]
+
+
+def draw_answer(task: Task, rng: np.random.Generator) -> tuple[str, ...]:
+    """One of the right answers, all equally likely."""
+    n = len(task.items)
+    if task.op == "shuffle":
+        while True:
+            drawn = tuple(task.items[i] for i in rng.permutation(n))
+            if drawn != task.items:
+                return drawn
+    if task.op in RANDOM:
+        return _changed(task.op, task.items, int(rng.integers(n + (task.op == "insert"))), task.new)
+    return _only(task)
+
+
+def _changed(op: str, items: tuple[str, ...], at: int, new: str | None) -> tuple[str, ...]:
+    """A list with a number more, fewer or another at one place."""
+    kept = items[at + (op != "insert") :]
+    return (*items[:at], *([] if op == "remove" else [new]), *kept)
+
+
+def _only(task: Task) -> tuple[str, ...]:
+    """The answer of a task that has one."""
+    items = task.items
+    match task.op:
+        case "copy":
+            return items
+        case "reverse":
+            return items[::-1]
+        case "sort":
+            return tuple(sorted(items))
+        case "close":
+            return tuple(CLOSING[b] for b in reversed(unclosed(items)))
+        case "add":
+            terms = list(map(int, items))
+            steps = [[sum(terms[: k + 1]), *terms[k + 1 :]] for k in range(1, len(terms))]
+            return tuple(" = ".join(" + ".join(map(str, s)) for s in steps).split())
+    return _changed(task.op.removesuffix(" at"), items, task.at, task.new)
+
+
+def check(task: Task, text: str) -> Verdict:
+    """Whether a text answers the task. ``valid``: a list of numbers from 0 to 9, sums, or brackets
+    that close, as the task asks for."""
+    words, items, new = tuple(split(text)), task.items, task.new
+    valid = _valid(task.op, words)
+    if task.op not in RANDOM:
+        right, expected = words == _only(task), " ".join(_only(task))
+    elif task.op == "shuffle":
+        right, expected = (
+            sorted(words) == sorted(items) and words != items,
+            "the same numbers in another order",
+        )
+    elif task.op == "insert":
+        right = words.count(new) == 1 and tuple(w for w in words if w != new) == items
+        expected = f"the list with one {new} more"
+    elif task.op == "remove":
+        right = len(words) == len(items) - 1 and tuple(w for w in items if w in words) == words
+        expected = "the list without one number"
+    else:
+        right = len(words) == len(items) and [
+            w for w, was in zip(words, items, strict=True) if w != was
+        ] == [new]
+        expected = f"the list with {new} in place of one number"
+    return Verdict(
+        right,
+        valid,
+        (
+            ""
+            if right
+            else f"{repr(' '.join(words)) if words else 'nothing'} came; expected {expected}"
+        ),
+    )
+
+
+def _valid(op: str, words: tuple[str, ...]) -> bool:
+    if op == "add":
+        return re.fullmatch(r"\d+( \+ \d+)*( = \d+( \+ \d+)*)*", " ".join(words)) is not None
+    return bool(words) and set(words) <= set(CLOSING.values() if op == "close" else DIGITS)
+
+
+# --- Drawing
+
+
+def random_task(
+    rng: np.random.Generator, ops: Sequence[str] | None = None, lengths: Sequence[int] | None = None
+) -> Task:
+    """A task of one of ``ops``, equally likely (named twice, twice as likely), of one of those
+    ``lengths`` (numbers, terms or open brackets) that the op has. Raises ``ValueError`` if it has
+    none of them."""
+    op = (ops or OPS)[rng.integers(len(ops or OPS))]
+    sizes = [n for n in LENGTHS.get(op, LISTS) if lengths is None or n in lengths]
+    if not sizes:
+        raise ValueError(
+            f"{op!r} came with the lengths {list(lengths)}; expected some of"
+            f" {list(LENGTHS.get(op, LISTS))}"
+        )
+    size = sizes[rng.integers(len(sizes))]
+    if op == "add":
+        return Task(op, tuple(map(str, rng.integers(10, size=size))))
+    if op == "close":
+        brackets = [list(CLOSING)[i] for i in rng.integers(len(CLOSING), size=size)]
+        for _ in range(rng.integers(min(2, (BRACKETS - size) // 2) + 1)):
+            at, kind = (
+                int(rng.integers(len(brackets) + 1)),
+                list(CLOSING)[rng.integers(len(CLOSING))],
+            )
+            brackets[at:at] = [kind, CLOSING[kind]]
+        return Task(op, tuple(brackets))
+    drawn = [DIGITS[i] for i in rng.permutation(10)]
+    form, places = FORMS[op], size + (op == "insert at")
+    return Task(
+        op,
+        tuple(drawn[:size]),
+        drawn[size] if NUMBER in form else None,
+        int(rng.integers(places)) if PLACE in form else None,
+    )
+
+
+def tasks(n: int, seed: int, *, held: bool) -> list[Task]:
+    """``n`` tasks, all held out or none of them."""
+    return draw_conditions(n, seed, random_task, held)

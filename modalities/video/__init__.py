@@ -1,0 +1,1 @@
+"""Clips of moving shapes."""

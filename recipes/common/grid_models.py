@@ -1,0 +1,255 @@
+"""The small language models over token grids that the recipes share: their shape, their batches,
+their losses, their training.
+
+A sample is a condition, ``prefix`` slots, and a grid of codes. Ids: the codes, then the condition
+words, then the mask.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gen.recipes.common.train import fast_bfloat16, fit
+
+WEIGHTS = torch.bfloat16 if fast_bfloat16() else torch.float32  # what ``fit`` hands a loss
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the models of one modality have in common. ``codes``: ids of the grid, ``words``: of
+    conditions."""
+
+    grid: tuple[int, ...]
+    prefix: int
+    codes: int
+    words: int
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def mask(self) -> int:
+        return self.codes + self.words
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one model is trained. ``start``: another one to start from, its folder or its average
+    weights in the work folder. ``block``: places per block of a model whose attention is full
+    inside blocks and causal across them; 0 for none. ``share``: of the steps that train blocks; in
+    the others it learns to see the whole grid, so that it serves masked samplers too."""
+
+    steps: int
+    width: int
+    layers: int
+    causal: bool = True
+    seed: int = 0
+    batch: int = 32
+    start: str | None = None
+    keep_average_at: int | None = None
+    cooldown: tuple[int, int] | None = None
+    block: int = 0
+    share: float = 1.0
+    lr: float = 2e-3
+    tied: bool = False  # one table for the ids that come in and go out
+
+
+def new_lm(shape: Shape, run: Run):
+    """A model whose vocabulary is the codes, the words of conditions, and the mask. A model of
+    blocks predicts each place at itself: at the place before, which may be another block's, it
+    could not see its own block."""
+    from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+
+    return GridLlamaForCausalLM(
+        GridLlamaConfig(
+            grid=shape.grid,
+            prefix_length=shape.prefix,
+            codebook_size=shape.codes,
+            causal=run.causal,
+            shifted=not run.block,
+            block_length=run.block,
+            whole=run.share < 1,
+            mask_token_id=shape.mask,
+            vocab_size=shape.mask + 1,
+            hidden_size=run.width,
+            intermediate_size=run.width * 8 // 3 // 32 * 32,
+            num_hidden_layers=run.layers,
+            num_attention_heads=run.width // 32,
+            num_key_value_heads=run.width // 32,
+            max_position_embeddings=shape.prefix + shape.length,
+            tie_word_embeddings=run.tied,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def token_batches(
+    path: Path, batch: int, seed: int, words: Callable[[Tensor, torch.Generator], Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (condition words [B, P], codes [B, T]) from a file of ``codes`` [N, T] and ``slots``
+    [N, P]. ``words`` turns slots into words, dropping some."""
+    data = torch.load(path, weights_only=True)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        for rows in torch.randperm(len(data["codes"]), generator=generator).split(batch):
+            if len(rows) == batch:
+                yield words(data["slots"][rows].long(), generator), data["codes"][rows].long()
+
+
+def hidden_places(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Which places [B, T] are masked: MaskGIT's cosine-distributed share of each row."""
+    share = torch.cos(math.pi / 2 * torch.rand(shape[0], 1, generator=generator))
+    return torch.rand(shape, generator=generator).argsort(1) < (share * shape[1]).ceil()
+
+
+def causal_loss(shape: Shape):
+    def loss(m, batch):
+        words, codes = batch
+        out = m(
+            input_ids=torch.cat([shape.codes + words, codes[:, :-1]], 1),
+            logits_to_keep=shape.length,
+            use_cache=False,
+        )
+        return F.cross_entropy(out.logits.float().flatten(0, 1), codes.flatten()), {}
+
+    return loss
+
+
+def masked_loss(
+    shape: Shape, generator: torch.Generator, hide: Callable = hidden_places, shifted: bool = True
+):
+    def loss(m, batch):
+        words, codes = batch
+        hidden = hide(tuple(codes.shape), generator)
+        ids = torch.cat([shape.codes + words, codes.masked_fill(hidden, shape.mask)], 1)
+        full = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=WEIGHTS)
+        out = m(
+            input_ids=ids,
+            attention_mask=full,
+            logits_to_keep=shape.length + shifted,
+            use_cache=False,
+        )
+        return F.cross_entropy(out.logits[:, : shape.length][hidden].float(), codes[hidden]), {}
+
+    return loss
+
+
+def block_loss(shape: Shape, block: int, generator: torch.Generator):
+    """All blocks at once: beside the clean grid stands a copy with masks, whose blocks see the
+    clean ones before them and themselves, as they will when blocks are made in order."""
+    total, prefix = shape.length, shape.prefix
+    of = torch.cat([torch.full((prefix,), -1), torch.arange(total) // block])
+    clean = of[:, None] >= of  # [P + T, P + T]
+    before = of[prefix:, None] > of
+    same = of[prefix:, None] == of[prefix:]
+    sees = torch.cat(
+        [
+            torch.cat([clean, clean.new_zeros(prefix + total, total)], 1),
+            torch.cat([before, same], 1),
+        ]
+    )
+    mask = torch.zeros(sees.shape, dtype=WEIGHTS).masked_fill(~sees, torch.finfo(WEIGHTS).min)[
+        None, None
+    ]
+    places = torch.cat([torch.arange(prefix + total), torch.arange(prefix, prefix + total)])
+
+    def loss(m, batch):
+        words, codes = batch
+        hidden = hidden_places((len(codes) * (total // block), block), generator).view(
+            len(codes), total
+        )
+        ids = torch.cat([shape.codes + words, codes, codes.masked_fill(hidden, shape.mask)], 1)
+        out = m(
+            input_ids=ids,
+            position_ids=places.expand(len(ids), -1),
+            attention_mask=mask,
+            logits_to_keep=total,
+            use_cache=False,
+        )
+        return F.cross_entropy(out.logits[hidden].float(), codes[hidden]), {}
+
+    return loss
+
+
+def train_lm(
+    work: Path,
+    shape: Shape,
+    run: Run,
+    name: str,
+    words: Callable[[Tensor, torch.Generator], Tensor],
+    log=print,
+) -> None:
+    """Trains a model on ``work / "tokens.pt"`` and saves its average weights to ``work / name /
+    "model"``. A start from another model carries over what that one has learned of conditions and
+    media, and both can be trained side by side from there on.
+    """
+    out, generator = work / name, torch.Generator().manual_seed(3)
+    batches = token_batches(work / "tokens.pt", run.batch, run.seed, words)
+    if run.causal:
+        loss = causal_loss(shape)
+    else:
+        whole = masked_loss(shape, generator, shifted=not run.block)
+        blocks = block_loss(shape, run.block, generator) if run.block else whole
+
+        def loss(m, batch):
+            return (blocks if torch.rand((), generator=generator) < run.share else whole)(m, batch)
+
+    torch.manual_seed(0)
+    model = new_lm(shape, run)
+    if run.start:
+        start = work / run.start
+        weights = (
+            type(model).from_pretrained(start).state_dict()
+            if start.is_dir()
+            else torch.load(start, weights_only=True)
+        )
+        model.load_state_dict(weights)
+    average = fit(
+        model,
+        batches,
+        loss,
+        steps=run.steps,
+        lr=run.lr,
+        muon=(".layers.", 3 * run.lr),
+        weight_decay=0.05,
+        out=out,
+        bfloat16_weights=True,
+        save_every=250,
+        cooldown=run.cooldown,
+        keep_average_at=run.keep_average_at,
+        log=log,
+    )
+    model.load_state_dict(average.state)
+    model.save_pretrained(out / "model")
+
+
+def export_lm(
+    folder: Path, dest: Path, frontend: str, digest: str, counts: Tensor | None = None
+) -> None:
+    """Half-precision weights that name their frontend and its codebook; ``counts`` [n]: how often
+    each of the first n ids came up in training."""
+    from gen.models.nets.grid import GridLlamaForCausalLM
+
+    model = GridLlamaForCausalLM.from_pretrained(folder).half()
+    model.config.frontend, model.config.codebook_digest = frontend, digest
+    if counts is not None:
+        model.config.code_counts = counts.tolist()
+    model.save_pretrained(dest)
+
+
+def tidy(zoo: Path) -> None:
+    """Where the weights lay before is nobody's business."""
+    for path in zoo.glob("*/config.json"):
+        config = json.loads(path.read_text())
+        config.pop("_name_or_path", None)
+        path.write_text(json.dumps(config, indent=2) + "\n")

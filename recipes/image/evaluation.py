@@ -1,0 +1,198 @@
+"""The figures that the embedded image models are shipped with, and their model cards. Called by
+``recipes/image/recipe.py``.
+
+Everything is measured on held-out captions and on pictures read by the pixel checker.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gen.modalities.image import captions as shapes
+from gen.modalities.image.checker import check_many
+from gen.pipeline.pipeline import Pipeline
+from gen.tokenizers.image.vq import VQ
+
+LAW = {"guidance_scale": 2.0, "top_k": 100}
+CAUSAL = {
+    "autoregressive": "autoregressive",
+    "gumbel": {"name": "speculative_jacobi", "coupling": "gumbel"},
+    "gumbel_shared": {"name": "speculative_jacobi", "coupling": "gumbel_shared"},
+    "maximal": {"name": "speculative_jacobi", "coupling": "maximal"},
+    "fresh": {"name": "speculative_jacobi", "coupling": "fresh"},
+}
+DRAFTED = {
+    "speculative token": {"name": "speculative", "verifier": "token"},
+    "speculative block": {"name": "speculative", "verifier": "block"},
+}
+RELAXED = {
+    name: name for name in ("lantern", "lantern_pp", "gsd", "typical", "cool")
+}  # distance is for ordered bins
+RELAXED |= {
+    "gumbel_shared, repeat": {"name": "scd_gs", "init": "repeat"}
+}  # what the ones above relax
+RELAXED |= {
+    f"{name} of drafts": {"name": name, "drafter": "model"}
+    for name in ("lantern_pp", "typical", "cool")
+}
+MASKED = {"maskgit": "maskgit", "halton": "halton"}
+
+
+def evaluate(zoo: Path, held_out: int, log=print) -> dict:
+    """Measures the models in ``zoo``, writes ``evaluation.json`` there and a model card into each
+    folder."""
+    began, vq = time.time(), VQ.from_pretrained(zoo / "image-vq")
+    captions = shapes.captions(held_out, seed=123, held=True)
+    rows = sampler_figures(zoo, captions, {**CAUSAL, **DRAFTED, **RELAXED, **MASKED}, log)
+    rows["gumbel"].update(identity_figures(zoo, captions, log))
+    result = {
+        "held_out_captions": held_out,
+        "law": LAW,
+        "codes": vq.config.codebook_sizes[0],
+        "frontend": frontend_figures(vq, max(held_out, 8)),
+        "samplers": rows,
+        "minutes": round((time.time() - began) / 60, 1),
+    }
+    write_figures(zoo, result)
+    return result
+
+
+def write_figures(zoo: Path, result: dict) -> None:
+    (zoo / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_cards(zoo, result)
+
+
+def sampler_figures(
+    zoo: Path, captions: list[shapes.Caption], samplers: dict, log=print, batch: int = 25
+) -> dict:
+    """Per sampler: share of fulfilled captions and forward calls; for causal ones, how often they
+    gave autoregression's tokens."""
+    prompts = [str(c) for c in captions]
+    pipes = {kind: Pipeline("image", str(zoo / f"image-{kind}")) for kind in ("causal", "masked")}
+    rows, reference = {}, None
+    for name, sampler in samplers.items():
+        out = pipes["masked" if name in MASKED else "causal"](
+            prompts, sampler, LAW, batch_size=batch
+        )
+        verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
+
+        def share(n, v=verdicts):
+            return mean(
+                [x.fulfilled for x, c in zip(v, captions, strict=True) if len(c.items) == n]
+            )
+
+        nfe = [s.nfe for s in out.stats]
+        rows[name] = {
+            "fulfilled": mean([v.fulfilled for v in verdicts]),
+            "valid": mean([v.valid for v in verdicts]),
+            "one_shape": share(1),
+            "two_shapes": share(2),
+            "nfe_median": statistics.median(nfe),
+            "nfe_mean": mean(nfe),
+            "nfe_max": max(nfe),
+        }
+        if any(s.draft_nfe for s in out.stats):
+            rows[name]["draft_nfe_mean"] = mean([s.draft_nfe for s in out.stats])
+        reference = out.tokens if name == "autoregressive" else reference
+        if name in CAUSAL and reference is not None:
+            rows[name]["same_as_autoregressive_float32"] = (
+                (out.tokens == reference).all(1).double().mean().item()
+            )
+        log(f"{name}: {json.dumps(rows[name])}")
+    return rows
+
+
+def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch: int = 25) -> dict:
+    """In float64: how often the ``gumbel`` coupling gave the tokens of autoregression, and in how
+    many forward calls."""
+    double = Pipeline("image", str(zoo / "image-causal"), dtype="float64")
+    prompts = [str(c) for c in captions]
+    reference, jacobi = (
+        double(prompts, s, LAW, batch_size=batch) for s in ("autoregressive", CAUSAL["gumbel"])
+    )
+    nfe = [s.nfe for s in jacobi.stats]
+    figures = {
+        "same_as_autoregressive_float64": (
+            (reference.tokens == jacobi.tokens).all(1).double().mean().item()
+        ),
+        "nfe_mean_float64": mean(nfe),
+        "nfe_max_float64": max(nfe),
+    }
+    log(f"gumbel in float64: {json.dumps(figures)}")
+    return figures
+
+
+def mean(values: list) -> float | None:
+    return statistics.mean(values) if values else None
+
+
+def frontend_figures(frontend, pictures: int) -> dict:
+    """The checker on real pictures and on their reconstructions, and the PSNR of the
+    reconstructions in dB."""
+    captions = shapes.captions(pictures, seed=77, held=True)
+    rng = np.random.default_rng(5)
+    real = np.stack([shapes.draw(c, rng) for c in captions])
+    x = torch.stack([frontend.preprocess(p) for p in real])
+    y = torch.cat([frontend.decode(frontend.encode(part)) for part in x.split(20)])
+    again = np.stack([np.asarray(frontend.postprocess(p)) for p in y])
+    error = ((again.astype(np.float64) - real) ** 2).mean((1, 2, 3))
+
+    def share(p):
+        return statistics.mean(v.fulfilled for v in check_many(p, captions))
+
+    return {
+        "checker_on_real": share(real),
+        "checker_on_reconstructions": share(again),
+        "psnr_mean": float(np.mean([10 * math.log10(255**2 / e) for e in error])),
+        "psnr_min": float(min(10 * math.log10(255**2 / e) for e in error)),
+    }
+
+
+def write_cards(zoo: Path, result: dict) -> None:
+    """A README.md in each model's folder."""
+    f, rows = result["frontend"], result["samplers"]
+    head = "---\ntags: [gen]\n---\n\n"
+    made = (
+        "Trained from nothing on pictures drawn by a program (`modalities/image/captions.py`),"
+        " with\n`python -m gen.recipes.image all --work DIR`. No other data were used.\n"
+    )
+
+    def line(n):
+        return (
+            f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['one_shape'] or 0:.3f} |"
+            f" {rows[n]['two_shapes'] or 0:.3f} | {rows[n]['nfe_median']:g} |\n"
+        )
+
+    table = (
+        "| sampler | caption fulfilled | one shape | two shapes | forward calls (median) |\n| --- |"
+        " --- | --- | --- | --- |\n"
+    )
+    about = (
+        f"Measured on {result['held_out_captions']} held-out captions, one sample each, guidance 2,"
+        " top-k 100.\n\n"
+    )
+    (zoo / "image-vq" / "README.md").write_text(
+        f"{head}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB pictures to 16x16 codes of"
+        f" {result['codes']}.\n{made}\nPSNR of held-out pictures {f['psnr_mean']:.1f} dB (worst"
+        f" {f['psnr_min']:.1f}); the pixel checker finds the caption fulfilled"
+        f" in\n{f['checker_on_real']:.3f} of the pictures and {f['checker_on_reconstructions']:.3f}"
+        " of their reconstructions.\n"
+    )
+    (zoo / "image-draft" / "README.md").write_text(
+        f"{head}# image-draft\n\nThe architecture of `image-causal`, smaller: it drafts for it in"
+        f" speculative decoding. {made}"
+    )
+    for kind, names in (("causal", CAUSAL), ("masked", MASKED)):
+        (zoo / f"image-{kind}" / "README.md").write_text(
+            f"{head}# image-{kind}\n\nA small Llama with row and column embeddings"
+            " (`gen/models/nets/grid.py`): eight caption slots, then 256 codes of\n`image-vq`,"
+            f" {'left to right' if kind == 'causal' else 'any of them masked'}."
+            f" {made}\n{about}{table}{''.join(map(line, names))}"
+        )

@@ -1,0 +1,319 @@
+"""Continuous image tokens: a KL autoencoder, causal and masked (MAR) models of its latents, and a
+small draft model.
+
+    python -m gen.recipes.image.latents all --work DIR  what gen/zoo/image-kl and its models were
+        made with
+    python -m gen.recipes.image.latents all --work DIR --quick  the same path in about a minute, for
+        a look
+
+Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``export``, ``evaluate``; ``all`` runs
+them in this order. Training stages resume from their checkpoints in ``--work``. Pictures and
+captions are those of ``recipes/image/recipe.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gen.contracts.frontend import codebook_digest
+from gen.modalities.image import captions as shapes
+from gen.recipes.common.grid_models import tidy
+from gen.recipes.common.stages import run
+from gen.recipes.common.train import fit
+from gen.recipes.image.latents_evaluation import evaluate
+from gen.recipes.image.recipe import drawn, drop_words, pictures
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; ``quick`` shrinks it."""
+
+    kl_steps: int = 1000
+    kl_batch: int = 16
+    pictures: int = 72_000
+    steps: int = 3000
+    cooldown: tuple[int, int] | None = (1250, 1750)
+    mar_cooldown: tuple[int, int] | None = (1500, 2000)
+    batch: int = 64
+    width: int = 160
+    layers: int = 5
+    draft_steps: int = 1600
+    draft_width: int = 96
+    draft_layers: int = 2
+    held_out: int = 200
+    # start from the trunks of the models of ids in the zoo, which know captions and shapes already
+    warm: bool = True
+
+
+QUICK = Plan(
+    kl_steps=4,
+    kl_batch=4,
+    pictures=96,
+    steps=4,
+    cooldown=(3, 4),
+    mar_cooldown=None,
+    batch=8,
+    width=32,
+    layers=2,
+    draft_steps=3,
+    draft_width=32,
+    draft_layers=1,
+    held_out=2,
+    warm=False,
+)
+
+CHANNELS, PATCH, GRID = 4, 2, (8, 8)  # of the autoencoder; 2x2 of its vectors are one latent
+# noise in the latents then costs about half of this in mean squared error: 39 dB on its own
+KL_WEIGHT = 1e-3
+
+
+def new_kl():
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(32, 32, 64),
+        layers_per_block=1,
+        latent_channels=CHANNELS,
+        norm_num_groups=16,
+        sample_size=64,
+        mid_block_add_attention=False,
+        scaling_factor=1.0,
+    )
+
+
+def train_kl(work: Path, plan: Plan, log=print) -> None:
+    """Reconstruction plus a small price per nat of the posterior. The scale that brings latents to
+    unit variance is measured at the end and becomes the model's ``scaling_factor``."""
+    torch.manual_seed(0)
+    model = new_kl()
+
+    def loss_fn(m, x):
+        law = m.encode(x).latent_dist
+        mean, logvar = law.mean.float(), law.logvar.float()
+        z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape)
+        y = m.decode(z).sample.float()
+        mse = F.mse_loss(y, x)
+        nats = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
+        return mse + 0.2 * F.l1_loss(y, x) + KL_WEIGHT * nats, {
+            "psnr": 10 * math.log10(4 / mse.item()),
+            "nats": nats.item(),
+        }
+
+    average = fit(
+        model,
+        pictures(plan.kl_batch, seed=1),
+        loss_fn,
+        steps=plan.kl_steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / "kl",
+        autocast=True,
+        log=log,
+    )
+    model.load_state_dict(average.state)
+    model.eval()
+    with torch.no_grad():
+        z = torch.cat(
+            [
+                model.encode(x).latent_dist.mean
+                for x, _ in zip(pictures(32, seed=2), range(8), strict=False)
+            ]
+        )
+    model.register_to_config(scaling_factor=float(1 / z.std()), patch_size=PATCH)
+    model.save_pretrained(work / "kl" / "model")
+
+
+def make_latents(work: Path, plan: Plan, log=print) -> None:
+    """The latents of the training pictures (float16 [N, 64, C]) and their caption slots (uint8 [N,
+    8])."""
+    from gen.tokenizers.image.kl import KL
+
+    kl, found, slots = KL.from_pretrained(work / "kl" / "model"), [], []
+    for start, (x, said) in zip(range(0, plan.pictures, 32), drawn(32, seed=2), strict=False):
+        with torch.autocast("cpu", torch.bfloat16):
+            z = kl.encode(x)
+        found.append(z.flatten(2).transpose(1, 2).half())
+        slots.append(said)
+        if start // 32 % 250 == 0:
+            log(f"{start}/{plan.pictures} pictures")
+    torch.save({"latents": torch.cat(found), "slots": torch.cat(slots)}, work / "latents.pt")
+
+
+def batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (caption pairs [B, 8], latents [B, 64, C]), captions dropped as for ids."""
+    data = torch.load(work / "latents.pt", weights_only=True)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        for rows in torch.randperm(len(data["latents"]), generator=generator).split(batch):
+            if len(rows) == batch:
+                slots = drop_words(data["slots"][rows].long(), generator)
+                yield torch.from_numpy(shapes.pairs(slots.numpy())), data["latents"][rows].float()
+
+
+def new_model(width: int, layers: int, causal: bool):
+    from gen.models.nets.grid_latent import GridLatentConfig, GridLatentModel
+
+    model = GridLatentModel(
+        GridLatentConfig(
+            grid=GRID,
+            prefix_length=shapes.SLOTS,
+            vocab_size=shapes.PAIRS,
+            latent_channels=CHANNELS * PATCH**2,
+            causal=causal,
+            encoder_layers=0 if causal else layers // 2,
+            head_width=width * 6 // 5 // 32 * 32,
+            head_depth=3 if layers > 2 else 2,
+            head_steps=16,
+            sigma_floor=0.01,
+            hidden_size=width,
+            intermediate_size=width * 8 // 3 // 32 * 32,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 32,
+            num_key_value_heads=width // 32,
+            max_position_embeddings=shapes.SLOTS + 64,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+    model.head.start()
+    return model
+
+
+def warm_start(model, name: str) -> None:
+    """Words, places and trunk from a model of ids in the zoo. Its grid has twice the rows and
+    columns."""
+    from gen.models.load.locate import locate
+    from gen.models.nets.grid import GridLlamaForCausalLM
+
+    old = GridLlamaForCausalLM.from_pretrained(locate(name), dtype=torch.float32)
+    first, config = old.config.codebook_size, model.config
+    with torch.no_grad():
+        model.words.weight.copy_(old.model.embed_tokens.weight[first : first + shapes.PAIRS])
+        tables = [(model.prefix, model.axes)] + (
+            [] if config.causal else [(model.decoder_prefix, model.decoder_axes)]
+        )
+        for prefix, axes in tables:
+            prefix.weight.copy_(old.prefix.weight)
+            for mine, theirs in zip(axes, old.axes, strict=True):
+                mine.weight.copy_(theirs.weight.view(len(mine.weight), 2, -1).mean(1))
+    trunk = [*(() if config.causal else model.encoder.layers), *model.model.layers]
+    for mine, theirs in zip(trunk, old.model.layers, strict=True):
+        mine.load_state_dict(theirs.state_dict())
+    model.model.norm.load_state_dict(old.model.norm.state_dict())
+
+
+class Training(torch.nn.Module):
+    """A model whose forward is its loss. Every conditioning vector is used for four timesteps of
+    the head."""
+
+    def __init__(self, model, generator: torch.Generator):
+        super().__init__()
+        self.model, self.generator = model, generator
+
+    def forward(self, words: Tensor, seen: Tensor, latents: Tensor, wanted: Tensor) -> Tensor:
+        """``seen``: what the model may look at, ``wanted`` bool [B, 64]: the places the loss is
+        about."""
+        z = self.model(words, seen)
+        z, x = (v[wanted].repeat(4, 1) for v in (z, latents.to(z.dtype)))
+        return self.model.head.loss(x, z, self.generator)
+
+
+def train_model(work: Path, plan: Plan, name: str, log=print) -> None:
+    """``causal``, ``mar`` or ``draft``. The masked model's share of masked places is MAR's: normal
+    around 1, truncated, here from 0.3 on, since the last places are made with everything else
+    known."""
+    torch.manual_seed(0)
+    small = name == "draft"
+    model = new_model(
+        *((plan.draft_width, plan.draft_layers) if small else (plan.width, plan.layers)),
+        name != "mar",
+    )
+    if plan.warm:
+        warm_start(
+            model, {"causal": "image-causal", "mar": "image-masked", "draft": "image-draft"}[name]
+        )
+    generator = torch.Generator().manual_seed(3)
+
+    def loss_fn(m, batch):
+        words, latents = batch
+        seen, wanted = latents, torch.ones(latents.shape[:2], dtype=torch.bool)
+        if name == "mar":
+            share = torch.nn.init.trunc_normal_(
+                torch.empty(len(latents), 1), 1.0, 0.3, 0.3, 1.0, generator=generator
+            )
+            wanted = (
+                torch.rand(latents.shape[:2], generator=generator).argsort(1)
+                < (share * latents.shape[1]).ceil()
+            )
+            seen = latents.masked_fill(wanted[..., None], float("nan"))
+        return m(words, seen, latents, wanted), {}
+
+    training = Training(model, generator)
+    average = fit(
+        training,
+        batches(work, plan.batch, seed={"causal": 5, "mar": 4, "draft": 6}[name]),
+        loss_fn,
+        steps=plan.draft_steps if small else plan.steps,
+        lr=2e-3,
+        muon=(".layers.", 6e-3),
+        weight_decay=0.02,
+        cooldown={"causal": plan.cooldown, "mar": plan.mar_cooldown, "draft": None}[name],
+        out=work / name,
+        save_every=250,
+        bfloat16_weights=True,
+        log=log,
+    )
+    training.load_state_dict(average.state)
+    model.save_pretrained(work / name / "model")
+
+
+def export(work: Path, zoo: Path, log=print) -> None:
+    """Half-precision weights in the ordinary ``save_pretrained`` layout."""
+    from diffusers import AutoencoderKL
+
+    from gen.models.nets.grid_latent import GridLatentModel
+    from gen.tokenizers.image.kl import KL
+
+    kl = AutoencoderKL.from_pretrained(work / "kl" / "model").half()
+    kl.save_pretrained(zoo / "image-kl")
+    digest = codebook_digest(KL(kl).fingerprint)
+    for name, target in (
+        ("causal", "image-causal-latents"),
+        ("draft", "image-causal-latents-draft"),
+        ("mar", "image-mar"),
+    ):
+        model = GridLatentModel.from_pretrained(work / name / "model").half()
+        model.config.frontend = "image-kl"
+        model.config.codebook_digest = digest
+        model.save_pretrained(zoo / target)
+    tidy(zoo)
+    log(f"wrote {zoo}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    def stages(work: Path, zoo: Path, quick: bool):
+        plan = QUICK if quick else Plan()
+        return {
+            "kl": lambda: train_kl(work, plan),
+            "latents": lambda: make_latents(work, plan),
+            "causal": lambda: train_model(work, plan, "causal"),
+            "mar": lambda: train_model(work, plan, "mar"),
+            "draft": lambda: train_model(work, plan, "draft"),
+            "export": lambda: export(work, zoo),
+            "evaluate": lambda: evaluate(zoo, plan.held_out),
+        }
+
+    run(__doc__, argv, stages)
+
+
+if __name__ == "__main__":
+    main()

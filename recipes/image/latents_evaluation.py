@@ -1,0 +1,149 @@
+"""The figures that the embedded image models of latents are shipped with, and their model cards.
+Called by ``recipes/image/latents.py``; held-out captions and the pixel checker are those of
+``recipes/image/evaluation.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gen.modalities.image import captions as shapes
+from gen.modalities.image.checker import check_many
+from gen.pipeline.pipeline import Pipeline
+from gen.recipes.image.evaluation import frontend_figures, mean
+from gen.tokenizers.image.kl import KL
+
+LAW = {"guidance_scale": 2.0}
+CAUSAL = {
+    "autoregressive": "autoregressive",
+    **{
+        f"continuous_jacobi {t:g}": {"name": "continuous_jacobi", "tolerance": t}
+        for t in (0.0, 1e-3, 0.05, 0.1, 0.2)
+    },
+    "cspd": "cspd",
+    "continuous_speculative exact": {"name": "continuous_speculative", "mode": "exact"},
+}
+MASKED = {f"mar {n}": {"name": "mar", "steps": n} for n in (64, 32, 16)}
+
+
+def evaluate(zoo: Path, held_out: int, log=print) -> dict:
+    """Measures the models in ``zoo``, writes ``evaluation-latents.json`` there and a model card
+    into each folder."""
+    captions = shapes.captions(held_out, seed=123, held=True)
+    result = {
+        "held_out_captions": held_out,
+        "law": LAW,
+        "frontend": frontend_figures(KL.from_pretrained(zoo / "image-kl"), max(held_out, 8)),
+        "samplers": {
+            **sampler_figures(zoo, captions, CAUSAL, log),
+            **sampler_figures(zoo, captions, MASKED, log),
+        },
+    }
+    write_figures(zoo, result)
+    return result
+
+
+def sampler_figures(
+    zoo: Path, captions: list[shapes.Caption], samplers: dict, log=print, batch: int = 25
+) -> dict:
+    """Per sampler: share of fulfilled captions, forward calls of model and draft model, and how far
+    the latents and pixels are from those of ``autoregressive`` with the same seed."""
+    prompts, rows, reference = [str(c) for c in captions], {}, None
+    pipe = Pipeline(
+        "image", str(zoo / ("image-mar" if samplers is MASKED else "image-causal-latents"))
+    )
+    for name, sampler in samplers.items():
+        spec = {"name": sampler} if isinstance(sampler, str) else sampler
+        if spec["name"] in ("cspd", "continuous_speculative"):
+            sampler = {**spec, "draft_model": str(zoo / "image-causal-latents-draft")}
+        out = pipe(prompts, sampler, LAW, batch_size=batch)
+        pixels = np.stack([np.asarray(m) for m in out.media])
+        verdicts = check_many(pixels, captions)
+        nfe, drafts = (
+            [s.nfe for s in out.stats],
+            [s.draft_nfe for s in out.stats if s.draft_nfe is not None],
+        )
+        rows[name] = {
+            "fulfilled": mean([v.fulfilled for v in verdicts]),
+            "nfe_mean": mean(nfe),
+            "nfe_median": statistics.median(nfe),
+            "nfe_max": max(nfe),
+            "draft_nfe_mean": mean(drafts),
+            "acceptance": mean(
+                [s.draft_acceptance_rate for s in out.stats if s.draft_acceptance_rate is not None]
+            ),
+        }
+        if name == "autoregressive":
+            reference = out.tokens, pixels
+        elif reference is not None:
+            rows[name].update(deviation(out.tokens, pixels, *reference))
+        log(f"{name}: {json.dumps(rows[name])}")
+    return rows
+
+
+def deviation(
+    tokens: torch.Tensor, pixels: np.ndarray, other_tokens: torch.Tensor, other_pixels: np.ndarray
+) -> dict:
+    """Root mean square difference of the latents, and the PSNR of the pictures against each other
+    in dB (None if equal)."""
+    error = float(((pixels.astype(np.float64) - other_pixels) ** 2).mean())
+    return {
+        "latent_rms_difference": (tokens - other_tokens).double().square().mean().sqrt().item(),
+        "latent_largest_difference": (tokens - other_tokens).abs().max().item(),
+        "psnr_between": 10 * math.log10(255**2 / error) if error else None,
+    }
+
+
+def write_figures(zoo: Path, result: dict) -> None:
+    (zoo / "evaluation-latents.json").write_text(json.dumps(result, indent=1) + "\n")
+    f, rows = result["frontend"], result["samplers"]
+    head = "---\ntags: [gen]\n---\n\n"
+    made = (
+        "Trained from nothing on pictures drawn by a program (`modalities/image/captions.py`),"
+        " with\n`python -m gen.recipes.image.latents all --work DIR`. No other data were used.\n"
+    )
+    table = (
+        "| sampler | caption fulfilled | forward calls (mean) | of the draft model |\n| --- | --- |"
+        " --- | --- |\n"
+    )
+
+    def line(n):
+        return (
+            f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['nfe_mean']:.1f} |"
+            f" {rows[n]['draft_nfe_mean'] or 0:.1f} |\n"
+        )
+
+    about = (
+        f"Measured on {result['held_out_captions']} held-out captions, one sample each, guidance"
+        " 2.\n\n"
+    )
+    (zoo / "image-kl" / "README.md").write_text(
+        f"{head}# image-kl\n\n`diffusers.AutoencoderKL`: 64x64 RGB pictures to 8x8"
+        f" latents.\n{made}\nPSNR of held-out pictures {f['psnr_mean']:.1f} dB (worst"
+        f" {f['psnr_min']:.1f}); the pixel checker finds the caption fulfilled"
+        f" in\n{f['checker_on_real']:.3f} of the pictures and {f['checker_on_reconstructions']:.3f}"
+        " of their reconstructions.\n"
+    )
+    kind = (
+        "A small Llama over latents of `image-kl` with a diffusion head"
+        " (`gen/models/nets/grid_latent.py`)"
+    )
+    for folder, what, names in (
+        ("image-causal-latents", "left to right", CAUSAL),
+        (
+            "image-causal-latents-draft",
+            "left to right, smaller: it drafts for `image-causal-latents`",
+            {},
+        ),
+        ("image-mar", "a masked encoder and decoder (MAR)", MASKED),
+    ):
+        figures = f"\n{about}{table}{''.join(map(line, names))}" if names else ""
+        (zoo / folder / "README.md").write_text(
+            f"{head}# {folder}\n\n{kind}, {what}. {made}{figures}"
+        )

@@ -1,0 +1,323 @@
+"""Motion from nothing: move a skeleton by program, train the motion VQ, a causal and a masked
+model, measure them.
+
+    python -m gen.recipes.motion all --work DIR            what gen/zoo/motion-* was made with
+    python -m gen.recipes.motion all --work DIR --quick    the same path in about a minute, for a
+                                                           look
+
+Stages: ``vq``, ``rvq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``;
+``all`` runs them in this order. ``rvq`` is the variant with residual codebooks, which no model here
+uses. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what
+``causal`` has learned. ``export`` writes half-precision weights to ``--zoo`` (default
+``WORK/zoo``), ``evaluate`` measures those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gen.contracts.frontend import codebook_digest
+from gen.media.motion.features import (
+    CONTACT,
+    LOWER,
+    RIC,
+    ROOT,
+    ROTATIONS,
+    UPPER,
+    VELOCITY,
+    features,
+    start_of,
+    statistics,
+)
+from gen.media.motion.skeleton import Motion
+from gen.modalities.motion import captions as moves
+from gen.modalities.motion import synth as moves_draw
+from gen.modalities.motion.modality import PARTS, placed
+from gen.recipes.common.codebooks import Chain
+from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World, evaluate
+from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
+from gen.recipes.common.stages import run
+from gen.recipes.common.train import fit
+from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
+
+CODES, CHANNELS, FRAMES = 512, 16, (moves_draw.MAX_POSES - 1) // STRIDE
+END = len(PARTS) * CODES
+SHAPE = Shape((FRAMES, len(PARTS)), moves.SLOTS, END + 1, moves.PAIRS)
+CROP = 16  # codes of a training window of the codec
+WEIGHTS = (
+    (ROOT, 6.0),
+    (ROTATIONS, 1.0),
+    (RIC, 0.1),
+    (VELOCITY, 0.1),
+    (CONTACT, 0.1),
+)  # of features in the loss: media come from the first two
+# of the training clips: a window of two motions, one after the other, that no caption describes
+JOINED = 0.15
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; ``quick`` shrinks it."""
+
+    vq_steps: int = 3500
+    rvq_steps: int = 1500
+    vq_batch: int = 32
+    clips: int = 4000
+    causal: Run = Run(1500, 64, 3, seed=5, batch=32, tied=True, cooldown=(750, 1000))
+    masked: Run = Run(
+        1500,
+        64,
+        3,
+        causal=False,
+        start="causal/model",
+        seed=4,
+        batch=32,
+        tied=True,
+        cooldown=(700, 1100),
+    )
+    draft: Run = Run(500, 32, 1, seed=6, batch=32, tied=True)
+    held_out: int = 200
+
+
+_TINY = dict(width=32, layers=1, batch=4, tied=True)
+QUICK = Plan(
+    vq_steps=6,
+    rvq_steps=6,
+    vq_batch=2,
+    clips=24,
+    causal=Run(4, seed=5, **_TINY),
+    masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY),
+    draft=Run(4, seed=6, **_TINY),
+    held_out=1,
+)
+
+
+def follow(first: Motion, then: Motion) -> Motion:
+    """One motion after another, which starts where the first ends. The pose between them is in
+    both."""
+    then = placed(then, *start_of(first.cut(first.frames - 1)))
+    return Motion(
+        np.concatenate([first.root, then.root[1:]]),
+        np.concatenate([first.rotations, then.rotations[1:]]),
+    )
+
+
+def drawn(seed: int, every: bool = False) -> Iterator[tuple[Motion, list[int]]]:
+    """Endless motions of 4 n + 1 poses and their slots; those of held-out captions are not among
+    them, unless ``every``."""
+    rng = np.random.default_rng(seed)
+
+    def one() -> tuple[moves.Caption, Motion]:
+        while moves.held_out(caption := moves.random_caption(rng)) and not every:
+            pass
+        return caption, moves_draw.draw(caption, rng)
+
+    while True:
+        caption, motion = one()
+        if rng.random() >= JOINED:
+            yield motion, caption.slots()
+            continue
+        both = follow(motion, one()[1])
+        codes = (both.frames - 1) // STRIDE
+        first = int(rng.integers(max(codes - FRAMES, 0) + 1))
+        yield (
+            both.cut(first * STRIDE, min(first + FRAMES, codes) * STRIDE + 1),
+            [moves.ANY] * moves.SLOTS,
+        )
+
+
+def windows(batch: int, seed: int, mean: Tensor, std: Tensor) -> Iterator[Tensor]:
+    """Normalised features [B, 4 CROP, 263] from anywhere in a clip; a short clip's last frame
+    stays."""
+    clips, rng = drawn(seed), np.random.default_rng(seed + 1)
+    kept = [features(next(clips)[0]) for _ in range(16 * batch)]
+    while True:
+        out = []
+        for at in rng.integers(len(kept), size=batch):
+            first = int(rng.integers(max(len(kept[at]) // STRIDE - CROP, 0) + 1)) * STRIDE
+            x = kept[at][first : first + CROP * STRIDE]
+            out.append(np.concatenate([x, np.repeat(x[-1:], CROP * STRIDE - len(x), 0)]))
+        yield (torch.from_numpy(np.stack(out)) - mean) / std
+
+
+def train_vq(work: Path, plan: Plan, residual: int = 1, log=print) -> None:
+    """Codebooks are trained by gradients; ``Chain`` starts them and keeps their codes in use. With
+    residual codebooks the body is one part."""
+    steps = plan.vq_steps if residual == 1 else plan.rvq_steps
+    torch.manual_seed(0)
+    clips = drawn(seed=1)
+    mean, std = (
+        torch.from_numpy(a)
+        for a in statistics([features(next(clips)[0]) for _ in range(min(plan.clips, 300))])
+    )
+    parts = [LOWER.tolist(), UPPER.tolist()] if residual == 1 else [list(range(len(mean)))]
+    model = MotionVQVAE(parts, CODES, CHANNELS, 48 if residual == 1 else 32, residual)
+    model.mean.copy_(mean)
+    model.std.copy_(std)
+    chains = [
+        Chain(model.chain(p), steps // 8, steps * 3 // 4, torch.Generator().manual_seed(p))
+        for p in range(len(parts))
+    ]
+
+    weights = torch.ones_like(mean)
+    for where, weight in WEIGHTS:
+        weights[where] = weight
+
+    def distance(y: Tensor, x: Tensor) -> Tensor:
+        return (weights * F.smooth_l1_loss(y, x, reduction="none")).mean()
+
+    def loss_fn(m, x):
+        loss, quantised = 0.0, []
+        for chain, z in zip(chains, m.latents(x), strict=True):
+            q, own = chain(z.flatten(0, 1).float())
+            quantised.append(q.view(z.shape))
+            loss = loss + own
+        y = m.features(quantised)
+        apart = distance(y, x)
+        return apart + 0.5 * distance(y.diff(dim=1), x.diff(dim=1)) + loss, {
+            "apart": apart.item(),
+            "codes": sum(c.codes for c in chains),
+        }
+
+    def on_step(step: int, _) -> None:
+        for chain in chains:
+            chain.on_step(step)
+
+    name = "vq" if residual == 1 else "rvq"
+    average = fit(
+        model,
+        windows(plan.vq_batch, 2, mean, std),
+        loss_fn,
+        steps=steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / name,
+        on_step=on_step,
+        log=log,
+    )
+    model.load_state_dict(average.state)
+    model.save_pretrained(work / name / "model")
+
+
+def make_tokens(work: Path, plan: Plan, log=print) -> None:
+    """Draws the training clips and keeps their codes (int16 [N, T], then the end) and caption slots
+    (uint8 [N, P]). The language has 93 full captions, too few to learn from some of them what the
+    others ask for, so the token models see all; the codec does not.
+    """
+    from gen.modalities.motion.modality import MotionModality
+    from gen.tokenizers.motion.motion_vq import MotionVQ
+
+    frontend, modality = MotionVQ.from_pretrained(work / "vq" / "model"), MotionModality()
+    codes = torch.full((plan.clips, SHAPE.length), END, dtype=torch.int16)
+    slots = []
+    for row, (motion, said) in zip(codes, drawn(seed=3, every=True), strict=False):
+        found = frontend.encode(frontend.preprocess(motion)[None])
+        ids = modality.layout(frontend.config.codebook_sizes, tuple(found.shape[2:])).to_sequence(
+            found
+        )[0]
+        row[: len(ids)] = ids
+        slots.append(said)
+        if len(slots) % 1000 == 0:
+            log(f"{len(slots)}/{plan.clips} clips")
+    torch.save(
+        {"codes": codes, "slots": torch.tensor(slots, dtype=torch.uint8)}, work / "tokens.pt"
+    )
+
+
+def words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Caption slots [B, P] as joint words, a tenth of the captions dropped whole, for guidance, and
+    a tenth of the words that a caption may leave out."""
+    drop = torch.rand(slots.shape, generator=generator) < 0.1
+    drop[:, [i for i in range(moves.SLOTS) if i not in moves.OPTIONAL]] = False
+    drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
+    return torch.from_numpy(moves.pairs(torch.where(drop, moves.ANY, slots).numpy()))
+
+
+def export(work: Path, zoo: Path, log=print) -> None:
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
+    frontend and codebook. ``rvq`` goes along if it was trained."""
+    for name in ("vq", *(["rvq"] if (work / "rvq" / "model").is_dir() else [])):
+        model = MotionVQVAE.from_pretrained(work / name / "model").half()
+        model.save_pretrained(zoo / f"motion-{name}")
+        if name == "vq":
+            digest = codebook_digest(torch.cat([t.detach() for t in model.tables]))
+    for name in ("causal", "masked", "draft"):
+        export_lm(work / name / "model", zoo / f"motion-{name}", "motion-vq", digest)
+    tidy(zoo)
+    log(f"wrote {zoo}")
+
+
+def conditions(n: int, seed: int) -> list[moves.Caption]:
+    """Captions of any kind: none is held out from the token models."""
+    rng = np.random.default_rng(seed)
+    return [moves.random_caption(rng) for _ in range(n)]
+
+
+def world() -> World:
+    from gen.modalities.motion import checker as moves_check
+
+    llama = (
+        "A small Llama with frame and part embeddings (`gen/models/nets/grid.py`): five caption"
+        " slots, then up to 49 frames of two\ncodes of `motion-vq` and the end"
+    )
+    return World(
+        "motion",
+        conditions,
+        moves_draw.draw,
+        moves_check.check_many,
+        causal=CAUSAL,
+        masked={
+            "maskgit, 10 steps": {"name": "maskgit", "steps": 10},
+            "halton, 10 steps": {"name": "halton", "steps": 10},
+            "low_confidence, 10 steps": {
+                "name": "maskgit",
+                "steps": 10,
+                "remasker": "low_confidence",
+            },
+        },
+        about={
+            "motion-vq": (
+                "A 1-D convolutional VQ-VAE (`tokenizers/motion/motion_vq_net.py`) of 263 HumanML3D"
+                " features, four frames per code, 512 codes for the\nlower and 512 for the upper"
+                " body."
+            ),
+            "motion-rvq": "The same with three residual codebooks of 512 for the whole body.",
+            "motion-causal": f"{llama}, left to right.",
+            "motion-masked": f"{llama}, any of them masked.",
+            "motion-draft": (
+                "The architecture of `motion-causal`, smaller: it drafts for it in speculative"
+                " decoding."
+            ),
+        },
+        frontend="motion-vq",
+        quarter=MINOR,
+        asked="captions of its language, none of which was held out from training",
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    def stages(work: Path, zoo: Path, quick: bool):
+        plan = QUICK if quick else Plan()
+        return {
+            "vq": lambda: train_vq(work, plan),
+            "rvq": lambda: train_vq(work, plan, residual=3),
+            "tokens": lambda: make_tokens(work, plan),
+            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
+            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
+            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
+            "export": lambda: export(work, zoo),
+            "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
+        }
+
+    run(__doc__, argv, stages)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+"""Speech from nothing: speak words by program, train the codec, a causal and a masked model,
+measure them.
+
+    python -m gen.recipes.speech all --work DIR            what gen/zoo/speech-* was made with
+    python -m gen.recipes.speech all --work DIR --quick    the same path in about a minute, for a
+                                                           look
+
+Stages: ``codec``, ``decoder``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``,
+``evaluate``; ``all`` runs them in this order. Training stages resume from their checkpoints in
+``--work``; ``masked`` starts from what ``causal`` has learned. ``export`` writes half-precision
+weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gen.contracts.frontend import codebook_digest
+from gen.modalities.speech import synth as spoken
+from gen.recipes.common.codebooks import Chain
+from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World, evaluate
+from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
+from gen.recipes.common.stages import run
+from gen.recipes.common.train import fit
+
+STREAMS, CODES, CHANNELS, HOP = 4, 128, 32, 640
+FRAMES = spoken.SAMPLES // HOP
+SHAPE = Shape((FRAMES, STREAMS), spoken.SLOTS, STREAMS * CODES, spoken.PAIRS)
+GAIN = 1.2  # of the first weights; ELU takes about as much away
+CROP = 24  # frames of a training excerpt of the codec
+SILENCE = 1e-6  # power below which nothing is heard, 60 dB under full scale
+WINDOWS = (128, 512, 1024)  # samples; short ones hear clicks, long ones pitch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; ``quick`` shrinks it."""
+
+    codec_steps: int = 2000
+    codec_batch: int = 12
+    decoder_steps: int = 1500
+    clips: int = 24_000
+    causal: Run = Run(3000, 128, 5, seed=5, batch=32, cooldown=(1000, 1500))
+    masked: Run = Run(1200, 128, 5, causal=False, start="causal/model", seed=4, batch=32)
+    draft: Run = Run(1000, 64, 2, seed=6, batch=32)
+    held_out: int = 200
+
+
+_TINY = dict(width=32, layers=1, batch=4)
+QUICK = Plan(
+    codec_steps=6,
+    codec_batch=2,
+    decoder_steps=4,
+    clips=16,
+    causal=Run(4, seed=5, **_TINY),
+    masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY),
+    draft=Run(4, seed=6, **_TINY),
+    held_out=1,
+)
+
+
+def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless fresh clips, never of a held-out utterance: float [batch, 1, n] in [-1, 1], and their
+    slots uint8 [batch, P]."""
+    rng = np.random.default_rng(seed)
+    while True:
+        said = []
+        while len(said) < batch:
+            utterance = spoken.random_utterance(rng)
+            if not spoken.held_out(utterance):
+                said.append(utterance)
+        waves = torch.from_numpy(np.stack([spoken.speak(u, rng) for u in said]))
+        yield waves[:, None], torch.tensor([u.slots() for u in said], dtype=torch.uint8)
+
+
+def excerpts(batch: int, seed: int) -> Iterator[Tensor]:
+    """Excerpts of ``CROP`` frames, most from where words are; every fourth from the start of a
+    clip, where the codec has nothing to its left."""
+    generator = torch.Generator().manual_seed(seed)
+    for waves, _ in spoken_clips(batch, seed):
+        first = (torch.rand(batch, generator=generator) ** 2 * (FRAMES - CROP + 1)).long()
+        first[::4] = 0
+        yield torch.stack(
+            [w[:, int(f) * HOP : (int(f) + CROP) * HOP] for w, f in zip(waves, first, strict=True)]
+        )
+
+
+def new_codec():
+    from transformers import MimiConfig, MimiModel
+
+    return MimiModel(
+        MimiConfig(
+            sampling_rate=spoken.RATE,
+            hidden_size=64,
+            num_filters=12,
+            upsampling_ratios=[8, 5, 4, 2],  # and 2 more between codec and quantiser
+            codebook_size=CODES,
+            codebook_dim=CHANNELS,
+            vector_quantization_hidden_dimension=CHANNELS,
+            num_quantizers=STREAMS,
+            num_semantic_quantizers=1,
+            upsample_groups=64,
+            num_hidden_layers=1,
+            intermediate_size=128,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            sliding_window=16,
+        )
+    )
+
+
+class Training(nn.Module):
+    """The codec with its codebooks as parameters; in the published layout they are sums and
+    counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.codec = new_codec()
+        with torch.no_grad():
+            for module in (
+                self.codec.modules()
+            ):  # the class's own start is for weights that are loaded: it lets no signal through
+                if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
+                    inputs = module.in_channels * module.kernel_size[0] // module.groups
+                    inputs = (
+                        inputs // module.stride[0]
+                        if isinstance(module, nn.ConvTranspose1d)
+                        else inputs
+                    )
+                    module.weight.normal_(0, GAIN / inputs**0.5)
+                    if module.bias is not None:
+                        module.bias.zero_()
+            self.codec.decoder.decoder_seanet.layers[-1].conv.weight.mul_(0.05)
+        self.tables = nn.ParameterList(
+            nn.Parameter(torch.zeros(CODES, CHANNELS)) for _ in range(STREAMS)
+        )
+
+    def finish(self):
+        quantizer = self.codec.quantizer
+        layers = [
+            *quantizer.semantic_residual_vector_quantizer.layers,
+            *quantizer.acoustic_residual_vector_quantizer.layers,
+        ]
+        for layer, table in zip(layers, self.tables, strict=True):
+            layer.codebook.embed_sum.copy_(table.detach())
+            layer.codebook.cluster_usage.fill_(1.0)
+        return self.codec
+
+
+@cache
+def bands(size: int) -> Tensor:
+    """Mel bands [frequencies, bands], each of weight one: the finer the window, the more of
+    them."""
+    from transformers.audio_utils import mel_filter_bank
+
+    bank = mel_filter_bank(
+        size // 2 + 1,
+        12 + size // 16,
+        0.0,
+        spoken.RATE / 2,
+        spoken.RATE,
+        norm=None,
+        mel_scale="htk",
+    )
+    table = torch.from_numpy(bank).float()
+    return table / table.sum(0).clamp_min(1e-6)
+
+
+def spectral_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Mean distance of two waves [B, n] over several windows: of magnitudes, which tells pitch, and
+    of the logarithmic power in mel bands, which tells noise by how loud it is."""
+    total = x.new_zeros(())
+    for size in WINDOWS:
+        window = torch.hann_window(size)
+        a, b = (
+            torch.stft(w, size, size // 4, window=window, return_complex=True).abs() for w in (x, y)
+        )
+        total = total + 0.5 * F.l1_loss(a, b) / a.mean().clamp_min(1e-3)
+        loud = [
+            ((m.square() / window.square().sum()).transpose(1, 2) @ bands(size) + SILENCE).log()
+            for m in (a, b)
+        ]
+        total = total + 0.5 * F.l1_loss(*loud)
+    return total / len(WINDOWS)
+
+
+def train_codec(work: Path, plan: Plan, log=print) -> None:
+    """Mimi's split quantiser: one codebook alone and a residual chain of the others beside it, each
+    of the encoder's output."""
+    torch.manual_seed(0)
+    model = Training()
+    steps, generator = plan.codec_steps, torch.Generator().manual_seed(0)
+    chains = [
+        Chain(list(t), steps // 12, steps * 3 // 4, generator)
+        for t in (model.tables[:1], model.tables[1:])
+    ]
+
+    def loss_fn(m, x):
+        quantizer = m.codec.quantizer
+        z = m.codec.encoder(x).latents
+        halves, loss = [], z.new_zeros(())
+        for part, chain in zip(
+            (
+                quantizer.semantic_residual_vector_quantizer,
+                quantizer.acoustic_residual_vector_quantizer,
+            ),
+            chains,
+            strict=True,
+        ):
+            inside = part.input_proj(z)
+            flat, more = chain(inside.transpose(1, 2).reshape(-1, CHANNELS))
+            halves.append(part.output_proj(flat.view(len(x), -1, CHANNELS).transpose(1, 2)))
+            loss = loss + more
+        y = m.codec.decoder(halves[0] + halves[1]).audio_values
+        wave, spectrum = F.l1_loss(y, x) / x.abs().mean(), spectral_distance(x[:, 0], y[:, 0])
+        figures = {
+            "wave": wave.item(),
+            "spectrum": spectrum.item(),
+            "quantiser": loss.item(),
+            "codes": sum(c.codes for c in chains),
+        }
+        return spectrum + 0.1 * wave + loss, figures
+
+    average = fit(
+        model,
+        excerpts(plan.codec_batch, seed=1),
+        loss_fn,
+        steps=steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / "codec",
+        save_every=250,
+        on_step=lambda step, m: [c.on_step(step) for c in chains],
+        log=log,
+    )
+    model.load_state_dict(average.state)
+    model.finish().save_pretrained(work / "codec" / "model")
+
+
+def train_decoder(work: Path, plan: Plan, log=print) -> None:
+    """More training for the decoder alone, on codes that stay what they are: it can go on while
+    models of the codes are trained."""
+    from transformers import MimiModel
+
+    torch.manual_seed(0)
+    codec = MimiModel.from_pretrained(work / "codec" / "model").eval()
+
+    def loss_fn(m, x):
+        with torch.no_grad():
+            z = codec.quantizer.decode(codec.encode(x).audio_codes)
+        y = m(z).audio_values
+        wave, spectrum = F.l1_loss(y, x) / x.abs().mean(), spectral_distance(x[:, 0], y[:, 0])
+        return spectrum + 0.1 * wave, {"wave": wave.item(), "spectrum": spectrum.item()}
+
+    average = fit(
+        codec.decoder,
+        excerpts(plan.codec_batch, seed=3),
+        loss_fn,
+        steps=plan.decoder_steps,
+        lr=1e-3,
+        weight_decay=0.0,
+        out=work / "decoder",
+        save_every=250,
+        log=log,
+    )
+    codec.decoder.load_state_dict(average.state)
+    codec.save_pretrained(work / "decoder" / "model")
+
+
+def make_tokens(work: Path, plan: Plan, log=print) -> None:
+    """Speaks the training clips and keeps their codes (int16 [N, T], frame by frame, stream q's
+    shifted by q codebooks) and slots (uint8 [N, P])."""
+    from gen.tokenizers.audio.mimi import Mimi
+
+    frontend = Mimi.from_pretrained(work / "codec" / "model")
+    shift = CODES * torch.arange(STREAMS)
+    chunk, codes, slots = 16, [], []
+    for start, (x, said) in zip(
+        range(0, plan.clips, chunk), spoken_clips(chunk, seed=2), strict=False
+    ):
+        codes.append((frontend.encode(x).transpose(1, 2) + shift).flatten(1).to(torch.int16))
+        slots.append(said)
+        if start // chunk % 250 == 0:
+            log(f"{start}/{plan.clips} clips")
+    torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
+
+
+def words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Slots [B, P] as words that say their slot, without a tenth of the conditions, dropped whole,
+    for guidance, and without voice or pace now and then."""
+    drop = torch.rand(slots.shape, generator=generator) < 0.15
+    drop[:, : spoken.MAX_WORDS] = False
+    drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
+    return torch.from_numpy(spoken.pairs(torch.where(drop, spoken.ANY, slots).numpy()))
+
+
+def export(work: Path, zoo: Path, log=print) -> None:
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
+    frontend and codebook."""
+    from transformers import MimiModel
+
+    from gen.tokenizers.audio.mimi import Mimi
+
+    codec = MimiModel.from_pretrained(work / "decoder" / "model").half()
+    codec.save_pretrained(zoo / "speech-codec")
+    for name in ("causal", "masked", "draft"):
+        export_lm(
+            work / name / "model",
+            zoo / f"speech-{name}",
+            "speech-codec",
+            codebook_digest(Mimi(codec).fingerprint),
+        )
+    tidy(zoo)
+    log(f"wrote {zoo}")
+
+
+def world() -> World:
+    from gen.modalities.speech import checker as spoken_check
+
+    llama = (
+        "A small Llama with frame and stream embeddings (`gen/models/nets/grid.py`): six slots of"
+        " words, voice and pace, then 240 codes of\n`speech-codec`"
+    )
+    return World(
+        "speech",
+        lambda n, seed: spoken.utterances(n, seed, held=True),
+        spoken.speak,
+        spoken_check.check_many,
+        causal=CAUSAL,
+        masked={
+            "maskgit, 30 steps": {"name": "maskgit", "steps": 30},
+            "halton, 30 steps": {"name": "halton", "steps": 30},
+            "streams, 30 steps": {"name": "masked_iterative", "steps": 30, "order": "streams"},
+        },
+        about={
+            "speech-codec": (
+                "`transformers.MimiModel`: 16 kHz speech to 25 frames a second of 4 codes of 128."
+            ),
+            "speech-causal": f"{llama}, left to right.",
+            "speech-masked": f"{llama}, any of them masked.",
+            "speech-draft": (
+                "The architecture of `speech-causal`, smaller: it drafts for it in speculative"
+                " decoding."
+            ),
+        },
+        frontend="speech-codec",
+        quarter=MINOR,
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    def stages(work: Path, zoo: Path, quick: bool):
+        plan = QUICK if quick else Plan()
+        return {
+            "codec": lambda: train_codec(work, plan),
+            "decoder": lambda: train_decoder(work, plan),
+            "tokens": lambda: make_tokens(work, plan),
+            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
+            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
+            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
+            "export": lambda: export(work, zoo),
+            "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
+        }
+
+    run(__doc__, argv, stages)
+
+
+if __name__ == "__main__":
+    main()

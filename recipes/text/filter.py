@@ -1,0 +1,261 @@
+"""The filter of Learn2PD for the masked text model: watch it decode one place per call, and learn
+which proposals were final already.
+
+    python -m gen.recipes.text.filter all --work DIR --zoo DIR  what gen/zoo/text-filter was made
+        with
+    python -m gen.recipes.text.filter all --work DIR --zoo DIR --quick  the same path in seconds,
+        for a look
+
+Stages: ``traces``, ``filter``, ``evaluate``; ``all`` runs them in this order. The model is
+``text-masked`` in ``--zoo`` (default ``WORK/zoo``), where ``recipes/text/recipe.py`` puts it; the
+filter is written beside it, as ``text-filter``. ``filter`` resumes from its checkpoint in
+``--work``.
+
+    traces     training tasks, decoded by ``llada`` with as many steps as places; of every empty
+               place in every call, what the filter reads
+               (``gen.samplers.masked.methods.learn2pd.features``), and whether what was proposed
+               there is what stands there in the end
+    filter     binary cross-entropy on that, AdamW
+    evaluate   on held-out tasks: precision and recall per threshold, beside those of the confidence
+               alone; what decoding with it costs, and how much of it is right
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gen.core.rng import CounterDraws, Draws
+from gen.modalities.text import tasks as text_tasks
+from gen.modalities.text.modality import PLACES
+from gen.pipeline.pipeline import Pipeline
+from gen.recipes.common.stages import run
+from gen.recipes.common.train import fit
+from gen.recipes.text.recipe import drawn
+from gen.samplers.masked.loop import decode_masked
+from gen.samplers.masked.methods.learn2pd import PlaceFilter, features
+from gen.samplers.masked.parts.selectors import even
+from gen.samplers.masked.step import Step
+
+MODEL, FILTER = "text-masked", "text-filter"
+THRESHOLDS = (0.5, 0.8, 0.9, 0.96, 0.99)
+ONE_AT_A_TIME = {"name": "llada", "steps": PLACES}
+DECODERS = {
+    "llada, one place per call": ONE_AT_A_TIME,
+    "fast_dllm, 0.9": "fast_dllm",
+    **{f"learn2pd, {t:g}": {"name": "learn2pd", "filter_threshold": t} for t in THRESHOLDS[1:]},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; ``quick`` shrinks it."""
+
+    tasks: int = 3000
+    steps: int = 3000
+    batch: int = 2048
+    lr: float = 3e-3
+    held_out: int = 500
+    rows: int = 100  # tasks that are decoded together
+
+
+QUICK = Plan(tasks=12, steps=60, batch=64, held_out=4)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Places that were empty in some call, n of them: ``x`` float32 [n, F], what a filter reads;
+    ``c`` float64 [n], how likely the proposal was; ``final`` bool [n], whether it is what stands
+    there in the end."""
+
+    x: Tensor
+    c: Tensor
+    final: Tensor
+
+
+def watched(target, draws: Draws, sampler, radius: int) -> Traces:
+    """Decodes every row of a target, as many places per call as LLaDA's selector says under the
+    knobs of ``sampler``, and writes down what a filter of that ``radius`` would have read."""
+    seen: list[tuple[Tensor, ...]] = []
+
+    def watch(now: Step) -> Tensor:
+        row, place = now.eligible.nonzero(as_tuple=True)
+        seen.append(
+            (
+                features(now, radius)[row, place].float(),
+                now.confidence[row, place],
+                now.rows[row],
+                place,
+                now.proposed[row, place],
+            )
+        )
+        return even(now)
+
+    tokens = decode_masked(target, draws, sampler, instead={"selector": watch}).tokens
+    x, c, row, place, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
+    return Traces(x, c, tokens.cpu()[row, place] == ids)
+
+
+def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: Plan, radius: int) -> Traces:
+    """Those of a model's own decoding of prompts."""
+    sampler, law = pipe.resolve(ONE_AT_A_TIME, None)
+    items, found = pipe.plan(list(prompts)), []
+    for at in range(0, len(items), plan.rows):
+        some = items[at : at + plan.rows]
+        found.append(
+            watched(
+                pipe.target(sampler, law, some),
+                CounterDraws([pipe.draw_key(i) for i in some]),
+                sampler,
+                radius,
+            )
+        )
+    return Traces(*(torch.cat([getattr(t, name) for t in found]) for name in ("x", "c", "final")))
+
+
+def trained(traces: Traces, radius: int, plan: Plan, out: Path, log=print) -> PlaceFilter:
+    """A filter that has learned from traces. ``out``: the folder of its checkpoint."""
+    generator = torch.Generator().manual_seed(2)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            some = torch.randint(len(traces.x), (plan.batch,), generator=generator)
+            yield traces.x[some], traces.final[some].float()
+
+    def loss(model, batch):
+        x, final = batch
+        return F.binary_cross_entropy_with_logits(model(x), final), {}
+
+    torch.manual_seed(0)
+    model = PlaceFilter(radius)
+    average = fit(
+        model, batches(), loss, steps=plan.steps, lr=plan.lr, out=out, log_every=500, log=log
+    )
+    model.load_state_dict(average.state)
+    return model.eval().requires_grad_(False)
+
+
+def precision_and_recall(chosen: Tensor, final: Tensor) -> tuple[float, float]:
+    """Of bool [n]: the share of what is chosen that is final, 1 if nothing is; and the share of
+    what is final that is chosen."""
+    both = int((chosen & final).sum())
+    return both / max(1, int(chosen.sum())) if bool(chosen.any()) else 1.0, both / max(
+        1, int(final.sum())
+    )
+
+
+def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
+    """How well a filter tells traces apart that it has not seen. ``nats``: binary cross-entropy per
+    place; ``nats_blind``: that of always saying how many are final. ``judged``: precision and
+    recall of either, by threshold."""
+    logits, final = model(traces.x), traces.final
+    rate = final.double().mean().clamp(1e-9, 1 - 1e-9)
+    judged = {
+        f"filter, {t:g}": precision_and_recall(logits.sigmoid() >= t, final) for t in THRESHOLDS
+    }
+    judged |= {f"confidence, {t:g}": precision_and_recall(traces.c >= t, final) for t in THRESHOLDS}
+    return {
+        "places": len(final),
+        "final": float(rate),
+        "nats": float(F.binary_cross_entropy_with_logits(logits.double(), final.double())),
+        "nats_blind": float(torch.special.entr(torch.stack([rate, 1 - rate])).sum()),
+        "judged": judged,
+    }
+
+
+def decoding(
+    pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], plan: Plan
+) -> dict[str, dict[str, float]]:
+    """Per decoder: the share of tasks that are right, of texts that one place per call gives too,
+    and forward calls."""
+    rows: dict[str, dict[str, float]] = {}
+    reference: list[str] = []
+    for name, spec in DECODERS.items():
+        spec = {**spec, "filter": str(filter)} if name.startswith("learn2pd") else spec
+        out = pipe([str(t) for t in tasks], spec, batch_size=plan.rows)
+        reference = reference or out.media
+        rows[name] = {
+            "fulfilled": statistics.mean(
+                text_tasks.check(t, m).fulfilled for t, m in zip(tasks, out.media, strict=True)
+            ),
+            "same": statistics.mean(a == b for a, b in zip(out.media, reference, strict=True)),
+            "calls": statistics.mean(s.nfe for s in out.stats),
+        }
+    return rows
+
+
+def card(
+    figures: dict[str, Any], rows: dict[str, dict[str, float]], held_out: int, parameters: int
+) -> str:
+    """The README.md of the filter's folder."""
+    judged = "".join(
+        f"| {name} | {p:.3f} | {r:.3f} |\n" for name, (p, r) in figures["judged"].items()
+    )
+    decoded = "".join(
+        f"| {name} | {row['fulfilled']:.3f} | {row['same']:.3f} | {row['calls']:.1f} |\n"
+        for name, row in rows.items()
+    )
+    return (
+        f"---\ntags: [gen]\n---\n\n# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for"
+        f" `{MODEL}`, of {parameters} numbers.\nIt says which proposals one place per call would"
+        " keep. Trained from nothing on that model's own decoding, with\n`python -m"
+        " gen.recipes.text.filter all --work DIR --zoo DIR`. No other data were used.\n\nMeasured"
+        f" on {held_out} held-out tasks: {figures['places']} empty places, {figures['final']:.3f}"
+        f" of them final. Cross-entropy per place:\n{figures['nats']:.3f} nats, and"
+        f" {figures['nats_blind']:.3f} if it always said how many are final.\n\n| at least |"
+        f" precision | recall |\n| --- | --- | --- |\n{judged}\n| decoder | task fulfilled | text"
+        f" of one place per call | forward calls (mean) |\n| --- | --- | --- | --- |\n{decoded}"
+    )
+
+
+def stages(work: Path, zoo: Path, quick: bool):
+    plan, radius, pipe = (
+        QUICK if quick else Plan(),
+        PlaceFilter().radius,
+        lambda: Pipeline("text", zoo / MODEL),
+    )
+
+    def held():
+        return text_tasks.tasks(plan.held_out, 123, held=True)
+
+    def record(log=print) -> None:
+        began = time.time()
+        found = traces_of(
+            pipe(), [str(task) for task, _ in drawn(plan.tasks, seed=21)], plan, radius
+        )
+        torch.save(vars(found), work / "filter-traces.pt")
+        log(
+            f"{len(found.x)} empty places of {plan.tasks} tasks, {found.final.double().mean():.3f}"
+            f" final; {time.time() - began:.0f} s"
+        )
+
+    def learn(log=print) -> None:
+        found = Traces(**torch.load(work / "filter-traces.pt", weights_only=True))
+        trained(found, radius, plan, work / "filter", log).save_pretrained(zoo / FILTER)
+        log(f"wrote {zoo / FILTER}")
+
+    def evaluate(log=print) -> None:
+        made, model, tasks = pipe(), PlaceFilter.from_pretrained(zoo / FILTER), held()
+        figures = separation(model, traces_of(made, [str(t) for t in tasks], plan, radius))
+        rows = decoding(made, zoo / FILTER, tasks, plan)
+        text = card(figures, rows, len(tasks), sum(p.numel() for p in model.parameters()))
+        (zoo / FILTER / "README.md").write_text(text)
+        log(text)
+
+    return {"traces": record, "filter": learn, "evaluate": evaluate}
+
+
+def main(argv: list[str] | None = None) -> None:
+    run(__doc__, argv, stages)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Text from nothing: draw tasks and answers by program, train a causal model, and one that is
+masked and of blocks, measure them.
+
+    python -m gen.recipes.text all --work DIR            what gen/zoo/text-* was made with
+    python -m gen.recipes.text all --work DIR --quick    the same path in about a minute, for a look
+
+Stages: ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``traces``, ``filter`` (those of
+``text_filter``), ``evaluate``; ``all`` runs them in this order. Training stages resume from their
+checkpoints in ``--work``; ``masked`` starts from what ``causal`` has learned. ``export`` writes
+half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import codebook_digest
+from gen.core.registry import registry
+from gen.core.sampler import resolve_sampler
+from gen.modalities.text import tasks as text_tasks
+from gen.modalities.text.modality import NOTHING, PLACES, TextModality
+from gen.recipes.common.grid_evaluation import World, evaluate
+from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
+from gen.recipes.common.stages import run
+from gen.tokenizers.text.words import TextWords
+
+BLOCK = 4
+ONE = "one place per call"  # what presets are measured against
+SHAPE = Shape((PLACES,), PLACES, len(text_tasks.WORDS) + 1, TextModality.words)
+# the harder ones, so many times as often as the others
+OFTEN = {
+    "sort": 4,
+    "reverse": 2,
+    "insert at": 3,
+    "remove at": 3,
+    "replace at": 3,
+    "add": 3,
+    "close": 2,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; ``quick`` shrinks it."""
+
+    tasks: int = 400_000
+    causal: Run = Run(3000, 96, 4, seed=5, batch=128, tied=True)
+    masked: Run = Run(
+        4000,
+        96,
+        4,
+        causal=False,
+        start="causal/model",
+        seed=4,
+        batch=128,
+        tied=True,
+        block=BLOCK,
+        share=1 / 3,
+    )
+    draft: Run = Run(1500, 32, 1, seed=7, batch=128, tied=True)
+    held_out: int = 500
+
+
+_TINY = dict(width=32, layers=1, batch=4, tied=True)
+QUICK = Plan(
+    tasks=200,
+    causal=Run(4, seed=5, **_TINY),
+    draft=Run(4, seed=7, **_TINY),
+    held_out=2,
+    masked=Run(4, causal=False, start="causal/model", seed=4, block=BLOCK, share=0.5, **_TINY),
+)
+
+
+def drawn(n: int, seed: int) -> list[tuple[text_tasks.Task, tuple[str, ...]]]:
+    """So many tasks, none of them held out, each with one of its right answers."""
+    rng, out = np.random.default_rng(seed), []
+    ops = [op for op in text_tasks.OPS for _ in range(OFTEN.get(op, 1))]
+    while len(out) < n:
+        task = text_tasks.random_task(rng, ops)
+        if not text_tasks.held_out(task):
+            out.append((task, text_tasks.draw_answer(task, rng)))
+    return out
+
+
+def make_tokens(work: Path, plan: Plan, log=print) -> None:
+    """Tasks that are not held out: the ids of an answer and then the end (int16 [N, 16]), and the
+    slots of the prompt (uint8 [N, 16])."""
+    frontend, modality = TextWords.of(text_tasks.WORDS, PLACES), TextModality()
+    frontend.save_pretrained(work / "frontend")
+    id_of = {w: i for i, w in enumerate(frontend.words)}
+    data = drawn(plan.tasks, seed=1)
+    codes = torch.full((len(data), PLACES), frontend.end_id, dtype=torch.int16)
+    for row, (_, answer) in zip(codes.numpy(), data, strict=True):
+        row[: len(answer)] = [id_of[w] for w in answer]
+    slots = torch.tensor([modality.prompt_words(task) for task, _ in data], dtype=torch.uint8)
+    torch.save({"codes": codes, "slots": slots}, work / "tokens.pt")
+    log(
+        f"{len(data)} tasks; {float((codes != frontend.end_id).sum(1).float().mean()):.1f} words"
+        " each answer"
+    )
+
+
+def words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """The words of prompts [B, P], a tenth of them dropped whole, for guidance."""
+    return slots.masked_fill(torch.rand(len(slots), 1, generator=generator) < 0.1, NOTHING)
+
+
+def export(work: Path, zoo: Path, log=print) -> None:
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
+    frontend and vocabulary."""
+    shutil.copytree(work / "frontend", zoo / "text-words", dirs_exist_ok=True)
+    digest = codebook_digest(TextWords.from_pretrained(work / "frontend").fingerprint)
+    counts = 1 + torch.load(work / "tokens.pt", weights_only=True)[
+        "codes"
+    ].flatten().long().bincount(minlength=SHAPE.codes)  # what never came up is rare
+    for name in ("causal", "masked", "draft"):
+        export_lm(work / name / "model", zoo / f"text-{name}", "text-words", digest, counts)
+    tidy(zoo)
+    log(f"wrote {zoo}")
+
+
+COUNTED = (
+    "llada",
+    "dream",
+    "pc",
+    "rcr",
+    "remdm",
+    "window_diffusion",
+    "maskgit",
+    "halton",
+    "maskgit_remask",
+    "ddvla",
+)  # presets that spend their steps
+
+
+def masked_samplers(zoo: Path) -> dict[str, dict]:
+    """Every masked sampler of ids by the name it has in tables; those that spend a number of steps
+    with half as many as there are places."""
+    found = {ONE: {"name": "llada", "steps": PLACES}}
+    for name in (*registry.table("preset"), *registry.table("sampler")):
+        sampler, _ = resolve_sampler(name)
+        if (
+            sampler.protocol != "masked"
+            or "codes" not in sampler.kinds
+            or name in ("masked_iterative", "mar")
+        ):
+            continue
+        if name in COUNTED:
+            found[f"{name}, {PLACES // 2} steps"] = {"name": name, "steps": PLACES // 2}
+        elif name == "prophet":  # its thirds are thirds of the steps
+            found[name] = {"name": name, "steps": PLACES}
+        elif name == "learn2pd":
+            found[name] = {"name": name, "filter": str(zoo / "text-filter")}
+        else:
+            found[name] = {"name": name}
+    return found
+
+
+def world(zoo: Path) -> World:
+    llama = (
+        "A small Llama with a learned embedding per place (`gen/models/nets/grid.py`): the words of"
+        " a prompt in 16 slots, then 16 words"
+    )
+    return World(
+        "text",
+        lambda n, seed: text_tasks.tasks(n, seed, held=True),
+        lambda task, rng: " ".join(text_tasks.draw_answer(task, rng)),
+        lambda media, tasks: [text_tasks.check(t, m) for m, t in zip(media, tasks, strict=True)],
+        causal={
+            "autoregressive": "autoregressive",
+            **{
+                c: {"name": "speculative_jacobi", "coupling": c}
+                for c in ("gumbel", "maximal", "fresh")
+            },
+            **{name: name for name in ("speculative", "typical")},
+        },
+        masked=masked_samplers(zoo),
+        blocks={"frame_blocks": {"name": "frame_blocks", "steps": BLOCK}},
+        about={
+            "text-words": (
+                f"A word-level tokenizer of {len(text_tasks.WORDS)} words and the end, for"
+                " `transformers.PreTrainedTokenizerFast`."
+            ),
+            "text-causal": f"{llama}\nand the end, left to right.",
+            "text-masked": (
+                f"{llama},\nany of them masked; or four by four, any of the four masked. The end"
+                " fills what is left."
+            ),
+            "text-draft": (
+                "The architecture of `text-causal`, smaller: it drafts for it in speculative"
+                " decoding."
+            ),
+        },
+        frontend="text-words",
+        quarter=("maximal", "fresh", "speculative", "typical"),
+        asked="held-out tasks",
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    def stages(work: Path, zoo: Path, quick: bool):
+        from gen.recipes.text import filter as text_filter  # which draws its tasks as this one does
+
+        plan, filters = QUICK if quick else Plan(), text_filter.stages(work, zoo, quick)
+        return {
+            "tokens": lambda: make_tokens(work, plan),
+            **{
+                name: lambda name=name: train_lm(work, SHAPE, getattr(plan, name), name, words)
+                for name in ("causal", "masked", "draft")
+            },
+            "export": lambda: export(work, zoo),
+            **{name: filters[name] for name in ("traces", "filter")},
+            "evaluate": lambda: evaluate(world(zoo), zoo, plan.held_out),
+        }
+
+    run(__doc__, argv, stages)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Video from nothing: draw captioned moving shapes, train the video VQ, a causal model, and one
+that is masked and of frame blocks, measure them.
+
+    python -m gen.recipes.video all --work DIR            what gen/zoo/video-* was made with
+    python -m gen.recipes.video all --work DIR --quick    the same path in about a minute, for a
+                                                          look
+
+Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all``
+runs them in this order. Training stages resume from their checkpoints in ``--work``; ``masked``
+starts from what ``causal`` has learned. ``export`` writes half-precision weights to ``--zoo``
+(default ``WORK/zoo``), ``evaluate`` measures those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gen.contracts.frontend import codebook_digest
+from gen.modalities.video import captions as moving
+from gen.recipes.common.codebooks import Chain
+from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World, evaluate
+from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
+from gen.recipes.common.stages import run
+from gen.recipes.common.train import fit
+
+CODES, CHANNELS, STRIDE = 128, 16, (2, 4, 4)  # frames, rows and columns per code
+GRID = (moving.FRAMES // STRIDE[0], moving.SIZE // STRIDE[1], moving.SIZE // STRIDE[2])
+SHAPE = Shape(GRID, moving.SLOTS, CODES, moving.PAIRS)
+FRAME = GRID[1] * GRID[2]  # codes of one frame of the grid
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; ``quick`` shrinks it."""
+
+    vq_steps: int = 1400
+    # of them, the last, on whole pictures; those before see windows of 16x16 pixels, which cost a
+    # quarter
+    vq_whole: int = 400
+    vq_batch: int = 8
+    clips: int = 34_500
+    causal: Run = Run(6000, 128, 4, seed=5, batch=8, lr=1e-3)
+    masked: Run = Run(
+        4000,
+        128,
+        4,
+        causal=False,
+        start="causal/model",
+        seed=4,
+        batch=8,
+        lr=1.5e-3,
+        block=FRAME,
+        share=1 / 3,
+    )
+    draft: Run = Run(800, 64, 2, seed=7, batch=8, tied=True)
+    held_out: int = 200
+
+
+_TINY = dict(width=32, layers=1, batch=4)
+QUICK = Plan(
+    vq_steps=6,
+    vq_whole=2,
+    vq_batch=2,
+    clips=32,
+    causal=Run(4, seed=5, **_TINY),
+    masked=Run(4, causal=False, start="causal/model", seed=4, block=FRAME, share=0.5, **_TINY),
+    draft=Run(4, seed=7, **_TINY),
+    held_out=1,
+)
+
+
+def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless fresh clips, never of a held-out caption, two of three bouncing, which takes longer
+    to learn: float [batch, F, 3, h, w] in [-1, 1], and caption slots uint8 [batch, P]."""
+    rng = np.random.default_rng(seed)
+    while True:
+        captions = []
+        while len(captions) < batch:
+            caption = moving.random_caption(rng)
+            if not moving.held_out(caption) and (caption.bounces or rng.random() < 0.5):
+                captions.append(caption)
+        x = (
+            torch.from_numpy(np.stack([moving.draw(c, rng) for c in captions]))
+            .permute(0, 1, 4, 2, 3)
+            .float()
+            / 127.5
+            - 1
+        )
+        yield x, torch.tensor([c.slots() for c in captions], dtype=torch.uint8)
+
+
+def new_vq():
+    from transformers import Emu3VQVAE, Emu3VQVAEConfig
+
+    return Emu3VQVAE(
+        Emu3VQVAEConfig(
+            codebook_size=CODES,
+            embed_dim=CHANNELS,
+            latent_channels=CHANNELS,
+            temporal_downsample_factor=STRIDE[0],
+            base_channels=32,
+            channel_multiplier=[1, 1, 2],
+            num_res_blocks=1,
+            attn_resolutions=[],
+            hidden_size=64,
+            num_attention_heads=1,
+        )
+    )
+
+
+@torch.no_grad()
+def gentle_start(model) -> None:
+    """Weights from which this class trains: its own are made for weights that are loaded and give
+    pictures a hundred times too bright. Residual branches start at nothing, norms that the codes
+    modulate at plain norms, and the convolutions around the codes hand on what they get, so that
+    signals reach them at all."""
+    from transformers.models.emu3.modeling_emu3 import (
+        Emu3VQVAEResnetBlock,
+        Emu3VQVAESpatialNorm,
+        Emu3VQVAETemporalResnetBlock,
+    )
+
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
+            module.reset_parameters()
+    for module in model.modules():
+        if isinstance(module, Emu3VQVAEResnetBlock):
+            module.conv2.weight.zero_()
+        elif isinstance(module, Emu3VQVAETemporalResnetBlock):
+            module.conv2.conv.weight.zero_()
+        elif isinstance(module, Emu3VQVAESpatialNorm):
+            module.conv_y.weight.mul_(0.1)
+            module.conv_y.bias.fill_(1.0)
+    same = torch.eye(CHANNELS)
+    for module in (model.quant_conv, model.post_quant_conv):
+        module.conv.weight.zero_()[:, :, -1, 0, 0] = same
+    for part in (model.encoder, model.decoder):
+        for module in part.time_conv:
+            module.conv.conv.weight[:, :, -1, 1, 1] += (
+                2 * same
+            )  # what follows takes half of it away
+
+
+def windows(plan: Plan) -> Iterator[Tensor]:
+    """Clips for the codec: eight frames [B, 8, 3, h, w] from anywhere in a clip, of a quarter of
+    the picture until the last ``vq_whole`` steps. Cells of codes stay cells."""
+    rng = np.random.default_rng(11)
+    for step, (x, _) in enumerate(drawn(plan.vq_batch, seed=1)):
+        first = STRIDE[0] * rng.integers(5)
+        x = x[:, first : first + 8]
+        if step < plan.vq_steps - plan.vq_whole:
+            rows, columns = STRIDE[1] * rng.integers(5, size=2)
+            x = x[..., rows : rows + 16, columns : columns + 16]
+        yield x.contiguous()
+
+
+def agreement(x: Tensor, h: Tensor) -> Tensor:
+    """How much the vectors h [B, D, T, H, W] of neighbouring cells differ, along each axis, where
+    both cells and what is around them show the same pixels of x [B, F, 3, h, w]: such cells should
+    get the same code, or the codes of a plain background are noise to a language model.
+    """
+    frames, cell = STRIDE[:2]
+    around = (
+        F.pad(x.flatten(0, 1), (cell,) * 4, mode="replicate")
+        .unfold(2, 3 * cell, cell)
+        .unfold(3, 3 * cell, cell)
+    )
+    around = (
+        around.permute(0, 2, 3, 1, 4, 5)
+        .flatten(3)
+        .unflatten(0, (len(x), -1, frames))
+        .movedim(2, -2)
+        .flatten(-2)
+    )
+    loss = h.new_zeros(())
+    for axis in (1, 2, 3):
+        n = around.shape[axis] - 1
+        same = (around.narrow(axis, 1, n) - around.narrow(axis, 0, n)).abs().amax(-1) < 0.01
+        apart = (h.narrow(axis + 1, 1, n) - h.narrow(axis + 1, 0, n)).square().mean(1)
+        loss = loss + (apart * same).sum() / same.sum().clamp_min(1)
+    return loss
+
+
+def train_vq(work: Path, plan: Plan, log=print) -> None:
+    """The codebook is trained by gradients; ``Chain`` starts it and keeps its codes in use."""
+    torch.manual_seed(0)
+    model = new_vq()
+    gentle_start(model)
+    chain = Chain(
+        [model.quantize.embedding.weight],
+        plan.vq_steps // 8,
+        plan.vq_steps * 3 // 4,
+        torch.Generator().manual_seed(0),
+    )
+
+    def loss_fn(m, x):
+        def swap(z):
+            return z.permute(0, 2, 1, 3, 4)  # frames before channels, and back
+
+        h = m.quant_conv(swap(m.encoder(x))).float()
+        flat, loss = chain(h.permute(0, 2, 3, 4, 1).reshape(-1, CHANNELS))
+        z = flat.view(len(x), *h.shape[2:], CHANNELS).permute(0, 4, 1, 2, 3)
+        y = m.decoder(swap(m.post_quant_conv(z)), swap(z)).float().view(x.shape)
+        mse, agree = F.mse_loss(y, x), agreement(x, h)
+        figures = {
+            "psnr": 10 * math.log10(4 / mse.item()),
+            "codes": chain.codes,
+            "agree": agree.item(),
+            "spread": h.var().item(),
+        }
+        return mse + 0.2 * F.l1_loss(y, x) + loss + agree, figures
+
+    average = fit(
+        model,
+        windows(plan),
+        loss_fn,
+        steps=plan.vq_steps,
+        lr=2e-3,
+        weight_decay=0.0,
+        out=work / "vq",
+        autocast=True,
+        save_every=250,
+        on_step=lambda step, m: chain.on_step(step),
+        log=log,
+    )
+    model.load_state_dict(average.state)
+    model.save_pretrained(work / "vq" / "model")
+
+
+def make_tokens(work: Path, plan: Plan, log=print) -> None:
+    """Draws the training clips and keeps their codes (int16 [N, T]) and caption slots (uint8 [N,
+    P])."""
+    from gen.tokenizers.video.video_vq import VideoVQ
+
+    frontend = VideoVQ.from_pretrained(work / "vq" / "model")
+    chunk, codes, slots = 8, [], []
+    for start, (x, said) in zip(range(0, plan.clips, chunk), drawn(chunk, seed=2), strict=False):
+        codes.append(frontend.encode(x).flatten(1).to(torch.int16))
+        slots.append(said)
+        if start // chunk % 250 == 0:
+            log(f"{start}/{plan.clips} clips")
+    torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
+
+
+def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Caption slots [B, P] without a tenth of the captions, dropped whole, for guidance, and
+    without a twentieth of the words that a caption may leave out."""
+    drop = torch.rand(slots.shape, generator=generator) < 0.05
+    drop[:, [i for i in range(moving.SLOTS) if i not in moving.OPTIONAL]] = False
+    drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
+    return torch.where(drop, moving.ANY, slots)
+
+
+def words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Caption slots [B, P] as (word, motion) pairs, some dropped."""
+    return torch.from_numpy(moving.pairs(drop_words(slots, generator).numpy()))
+
+
+def export(work: Path, zoo: Path, log=print) -> None:
+    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
+    frontend and codebook."""
+    from transformers import Emu3VQVAE
+
+    vq = Emu3VQVAE.from_pretrained(work / "vq" / "model").half()
+    vq.save_pretrained(zoo / "video-vq")
+    for name in ("causal", "masked", "draft"):
+        export_lm(
+            work / name / "model",
+            zoo / f"video-{name}",
+            "video-vq",
+            codebook_digest(vq.quantize.embedding.weight),
+        )
+    tidy(zoo)
+    log(f"wrote {zoo}")
+
+
+def world() -> World:
+    from gen.modalities.video import checker as moving_check
+
+    llama = (
+        "A small Llama with frame, row and column embeddings (`gen/models/nets/grid.py`): six"
+        " caption slots, then 512 codes of\n`video-vq`"
+    )
+    return World(
+        "video",
+        lambda n, seed: moving.captions(n, seed, held=True),
+        moving.draw,
+        moving_check.check_many,
+        causal=CAUSAL,
+        masked={
+            "maskgit, 64 steps": {"name": "maskgit", "steps": 64},
+            "halton, 64 steps": {"name": "halton", "steps": 64},
+        },
+        blocks={"frame_blocks": "frame_blocks"},
+        about={
+            "video-vq": (
+                "`transformers.Emu3VQVAE`: clips of 16 frames of 32x32 RGB pixels to 8x8x8 codes"
+                f" of {CODES}, causal in time."
+            ),
+            "video-causal": f"{llama}, left to right.",
+            "video-masked": (
+                f"{llama}, any of them masked; or frame by frame, any of a frame's masked."
+            ),
+            "video-draft": (
+                "The architecture of `video-causal`, smaller: it drafts for it in speculative"
+                " decoding."
+            ),
+        },
+        frontend="video-vq",
+        quarter=(*MINOR, "maskgit, 64 steps", "halton, 64 steps"),
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    def stages(work: Path, zoo: Path, quick: bool):
+        plan = QUICK if quick else Plan()
+        return {
+            "vq": lambda: train_vq(work, plan),
+            "tokens": lambda: make_tokens(work, plan),
+            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
+            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
+            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
+            "export": lambda: export(work, zoo),
+            "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
+        }
+
+    run(__doc__, argv, stages)
+
+
+if __name__ == "__main__":
+    main()

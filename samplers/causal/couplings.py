@@ -1,0 +1,170 @@
+"""Couplings: one round of Jacobi. They verify the previous iterate and turn it into the next one.
+
+Every position past the last committed one holds a draft x_j drawn from a law q_j (the law at that
+position in the previous round, or the tail initialiser's). A round computes the laws p_j given the
+current drafts. Couplings differ in how the next draft, which must be distributed as p_j, depends on
+the previous one:
+
+    fresh          x_j' ~ p_j, drawn anew                                     SJD (arXiv 2410.01699)
+    maximal        x_j' = x_j with probability min(1, p/q), else residual     SCD-MC; keeps as many
+                   drafts as can be kept
+    gumbel_shared  x_j' = argmax log p_j + G_j, G_j fixed per position        SCD-GS; verified with
+                   independent coins
+    gumbel         the same drafts; accepted as long as x_j' = x_j            Gumbel fixed point
+                   (arXiv 2002.09928)
+
+In all of them q_j := p_j for every draft that is carried on, kept or not: then x_j ~ q_j holds at
+its verification, and the token verifier is exact. ``gumbel`` commits what sequential sampling with
+the same noise gives, token for token.
+
+Where rows may end, the next iterate is drawn from p_j given that it is not the end, and q_j is that
+law (``going_on``). A drafted end would say nothing: where it is right, its row is over whether it
+was drafted or not; where it is wrong, what the model makes of the places behind it is worth
+nothing.
+
+What is committed is up to a verifier that judges drafts one by one (``verifiers``), ``token``
+unless another is given. The next iterate is not: past the first rejection the exact rule holds
+whatever the verifier, so x_j ~ q_j stays true.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.registry import register
+from gen.core.rng import PIECE
+from gen.samplers.engine.causal_loop import Round
+from gen.samplers.engine.host import anywhere
+from gen.samplers.verifiers.base import (
+    TOKEN,
+    PositionVerifier,
+    Proposal,
+    first_rejected,
+    leading,
+    redrawn,
+)
+
+
+class Coupling:
+    """``step`` takes the proposal (L drafts), which of them are drafts [b, L], the law [b, W, V], W
+    >= L, and the one that the next iterate is to be drawn from, ``onward`` [b, W, V]; it returns
+    the accepted count [b] and ids [b, W]: accepted drafts, the token after them, then the next
+    iterate."""
+
+    exactness = "law"
+    compares = True  # whether it looks at the law that a draft came from
+
+    def step(
+        self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor, onward: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class _Verified(Coupling):
+    """A verifier up to the first rejection, ``redraft`` after it."""
+
+    def __init__(self, verifier: PositionVerifier = TOKEN):
+        self.verifier = verifier
+
+    def step(self, now, proposal, drafted, logp, onward):
+        length = drafted.shape[1]
+        chance = self.verifier.acceptance(proposal, logp[:, :length])
+        kept = now.flip(chance, "accept", drafted) & drafted
+        accepted = leading(kept)
+        # the place without a draft, if the window has one; its noise has not been used before
+        free = torch.where(
+            (accepted == length)[:, None, None], logp[:, length:], onward[:, length:]
+        )
+        undrafted = now.categorical(free, "token", now.valid[:, length:], length, shared=True)
+        past = torch.arange(length, device=logp.device) > accepted[:, None]
+        new = self.redraft(now, proposal, drafted & past, kept, chance, onward[:, :length])
+        ids = torch.where(past, new, proposal.tokens)
+        # at the first rejection: the residual, never p itself
+        rejected = first_rejected(drafted, accepted)
+        if anywhere(rejected):
+            ids = redrawn(now, ids, rejected, self.verifier.instead(proposal, logp, rejected))
+        return accepted, torch.cat([ids, undrafted], 1)
+
+    def redraft(self, now, proposal, past, kept, chance, onward) -> Tensor:
+        """The next iterate [b, L] from the law ``onward`` [b, L, V] where ``past`` (bool [b, L]):
+        beyond the first rejection. ``kept``: what the coins of probability ``chance`` said."""
+        raise NotImplementedError
+
+
+@register("coupling", "fresh")
+class Fresh(_Verified):
+    """Everything past the first rejection is drawn anew."""
+
+    def redraft(self, now, proposal, past, kept, chance, onward):
+        return now.categorical(onward, "redraft", past)
+
+
+@register("coupling", "maximal")
+class Maximal(_Verified):
+    """The token verifier's coin and residual are used past the first rejection too."""
+
+    def redraft(self, now, proposal, past, kept, chance, onward):
+        kept = self._exact(now, proposal, past, kept, chance, onward)
+        moved, new = past & ~kept, []
+        many = max(
+            1, PIECE[onward.is_cpu] // (len(onward) * onward.shape[-1])
+        )  # a few places at a time: no further law is held
+        for first in range(0, onward.shape[1], many):
+            here = slice(first, first + many)
+            drafts, law, turn = proposal.part(here), onward[:, here], moved[:, here]
+            new.append(
+                now.categorical(TOKEN.residual(drafts, law), "residual", turn, first)
+                if anywhere(turn)
+                else drafts.tokens
+            )
+        return torch.where(kept, proposal.tokens, torch.cat(new, 1))
+
+    def _exact(self, now, proposal, past, kept, chance, onward):
+        """Coins of the probability e that is exact for the next iterate, and that agree as often as
+        can be with those of another, f, which another verifier or an end made differ: a yes stays
+        with probability min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f).
+        """
+        exact = TOKEN.acceptance(proposal, onward)
+        stay = torch.where(exact >= chance, 1.0, exact / chance)
+        turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
+        return now.flip(torch.where(kept, stay, turn), "keep", past) & past
+
+
+@register("coupling", "gumbel_shared")
+class GumbelShared(_Verified):
+    """Drafts share the noise of their position; coins and residuals are independent of it."""
+
+    def redraft(self, now, proposal, past, kept, chance, onward):
+        return now.categorical(onward, "token", past, shared=True)
+
+
+@register("coupling", "gumbel")
+class Gumbel(Coupling):
+    """Commits through the first position whose token changed: that token is itself right, all below
+    it being so."""
+
+    exactness = "sample"
+    compares = False
+
+    def step(self, now, proposal, drafted, logp, onward):
+        ids = now.categorical(logp, "token", now.valid, shared=True)
+        accepted = leading((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted)
+        if onward is not logp:
+            past = now.valid & (torch.arange(ids.shape[1], device=ids.device) > accepted[:, None])
+            ids = torch.where(past, now.categorical(onward, "token", past, shared=True), ids)
+        return accepted, ids
+
+
+def going_on(law: Tensor, end: int | None) -> Tensor:
+    """The law [..., V], log-probabilities or a bool for what is legal, given that it is not the
+    end; itself where there is nothing else."""
+    if end is None:
+        return law
+    rest = law.clone()
+    if law.dtype == torch.bool:
+        rest[..., end] = False
+        return torch.where(rest.any(-1, keepdim=True), rest, law)
+    rest[..., end] = -torch.inf
+    total = rest.logsumexp(-1, keepdim=True)
+    return torch.where(total.isneginf(), law, rest - total)

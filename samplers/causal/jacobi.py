@@ -1,0 +1,211 @@
+"""Speculative Jacobi decoding: the drafter is the previous iterate of the model itself. Needs no
+training.
+
+Each forward call computes a window of positions at once; the drafts in it are what the last call
+made of them. A ``coupling`` verifies them and makes the next iterate (see ``couplings``), an
+``init`` fills places that enter the window (see ``initialisers``).
+
+Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative
+Jacobi Decoding" (arXiv 2410.01699); Wiggers & Hoogeboom, "Predictive Sampling with Forecasting
+Autoregressive Models" (arXiv 2002.09928).
+
+Guarantee, for every window, initialiser and batch: couplings ``fresh``, ``maximal`` and
+``gumbel_shared`` sample from the model's law; ``gumbel`` gives the very tokens of plain
+autoregression with the same seed. ``window`` 1 is plain autoregression in all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.core.registry import register, registry
+from gen.core.sampler import Preset, Sampler
+from gen.models.targets.base import legal_at
+from gen.samplers.causal.couplings import going_on
+from gen.samplers.engine.causal_loop import Round, decode_causal
+from gen.samplers.engine.host import kept, sent
+from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
+from gen.samplers.verifiers.base import ROW, Proposal
+
+
+class JacobiDrafter(Windowed):
+    """Holds the iterate: drafts, and the law each came from if the coupling compares laws, for the
+    places after the last committed token."""
+
+    def __init__(self, window: int | AutoWidth, coupling, init, space, legal: Tensor):
+        super().__init__(window)
+        self.coupling, self.init, self.space, self.legal = coupling, init, space, legal
+        self.tokens: Tensor | None = (
+            None  # [b, n] drafts carried over from the last round, the first `carried` are real
+        )
+        self.carried: np.ndarray | None = None  # [b]
+        self.logq: Tensor | None = None  # [b, n, V]
+        self.kind: Tensor | None = None  # [b, n]
+
+    def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        b, width = now.positions.shape
+        length = min(self.window - 1, width)
+        if self.carried is None:
+            self.carried = np.zeros(b, dtype=np.int64)
+            self.tokens = torch.zeros(b, 0, dtype=torch.long, device=tokens.device)
+            self.kind, self.logq = (
+                self.tokens,
+                torch.zeros(b, 0, self.legal.shape[1], device=tokens.device),
+            )
+        drafts, drafted = _resize(self.tokens, length), now.valid[:, :length]
+        compares = self.coupling.compares
+        kind, logq = (
+            (_resize(self.kind, length), _resize(self.logq, length)) if compares else (None, None)
+        )
+        legal = self._legal(now.positions[:, :length]) if compares and length else None
+        room = np.minimum(now.widths, length)
+        if (self.carried < room).any():
+            first = int(self.carried.min())
+            entering = drafted[:, first:] & sent(
+                np.arange(first, length) >= self.carried[:, None], tokens.device
+            )
+
+            def canvas() -> Tensor:
+                """What is committed and drafted so far, [b, T]."""
+                carried = torch.cat([drafted[:, :first], drafted[:, first:] & ~entering], 1)
+                total = tokens.shape[1]  # what is not carried goes to a place behind all others
+                at = torch.where(carried, now.positions[:, :length], total)
+                return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, drafts)[:, :total]
+
+            here = legal[:, first:] if compares else self._legal(now.positions[:, first:length])
+            new, new_kind = self.init(now, canvas, self.space, first, here, entering)
+            drafts[:, first:] = torch.where(entering, new, drafts[:, first:])
+            if compares:
+                kind[:, first:] = torch.where(entering, new_kind, kind[:, first:])
+        self.drafted, self.proposal = drafted, Proposal(drafts, kind, logq, legal)
+        return drafts, drafted
+
+    def _legal(self, positions: Tensor) -> Tensor:
+        """What may be drafted at positions [b, n]: bool [b, n, V]."""
+        return going_on(legal_at(self.legal, positions), self.space.end_id)
+
+    def verify(self, now: Round, logp: Tensor) -> tuple[Tensor, Tensor]:
+        proposal = self.proposal
+        if not self.drafted.shape[1]:
+            return torch.zeros_like(now.start), now.categorical(
+                logp, "token", now.valid, shared=True
+            )
+        compares = self.coupling.compares
+        if compares and proposal.logq.dtype != logp.dtype:
+            proposal.logq = proposal.logq.to(logp.dtype)
+        onward = going_on(logp, self.space.end_id)
+        accepted, ids = self.coupling.step(now, proposal, self.drafted, logp, onward)
+        # what lies past the token that follows the accepted drafts is the next iterate, drawn from
+        # p or p without an end: q
+        width = logp.shape[1]
+        inside = (accepted[:, None] + torch.arange(1, width + 1, device=logp.device)).clamp_max_(
+            width - 1
+        )
+        self.tokens = ids.gather(1, inside)
+        if compares:
+            self.logq = self.proposal = proposal = None  # one law less while the next one is made
+            self.logq = onward.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
+            self.kind = torch.full_like(self.tokens, ROW)
+        return accepted, ids
+
+    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        super().learn(now, accepted, drafted)
+        self.carried = np.maximum(now.widths - accepted - 1, 0)
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        left, index = kept(rows)
+        self.carried = self.carried[left]
+        self.tokens, self.kind, self.logq = (
+            x if x is None else x[index] for x in (self.tokens, self.kind, self.logq)
+        )
+
+    def renew(self, rows: Tensor) -> None:
+        self.carried = np.where(rows.cpu().numpy(), 0, self.carried)
+
+
+def _resize(x: Tensor, length: int) -> Tensor:
+    """[b, n, ...] cut, or a copy padded with zeros, to [b, length, ...]."""
+    if x.shape[1] >= length:
+        return x[:, :length]
+    out = x.new_zeros(len(x), length, *x.shape[2:])
+    n = min(length, x.shape[1])
+    out[:, :n] = x[:, :n]
+    return out
+
+
+@register("sampler", "speculative_jacobi")
+@dataclass(frozen=True)
+class SpeculativeJacobi(Sampler):
+    """Several tokens per forward call, drafted by the model's own previous iterate.
+
+    ``window``: places computed per forward call, or auto: as many as make the time per token least
+    (``auto_width``). ``coupling``: fresh, maximal, gumbel_shared or gumbel. ``init``: uniform,
+    random, repeat or repeat_above.
+    """
+
+    coupling: str = "gumbel"
+    window: int | str = 64
+    init: str = "uniform"
+
+    protocol = "causal"
+    reference = "plain autoregression"
+
+    def __post_init__(self) -> None:
+        checked(self.window, "sampler.window")
+        registry.get("coupling", self.coupling, "sampler.coupling")
+        registry.get("initialiser", self.init, "sampler.init")
+
+    @property
+    def exactness(self) -> str:
+        return registry.get("coupling", self.coupling).exactness
+
+    @property
+    def timed(self) -> bool:
+        return self.window == AUTO
+
+    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
+        coupling, init = (
+            registry.get("coupling", self.coupling)(),
+            registry.get("initialiser", self.init),
+        )
+        drafter = JacobiDrafter(
+            width_of(self.window, self, target), coupling, init, target.space, target.legal
+        )
+        return decode_causal(target, draws, drafter, trace=trace, callback=callback)
+
+
+for _preset in (
+    Preset(
+        "jacobi",
+        "speculative_jacobi",
+        {"coupling": "gumbel", "init": "repeat"},
+        {"temperature": 0.0},
+        "greedy Jacobi decoding: the argmax tokens of plain autoregression",
+        paper="2305.10427",
+    ),
+    Preset(
+        "sjd",
+        "speculative_jacobi",
+        {"coupling": "fresh", "window": 16, "init": "random"},
+        about="speculative Jacobi decoding with the paper's window and initialiser",
+        paper="2410.01699",
+    ),
+    Preset(
+        "scd_mc",
+        "speculative_jacobi",
+        {"coupling": "maximal", "window": 64},
+        about="speculative coupled decoding, maximal coupling",
+    ),
+    Preset(
+        "scd_gs",
+        "speculative_jacobi",
+        {"coupling": "gumbel_shared", "window": 64},
+        about="speculative coupled decoding, Gumbel sharing",
+    ),
+):
+    register("preset", _preset.name)(_preset)

@@ -1,0 +1,104 @@
+"""Length policies: how many tokens a draft model drafts in a round.
+
+    constant     always as many
+    heuristic    2 more after a round in which all drafts were accepted, 1 fewer after any other;
+                 from 1 to 4 times the starting length. The rule of transformers' assisted
+                 generation
+    confidence   up to as many, but none after a draft whose own probability q(x) is below a
+                 threshold
+
+and, where the length is ``auto``, as many as make the time per token least (``AutoLength``,
+``auto_width``).
+
+Guarantee: none of them changes the law of what is committed. Whether a token is drafted depends on
+the drafts before it, never on itself: the last draft is submitted, doubtful or not. Dropping it
+once its value is known would bias the law.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from gen.core.registry import register
+from gen.samplers.engine.window import AutoWidth
+
+
+class LengthPolicy:
+    """``lengths`` int64 [b]: drafts at most, of each row left in the batch, in the next round. The
+    host has them, and outcomes as it knows them."""
+
+    def __init__(self, rows: int, length: int, threshold: float):
+        self.length, self.threshold = length, threshold
+        self.lengths = np.full(rows, length)
+
+    @property
+    def most(self) -> int:
+        """Drafts of any row at most in the next round."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
+    def stop(self, mass: Tensor) -> Tensor | None:
+        """Which rows draft no more in this round, after drafts of probability ``mass`` [b]: bool
+        [b]; None where that is no reason to stop."""
+        return None
+
+    def learn(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """The outcome of a round, each int64 [b]."""
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Drops all rows but the given ones (bool [b])."""
+        self.lengths = self.lengths[rows]
+
+    def renew(self, rows: np.ndarray) -> None:
+        """The given rows (bool [b]) begin anew, with other items."""
+        self.lengths = np.where(rows, self.length, self.lengths)
+
+    def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
+        """A round of ``width`` places is over, in which the rows, which had ``starts`` [b],
+        committed so many ``tokens`` [b]; for who looks at clocks."""
+
+
+@register("length_policy", "constant")
+class Constant(LengthPolicy):
+    """As it is."""
+
+
+@register("length_policy", "heuristic")
+class Heuristic(LengthPolicy):
+    """Row by row."""
+
+    def learn(self, drafted, accepted):
+        self.lengths = (self.lengths + np.where(accepted == drafted, 2, -1)).clip(
+            1, 4 * self.length
+        )
+
+
+@register("length_policy", "confidence")
+class Confidence(LengthPolicy):
+    """Stops after the first draft that the draft model itself holds for unlikely."""
+
+    def stop(self, mass):
+        return mass < self.threshold
+
+
+class AutoLength(LengthPolicy):
+    """One draft fewer than the places of a round, of which ``auto`` knows how many pay; none at all
+    if drafting does not."""
+
+    def __init__(self, auto: AutoWidth, rows: int):
+        super().__init__(rows, auto.width - 1, 0.0)
+        self.auto = auto
+
+    def over(self, width, starts, tokens):
+        self.auto.learn(width, starts, tokens)
+        if self.auto.width - 1 != self.length:
+            self.length = self.auto.width - 1
+            self.lengths = np.full_like(self.lengths, self.length)
+
+    @property
+    def most(self):
+        return self.length
+
+    def keep(self, rows):
+        super().keep(rows)
+        self.auto.keep(len(self.lengths))

@@ -1,0 +1,62 @@
+"""Speculative decoding: a small model drafts a few tokens, the target judges them in one forward
+call.
+
+The draft model draws x_i ~ q_i(. | x_<i), i = 1 .. k, from its own final law; the target gives all
+p_i at once, and a ``verifier`` keeps the beginning of the chain and adds one token (see
+``verifiers`` and ``drafting``). How long the chains are is up to a ``policy`` (see
+``length_policies``).
+
+Leviathan, Kalman & Matias, "Fast Inference from Transformers via Speculative Decoding" (arXiv
+2211.17192); Chen et al. (arXiv 2302.01318); Sun et al., "Block Verification Accelerates Speculative
+Decoding" (arXiv 2403.10444).
+
+Guarantee: the tokens are distributed as the target's, whatever the draft model, its temperature and
+guidance, the length of the chains and the batch. At temperature 0 they are the argmax tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gen.core.errors import bad_value
+from gen.core.registry import register, registry
+from gen.samplers.causal.drafters.model import IdChain, ModelDrafted
+from gen.samplers.engine.causal_loop import decode_causal
+
+
+@register("sampler", "speculative")
+@dataclass(frozen=True)
+class Speculative(ModelDrafted):
+    """A small model drafts, the target judges several drafts per forward call.
+
+    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
+    per round. ``policy``: constant, heuristic or confidence. ``confidence_threshold``: of the
+    policy confidence. ``draft_temperature``, ``draft_guidance``: of the law that drafts are drawn
+    from; None is what the target has. ``verifier``: token or block.
+    """
+
+    verifier: str = "token"
+
+    reference = "plain autoregression"
+    exactness = "law"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if registry.get("verifier", self.verifier, "sampler.verifier").relaxed:
+            exact = " or ".join(
+                name for name, v in registry.table("verifier").items() if not v.relaxed
+            )
+            raise bad_value(
+                "sampler.verifier",
+                self.verifier,
+                f"{exact}; relaxed ones belong to the sampler relaxed_acceptance",
+            )
+
+    @property
+    def drafted(self) -> bool:
+        return True
+
+    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
+        verifier = registry.get("verifier", self.verifier)().on(target.space, target.device)
+        drafter = self.model_drafter(target, draft, IdChain(verifier, target.legal))
+        return decode_causal(target, draws, drafter, trace=trace, callback=callback)

@@ -1,0 +1,1 @@
+"""The loops that all samplers share."""

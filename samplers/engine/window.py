@@ -1,0 +1,263 @@
+"""``window: auto`` and its kin: as many places per forward call as make the time per committed
+token least.
+
+    width = argmax over w of  m(w) / c(b, w)        w = 1, 4, 8, 16, ...
+
+c(b, w): seconds of a round of b rows and w places on this device, the lower quartile of the last
+few, moved to where the rows are now; m(w): tokens that a row commits in a round of that width,
+their mean of late. Neither is modelled, both are seen: wider windows are not only computed longer,
+their drafts are also better when their turn comes, by how much nobody knows beforehand. So widths
+are tried from 1 upwards, a few rounds each, until they are worth far less than the best; then the
+best is kept, and its neighbours and one place at a time are looked at again from time to time. What
+was seen is kept with the model for later calls (``Widths``).
+
+Guarantee: the law of what is committed stays. The width of a round depends on clocks and on rounds
+that are over, never on the drafts that it lets in or leaves out: what was accepted so far follows
+from tokens and laws below the places concerned, and a draft that is left out takes nothing back (a
+draft may be submitted or not, as long as its own value has no say: "non-anticipating"). Where a
+sampler's tokens do not depend on the width (coupling ``gumbel``), they are the same tokens too;
+elsewhere another clock may give other tokens of the same law.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gen.core.errors import bad_value
+from gen.samplers.engine.causal_loop import Drafter, Round
+
+AUTO = "auto"
+LADDER = (1, 4, 8, 16, 32, 64, 128)
+# rounds after a change of width that say nothing of what it accepts: its drafts are still those of
+# the width before
+SETTLE = 3
+ENOUGH = 24  # rounds of a row at a width before it is judged: eight rows have as many in three
+ROUNDS = 6  # of the batch at least
+WORTH = 0.75  # of the best: below, wider ones are not tried
+AGAIN = 96  # rounds at the best width before a neighbour is looked at again
+NEAR = 0.8  # of the best: neighbours that are worth less are not looked at again
+BETTER = 1.08  # times the worth of the width that was kept so far: less may be chance
+MARGIN = {
+    True: 1.12,
+    False: 1.2,
+}
+# times the worth of one place at a time, of a single row and of several: less may be chance, and
+# several rows come
+# to their ends at different times, so that the last rounds have a few only
+LAST, LATELY = (
+    24,
+    512,
+)
+# rounds whose seconds are remembered, of each number of rows and width, and whose tokens, of each
+# width
+
+
+@dataclass
+class Widths:
+    """What was seen of each width. ``seconds``: of rounds, with how far they were, by rows and
+    width; ``tokens``: by width, rounds of single rows and tokens committed in them, of late."""
+
+    seconds: dict[tuple[int, int], deque[tuple[float, float]]] = field(default_factory=dict)
+    tokens: dict[int, list[float]] = field(default_factory=dict)
+    best: int = 0  # the width that was kept last
+    checked: bool = (
+        False  # whether one place at a time was looked at again, now that the machine is warm
+    )
+
+    def see(self, rows: int, width: int, far: float, seconds: float, tokens: float | None) -> None:
+        """One round of so many rows, which had ``far`` tokens on average and got so many
+        ``tokens``; None where that says nothing."""
+        self.seconds.setdefault((rows, width), deque(maxlen=LAST)).append((far, seconds))
+        if tokens is not None:
+            known = self.tokens.setdefault(width, [0.0, 0.0])
+            known[:] = known[0] + rows, known[1] + rows * tokens
+            if (
+                known[0] > LATELY * rows
+            ):  # half of what was seen is forgotten: what is new then counts for more
+                known[:] = known[0] / 2, known[1] / 2
+
+    def rounds(self, width: int) -> float:
+        """Of single rows."""
+        return self.tokens.get(width, (0.0,))[0]
+
+    def gain(self, width: int) -> float:
+        """Tokens that a row commits in a round. A wider window never accepts less; where it seems
+        to, too few rounds were seen, or of harder places."""
+        return max(
+            tokens / rounds
+            for w, (rounds, tokens) in self.tokens.items()
+            if w == width or (w < width and rounds >= ENOUGH)
+        )
+
+    def worth(self, rows: int, width: int, far: float) -> float:
+        """Tokens per second and row of a width that was seen."""
+        return self.gain(width) / self.cost(rows, width, far)
+
+    def cost(self, rows: int, width: int, far: float) -> float:
+        """Seconds of a round: as seen; or between those of rounds of fewer and of more places in
+        all; or, beyond the most places that were seen, in proportion, as on a device that is
+        full."""
+        slope = self.slope(rows)
+        if (rows, width) in self.seconds:
+            return _low(self.seconds[rows, width], slope, far)
+        points = sorted((r * w, _low(seen, slope, far)) for (r, w), seen in self.seconds.items())
+        places, sizes = rows * width, [n for n, _ in points]
+        at = bisect.bisect_left(sizes, places)
+        if at == len(points):
+            return points[-1][1] * places / sizes[-1]
+        (n, low), (m, high) = points[max(at - 1, 0)], points[at]
+        return high if at == 0 or n == m else low + (high - low) * (places - n) / (m - n)
+
+    def slope(self, rows: int) -> float:
+        """Seconds that a round of so many rows gets longer per token that the rows have: the keys
+        and values of all of them are read every time, however many places are computed. The least
+        squares of all widths with a level of their own each.
+        """
+        up = down = 0.0
+        for (r, _), seen in self.seconds.items():
+            if r == rows and len(seen) > 1:
+                far, seconds = (np.array(x) for x in zip(*seen, strict=True))
+                up += float(((far - far.mean()) * (seconds - seconds.mean())).sum())
+                down += float(((far - far.mean()) ** 2).sum())
+        return max(up / down, 0.0) if down > 0 else 0.0
+
+
+def _low(seen: deque[tuple[float, float]], slope: float, far: float) -> float:
+    """What a round takes at ``far`` tokens on a machine that does nothing else: the lower quartile
+    of some rounds, each moved there."""
+    moved = sorted(max(seconds + slope * (far - at), 0.2 * seconds) for at, seconds in seen)
+    return moved[len(moved) // 4]
+
+
+class AutoWidth:
+    """The width of every round. ``known``: what was seen before; ``rows``: in the batch; ``most``:
+    places at most. ``clock``: seconds."""
+
+    def __init__(
+        self, known: Widths, rows: int, most: int, clock: Callable[[], float] = time.perf_counter
+    ):
+        self.known, self.rows, self.clock = known, rows, clock
+        self.arms = [w for w in LADDER if w <= most] or [1]
+        self.since: float | None = None  # the end of the last round
+        self.far = 0.0  # tokens that the rows have on average
+        self.stay, self.calm, self.turn, self.settled = 0, 0, 0, 0
+        self.best, self.value = (
+            self.arms[0],
+            0.0,
+        )  # the width that pays, and tokens per second and row with it
+        self.width = self._next()
+
+    def learn(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
+        """A round of ``width`` places is over, in which the rows, which had ``starts`` [b],
+        committed so many ``tokens`` [b]."""
+        now, before, self.since, self.far = (
+            self.clock(),
+            self.since,
+            self.clock(),
+            float(starts.mean()),
+        )
+        if (
+            before is not None and width == self.width and len(tokens) == self.rows
+        ):  # the first round of all brings the prompt along
+            self.known.see(
+                self.rows,
+                width,
+                self.far,
+                now - before,
+                float(tokens.mean()) if self.settled >= SETTLE else None,
+            )
+            if (
+                width != self.best
+                and self.known.rounds(width) >= ENOUGH
+                and self.known.worth(self.rows, width, self.far) < WORTH * self.value
+            ):
+                self.stay = 0  # known already to be worth far less
+        self.settled += 1
+        self.stay -= 1
+        if self.stay <= 0:
+            self.settled, self.width = (
+                (self.settled, self.width) if (then := self._next()) == self.width else (0, then)
+            )
+
+    def keep(self, rows: int) -> None:
+        """So many rows are left."""
+        self.rows = rows
+        self.since = None
+
+    def _next(self) -> int:
+        tried = [w for w in self.arms if self.known.rounds(w) >= ENOUGH]
+        self.stay = SETTLE + max(ROUNDS, -(-ENOUGH // max(self.rows, 1)))
+        if not tried:
+            return self.arms[0]
+        value = {w: self.known.worth(self.rows, w, self.far) for w in tried}
+        best = max(tried, key=value.__getitem__)
+        if value.get(self.known.best, 0) * BETTER > value[best]:
+            best = self.known.best
+        self.best, self.value = best, value[best]
+        wider = self.arms[self.arms.index(tried[-1]) + 1 :]
+        if wider and value[tried[-1]] >= WORTH * value[best]:
+            return wider[0]
+        if not self.known.checked:
+            self.known.checked = True
+            return self.arms[0]
+        self.best = self.known.best = best = (
+            best if value[best] >= MARGIN[self.rows == 1] * value[self.arms[0]] else self.arms[0]
+        )
+        self.calm += self.stay
+        if self.calm <= AGAIN * (1 if best > self.arms[0] else 3):
+            self.stay *= 2
+            return best
+        self.calm, self.turn = 0, self.turn + 1
+        at = self.arms.index(best)
+        other = self.arms[(0, max(at - 1, 0), min(at + 1, len(self.arms) - 1))[self.turn % 3]]
+        doubtful = self.turn % 3 == 0 or self.known.rounds(other) < 3 * ENOUGH
+        return (
+            other
+            if other != best and (doubtful or value.get(other, 0) >= NEAR * value[best])
+            else best
+        )
+
+
+class Windowed(Drafter):
+    """A drafter whose window is a number or what pays."""
+
+    def __init__(self, window: int | AutoWidth):
+        self._window = window
+
+    @property
+    def window(self) -> int:
+        return self._window if isinstance(self._window, int) else self._window.width
+
+    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        if not isinstance(self._window, int):
+            self._window.learn(
+                now.positions.shape[1], now.starts, np.minimum(accepted + 1, now.widths)
+            )
+
+    def keep(self, rows: Tensor) -> None:
+        if not isinstance(self._window, int):
+            self._window.keep(int(rows.sum()))
+
+
+def checked(value: Any, knob: str) -> None:
+    """Raises ``GenError`` for what is neither a number of places or drafts nor ``auto``."""
+    if value != AUTO and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise bad_value(knob, value, "an integer of at least 1, or auto")
+
+
+def width_of(value: int | str, sampler: Any, target: Any) -> int | AutoWidth:
+    """What a drafter takes for its window: ``value`` itself, or what finds the width while it
+    decodes. What is seen is kept in ``target.learned``."""
+    if value != AUTO:
+        return min(value, target.length)
+    return AutoWidth(
+        target.learned.setdefault((sampler, target.law), Widths()), target.rows, target.length
+    )

@@ -1,0 +1,251 @@
+"""Verifying drafts that are latents: chains for ``drafting.ModelDrafter`` whose drafts have a
+denoising path.
+
+A path has a density and its end alone has none in closed form, so paths are what is compared. Both
+rules accept a draft with probability min(1, r), r a ratio of densities, kept in log space, and
+after a rejection draw from the target's side, accepting a try with probability max(0, 1 - 1/r) of
+the same r; ``max_tries`` tries at most.
+
+    exact    r = P(path) / Q(path), P and Q the target's and the draft's law of a path
+             (``gen.models.adapters.denoising_path``)
+    aligned  one noise e for both: the draft's path is x^q, the target's own x^p. With S
+             transitions, the draft x = x^q_S, r = ( Sigma p(x | x^p_S-1) / q(x | x^q_S-1) )^(1 -
+             relaxation),  Sigma = prod_{k<S} s_q,k / s_p,k
+
+Exact: what is lost. Given the tokens before, a draft is accepted with density min(P, Q), and
+rejected with probability R = TV(P, Q). A try is a path from P that is accepted with probability (1
+- Q/P)+, hence R in all, and then has the law (P - Q)+ / R. Where all K tries fail, with probability
+(1 - R)^K, a path of P itself is taken. So a token's path has the law
+
+    min(P, Q) + (1 - (1 - R)^K) (P - Q)+ + (1 - R)^K R P  =  P + (1 - R)^K (R P - (P - Q)+)
+
+whose distance from P is (1 - R)^K R TV(P, (P - Q)+ / R). As (P - Q)+ <= P, the mass those two share
+is at least R, so that last distance is at most 1 - R:
+
+    TV <= R (1 - R)^(K+1) < 1 / (e (K + 1))      for every R;  K = 1000: less than 0.00037 per token
+
+It is that large only where R is about 1 / K, drafts that are hardly ever rejected; for R = 0.05 it
+is below 1e-23. On average a token costs at most one try, whatever R is: R times 1 / R.
+
+Aligned: r is the ratio of P and Q at two paths, the target's own with its end replaced by x, and
+the draft's; their earlier transitions have one noise, so that all that is left of them is Sigma.
+Drafts come from the law of x given x^q_S-1, but r is not the ratio of that and the target's, so
+this is not exact. With S = 1 and relaxation 0 it is, up to the bound above: then both laws are
+given the same x_0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gen.models.adapters.denoising_path import PathLaw, log_density, noise_size, walk
+from gen.samplers.engine.causal_loop import Round
+from gen.samplers.engine.host import sent
+from gen.samplers.verifiers.base import leading, rows_at
+
+BLOCK = 64  # tries of a place computed at once, at most
+
+
+class PathChain:
+    """What both rules share: a ``gen.samplers.causal.drafters.model.Chain``. ``ours``, ``theirs``:
+    the path laws of target and draft.
+
+    Below, ``row`` and ``column`` [n] pick places of the round. The noise of a place itself
+    ("token") is what autoregression would use; a chain uses it for a place at most once.
+    """
+
+    def __init__(self, ours: PathLaw, theirs: PathLaw, max_tries: int):
+        self.ours, self.theirs, self.max_tries = ours, theirs, max_tries
+        self.drawn: list = []  # what is known of the drafts, column by column
+
+    def begin(self, now: Round, drafts: int) -> None:
+        self.drawn = []
+
+    def keep(self, rows: Tensor) -> None:
+        self.drawn = []
+
+    def verify(
+        self, now: Round, drafts: Tensor, drafted: Tensor, law: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        accepted = leading(self.kept(now, drafted, law))
+        chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
+        rejected = (
+            (accepted < drafted.sum(1)).cpu().numpy()
+        )  # walks are too dear to be taken for nothing, so this is waited for
+        for which, draw in ((rejected, self.residual), (~rejected, self.own)):
+            if which.any():
+                rows = sent(which.nonzero()[0], law.device)
+                chosen[rows, accepted[rows]] = draw(now, rows, accepted[rows], law).to(chosen.dtype)
+        return accepted, chosen
+
+    def undrafted(self, now: Round, law: Tensor) -> Tensor:
+        row = torch.arange(len(law), device=law.device)
+        return self.own(now, row, torch.zeros_like(row), law)[:, None]
+
+    def kept(self, now: Round, drafted: Tensor, law: Tensor) -> Tensor:
+        """What the coins say of each draft by itself: bool like ``drafted``."""
+        out = torch.zeros_like(drafted)
+        if self.drawn:
+            count = len(self.drawn)
+            chance = self.log_ratio(now, law[:, :count]).clamp_max(0).exp()
+            out[:, :count] = now.flip(chance, "accept", drafted[:, :count]) & drafted[:, :count]
+        return out
+
+    def own(self, now: Round, row: Tensor, column: Tensor, law: Tensor) -> Tensor:
+        """Latents [n, C] of the target alone."""
+        noise = _noise(now, row, column, "token", None, noise_size(self.ours))
+        return walk(self.ours, law[row, column], noise)[:, -1]
+
+    def residual(self, now: Round, row: Tensor, column: Tensor, law: Tensor) -> Tensor:
+        """Latents [n, C] in place of rejected drafts: the first accepted try, or else the target's
+        own. Every try is a round of draws of its own, so how many are computed at once changes
+        nothing. After each block of tries the device is waited for: are there enough?
+        """
+        out = law.new_zeros(len(row), self.ours.channels)
+        left, tried = torch.arange(len(row), device=row.device), 0
+        while len(left) and tried < self.max_tries:
+            block = min(max(tried, 1), BLOCK, self.max_tries - tried)
+            r, c = row[left].repeat_interleave(block), column[left].repeat_interleave(block)
+            tries = (
+                now.round[r] * self.max_tries
+                + tried
+                + torch.arange(block, device=row.device).repeat(len(left))
+            )
+            x, log_ratio = self.attempt(now, r, c, law, tries)
+            chance = -torch.expm1(-log_ratio.clamp_min(0))[:, None]
+            at = now.positions[r, c][:, None]
+            fine = now.draws.flip(
+                chance,
+                now.rows[r],
+                at,
+                "residual_accept",
+                tries,
+                torch.ones_like(chance, dtype=torch.bool),
+            )
+            fine = fine.view(-1, block)
+            hit, first = fine.any(1), fine.long().argmax(1)
+            best = rows_at(x.view(len(left), block, -1), first)[:, 0].to(out.dtype)
+            out[left] = torch.where(hit[:, None], best, out[left])
+            missed = (~hit).cpu().numpy().nonzero()[0]
+            left, tried = left[sent(missed, left.device)], tried + block
+        if len(left):
+            out[left] = self.own(now, row[left], column[left], law)
+        return out
+
+    def draw(self, now: Round, column: int, law: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``Chain``; a latent says nothing of how sure the draft is."""
+        raise NotImplementedError
+
+    def log_ratio(self, now: Round, law: Tensor) -> Tensor:
+        """log r of the drafts, [b, L], which stand in the first L columns; ``law`` is those
+        columns'."""
+        raise NotImplementedError
+
+    def attempt(
+        self, now: Round, row: Tensor, column: Tensor, law: Tensor, tries: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Latents [n, C] of the target's side, and log r of each [n]."""
+        raise NotImplementedError
+
+
+class ExactPaths(PathChain):
+    """Drafts have noise of their round, and are judged by the densities of whole paths."""
+
+    def draw(self, now, column, law, active):
+        noise = now.draws.normal(
+            now.rows, now.positions[:, column, None], "draft", now.round, noise_size(self.theirs)
+        )[:, 0]
+        path = walk(self.theirs, law, noise)
+        self.drawn.append((path, law))
+        return path[:, -1], path.new_ones(len(path))
+
+    def log_ratio(self, now, law):
+        path, self.conditions = (torch.stack(x, 1) for x in zip(*self.drawn, strict=True))
+        return self.compare(path, law, self.conditions)
+
+    def attempt(self, now, row, column, law, tries):
+        noise = _noise(now, row, column, "residual", tries, noise_size(self.ours))
+        path = walk(self.ours, law[row, column], noise)
+        return path[:, -1], self.compare(path, law[row, column], self.conditions[row, column])
+
+    def compare(self, path: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
+        """log P / Q of paths, given the conditioning vectors of both."""
+        return log_density(self.ours, path.to(ours.dtype), ours) - log_density(
+            self.theirs, path.to(theirs.dtype), theirs
+        )
+
+
+class Last(NamedTuple):
+    """The end of a path, the last transition to it, and the sum of log s over the transitions
+    before."""
+
+    end: Tensor  # [..., C]
+    mean: Tensor
+    log_sigma: Tensor
+    before: Tensor  # [...]
+
+    def score(self, x: Tensor) -> Tensor:
+        """log of the density of x after the path's last but one place, times the product of 1 / s
+        before; constants left out."""
+        z = (x.double() - self.mean.double()) * (-self.log_sigma.double()).exp()
+        return (-0.5 * z.square() - self.log_sigma.double()).sum(-1) - self.before
+
+
+class AlignedPaths(PathChain):
+    """Draft and target share the noise of the place."""
+
+    def __init__(self, ours: PathLaw, theirs: PathLaw, max_tries: int, relaxation: float):
+        super().__init__(ours, theirs, max_tries)
+        self.relaxation = relaxation
+
+    def draw(self, now, column, law, active):
+        noise = now.draws.normal(
+            now.rows, now.positions[:, column, None], "token", None, noise_size(self.theirs)
+        )[:, 0]
+        last = align(self.theirs, law, noise)
+        self.drawn.append(last)
+        return last.end, last.before.new_ones(len(law))
+
+    def log_ratio(self, now, law):
+        self.q = Last(*(torch.stack(x, 1) for x in zip(*self.drawn, strict=True)))
+        self.p = align(
+            self.ours, law, now.normal("token", noise_size(self.ours), law.shape[1], shared=True)
+        )
+        return self.compare(self.q.end, self.p, self.q)
+
+    def attempt(self, now, row, column, law, tries):
+        p, q = (Last(*(x[row, column] for x in last)) for last in (self.p, self.q))
+        x = p.mean + p.log_sigma.exp() * _noise(
+            now, row, column, "residual", tries, self.ours.channels
+        ).to(p.mean.dtype)
+        return x, self.compare(x, p, q)
+
+    def compare(self, x: Tensor, p: Last, q: Last) -> Tensor:
+        return (1 - self.relaxation) * (p.score(x) - q.score(x))
+
+
+@torch.no_grad()
+def align(law: PathLaw, z: Tensor, noise: Tensor) -> Last:
+    """Where ``gen.models.adapters.denoising_path.walk`` leads, and how it gets there. z [..., H,
+    D], noise [..., (S + 1) C]."""
+    lead, z = z.shape[:-2], z.flatten(0, -3)
+    noise = noise.reshape(-1, law.steps + 1, law.channels).to(z.dtype)
+    x, before = noise[:, 0], torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    for k in range(law.steps):
+        mean, log_sigma = law.transition(x, k, z)
+        if k + 1 < law.steps:
+            before = before + log_sigma.double().sum(-1)
+        x = mean + log_sigma.exp() * noise[:, k + 1]
+    return Last(*(y.view(*lead, *y.shape[1:]) for y in (x, mean, log_sigma, before)))
+
+
+def _noise(
+    now: Round, row: Tensor, column: Tensor, purpose: str, round: Tensor | None, size: int
+) -> Tensor:
+    """Standard normal numbers [n, size] of places of the round."""
+    return now.draws.normal(
+        now.rows[row], now.positions[row, column][:, None], purpose, round, size
+    )[:, 0]

@@ -1,0 +1,1 @@
+"""Lossless decoding of masked models by chains of drafts."""

@@ -1,0 +1,1 @@
+"""Masked models judged by causal ones."""

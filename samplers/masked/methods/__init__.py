@@ -1,0 +1,1 @@
+"""Masked samplers, one paper per file."""

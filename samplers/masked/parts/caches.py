@@ -1,0 +1,205 @@
+"""Cache policies: which places a call computes, which it looks at, and when all is computed anew
+(``gen.models.targets.cached_masked``).
+
+    policy          computes, in an ordinary call              starts anew
+                    published as
+    none            everything                                 every call
+    prefix          the open block and what is behind it       a block begins
+                    Fast-dLLM (arXiv 2505.22618)
+    dual            the open block                             a block begins
+                    Fast-dLLM
+    delayed         what is empty, and what was committed by   a block begins, every 8 calls
+                    dKV-Cache-Decode (arXiv 2505.15781) the last call
+    delayed_greedy  what is to be committed now, empty places  a block begins, every 2 calls
+                    dKV-Cache-Greedy within ``cache_radius`` of it, and what was committed by the
+                    last call
+    freecache       the open block and what is behind it       never
+                    FreeCache (arXiv 2505.21467)
+    vicinity        the open block, ``cache_before`` places    a block begins, and in the first
+                    dInfer (arXiv 2510.08666) before it and ``cache_after`` behind it
+                    ``cache_warmup`` calls
+    window          the first ``cache_active`` empty places,   every 32 calls, and when no empty
+                    Window-Diffusion and what was committed since it started    place that it sees
+                    is left anew
+
+All of them look at everything, but for ``window``, to which the condition, what is committed and
+the first ``cache_window`` empty places are all there is. ``cache_refresh``: calls from one start to
+the next at most; 0 is the number above, or none. With 1 each of them is decoding without a cache
+(``window`` if it sees all places).
+
+When a call has committed an id, the keys of its place are those of an empty one. ``delayed``
+computes such a place once more, as what it has become, before it is left alone, which is its delay
+of one step. ``freecache`` leaves the places that end a block as they are, for ever; with
+``cache_settle`` they are computed once more. The others compute the block until it is over and
+start anew with the next.
+
+Policies look at no law: it is what they are about to have computed. So the block schedule must not
+need one either, nor the order of ``delayed_greedy``, which has to know what is to be committed now.
+Only places that the call computed are committed, however many the schedule asks for.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import bad_value
+from gen.core.registry import register, registry
+from gen.models.targets.cached_masked import Plan, Slots, cached
+from gen.samplers.masked.parts.orders import BLIND
+from gen.samplers.masked.step import Step, highest
+
+BLIND_BLOCKS = ("whole", "fixed")  # block schedules that look at the canvas alone
+
+
+def with_cache(target, knobs):
+    """The target that the knob ``cache`` asks for: the same one without a cache. Raises
+    ``GenError`` for a block schedule that looks at a law, for a remasker that asks for the law of
+    places without their own ids, and for a target that cannot compute some of its places.
+    """
+    policy = registry.get("cache_policy", knobs.cache, "sampler.cache")
+    if policy is none:
+        return target
+    if knobs.blocks not in BLIND_BLOCKS:
+        expected = (
+            f"{' or '.join(BLIND_BLOCKS)}, where cache is {knobs.cache!r}: it needs the block"
+            " before the law"
+        )
+        raise bad_value("sampler.blocks", knobs.blocks, expected)
+    if getattr(registry.get("remasker", knobs.remasker), "shadow", False):
+        raise bad_value(
+            "sampler.remasker",
+            knobs.remasker,
+            f"one that looks at one canvas per row, where cache is {knobs.cache!r}",
+        )
+    return cached(target, policy)
+
+
+@register("cache_policy", "none")
+def none(now: Step, slots: Slots) -> Plan:
+    """Everything, every call."""
+    return Plan(_all(slots), _all(slots), torch.ones_like(slots.since, dtype=torch.bool))
+
+
+@register("cache_policy", "prefix")
+def prefix(now: Step, slots: Slots) -> Plan:
+    """What stands before the block is kept."""
+    return Plan(_from_block(now, slots), _all(slots), now.begins | _due(now, slots))
+
+
+@register("cache_policy", "dual")
+def dual(now: Step, slots: Slots) -> Plan:
+    """What stands before the block and what stands behind it is kept."""
+    return Plan(_open(now, slots), _all(slots), now.begins | _due(now, slots))
+
+
+@register("cache_policy", "delayed")
+def delayed(now: Step, slots: Slots) -> Plan:
+    """What is committed is kept, as soon as it was computed as that."""
+    return Plan(
+        _wide(now.masked, slots) | _turned(slots), _all(slots), now.begins | _due(now, slots, 8)
+    )
+
+
+@register("cache_policy", "delayed_greedy")
+def delayed_greedy(now: Step, slots: Slots) -> Plan:
+    """All but a few places is kept. Raises ``GenError`` for an order that looks at a law."""
+    if now.knobs.order not in BLIND:
+        raise bad_value(
+            "sampler.order",
+            now.knobs.order,
+            f"{' or '.join(BLIND)}, where cache is 'delayed_greedy': it needs the order before"
+            " the law",
+        )
+    order = registry.get("order", now.knobs.order)
+    soon = highest(order(now), now.masked & now.open, now.quota)
+    radius = now.knobs.cache_radius
+    near = (
+        torch.nn.functional.max_pool1d(soon[:, None].float(), 2 * radius + 1, 1, radius)[:, 0] > 0
+    )
+    return Plan(
+        _wide(near & now.masked, slots) | _turned(slots),
+        _all(slots),
+        now.begins | _due(now, slots, 2),
+    )
+
+
+@register("cache_policy", "freecache")
+def freecache(now: Step, slots: Slots) -> Plan:
+    """Blocks that are over are kept for ever."""
+    compute = _from_block(now, slots)
+    if now.knobs.cache_settle:
+        compute = compute | _turned(slots)
+    return Plan(compute, _all(slots), _due(now, slots))
+
+
+@register("cache_policy", "vicinity")
+def vicinity(now: Step, slots: Slots) -> Plan:
+    """What is far from the block is kept."""
+    place = _columns(slots) - slots.prefix
+    first = now.open.long().argmax(1)[:, None]
+    end = now.open.shape[1] - now.open.flip(1).long().argmax(1)[:, None]
+    near = (place >= first - now.knobs.cache_before) & (place < end + now.knobs.cache_after)
+    return Plan(
+        near, _all(slots), now.begins | (now.round < now.knobs.cache_warmup) | _due(now, slots)
+    )
+
+
+@register("cache_policy", "window")
+def window(now: Step, slots: Slots) -> Plan:
+    """Empty places far to the right do not exist yet."""
+    masked = _wide(now.masked, slots)
+    waiting = masked & slots.written
+    refresh = _due(now, slots, 32) | ~waiting.any(1)
+    seen = ~masked | _first(masked, now.knobs.cache_window)
+    since = slots.written & slots.changed & ~masked
+    return Plan(
+        _first(waiting, now.knobs.cache_active) | since,
+        torch.where(refresh[:, None], seen, slots.written),
+        refresh,
+    )
+
+
+def _all(slots: Slots) -> Tensor:
+    return torch.ones_like(slots.written)
+
+
+def _columns(slots: Slots) -> Tensor:
+    return torch.arange(slots.written.shape[1], device=slots.written.device).expand_as(
+        slots.written
+    )
+
+
+def _wide(places: Tensor, slots: Slots) -> Tensor:
+    """Places of the canvas [b, T] as columns [b, P + T]."""
+    return torch.nn.functional.pad(places, (slots.prefix, 0))
+
+
+def _open(now: Step, slots: Slots) -> Tensor:
+    """The columns of the open block. Where blocks are counted from the first id of the condition,
+    its last ids may be among them."""
+    open = _wide(now.open, slots)
+    if not now.knobs.align_blocks or now.knobs.blocks != "fixed":
+        return open
+    at = _columns(slots) - slots.prefix + now.before[:, None]
+    return open | (at >= 0) & (at // now.knobs.block_length == now.memory["block"][:, None])
+
+
+def _from_block(now: Step, slots: Slots) -> Tensor:
+    return _columns(slots) >= _open(now, slots).long().argmax(1)[:, None]
+
+
+def _turned(slots: Slots) -> Tensor:
+    """Columns whose keys were computed from another id than now stands there."""
+    return slots.written & ~slots.current
+
+
+def _first(columns: Tensor, count: int) -> Tensor:
+    """The first so many of the columns that are true."""
+    return columns & (columns.long().cumsum(1) <= count)
+
+
+def _due(now: Step, slots: Slots, usual: int = 0) -> Tensor:
+    """Whether it is time to start anew: bool [b]."""
+    every = now.knobs.cache_refresh or usual
+    return slots.since + 1 >= every if every else torch.zeros_like(slots.since, dtype=torch.bool)

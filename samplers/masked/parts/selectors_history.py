@@ -1,0 +1,143 @@
+"""Selectors and a proposer that look at more than one step. ``selectors`` has those that remember
+nothing, and the letters.
+
+    klass     c_i >= t, and KL(p_i now || p_i one step before) < ``kl_threshold`` in each of the
+              last ``history`` steps. KLASS (arXiv 2511.05664). What a law was is remembered across
+              blocks, as in the authors' code. Where nothing is stable, they commit the schedule's
+              count; here it is one place
+    coherent  places that were among the ``buffer_size`` of highest score in each of the last
+              ``history`` steps, this one counted, with the same id proposed each time. A block's
+              first step begins anew. CCD (arXiv 2512.02044) with the number of steps left open
+              (CCD-DS); that their buffer grows late in decoding is left out
+    regions   in this order, each rule looking at what the ones before it leave empty: c_i >= t, or
+              else the best place; then all empty places of any three in a row that the block has,
+              at most one of them known, whose mean c is at least l; then the surest one of any run
+              of two or more that want the same id, if its c >= l; then places for which the same id
+              was proposed in each of the last ``history`` steps of the block, if c_i >= l. R2-dLLM
+              (arXiv 2604.18995)
+    credit    a proposer. Every empty place keeps a credit k(v) per id, 0 when a block begins. In
+              each step k is multiplied by ``credit_decay``, p(v) to the power of ``credit_power``
+              is added to it for the likeliest id v, and the law becomes p(v) (1 + k(v)) **
+              ``credit_weight``, normalised. What was likely again and again gains. CreditDecoding
+              (arXiv 2510.06133)
+
+``credit`` changes the law itself, the final one and the raw one, for everything that comes after it
+in that step: confidence, order, selector, remasker. So the id that is committed is the likeliest
+one of the fused law, and any selector may stand behind it; the paper's is ``threshold``.
+
+"Id" is what is proposed, so under the proposer ``argmax`` the likeliest one, as in the papers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.registry import register
+from gen.samplers.masked.parts.selectors import best_of_each, runs_of, sure, sure_or_best
+from gen.samplers.masked.step import Step, highest
+
+WINDOW, KNOWN = 3, 1  # R2-dLLM: so many places in a row, at most so many of them known
+
+
+@register("selector", "klass")
+def klass(now: Step) -> Tensor:
+    """Sure, and no longer moving."""
+    law = now.judged()
+    before = now.recall("klass_law", torch.full_like(law, -torch.inf))  # nothing is close to that
+    p = law.double().exp()
+    moved = torch.where(p > 0, p * (law.double() - before.double()), 0).sum(-1).clamp_min(0)
+    count = now.recall("klass_stable", torch.zeros_like(now.canvas))
+    stable = torch.where(
+        now.fresh, torch.where(moved < now.knobs.kl_threshold, count + 1, 0), count
+    )
+    now.memory.update(klass_law=torch.where(now.fresh[..., None], law, before), klass_stable=stable)
+    return sure(now) & (stable >= now.knobs.history)
+
+
+@register("selector", "coherent")
+def coherent(now: Step) -> Tensor:
+    """Wanted early, and still wanted."""
+    top = highest(now.score, now.eligible, torch.full_like(now.rows, now.knobs.buffer_size))
+    return top & (_same(now, "coherent", top) >= now.knobs.history)
+
+
+@register("selector", "regions")
+def regions(now: Step) -> Tensor:
+    """What its neighbours or its past already tell."""
+    confidence, low = now.confidence, now.knobs.low_threshold
+    chosen = sure_or_best(now)
+    chosen = chosen | _windows(now, now.eligible & ~chosen)
+    rest = now.eligible & ~chosen
+    run = runs_of(rest, now.proposed)
+    length = (
+        run.new_zeros(len(run), run.shape[1] + 1).scatter_add(1, run, rest.long()).gather(1, run)
+    )
+    chosen = chosen | (best_of_each(confidence, rest & (length >= 2), run) & (confidence >= low))
+    steady = _same(now, "regions", now.eligible) >= now.knobs.history
+    return chosen | (now.eligible & steady & (confidence >= low))
+
+
+def _windows(now: Step, empty: Tensor) -> Tensor:
+    """The places of ``empty`` (bool [b, T]) in windows that are mostly empty and sure on
+    average."""
+    if empty.shape[1] < WINDOW:
+        return torch.zeros_like(empty)
+    known = now.open & ~empty & (~now.masked | now.eligible)
+
+    def slide(x):
+        return x.double().unfold(1, WINDOW, 1)
+
+    gaps = slide(empty).sum(-1)
+    mean = slide(now.confidence.masked_fill(~empty, 0)).sum(-1) / gaps.clamp_min(1)
+    fits = (
+        (slide(empty | known).sum(-1) == WINDOW)
+        & (gaps >= WINDOW - KNOWN)
+        & (mean >= now.knobs.low_threshold)
+    )
+    covered = torch.zeros_like(empty)
+    for at in range(WINDOW):
+        covered[:, at : at + fits.shape[1]] |= fits
+    return covered & empty
+
+
+def _same(now: Step, name: str, among: Tensor) -> Tensor:
+    """For how many steps of the block, this one counted, each place has been in ``among`` (bool [b,
+    T]) with the same id proposed: long [b, T]."""
+    nothing = torch.full_like(now.proposed, -1)
+    before = torch.where(now.begins[:, None], nothing, now.recall(f"{name}_ids", nothing))
+    count = (
+        torch.where(
+            now.proposed == before, now.recall(f"{name}_count", torch.zeros_like(nothing)), 0
+        )
+        + 1
+    )
+    now.memory.update({f"{name}_ids": torch.where(among, now.proposed, -1), f"{name}_count": count})
+    return torch.where(among, count, 0)
+
+
+@register("proposer", "credit")
+def credit(now: Step) -> Tensor:
+    """The likeliest id of the law, fused with what was likely before: [b, T]. From here on, the
+    step has the fused law."""
+    knobs, judged = now.knobs, now.judged()
+    credits = (
+        now.recall("credit", torch.zeros_like(judged)).masked_fill(now.begins[:, None, None], 0)
+        * knobs.credit_decay
+    )
+    top, ids = judged.max(-1, keepdim=True)
+    credits = credits.scatter_add(
+        -1, ids, (top * knobs.credit_power).exp().masked_fill(~now.masked[..., None], 0)
+    )
+    now.memory["credit"] = credits
+
+    def fuse(law):
+        return (law + knobs.credit_weight * credits.log1p()).log_softmax(-1)
+
+    raw, now.law = now.raw, fuse(now.law)
+    if knobs.confidence_on == "raw":
+        fused = fuse(judged)
+        now.raw = lambda: fused
+    else:
+        now.raw = lambda: fuse(raw())
+    return now.judged().argmax(-1)

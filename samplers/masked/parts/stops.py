@@ -1,0 +1,56 @@
+"""Stops: when a row is over before every place has been decided, and what the rest becomes.
+``filled`` (``masked_iterative``) is never.
+
+    end      the id that ends a row (``TokenSpace.end_id``) stands somewhere and nothing is empty
+             left of it: the empty places right of it become the end too. Those that were committed
+             there before keep their ids, which are behind the end and mean nothing
+    prophet  the gap between the logits of the two likeliest ids, as a mean over the block's places
+             that are still empty, reaches g in the first third of the steps, 2 g / 3 in the second
+             or g / 3 in the last one: all empty places become what this call proposes for them.
+             Prophet (arXiv 2508.19982)
+
+g is ``gap_threshold``; 7.5 gives the authors' 7.5, 5 and 2.5. Gaps are those of the raw law, which
+no temperature or filter has touched, and steps are forward calls out of ``steps``. Prophet looks at
+the answer alone: so many ids after the words that announce it, and does nothing where it is not
+told them. Here a region is said by its places, ``answer_length`` of them from ``answer_start`` on,
+filled or empty; without (0), it is what is still empty. A place where only one id may stand has no
+gap and does not count; where no place counts, nothing stops.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.samplers.masked.step import Step
+
+
+@register("stop", "end")
+def end(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
+    """Nothing can come before the end any more. Raises ``GenError`` for a space without an end."""
+    if now.space.end_id is None:
+        raise GenError(
+            "sampler.stop is 'end', which needs an id that ends a row (TokenSpace.end_id); there is"
+            " none here; expected filled or prophet"
+        )
+    ends = canvas == now.space.end_id
+    known = (~now.space.is_empty(canvas)).long().cumprod(1).bool()
+    return (ends & known).any(1), torch.full_like(canvas, now.space.end_id)
+
+
+@register("stop", "prophet")
+def prophet(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids that lead will not be overtaken."""
+    knobs = now.knobs
+    region = now.space.is_empty(canvas) & now.open
+    if knobs.answer_length:
+        region = (now.positions >= knobs.answer_start) & (
+            now.positions < knobs.answer_start + knobs.answer_length
+        )
+    first, second = now.raw().double().topk(2, -1).values.unbind(-1)
+    counts = region & second.isfinite()
+    gap = torch.where(counts, first - second, 0).sum(1) / counts.sum(1)
+    third = (3 * now.round // knobs.steps).clamp_max(2)
+    return counts.any(1) & (gap >= knobs.gap_threshold * (3 - third) / 3), now.proposed

@@ -1,0 +1,250 @@
+"""Verifiers: which drafts are accepted, and which token follows them.
+
+With p_i the law at draft i and q_i the law it was drawn from, both final (guided, filtered):
+
+    token   accept x_i with probability min(1, p_i(x_i) / q_i(x_i)); at the first rejection draw
+            from norm((p_i - q_i)+)
+    block   P_0 = 1, P_i = min(1, P_i-1 p_i(x_i) / q_i(x_i)); S_i = sum (P_i p_i+1 - q_i+1)+; h_i =
+            S_i / (S_i + 1 - P_i) before the last draft, h_n = P_n at it. Accept up to the last i
+            whose own coin, of probability h_i, says yes; then draw from norm((P_i p_i+1 - q_i+1)+)
+
+After the last draft the next token is drawn from p itself. Leviathan et al. (arXiv 2211.17192) and
+Chen et al. (arXiv 2302.01318); Sun et al., "Block Verification Accelerates Speculative Decoding"
+(arXiv 2403.10444).
+
+Guarantee: if every x_i ~ q_i given the tokens before it, what is committed is distributed as p.
+``block`` accepts at least as many drafts on average as any other rule that looks at one chain, so
+at least as many as ``token``. It holds too where the chain ended because of the drafts in it
+(``length_policies``): each i above is a node of a tree of unequal depths.
+
+A residual is never warped again, and where it is empty (p = q up to rounding) it falls back to p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from gen.core.registry import register
+from gen.core.token_space import TokenSpace
+from gen.samplers.engine.host import anywhere
+
+if TYPE_CHECKING:
+    from gen.samplers.engine.causal_loop import Round
+
+ROW, UNIFORM, POINT = 0, 1, 2
+
+
+@dataclass
+class Proposal:
+    """Drafts and the law each was drawn from. ``tokens`` [b, L]; ``kind`` [b, L]: ROW (``logq`` [b,
+    L, V] holds its law), UNIFORM (over the position's legal ids) or POINT (not random). Uniform and
+    point laws are never stored as rows.
+    """
+
+    tokens: Tensor
+    kind: Tensor
+    logq: Tensor
+    legal: Tensor  # bool [b, L, V]
+
+    def log_mass(self) -> Tensor:
+        """log q(x) of the drafts: [b, L]."""
+        row = self.logq.gather(-1, self.tokens[..., None])[..., 0]
+        uniform = -self.legal.sum(-1).to(row.dtype).log()
+        return torch.where(
+            self.kind == ROW, row, torch.where(self.kind == UNIFORM, uniform, torch.zeros_like(row))
+        )
+
+    def mass_of(self, ids: Tensor) -> Tensor:
+        """q of some ids [b, L, k] at every draft: [b, L, k]."""
+        out = self.logq.gather(-1, ids).exp()
+        uniform = self.legal.gather(-1, ids) / self.legal.sum(-1, keepdim=True).to(out.dtype)
+        point = (ids == self.tokens[..., None]).to(out.dtype)
+        kind = self.kind[..., None]
+        return torch.where(kind == ROW, out, torch.where(kind == UNIFORM, uniform, point))
+
+    def mass(self) -> Tensor:
+        """q of all ids at every draft: [b, L, V], so better of a few drafts (``at``, ``part``)."""
+        out, kind = self.logq.exp(), self.kind[..., None]
+        share = torch.where(kind == UNIFORM, 1 / self.legal.sum(-1, keepdim=True).to(out.dtype), 0)
+        out.masked_fill_(kind != ROW, 0).add_(self.legal * share)
+        drafts = self.tokens[..., None]
+        return out.scatter_(-1, drafts, torch.where(kind == POINT, 1, out.gather(-1, drafts)))
+
+    def at(self, column: Tensor) -> Proposal:
+        """One draft of each row, in ``column`` [b]."""
+        return Proposal(
+            *(rows_at(x, column) for x in (self.tokens, self.kind, self.logq, self.legal))
+        )
+
+    def part(self, columns: slice) -> Proposal:
+        return Proposal(*(x[:, columns] for x in (self.tokens, self.kind, self.logq, self.legal)))
+
+
+def rows_at(x: Tensor, column: Tensor) -> Tensor:
+    """x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
+    return x[torch.arange(len(x), device=x.device), column][:, None]
+
+
+def leading(kept: Tensor) -> Tensor:
+    """How many columns are true before the first false one: bool [b, L] -> long [b]."""
+    return kept.long().cumprod(1).sum(1)
+
+
+def first_rejected(drafted: Tensor, accepted: Tensor) -> Tensor:
+    """The draft after the accepted ones, in rows that have it: bool [b, L]."""
+    return drafted & (torch.arange(drafted.shape[1], device=drafted.device) == accepted[:, None])
+
+
+def place_of(rejected: Tensor) -> Tensor:
+    """The column [b] of the one rejected draft that a row has (bool [b, L]); 0 in rows without."""
+    return rejected.byte().argmax(1)
+
+
+def normalised(rest: Tensor, logp: Tensor) -> Tensor:
+    """log of a residual [..., V], which is written over, made to sum to one; ``logp`` [..., V]
+    where it is empty."""
+    total = rest.sum(-1, keepdim=True)
+    return torch.where(total > 0, rest.div_(total).log_(), logp)
+
+
+def redrawn(now: Round, ids: Tensor, rejected: Tensor, law: Tensor) -> Tensor:
+    """``ids`` [b, L] with the ``rejected`` place (at most one per row) drawn anew from ``law``, log
+    [b, V]. Rows without one draw for nothing."""
+    drawn = now.categorical(
+        law[:, None], "residual", rejected.any(1, keepdim=True), place_of(rejected)
+    )
+    return torch.where(rejected, drawn, ids)
+
+
+class Verifier:
+    """Accepts the beginning of a chain of drafts and says what follows. ``exactness``: what it does
+    to the law."""
+
+    exactness = "law"
+    relaxed: ClassVar[bool] = (
+        False  # whether it trades the law for acceptance; such a verifier has ``relaxation``
+    )
+
+    def on(self, space: TokenSpace, device: torch.device | str = "cpu") -> Verifier:
+        """The verifier for these tokens. Raises ``GenError`` where they lack what it needs."""
+        return self
+
+    def verify(
+        self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Accepted drafts [b], and ids [b, W] which are right up to the token after them.
+        ``proposal``: L drafts, of which each row has its first few (``drafted`` bool [b, L]);
+        ``logp`` [b, W, V], W >= L."""
+        accepted, law = self.decide(now, proposal, drafted, logp)
+        b, width, _ = logp.shape
+        length = drafted.shape[1]
+        ids = proposal.tokens.new_zeros(b, width)
+        ids[:, :length] = proposal.tokens
+        rejected = first_rejected(drafted, accepted)
+        if anywhere(rejected):
+            ids[:, :length] = redrawn(now, ids[:, :length], rejected, law(rejected))
+        column = accepted.clamp_max(width - 1)
+        free = (
+            (accepted == drafted.sum(1))
+            & now.valid.gather(1, column[:, None])[:, 0]
+            & (accepted < width)
+        )
+        if anywhere(
+            free
+        ):  # all drafts accepted: one more token, with noise of its place that nobody has used yet
+            drawn = now.categorical(
+                rows_at(logp, column), "token", free[:, None], column, shared=True
+            )
+            ids.scatter_(
+                1,
+                column[:, None],
+                torch.where(free[:, None], drawn, ids.gather(1, column[:, None])),
+            )
+        return accepted, ids
+
+    def decide(self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor):
+        """Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the log
+        of their residual law [b, V], which is anything in rows without one."""
+        raise NotImplementedError
+
+
+class PositionVerifier(Verifier):
+    """One that judges every draft by itself; the first rejection ends the chain."""
+
+    def acceptance(self, proposal: Proposal, logp: Tensor) -> Tensor:
+        """The probability f(x) to accept each draft: [b, L]; ``logp`` [b, L, V]."""
+        raise NotImplementedError
+
+    def residual(self, proposal: Proposal, logp: Tensor) -> Tensor:
+        """log of norm((p - q)+) at every draft: [b, L, V], as ``logp``. It is asked of the few
+        drafts that need it.
+
+        It is norm((p - q f)+), the best residual of any acceptance function f, for every f >=
+        min(1, p/q): where q < p such an f is 1, and elsewhere q f >= p.
+        """
+        return normalised(logp.exp().sub_(proposal.mass()).clamp_min_(0), logp)
+
+    def instead(self, proposal: Proposal, logp: Tensor, rejected: Tensor) -> Tensor:
+        """The residual of the one ``rejected`` draft of each row (bool [b, L]): [b, V]; ``logp``
+        [b, W, V], W >= L."""
+        column = place_of(rejected)
+        return self.residual(proposal.at(column), rows_at(logp, column))[:, 0]
+
+    def decide(self, now, proposal, drafted, logp):
+        kept = (
+            now.flip(self.acceptance(proposal, logp[:, : drafted.shape[1]]), "accept", drafted)
+            & drafted
+        )
+        return leading(kept), lambda rejected: self.instead(proposal, logp, rejected)
+
+
+@register("verifier", "token")
+class Token(PositionVerifier):
+    """min(1, p(x) / q(x)), draft by draft."""
+
+    def acceptance(self, proposal, logp):
+        log_p = logp.gather(-1, proposal.tokens[..., None])[..., 0]
+        return (log_p - proposal.log_mass()).clamp_max(0).exp()
+
+
+@register("verifier", "block")
+class Block(Verifier):
+    """All drafts of a chain together."""
+
+    def decide(self, now, proposal, drafted, logp):
+        b, length = drafted.shape
+        logp = logp[:, :length]
+        log_p = logp.gather(-1, proposal.tokens[..., None])[..., 0]
+        # P is a walk that is held below 1: log P_i = sum_i - max(0, sum_1, ..., sum_i)
+        walk = torch.where(drafted, log_p - proposal.log_mass(), 0).cumsum(1)
+        joint = torch.ones(b, length + 1, dtype=logp.dtype, device=logp.device)  # P_0 ... P_L
+        if length:
+            joint[:, 1:] = (walk - walk.cummax(1).values.clamp_min(0)).exp()
+        q = proposal.mass().masked_fill_(~drafted[..., None], 0)
+        rest = self.rest(
+            joint[:, :-1, None], logp.exp(), q
+        )  # what a rejection after i drafts leaves: [b, L, V], i < L
+        more = rest[:, 1:].sum(-1)  # S_1 ... S_L-1
+        down = more + 1 - joint[:, 1:-1]
+        inner = torch.where(down > 0, more / down, 1.0)
+        chance = joint[:, 1:].clone()  # the last draft's, P_n
+        chance[:, :-1] = torch.where(drafted[:, 1:], inner, chance[:, :-1])
+        said = now.flip(chance, "accept", drafted) & drafted
+        accepted = (
+            (said * torch.arange(1, length + 1, device=logp.device)).amax(1)
+            if length
+            else drafted.sum(1)
+        )
+        return accepted, lambda rejected: normalised(
+            *(rows_at(x, place_of(rejected))[:, 0] for x in (rest, logp))
+        )
+
+    def rest(self, joint: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        return (joint * p - q).clamp_min(0)
+
+
+TOKEN = Token()

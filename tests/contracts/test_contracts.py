@@ -1,0 +1,455 @@
+"""What every registered sampler and preset must do, whatever it is called. New ones are found
+through the registry.
+
+The checks are plain functions, and the controls at the end run them on samplers that are broken on
+purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from contract_specs import NAMES, SPECS, STOPS, law_for
+from tabular import TabularBlocks, TabularCausal, TabularMasked
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.rng import CounterDraws
+from gen.core.sampler import Sampler, describe_exactness, knobs, resolve_sampler
+from gen.core.sampling_params import Law
+from gen.core.stats import SampleOutput
+from gen.core.token_space import EXACTNESS, TokenSpace
+from gen.models.adapters.language_models import BlockLM, CausalLM, MaskedLM
+from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+from gen.models.targets.block import BlockTarget
+from gen.models.targets.causal import CausalTarget
+from gen.models.targets.masked import MaskedTarget
+
+V, GRID, MASK = 9, (3, 4), 8  # ids 0-5 are tokens, 6 and 7 words of conditions
+ROWS = 5
+
+
+def token_space() -> TokenSpace:
+    """Place n takes every id below 6 but one, and the mask stands nowhere. The tokens are codes in
+    two dimensions."""
+    legal = torch.zeros(12, V, dtype=torch.bool)
+    legal[:, :6] = True
+    legal[torch.arange(12), torch.arange(12) % 6] = False
+    codebook = torch.tensor([[0, 0], [0, 1], [0, 3], [1, 0], [2, 2], [3, 3]]).float()
+    return TokenSpace(GRID, V, legal, MASK, codebook, rarity=torch.arange(1, V + 1) / 2)
+
+
+PROTOCOLS = {
+    "causal": (CausalTarget, CausalLM, TabularCausal),
+    "masked": (MaskedTarget, MaskedLM, TabularMasked),
+    "blocks": (BlockTarget, BlockLM, TabularBlocks),
+}
+
+
+def llama(protocol: str, seed: int = 1):
+    torch.manual_seed(seed)
+    config = GridLlamaConfig(
+        grid=GRID,
+        prefix_length=3,
+        codebook_size=6,
+        causal=protocol == "causal",
+        mask_token_id=MASK,
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.6,
+        block_length=4 if protocol == "blocks" else 0,
+    )
+    return PROTOCOLS[protocol][1](GridLlamaForCausalLM(config).double())
+
+
+@dataclass
+class Bench:
+    """A model, and items with prompts and keys of their own."""
+
+    model: object
+    target: type
+    prompts: Tensor
+    space: TokenSpace
+    # other models, for samplers that draft with one: of the same protocol (None), and of others
+    drafts: dict
+
+    def __call__(
+        self,
+        sampler: Sampler,
+        law: Law,
+        rows: list[int] | None = None,
+        keys: list[int] | None = None,
+        **kwargs,
+    ) -> SampleOutput:
+        rows = list(range(ROWS)) if rows is None else rows
+        keys = [31 * r + 7 for r in rows] if keys is None else keys
+        prompt = self.prompts[rows].clone()
+        uncond = torch.full_like(prompt, 7)
+        uncond[:, -1] = 6
+        before = prompt.clone(), uncond.clone()
+        if sampler.drafted:
+            make = PROTOCOLS[sampler.draft_protocol][0] if sampler.draft_protocol else self.target
+            kwargs["draft"] = make(
+                self.drafts[sampler.draft_protocol], prompt, self.space, law, uncond
+            )
+        out = sampler(
+            self.target(self.model, prompt, self.space, law, uncond), CounterDraws(keys), **kwargs
+        )
+        assert torch.equal(prompt, before[0]) and torch.equal(uncond, before[1]), (
+            "the sampler wrote into its condition"
+        )
+        return out
+
+
+def bench(protocol: str, kind: str) -> Bench:
+    if protocol not in PROTOCOLS:
+        pytest.fail(
+            f"no model for the protocol {protocol!r} here: add one, so that its samplers are"
+            " checked"
+        )
+    target, _, tabular = PROTOCOLS[protocol]
+    prompts = torch.tensor([[r % 6, r // 2, 6] for r in range(ROWS)])
+
+    def make(seed):
+        return llama(protocol, seed) if kind == "llama" else tabular(V, seed, low=0.1)
+
+    other = llama("causal", 2) if kind == "llama" else TabularCausal(V, 2, low=0.1)
+    return Bench(make(1), target, prompts, token_space(), {None: make(2), "causal": other})
+
+
+# --- the checks
+
+
+def check_tokens(run: Bench, sampler: Sampler, law: Law) -> None:
+    """Every place is filled with an id that may stand there. So not with the mask."""
+    tokens = run(sampler, law).tokens
+    assert tokens.shape == (ROWS, run.space.length) and tokens.dtype == torch.long
+    assert not bool((tokens == MASK).any()), "the mask was left in the output"
+    legal = run.space.legal[torch.arange(run.space.length), tokens]
+    assert bool(legal.all()), "an id stands where it is not legal"
+
+
+def check_rows(run: Bench, sampler: Sampler, law: Law) -> None:
+    """A row is the same whether it is decoded in a batch or alone, and in any order."""
+    whole = run(sampler, law)
+    for rows in ([0], [3], [4, 1, 2]):
+        part = run(sampler, law, rows)
+        assert torch.equal(part.tokens, whole.tokens[rows]), "a row depends on its batch"
+        for a, row in zip(part.stats, rows, strict=True):
+            b = whole.stats[row]
+            assert (a.nfe, a.tokens, a.draft_acceptance_rate) == (
+                b.nfe,
+                b.tokens,
+                b.draft_acceptance_rate,
+            )
+            assert (a.acceptance_histogram, a.draft_nfe) == (b.acceptance_histogram, b.draft_nfe)
+
+
+def check_keys(run: Bench, sampler: Sampler, law: Law) -> None:
+    """One prompt: equal keys, equal tokens; different keys, different tokens (unless ids are not
+    drawn)."""
+    out = run(sampler, law, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
+    again = run(sampler, law, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
+    assert torch.equal(out, again) and torch.equal(out[0], out[3]), (
+        "equal keys gave different tokens"
+    )
+    if sampler.protocol == "masked" and not certain(
+        sampler, law
+    ):  # places that a filtered law is sure of, taken first, may settle all others
+        wide = replace(law, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, guidance_scale=1.0)
+        out = run(sampler, wide, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
+    assert certain(sampler, law) or len(out.unique(dim=0)) >= 4, (
+        "different keys gave the same tokens"
+    )
+
+
+def certain(sampler: Sampler, law: Law) -> bool:
+    """Whether ids are not drawn: keys may change nothing."""
+    return (
+        law.temperature == 0
+        if sampler.protocol == "causal"
+        else getattr(sampler, "proposer", None) in ("argmax", "credit")
+    )
+
+
+def check_traces(run: Bench, sampler: Sampler, law: Law, canvas: Tensor | None = None) -> None:
+    """Replaying a trace gives the tokens, and costs and traces tell the same story."""
+    calls: list[dict[str, int]] = []
+    extra = {} if canvas is None else {"canvas": canvas}
+    out = run(sampler, law, trace=True, callback=calls.append, **extra)
+    assert torch.equal(out.tokens, run(sampler, law, **extra).tokens), "tracing changes the tokens"
+    assert out.traces is not None and len(out.traces) == len(out.stats) == ROWS
+    for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
+        state = dict(
+            enumerate([MASK] * run.space.length if canvas is None else canvas[row].tolist())
+        )
+        wanted = sum(x == MASK for x in state.values())
+        accepted = 0
+        for step in trace:
+            assert set(step.accepted) <= set(step.window) and set(step.committed) <= set(
+                step.window
+            )
+            state.update(dict.fromkeys(step.removed, MASK))
+            assert all(state[n] == MASK for n in step.committed), "a place was committed twice"
+            state.update(step.committed)
+            accepted += len(step.accepted)
+        assert list(state.values()) == out.tokens[row].tolist(), (
+            "the trace does not replay to the tokens"
+        )
+        assert len(trace) == stats.nfe
+        assert sum(len(s.committed) - len(s.removed) for s in trace) == stats.tokens == wanted
+        assert stats.mean_acceptance_length == pytest.approx(
+            wanted / stats.nfe if stats.nfe else 0.0
+        )
+        assert stats.tokens_computed >= stats.nfe and stats.seconds >= 0
+        assert (stats.draft_nfe is not None) == sampler.drafted
+        if stats.acceptance_histogram:
+            assert sum(stats.acceptance_histogram) == stats.nfe
+            assert sum(k * n for k, n in enumerate(stats.acceptance_histogram)) == accepted
+            assert 0 <= stats.draft_acceptance_rate <= 1
+        else:
+            assert stats.draft_acceptance_rate is None
+    assert [c["step"] for c in calls] == list(range(1, max(s.nfe for s in out.stats) + 1))
+    done = [c["done"] for c in calls]
+    assert done == sorted(done) and all(c["total"] == ROWS * run.space.length for c in calls)
+    assert not calls or done[-1] == calls[-1]["total"]
+
+
+def check_declaration(sampler: Sampler) -> None:
+    """It says what it guarantees, relative to what."""
+    assert sampler.exactness in EXACTNESS and sampler.protocol and sampler.reference
+    said = describe_exactness(sampler)
+    assert EXACTNESS[sampler.exactness] in said and sampler.reference in said
+    assert (type(sampler).__doc__ or "").strip()
+    with pytest.raises(AttributeError):  # knobs are what the manifest says they are, for good
+        sampler.exactness = "sample"
+
+
+CHECKS: list[Callable] = [check_tokens, check_rows, check_keys, check_traces]
+
+
+# --- everything that is registered
+
+
+def test_all_parts_are_exercised():
+    """The lists above are made from the registry; this says that it is not empty."""
+    least = {
+        "sampler": 5,
+        "preset": 26,
+        "selector": 13,
+        "proposer": 3,
+        "coupling": 4,
+        "initialiser": 4,
+        "order": 4,
+        "schedule": 4,
+        "verifier": 8,
+        "length_policy": 3,
+        "remasker": 3,
+    }
+    assert all(len(registry.table(kind)) >= n for kind, n in least.items())
+    samplers = [resolve_sampler(spec, law_for(name))[0] for name, spec in SPECS.items()]
+    assert {type(s) for s in samplers} == {
+        s for s in registry.table("sampler").values() if "codes" in s.kinds
+    }
+    parts = {
+        "coupling": "coupling",
+        "initialiser": "init",
+        "order": "order",
+        "schedule": "schedule",
+        "verifier": "verifier",
+        "length_policy": "policy",
+        "remasker": "remasker",
+        "selector": "selector",
+        "proposer": "proposer",
+        "block_schedule": "blocks",
+    }
+    for kind, knob in parts.items():
+        assert {getattr(s, knob) for s in samplers if hasattr(s, knob)} - {None} == set(
+            registry.table(kind)
+        )
+    assert {s.stop for s in samplers if hasattr(s, "stop")} == STOPS
+
+
+def model_for(sampler: Sampler) -> str:
+    """One that keeps keys and values, for a sampler that asks for them."""
+    return "tabular" if getattr(sampler, "cache", "none") == "none" else "llama"
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("name", SPECS)
+def test_contract(name, check):
+    sampler, law = resolve_sampler(SPECS[name], law_for(name))
+    check(bench(sampler.protocol, model_for(sampler)), sampler, law)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if i % 2 else []) for i, n in enumerate(NAMES)],
+)
+def test_contract_with_the_embedded_architecture(name):
+    sampler, law = resolve_sampler(SPECS[name], law_for(name))
+    run = bench(sampler.protocol, "llama")
+    for check in CHECKS:
+        check(run, sampler, law)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_declaration(name):
+    check_declaration(resolve_sampler(SPECS[name], law_for(name))[0])
+
+
+@pytest.mark.parametrize("name", registry.table("preset"))
+def test_presets_are_samplers_with_knobs(name):
+    preset = registry.get("preset", name)
+    assert preset.name == name and preset.about
+    assert set(preset.knobs) <= set(knobs(registry.get("sampler", preset.sampler)))
+    sampler, law = resolve_sampler(name)
+    assert all(getattr(sampler, k) == v for k, v in preset.knobs.items())
+    assert all(getattr(law, k) == v for k, v in preset.law.items())
+
+
+# --- editing: a canvas to start from
+
+MASKED = [n for n, s in SPECS.items() if resolve_sampler(s, law_for(n))[0].protocol == "masked"]
+
+
+def canvas_of(space: TokenSpace) -> Tensor:
+    """Rows with all, some, one and no places to fill."""
+    lowest = space.legal.long().argmax(1)
+    canvas = lowest.expand(ROWS, -1).clone()
+    canvas[0], canvas[1, ::2], canvas[2, 5], canvas[4, 3:] = MASK, MASK, MASK, MASK
+    return canvas
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_canvas_keeps_what_it_holds(name):
+    sampler, law = resolve_sampler(SPECS[name], law_for(name))
+    run = bench("masked", model_for(sampler))
+    canvas = canvas_of(run.space)
+    given = canvas.clone()
+    tokens = run(sampler, law, canvas=canvas).tokens
+    assert torch.equal(canvas, given), "the caller's canvas was written to"
+    known = given != MASK
+    assert torch.equal(tokens[known], given[known])
+    assert bool(run.space.legal[torch.arange(run.space.length), tokens].all())
+    check_traces(run, sampler, law, canvas)
+    for row in range(ROWS):  # alone and in the batch
+        assert torch.equal(
+            run(sampler, law, [row], canvas=canvas[row : row + 1]).tokens[0], tokens[row]
+        )
+
+
+@pytest.mark.parametrize("name", [n for n in MASKED if n in registry.table("sampler")])
+def test_illegal_canvases_are_refused(name):
+    sampler, law = resolve_sampler(name, law_for(name))
+    run = bench("masked", "tabular")
+    for bad in (7, 1, 400, -1):  # a condition word; an id that is legal elsewhere; no ids at all
+        canvas = canvas_of(run.space)
+        canvas[1, 7] = bad
+        with pytest.raises(GenError, match=rf"id {bad} at place 7 of row 1"):
+            run(sampler, law, canvas=canvas)
+    with pytest.raises(GenError, match="shape"):
+        run(sampler, law, canvas=canvas_of(run.space)[:, :5])
+
+
+# --- controls: every check fails on a sampler that breaks it
+
+
+def broken(call: Callable, protocol: str = "causal") -> Sampler:
+    """A registered sampler whose call is replaced."""
+    base = registry.get("sampler", "autoregressive" if protocol == "causal" else "masked_iterative")
+    return type(
+        "Broken",
+        (base,),
+        {"__call__": call, "good": lambda self, *a, **k: base.__call__(self, *a, **k)},
+    )()
+
+
+def row_zero_noise(self, target, draws, **kwargs):
+    """All rows share the noise of row 0."""
+    draws.keys = draws.keys[:1].expand(len(draws.keys))
+    return self.good(target, draws, **kwargs)
+
+
+def global_noise(self, target, draws, **kwargs):
+    """Noise from torch's global generator."""
+    draws.keys = torch.randint(1 << 60, draws.keys.shape)
+    return self.good(target, draws, **kwargs)
+
+
+def leaves_the_mask(self, target, draws, **kwargs):
+    """The last place is not filled."""
+    out = self.good(target, draws, **kwargs)
+    out.tokens[:, -1] = MASK
+    return out
+
+
+def ignores_legal_ids(self, target, draws, **kwargs):
+    target.legal = torch.ones_like(target.legal)
+    return self.good(target, draws, **kwargs)
+
+
+def miscounts(self, target, draws, **kwargs):
+    """One forward call is not counted."""
+    out = self.good(target, draws, **kwargs)
+    out.stats[1].nfe -= 1
+    return out
+
+
+def forgets_in_the_trace(self, target, draws, **kwargs):
+    out = self.good(target, draws, **kwargs)
+    if out.traces:
+        out.traces[0][2].committed.clear()
+    return out
+
+
+def writes_into_the_prompt(self, target, draws, **kwargs):
+    target.prompt[:] = 0
+    return self.good(target, draws, **kwargs)
+
+
+@pytest.mark.parametrize("protocol", ["causal", "masked"])
+@pytest.mark.parametrize(
+    ("call", "check"),
+    [
+        (row_zero_noise, check_rows),
+        (row_zero_noise, check_keys),
+        (global_noise, check_rows),
+        (global_noise, check_keys),
+        (global_noise, check_traces),
+        (leaves_the_mask, check_tokens),
+        (leaves_the_mask, check_traces),
+        (ignores_legal_ids, check_tokens),
+        (miscounts, check_traces),
+        (forgets_in_the_trace, check_traces),
+    ],
+)
+def test_control_a_broken_sampler_fails_its_check(call, check, protocol):
+    run, law = bench(protocol, "tabular"), Law()
+    check(
+        run, broken(lambda self, *a, **k: self.good(*a, **k), protocol), law
+    )  # unbroken, it passes
+    with pytest.raises(AssertionError):
+        check(run, broken(call, protocol), law)
+
+
+class Aliased(CausalTarget):
+    """Holds the caller's prompt itself."""
+
+    def __init__(self, model, prompt, *args):
+        super().__init__(model, prompt, *args)
+        self.prompt = prompt
+
+
+def test_control_a_sampler_may_not_write_into_the_prompt():
+    run = bench("causal", "tabular")
+    with pytest.raises(AssertionError, match="wrote into its condition"):
+        Bench(run.model, Aliased, run.prompts, run.space, {})(broken(writes_into_the_prompt), Law())

@@ -1,0 +1,223 @@
+"""Every command and every Python block of the README and the pages in docs/ runs, in one folder per
+page.
+
+What takes long runs here with less of everything, one sample of a prompt and of a modality, and in
+a longer form under ``-m slow``, where the pages about training, drafts and latents, commands that
+start processes and five of six configs run at all. Measurements in full are under ``-m long``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from gen.__main__ import main as gen_main
+from gen.config.job import find_config, load_config
+from gen.recipes.action.recipe import main as action_recipe
+from gen.recipes.image.latents import main as image_latents_recipe
+from gen.recipes.image.recipe import main as image_recipe
+from gen.recipes.motion.recipe import main as motion_recipe
+from gen.recipes.speech.recipe import main as speech_recipe
+from gen.recipes.speed import main as speed_recipe
+from gen.recipes.text.filter import main as text_filter_recipe
+from gen.recipes.text.recipe import main as text_recipe
+from gen.recipes.video.recipe import main as video_recipe
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOW_PAGES = ("training", "drafts", "latents")
+ON_PAGES = [
+    pytest.param(
+        p,
+        quick,
+        id=f"{p.stem}-{'quick' if quick else 'longer'}",
+        marks=[] if quick else [pytest.mark.slow],
+    )
+    for p in PAGES
+    for quick in (True, False)
+    if not quick or p.stem not in SLOW_PAGES
+]
+RECIPES = {
+    "gen.recipes.image": image_recipe,
+    "gen.recipes.image.latents": image_latents_recipe,
+    "gen.recipes.speech": speech_recipe,
+    "gen.recipes.video": video_recipe,
+    "gen.recipes.motion": motion_recipe,
+    "gen.recipes.action": action_recipe,
+    "gen.recipes.text": text_recipe,
+    "gen.recipes.text.filter": text_filter_recipe,
+    "gen.recipes.speed": speed_recipe,
+}
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of what can be run, in the order of the page."""
+    return re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def lines_of(block: str) -> list[str]:
+    return [
+        line.split("  #")[0].strip()
+        for line in block.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+
+
+def commands(page: Path) -> list[str]:
+    return [
+        line for language, block in blocks(page) if language == "bash" for line in lines_of(block)
+    ]
+
+
+def shortened(command: str, quick: bool = True) -> str:
+    """The same with one prompt, sample, repeat and value of a sweep. ``quick``: also of several
+    samplers the first and the last alone, action chunks in place of pictures to measure, and no
+    further processes: `test_engines_real.py` has two workers, `test_bench_jobs.py` the layouts.
+    """
+    if command.startswith("gen bench jobs"):
+        command = (
+            f"gen bench jobs --items {0 if quick else 24} --modalities text --prompts 1 --repeats 1"
+        )
+    elif command.startswith("gen bench") and "--oracle" not in command:
+        command = re.sub(
+            r"(--sweep \w+=[^ ,]+)[^ ]*",
+            r"\1",
+            re.sub(r" --(prompts|batch-sizes|repeats) \S+", "", command),
+        )
+        command = (
+            re.sub(
+                r"(--samplers \w+),(?:\w+,)*",
+                r"\1,",
+                command.replace("bench image", "bench action"),
+            )
+            if quick
+            else command
+        )
+        command += " --prompts 1 --batch-sizes 1 --repeats 1"
+    elif command.startswith("gen run ") and "--dry-run" not in command and "prompts" not in command:
+        command += " " + shlex.join(one_of_each(find_config(shlex.split(command)[2])))
+        command = re.sub(r" workers=\d+", "", command) if quick else command
+    return re.sub(r"--num-samples \d+", "--num-samples 1", command)
+
+
+def one_job_per_modality(demo: Path) -> None:
+    """Leaves the first job of every modality in the copy of the demonstration that a page runs;
+    ``-m slow`` runs all."""
+    tree, seen = OmegaConf.load(demo), set()
+    tree.jobs = [
+        j
+        for j in tree.jobs
+        if not (
+            j.get("modality", tree.get("modality")) in seen
+            or seen.add(j.get("modality", tree.get("modality")))
+        )
+    ]
+    OmegaConf.save(tree, demo)
+
+
+def one_of_each(config: Path) -> list[str]:
+    """Overrides that leave one sample of the first prompt of each job, in two steps where it says
+    how many."""
+    raw, found = OmegaConf.load(config), ["num_samples=1"]
+    for i, entry in enumerate(load_config(config).entries if "sweep" not in raw else ()):
+        key, said = (f"jobs.{i}.", raw.jobs[i]) if "jobs" in raw else ("", raw)
+        if entry.prompts:
+            found.append(f'{key}prompts=["{entry.prompts[0]}"]')
+        if "steps" in (said.sampler if isinstance(said.sampler, DictConfig) else {}):
+            found.append(f"{key}sampler.steps=2")
+    return found
+
+
+def run(command: str) -> int:
+    words = shlex.split(command)
+    if words[0] == "gen":
+        return gen_main(words[1:])
+    if words[:2] == ["python", "-m"] and words[2] in RECIPES:
+        RECIPES[words[2]](words[3:])
+        return 0
+    if (
+        words[0] == "make"
+    ):  # make test runs this test; that the target exists is what can be asked here
+        return (
+            0 if re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE) else 1
+        )
+    if words[0] in ("git", "cd", "source", "."):
+        return 0
+    raise AssertionError(f"the pages hold a command no test runs: {command}")
+
+
+@pytest.mark.parametrize(("page", "quick"), ON_PAGES)
+def test_every_command_and_python_block_of_a_page_runs_in_its_order(
+    page, quick, tmp_path, monkeypatch
+):
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    one_job_per_modality(tmp_path / "configs" / "demo.yaml")
+    monkeypatch.chdir(tmp_path)
+    done = set()
+    for language, block in blocks(page):
+        if language == "python":
+            exec(
+                compile(
+                    re.sub(r"num_samples=\d+", "num_samples=2", block) if quick else block,
+                    str(page),
+                    "exec",
+                ),
+                {"__name__": "gen_docs"},
+            )
+            continue
+        for command in (shortened(line, quick) for line in lines_of(block)):
+            if command not in done:
+                assert run(command) == 0, command
+            done.add(command)
+
+
+@pytest.mark.long
+def test_the_measuring_commands_run_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = [c for page in PAGES for c in commands(page) if c.startswith("gen bench")]
+    assert found
+    for command in found:
+        assert run(command) == 0, command
+
+
+def test_the_pages_hold_commands_at_all():
+    """Negative control: were the blocks not found, the tests above would pass without running
+    anything."""
+    assert sum(len(commands(p)) for p in PAGES) > 15
+    with pytest.raises(AssertionError, match="no test runs"):
+        run("rm -rf x")
+
+
+@pytest.mark.slow
+def test_the_demonstration_runs_with_one_sample_of_each_job(tmp_path):
+    demo = ROOT / "configs" / "demo.yaml"
+    assert gen_main(["run", str(demo), *one_of_each(demo), f"out={tmp_path / 'out'}"]) == 0
+
+
+CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(
+            p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 6 else []
+        )
+        for i, p in enumerate(CONFIGS)
+    ],
+)
+def test_every_config_runs_in_its_quick_form(config, tmp_path):
+    assert gen_main(["run", str(config), *one_of_each(config), f"out={tmp_path / 'out'}"]) == 0
+    assert (tmp_path / "out" / "index.html").is_file()
+    assert gen_main(["status", str(tmp_path / "out")]) == 0
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

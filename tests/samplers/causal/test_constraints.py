@@ -1,0 +1,394 @@
+"""Laws that look back: what may stand at a place depends on the ids before it, and a row may end
+early.
+
+The toy language is one of exact length: ids 0, 1, 2 are 1, 2, 3 long, they must add up to a given
+total, and id 3 is the end. What samplers make of it is computed exactly, on every outcome of their
+draws, and held against the law written down from its definition. The controls break one part each
+and must miss by more than 1e-3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from constrained import SPACES, ExactLength, ends_at, exact_length, law_of, obeys, with_end
+from enumeration import distance, enumerate_law
+from tabular import (
+    EMPTY,
+    PROMPTS,
+    TabularBlocks,
+    TabularCausal,
+    TabularMasked,
+    causal_target,
+    masked_target,
+)
+from test_blocks import target_of as block_target
+
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.rng import CounterDraws, OffsetDraws
+from gen.core.sampler import resolve_sampler
+from gen.core.sampling_params import Law
+from gen.core.token_space import TokenSpace
+from gen.models.targets.causal import CausalTarget
+
+EXACT, WRONG = 1e-12, 1e-3
+CONTEXTS = len(PROMPTS)
+COMBINED = Law(temperature=0.7, top_k=2, guidance_scale=2.0)
+LAWS = {"plain": Law(), "guided": Law(guidance_scale=2.0), "combined": COMBINED}
+COUPLINGS, INITS = registry.table("coupling"), registry.table("initialiser")
+autoregressive = registry.get("sampler", "autoregressive")
+jacobi = registry.get("sampler", "speculative_jacobi")
+speculative = registry.get("sampler", "speculative")
+
+
+def models(space: TokenSpace, law: Law):
+    """A target and a draft model that differ, of ids that are all possible."""
+
+    def make(seed):
+        return TabularCausal(space.vocab_size, seed, low=0.0, spread=1.5)
+
+    return make(0), make(5)
+
+
+def error(
+    sampler, space: TokenSpace, law: Law = LAWS["plain"], draft_space: TokenSpace | None = None
+) -> float:
+    """The largest error of a probability, over three contexts of different lengths that are decoded
+    in one batch."""
+    model, small = models(space, law)
+
+    def decode(draws, context):
+        draft = (
+            causal_target(small, draft_space or space, law, context) if sampler.drafted else None
+        )
+        return sampler(causal_target(model, space, law, context), draws, draft=draft).tokens
+
+    found = enumerate_law(decode, CONTEXTS)
+    expected = [law_of(model, space, law, c) for c in range(CONTEXTS)]
+    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
+        "the law is too simple to test anything"
+    )
+    assert distance(expected[0], expected[1]) > WRONG, (
+        "contexts must differ, or mixing up rows would go unseen"
+    )
+    return max(distance(a, b) for a, b in zip(found, expected, strict=True))
+
+
+# --- the law
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_law_of_autoregression(space, law):
+    assert error(autoregressive(), space, law) < EXACT
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4])
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_law_of_jacobi_for_every_window(coupling, window):
+    spaces = (
+        (exact_length(4, 4), with_end(4))
+        if window < 3
+        else (exact_length(4, 4, ids=2), with_end(4, ids=2))
+    )
+    for space in spaces:
+        assert error(jacobi(coupling=coupling, window=window), space) < EXACT
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_law_of_jacobi_for_every_initialiser(coupling, init):
+    """What enters the window knows nothing of the constraint, so most of it is illegal."""
+    assert error(jacobi(coupling=coupling, window=3, init=init), exact_length(3, 3)) < EXACT
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_law_of_jacobi_for_every_law(coupling, law):
+    assert error(jacobi(coupling=coupling, window=3), exact_length(3, 3), law) < EXACT
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["drafts obey", "drafts do not"])
+@pytest.mark.parametrize("policy", registry.table("length_policy"))
+@pytest.mark.parametrize("verifier", ["token", "block"])
+def test_law_of_speculative_decoding(verifier, policy, told):
+    """Also with a draft model that knows nothing of the constraint."""
+    size = 4 if told and policy == "constant" else 3
+    for space in (exact_length(size, size), with_end(size)):
+        draft_space = None if told else replace(space, constraint=None, end_id=None)
+        sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=size - 1)
+        assert error(sampler, space, draft_space=draft_space) < EXACT
+
+
+def test_law_of_guided_speculative_decoding():
+    for guidance in (None, 1.0):
+        sampler = speculative(num_speculative_tokens=2, draft_guidance=guidance)
+        assert error(sampler, exact_length(4, 4), LAWS["guided"]) < EXACT
+
+
+def test_drafts_that_are_all_illegal_leave_a_law():
+    """Numbers, and the smallest legal set, after whatever was drafted; and the second call forgets
+    what the first one drafted."""
+    space = exact_length(4, 4)
+    target = causal_target(models(space, Law())[0], space, COMBINED, [0, 1])
+    at = torch.arange(4).expand(2, 4)
+    law, _ = target.predict(torch.tensor([[0, 2, 2, 2], [0, 3, 0, 3]]), at)
+    assert not bool(law.isnan().any())
+    assert torch.allclose(law.exp().sum(-1), torch.ones(2, 4, dtype=torch.float64))
+    assert law[0, 2:].argmax(-1).tolist() == [3, 3] and law[1, 1:].argmax(-1).tolist() == [3, 3, 3]
+    law, _ = target.predict(torch.tensor([[0, 0, 0, 0]] * 2), at)
+    assert torch.equal(target.allowed[0], target.allowed[1])
+    assert target.allowed[0].sum(-1).tolist() == [3, 3, 2, 1] and bool(
+        (law.isfinite().sum(-1) > 0).all()
+    )
+
+
+# --- controls of the law
+
+
+def stale(self, tokens, positions, _true=CausalTarget._note):
+    """Only the last committed id is noted, not the drafts after it."""
+    _true(self, tokens[:, :1], positions[:, :1])
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_control_a_history_without_the_drafts(monkeypatch, coupling):
+    monkeypatch.setattr(CausalTarget, "_note", stale)
+    assert error(jacobi(coupling=coupling, window=3), exact_length(3, 3)) > WRONG
+    assert error(autoregressive(), exact_length(3, 3)) < EXACT  # it drafts nothing
+
+
+def test_control_a_history_that_keeps_its_first_drafts(monkeypatch):
+    """Rejected drafts must be overwritten."""
+
+    def note(self, tokens, positions, _true=CausalTarget._note):
+        fresh = torch.where(
+            self.history.gather(1, positions) == self.blank_id,
+            tokens,
+            self.history.gather(1, positions),
+        )
+        _true(self, fresh, positions)
+
+    def init(self, *args, _true=CausalTarget.__init__, **kwargs):
+        _true(self, *args, **kwargs)
+        self.blank_id = self.space.end_id  # what no history of these rows holds before its end
+        self.history[:] = self.blank_id
+
+    monkeypatch.setattr(CausalTarget, "__init__", init)
+    assert (
+        error(jacobi(window=3), exact_length(3, 3)) < EXACT
+    )  # what the slots start with is never looked at
+    monkeypatch.setattr(CausalTarget, "_note", note)
+    monkeypatch.setattr(CausalTarget, "refuse_illegal", lambda *a: None)
+    assert error(jacobi(window=3), exact_length(3, 3)) > WRONG
+
+
+def test_control_a_history_that_rows_do_not_leave(monkeypatch):
+    """Rows that stay must keep their own history: here they are given that of the rows before
+    them."""
+
+    def keep(self, rows, _true=CausalTarget.keep):
+        mine = self.history
+        _true(self, rows)
+        self.history = mine[: int(rows.sum())].clone()
+
+    monkeypatch.setattr(CausalTarget, "keep", keep)
+    assert error(autoregressive(), exact_length(4, 4)) > WRONG
+
+
+def test_control_without_the_constraint_sequences_disobey(monkeypatch):
+    assert disobedient(autoregressive()) == 0
+    monkeypatch.setattr(TokenSpace, "narrow", lambda self, legal, history, positions: legal)
+    assert disobedient(autoregressive()) > 0
+
+
+# --- what comes out
+
+LONG = exact_length(12, 9)
+CAUSAL = [
+    n
+    for kind in ("sampler", "preset")
+    for n in registry.table(kind)
+    if resolve_sampler(n)[0].protocol == "causal" and "codes" in resolve_sampler(n)[0].kinds
+]
+
+
+def run(
+    sampler,
+    space: TokenSpace = LONG,
+    law: Law = LAWS["guided"],
+    rows: list[int] | None = None,
+    **kwargs,
+):
+    rows = list(range(20)) if rows is None else rows
+    model, small = models(space, law)
+    context = [r % CONTEXTS for r in rows]
+    draft = causal_target(small, space, law, context) if sampler.drafted else None
+    return sampler(
+        causal_target(model, space, law, context),
+        CounterDraws([7919 * r + 5 for r in rows]),
+        draft=draft,
+        **kwargs,
+    )
+
+
+def disobedient(sampler) -> int:
+    return sum(not obeys(LONG, ids) for ids in run(sampler).tokens.tolist())
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_causal_sampler_obeys_or_refuses(name):
+    """Relaxed rules credit a draft with the mass of other ids, so some of them would pass one that
+    is not legal."""
+    sampler, law = resolve_sampler(name)
+    space = replace(LONG, codebook=torch.arange(4.0)[:, None])
+    try:
+        out = run(sampler, space, replace(law, guidance_scale=2.0))
+    except GenError as refusal:
+        assert sampler.exactness == "none" and "constraint" in str(refusal)
+        return
+    assert all(obeys(LONG, ids) for ids in out.tokens.tolist())
+    assert law.temperature == 0 or sampler.exactness == "none" or len(out.tokens.unique(dim=0)) > 5
+    for row in (0, 7):  # alone and in the batch
+        alone = run(sampler, space, replace(law, guidance_scale=2.0), rows=[row])
+        assert (
+            torch.equal(alone.tokens[0], out.tokens[row])
+            and alone.stats[0].nfe == out.stats[row].nfe
+        )
+
+
+@pytest.mark.parametrize("window", [1, 3, 12])
+@pytest.mark.parametrize("init", INITS)
+def test_gumbel_gives_the_tokens_of_autoregression(window, init):
+    expected = run(autoregressive())
+    assert torch.equal(
+        run(jacobi(coupling="gumbel", window=window, init=init)).tokens, expected.tokens
+    )
+
+
+# --- continuing what is there
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [autoregressive(), jacobi(window=3), jacobi(coupling="fresh", window=3)],
+    ids=["ar", "gumbel", "fresh"],
+)
+def test_continuation_has_the_law_of_what_follows(sampler):
+    space, law, given = exact_length(6, 6), LAWS["guided"], torch.tensor([0, 1])
+    model = models(space, law)[0]
+    rest = space.after(given[:1]).after(given[1:])
+    assert rest.length == 4 and rest.given.tolist() == [0, 1]
+    known = [[(*p, 0, 1) for p in prompts] for prompts in (PROMPTS, EMPTY)]
+    found = enumerate_law(
+        lambda draws, c: sampler(causal_target(model, rest, law, c, *known), draws).tokens, CONTEXTS
+    )
+    for context, one in enumerate(found):
+        assert len(one) > 2 and distance(one, law_of(model, space, law, context, (0, 1))) < EXACT
+    forgetful = replace(rest, given=None)  # the control: the constraint counts from zero
+    found = enumerate_law(
+        lambda draws, c: sampler(causal_target(model, forgetful, law, c, *known), draws).tokens,
+        CONTEXTS,
+    )
+    assert distance(found[0], law_of(model, space, law, 0, (0, 1))) > WRONG
+
+
+def test_a_row_continued_from_its_own_beginning_is_the_same_row():
+    space, law = LONG, LAWS["guided"]
+    model = models(space, law)[0]
+    whole = jacobi(window=4)(causal_target(model, space, law, [1]), CounterDraws([9])).tokens[0]
+    for k in range(1, ends_at(whole.tolist(), 3)):
+        given = whole[:k]
+        prompts = [[(*p, *given.tolist()) for p in x] for x in (PROMPTS, EMPTY)]
+        out = jacobi(window=4)(
+            causal_target(model, space.after(given), law, [1], *prompts),
+            OffsetDraws(CounterDraws([9]), k),
+            trace=True,
+        )
+        assert torch.equal(out.after(given).tokens[0], whole)
+        assert sorted(n for step in out.after(given).traces[0] for n in step.committed) == list(
+            range(k, 12)
+        )
+
+
+def test_what_is_given_must_be_told_and_may_not_have_ended():
+    with pytest.raises(ValueError, match="the given tokens themselves"):
+        LONG.after(3)
+    with pytest.raises(GenError, match="ends at place 1, with id 3"):
+        LONG.after(torch.tensor([2, 3, 3]))
+    plain = TokenSpace.codes((4, 3), 5, 5)
+    for given in (3, torch.tensor([0, 1, 2])):
+        assert plain.after(given).grid == (3, 3) and plain.after(given).given is None
+    assert LONG.after(0).length == 12
+
+
+# --- refusals
+
+
+def test_models_that_do_not_go_left_to_right_refuse_a_constraint():
+    masked = replace(TokenSpace.codes((4,), 3, 4, mask_id=3), constraint=ExactLength(3, 4))
+    for make in (
+        lambda s: masked_target(TabularMasked(4), s, Law(), [0]),
+        lambda s: block_target(TabularBlocks(4, block_length=2), s, Law(), [0]),
+    ):
+        with pytest.raises(GenError, match="left to right") as said:
+            make(masked)
+        assert "\n" not in str(said.value)
+        make(replace(masked, constraint=None))
+
+
+def test_a_masked_space_may_have_an_end_and_fills_nothing_by_it():
+    space = replace(TokenSpace.codes((12,), 3, 4, mask_id=3), end_id=2)
+    plain = replace(space, end_id=None)
+
+    def sample(s):
+        return registry.get("sampler", "masked_iterative")()(
+            masked_target(TabularMasked(4), s, Law(), [0] * 8), CounterDraws(range(8))
+        )
+
+    assert torch.equal(sample(space).tokens, sample(plain).tokens)
+    assert any(
+        ids[ids.index(2) :] != [2] * (12 - ids.index(2))
+        for ids in sample(space).tokens.tolist()
+        if 2 in ids
+    )
+
+
+def test_spaces_that_make_no_sense_are_refused_in_one_line():
+    legal = torch.ones(4, 3, dtype=torch.bool)
+    legal[2, 2] = False
+    late = torch.ones(4, 3, dtype=torch.bool)
+    late[:2, 2] = False
+    TokenSpace((4,), 3, late, end_id=2)  # an end that may come from place 2 on
+    replace(TokenSpace.codes((4,), 3, 4), end_id=3)  # and one that may not come at all
+    for make, said in (
+        (lambda: TokenSpace((4,), 3, legal, end_id=2), "end_id 2 may not stand at place 2"),
+        (lambda: TokenSpace((4,), 3, ~late, end_id=2), "end_id 2 may not stand at place 3"),
+        (lambda: TokenSpace((4,), 3, legal, end_id=3), "end_id is 3; expected an id below 3"),
+        (
+            lambda: replace(TokenSpace.latents((4,), 2), end_id=0),
+            "latents came with a constraint or an end",
+        ),
+        (
+            lambda: replace(TokenSpace.latents((4,), 2), constraint=ExactLength(2, 3)),
+            "latents came with a constraint or an end",
+        ),
+    ):
+        with pytest.raises(GenError) as caught:
+            make()
+        assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_constraint_that_leaves_nothing_is_named_with_its_place():
+    class Nothing:
+        def legal(self, history, positions):
+            out = torch.ones(*positions.shape, 3, dtype=torch.bool)
+            out[positions == 2] = False
+            return out
+
+    space = replace(TokenSpace.codes((4,), 3, 3), constraint=Nothing())
+    with pytest.raises(GenError, match=r"leaves no id for place 2 after \[\d, \d\]"):
+        autoregressive()(causal_target(TabularCausal(3), space, Law(), [0]), CounterDraws([1]))

@@ -1,0 +1,312 @@
+"""Samplers of latents with the embedded architecture, tiny and in float64: what every one of them
+must do, and the targets.
+
+Whatever decodes latents is found through the registry, as in ``test_contracts``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.rng import CounterDraws
+from gen.core.sampler import resolve_sampler
+from gen.core.sampling_params import Law
+from gen.core.token_space import TokenSpace
+from gen.models.adapters.denoising_path import noise_size, walk
+from gen.models.adapters.language_models import CausalLatentLM, MaskedLatentLM
+from gen.models.nets.grid_latent import GridLatentConfig, GridLatentModel
+from gen.models.targets.latent import CausalLatentTarget, MaskedLatentTarget
+from gen.samplers.masked.parts.orders import BLIND
+
+GRID, PLACES, CHANNELS, ROWS = (2, 3), 6, 4, 4
+SPACE = TokenSpace.latents(GRID, CHANNELS)
+LAW = Law(temperature=0.9, guidance_scale=1.5)
+WORDS = torch.tensor([[r, 2 * r % 9, 8] for r in range(ROWS)])
+
+
+def architecture(causal: bool, layers: int = 2) -> GridLatentModel:
+    torch.manual_seed(0)
+    config = GridLatentConfig(
+        grid=GRID,
+        prefix_length=3,
+        vocab_size=9,
+        latent_channels=CHANNELS,
+        causal=causal,
+        encoder_layers=0 if causal else 1,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_width=16,
+        head_depth=1,
+        head_steps=4,
+        sigma_floor=0.3,
+        initializer_range=0.3,
+    )
+    return GridLatentModel(config).double().eval()
+
+
+def shallow(model: GridLatentModel) -> GridLatentModel:
+    """The model without its last layer, which is made small first: a draft that is sometimes
+    right."""
+    with torch.no_grad():
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            model.model.layers[-1].get_submodule(name).weight.mul_(0.1)
+    draft = architecture(True, len(model.model.layers) - 1)
+    draft.load_state_dict(model.state_dict(), strict=False)
+    return draft
+
+
+TARGET, MASKED = architecture(True), architecture(False)
+DRAFT = shallow(TARGET)
+
+
+def target_of(protocol: str, rows: list[int], law: Law = LAW, draft: bool = False):
+    words, empty = WORDS[rows], torch.full((len(rows), 3), 7)
+    uncond = empty if law.guided else None
+    if protocol == "causal":
+        return CausalLatentTarget(
+            CausalLatentLM(DRAFT if draft else TARGET), words, SPACE, law, uncond
+        )
+    return MaskedLatentTarget(MaskedLatentLM(MASKED), words, SPACE, law, uncond)
+
+
+def run(
+    sampler, rows: list[int] | None = None, keys: list[int] | None = None, law: Law = LAW, **kwargs
+):
+    rows = list(range(ROWS)) if rows is None else rows
+    keys = [31 * r + 7 for r in rows] if keys is None else keys
+    draft = target_of(sampler.protocol, rows, law, draft=True) if sampler.drafted else None
+    return sampler(
+        target_of(sampler.protocol, rows, law), CounterDraws(keys), draft=draft, **kwargs
+    )
+
+
+def of_latents() -> dict[str, dict]:
+    samplers = {
+        name: {"name": name}
+        for name, cls in registry.table("sampler").items()
+        if "latents" in cls.kinds
+    }
+    presets = {
+        n: {"name": n}
+        for n, p in registry.table("preset").items()
+        if p.sampler in samplers and p.knobs.get("order") in (None, *BLIND)
+    }
+    return samplers | presets
+
+
+SPECS = of_latents()
+SPECS |= {
+    f"jacobi-{w}-{t}": {"name": "continuous_jacobi", "window": w, "tolerance": t}
+    for w in (1, 3)
+    for t in (0.0, 1.0)
+}
+SPECS |= {
+    f"{mode}-{k}": {
+        "name": "continuous_speculative",
+        "mode": mode,
+        "num_speculative_tokens": k,
+        "relaxation": 0.5,
+    }
+    for mode in ("exact", "relaxed")
+    for k in (1, 3)
+}
+SPECS["unguided-drafts"] = {
+    "name": "continuous_speculative",
+    "draft_guidance": 1.0,
+    "draft_temperature": 1.1,
+}
+SPECS |= {
+    f"{order}-{steps}": {"name": "masked_iterative", "order": order, "steps": steps}
+    for order in ("random", "halton", "raster")
+    for steps in (3, PLACES)
+}
+
+
+def test_all_samplers_of_latents_are_here():
+    assert {
+        "autoregressive",
+        "continuous_jacobi",
+        "continuous_speculative",
+        "masked_iterative",
+        "cspd",
+        "mar",
+    } <= set(SPECS)
+    samplers = [resolve_sampler(spec)[0] for spec in SPECS.values()]
+    assert all("latents" in s.kinds for s in samplers) and len({type(s) for s in samplers}) >= 4
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_contract(name):
+    sampler, _ = resolve_sampler(SPECS[name])
+    calls: list[dict[str, int]] = []
+    out = run(sampler, trace=True, callback=calls.append)
+    assert out.tokens.shape == (ROWS, PLACES, CHANNELS) and out.tokens.dtype == torch.float64
+    assert bool(out.tokens.isfinite().all()) and not bool((out.tokens == 0).all(-1).any())
+    assert torch.allclose(out.tokens, run(sampler).tokens, rtol=0, atol=1e-12), (
+        "equal keys gave different latents, or tracing changes them"
+    )
+    for rows in ([0], [3, 1]):
+        assert torch.allclose(run(sampler, rows).tokens, out.tokens[rows], atol=1e-9, rtol=0), (
+            "a row depends on its batch"
+        )
+    same = run(sampler, [2] * 4, [11, 12, 13, 11]).tokens
+    assert (
+        torch.allclose(same[0], same[3], rtol=0, atol=1e-12)
+        and float(torch.pdist(same[:3].flatten(1)).min()) > 1e-3
+    )
+    assert float((same[0] - same[1]).abs().min()) > 1e-9, "some places do not depend on the key"
+    for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
+        state: dict[int, list[float]] = {}
+        for step in trace:
+            assert set(step.accepted) <= set(step.committed) <= set(step.window) and not set(
+                step.committed
+            ) & set(state)
+            state |= step.committed
+        assert [state[n] for n in range(PLACES)] == out.tokens[row].tolist(), (
+            "the trace does not replay to the latents"
+        )
+        assert len(trace) == stats.nfe <= PLACES and stats.tokens == PLACES
+        assert (stats.draft_nfe is not None) == sampler.drafted
+        if stats.acceptance_histogram:
+            assert (
+                sum(stats.acceptance_histogram) == stats.nfe
+                and 0 <= stats.draft_acceptance_rate <= 1
+            )
+    assert calls[-1]["done"] == calls[-1]["total"] == ROWS * PLACES
+
+
+def test_drafts_are_accepted_and_rejected_here():
+    """Or the contract would hold of little."""
+    for name in ("exact-3", "relaxed-3", "jacobi-3-1.0"):
+        stats = run(resolve_sampler(SPECS[name])[0], [0, 1, 2, 3] * 5, list(range(20))).stats
+        taken = sum(sum(k * n for k, n in enumerate(s.acceptance_histogram)) for s in stats)
+        assert 0.1 < taken / (20 * PLACES) < 0.75, name
+
+
+def test_jacobi_at_tolerance_zero_is_autoregression():
+    expected = run(resolve_sampler("autoregressive")[0]).tokens
+    for window in (1, 2, 4, 16):
+        for init in ("repeat", "zeros"):
+            spec = {"name": "continuous_jacobi", "window": window, "tolerance": 0.0, "init": init}
+            assert torch.allclose(run(resolve_sampler(spec)[0]).tokens, expected, atol=1e-9, rtol=0)
+
+
+# --- the targets
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(seed):
+    """Rows commit different numbers of latents, rejected drafts are overwritten, finished rows
+    leave."""
+    g = torch.Generator().manual_seed(seed)
+    truth = torch.randn(ROWS, PLACES, CHANNELS, dtype=torch.float64, generator=g)
+    target, rows, start = (
+        target_of("causal", list(range(ROWS))),
+        torch.arange(ROWS),
+        torch.zeros(ROWS, dtype=torch.long),
+    )
+    with torch.no_grad():
+        expected = torch.stack([TARGET(WORDS, truth), TARGET(torch.full_like(WORDS, 7), truth)], 2)
+    while len(rows):
+        width = min(int(torch.randint(1, 5, (), generator=g)), PLACES - int(start.min()))
+        positions = start[:, None] + torch.arange(width)
+        valid = positions < PLACES
+        positions = torch.where(valid, positions, start[:, None])
+        given = truth[rows[:, None], (positions - 1).clamp_min(0)]
+        wrong = (torch.rand(valid.shape, generator=g) < 0.4) & valid
+        wrong[:, 0] = False
+        given[wrong] = torch.randn(int(wrong.sum()), CHANNELS, dtype=torch.float64, generator=g)
+        law, _ = target.predict(given, positions)
+        right = (~wrong).long().cumprod(1).bool()
+        assert torch.allclose(
+            law[right], expected[rows[:, None], positions][right], atol=1e-9, rtol=0
+        )
+        start = start + torch.minimum(
+            (right & valid).sum(1), torch.randint(1, 4, rows.shape, generator=g)
+        )
+        left = start < PLACES
+        if not bool(left.all()):
+            rows, start = rows[left], start[left]
+            target.keep(left)
+
+
+def test_a_guided_path_law_is_that_of_guided_predictions():
+    """Mean and deviation of a step, by hand: u + s (c - u), and the temperature on the
+    deviation."""
+    target = target_of("causal", [0, 1])
+    x, z = torch.randn(2, 2, CHANNELS).double(), torch.randn(2, 2, 16).double()
+    with torch.no_grad():
+        mean, log_sigma = target.paths.transition(x[0], 1, z)
+        c, u = TARGET.head.predict(x[0], 1, z[:, 0]), TARGET.head.predict(x[0], 1, z[:, 1])
+        by_hand, plain = TARGET.head.posterior(x[0], 1, u + 1.5 * (c - u))
+    assert torch.allclose(mean, by_hand) and torch.allclose(log_sigma.exp(), 0.9 * plain.exp())
+
+
+# --- masked
+
+
+def masked(**knobs):
+    return resolve_sampler({"name": "masked_iterative", "schedule": "linear", **knobs})[0]
+
+
+@pytest.mark.parametrize("order", ["raster", "halton"])
+def test_one_place_per_step_is_filling_one_after_the_other(order):
+    out = run(masked(order=order, steps=PLACES), trace=True)
+    sequence = [n for step in out.traces[0] for n in step.committed]
+    assert all(len(step.committed) == 1 for t in out.traces for step in t)
+    assert (sequence == list(range(PLACES))) == (order == "raster")
+    target, canvas = target_of("masked", list(range(ROWS))), SPACE.empty(ROWS, dtype=torch.float64)
+    places = torch.arange(PLACES).expand(ROWS, -1)
+    noise = CounterDraws([31 * r + 7 for r in range(ROWS)]).normal(
+        torch.arange(ROWS), places, "propose", None, noise_size(target.paths)
+    )
+    for n in sequence:
+        law, _ = target.predict(canvas)
+        canvas[:, n] = walk(target.paths, law[:, n], noise[:, n])[:, -1]
+    assert torch.allclose(out.tokens, canvas, atol=1e-9, rtol=0)
+    assert not torch.allclose(run(masked(order=order, steps=2)).tokens, canvas, atol=1e-3)
+
+
+def canvas_of() -> Tensor:
+    """Rows with all, some, one and no places to fill; an empty place holds NaN."""
+    canvas = torch.randn(
+        ROWS, PLACES, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
+    canvas[0], canvas[1, ::2], canvas[2, 5] = float("nan"), float("nan"), float("nan")
+    return canvas
+
+
+@pytest.mark.parametrize("order", ["random", "halton", "raster"])
+def test_a_canvas_keeps_what_it_holds(order):
+    canvas = canvas_of()
+    out = run(masked(order=order, steps=2), canvas=canvas, trace=True)
+    known = ~canvas.isnan()
+    assert torch.equal(canvas[known], canvas_of()[known]) and torch.equal(canvas.isnan(), ~known)
+    assert torch.equal(out.tokens[known], canvas[known]) and bool(out.tokens.isfinite().all())
+    assert [s.tokens for s in out.stats] == [6, 3, 1, 0] and out.stats[3].nfe == 0
+    for row in range(ROWS):
+        alone = run(masked(order=order, steps=2), [row], canvas=canvas[row : row + 1]).tokens[0]
+        assert torch.allclose(alone, out.tokens[row], atol=1e-9, rtol=0)
+    # what it holds is looked at
+    other = canvas.clone()
+    other[1, 1] += 1
+    assert not torch.allclose(
+        run(masked(order=order, steps=2), canvas=other).tokens[1, 0], out.tokens[1, 0], atol=1e-6
+    )
+
+
+def test_mistakes_are_named_in_one_line():
+    with pytest.raises(GenError, match="the probability of an id; latents have none"):
+        run(masked(order="confidence"))
+    with pytest.raises(GenError, match="shape"):
+        run(masked(), canvas=canvas_of()[:, :5])
+    for knob, value in (("temperature", 0.0), ("top_k", 3), ("top_p", 0.5), ("min_p", 0.1)):
+        with pytest.raises(GenError, match=f"law.{knob} is"):
+            target_of("causal", [0], Law(**{knob: value}))

@@ -1,0 +1,269 @@
+"""Guided diffusion: a masked model proposes, a causal one judges. Against plain Python, which has
+no cache and one row; and the judge's own greedy tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tabular import (
+    EMPTY,
+    PROMPTS,
+    TabularCausal,
+    TabularMasked,
+    causal_target,
+    masked_target,
+    space_of,
+)
+
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.rng import CounterDraws
+from gen.core.sampler import resolve_sampler
+from gen.core.sampling_params import Law
+from gen.core.stats import SampleOutput
+from gen.core.token_space import TokenSpace
+from gen.pipeline.pipeline import Pipeline
+from gen.samplers.masked.guided.guided_diffusion import _Judge
+
+IDS, PLACES, MASK, ROWS = 4, 10, 4, 5
+SPACE = space_of((2, 5), IDS, masked=True)
+ENDING = replace(SPACE, end_id=3)
+LAWS = {"plain": Law(), "guided": Law(temperature=0.8, top_k=3, guidance_scale=1.5)}
+MODEL, JUDGE = TabularMasked(IDS + 1, low=0.0), TabularCausal(IDS + 1, seed=5, low=0.0, spread=2.0)
+guided = registry.get("sampler", "guided_diffusion")
+
+
+def canvas() -> torch.Tensor:
+    """Rows that are given nothing, the middle, all, the beginning, and every third place."""
+    out = (torch.arange(PLACES) * 3 % 3).repeat(ROWS, 1)
+    out[0], out[1, :3], out[1, 6:], out[3, 4:] = MASK, MASK, MASK, MASK
+    out[4] = torch.where(torch.arange(PLACES) % 3 == 2, 1, MASK)
+    return out
+
+
+def run(
+    sampler,
+    law: Law = LAWS["plain"],
+    rows: list[int] | None = None,
+    space: TokenSpace = SPACE,
+    start: torch.Tensor | None = None,
+    **kwargs,
+) -> SampleOutput:
+    rows = list(range(ROWS)) if rows is None else rows
+    contexts = [r % 3 for r in rows]
+    judge = causal_target(JUDGE, space, law, contexts)
+    given = (canvas() if start is None else start)[rows]
+    return sampler(
+        masked_target(MODEL, space, law, contexts),
+        CounterDraws([31 * r + 7 for r in rows]),
+        draft=judge,
+        canvas=given,
+        **kwargs,
+    )
+
+
+def decode(sampler, law: Law, row: int) -> tuple[list[int], int]:
+    """One row: its tokens, and calls."""
+    state, draws, calls = canvas()[row].tolist(), CounterDraws([31 * row + 7]), 0
+    raw, at = Law(guidance_scale=law.guidance_scale), torch.arange(PLACES)[None]
+    while MASK in state:
+
+        def logits(prompt, state=state):
+            return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+
+        logp = law(
+            logits([31 + row % 3, 40]),
+            logits([50, 51 + row % 3]) if law.guided else None,
+            SPACE.legal,
+        )
+        drawn = draws.categorical(
+            logp, torch.tensor([0]), at, "propose", torch.tensor([calls]), at >= 0
+        )[0].tolist()
+        ids = [drawn[n] if x == MASK else x for n, x in enumerate(state)]
+        agreed, correction = {}, {}
+        for n in (n for n in range(PLACES) if state[n] == MASK):
+            cond = JUDGE.after([*PROMPTS[row % 3], *ids[:n]])
+            q = raw(
+                cond,
+                JUDGE.after([*EMPTY[row % 3], *ids[:n]]) if law.guided else None,
+                SPACE.legal[n],
+            ).tolist()
+            better = sum(x > q[ids[n]] for x in q)
+            if better >= sampler.judge_top_k or (
+                sampler.agree == "relative" and q[ids[n]] < max(q) + math.log(sampler.judge_ratio)
+            ):
+                correction = {n: q.index(max(q))}
+                break
+            agreed[n] = ids[n]
+        if sampler.commit_correction:
+            agreed |= correction
+        if not agreed:
+            best = min(
+                (n for n in range(PLACES) if state[n] == MASK),
+                key=lambda n: (-float(logp[0, n, ids[n]]), n),
+            )
+            agreed = {best: ids[best]}
+        state, calls = [agreed.get(n, x) for n, x in enumerate(state)], calls + 1
+    return state, calls
+
+
+RULES = [
+    {"judge_top_k": 1},
+    {"judge_top_k": 2},
+    {"judge_top_k": 2, "commit_correction": True},
+    {"agree": "relative", "judge_ratio": 0.7, "judge_top_k": 3},
+    {"agree": "relative", "judge_ratio": 0.4, "judge_top_k": 2, "commit_correction": True},
+]
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("knobs", RULES, ids=str)
+def test_tokens_and_calls_are_those_of_the_reference(knobs, law):
+    out = run(guided(**knobs), law)
+    for row in range(ROWS):
+        assert (out.tokens[row].tolist(), out.stats[row].nfe) == decode(guided(**knobs), law, row)
+        assert out.stats[row].draft_nfe == out.stats[row].nfe
+    assert not torch.equal(
+        out.tokens, run(guided(judge_top_k=IDS), law).tokens
+    )  # the control: a judge that takes everything
+
+
+def greedy(space: TokenSpace, law: Law) -> torch.Tensor:
+    return registry.get("sampler", "autoregressive")()(
+        causal_target(JUDGE, space, replace(law, temperature=0.0), [r % 3 for r in range(ROWS)]),
+        CounterDraws(range(ROWS)),
+    ).tokens
+
+
+@pytest.mark.parametrize("space", [SPACE, ENDING], ids=["one length", "rows that end"])
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+def test_corrected_to_its_first_choice_it_is_the_judge(law, space):
+    """Whatever is proposed, in at most a call per token; with two choices, or without the
+    correction, it is not."""
+    empty, expected = SPACE.empty(ROWS), greedy(space, law)
+    out = run(guided(judge_top_k=1, commit_correction=True), law, space=space, start=empty)
+    assert torch.equal(out.tokens, expected)
+    assert max(s.nfe for s in out.stats) <= PLACES and min(s.nfe for s in out.stats) < PLACES
+    for other in ({"judge_top_k": 2, "commit_correction": True}, {"judge_top_k": 1}):
+        assert not torch.equal(run(guided(**other), law, space=space, start=empty).tokens, expected)
+
+
+def test_a_judge_that_takes_everything_takes_it_at_once():
+    out = run(guided(judge_top_k=IDS))
+    assert [s.nfe for s in out.stats] == [1, 1, 0, 1, 1] == [s.draft_nfe for s in out.stats]
+    masked = registry.get("sampler", "masked_iterative")(steps=1)
+    alone = masked(
+        masked_target(MODEL, SPACE, Law(), [r % 3 for r in range(ROWS)]),
+        CounterDraws([31 * r + 7 for r in range(ROWS)]),
+        canvas=canvas(),
+    )
+    assert torch.equal(out.tokens, alone.tokens)
+
+
+@pytest.mark.parametrize("knobs", RULES[1:3], ids=str)
+def test_a_row_alone_is_a_row_of_the_batch_and_traces_replay(knobs):
+    whole = run(guided(**knobs), trace=True)
+    for row in range(ROWS):
+        alone = run(guided(**knobs), rows=[row])
+        assert torch.equal(alone.tokens[0], whole.tokens[row])
+        assert (alone.stats[0].nfe, alone.stats[0].draft_nfe) == (
+            whole.stats[row].nfe,
+            whole.stats[row].draft_nfe,
+        )
+        made = canvas()[row].tolist()
+        for step in whole.traces[row]:
+            assert (
+                step.committed and not step.removed and all(made[n] == MASK for n in step.committed)
+            )
+            made = [step.committed.get(n, x) for n, x in enumerate(made)]
+        assert made == whole.tokens[row].tolist()
+
+
+def test_the_judge_reads_no_more_than_what_has_changed(monkeypatch):
+    """And no less: the control starts at the first empty place, although a correction before it was
+    never told."""
+    widths: list[int] = []
+    predict = type(causal_target(JUDGE, SPACE, Law(), [0])).predict
+    monkeypatch.setattr(
+        "gen.models.targets.causal.CausalTarget.predict",
+        lambda self, ids, at: (widths.append(at.shape[1]), predict(self, ids, at))[1],
+    )
+    sampler, rows = guided(judge_top_k=1, commit_correction=True), [1, 4]
+    out = run(sampler, rows=rows)
+    assert widths[0] == PLACES and widths == sorted(widths, reverse=True) and widths[-1] < PLACES
+    assert [t.tolist() for t in out.tokens] == [decode(sampler, Law(), row)[0] for row in rows]
+
+    good = _Judge._start
+
+    def forgetful(self, ids, masked):
+        first = self.told is None
+        start = good(self, ids, masked)
+        return start if first else masked.long().argmax(1)
+
+    monkeypatch.setattr(_Judge, "_start", forgetful)
+    wrong = [
+        run(
+            guided(commit_correction=True, judge_top_k=1), start=canvas()[[r] * ROWS]
+        ).tokens.tolist()
+        for r in (1, 4)
+    ]
+    monkeypatch.setattr(_Judge, "_start", good)
+    assert wrong != [
+        run(
+            guided(commit_correction=True, judge_top_k=1), start=canvas()[[r] * ROWS]
+        ).tokens.tolist()
+        for r in (1, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"agree": "topk"}, "sampler.agree is 'topk'; expected top_k or relative"),
+        ({"judge_top_k": 0}, "sampler.judge_top_k is 0; expected an integer of at least 1"),
+        ({"judge_ratio": 2}, "sampler.judge_ratio is 2; expected a number between 0 and 1"),
+        ({"commit_correction": 1}, "sampler.commit_correction is 1; expected true or false"),
+        ({"stop": "prophet"}, "sampler.stop is 'prophet'; expected filled or end"),
+        ({"judge_topk": 2}, "Did you mean 'judge_top_k'"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(knobs, said):
+    with pytest.raises(GenError) as error:
+        resolve_sampler({"name": "guided_diffusion", **knobs})
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_judge_of_other_tokens_is_refused():
+    def target():
+        return masked_target(MODEL, SPACE, Law(), [0])
+
+    with pytest.raises(GenError, match="judges with a causal model and got none"):
+        guided()(target(), CounterDraws([1]))
+    for space, said in (
+        (
+            space_of((2, 5), 6),
+            "the judge has 6 ids and 10 places; expected the masked model's 5 and 10",
+        ),
+        (space_of((2, 5), 5), "the judge's legal ids are not the masked model's"),
+    ):
+        with pytest.raises(GenError, match=said):
+            guided()(
+                target(),
+                CounterDraws([1]),
+                draft=causal_target(TabularCausal(space.vocab_size), space, Law(), [0]),
+            )
+
+
+def test_the_modality_s_causal_model_is_the_judge():
+    pipe = Pipeline("image")
+    assert (
+        pipe.model_name(guided()) == "image-masked" and pipe.draft_name(guided()) == "image-causal"
+    )
+    assert pipe.draft_name(guided(draft_model="image-draft")) == "image-draft"
+    with pytest.raises(
+        GenError, match="draft model image-masked is a masked one; expected a causal one"
+    ):
+        pipe.draft_name(guided(draft_model="image-masked"))

@@ -1,0 +1,538 @@
+"""Caches of masked models: what each policy keeps exactly, what it leaves stale, what it costs; and
+conditions of different lengths.
+
+A model of one layer makes keys out of an id and its position alone. So under it a policy is exact
+if every id that changed is computed again, and only then, which tells wrong masks, slots, positions
+and rows from what a cache approximates by design.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tabular import TabularMasked, masked_target
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.rng import CounterDraws
+from gen.core.sampling_params import Law
+from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import MaskedLM
+from gen.models.adapters.slot_cache import SlotLayer
+from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+from gen.models.targets.cached_masked import CachedMaskedTarget, Plan, cached
+from gen.models.targets.masked import MaskedTarget
+from gen.samplers.masked.iterative import MaskedIterative
+
+POLICIES = list(registry.table("cache_policy"))
+APPROXIMATE = [p for p in POLICIES if p != "none"]
+Sampler = MaskedIterative
+V, MASK, GRID, T, P, ROWS = 12, 11, (4, 4), 16, 3, 4  # ids 0-7 are tokens, 8-10 words of conditions
+EXACT, WRONG = 1e-12, 1e-7
+SMALL = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.6,
+    "max_position_embeddings": 128,
+}
+LAWS = {"plain": Law(), "guided": Law(temperature=0.9, guidance_scale=1.6)}
+SPACE = TokenSpace.codes(GRID, 8, V, MASK)
+# small numbers, so that every policy keeps something on this canvas
+BASE = {
+    "steps": 8,
+    "order": "random",
+    "schedule": "linear",
+    "blocks": "fixed",
+    "block_length": 4,
+    "cache_before": 2,
+    "cache_after": 2,
+    "cache_radius": 1,
+    "cache_warmup": 2,
+    "cache_active": 3,
+}
+
+
+@cache
+def model(name: str, layers: int = 2, adapter=MaskedLM):
+    torch.manual_seed(3)
+    shape = {**SMALL, "num_hidden_layers": layers}
+    shifted = name.endswith("shifted")
+    if name.startswith("grid"):
+        net = GridLlamaForCausalLM(
+            GridLlamaConfig(
+                GRID, P, codebook_size=8, causal=False, shifted=shifted, mask_token_id=MASK, **shape
+            )
+        )
+    else:
+        net = LlamaForCausalLM(LlamaConfig(**shape))
+        net.config.shifted = shifted
+    return adapter(net.double())
+
+
+CASES = [
+    ("llama", "plain"),
+    ("llama_shifted", "guided"),
+    ("grid", "guided"),
+    ("grid_shifted", "plain"),
+]
+
+
+def conditions(
+    rows: list[int], ragged: bool, base: int = 8, extra: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Padded on the right with ``extra`` columns more than needed and an id that no model has."""
+    lengths = torch.tensor([[P, 1, 2, P][r] if ragged else P for r in rows])
+    ids = torch.tensor([[(base + r * 2 + i) % 3 + 8 for i in range(P)] for r in rows])
+    ids = torch.where(torch.arange(P) < lengths[:, None], ids, 99)
+    return torch.nn.functional.pad(ids, (0, extra), value=99), lengths
+
+
+def target(
+    net,
+    law: Law = LAWS["plain"],
+    rows: list[int] | None = None,
+    ragged: bool = False,
+    extra: int = 0,
+    space=SPACE,
+) -> MaskedTarget:
+    rows = list(range(ROWS)) if rows is None else rows
+    prompt, length = conditions(rows, ragged, extra=extra)
+    uncond, uncond_length = (
+        conditions([r + 1 - 4 * (r == 3) for r in rows], ragged, 9, extra)
+        if law.guided
+        else (None, None)
+    )
+    return MaskedTarget(net, prompt, space, law, uncond, length, uncond_length)
+
+
+def canvas(rows: list[int] | None = None) -> Tensor:
+    """Empty; every third known; the first half known; two known. So rows are in different blocks
+    soon."""
+    out = torch.full((ROWS, T), MASK)
+    known = torch.arange(T) * 3 % 8
+    out[1, ::3], out[2, :6], out[3, 9:11] = known[::3], known[:6], known[9:11]
+    return out if rows is None else out[rows]
+
+
+def decode(of: MaskedTarget, rows: list[int] | None = None, start: Tensor | None = None, **knobs):
+    rows = list(range(ROWS)) if rows is None else rows
+    return Sampler(**{**BASE, **knobs})(
+        of,
+        CounterDraws([31 * r + 7 for r in rows]),
+        canvas=canvas(rows) if start is None else start,
+    )
+
+
+@cache
+def uncached(name: str, law: str) -> Tensor:
+    return decode(target(model(name), LAWS[law])).tokens
+
+
+def errors(
+    monkeypatch, of: MaskedTarget, everywhere: bool = False, then: Tensor | None = None, **knobs
+) -> float:
+    """The largest error of a fresh law that could be committed (or of any fresh one) in a run,
+    against the model without a cache. ``then``: the tokens that must come out."""
+    found, predict, prepare = [], CachedMaskedTarget.predict, CachedMaskedTarget.prepare
+
+    def noted(self, now):
+        self.could = now.masked & now.open
+        return prepare(self, now)
+
+    def compared(self, canvas, of=None):
+        law, places = predict(self, canvas, of)
+        seen = self._seen
+        true, _ = predict(self, canvas, torch.arange(len(canvas)))
+        self._seen = seen
+        difference = (law.exp() - true.exp()).abs().amax(-1)
+        assert bool((self.fresh & self.could).any(1)[self.could.any(1)].all())
+        found.append(float(difference[self.fresh if everywhere else self.fresh & self.could].max()))
+        return law, places
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CachedMaskedTarget, "predict", compared)
+        patch.setattr(CachedMaskedTarget, "prepare", noted)
+        out = decode(of, **knobs)
+    assert not bool((out.tokens == MASK).any()) and (then is None or torch.equal(out.tokens, then))
+    return max(found, default=0.0)
+
+
+# --- exact where it must be
+
+
+@pytest.mark.parametrize(("name", "law"), CASES)
+@pytest.mark.parametrize("policy", APPROXIMATE)
+def test_refreshing_every_call_is_no_cache(policy, name, law, monkeypatch):
+    assert (
+        errors(
+            monkeypatch,
+            target(model(name), LAWS[law]),
+            True,
+            uncached(name, law),
+            cache=policy,
+            cache_refresh=1,
+        )
+        < EXACT
+    )
+
+
+@pytest.mark.parametrize("policy", APPROXIMATE)
+def test_control_refreshing_as_published_is_not(policy, monkeypatch):
+    assert errors(monkeypatch, target(model("llama_shifted"), LAWS["guided"]), cache=policy) > WRONG
+
+
+@pytest.mark.parametrize(("name", "law"), CASES)
+@pytest.mark.parametrize("policy", APPROXIMATE)
+def test_with_one_layer_a_policy_is_exact_if_it_computes_all_that_changed(
+    policy, name, law, monkeypatch
+):
+    """All but ``freecache``, which leaves the ends of blocks as if they were empty; it is exact
+    once they are computed again."""
+
+    def of():
+        return target(model(name, layers=1), LAWS[law], ragged=name.startswith("llama"))
+
+    assert errors(monkeypatch, of(), cache=policy, cache_settle=True) < EXACT
+    if policy == "freecache":
+        assert errors(monkeypatch, of(), cache=policy) > WRONG
+
+
+class BlockCausal(MaskedLM):
+    """Attention full inside blocks of 4 places and causal across them, the condition being before
+    the first."""
+
+    def _last(self, positions: Tensor) -> Tensor:
+        return P + ((positions - P).div(4, rounding_mode="floor").clamp_min(-1) + 1) * 4 - 1
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
+        at = torch.arange(ids.shape[1])
+        hidden = at > self._last(at)[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self.dtype).masked_fill(
+            hidden, torch.finfo(self.dtype).min
+        )
+        return self.model(
+            input_ids=ids, attention_mask=mask.expand(len(ids), 1, -1, -1), use_cache=False
+        ).logits[:, -canvas_length:]
+
+    def _mask(self, positions, seen, cache, rows):
+        above = torch.arange(seen.shape[1]) > self._last(positions)[..., None]
+        return (
+            super()
+            ._mask(positions, seen, cache, rows)
+            .masked_fill(above[:, None, :, : cache.used], torch.finfo(self.dtype).min)
+        )
+
+
+@pytest.mark.parametrize("policy", ["prefix", "dual", "vicinity"])
+def test_under_a_block_causal_mask_finished_blocks_need_no_second_look(policy, monkeypatch):
+    """They are computed once when the next begins, and never change after that. ``freecache`` does
+    not even do that."""
+    start = torch.full((ROWS, T), MASK)
+    assert (
+        errors(monkeypatch, target(model("llama", 3, BlockCausal)), cache=policy, start=start)
+        < EXACT
+    )
+    assert errors(monkeypatch, target(model("llama", 3)), cache=policy, start=start) > WRONG
+    assert (
+        errors(monkeypatch, target(model("llama", 3, BlockCausal)), cache="freecache", start=start)
+        > WRONG
+    )
+
+
+@pytest.mark.parametrize("policy", ["dual", "prefix", "vicinity", "freecache"])
+def test_one_block_that_is_all_there_is_leaves_nothing_to_keep(policy, monkeypatch):
+    def empty(law):
+        return torch.zeros(ROWS, 0, dtype=torch.long) if law.guided else None
+
+    for law in LAWS.values():
+        of = MaskedTarget(
+            model("llama"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, law, empty(law)
+        )
+        assert errors(monkeypatch, of, True, cache=policy, blocks="whole", cache_warmup=0) < EXACT
+    of = target(
+        model("llama")
+    )  # but a condition that was computed beside an empty canvas is not what it would be now
+    assert (
+        errors(monkeypatch, of, cache=policy, blocks="whole", cache_warmup=0, cache_before=0)
+        > WRONG
+    )
+
+
+def test_what_delayed_keeps_was_computed_as_what_it_is(monkeypatch):
+    """And ``freecache`` keeps places that were empty when they were computed, for ever, unless they
+    may settle."""
+    stale: dict[str, int] = {}
+
+    def watched(name: str, knobs: dict):
+        policy = registry.get("cache_policy", knobs["cache"])
+
+        def watch(now, slots):
+            plan = policy(now, slots)
+            kept = plan.attend & ~plan.compute & ~plan.refresh[:, None] & slots.written
+            stale[name] = stale.get(name, 0) + int((kept & ~slots.current).sum())
+            return plan
+
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "gen.samplers.masked.parts.caches.cached", lambda of, _: cached(of, watch)
+            )
+            decode(target(model("llama")), **knobs)
+
+    watched("delayed", {"cache": "delayed"})
+    watched("settled", {"cache": "freecache", "cache_settle": True})
+    watched("freecache", {"cache": "freecache"})
+    assert stale["delayed"] == stale["settled"] == 0 < stale["freecache"]
+
+
+def test_to_a_window_what_is_behind_it_does_not_exist():
+    """The first law of the places in it is that of a canvas that ends there; control: with all
+    places seen it is not."""
+    net, space = model("llama"), TokenSpace.codes((6,), 8, V, MASK)
+    short, _ = target(net, space=space).predict(torch.full((ROWS, 6), MASK))
+    for width, same in ((6, True), (64, False)):
+        of = cached(target(net), registry.get("cache_policy", "window"))
+        empty = torch.full((ROWS, T), MASK)
+        knobs = Sampler(**{**BASE, "cache_window": width})
+        of.prepare(
+            SimpleNamespace(
+                knobs=knobs,
+                canvas=empty,
+                masked=empty == MASK,
+                open=empty == MASK,
+                begins=torch.ones(ROWS) > 0,
+            )
+        )
+        law, places = of.predict(empty)
+        assert bool(((law[:, :6].exp() - short.exp()).abs() < EXACT).all()) == same
+        assert (
+            places.tolist() == [P + min(width, T)] * ROWS
+            and of.fresh.sum(1).tolist() == [min(width, T)] * ROWS
+        )
+
+
+# --- rows and padding
+
+
+@pytest.mark.parametrize(("name", "law"), CASES[1:3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_row_is_the_same_alone_and_in_a_batch(policy, name, law):
+    net, law, ragged = model(name), LAWS[law], not name.startswith("grid")
+    whole = decode(target(net, law, ragged=ragged), cache=policy)
+    rows = [[1], [3, 2], [0]][POLICIES.index(policy) % 3]
+    part = decode(target(net, law, rows, ragged), rows, cache=policy)
+    assert torch.equal(part.tokens, whole.tokens[rows])
+    assert [s.nfe for s in part.stats] == [whole.stats[r].nfe for r in rows]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ["llama", "llama_shifted"])
+def test_padding_changes_nothing(name, law):
+    """Not that of the batch, not more of it, and whatever ids it holds."""
+    net, law = model(name), LAWS[law]
+    found, _ = target(net, law, ragged=True).predict(canvas())
+    more, _ = target(net, law, ragged=True, extra=3).predict(canvas())
+    assert torch.equal(found, more)
+    for row in range(ROWS):
+        alone, _ = target(net, law, [row], ragged=True).predict(canvas([row]))
+        assert float((alone.exp() - found[row].exp()).abs().max()) < EXACT
+    several, _ = target(net, law, ragged=True).predict(canvas([2, 1, 2]), torch.tensor([2, 1, 2]))
+    assert float((several.exp() - found[[2, 1, 2]].exp()).abs().max()) < EXACT
+
+
+class Seen(MaskedLM):
+    """A control: padding is looked at."""
+
+    def forward(self, ids, canvas_length, pads=None):
+        return super().forward(ids, canvas_length)
+
+
+class Counted(MaskedLM):
+    """A control: padding is not looked at, but counted as positions."""
+
+    def forward(self, ids, canvas_length, pads=None):
+        if pads is None:
+            return super().forward(ids, canvas_length)
+        hidden = torch.arange(ids.shape[1]) < pads[:, None]
+        mask = torch.zeros(ids.shape, dtype=self.dtype).masked_fill(
+            hidden, torch.finfo(self.dtype).min
+        )[:, None, None]
+        with torch.no_grad():
+            return self.model(
+                input_ids=ids, attention_mask=mask.expand(-1, 1, ids.shape[1], -1), use_cache=False
+            ).logits[:, -canvas_length:]
+
+
+@pytest.mark.parametrize("adapter", [Seen, Counted])
+def test_control_padding_that_is_seen_or_counted_is_found(adapter):
+    """Counted it is a small error: rotary positions are relative, but their angles are numbers of
+    single precision."""
+    net = model("llama", adapter=adapter)
+    found, _ = target(net, ragged=True).predict(canvas())
+    alone, _ = target(net, rows=[1], ragged=True).predict(canvas([1]))
+    assert float((alone.exp() - found[1].exp()).abs().max()) > 100 * EXACT
+
+
+def test_pads_in_front_are_nothing_to_the_model():
+    net, ids = model("llama_shifted"), torch.cat([conditions([0], False)[0], canvas([0])], 1)
+    for pads in (1, 4):
+        padded = torch.nn.functional.pad(ids, (pads, 0), value=5)
+        assert (
+            float((net.forward(padded, T, torch.tensor([pads])) - net.forward(ids, T)).abs().max())
+            < EXACT * 100
+        )
+
+
+def test_a_model_with_one_length_of_conditions_says_so():
+    for net in (model("grid"), TabularMasked(V)):
+        with pytest.raises(GenError, match="lengths from 1 to 3; expected one length"):
+            target(net, ragged=True).predict(canvas())
+    with pytest.raises(GenError, match="a condition is empty"):
+        MaskedTarget(
+            model("llama_shifted"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, Law()
+        ).predict(canvas())
+
+
+# --- what it costs
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_shifted"])
+def test_a_cache_computes_fewer_places(name):
+    empty = torch.full((1, T), MASK)
+    cost = {
+        p: (
+            decode(target(model(name, layers=1), rows=[0]), [0], empty, cache=p, steps=16)
+            .stats[0]
+            .tokens_computed
+        )
+        for p in POLICIES
+    }
+    # one call per place; a block of 4 begins with everything, and its three other calls compute the
+    # block, or all from its start on
+    full, behind = P + T, [T - 4 * block for block in range(4)]
+    usual = {
+        "none": 16 * full,
+        "dual": 4 * (full + 3 * 4),
+        "prefix": sum(full + 3 * n for n in behind),
+        "freecache": full - T + sum(4 * n for n in behind),
+    }
+    # a shifted model takes the place before a block along, while the block's first place is empty
+    more = 16 if name.endswith("shifted") else 0
+    assert all(n <= cost[p] <= n + more * (p != "none") for p, n in usual.items())
+    assert (
+        all(cost[p] < cost["none"] for p in APPROXIMATE)
+        and cost["dual"] < cost["vicinity"] < cost["none"]
+    )
+
+
+def test_rows_that_begin_a_block_cost_the_others_nothing():
+    """Rows 2 and 0 are in different blocks at different times; each costs what it costs alone."""
+    net = model("llama")
+    both = decode(target(net, rows=[2, 0]), [2, 0], cache="dual")
+    alone = [decode(target(net, rows=[r]), [r], cache="dual") for r in (2, 0)]
+    assert [s.tokens_computed for s in both.stats] == [a.stats[0].tokens_computed for a in alone]
+
+
+# --- broken on purpose
+
+
+class Mixing(SlotLayer):
+    """Rows write into one another's slots."""
+
+    def write(self, keys, values):
+        few = keys.shape[1] < self.owner.used  # not while all is computed
+        keys, values = super().write(keys, values)
+        return (keys.roll(1, 0), values.roll(1, 0)) if few else (keys, values)
+
+
+class Freezing(SlotLayer):
+    """A slot keeps what was written first, the keys of an empty place."""
+
+    def write(self, keys, values):
+        if self.is_initialized and self.owner.rows is None:
+            rows, at = torch.arange(len(self.owner.positions))[:, None], self.owner.positions
+            keys, values = self.keys[rows, at], self.values[rows, at]
+        return super().write(keys, values)
+
+
+def with_layer(layer: type):
+    class Broken(MaskedLM):
+        def new_cache(self, slots):
+            cache = super().new_cache(slots)
+            cache.layers = [layer(cache) for _ in cache.layers]
+            return cache
+
+    return Broken
+
+
+def test_control_frozen_keys_of_empty_places_are_found(monkeypatch):
+    start = torch.full((ROWS, T), MASK)  # so that the first call of all is about empty places
+    for layer, wrong in ((SlotLayer, False), (Freezing, True)):
+        of = target(model("llama", adapter=with_layer(layer)))
+        assert (
+            errors(monkeypatch, of, True, start=start, cache="dual", cache_refresh=1) > WRONG
+        ) == wrong
+        of = target(model("llama", layers=1, adapter=with_layer(layer)))
+        assert (errors(monkeypatch, of, start=start, cache="delayed") > WRONG) == wrong
+
+
+def test_control_a_cache_that_mixes_rows_is_found():
+    for layer, same in ((SlotLayer, True), (Mixing, False)):
+        net = model("llama", adapter=with_layer(layer))
+        whole = decode(target(net), cache="dual").tokens
+        assert (
+            torch.equal(decode(target(net, rows=[0]), [0], cache="dual").tokens[0], whole[0])
+            == same
+        )
+
+
+# --- refusals
+
+
+def test_what_a_cache_cannot_do_is_said_at_once():
+    net = model("llama")
+    for knobs, words in (
+        ({"cache": "duel"}, "unknown cache_policy 'duel' in sampler.cache. Did you mean 'dual'"),
+        (
+            {"cache": "delayed_greedy", "order": "confidence"},
+            "sampler.order is 'confidence'; expected random or halton or raster, where cache",
+        ),
+    ):
+        with pytest.raises(GenError, match=words):
+            decode(target(net), **knobs)
+    with pytest.raises(GenError, match="MaskedTarget of TabularMasked keeps no keys"):
+        decode(masked_target(TabularMasked(V), SPACE, Law(), [0, 1, 2, 0]), cache="dual")
+
+    def nothing(now, slots):
+        return Plan(slots.written & False, slots.written | True, slots.since < 0)
+
+    of = cached(target(net), nothing)
+    step = SimpleNamespace(canvas=canvas(), masked=canvas() == MASK, open=torch.ones(ROWS, T) > 0)
+    of.prepare(step)
+    of.predict(canvas())
+    with pytest.raises(GenError, match="computes none of the places that may be committed"):
+        of.prepare(step)
+
+
+def test_schedules_that_look_at_a_law_and_shadows_are_refused():
+    names = [n for n in registry.table("block_schedule") if n not in ("whole", "fixed")]
+    for name in names:
+        with pytest.raises(GenError, match=f"sampler.blocks is {name!r}; expected whole or fixed"):
+            decode(target(model("llama")), cache="dual", blocks=name)
+    for name, remasker in registry.table("remasker").items():
+        if getattr(remasker, "shadow", False):
+            with pytest.raises(GenError, match=f"sampler.remasker is {name!r}; expected"):
+                decode(target(model("llama")), cache="dual", remasker=name)
+    assert not bool(
+        (
+            decode(target(model("llama")), cache="dual", remasker="low_confidence").tokens == MASK
+        ).any()
+    )

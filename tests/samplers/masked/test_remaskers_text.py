@@ -1,0 +1,484 @@
+"""Remaskers of diffusion language models: against a decoder in plain Python, which has one row,
+lists, and a call of its own for every canvas.
+
+What every remasker must keep is in test_remaskers.py, which walks the registry.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_remaskers import IDS, MASK, MODEL, PLACES, ROWS, SPACE, canvas, masked_iterative, run
+
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.rng import CounterDraws
+from gen.core.sampling_params import Law
+from gen.samplers.masked.step import Step
+
+SIZE = 10  # places of a block
+GREEDY = {
+    "proposer": "argmax",
+    "choice_temperature": 0.0,
+    "order": "confidence",
+    "schedule": "linear",
+    "confidence_on": "raw",
+    "blocks": "fixed",
+    "block_length": SIZE,
+}
+KNOBS = {  # so that each of them does something to a model that says something else in every step
+    "edit": {"edit_threshold": 0.45, "max_post_steps": 3},
+    "wino": {"remask_threshold": 0.2, "selector": "wide_in", "conf_threshold": 0.3},
+    "hierarchy_remask": {"remask_threshold": 0.3},
+    "rcr": {},
+    "remdm": {"remask_count": 2},
+    "remdm_cap": {"remask_rate": 0.4},
+}
+OFF = {
+    "edit": {"edit_threshold": 1.0},
+    "wino": {"remask_threshold": 0.0},
+    "hierarchy_remask": {"remask_threshold": 0.0},
+    "remdm": {"remask_count": 0},
+    "remdm_cap": {"remask_rate": 0.0},
+}
+
+
+# --- the rules in plain Python: of places ``filled`` and ``empty``, and numbers per place; p, born
+# and left are logarithms
+
+
+def edit(s, k, knobs):
+    new = {
+        n: s["top"][n]
+        for n in s["filled"]
+        if s["top"][n] != s["ids"][n] and math.exp(s["best"][n]) > knobs.edit_threshold
+    }
+    s["posts"] += not s["empty"]
+    again = (
+        len(s["empty"]) == k
+        and s["posts"] < knobs.max_post_steps
+        and (bool(s["empty"]) or bool(new))
+        and knobs.edit_threshold < 1
+    )
+    return [], k, new, again
+
+
+def wino(s, k, knobs):
+    return (
+        sorted(
+            (n for n in s["filled"] if math.exp(s["left"][n]) < knobs.remask_threshold),
+            key=lambda n: (s["left"][n], n),
+        )[: max(k - 1, 0)],
+        k,
+        {},
+        False,
+    )
+
+
+def hierarchy_remask(s, k, knobs):
+    gone = sorted(
+        (n for n in s["filled"] if math.exp(s["p"][n]) < knobs.remask_threshold),
+        key=lambda n: (s["p"][n], n),
+    )[: max(len(s["empty"]) - 1, 0)]
+    gone = [] if s["last"] else gone
+    return gone, max(k, len(gone) + 1), {}, False
+
+
+def rcr(s, k, knobs):
+    def worth(n):
+        return (s["p"] if n in s["empty"] else s["born"])[n]
+
+    gone = [
+        n
+        for n in sorted(s["empty"] + s["filled"], key=lambda n: (worth(n), n))[
+            : len(s["empty"]) - k
+        ]
+        if n in s["filled"]
+    ]
+    return gone, k + (0 if s["last"] else len(gone)), {}, False
+
+
+def remdm(s, k, knobs):
+    late = s["r"] >= 7 / 8 or s["since"] + 2 >= s["steps"]
+    gone = (
+        sorted(s["filled"], key=lambda n: (s["born"][n], n))[
+            : min(len(s["empty"]) - k, knobs.remask_count)
+        ]
+        if late
+        else []
+    )
+    return gone, k + (0 if s["last"] else len(gone)), {}, False
+
+
+def remdm_cap(s, k, knobs):
+    left = len(s["empty"]) - k
+    chance = min(knobs.remask_rate, left / max(len(s["filled"]), 1))
+    gone = sorted((n for n in s["filled"] if s["u"][n] < chance), key=lambda n: s["u"][n])[:left]
+    return gone, k + (0 if s["last"] else len(gone)), {}, False
+
+
+RULES = {f.__name__: f for f in (edit, wino, hierarchy_remask, rcr, remdm, remdm_cap)}
+
+
+def wide_in(s, knobs):
+    sure = sorted(
+        (n for n in s["empty"] if math.exp(s["p"][n]) >= knobs.conf_threshold),
+        key=lambda n: (-s["p"][n], n),
+    )
+    return sure[: min(max(7 * len(s["empty"]) // 10, 5), 20)]
+
+
+# --- in any state
+
+
+def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
+    """Rows of 9 places, the first 7 of them a block, as the loop has them and as lists."""
+    g = torch.Generator().manual_seed(seed)
+    rows, places = 48, 9
+    kind = torch.randint(0, 4, (rows, places), generator=g).clamp_max(2)  # given, masked, filled
+    kind[:, 0] = 1
+    law = torch.randn(rows, places, IDS + 1, generator=g).double().mul(2).log_softmax(-1)
+    held = torch.where(kind == 1, MASK, torch.randint(0, IDS, (rows, places), generator=g))
+    born, left, u = (
+        torch.randint(1, 9, (rows, places), generator=g).double() / 9 for _ in range(3)
+    )  # some are equal
+    row = torch.arange(rows)
+    knobs = masked_iterative(
+        remask_threshold=0.4,
+        edit_threshold=0.4,
+        remask_count=2,
+        remask_rate=0.6,
+        conf_threshold=0.3,
+        max_post_steps=2,
+    )
+    now = Step(
+        CounterDraws(range(rows)),
+        row,
+        row,
+        SPACE,
+        knobs,
+        held,
+        kind == 0,
+        kind == 1,
+        kind >= 0,
+        law,
+        None,
+        {},
+        born.log(),
+        left.log(),
+    )
+    now.open = (torch.arange(places) < 7).expand(rows, -1)
+    now.proposed = torch.where(now.masked, law.argmax(-1), held)
+    now.logp = now.score = law.gather(-1, now.proposed[..., None])[..., 0]
+    now.since, steps = (
+        torch.randint(0, 6, (rows,), generator=g),
+        torch.randint(1, 10, (rows,), generator=g),
+    )
+    now.r = ((now.since + 1).double() / steps).clamp_max(1)
+    now.last, now.begins = now.r >= 1, row % 3 == 0
+    count = (
+        (1 + torch.rand(rows, generator=g) * now.eligible.sum(1))
+        .long()
+        .clamp_max(now.eligible.sum(1))
+    )
+    full = row % 5 == 1  # nothing is left to do in some
+    now.open, count = now.open & ~(full[:, None] & now.masked), torch.where(full, 0, count)
+    u = now.draws.uniform(row, now.positions, "remask", row)
+    now.memory["edits"] = torch.randint(0, 3, (rows,), generator=g)
+    states = []
+    for i in range(rows):
+
+        def of(x, i=i):
+            return dict(enumerate(x[i].tolist()))
+
+        def pick(mask, i=i):
+            return mask[i].nonzero()[:, 0].tolist()
+
+        states.append(
+            {
+                "filled": pick(now.filled),
+                "empty": pick(now.eligible),
+                "ids": of(held),
+                "p": of(now.logp),
+                "born": of(born.log()),
+                "left": of(left.log()),
+                "u": of(u),
+                "top": of(law.argmax(-1)),
+                "best": of(law.amax(-1)),
+                "r": float(now.r[i]),
+                "since": int(now.since[i]),
+                "steps": int(steps[i]),
+                "last": bool(now.last[i]),
+                "posts": 0 if now.begins[i] else int(now.memory["edits"][i]),
+            }
+        )
+    return now, count, states
+
+
+def check_rule(name: str, rule, remasker) -> None:
+    for seed in range(8):
+        now, count, states = random_state(seed)
+        now.memory = dict(now.memory)
+        removed, commit, *rest = remasker(now, count)
+        replaced = rest[0] if rest else torch.full_like(now.canvas, -1)
+        again = rest[1] if rest else torch.zeros_like(now.last)
+        for i, s in enumerate(states):
+            gone, k, new, more = rule(s, int(count[i]), now.knobs)
+            assert set(removed[i].nonzero()[:, 0].tolist()) == set(gone)
+            if s["empty"]:
+                assert int(commit[i]) == k and (s["last"] or k - len(gone) >= 1)
+            assert {n: x for n, x in enumerate(replaced[i].tolist()) if x >= 0} == new and bool(
+                again[i]
+            ) == more
+            assert set(gone) | set(new) <= set(s["filled"])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_in_any_state_it_is_the_rule(name):
+    check_rule(name, RULES[name], registry.get("remasker", name))
+    with pytest.raises(AssertionError):  # the control: another rule
+        check_rule(name, RULES["rcr" if name != "rcr" else "wino"], registry.get("remasker", name))
+
+
+def test_wide_in_takes_what_is_sure_up_to_a_share():
+    """The share matters for more than five places: here the block is 30 long."""
+    g = torch.Generator().manual_seed(1)
+    law = torch.randn(12, 40, 3, generator=g).double().mul(3).log_softmax(-1)
+    row, masked = torch.arange(12), torch.rand(12, 40, generator=g) < 0.9
+    now = Step(
+        None,
+        row,
+        row,
+        SPACE,
+        masked_iterative(conf_threshold=0.6),
+        masked.long(),
+        ~masked,
+        masked,
+        masked | True,
+        law,
+        None,
+        {},
+        law,
+    )
+    now.open = torch.arange(40).expand(12, -1) < row[:, None] * 3 + 4
+    now.logp = law.amax(-1)
+    found = registry.get("selector", "wide_in")(now)
+    capped = 0
+    for i in range(12):
+        s = {
+            "empty": now.eligible[i].nonzero()[:, 0].tolist(),
+            "p": dict(enumerate(now.logp[i].tolist())),
+        }
+        assert set(found[i].nonzero()[:, 0].tolist()) == set(wide_in(s, now.knobs))
+        capped += len(wide_in(s, now.knobs)) < sum(math.exp(s["p"][n]) >= 0.6 for n in s["empty"])
+    assert 0 < capped < 12
+
+
+# --- in the loop
+
+
+def decode(sampler, law: Law, row: int, hold: bool = True) -> tuple[list[int], int, int]:
+    """One row's tokens, calls and places computed. ``hold``: whether a row stays in a full block as
+    long as its remasker asks."""
+    state = canvas()[row].tolist()
+    given = {n for n in range(PLACES) if state[n] != MASK}
+    total, draws, born, calls, computed, step = (
+        PLACES - len(given),
+        CounterDraws([31 * row + 7]),
+        {},
+        0,
+        0,
+        0,
+    )
+    block, again, s = None, False, {"posts": 0}
+
+    def law_of(state: list[int]) -> list[list[float]]:
+        def logits(prompt):
+            return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+
+        raw = Law(guidance_scale=law.guidance_scale)
+        return raw(
+            logits([31 + row % 3, 40]),
+            logits([50, 51 + row % 3]) if law.guided else None,
+            SPACE.legal,
+        )[0].tolist()
+
+    while MASK in state or again:
+        masked = [n for n in range(PLACES) if state[n] == MASK]
+        if not (again and hold):
+            number = (masked[0] if masked else 0) // SIZE
+            if number != block:
+                block, since, wanted, s["posts"] = (
+                    number,
+                    0,
+                    sum(n // SIZE == number for n in masked),
+                    0,
+                )
+        steps = max(1, math.ceil(sampler.steps * wanted / total - 1e-9))
+        empty = [n for n in masked if n // SIZE == block]
+        filled = [
+            n for n in range(PLACES) if n not in masked and n not in given and n // SIZE == block
+        ]
+        r = min((since + 1) / steps, 1)
+        p = law_of(state)
+        top = [max(range(len(x)), key=lambda v, x=x: (x[v], -v)) for x in p]
+        ids = {n: top[n] if n in masked else state[n] for n in range(PLACES)}
+        left = (
+            {n: law_of([*state[:n], MASK, *state[n + 1 :]])[n][state[n]] for n in filled}
+            if sampler.remasker == "wino"
+            else {}
+        )
+        noise = draws.uniform(
+            torch.tensor([0]), torch.arange(PLACES)[None], "remask", torch.tensor([step])
+        )[0].tolist()
+        s |= {
+            "filled": filled,
+            "empty": empty,
+            "ids": ids,
+            "p": {n: p[n][ids[n]] for n in range(PLACES)},
+            "born": born,
+            "left": left,
+            "u": noise,
+            "top": top,
+            "best": [x[v] for x, v in zip(p, top, strict=True)],
+            "r": r,
+            "since": since,
+            "steps": steps,
+            "last": r >= 1,
+        }
+        order = sorted(empty, key=lambda n: (-s["p"][n], n))
+        stay = 0 if r >= 1 else max(math.floor(wanted * (1 - r) + 1e-9), 1)
+        chosen = (
+            wide_in(s, sampler)
+            if sampler.selector == "wide_in"
+            else order[: len(empty) - min(stay, len(empty) - 1)]
+        )
+        chosen = chosen or order[:1]
+        gone, k, new, again = RULES[sampler.remasker](s, len(chosen), sampler)
+        chosen += [n for n in order if n not in chosen][: k - len(chosen)]
+        for n, v in ({n: ids[n] for n in chosen} | new).items():
+            state[n], born[n] = v, p[n][v]
+        for n in gone if r < 1 else []:
+            state[n] = MASK
+        calls, step, since = calls + 1, step + 1, since + 1
+        computed += (PLACES + 2) * (2 if law.guided else 1) * (1 + len(left))
+    return state, calls, computed
+
+
+@pytest.mark.parametrize("law", [Law(), Law(guidance_scale=1.5)], ids=["plain", "guided"])
+@pytest.mark.parametrize("name", RULES)
+def test_decoding_is_that_of_the_reference(name, law):
+    """Tokens, calls and places, in blocks, of rows that are given a part, all and nothing; the off
+    switch is the control."""
+    sampler = masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS[name]))
+    rows = [0, 1, 4] if law.guided else range(ROWS)
+    out = run(sampler, law)
+    for row in rows:
+        assert (
+            out.tokens[row].tolist(),
+            out.stats[row].nfe,
+            out.stats[row].tokens_computed,
+        ) == decode(sampler, law, row)
+    plain = run(masked_iterative(steps=11, **(GREEDY | KNOBS[name])), law)
+    assert not torch.equal(out.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_switched_off_it_is_none(name):
+    def sampler(**said):
+        return masked_iterative(steps=11, **(GREEDY | KNOBS[name] | said))
+
+    off, plain = run(sampler(remasker=name, **OFF[name])), run(sampler())
+    assert torch.equal(off.tokens, plain.tokens) and [s.nfe for s in off.stats] == [
+        s.nfe for s in plain.stats
+    ]
+
+
+def test_a_row_stays_in_its_block_while_it_is_edited():
+    """The control is a loop that lets it go on: then other places are edited."""
+    sampler = masked_iterative(steps=11, remasker="edit", **(GREEDY | KNOBS["edit"]))
+    out = run(sampler, trace=True)
+    assert out.tokens[0].tolist() != decode(sampler, Law(), 0, hold=False)[0]
+    for trace in out.traces:
+        blocks = [{n // SIZE for n in step.committed} for step in trace if step.committed]
+        assert all(len(b) == 1 for b in blocks) and blocks == sorted(blocks, key=min)
+
+
+def test_an_edited_place_is_removed_and_committed_in_one_step():
+    out = run(masked_iterative(steps=11, remasker="edit", **(GREEDY | KNOBS["edit"])), trace=True)
+    edits = 0
+    for row, trace in enumerate(out.traces):
+        state, late = (dict(enumerate(canvas()[row].tolist())) for _ in range(2))
+        for step in trace:
+            edits += len(step.removed)
+            assert set(step.removed) <= set(step.committed) and all(
+                step.committed[n] != state[n] for n in step.removed
+            )
+            state |= dict.fromkeys(step.removed, MASK)
+            state |= step.committed
+            late |= step.committed
+            late |= dict.fromkeys(step.removed, MASK)
+        assert list(state.values()) == out.tokens[row].tolist()
+    assert (
+        edits > 0 and MASK in late.values()
+    )  # the control: the other way round, a trace says something else
+
+
+def test_calls_after_the_last_mask_are_bounded_and_end_with_the_edits():
+    calls = {}
+    for most in (0, 1, 4):
+        knobs = GREEDY | {"blocks": "whole", "edit_threshold": 0.3}
+        trace = run(
+            masked_iterative(steps=5, remasker="edit", max_post_steps=most, **knobs), trace=True
+        ).traces[0]
+        calls[most] = len(trace)
+        assert len(trace) <= 5 + most and all(
+            len(s.committed) == len(s.removed) > 0 for s in trace[5:-1]
+        )
+    assert calls[0] == 5 < calls[1] == 6 < calls[4]
+
+
+def test_rows_with_shadows_are_the_same_alone():
+    sampler = masked_iterative(steps=11, remasker="wino", **(GREEDY | KNOBS["wino"]))
+    whole = run(sampler, trace=True)
+    assert sum(len(step.removed) for trace in whole.traces for step in trace) > 0
+    for row in (0, 4):
+        alone = run(sampler, rows=[row])
+        assert torch.equal(alone.tokens[0], whole.tokens[row])
+        assert (alone.stats[0].nfe, alone.stats[0].tokens_computed) == (
+            whole.stats[row].nfe,
+            whole.stats[row].tokens_computed,
+        )
+
+
+def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
+    """WINO without leaving anything out: what a place says of itself."""
+
+    def sees_itself(now, count):
+        now.left_out = now.logp
+        return registry.get("remasker", "wino")(now, count)
+
+    monkeypatch.setitem(registry._kinds["remasker"], "broken", sees_itself)
+
+    def sampler(name):
+        return masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS["wino"]))
+
+    assert run(sampler("broken")).tokens[0].tolist() != decode(sampler("wino"), Law(), 0)[0]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"remask_rate": 1.5}, "sampler.remask_rate is 1.5; expected a number between 0 and 1"),
+        ({"remask_count": -1}, "sampler.remask_count is -1; expected an integer of at least 0"),
+        (
+            {"max_post_steps": 2.0},
+            "sampler.max_post_steps is 2.0; expected an integer of at least 0",
+        ),
+    ],
+)
+def test_mistakes_are_named(knobs, said):
+    with pytest.raises(GenError, match=said):
+        masked_iterative(**knobs)

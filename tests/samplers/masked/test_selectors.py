@@ -1,0 +1,548 @@
+"""Selectors of parallel decoders against their rules in plain Python: in random states, step after
+step, and in whole runs.
+
+A rule sees one row as lists (``Row``) and answers with a set of places; it shares no code with the
+selectors.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from test_remaskers import MASK, MODEL, PLACES, ROWS, SPACE, canvas, run
+
+from gen.core.registry import registry
+from gen.core.rng import CounterDraws
+from gen.core.sampler import resolve_sampler
+from gen.core.sampling_params import Law
+from gen.samplers.masked.step import Step, highest
+
+SELECTORS = [
+    n
+    for n, f in registry.table("selector").items()
+    if f.__module__
+    in ("gen.samplers.masked.parts.selectors", "gen.samplers.masked.parts.selectors_history")
+]
+masked_iterative = registry.get("sampler", "masked_iterative")
+SUREST = {
+    "proposer": "argmax",
+    "confidence_on": "raw",
+    "order": "confidence",
+    "choice_temperature": 0.0,
+}
+DARING = {
+    "conf_threshold": 0.5,
+    "low_threshold": 0.4,
+    "entropy_bound": 0.9,
+    "factor": 1.6,
+    "kl_threshold": 0.3,
+    "radius": 2,
+    "buffer_size": 3,
+}
+
+
+@dataclass
+class Row:
+    """A row in a step: ``eligible`` places, ``open`` ones, ``known`` ones; id, law (probabilities),
+    confidence and score of each."""
+
+    k: object
+    eligible: list[int]
+    open: set[int]
+    known: set[int]
+    ids: list[int]
+    law: list[list[float]]
+    conf: list[float]
+    score: list[float]
+    begins: bool
+    since: int
+    wanted: int
+    steps: int  # of the block
+    quota: int
+    memory: dict = field(default_factory=dict)
+
+    def best(self, n: int, by: list[float], among=None) -> set[int]:
+        return set(
+            sorted(self.eligible if among is None else among, key=lambda i: (-by[i], i))[
+                : max(n, 0)
+            ]
+        )
+
+    @property
+    def sure(self) -> set[int]:
+        return {i for i in self.eligible if self.conf[i] >= self.k.conf_threshold}
+
+    @property
+    def bits(self) -> list[float]:
+        return [-sum(p * math.log(p) for p in law if p > 0) for law in self.law]
+
+
+# --- the rules
+
+
+def even(s: Row) -> set[int]:
+    left = (
+        len(s.eligible)
+        if s.since + 1 >= s.steps
+        else s.wanted // s.steps + (1 if s.since < s.wanted % s.steps else 0)
+    )
+    return s.best(left, s.score)
+
+
+def factor(s: Row) -> set[int]:
+    sizes = [
+        n
+        for n in range(1, len(s.eligible) + 1)
+        if (n + 1) * (1 - min(s.conf[i] for i in s.best(n, s.conf))) < s.k.factor
+    ]
+    return s.best(max(sizes, default=0), s.conf)
+
+
+def entropy_bound(s: Row) -> set[int]:
+    bits = s.bits
+
+    def fits(n):
+        return (
+            sum(bits[i] for i in s.best(n, s.score)) - max(bits[i] for i in s.best(n, s.score))
+            <= s.k.entropy_bound + 1e-12
+        )
+
+    return s.best(max(n for n in range(1, len(s.eligible) + 1) if fits(n)), s.score)
+
+
+def local(s: Row) -> set[int]:
+    return s.sure | {
+        i
+        for i in s.eligible
+        if s.conf[i] >= s.k.low_threshold and any(abs(i - a) <= s.k.radius for a in s.sure)
+    }
+
+
+def gaps(places, ids=None) -> list[list[int]]:
+    """Runs of places that follow each other (and hold one id)."""
+    out: list[list[int]] = []
+    for i in sorted(places):
+        follows = out and out[-1][-1] == i - 1 and (ids is None or ids[i] == ids[i - 1])
+        out[-1].append(i) if follows else out.append([i])
+    return out
+
+
+def runs(s: Row) -> set[int]:
+    tops = {min(gap, key=lambda i: (-s.conf[i], i)) for gap in gaps(s.eligible)}
+    return s.sure | {i for i in tops if s.conf[i] >= s.k.low_threshold}
+
+
+def explore(s: Row) -> set[int]:
+    found = s.sure or s.best(1, s.score)
+    return found if len(found) >= 2 else found | s.best(1, s.bits, set(s.eligible) - found)
+
+
+def klass(s: Row) -> set[int]:
+    before, count = s.memory.get("law"), s.memory.setdefault("count", [0] * len(s.ids))
+    for i, now in enumerate(s.law):
+        moved = math.inf
+        if before is not None and all(b > 0 for p, b in zip(now, before[i], strict=True) if p > 0):
+            moved = sum(p * math.log(p / b) for p, b in zip(now, before[i], strict=True) if p > 0)
+        count[i] = count[i] + 1 if moved < s.k.kl_threshold else 0
+    s.memory["law"] = s.law
+    return {i for i in s.sure if count[i] >= s.k.history}
+
+
+def same_id(s: Row, among) -> list[int]:
+    """How often in a row each place was among them with one id, in this block."""
+    past = [] if s.begins else s.memory.get("past", [])
+    s.memory["past"] = past = [*past, {i: s.ids[i] for i in among}]
+
+    def streak(i):
+        return next(
+            (n for n, step in enumerate(reversed(past)) if step.get(i) != s.ids[i]), len(past)
+        )
+
+    return [streak(i) for i in range(len(s.ids))]
+
+
+def coherent(s: Row) -> set[int]:
+    top = s.best(s.k.buffer_size, s.score)
+    streak = same_id(s, top)
+    return {i for i in top if streak[i] >= s.k.history}
+
+
+def regions(s: Row) -> set[int]:
+    low, chosen = s.k.low_threshold, s.sure or s.best(1, s.score)
+    empty = set(s.eligible) - chosen
+    for first in range(len(s.ids) - 2):
+        window = {first, first + 1, first + 2}
+        gap = window & empty
+        if (
+            window <= s.open & (empty | s.known | chosen)
+            and len(gap) >= 2
+            and sum(s.conf[i] for i in sorted(gap)) / len(gap) >= low
+        ):
+            chosen = chosen | gap
+    for gap in gaps(set(s.eligible) - chosen, s.ids):
+        top = min(gap, key=lambda i: (-s.conf[i], i))
+        if len(gap) >= 2 and s.conf[top] >= low:
+            chosen = chosen | {top}
+    streak = same_id(s, s.eligible)
+    return chosen | {i for i in s.eligible if streak[i] >= s.k.history and s.conf[i] >= low}
+
+
+RULES = {
+    "even": even,
+    "factor": factor,
+    "entropy_bound": entropy_bound,
+    "local": local,
+    "runs": runs,
+    "explore": explore,
+    "klass": klass,
+    "coherent": coherent,
+    "regions": regions,
+    "threshold": lambda s: s.sure,
+    "entropy": lambda s: {i for i in s.eligible if s.bits[i] <= s.k.entropy_bound},
+    "scheduled_threshold": lambda s: s.sure if len(s.sure) >= s.quota else s.best(s.quota, s.score),
+}
+
+
+def test_every_selector_has_a_rule():
+    assert set(SELECTORS) == set(RULES) and len(RULES) >= 12
+
+
+# --- in random states
+
+B, T, V = 24, 10, 4
+
+
+def states(seed: int, sampler, steps: int = 4) -> list[Step]:
+    """Steps that follow each other, of rows whose blocks begin anew now and then and whose laws
+    move a little; many values are equal."""
+    g = torch.Generator().manual_seed(seed)
+    kind, memory, out = torch.randint(0, 3, (B, T), generator=g), {}, []  # given, empty, filled
+    kind[:, 3] = 1
+    edges = torch.randint(0, 3, (B, 1), generator=g), torch.randint(7, T + 1, (B, 1), generator=g)
+    place, logits, row = (
+        torch.arange(T),
+        torch.randint(0, 4, (B, T, V), generator=g).double(),
+        torch.arange(B),
+    )
+    for step in range(steps):
+        logits = logits + torch.randint(0, 2, (B, T, V), generator=g) * torch.randint(
+            -1, 2, (B, T, 1), generator=g
+        )
+        law, masked = logits.log_softmax(-1), kind == 1
+        now = Step(
+            CounterDraws(range(B)),
+            row,
+            row * 0 + step,
+            SPACE,
+            sampler,
+            torch.where(masked, MASK, 0),
+            kind == 0,
+            masked,
+            torch.ones_like(masked),
+            law,
+            lambda law=law: law,
+            memory,
+            torch.zeros(B, T).double(),
+        )
+        now.open = (place >= edges[0]) & (place < edges[1])
+        wanted = now.eligible.sum(1)
+        now.proposed = torch.where(
+            masked, law.argmax(-1) if seed % 2 else torch.randint(0, V, (B, T), generator=g), 0
+        )
+        now.logp = law.gather(-1, now.proposed[..., None])[..., 0]
+        now.score = now.logp if seed % 3 else torch.randint(-3, 1, (B, T), generator=g).double()
+        now.begins = torch.full((B,), True) if not step else torch.rand(B, generator=g) < 0.2
+        now.since, now.wanted = (
+            torch.randint(0, 4, (B,), generator=g),
+            wanted + torch.randint(0, 4, (B,), generator=g),
+        )
+        now.r = (now.since + 1) / torch.full((B,), 4.0).double()
+        now.last, now.quota = now.r >= 1, 1 + (torch.rand(B, generator=g) * wanted).long()
+        out.append(now)
+    return out
+
+
+def row_of(now: Step, b: int, memory: dict) -> Row:
+    def where(x):
+        return x[b].nonzero()[:, 0].tolist()
+
+    return Row(
+        now.knobs,
+        where(now.eligible),
+        set(where(now.open)),
+        set(where(~now.masked)),
+        now.proposed[b].tolist(),
+        now.law[b].exp().tolist(),
+        now.confidence[b].tolist(),
+        now.score[b].tolist(),
+        bool(now.begins[b]),
+        int(now.since[b]),
+        int(now.wanted[b]),
+        4,
+        int(now.quota[b]),
+        memory,
+    )
+
+
+def check_rule(name: str, selector, rule) -> int:
+    """The selector takes what its rule says, in every state; returns how many places that was."""
+    taken = 0
+    for seed in range(6):
+        sampler = masked_iterative(selector=name, **DARING | SUREST)
+        memories: list[dict] = [{} for _ in range(B)]
+        for now in states(seed, sampler):
+            found = selector(now) & now.eligible
+            for b in range(B):
+                assert set(found[b].nonzero()[:, 0].tolist()) == rule(
+                    row_of(now, b, memories[b])
+                ), (seed, b)
+            taken += int(found.sum())
+    return taken
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_selector_takes_what_its_rule_says_in_any_state(name):
+    assert check_rule(name, registry.get("selector", name), RULES[name]) > 50
+
+
+# --- in whole runs
+
+
+def probabilities(logits_of, law: Law) -> list[list[float]]:
+    """What the model itself holds for likely."""
+    plain = Law(guidance_scale=law.guidance_scale)
+    return plain(logits_of(0), logits_of(1) if law.guided else None, SPACE.legal)[0].exp().tolist()
+
+
+def with_credit(s: Row) -> None:
+    """The law, confidence and ids of a row after what was likely before has been added."""
+    k = s.memory["credit"] = (
+        {}
+        if s.begins
+        else {key: x * s.k.credit_decay for key, x in s.memory.get("credit", {}).items()}
+    )
+    empty = [i for i in range(PLACES) if i not in s.known]
+    for i in empty:
+        top = max(range(len(s.law[i])), key=lambda v: s.law[i][v])
+        k[i, top] = k.get((i, top), 0) + s.law[i][top] ** s.k.credit_power
+    for i in range(PLACES):
+        fused = [p * (1 + k.get((i, v), 0)) ** s.k.credit_weight for v, p in enumerate(s.law[i])]
+        s.law[i] = [x / sum(fused) for x in fused]
+
+
+def reference(sampler, law: Law, row: int, rule) -> tuple[list[int], list[set[int]]]:
+    """One row, decoded in plain Python: its ids, and the places of every step."""
+    state, memory, steps, last = canvas()[row].tolist(), {}, [], -1
+    total = state.count(MASK)
+    since = wanted = 0
+    while MASK in state:
+        masked = [n for n in range(PLACES) if state[n] == MASK]
+        length = {"whole": PLACES}.get(sampler.blocks, sampler.block_length)
+        number = masked[0] // length
+        opened = {
+            n for n in range(PLACES) if 0 <= n // length - number <= (sampler.blocks == "lookahead")
+        }
+        eligible = [n for n in masked if n in opened]
+        begins, last = number != last, number
+        since, wanted = (0, len(eligible)) if begins else (since + 1, wanted)
+        of = max(1, math.ceil(sampler.steps * wanted / total - 1e-9))
+        stay = (
+            0
+            if since + 1 >= of
+            else min(max(math.floor(wanted * (1 - (since + 1) / of) + 1e-9), 1), len(eligible) - 1)
+        )
+        prompts = [31 + row % 3, 40], [50, 51 + row % 3]
+        p = probabilities(
+            lambda half, state=state, prompts=prompts: MODEL.forward(
+                torch.tensor([[*prompts[half], *state]]), PLACES
+            ),
+            law,
+        )
+        s = Row(
+            sampler,
+            eligible,
+            opened,
+            set(range(PLACES)) - set(masked),
+            [],
+            p,
+            [],
+            [],
+            begins,
+            since,
+            wanted,
+            of,
+            len(eligible) - stay,
+            memory,
+        )
+        if sampler.proposer == "credit":
+            with_credit(s)
+        s.ids = [
+            state[n] if n in s.known else max(range(len(p[n])), key=lambda v, n=n: p[n][v])
+            for n in range(PLACES)
+        ]
+        s.conf = [p[n][s.ids[n]] for n in range(PLACES)]
+        s.score = s.conf
+        chosen = rule(s) & set(eligible) or s.best(1, s.score)
+        for n in chosen:
+            state[n] = s.ids[n]
+        steps.append(chosen)
+    return state, steps
+
+
+LAWS = {"plain": Law(), "guided": Law(temperature=0.7, top_k=3, guidance_scale=1.2)}
+
+
+def check_run(sampler, rule, law: Law) -> int:
+    """Tokens and steps of a batch are those of the reference; returns in how many steps more than
+    one place was committed."""
+    out = run(sampler, law, trace=True)
+    for row in range(ROWS):
+        state, steps = reference(sampler, law, row, rule)
+        assert [set(step.committed) for step in out.traces[row]] == steps, row
+        assert out.tokens[row].tolist() == state
+    return sum(len(step.committed) > 1 for trace in out.traces for step in trace)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "law"),
+    [("whole", LAWS["plain"]), ("fixed", LAWS["guided"]), ("lookahead", LAWS["plain"])],
+)
+@pytest.mark.parametrize("name", RULES)
+def test_a_run_is_that_of_its_rule(name, blocks, law):
+    sampler = masked_iterative(
+        selector=name, blocks=blocks, block_length=7, steps=9, schedule="linear", **DARING | SUREST
+    )
+    several = check_run(sampler, RULES[name], law)
+    assert several > 0 or name in (
+        "klass",
+        "coherent",
+    )  # this model's laws jump about; see the next test
+
+
+@pytest.mark.parametrize("name", ["klass", "coherent"])
+def test_what_is_steady_is_committed_together(name):
+    """With a history of one step, as soon as that is enough; the control: with a longer one,
+    later."""
+    daring = DARING | {"kl_threshold": 2.0, "conf_threshold": 0.3, "history": 1}
+
+    def sampler(**knobs):
+        return masked_iterative(selector=name, **daring | SUREST | knobs)
+
+    assert check_run(sampler(), RULES[name], LAWS["plain"]) > 0
+    check_run(sampler(history=3), RULES[name], LAWS["plain"])
+
+    def calls(s):
+        return sum(x.nfe for x in run(s).stats)
+
+    assert calls(sampler()) < calls(sampler(history=3))
+
+
+@pytest.mark.parametrize("blocks", ["whole", "fixed"])
+@pytest.mark.parametrize("selector", ["threshold", "factor"])
+def test_credit_is_that_of_its_rule(selector, blocks):
+    sampler = masked_iterative(
+        selector=selector, blocks=blocks, block_length=7, **DARING | SUREST | {"proposer": "credit"}
+    )
+    check_run(sampler, RULES[selector], LAWS["plain"])
+    plain = run(
+        masked_iterative(selector=selector, blocks=blocks, block_length=7, **DARING | SUREST)
+    )
+    assert not torch.equal(run(sampler).tokens, plain.tokens)  # the control: it does something
+
+
+# --- controls: broken rules fail the checks
+
+
+def off_by_one(now: Step) -> torch.Tensor:
+    """``factor`` as it was first released: if the first place that fails is the last of all, it is
+    taken along."""
+    number = registry.get("selector", "factor")(now).sum(1)
+    total = now.eligible.sum(1)
+    return highest(
+        now.confidence,
+        now.eligible,
+        torch.where((number == 0) | (number == total - 1), number + 1, number),
+    )
+
+
+def no_best_of_all(now: Step) -> torch.Tensor:
+    """The same with the first place always taken, which the loop does anyway: the rest of the
+    difference is the bug."""
+    number = registry.get("selector", "factor")(now).sum(1)
+    return highest(now.confidence, now.eligible, number.clamp_min(1))
+
+
+def test_control_the_off_by_one_of_factor_fails():
+    def first(s):
+        return factor(s) or s.best(1, s.conf)
+
+    assert check_rule("factor", no_best_of_all, first) > 50
+    with pytest.raises(AssertionError):
+        check_rule("factor", off_by_one, first)
+    row = Row(
+        masked_iterative(factor=1.0),
+        [0, 1],
+        {0, 1},
+        set(),
+        [0, 0],
+        [],
+        [1.0, 0.37],
+        [1.0, 0.37],
+        True,
+        0,
+        2,
+        1,
+        1,
+    )
+    assert factor(row) == {0}  # a certain place and one at 0.37: the bug takes both
+
+
+def batch_cummax(now: Step) -> torch.Tensor:
+    """``entropy_bound`` with its running maximum over the batch."""
+    order = now.score.argsort(1, descending=True)
+    bits = torch.special.entr(now.law.exp()).sum(-1).gather(1, order)
+    fits = bits.cumsum(1) - bits.cummax(0).values <= now.knobs.entropy_bound
+    return torch.zeros_like(fits).scatter(1, order, fits)
+
+
+def over_edges(now: Step) -> torch.Tensor:
+    """``runs`` without a look at the block."""
+    from gen.samplers.masked.parts.selectors import best_of_each, runs_of, sure
+
+    return sure(now) | (
+        best_of_each(now.confidence, now.masked, runs_of(now.masked))
+        & (now.confidence >= now.knobs.low_threshold)
+    )
+
+
+def never_forgets(now: Step) -> torch.Tensor:
+    """``coherent`` across blocks."""
+    now = copy(now)
+    now.begins = now.begins & (now.round == 0)
+    return registry.get("selector", "coherent")(now)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("entropy_bound", batch_cummax),
+        ("runs", over_edges),
+        ("coherent", never_forgets),
+        ("factor", off_by_one),
+        ("local", registry.get("selector", "threshold")),
+    ],
+)
+def test_control_a_broken_selector_fails_its_rule(name, broken):
+    with pytest.raises(AssertionError):
+        check_rule(name, broken, RULES[name])
+
+
+def test_control_a_broken_rule_fails_the_run():
+    sampler = resolve_sampler({"name": "fast_dllm", "conf_threshold": 0.5, "block_length": 7})[0]
+    check_run(sampler, RULES["threshold"], LAWS["plain"])
+    with pytest.raises(AssertionError):
+        check_run(sampler, lambda s: {i for i in s.eligible if s.conf[i] >= 0.6}, LAWS["plain"])

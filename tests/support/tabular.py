@@ -1,0 +1,220 @@
+"""Models in closed form: the logits after every full prefix, or for every canvas, are numbers of
+their own.
+
+They behave like production models where it matters. The causal cache is a buffer with one slot per
+absolute position that later calls overwrite, so a stale or missing slot changes the law, and so
+does any mistake in a row's positions.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.core.sampling_params import Law
+from gen.core.token_space import TokenSpace
+from gen.models.targets.causal import CausalTarget
+from gen.models.targets.masked import MaskedTarget
+
+LOW = -1e3  # the logit of an impossible token
+_A, _B, _C = 0x5DEECE66D, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85
+_FACTORS, _ONE, _11, _29, _32 = (np.uint64(_B), np.uint64(_C)), *map(np.uint64, (1, 11, 29, 32))
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """Wrapping uint64 arithmetic; the high bits of a product are the good ones. In numpy, whose
+    calls cost less where there are few numbers."""
+    for factor in _FACTORS:
+        x = (x ^ (x >> _29)) * factor
+    return x ^ (x >> _32)
+
+
+def _bits(x: Tensor) -> np.ndarray:
+    return x.numpy().view(np.uint64)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """The same of int64."""
+    return torch.from_numpy(_mixed(_bits(x)).view(np.int64))
+
+
+def _logits(state: Tensor, vocab_size: int, low: float, spread: float) -> Tensor:
+    """[...] -> float64 [..., V]: within ``spread`` of each other, and a share ``low`` of them
+    impossible."""
+    bits = _mixed(
+        _bits(state)[..., None] + np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_A)
+    )
+
+    def unit(x):
+        return (x >> _11) * 2.0**-53
+
+    return torch.from_numpy(np.where(unit(_mixed(bits + _ONE)) < low, LOW, spread * unit(bits)))
+
+
+class _Model:
+    device, dtype = torch.device("cpu"), torch.float64
+
+    def __init__(self, vocab_size: int, seed: int = 0, low: float = 0.15, spread: float = 4.0):
+        self.vocab_size, self.seed, self.low, self.spread = vocab_size, seed, low, spread
+
+    @classmethod
+    def under(cls, law: Law, vocab_size: int):
+        """One that leaves the law some choice: guidance would make a model with impossible tokens
+        nearly certain."""
+        return cls(vocab_size, low=0.0, spread=1.5) if law.guided else cls(vocab_size)
+
+    def _states(self, ids: Tensor) -> Tensor:
+        """ids [B, S] -> the state after every id [B, S]."""
+        known, factor = _bits(ids + 2), np.uint64(_A)
+        out, state = np.empty_like(known), np.full(len(ids), self.seed + 1, np.uint64)
+        for place in range(ids.shape[1]):
+            state = out[:, place] = _mixed(state * factor + known[:, place])
+        return torch.from_numpy(out.view(np.int64))
+
+
+class TokenBuffer:
+    """A cache: which token was last written to which slot."""
+
+    def __init__(self, slots: int):
+        self.slots, self.ids = slots, None
+
+    def write(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self.ids is None:
+            self.ids = torch.full((len(tokens), self.slots), -1)
+        self.ids = self.ids.clone()
+        self.ids.scatter_(1, positions, tokens)
+        return self.ids
+
+    def keep(self, rows: Tensor) -> None:
+        self.ids = None if self.ids is None else self.ids[rows]
+
+
+class TabularCausal(_Model):
+    """Implements ``gen.models.adapters.protocols.CausalModel``."""
+
+    def new_cache(self, slots: int) -> TokenBuffer:
+        return TokenBuffer(slots)
+
+    def forward(self, tokens: Tensor, positions: Tensor, cache: TokenBuffer) -> Tensor:
+        ids = cache.write(tokens, positions)
+        return _logits(
+            self._states(ids).gather(1, positions), self.vocab_size, self.low, self.spread
+        )
+
+    def after(self, sequence: list[int]) -> Tensor:
+        """The logits [V] after a sequence, without any cache."""
+        return _logits(
+            self._states(torch.tensor([sequence]))[0, -1], self.vocab_size, self.low, self.spread
+        )
+
+
+class TabularMasked(_Model):
+    """Implements ``gen.models.adapters.protocols.MaskedModel``."""
+
+    def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
+        state = self._states(ids)[:, -1:] + torch.arange(1, canvas_length + 1) * _C
+        return _logits(_scramble(state), self.vocab_size, self.low, self.spread)
+
+    def at(self, ids: list[int], canvas_length: int, place: int) -> Tensor:
+        """The logits [V] of one place."""
+        return self.forward(torch.tensor([ids]), canvas_length)[0, place]
+
+
+class TabularBlocks(_Model):
+    """Implements ``gen.models.adapters.protocols.BlockModel``: a place's law depends on its block
+    as it stands and on all before it."""
+
+    def __init__(self, *args, block_length: int = 4, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.block_length = block_length
+
+    def new_cache(self, slots: int) -> TokenBuffer:
+        return TokenBuffer(slots)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, last: Tensor, cache: TokenBuffer
+    ) -> Tensor:
+        states = self._states(cache.write(tokens, positions)).gather(1, last)
+        return _logits(
+            _scramble(states + (positions + 1) * _C), self.vocab_size, self.low, self.spread
+        )
+
+
+PROMPTS = (
+    (19,),
+    (12, 13, 19),
+    (15, 19),
+)  # three contexts of different lengths, with one begin-of-grid token
+EMPTY = ((21, 19), (19,), (21, 22, 19))  # their unconditional prompts
+
+
+def _padded(prompts, context: list[int]) -> tuple[Tensor, Tensor]:
+    """On the right, with ids that are wrong on purpose."""
+    width = max(len(p) for p in prompts)
+    ids = torch.tensor([[*prompts[c], *([99] * (width - len(prompts[c])))] for c in context])
+    return ids, torch.tensor([len(prompts[c]) for c in context])
+
+
+def causal_target(
+    model, space: TokenSpace, law: Law, context: list[int], prompts=PROMPTS, empty=EMPTY
+) -> CausalTarget:
+    """A production target whose row i has the context ``context[i]``."""
+    prompt, length = _padded(prompts, context)
+    uncond, uncond_length = _padded(empty, context) if law.guided else (None, None)
+    return CausalTarget(model, prompt, space, law, uncond, length, uncond_length)
+
+
+def masked_target(model, space: TokenSpace, law: Law, context: list[int]) -> MaskedTarget:
+    """Masked models have conditions of one length."""
+    prompt = torch.tensor([[31 + c, 40] for c in context])
+    uncond = torch.tensor([[50, 51 + c] for c in context])
+    return MaskedTarget(model, prompt, space, law, uncond if law.guided else None)
+
+
+def causal_law(
+    model: TabularCausal, space: TokenSpace, law: Law, context: int, prompts=PROMPTS, empty=EMPTY
+) -> dict[tuple[int, ...], float]:
+    """The law of plain autoregression, straight from its definition."""
+
+    def extend(prefix: tuple[int, ...], mass: float, out: dict) -> dict:
+        n = len(prefix)
+        if n == space.length:
+            out[prefix] = mass
+            return out
+        cond = model.after([*prompts[context], *prefix])
+        uncond = model.after([*empty[context], *prefix]) if law.guided else None
+        for token, p in enumerate(law(cond, uncond, space.legal[n]).exp().tolist()):
+            if p > 0:
+                extend((*prefix, token), mass * p, out)
+        return out
+
+    return extend((), 1.0, {})
+
+
+def masked_law(
+    model: TabularMasked, space: TokenSpace, law: Law, context: int, order: list[int]
+) -> dict[tuple[int, ...], float]:
+    """The law of filling one place after the other in that order."""
+
+    def extend(canvas: tuple[int, ...], mass: float, left: list[int], out: dict) -> dict:
+        if not left:
+            out[canvas] = mass
+            return out
+        place, *rest = left
+        cond = model.at([31 + context, 40, *canvas], space.length, place)
+        uncond = model.at([50, 51 + context, *canvas], space.length, place) if law.guided else None
+        for token, p in enumerate(law(cond, uncond, space.legal[place]).exp().tolist()):
+            if p > 0:
+                extend((*canvas[:place], token, *canvas[place + 1 :]), mass * p, rest, out)
+        return out
+
+    return extend((space.mask_id,) * space.length, 1.0, order, {})
+
+
+@cache
+def space_of(grid: tuple[int, ...], vocab_size: int, masked: bool = False) -> TokenSpace:
+    """All ids legal everywhere; for masked models one more id, the mask."""
+    return TokenSpace.codes(grid, vocab_size, vocab_size + masked, vocab_size if masked else None)

@@ -1,0 +1,335 @@
+"""Action chunks as byte-pair-encoded frequencies: FAST (Pertsch et al., arXiv 2501.09747).
+
+    c_kd = sum_t u_kt x_td            u: the orthonormal DCT-II along time
+    n_kd = round(scale c_kd)          flattened with k slowest: the lowest frequency of all
+                                      dimensions first
+    ids  = BPE(n)                     every integer is one character, every id stands for one
+         integer or more
+
+Smooth chunks have few frequencies, and zeros in a row become one id. As |x| <= 1 and u_k has unit
+length, |c_kd| <= sqrt(H) by Cauchy and Schwarz: the alphabet holds every integer up to round(scale
+sqrt(H)), so no chunk has a coefficient that lacks an id and none is ever clipped.
+
+A chunk has as many ids as it needs and then ``end`` up to place H D. Ids make a chunk only if they
+stand for exactly H D integers; ids drawn freely hardly ever do. ``ExactLength`` says which ids keep
+that possible: with r integers missing, those that stand for at most r. Every single integer is an
+id, so there always is one, and every sequence drawn by it decodes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import FrontendConfig, require_codes
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register, registry
+from gen.tokenizers.action.base import ActionFrontend, ActionStatistics, at_least, numbers
+from tokenizers import (
+    Tokenizer,
+    models,
+    trainers,
+)  # the installed package: the room is gen.tokenizers
+
+FIRST, ROOM = (
+    0xE000,
+    6400,
+)  # the private use area: characters without meaning, so nothing normalises or splits them
+FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, eq=False)
+class ExactLength:
+    """Ids whose lengths sum to ``total`` and then ``end_id`` for ever. ``lengths``: int64 [V]; an
+    id that may never stand has 0.
+
+    Raises ``GenError`` if no id has length 1 (some remainders could not be filled) or ``end_id``
+    has a length.
+    """
+
+    lengths: Tensor
+    total: int
+    end_id: int
+
+    def __post_init__(self) -> None:
+        if (
+            self.lengths.dtype != torch.long
+            or self.lengths.ndim != 1
+            or not bool((self.lengths >= 0).all())
+        ):
+            raise GenError(
+                f"the lengths are {self.lengths.dtype} {tuple(self.lengths.shape)}; expected int64"
+                " [V] of at least 0"
+            )
+        at_least("total", self.total, 1)
+        if not bool((self.lengths == 1).any()):
+            raise GenError(
+                "no id has length 1; expected one, so that every remainder can be filled"
+            )
+        if at_least("end_id", self.end_id, 0) >= len(self.lengths) or int(
+            self.lengths[self.end_id]
+        ):
+            raise bad_value("end_id", self.end_id, f"an id below {len(self.lengths)} of length 0")
+
+    def to(self, device: torch.device | str) -> ExactLength:
+        return replace(self, lengths=self.lengths.to(device))
+
+    def remaining(self, history: Tensor, positions: Tensor) -> Tensor:
+        """``total`` less the lengths of the ids of ``history`` [n, T] before ``positions`` [n, L]:
+        int64 [n, L]."""
+        lengths = self.lengths.to(history.device)
+        known = (history >= 0) & (
+            history < len(lengths)
+        )  # a place that is empty may hold anything and stands for nothing
+        each = torch.where(known, lengths[history.clamp(0, len(lengths) - 1)], 0)
+        before = torch.nn.functional.pad(each.cumsum(1), (1, 0))
+        return self.total - before.gather(1, positions.clamp(max=history.shape[1]))
+
+    def legal(self, history: Tensor, positions: Tensor) -> Tensor:
+        """Which ids may stand at ``positions`` (int64 [n, L], 0 to T) after the ids of ``history``
+        (int64 [n, T]) before each of them: bool [n, L, V], never empty. What stands at a position
+        or after it does not matter.
+
+        A history that is too long already leaves all ids that stand for something: nothing drawn
+        there will be kept.
+        """
+        lengths = self.lengths.to(history.device)
+        left = self.remaining(history, positions)[..., None]
+        end = torch.arange(len(lengths), device=history.device) == self.end_id
+        return torch.where(left == 0, end, (lengths > 0) & ((lengths <= left) | (left < 0)))
+
+
+def cosines(size: int) -> Tensor:
+    """The orthonormal DCT-II as a matrix: float64 [k, t], so that ``cosines(n).T`` is its
+    inverse."""
+    n = torch.arange(size, dtype=torch.float64)
+    basis = torch.cos(math.pi / size * (n + 0.5) * n[:, None]) * math.sqrt(2 / size)
+    basis[0] = math.sqrt(1 / size)
+    return basis
+
+
+class Frequencies(ActionFrontend):
+    """What frontends share whose ids stand for integer coefficients over time. A subclass gives
+    ``coefficients`` of ids, ``bpe`` and ``scale``."""
+
+    def coefficients(self, codes: Tensor) -> Tensor:
+        """Integers [B, H, D] of ids [B, 1, places]. Raises ``GenError`` for ids that stand for
+        another number of them."""
+        raise NotImplementedError
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return (
+            (cosines(self.horizon).T / self.scale)
+            .to(torch.promote_types(self.dtype, torch.float32))
+            .to(self.device)
+        )
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """As ``coefficients``, back along time, clipped to [-1, 1]: rounding, and sampled ids all
+        the more, can lead out of it."""
+        return (
+            (self._inverse @ self.coefficients(codes).to(self._inverse.dtype))
+            .clamp(-1, 1)
+            .to(self.dtype)
+        )
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        """None: ids stand for integers in a row, not for vectors."""
+        return []
+
+    @property
+    def fingerprint(self) -> Tensor:
+        return self.digest(json.loads(self.bpe.to_str())["model"])
+
+    def save_parts(self, path: Path) -> None:
+        self.bpe.save(str(path / FILE))
+
+    @classmethod
+    def load_parts(cls, path: Path, config: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"bpe": Tokenizer.from_file(str(path / FILE))}
+        except Exception as error:  # the library raises bare Exceptions
+            reason = " ".join(str(error).split())
+            raise GenError(
+                f"the vocabulary of frontend {path} cannot be read from {FILE}: {reason[:200]}"
+            ) from None
+
+
+@register("tokenizer", "action_fast")
+class ActionFast(Frequencies):
+    """Ids [B, 1, H * D] of action chunks [B, H, D] in [-1, 1], filled up with ``end_id``; ids after
+    the first ``end`` say nothing.
+
+    ``scale``: steps of a coefficient; a larger one is more exact and takes more ids.
+    ``symbol_lengths``: int64 [V], the coefficients that each id stands for. ``total``: H * D.
+    ``constraint``: what keeps drawn ids decodable.
+    """
+
+    name, keys = "action_fast", ("scale",)
+
+    def __init__(
+        self,
+        bpe: Tokenizer,
+        scale: float,
+        horizon: int,
+        dimensions: int,
+        statistics: ActionStatistics,
+        device="cpu",
+        dtype=torch.float32,
+    ):
+        super().__init__(horizon, dimensions, statistics, device, dtype)
+        self.bpe, self.scale, self.reach = bpe, float(scale), reach(scale, horizon)
+        self.end_id, self.total = bpe.get_vocab_size(), self.horizon * self.dimensions
+        self.vocab_size = self.end_id + 1
+        self.config = FrontendConfig("action", "ids", (self.vocab_size,), (1,))
+        words = [bpe.id_to_token(i) or "" for i in range(self.end_id)]
+        singles = [word([n], self.reach) for n in range(-self.reach, self.reach + 1)]
+        if (
+            words[: len(singles)] != singles
+            or not set("".join(words)) <= set(singles)
+            or not all(words)
+        ):
+            raise GenError(
+                f"the vocabulary of the action tokenizer does not begin with the {len(singles)}"
+                f" integers {-self.reach} to {self.reach}; expected one trained with scale"
+                f" {self.scale} and horizon {horizon}"
+            )
+        self.symbol_lengths = torch.tensor([*map(len, words), 0], device=self.device)
+        self._symbols = torch.tensor(
+            [ord(c) - FIRST - self.reach for c in "".join(words)], device=self.device
+        )
+        self._starts = self.symbol_lengths.cumsum(0) - self.symbol_lengths
+
+    @classmethod
+    def train(
+        cls,
+        chunks: np.ndarray,
+        *,
+        vocab_size: int = 1024,
+        scale: float = 10.0,
+        statistics: ActionStatistics | None = None,
+        device="cpu",
+        dtype=torch.float32,
+    ) -> Self:
+        """Of chunks [N, H, D] in physical units. ``vocab_size``: ids at most, ``end`` included;
+        fewer where no pair of ids is left that occurs twice. ``statistics``: by default those of
+        the chunks. Raises ``GenError`` for other shapes and too few ids.
+        """
+        chunks = numbers(chunks, "the chunks")
+        if chunks.ndim != 3 or not chunks.size:
+            raise GenError(f"the chunks have shape {chunks.shape}; expected [N, H, D]")
+        limit = reach(scale, chunks.shape[1])
+        at_least("vocab_size", vocab_size, 2 * limit + 2)
+        statistics = ActionStatistics.from_data(chunks) if statistics is None else statistics
+        coefficients = quantise(torch.from_numpy(statistics.normalise(chunks)), scale)
+        alphabet = [word([n], limit) for n in range(-limit, limit + 1)]
+        bpe = Tokenizer(models.BPE())
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False
+        )
+        bpe.train_from_iterator([word(c, limit) for c in coefficients.tolist()], trainer)
+        return cls(bpe, scale, *chunks.shape[1:], statistics, device, dtype)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return (self.total,)
+
+    @property
+    def constraint(self) -> ExactLength:
+        return ExactLength(self.symbol_lengths, self.total, self.end_id)
+
+    def encode(self, x: Tensor) -> Tensor:
+        coefficients = quantise(self.require_signals(x), self.scale)
+        found = self.bpe.encode_batch_fast(
+            [word(c, self.reach) for c in coefficients.tolist()], add_special_tokens=False
+        )
+        ids = torch.full((len(x), 1, self.total), self.end_id)
+        for row, one in zip(ids, found, strict=True):
+            row[0, : len(one.ids)] = torch.tensor(one.ids)
+        return ids.to(self.device)
+
+    def coefficients(self, codes: Tensor) -> Tensor:
+        """The integers that ids [B, 1, N] stand for: int64 [B, H, D], lowest frequency first. N may
+        be anything above 0.
+
+        Raises ``GenError`` for ids that stand for more or fewer than H * D before the first
+        ``end``, for the first such row.
+        """
+        require_codes(codes, self.config)
+        if codes.dtype != torch.long:
+            raise GenError(f"the codes are {codes.dtype}; expected int64")
+        ids = codes[:, 0].to(self.device)
+        spoken = (ids == self.end_id).cumsum(1) == 0
+        counts = (self.symbol_lengths[ids] * spoken).sum(1)
+        wrong = (counts != self.total).nonzero().flatten().tolist()
+        if wrong:
+            raise GenError(
+                f"row {wrong[0]}: its ids stand for {int(counts[wrong[0]])} coefficients before the"
+                f" end; expected {self.total}, {self.horizon} steps of {self.dimensions} dimensions"
+                f" ({len(wrong)} of {len(ids)} rows are wrong)"
+            )
+        kept = ids[spoken]
+        lengths = self.symbol_lengths[kept]
+        skip = self._starts[kept] - (lengths.cumsum(0) - lengths)
+        at = skip.repeat_interleave(lengths) + torch.arange(
+            self.total * len(ids), device=ids.device
+        )
+        return self._symbols[at].view(len(ids), self.horizon, self.dimensions)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, device="cpu", dtype=torch.float32, **open_: Any
+    ) -> ActionFrontend:
+        """As of every frontend of actions, and of a published folder with ``processor_config.json``
+        (``gen.tokenizers.action.fast_bytes``), where ``horizon``, ``dimensions`` and ``statistics``
+        say what it leaves open."""
+        if (Path(folder) / "processor_config.json").is_file():
+            return registry.get("tokenizer", "action_fast_bytes").published(
+                folder, device, dtype, **open_
+            )
+        if open_:
+            raise GenError(
+                f"{', '.join(open_)} came for {folder}; expected none: only folders with"
+                " processor_config.json leave them open"
+            )
+        return super().from_pretrained(folder, device, dtype)
+
+
+def reach(scale: Any, horizon: int) -> int:
+    """The largest coefficient of any chunk in [-1, 1], in whole steps. Raises ``GenError`` for a
+    scale out of range."""
+    if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 0 < scale < math.inf:
+        raise bad_value("scale", scale, "a number above 0")
+    limit = math.floor(scale * math.sqrt(horizon) + 0.5)
+    if not 1 <= limit < ROOM // 2:
+        raise bad_value(
+            "scale",
+            scale,
+            f"one that leaves 1 to {ROOM // 2 - 1} steps for coefficients up to"
+            f" {math.sqrt(horizon):.2f}",
+        )
+    return limit
+
+
+def quantise(x: Tensor, scale: float) -> Tensor:
+    """Signals [B, H, D] -> integer coefficients int64 [B, H * D] on the CPU."""
+    fine = cosines(x.shape[1]) @ x.detach().cpu().double() * (scale * 2.0**20)
+    # rounded twice: what lies half-way goes the same way in any batch, whatever the last bit of the
+    # sum is
+    return (fine.round() / 2.0**20).round().long().flatten(1)
+
+
+def word(coefficients: Sequence[int], limit: int) -> str:
+    """Integers in -limit..limit as characters."""
+    return "".join(chr(FIRST + limit + n) for n in coefficients)

@@ -1,0 +1,71 @@
+"""Mimi audio tokens (Defossez et al., "Moshi", arXiv 2410.00037): a frontend over
+``transformers.MimiModel``.
+
+Traps of the class that this adapter owns: stream 0 is quantised beside the others, not before them;
+a wave that is no whole number of frames comes back longer; and its decoder keeps no states of
+convolutions between calls, so chunks are decoded with what lies before them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import FrontendConfig, require_codes
+from gen.core.registry import register
+from gen.tokenizers.base.codec import Codec, Mono, quantizers
+
+
+@register("tokenizer", "mimi")
+class Mimi(Mono, Codec):
+    """Codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples a second; n is a whole
+    number of frames. ``num_quantizers``: Q, by default all codebooks of the model."""
+
+    chunk = 6
+    architecture = "MimiModel"
+    time_axis = -1
+
+    def __init__(self, model, num_quantizers: int | None = None):
+        """Raises ``GenError`` for a number of codebooks that the model does not have."""
+        super().__init__(model)
+        c = model.config
+        self.streams = quantizers(num_quantizers, c.num_quantizers, c.num_semantic_quantizers)
+        self.rate, self.frame = c.sampling_rate, c.frame_size
+        self.config = FrontendConfig(
+            "speech", "codes", (c.codebook_size,) * self.streams, (self.frame,)
+        )
+        # attention windows of all layers, then the convolutions, counted at the rate before the
+        # last up-sampling
+        convolutions = (
+            c.kernel_size
+            + 2
+            + sum(2 + 2 * c.dilation_growth_rate**j for j in range(c.num_residual_layers))
+        )
+        self.context = (
+            math.ceil(
+                (c.num_hidden_layers * (c.sliding_window - 1) + convolutions) / c.latent_stride
+            )
+            + 1
+        )
+
+    @torch.no_grad()
+    def encode(self, x: Tensor) -> Tensor:
+        return self.model.encode(x, num_quantizers=self.streams).audio_codes
+
+    @torch.no_grad()
+    def decode_at_once(self, codes: Tensor) -> Tensor:
+        require_codes(codes, self.config)
+        return self.model.decode(codes).audio_values
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        quantizer = self.model.quantizer
+        parts = (
+            quantizer.semantic_residual_vector_quantizer,
+            quantizer.acoustic_residual_vector_quantizer,
+        )
+        return [layer.codebook.embed.detach() for part in parts for layer in part.layers][
+            : self.streams
+        ]

@@ -1,0 +1,1 @@
+"""What frontends share."""

@@ -1,0 +1,107 @@
+"""What frontends of clips share whose first frame is alone: frame 0 is a slice of the grid by
+itself, every r frames after it are another.
+
+    F = 1 + r k frames  <->  T = 1 + k slices,    r = ``config.compression[0]``
+
+The first slice is that of the same picture alone, since nothing looks ahead of it. Other numbers of
+frames are refused, not padded: what was padded would come back as frames that nobody made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import TokenFrontend
+from gen.core.errors import GenError
+from gen.models.load.pretrained import strictly
+
+
+class Clips(TokenFrontend):
+    """A frontend over the class of diffusers whose name is ``architecture``. Signals are clips [B,
+    F, 3, h, w] in [-1, 1]."""
+
+    architecture: ClassVar[str]
+
+    def __init__(self, model):
+        self.model = model.eval()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Self:
+        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be
+        read, or its weights are not those of the class."""
+        import diffusers
+
+        model = strictly(
+            getattr(diffusers, cls.architecture),
+            path,
+            "tokenizer",
+            torch_dtype=dtype,
+            low_cpu_mem_usage=False,
+        )
+        return cls(model.to(device))
+
+    def whole(self, frames: int) -> int:
+        """The largest number of frames of at most ``frames`` that a clip may have. Raises
+        ``GenError`` for none."""
+        if frames < 1:
+            raise GenError(f"the clip has {frames} frames; expected at least 1")
+        return frames - (frames - 1) % self.config.compression[0]
+
+    def frames_for(self, slices: int) -> int:
+        """The frames that so many slices of the grid are decoded to."""
+        return 1 + (slices - 1) * self.config.compression[0]
+
+    def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        frames, _, height, width = input_shape[-4:]
+        r, h, w = self.config.compression
+        return 1 + (frames - 1) // r, height // h, width // w
+
+    def preprocess(self, media: Any) -> Tensor:
+        """Frames uint8 [F, h, w, 3], or a picture [h, w, 3] -> float [F, 3, h, w]. Raises
+        ``GenError`` for anything else, and for sizes that are no whole number of codes."""
+        frames = np.asarray(media)
+        frames = frames[None] if frames.ndim == 3 else frames
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not len(frames):
+            raise GenError(
+                f"the clip is an array of {frames.dtype} {frames.shape}; expected uint8 [F, h,"
+                " w, 3]"
+            )
+        x = torch.from_numpy(frames.copy()).permute(0, 3, 1, 2)
+        self._require_whole(x)
+        return x.to(self.model.device, self.model.dtype) / 127.5 - 1
+
+    def postprocess(self, x: Tensor) -> np.ndarray:
+        """Frames [F, 3, h, w] -> uint8 [F, h, w, 3]."""
+        return (
+            ((x.float().clamp(-1, 1) + 1) * 127.5)
+            .round()
+            .to(torch.uint8)
+            .permute(0, 2, 3, 1)
+            .cpu()
+            .numpy()
+        )
+
+    def _require_whole(self, x: Tensor) -> None:
+        """``x`` [..., F, 3, h, w]."""
+        frames, _, height, width = x.shape[-4:]
+        r, h, w = self.config.compression
+        low = self.whole(frames)
+        if low != frames:
+            raise GenError(
+                f"the clip has {frames} frames; expected 1 + {r} k of them, such as {low} or"
+                f" {low + r}"
+            )
+        if height % h or width % w:
+            raise GenError(
+                f"the frames are {height}x{width}; expected multiples of {h}x{w} (height, width)"
+            )

@@ -1,0 +1,64 @@
+"""What frontends of RGB pictures share: pixels in and out, and the grid of a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gen.contracts.frontend import TokenFrontend
+from gen.core.errors import GenError
+from gen.models.load.pretrained import strictly
+
+
+class RGB(TokenFrontend):
+    """A frontend over a class of diffusers whose name is ``architecture``; its ``model`` takes
+    pictures [B, 3, h, w] in [-1, 1] and has one vector for ``factor`` x ``factor`` pixels."""
+
+    architecture: ClassVar[str]
+
+    def __init__(self, model):
+        self.model = model.eval()
+        self.factor = 2 ** (len(model.config.block_out_channels) - 1)
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32
+    ) -> Self:
+        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be
+        read, or its weights are not those of the class."""
+        import diffusers
+
+        model = strictly(
+            getattr(diffusers, cls.architecture),
+            path,
+            "tokenizer",
+            torch_dtype=dtype,
+            low_cpu_mem_usage=False,
+        )
+        return cls(model.to(device))
+
+    def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n // f for n, f in zip(input_shape[-2:], self.config.compression, strict=True))
+
+    def preprocess(self, media: Image.Image | np.ndarray) -> Tensor:
+        array = np.asarray(media.convert("RGB") if isinstance(media, Image.Image) else media)
+        if (
+            array.ndim != 3
+            or array.shape[-1] != 3
+            or any(n % f for n, f in zip(array.shape, self.config.compression, strict=False))
+        ):
+            raise GenError(
+                f"the picture has shape {array.shape}; expected RGB with sides divisible by"
+                f" {self.config.compression[0]}"
+            )
+        x = torch.from_numpy(array.copy()).permute(2, 0, 1)
+        return x.to(self.model.device, self.model.dtype) / 127.5 - 1
+
+    def postprocess(self, x: Tensor) -> Image.Image:
+        pixels = ((x.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        return Image.fromarray(pixels.permute(1, 2, 0).numpy())

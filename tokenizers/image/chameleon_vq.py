@@ -1,0 +1,158 @@
+"""VQ image tokens of Chameleon (arXiv 2405.09818) and of MoVQGAN: a frontend over
+``gen.tokenizers.image.taming_vq_net``.
+
+Published files: Meta's ``vqgan.ckpt`` (8192 codes, 16 x 16 pixels each), which Chameleon, Anole and
+Lumina-mGPT share, and ``movqgan_270M.ckpt`` (16384 codes, 8 x 8 pixels), which Lumina-mGPT 2.0 has;
+each also as safetensors with the same keys. transformers' ``ChameleonVQVAE`` has the encoder and
+the codebook of the former under the same names, and no decoder: so a file of a decoder alone goes
+with the rest from there.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import FrontendConfig, require_codes
+from gen.core.errors import GenError
+from gen.core.registry import register
+from gen.models.load.weights import Weights, fill, without_storage
+from gen.tokenizers.base.rgb import RGB
+from gen.tokenizers.image.taming_vq_net import DROP, Sizes, TamingVQ
+
+CODEBOOK = "quantize.embedding.weight"
+SAVED = "vqgan.safetensors"
+
+
+class Below(Mapping):
+    """The tensors whose keys begin with ``prefix``, by the rest of their keys, read when they are
+    asked for. ``shapes``: of all keys."""
+
+    def __init__(self, weights: Weights, prefix: str):
+        self._weights, self._prefix = weights, prefix
+        self.shapes = {
+            k.removeprefix(prefix): v for k, v in weights.shapes.items() if k.startswith(prefix)
+        }
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._weights[self._prefix + key]
+
+    def __iter__(self):
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class Joined(ChainMap):
+    """The tensors of several mappings, of the first that has them. ``shapes``: of all keys."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        def of(m):
+            return getattr(m, "shapes", None) or {k: tuple(v.shape) for k, v in m.items()}
+
+        return {k: v for m in reversed(self.maps) for k, v in of(m).items()}
+
+
+@register("tokenizer", "chameleon_vq")
+class ChameleonVQ(RGB):
+    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
+
+    def __init__(self, model: TamingVQ):
+        self.model, self.factor = model.eval(), model.factor
+        self.config = FrontendConfig(
+            "image", "codes", (model.sizes.codes,), (self.factor, self.factor)
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype=torch.float32,
+        rest: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Loads a file, or a folder with one file of weights. ``rest``: tensors for what the file
+        lacks, as ``ChameleonVQVAE`` has them.
+
+        Raises ``GenError`` for files that cannot be read, that lack a part, and whose codebook is
+        not that of ``rest``.
+        """
+        weights = Weights(path)
+        if (
+            rest
+            and CODEBOOK in rest
+            and CODEBOOK in weights
+            and not _same(rest[CODEBOOK], weights[CODEBOOK])
+        ):
+            raise GenError(
+                f"the codebook of {path} is not the model's own; expected the autoencoder that the"
+                " model was trained with"
+            )
+        return cls.of(Joined(weights, rest or {}), path, device, dtype)
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        name: str | Path,
+        device: str | torch.device = "cpu",
+        dtype=torch.float32,
+    ) -> Self:
+        """The frontend that these tensors with their ``shapes`` make. Raises ``GenError`` for too
+        few or too many."""
+        try:
+            sizes = Sizes.of(tensors.shapes)
+        except GenError as error:
+            raise GenError(f"{name} is no picture tokenizer: {error}") from None
+        return cls(
+            fill(
+                without_storage(lambda: TamingVQ(sizes)),
+                tensors,
+                drop=DROP,
+                device=device,
+                dtype=dtype,
+                name=name,
+            )
+        )
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Writes the weights with their published keys, and returns the file."""
+        from safetensors.torch import save_file
+
+        path = Path(folder) / SAVED
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.contiguous() for k, v in self.model.state_dict().items()}, path)
+        return path
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        return [self.model.codebook.detach()]
+
+    @property
+    def fingerprint(self) -> Tensor:
+        return self.codebooks[0]
+
+    @torch.no_grad()
+    def encode(self, x: Tensor) -> Tensor:
+        return self.model.encode(x)[:, None]
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        require_codes(codes, self.config)
+        return self.model.decode(codes[:, 0].to(self.model.device))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tables hold the same vectors, if one of them was rounded to fewer bits."""
+    return a.shape == b.shape and bool(
+        torch.allclose(
+            a.float().cpu(), b.float().cpu(), rtol=2e-2, atol=1e-2 * float(b.float().std())
+        )
+    )

@@ -1,0 +1,201 @@
+"""Whole words of a small fixed vocabulary as ids, by a Hugging Face tokenizer, and a last id for
+the end.
+
+A text is split at spaces and around signs and brackets; the words have the ids 0 to n - 1 in their
+order, and ``<end>`` has n. The signal is the text's UTF-8 in bytes, filled up with zeros.
+``tokenizer.json`` and ``tokenizer_config.json`` of the folder are those of any
+``transformers.PreTrainedTokenizerFast``, so ``AutoTokenizer.from_pretrained`` reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import FrontendConfig, require_codes
+from gen.core.errors import GenError, bad_value
+from gen.core.registry import register
+from gen.modalities.small_language import unknown_word
+from gen.models.load.locate import locate, pick_device, quiet, read_config, readable
+from gen.tokenizers.base.text_bytes import TextBytes
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+)  # the installed package
+
+END = "<end>"
+
+
+@register("tokenizer", "text_words")
+class TextWords(TextBytes):
+    """Codes int64 [B, 1, places] of texts uint8 [B, bytes]: the words, then ``end_id`` up to the
+    last place. Codes may have any number of places when they are decoded, and say nothing from the
+    first end on.
+
+    ``tokenizer``: a ``transformers.PreTrainedTokenizerFast`` whose last id is ``<end>``. Raises
+    ``GenError`` for another one.
+    """
+
+    name = "text_words"
+
+    def __init__(self, tokenizer: Any, places: int, device: torch.device | str = "cpu"):
+        if not isinstance(places, int) or isinstance(places, bool) or places < 1:
+            raise bad_value("places", places, "an integer of at least 1")
+        self.tokenizer, self.places, self.device = tokenizer, places, pick_device(device)
+        self.end_id = len(tokenizer) - 1
+        self.words = tuple(tokenizer.convert_ids_to_tokens(range(self.end_id)))
+        if (
+            tokenizer.eos_token != END
+            or tokenizer.eos_token_id != self.end_id
+            or None in self.words
+        ):
+            raise GenError(
+                f"the end of the word tokenizer is {tokenizer.eos_token!r} with id"
+                f" {tokenizer.eos_token_id}; expected {END!r} with the last id, {self.end_id}"
+            )
+        self.config = FrontendConfig("text", "codes", (self.end_id + 1,), (1,))
+
+    @classmethod
+    def of(cls, words: Sequence[str], places: int, device: torch.device | str = "cpu") -> Self:
+        """The frontend of a vocabulary. Raises ``GenError`` for words that are empty, twice the
+        same, upper case or several words."""
+        from transformers import PreTrainedTokenizerFast
+
+        wrong = [
+            w for i, w in enumerate(words) if w.lower().split() != [w] or w in words[:i] or w == END
+        ]
+        if wrong or not words:
+            raise bad_value(
+                "words", wrong[0] if wrong else words, "different lower-case words without spaces"
+            )
+        inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*words, END])}))
+        inner.normalizer = normalizers.Lowercase()
+        signs = "".join(f"\\{w}" for w in words if len(w) == 1 and not w.isalnum())
+        around = [pre_tokenizers.Split(Regex(f"[{signs}]"), "isolated")] if signs else []
+        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), *around])
+        end = AddedToken(END, special=True, normalized=False)
+        return cls(
+            PreTrainedTokenizerFast(
+                tokenizer_object=inner, eos_token=end, clean_up_tokenization_spaces=False
+            ),
+            places,
+            device,
+        )
+
+    def split(self, text: str) -> list[str]:
+        """The words of a text, as the tokenizer sees them. Raises ``GenError`` for one that it does
+        not have, with the nearest one."""
+        inner = self.tokenizer.backend_tokenizer
+        words = [
+            w for w, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text))
+        ]
+        for word in words:
+            if word not in self.words:
+                raise GenError(str(unknown_word(word, self.words, f"text {text[:80]!r}")))
+        return words
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text's words, without an end. Raises ``GenError`` as ``split`` does."""
+        return self.tokenizer.convert_tokens_to_ids(self.split(text))
+
+    def preprocess(self, media: Any) -> Tensor:
+        """A text -> its UTF-8, uint8 [bytes]. Raises ``GenError`` for what is no text of these
+        words, or longer than all places."""
+        if not isinstance(media, str):
+            raise GenError(f"the text is a {type(media).__name__}; expected a string")
+        if len(words := self.split(media)) > self.places:
+            raise GenError(f"the text has {len(words)} words; expected at most {self.places}")
+        return self._bytes(" ".join(words))
+
+    def encode(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.uint8 or x.ndim != 2:
+            raise GenError(
+                f"the signals are {x.dtype} {tuple(x.shape)}; expected uint8 [B, bytes], the UTF-8"
+                " of texts"
+            )
+        codes = torch.full((len(x), 1, self.places), self.end_id)
+        for row, signal in zip(codes, x, strict=True):
+            ids = self.ids(self.postprocess(signal))
+            if len(ids) > self.places:
+                raise GenError(f"the text has {len(ids)} words; expected at most {self.places}")
+            row[0, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+        return codes.to(self.device)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        require_codes(codes, self.config)
+        kept = (codes[:, 0] != self.end_id).long().cumprod(1).sum(1).tolist()
+        texts = [
+            " ".join(self.tokenizer.convert_ids_to_tokens(row[:n]))
+            for row, n in zip(codes[:, 0].tolist(), kept, strict=True)
+        ]
+        return torch.nn.utils.rnn.pad_sequence([self._bytes(t) for t in texts], batch_first=True)
+
+    @property
+    def fingerprint(self) -> Tensor:
+        """The vocabulary and the places as 32 numbers of 0 to 255, which every type of float holds
+        exactly."""
+        text = json.dumps([self.words, self.places])
+        return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.float32)
+
+    def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """However many bytes a text has."""
+        return (self.places,)
+
+    # --- folders
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes the tokenizer's own files, and ``config.json``."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save_pretrained(path)
+        (path / "config.json").write_text(
+            json.dumps({"frontend_class": self.name, "places": self.places}, indent=1) + "\n"
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | str = torch.float32,
+    ) -> Self:
+        """Of a zoo name or local folder. Raises ``GenError`` for a folder that is missing or holds
+        another frontend."""
+        from transformers import PreTrainedTokenizerFast
+
+        path = locate(folder, "frontend")
+        if not isinstance(path, Path):
+            raise GenError(
+                f"frontend {folder} is no folder on this machine; expected one with config.json"
+            )
+        config = read_config(path)
+        if (
+            not isinstance(config, dict)
+            or config.get("frontend_class") != cls.name
+            or set(config) != {"frontend_class", "places"}
+        ):
+            raise GenError(
+                f"the config of frontend {folder} is {config}; expected frontend_class {cls.name!r}"
+                " and places"
+            )
+        try:
+            with readable("frontend", folder), quiet():
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+        except GenError:
+            raise
+        except Exception as error:  # the library raises bare Exceptions
+            raise GenError(
+                f"the vocabulary of frontend {folder} cannot be read:"
+                f" {' '.join(str(error).split())[:200]}"
+            ) from None
+        return cls(tokenizer, config["places"], device)
