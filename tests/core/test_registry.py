@@ -49,7 +49,7 @@ def test_every_module_of_a_room_registers_something_or_serves_one_that_does(room
         package = ".".join([room, *path.parent.relative_to(folder).parts])
         module = f"{package}.{path.stem}"
         imported = f"{module} import" in everything or f"{package} import {path.stem}" in everything
-        presets = 'preset("' in text  # which are values and do not say where they were made
+        presets = "preset(" in text  # which are values and do not say where they were made
         assert module in named or imported or presets, (
             f"{module} registers nothing and nobody imports it"
         )
