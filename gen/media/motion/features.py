@@ -192,12 +192,8 @@ def _integrate(
     yaw = heading + np.concatenate([[0.0], np.cumsum(-2 * rows[:-1, 0])])
     step = np.zeros((len(rows), 3))
     step[1:, [0, 2]] = rows[:-1, 1:3]
-    root = (
-        *np.cumsum(_turn(axis_rotation("y", yaw), step[:, None])[:, 0], 0),
-        origin[0],
-        0,
-        origin[1],
-    )
+    root = np.cumsum(_turn(axis_rotation("y", yaw), step[:, None])[:, 0], 0)
+    root += np.array([origin[0], 0, origin[1]])
     root[:, 1] = rows[:, 3]
     return yaw, root
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 
+import freeze
 import pytest
-from frozen import freeze
 
 MAKERS = {section: freeze.makers(section) for section in freeze.SECTIONS}
 ALL = [(section, name) for section, names in MAKERS.items() for name in names]
@@ -33,7 +33,10 @@ def test_nothing_that_was_frozen_is_gone(section):
 def test_control_other_draws_are_found(monkeypatch):
     keys = [31 * r + 8 for r in range(freeze.contract.ROWS)]
     bench = freeze.contract.Bench.__call__
-    other = lambda self, sampler, params, **more: bench(self, sampler, params, keys=keys, **more)
+
+    def other(self, sampler, params, **more):
+        return bench(self, sampler, params, keys=keys, **more)
+
     for name in ("bench/speculative_jacobi", "bench/maskgit", "architecture/autoregressive"):
         assert not freeze.verdict("samplers", name, MAKERS["samplers"][name]())
         with monkeypatch.context() as patch:
@@ -43,7 +46,9 @@ def test_control_other_draws_are_found(monkeypatch):
 
 
 def test_control_another_seed_is_found_in_the_embedded_models(monkeypatch):
-    other = lambda pipe, prompts, spec, **start: pipe(prompts, sampler=spec, seed=6, **start)
+    def other(pipe, prompts, spec, **start):
+        return pipe(prompts, sampler=spec, seed=6, **start)
+
     monkeypatch.setattr(freeze, "sample", other)
     name = "action/speculative_jacobi"
     assert "differs from" in freeze.verdict("zoo", name, MAKERS["zoo"][name]())

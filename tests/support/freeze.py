@@ -10,8 +10,8 @@ All in float64 on a CPU, with fixed seeds. Ids and counts have to be equal; late
 made of them have to be close: random weights are drawn in float32, and processors round. Keys are
 spec ids and the neutral names below, none of the code's.
 
-    python tests/frozen/freeze.py --check [--only samplers ...]
-    python tests/frozen/freeze.py --write [--only samplers ...]
+    python tests/support/freeze.py --check [--only samplers ...]
+    python tests/support/freeze.py --write [--only samplers ...]
 
 Write only where outputs are meant to change, and say why. A spec that got another name keeps its
 entry: put the new name and the frozen one into ``RENAMED``.
@@ -33,8 +33,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-if __name__ == "__main__":  # pytest has both on its path
-    sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+TESTS = HERE.parent
+if __name__ == "__main__":  # pytest has them on its path
+    shelves = ("checkpoints", "contracts", "samplers/latent", "samplers/masked", "tokenizers")
+    sys.path[:0] = [str(TESTS.parent), str(HERE), *(str(TESTS / shelf) for shelf in shelves)]
 
 import numpy as np
 import test_contracts as contract
@@ -48,12 +50,12 @@ from torch import Tensor
 
 import gen
 from gen.config.job import load_config
-from gen.jobs.ledger import read_rows
+from gen.core.registry import registry
+from gen.core.sampler import resolve_sampler
 from gen.jobs.run import run_job
-from gen.registry import registry
-from gen.sampling import resolve_sampler
+from gen.store.ledger import read_rows
 
-FILE = HERE / "frozen.json"
+FILE = TESTS / "contracts" / "frozen.json"
 CLOSE = 1e-4  # another instruction set moves latents by up to 5e-5; other draws by far more
 RENAMED: dict[str, str] = {}  # the name of a spec today -> the one that the file has
 Entry = dict[str, Any]
@@ -163,7 +165,10 @@ def digest(value: Any) -> str:
 def columns(stats: list[Any]) -> Entry:
     """Collect what every row cost, under neutral names."""
     found = {key: [numbers(getattr(s, name)) for s in stats] for key, name in STATS.items()}
-    said = lambda values: any(v not in (None, []) for v in values)
+
+    def said(values):
+        return any(v not in (None, []) for v in values)
+
     return {key: values for key, values in found.items() if said(values)}
 
 
@@ -323,7 +328,10 @@ SECTIONS: dict[str, Callable[[], Makers]] = {
 def makers(section: str) -> Makers:
     """Return what makes the entries of a section, under their names in the file."""
     found = SECTIONS[section]()
-    frozen = lambda key: "/".join(RENAMED.get(part, part) for part in key.split("/"))
+
+    def frozen(key):
+        return "/".join(RENAMED.get(part, part) for part in key.split("/"))
+
     return {frozen(key): make for key, make in found.items()}
 
 
