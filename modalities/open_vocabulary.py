@@ -34,8 +34,8 @@ class FreePrompts:
         self.checkpoint = checkpoint
 
     @property
-    def default_law(self) -> dict[str, Any]:
-        return self.checkpoint.law
+    def default_sampling(self) -> dict[str, Any]:
+        return self.checkpoint.sampling
 
     def condition(self, prompt: str) -> Any:
         return self.checkpoint.condition(prompt)

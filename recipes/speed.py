@@ -33,7 +33,7 @@ import torch
 from gen.core.errors import GenError
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM, compiled_forward
 from gen.models.load.locate import pick_device, pick_dtype
@@ -87,23 +87,23 @@ class Arm:
         size: Size,
         rows: int,
         spec: dict[str, Any],
-        law: dict[str, Any],
+        sampling: dict[str, Any],
         compile: bool,
     ):
         self.net, self.rows, self.compile = net, rows, compile
-        self.sampler, self.law = resolve_sampler(spec, law)
+        self.sampler, self.sampling = resolve_sampler(spec, sampling)
         self.space = TokenSpace.codes((size.side, size.side), size.codes, size.codes)
         self.learned: dict[Any, Any] = {}  # of window: auto
         self.seconds: list[float] = []
         self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.nfe = 0.0
 
-    def target(self, law: Law | None = None) -> CausalTarget:
+    def target(self, sampling: SamplingParams | None = None) -> CausalTarget:
         adapter = CausalLM(self.net)
         if self.compile:
             compiled_forward(adapter)
         target = CausalTarget(
-            adapter, torch.zeros(self.rows, 1, dtype=torch.long), self.space, self.law
+            adapter, torch.zeros(self.rows, 1, dtype=torch.long), self.space, self.sampling
         )
         target.learned = self.learned
         return target

@@ -23,7 +23,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import Sampler, resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 
 CHOSEN = "selector"  # a part that is measured by itself: the knob, and the kind in the registry
 WHOLE, REAL = (
@@ -51,7 +51,7 @@ class Board:
 
     cases: Sequence[str]
     keys: Sequence[int]
-    target: Callable[[Law], Any]
+    target: Callable[[SamplingParams], Any]
     right: Callable[[Tensor], Sequence[bool]]
     exact: dict[str, dict[str, float]]
 
@@ -69,9 +69,9 @@ class Point:
         return self.right / self.rows
 
 
-def measure(board: Board, sampler: Sampler, law: Law) -> dict[str, Point]:
+def measure(board: Board, sampler: Sampler, sampling: SamplingParams) -> dict[str, Point]:
     """A sampler on every row of a board, by case. The same every time."""
-    out = sampler(board.target(law), CounterDraws(board.keys))
+    out = sampler(board.target(sampling), CounterDraws(board.keys))
     found: dict[str, list[tuple[bool, int]]] = {case: [] for case in board.cases}
     for case, right, stats in zip(board.cases, board.right(out.tokens), out.stats, strict=True):
         found[case].append((bool(right), stats.nfe))
@@ -104,7 +104,7 @@ def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
     return found
 
 
-def dial(spec: dict[str, Any], law: dict[str, Any], probe: Board) -> tuple[str | None, list[Any]]:
+def dial(spec: dict[str, Any], sampling: dict[str, Any], probe: Board) -> tuple[str | None, list[Any]]:
     """The knob that a sampler is drawn along, and its values; none if no knob changes its number of
     forward calls in the probe's hardest case.
 
@@ -113,35 +113,35 @@ def dial(spec: dict[str, Any], law: dict[str, Any], probe: Board) -> tuple[str |
         probe.exact, key=lambda case: probe.exact[case]["one_step"]
     )  # where answers are certain, only blocks cost calls
     best, width, values = None, 0.0, []
-    for knob in _read_while_decoding(spec, law, probe):
+    for knob in _read_while_decoding(spec, sampling, probe):
         if knob in spec:
             continue
-        allowed = _ladder(spec, law, knob)
+        allowed = _ladder(spec, sampling, knob)
         calls = []
         for value in (allowed[0], allowed[-1]) if len(allowed) > 1 else ():
-            sampler, lawful = resolve_sampler({**spec, knob: value}, law)
-            calls.append(measure(probe, sampler, lawful)[hardest].nfe)
+            sampler, params = resolve_sampler({**spec, knob: value}, sampling)
+            calls.append(measure(probe, sampler, params)[hardest].nfe)
         if calls and max(calls) - min(calls) > width:
             best, width, values = knob, max(calls) - min(calls), allowed
     return best, values
 
 
-def _ladder(spec: dict[str, Any], law: dict[str, Any], knob: str) -> list[Any]:
+def _ladder(spec: dict[str, Any], sampling: dict[str, Any], knob: str) -> list[Any]:
     """Values that a sampler takes for a knob, smallest first, its own among them."""
-    own = getattr(resolve_sampler(spec, law)[0], knob)
+    own = getattr(resolve_sampler(spec, sampling)[0], knob)
     found = []
     for value in sorted({*(WHOLE if isinstance(own, int) else REAL), own}):
         try:
-            resolve_sampler({**spec, knob: value}, law)
+            resolve_sampler({**spec, knob: value}, sampling)
         except GenError:
             continue
         found.append(value)
     return found
 
 
-def _read_while_decoding(spec: dict[str, Any], law: dict[str, Any], probe: Board) -> list[str]:
+def _read_while_decoding(spec: dict[str, Any], sampling: dict[str, Any], probe: Board) -> list[str]:
     """The numeric knobs that a sampler, or a part that is shown it, looks at while it decodes."""
-    sampler, lawful = resolve_sampler(spec, law)
+    sampler, params = resolve_sampler(spec, sampling)
     numeric = [f.name for f in fields(sampler) if type(getattr(sampler, f.name)) in (int, float)]
     seen: set[str] = set()
 
@@ -152,7 +152,7 @@ def _read_while_decoding(spec: dict[str, Any], law: dict[str, Any], probe: Board
 
     watched = Watched(**{f.name: getattr(sampler, f.name) for f in fields(sampler)})
     seen.clear()  # of the checks that every knob goes through
-    measure(probe, watched, lawful)
+    measure(probe, watched, params)
     return [name for name in numeric if name in seen]
 
 
@@ -160,7 +160,7 @@ def table_of(
     boards: Sequence[Board],
     probe: Board,
     specs: dict[str, dict[str, Any]],
-    law_of: Callable[[str], dict[str, Any]],
+    sampling_of: Callable[[str], dict[str, Any]],
     sweep: tuple[str | None, list[Any]],
     progress: Any,
 ) -> list[dict[str, Any]]:
@@ -171,8 +171,8 @@ def table_of(
     table: list[dict[str, Any]] = []
     for label, spec in specs.items():
         progress.batch(label, 1)
-        law, row = (
-            law_of(spec["name"]),
+        sampling, row = (
+            sampling_of(spec["name"]),
             {
                 "base": label,
                 "batch_size": None,
@@ -183,7 +183,7 @@ def table_of(
             },
         )
         try:
-            sampler, _ = resolve_sampler(spec, law)
+            sampler, _ = resolve_sampler(spec, sampling)
             if sweep[0] is not None:
                 knob, values = (
                     sweep
@@ -191,15 +191,15 @@ def table_of(
                     else (None, [])
                 )
             else:
-                knob, values = dial(spec, law, probe)
+                knob, values = dial(spec, sampling, probe)
             last = None
             for value in values or [None]:
                 full = {**spec, knob: value} if knob else spec
-                sampler, lawful = resolve_sampler(full, law)
+                sampler, params = resolve_sampler(full, sampling)
                 points = {
                     case: p
                     for board in boards
-                    for case, p in measure(board, sampler, lawful).items()
+                    for case, p in measure(board, sampler, params).items()
                 }
                 if points != last:
                     name = (
@@ -234,7 +234,7 @@ def bench_oracle(args: argparse.Namespace) -> int:
     """What ``gen bench --oracle`` does. Raises ``GenError`` for flags that say something about a
     model."""
     from gen.bench.run import deliver, grid_of, machine
-    from gen.cli.commands import LAW
+    from gen.cli.commands import SAMPLING
     from gen.jobs.progress.report import for_terminal
 
     for key, default in (
@@ -259,17 +259,17 @@ def bench_oracle(args: argparse.Namespace) -> int:
         )
     sweep, said = (
         next(iter(grid.items()), (None, [])),
-        {k: getattr(args, k) for k in LAW if getattr(args, k) is not None},
+        {k: getattr(args, k) for k in SAMPLING if getattr(args, k) is not None},
     )
     specs = contenders(
         [n.strip() for n in args.samplers.split(",") if n.strip()] if args.samplers else None
     )
 
-    def law_of(name):
-        return {**getattr(registry.table("preset").get(name), "law", {}), **said}
+    def sampling_of(name):
+        return {**getattr(registry.table("preset").get(name), "sampling", {}), **said}
 
     for spec in specs.values():
-        resolve_sampler(spec, law_of(spec["name"]))
+        resolve_sampler(spec, sampling_of(spec["name"]))
     if sweep[0] is not None and not any(
         f.name == sweep[0] for spec in specs.values() for f in fields(resolve_sampler(spec)[0])
     ):
@@ -286,7 +286,7 @@ def bench_oracle(args: argparse.Namespace) -> int:
     progress = for_terminal()
     progress.start(len(specs), unit="sampler")
     try:
-        table = table_of(boards, probe, specs, law_of, sweep, progress)
+        table = table_of(boards, probe, specs, sampling_of, sweep, progress)
     finally:
         progress.close()
     exact = {case: known for board in boards for case, known in board.exact.items()}
@@ -296,7 +296,7 @@ def bench_oracle(args: argparse.Namespace) -> int:
         "seed": args.seed,
         "prompts": args.prompts,
         "repeats": args.repeats,
-        "law": said,
+        "sampling": said,
         "machine": machine(),
         "seconds": time.perf_counter() - began,
         "cases": exact,

@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from gen.bench.table import REFERENCE, added, render, tabulate
-from gen.cli.commands import law_of, positive
+from gen.cli.commands import sampling_of, positive
 from gen.core.errors import GenError, bad_value
 
 DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"
@@ -103,7 +103,7 @@ def measured(
     }
     pipe = load(args.modality, **said)
     errors: dict[tuple[str, int], str] = {}
-    for v in [v for v in variants if not serves(pipe, v.spec, v.law)]:
+    for v in [v for v in variants if not serves(pipe, v.spec, v.sampling)]:
         if several and args.samplers:
             errors.update({(v.label, size): UNSERVED for size in sizes})
         elif not args.samplers or v.label == REFERENCE:
@@ -113,7 +113,7 @@ def measured(
     if args.peers:
         from gen.bench.baselines.base import peers_of
 
-        variants += peers_of(args.peers, pipe, law_of(args, REFERENCE), several)
+        variants += peers_of(args.peers, pipe, sampling_of(args, REFERENCE), several)
     for v in variants:
         errors.update(
             {
@@ -143,7 +143,7 @@ def measured(
         "repeats": args.repeats,
         "prompts": prompts,
         "machine": machine(),
-        "samplers": [{"label": v.label, "sampler": v.spec, "law": v.law} for v in variants],
+        "samplers": [{"label": v.label, "sampler": v.spec, "sampling": v.sampling} for v in variants],
         "table": tabulate(runs, errors, variants),
         "runs": runs,
     }
@@ -217,7 +217,7 @@ class Variant:
 
     label: str
     spec: dict[str, Any]
-    law: dict[str, Any]
+    sampling: dict[str, Any]
     base: str
     knob: str | None = None
     value: Any = None
@@ -236,8 +236,8 @@ def choose(args: argparse.Namespace) -> list[Variant]:
     grid = grid_of(args.sweep)
     variants, used = [], set()
     for name in dict.fromkeys([REFERENCE, *names]):
-        law = law_of(args, name)
-        has = {f.name for f in fields(resolve_sampler(name, law)[0])}
+        sampling = sampling_of(args, name)
+        has = {f.name for f in fields(resolve_sampler(name, sampling)[0])}
         mine = {knob: values for knob, values in grid.items() if knob in has}
         used |= mine.keys()
         along = next(iter(mine), None)
@@ -248,7 +248,7 @@ def choose(args: argparse.Namespace) -> list[Variant]:
             label = " ".join([name, *(f"{k}={v}" for k, v in said.items())])
             variants.append(
                 Variant(
-                    label, spec, asdict(resolve_sampler(spec, law)[1]), base, along, said.get(along)
+                    label, spec, asdict(resolve_sampler(spec, sampling)[1]), base, along, said.get(along)
                 )
             )
     for knob in grid:
@@ -286,12 +286,12 @@ def swept(text: str) -> tuple[str, list[Any]]:
     return knob.strip(), list(dict.fromkeys(found))
 
 
-def serves(pipe: Any, spec: dict[str, Any], law: dict[str, Any]) -> bool:
+def serves(pipe: Any, spec: dict[str, Any], sampling: dict[str, Any]) -> bool:
     """Whether the pipeline has the models for a sampler."""
     from gen.core.sampler import resolve_sampler
 
     try:
-        sampler = resolve_sampler(spec, law)[0]
+        sampler = resolve_sampler(spec, sampling)[0]
         pipe.model_name(sampler)
         if sampler.drafted:
             pipe.draft_name(sampler)
@@ -330,7 +330,7 @@ def measure(
     true; None where nothing can tell."""
     make = variant.make or (
         lambda batch: pipe.generate(
-            batch, variant.spec, variant.law, trace=False, callback=callback
+            batch, variant.spec, variant.sampling, trace=False, callback=callback
         )
     )
     seconds, stats, pairs = 0.0, [], []

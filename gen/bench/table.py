@@ -67,7 +67,7 @@ def tabulate(
             "knob": v.knob,
             "value": v.value,
             "peer": v.peer,
-            "law": v.law,
+            "sampling": v.sampling,
         }
         table.append(row)
         if row["error"] is None:
@@ -158,7 +158,7 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
         f"{r['sampler']} refused: {r['error']}" for r in table if len(r["error"] or "") > BRIEF
     )
     return "\n".join(
-        [laid_out(rows, markdown), *([""] if markdown else []), *laws(table), *why, *refused]
+        [laid_out(rows, markdown), *([""] if markdown else []), *distributions(table), *why, *refused]
     )
 
 
@@ -175,19 +175,19 @@ def fidelity(row: dict[str, Any]) -> str:
     return f"{row['fulfilled']:.1%} ({row['fulfilled_least']:.0%}-{row['fulfilled_most']:.0%})"
 
 
-def laws(table: list[dict[str, Any]]) -> list[str]:
+def distributions(table: list[dict[str, Any]]) -> list[str]:
     """What the measured rows were drawn from, in words: the law of most first."""
     said: dict[str, list[str]] = defaultdict(list)
     for row in (r for r in table if not r["error"]):
         usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": 1.0}
-        changed = {k: v for k, v in row["law"].items() if v != usual.get(k)}
+        changed = {k: v for k, v in row["sampling"].items() if v != usual.get(k)}
         names = said[", ".join(f"{k} {v:g}" for k, v in changed.items()) or "the model's own"]
         if row["sampler"] not in names:
             names.append(row["sampler"])
     first, *others = sorted(said.items(), key=lambda pair: -len(pair[1])) or [
         ("the model's own", [])
     ]
-    return [f"law: {first[0]}", *(f"law of {', '.join(names)}: {law}" for law, names in others)]
+    return [f"sampling: {first[0]}", *(f"law of {', '.join(names)}: {sampling}" for sampling, names in others)]
 
 
 def laid_out(rows: list[list[str]], markdown: bool) -> str:

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from gen.cli.info import columns
-from gen.contracts.modality import kind_of, suggested_law
+from gen.contracts.modality import kind_of, suggested_sampling
 from gen.core.edit_spec import START
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 
-LAW = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
+SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 SAMPLER = "speculative_jacobi"
 
 
@@ -29,7 +29,7 @@ def sample(args: argparse.Namespace) -> int:
         "modality": args.modality,
         "prompts": [args.prompt],
         "sampler": sampler,
-        "law": law_of(args, sampler),
+        "sampling": sampling_of(args, sampler),
     }
     for key in (
         "num_samples",
@@ -52,19 +52,19 @@ def sample(args: argparse.Namespace) -> int:
     return _run(job)
 
 
-def law_of(args: argparse.Namespace, sampler: str) -> dict[str, Any]:
+def sampling_of(args: argparse.Namespace, sampler: str) -> dict[str, Any]:
     """What the user said, over what the preset implies, over what the modality suggests."""
     from gen.contracts.checkpoint import family_of, published
     from gen.models.load.locate import model_kind
 
     modality = registry.get("modality", args.modality, "the command line")
-    implied = getattr(registry.table("preset").get(sampler), "law", {})
-    said = {k: getattr(args, k) for k in LAW if getattr(args, k) is not None}
+    implied = getattr(registry.table("preset").get(sampler), "sampling", {})
+    said = {k: getattr(args, k) for k in SAMPLING if getattr(args, k) is not None}
     files = published(args.model) if args.model else None
     if files is not None:
-        return {**family_of(files, args.modality).law, **implied, **said}
+        return {**family_of(files, args.modality).sampling, **implied, **said}
     kind = model_kind(args.model) if args.model else kind_of(resolve_sampler(sampler)[0], modality)
-    return {**suggested_law(modality, kind), **implied, **said}
+    return {**suggested_sampling(modality, kind), **implied, **said}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -96,7 +96,7 @@ def presets() -> list[dict[str, Any]]:
             "reference": registry.get("sampler", p.sampler).reference,
             "paper": p.paper,
             "knobs": dict(p.knobs),
-            "law": dict(p.law),
+            "sampling": dict(p.sampling),
             "about": p.about,
         }
         for name, p in registry.table("preset").items()
@@ -110,7 +110,7 @@ def modalities() -> list[dict[str, Any]]:
         {
             "name": name,
             "files": cls.extension,
-            "default_law": dict(getattr(cls, "default_law", {})),
+            "default_sampling": dict(getattr(cls, "default_sampling", {})),
             "about": first_line(cls),
         }
         for name, cls in registry.table("modality").items()

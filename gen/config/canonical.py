@@ -13,10 +13,10 @@ ATOMS = frozenset(
 )  # looked at first: there are many of them where rows are many
 
 
-def law_knobs() -> list[str]:
-    from gen.core.sampling_params import Law
+def sampling_fields() -> list[str]:
+    from gen.core.sampling_params import SamplingParams
 
-    return list(Law.__dataclass_fields__)
+    return list(SamplingParams.__dataclass_fields__)
 
 
 def plain(value: Any) -> Any:
@@ -137,7 +137,7 @@ def labels(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         parts = [str(f["model"])] if keys == ["model"] and f["model"] else []
         if keys != ["model"]:
             parts = [
-                f"{k.removeprefix('sampler.').removeprefix('law.')}={f[k]}" for k in f if k in keys
+                f"{k.removeprefix('sampler.').removeprefix('sampling.')}={f[k]}" for k in f if k in keys
             ]
         names.append(
             " ".join(

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gen.config.canonical import canonical, law_knobs, plain
+from gen.config.canonical import canonical, sampling_fields, plain
 from gen.core.edit_spec import MEDIA, START
 from gen.core.errors import GenError, bad_value, unknown
 
 ROW_NODES = (
     "sampler",
-    "law",
+    "sampling",
     "meta",
 )  # keys with keys of their own, which may also be written as sampler.window
 ROW_KEYS = ("prompt", "id", "seed", "num_samples", *START, *ROW_NODES)
@@ -31,7 +31,7 @@ LONGEST = 400  # characters of a message about one row
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ``line``: of a file, from 1; in a list, its index. ``sampler`` and ``law``: knobs of
+    """One row. ``line``: of a file, from 1; in a list, its index. ``sampler`` and ``sampling``: knobs of
     this row over those of its entry; ``start``: those of source, mask, span, prefix and frames that
     it says, with absolute paths. ``error``: why it cannot be made. ``raw``: the text of a row that
     could not be read, ``None`` for any other."""
@@ -42,7 +42,7 @@ class Row:
     seed: int | None = None
     num_samples: int | None = None
     sampler: dict[str, Any] = field(default_factory=dict)
-    law: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
     start: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
@@ -51,7 +51,7 @@ class Row:
     def tree(self) -> dict[str, Any]:
         """What a file would say for this row."""
         said = (("id", self.id), ("seed", self.seed), ("num_samples", self.num_samples))
-        nodes = (("sampler", self.sampler), ("law", self.law), ("meta", self.meta))
+        nodes = (("sampler", self.sampler), ("sampling", self.sampling), ("meta", self.meta))
         return {
             "prompt": self.prompt,
             **{k: v for k, v in said if v is not None},
@@ -226,8 +226,8 @@ def nested(got: Mapping[str, Any]) -> dict[str, Any]:
             "sampler.name is given; expected knobs only (the sampler is the same for all rows of an"
             " entry)"
         )
-    known = law_knobs() if "law" in out else ()
-    for knob in out.get("law", ()):
+    known = sampling_fields() if "sampling" in out else ()
+    for knob in out.get("sampling", ()):
         if knob not in known:
             raise unknown("knob of the law", knob, known)
     return out
@@ -297,7 +297,7 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
         if row.error:
             error = error or row.error
         else:
-            own = [row.sampler, row.law, row.start] if row.sampler or row.law or row.start else None
+            own = [row.sampler, row.sampling, row.start] if row.sampler or row.sampling or row.start else None
             first.setdefault(json.dumps(own, sort_keys=True), row)
     return Census(count, digest.hexdigest(), first, error)
 

@@ -44,7 +44,7 @@ RELEVANT = (
     "model",
     "model_options",
     "sampler",
-    "law",
+    "sampling",
     "prompts",
     "num_samples",
     "seed",
@@ -64,7 +64,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Entry:
-    """One sampler over its rows of input. ``sampler``: its name as written and every knob; ``law``:
+    """One sampler over its rows of input. ``sampler``: its name as written and every knob; ``sampling``:
     every knob. ``prompts``: rows said in the job itself, texts or mappings; ``prompts_file``: the
     absolute path of a file of them."""
 
@@ -72,7 +72,7 @@ class Entry:
     model: str | None
     model_options: dict[str, Any]
     sampler: dict[str, Any]
-    law: dict[str, Any]
+    sampling: dict[str, Any]
     prompts: list[str | dict[str, Any]]
     prompts_file: str | None
     num_samples: int
@@ -127,7 +127,7 @@ class Entry:
 
     def row_check(self) -> Callable[[Row], Row]:
         """See `gen.config.rows`."""
-        return row_check(self.sampler, self.law, self.start, self._located)
+        return row_check(self.sampler, self.sampling, self.start, self._located)
 
     def relevant(self, digest: Callable[[str], str] = file_digest) -> dict[str, Any]:
         """What the media depend on. Rows count by their content wherever they come from; so does a
@@ -277,7 +277,7 @@ def _refuse_other_bits(entries: list[Entry], where: str) -> None:
                 f"compile of jobs.{i} in {where} is true, and compiled kernels round in their own"
                 " way; expected false, because deterministic is true"
             )
-        if resolve_sampler(entry.sampler, entry.law)[0].timed:
+        if resolve_sampler(entry.sampler, entry.sampling)[0].timed:
             knob = next(k for k, v in entry.sampler.items() if v == "auto")
             raise GenError(
                 f"sampler.{knob} of jobs.{i} in {where} is 'auto', which a clock decides; expected"
@@ -377,7 +377,7 @@ def _resolve(
         raise GenError(f"{error} ({place})") from None
     if v["prompts"] is None and v["prompts_file"] is None:
         raise bad_value("prompts", None, "at least one prompt", at("prompts"))
-    v["sampler"], v["law"] = _resolve_sampler(v["sampler"], v["law"], places, place)
+    v["sampler"], v["sampling"] = _resolve_sampler(v["sampler"], v["sampling"], places, place)
     entry = Entry(**v | {"prompts": v["prompts"] or []})
     _check_rows(entry, at("prompts"), counted)
     return entry
@@ -409,13 +409,13 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
 
 
 def _resolve_sampler(
-    node: dict, law: dict, places: Mapping[str, str], place: str
+    node: dict, sampling: dict, places: Mapping[str, str], place: str
 ) -> tuple[dict, dict]:
     """Every knob of the sampler, under the name the user wrote, and every knob of the law."""
     from gen.core.sampler import resolve_sampler
 
     try:
-        sampler, full = resolve_sampler(node, law)
+        sampler, full = resolve_sampler(node, sampling)
     except GenError as error:
         text = str(error)  # said in the place that set the key the message is about
         named = [p for k, p in places.items() if "." in k and k.split(".")[1] in text]

@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gen.config.canonical import law_knobs
+from gen.config.canonical import sampling_fields
 from gen.config.inputs import inline_rows
 from gen.config.run import RUN
 from gen.config.sweep import combinations, refuse_swept
@@ -23,7 +23,7 @@ DEFAULTS: dict[str, Any] = {
     "model": None,
     "model_options": {},
     "sampler": {"name": "speculative_jacobi"},
-    "law": {},
+    "sampling": {},
     "prompts": None,
     "prompts_file": None,
     "num_samples": 1,
@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
 FOLDER_KEYS = ("name", "out", *RUN)  # one folder per run, so these are no keys of an entry
 KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")
 FILES = ("prompts_file", *MEDIA)
-NODES = ("sampler", "law", "model_options")  # keys with keys of their own
+NODES = ("sampler", "sampling", "model_options")  # keys with keys of their own
 RUN_NODE = "engine_options"
 # of a YAML file; OmegaConf's own limit is below what a large sweep or list of prompts takes
 NODES_MOST = 2_000_000
@@ -228,15 +228,15 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
                 if isinstance(layer[key], Mapping)
                 else {}
             )
-        elif key == "law":
+        elif key == "sampling":
             value = {} if value is None else value
             if not isinstance(value, Mapping):
-                raise bad_value("law", value, f"knobs of {', '.join(law_knobs())}", place)
+                raise bad_value("sampling", value, f"knobs of {', '.join(sampling_fields())}", place)
             for knob in value:
-                if knob not in law_knobs():
-                    raise unknown("knob of the law", knob, law_knobs(), place)
-                places[f"law.{knob}"] = place
-            value = {**values["law"], **value}
+                if knob not in sampling_fields():
+                    raise unknown("knob of the law", knob, sampling_fields(), place)
+                places[f"sampling.{knob}"] = place
+            value = {**values["sampling"], **value}
         elif key == "model_options":
             value = {} if value is None else value
             if not isinstance(value, Mapping):

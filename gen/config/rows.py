@@ -17,24 +17,24 @@ from gen.core.errors import GenError
 
 def row_check(
     sampler: Mapping[str, Any],
-    law: Mapping[str, Any],
+    sampling: Mapping[str, Any],
     start: Start,
     located: Callable[[Row, object], str],
 ) -> Callable[[Row], Row]:
     """A function that gives every row back with the sampler's own names of its knobs, or with an
     ``error``.
 
-    ``sampler`` and ``law``: those of the entry, in full. A set of knobs that came before is not
+    ``sampler`` and ``sampling``: those of the entry, in full. A set of knobs that came before is not
     tried again.
     """
     tried: dict[str, tuple[dict[str, Any], GenError | None]] = {}
 
     def check(row: Row) -> Row:
-        if row.error or not (row.sampler or row.law or row.start):
+        if row.error or not (row.sampler or row.sampling or row.start):
             return row
-        key = json.dumps([row.sampler, row.law], sort_keys=True)
+        key = json.dumps([row.sampler, row.sampling], sort_keys=True)
         if key not in tried:
-            tried[key] = _own_knobs(sampler, law, row)
+            tried[key] = _own_knobs(sampler, sampling, row)
         own, error = tried[key]
         try:
             if error is not None:
@@ -48,7 +48,7 @@ def row_check(
 
 
 def _own_knobs(
-    sampler: Mapping[str, Any], law: Mapping[str, Any], row: Row
+    sampler: Mapping[str, Any], sampling: Mapping[str, Any], row: Row
 ) -> tuple[dict[str, Any], GenError | None]:
     from gen.core.registry import registry
     from gen.core.sampler import resolve_sampler
@@ -61,7 +61,7 @@ def _own_knobs(
         rest = {
             k: v for k, v in sampler.items() if k not in own
         }  # so that an alias is not the second name of a knob
-        made, _ = resolve_sampler({**rest, **row.sampler}, {**law, **row.law})
+        made, _ = resolve_sampler({**rest, **row.sampler}, {**sampling, **row.sampling})
         return {k: plain(getattr(made, k)) for k in own}, None
     except GenError as error:
         return {}, error

@@ -164,7 +164,7 @@ class Checkpoint(ABC):
     give.
 
     ``modalities``: what it can serve; ``protocols`` and ``kind``: as samplers ask for them.
-    ``tested``: on what its loader was tested. ``law``: what a user gets who says nothing, of the
+    ``tested``: on what its loader was tested. ``sampling``: what a user gets who says nothing, of the
     family or of one instance. ``catch_all``: whether it takes what no other family recognises.
     """
 
@@ -177,7 +177,7 @@ class Checkpoint(ABC):
     modality: Modality
     frontend: TokenFrontend
     binding: Binding
-    law: Mapping[str, Any] = {}
+    sampling: Mapping[str, Any] = {}
 
     @classmethod
     @abstractmethod

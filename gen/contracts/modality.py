@@ -59,19 +59,19 @@ def kind_of(sampler: Any, modality: Any) -> str:
     )
 
 
-def suggested_law(modality: Any, kind: str) -> dict[str, Any]:
+def suggested_sampling(modality: Any, kind: str) -> dict[str, Any]:
     """The modality's default law, without what does not apply to latents."""
-    law = dict(getattr(modality, "default_law", {}))
+    sampling = dict(getattr(modality, "default_sampling", {}))
     return (
-        law
+        sampling
         if kind == "codes"
-        else {k: v for k, v in law.items() if k in ("temperature", "guidance_scale")}
+        else {k: v for k, v in sampling.items() if k in ("temperature", "guidance_scale")}
     )
 
 
 class Modality(ABC):
     """See the module. ``models``: zoo name by what it is (``model_key``). ``frontends``: zoo name
-    by kind. ``default_law``: what a user gets who says nothing, as far as it applies to the
+    by kind. ``default_sampling``: what a user gets who says nothing, as far as it applies to the
     kind."""
 
     name: ClassVar[str]
@@ -79,7 +79,7 @@ class Modality(ABC):
     extension: ClassVar[str]
     models: ClassVar[dict[str, str]]
     frontends: ClassVar[dict[str, str]]
-    default_law: ClassVar[dict[str, Any]]
+    default_sampling: ClassVar[dict[str, Any]]
 
     @abstractmethod
     def condition(self, prompt: str) -> Any:

@@ -132,7 +132,7 @@ class CounterDraws:
                 positions.shape
             )
         return torch.stack(
-            [_drawn(law.__getitem__, here, size) for law, here in zip(logp, bits, strict=True)]
+            [_drawn(logprobs.__getitem__, here, size) for logprobs, here in zip(logp, bits, strict=True)]
         )  # all rows together would be a copy
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> Tensor | None:
@@ -270,14 +270,14 @@ def _gumbel(bits: Bits, size: int) -> Tensor:
     return torch.from_numpy(u)
 
 
-def _drawn(law: Callable[[slice], Tensor], bits: Bits, size: int) -> Tensor:
+def _drawn(logprobs: Callable[[slice], Tensor], bits: Bits, size: int) -> Tensor:
     """Ids [n] from the bits [n] of each decision and the log-probabilities [m, V] of some of them
     at a time."""
     many = max(1, PIECE[isinstance(bits, np.ndarray)] // max(1, size))
     parts = [
         slice(i, i + many) for i in range(0, max(1, len(bits)), many)
     ]  # of no decision as well, one part
-    ids = [_argmax(law(part) + _gumbel(bits[part], size)) for part in parts]
+    ids = [_argmax(logprobs(part) + _gumbel(bits[part], size)) for part in parts]
     return ids[0] if len(ids) == 1 else torch.cat(ids)
 
 

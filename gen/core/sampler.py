@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
 from gen.core.rng import Draws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import EXACTNESS
 
@@ -85,7 +85,7 @@ class Preset:
     name: str
     sampler: str
     knobs: dict[str, Any] = field(default_factory=dict)
-    law: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
     about: str = ""
     aliases: dict[str, str] = field(default_factory=dict)
     paper: str = ""
@@ -98,21 +98,21 @@ def knobs(sampler: type[Sampler]) -> dict[str, Any]:
 
 def resolve_sampler(
     spec: str | Mapping[str, Any] | Sampler,
-    law: Mapping[str, Any] | Law | None = None,
+    sampling: Mapping[str, Any] | SamplingParams | None = None,
     where: str = "",
-) -> tuple[Sampler, Law]:
+) -> tuple[Sampler, SamplingParams]:
     """The sampler and law that a name, ``{"name": ..., knob: value}`` or a sampler stands for.
 
     A knob may go by one of its ``aliases``. Raises ``GenError`` for an unknown name, knob or law
     key (with the nearest one), for a knob under two names, for a bad value, and for a law that
     contradicts the preset's.
     """
-    said = dataclasses.asdict(law) if isinstance(law, Law) else dict(law or {})
+    said = dataclasses.asdict(sampling) if isinstance(sampling, SamplingParams) else dict(sampling or {})
     for key in said:
-        if key not in Law.__dataclass_fields__:
-            raise unknown("law key", key, Law.__dataclass_fields__, where)
+        if key not in SamplingParams.__dataclass_fields__:
+            raise unknown("law key", key, SamplingParams.__dataclass_fields__, where)
     if isinstance(spec, Sampler):
-        return spec, Law(**said)
+        return spec, SamplingParams(**said)
     given = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = given.pop("name", None)
     if not isinstance(name, str):
@@ -125,9 +125,9 @@ def resolve_sampler(
         raise unknown("sampler", name, [*samplers, *presets], where)
     if name in presets:
         preset: Preset = presets[name]
-        for key, value in preset.law.items():
+        for key, value in preset.sampling.items():
             if said.setdefault(key, value) != value:
-                raise GenError(f"law.{key} is {said[key]!r}; the preset {name!r} means {value!r}")
+                raise GenError(f"sampling.{key} is {said[key]!r}; the preset {name!r} means {value!r}")
         cls = samplers[preset.sampler]
         given = {**preset.knobs, **_own_names(given, cls, preset.aliases, name, where)}
     else:
@@ -137,7 +137,7 @@ def resolve_sampler(
         if key not in cls.__dataclass_fields__:
             raise unknown(f"knob of sampler {name!r}:", key, cls.__dataclass_fields__, where)
     try:
-        return cls(**given), Law(**said)
+        return cls(**given), SamplingParams(**said)
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
 

@@ -30,7 +30,7 @@ PIECE = {
 
 
 @dataclass(frozen=True)
-class Law:
+class SamplingParams:
     """The knobs of the law. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``guidance_scale`` 1 switch
     each part off.
 
@@ -48,16 +48,16 @@ class Law:
             return isinstance(x, (int, float)) and not isinstance(x, bool) and x == x
 
         if not number(self.temperature) or self.temperature < 0 or self.temperature == float("inf"):
-            raise bad_value("law.temperature", self.temperature, "a number of at least 0")
+            raise bad_value("sampling.temperature", self.temperature, "a number of at least 0")
         if not isinstance(self.top_k, int) or isinstance(self.top_k, bool) or self.top_k < 0:
-            raise bad_value("law.top_k", self.top_k, "an integer of at least 0 (0 keeps all ids)")
+            raise bad_value("sampling.top_k", self.top_k, "an integer of at least 0 (0 keeps all ids)")
         if not number(self.top_p) or not 0 < self.top_p <= 1:
-            raise bad_value("law.top_p", self.top_p, "a number above 0 and at most 1")
+            raise bad_value("sampling.top_p", self.top_p, "a number above 0 and at most 1")
         if not number(self.min_p) or not 0 <= self.min_p <= 1:
-            raise bad_value("law.min_p", self.min_p, "a number between 0 and 1")
+            raise bad_value("sampling.min_p", self.min_p, "a number between 0 and 1")
         if not number(self.guidance_scale) or abs(self.guidance_scale) == float("inf"):
             raise bad_value(
-                "law.guidance_scale", self.guidance_scale, "a finite number (1 is no guidance)"
+                "sampling.guidance_scale", self.guidance_scale, "a finite number (1 is no guidance)"
             )
 
     @property

@@ -14,7 +14,7 @@ from gen.core.errors import GenError, bad_value
 
 EXACTNESS = {
     "sample": "the same tokens as the reference with that seed",
-    "law": "the same distribution as the reference",
+    "sampling": "the same distribution as the reference",
     "group": "exact over stated groups of tokens",
     "none": "relaxed; states its bound where it has one",
 }

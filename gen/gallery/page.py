@@ -232,7 +232,7 @@ def _tile(files: Files, row: Row) -> str:
 
 
 def overrides_of(row: Row) -> list[str]:
-    """``["window=8", "law.top_k=5"]``: what a row of the input asked of its own."""
+    """``["window=8", "sampling.top_k=5"]``: what a row of the input asked of its own."""
     said = row.get("overrides")
     flat: list[tuple[str, Any]] = []
     for key, value in said.items() if isinstance(said, dict) else ():

@@ -41,7 +41,7 @@ TYPES = {
     "text": ("text", "latent"),
     "data": ("np", "latent"),
 }
-LAW = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
 
 
 @dataclass
@@ -146,14 +146,14 @@ class DiffusersPipeline:
         spec = _with_steps(self.pipe, sampler, num_inference_steps)
         said = {
             k: v
-            for k, v in zip(LAW, (temperature, top_k, top_p, min_p, guidance_scale), strict=True)
+            for k, v in zip(SAMPLING, (temperature, top_k, top_p, min_p, guidance_scale), strict=True)
             if v is not None
         }
-        law = replace(self.pipe.resolve(spec, None)[1], **said)
+        sampling = replace(self.pipe.resolve(spec, None)[1], **said)
         pipe = (
             self.pipe
             if negative_prompt is None
-            else _against(self.pipe, negative_prompt, law.guided)
+            else _against(self.pipe, negative_prompt, sampling.guided)
         )
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         self.pipe.plan(prompts)  # refuses what is no prompt before a generator is touched
@@ -168,7 +168,7 @@ class DiffusersPipeline:
             out = pipe.generate(
                 items,
                 spec,
-                law,
+                sampling,
                 callback=self._following(callback_on_step_end, callback_on_step_end_tensor_inputs),
             )
             self.output, media, tokens = out, out.media, out.tokens

@@ -31,7 +31,7 @@ class Policy:
         self,
         pipeline: Pipeline,
         sampler: SamplerSpec = "speculative_jacobi",
-        law: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
         n_action_steps: int | None = None,
         seed: int = 0,
     ):
@@ -48,10 +48,10 @@ class Policy:
             raise bad_value("n_action_steps", n_action_steps, "an integer of at least 1")
         if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
             raise bad_value("seed", seed, "an integer of at least 0")
-        self.pipeline, self.sampler, self.law = pipeline, sampler, law
+        self.pipeline, self.sampler, self.sampling = pipeline, sampler, sampling
         self.n_action_steps, self.seed = n_action_steps, seed
         pipeline.model_name(
-            pipeline.resolve(sampler, law)[0]
+            pipeline.resolve(sampler, sampling)[0]
         )  # what is wrong fails here, not on the robot
         self.reset()
 
@@ -64,7 +64,7 @@ class Policy:
         """The actions from an observation on, in physical units: float32 [H, D]."""
         condition = self.pipeline.modality.observed(observation)
         item = ItemPlan(0, str(condition), self.seed + self._chunks, condition)
-        actions = np.asarray(self.pipeline.generate([item], self.sampler, self.law).media[0])
+        actions = np.asarray(self.pipeline.generate([item], self.sampler, self.sampling).media[0])
         if not np.isfinite(actions).all():
             raise GenError("the predicted actions hold NaN or inf; nothing can be done with them")
         self._chunks += 1

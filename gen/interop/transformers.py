@@ -23,7 +23,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from gen.core.errors import GenError, bad_value
 from gen.core.rng import CounterDraws, item_key
 from gen.core.sampler import Sampler, resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.interop.transformers_request import Request, read_request, unforwarded
 from gen.models.adapters.cache_probe import require_slots
@@ -95,10 +95,10 @@ def transformers_generate(
             CausalLM(model).vocab_size,
             model_kwargs,
         )
-        sampler, law = resolve_sampler(sampler, request.law)
+        sampler, sampling = resolve_sampler(sampler, request.sampling)
         _require_sampler(sampler, draft_model, request.space.vocab_size)
-        target = _target(model, request, law)
-        draft = None if draft_model is None else _target(draft_model, request, law)
+        target = _target(model, request, sampling)
+        draft = None if draft_model is None else _target(draft_model, request, sampling)
         put = (
             _following(streamer, request.ends, generation_config, input_ids.device)
             if streamer is not None
@@ -139,7 +139,7 @@ def padded(tokens: Tensor, lengths: Tensor, config) -> Tensor:
     return tokens if pad is None else torch.where(behind, pad.to(tokens.device), tokens)
 
 
-def _target(model, request: Request, law: Law) -> CausalTarget:
+def _target(model, request: Request, sampling: SamplingParams) -> CausalTarget:
     def pad(rows):
         return torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True)
 
@@ -155,7 +155,7 @@ def _target(model, request: Request, law: Law) -> CausalTarget:
         CausalLM(model),
         pad(request.prompts),
         request.space,
-        law,
+        sampling,
         prompt_length=count(request.prompts),
         **halves,
     )

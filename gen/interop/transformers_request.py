@@ -91,12 +91,12 @@ class SeveralEnds:
 
 @dataclass(frozen=True)
 class Request:
-    """``law``: what it says of the law, ``prompts`` and ``negative`` (if it is guided): ids of
+    """``sampling``: what it says of the law, ``prompts`` and ``negative`` (if it is guided): ids of
     every row, ``ends``: ids that end a row."""
 
     prompts: list[list[int]]
     negative: list[list[int]] | None
-    law: dict[str, Any]
+    sampling: dict[str, Any]
     space: TokenSpace
     ends: Tensor
 
@@ -154,16 +154,16 @@ def read_request(
         )
     prompts = unpadded(input_ids, others.get("attention_mask"), "attention_mask")
     _same_positions(others.get("position_ids"), input_ids, others.get("attention_mask"))
-    law = {"temperature": 1.0} | {
+    sampling = {"temperature": 1.0} | {
         WARPERS[type(p)]: getattr(p, WARPERS[type(p)])
         for p in processors or ()
         if type(p) in WARPERS
     }
     if not config.do_sample:
-        law["temperature"] = 0.0
+        sampling["temperature"] = 0.0
     negative = None
     if stages and stages[0] == 0:
-        law["guidance_scale"] = float(processors[0].guidance_scale)
+        sampling["guidance_scale"] = float(processors[0].guidance_scale)
         negative = _negative(processors[0].unconditional_context, prompts)
     ends = config._eos_token_tensor
     ends = torch.zeros(0, dtype=torch.long) if ends is None else ends.cpu().flatten()
@@ -172,7 +172,7 @@ def read_request(
     return Request(
         prompts,
         negative,
-        law,
+        sampling,
         make_space(length, input_ids.shape[1], vocab_size, ends, rules),
         ends,
     )

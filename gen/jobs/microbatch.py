@@ -185,7 +185,7 @@ class Microbatches:
             out = self.pipe.generate(
                 [w.plan for w in batch],
                 dict(self.entry.sampler),
-                dict(self.entry.law),
+                dict(self.entry.sampling),
                 trace=any(w.trace for w in batch),
                 callback=worker.progress.step,
                 start=self.entry.start,

@@ -103,7 +103,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
             **({"meta": row.meta} if row.meta else {}),
         }
         overrides = {
-            **{k: v for k, v in (("sampler", row.sampler), ("law", row.law)) if v},
+            **{k: v for k, v in (("sampler", row.sampler), ("sampling", row.sampling)) if v},
             **row.start,
         }
         try:

@@ -266,7 +266,7 @@ def save_output(out: Any, folder: str | Path) -> Path:
         "model": out.model,
         "model_options": dict(out.model_options),
         "sampler": dict(out.spec),
-        "law": asdict(out.law),
+        "sampling": asdict(out.sampling),
         "prompts": prompts,
         "num_samples": samples,
         "seed": out.items[0].seed,

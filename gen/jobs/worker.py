@@ -333,12 +333,12 @@ class Worker:
     def entry_of(self, item: dict[str, Any]) -> Entry:
         """The entry of an item with what its row says otherwise."""
         entry, said = self.job.entries[item["entry"]], item.get("overrides") or {}
-        start = {k: v for k, v in said.items() if k not in ("sampler", "law")}
+        start = {k: v for k, v in said.items() if k not in ("sampler", "sampling")}
         return (
             replace(
                 entry,
                 sampler={**entry.sampler, **said.get("sampler", {})},
-                law={**entry.law, **said.get("law", {})},
+                sampling={**entry.sampling, **said.get("sampling", {})},
                 **start,
             )
             if said
@@ -368,7 +368,7 @@ class Worker:
         """Of an item's sampler; looked up once for all that share it."""
         key = _kind(item)
         if key not in self._exactness:
-            self._exactness[key] = resolve_sampler(entry.sampler, entry.law)[0].exactness
+            self._exactness[key] = resolve_sampler(entry.sampler, entry.sampling)[0].exactness
         return self._exactness[key]
 
     def __enter__(self) -> Worker:

@@ -248,7 +248,7 @@ def recipe(work: Work) -> dict[str, Any]:
         "modality": entry.modality,
         **said,
         "sampler": entry.sampler,
-        "law": entry.law,
+        "sampling": entry.sampling,
         "prompts": [item["prompt"]],
         "seed": item["seed"],
         "dtype": entry.dtype,
@@ -258,7 +258,7 @@ def recipe(work: Work) -> dict[str, Any]:
 
 def info_of(row: Row, job: dict[str, Any] | None) -> dict[str, Any]:
     """What the file of a medium says of it; less where its job is not known."""
-    said = {"sampler": job["sampler"], "law": job["law"], "job": job} if job else {}
+    said = {"sampler": job["sampler"], "sampling": job["sampling"], "job": job} if job else {}
     return {
         "prompt": row["prompt"],
         "seed": row["seed"],

@@ -29,15 +29,15 @@ def draw_lengths(
     streams = space.length // space.grid[0]
     ends, places = [], []
     for of in torch.arange(len(canvas), device=canvas.device).split(at_most or len(canvas)):
-        law, computed = target.predict(canvas[of], of)
+        logprobs, computed = target.predict(canvas[of], of)
         ends.append(
-            law[:, ::streams, space.end_id].to(torch.float64, copy=True)
+            logprobs[:, ::streams, space.end_id].to(torch.float64, copy=True)
         )  # a view would hold the whole law
         places += computed.tolist() if isinstance(computed, Tensor) else [computed] * len(of)
     ended = torch.cat(ends).exp()
     taken = ~space.is_empty(canvas[:, ::streams])
     ended = ended.masked_fill(taken, 0.0).cummax(1).values
-    law = (
+    logprobs = (
         torch.cat([ended, ended.new_ones(len(ended), 1)], 1)
         .diff(dim=1, prepend=ended.new_zeros(len(ended), 1))
         .log()
@@ -45,7 +45,7 @@ def draw_lengths(
     rows = torch.arange(len(canvas), device=canvas.device)
     start = rows.new_zeros(len(rows), 1)
     frames = draws.categorical(
-        law[:, None], rows, start, "length", None, torch.ones_like(start, dtype=torch.bool)
+        logprobs[:, None], rows, start, "length", None, torch.ones_like(start, dtype=torch.bool)
     )
     after = torch.arange(space.length, device=canvas.device) >= frames * streams
     return torch.where(after, space.end_id, canvas), places

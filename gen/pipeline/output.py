@@ -14,7 +14,7 @@ from torch import Tensor
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import Start
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats, TraceStep
 
 
@@ -44,7 +44,7 @@ class PipelineOutput:
     model: str
     spec: dict[str, Any]  # the sampler: its name as the user wrote it, and the knobs that were said
     exactness: str
-    law: Law
+    sampling: SamplingParams
     device: torch.device
     dtype: torch.dtype
     start: Start = Start()

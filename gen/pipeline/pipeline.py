@@ -20,13 +20,13 @@ from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint, Files, How, family_of, load_checkpoint, options_of
 from gen.contracts.frontend import TokenFrontend, codebook_digest
-from gen.contracts.modality import Binding, Modality, kind_of, model_key, suggested_law
+from gen.contracts.modality import Binding, Modality, kind_of, model_key, suggested_sampling
 from gen.core.edit_spec import Start
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws, OffsetDraws, item_key
 from gen.core.sampler import Callback, Sampler, resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.jobs.plan import own_seeds
 from gen.models.adapters.language_models import (
@@ -265,20 +265,20 @@ class Pipeline:
         return items
 
     def resolve(
-        self, sampler: SamplerSpec, law: Mapping[str, Any] | Law | None
-    ) -> tuple[Sampler, Law]:
+        self, sampler: SamplerSpec, sampling: Mapping[str, Any] | SamplingParams | None
+    ) -> tuple[Sampler, SamplingParams]:
         """The sampler and law of a call; without a law, the modality's default one, as far as a
         preset leaves it open."""
-        if law is None:
+        if sampling is None:
             preset = registry.table("preset").get(spell(sampler).get("name"))
             kind = self.kind(resolve_sampler(sampler)[0])
-            law = {**suggested_law(self.modality, kind), **(preset.law if preset else {})}
-        return resolve_sampler(sampler, law)
+            sampling = {**suggested_sampling(self.modality, kind), **(preset.sampling if preset else {})}
+        return resolve_sampler(sampler, sampling)
 
     def target(
         self,
         sampler: Sampler,
-        law: Law,
+        sampling: SamplingParams,
         items: Sequence[ItemPlan],
         name: str | None = None,
         given: Tensor | None = None,
@@ -297,7 +297,7 @@ class Pipeline:
         padded, lengths = _padded([binding.prompt(i.condition) + before for i in items])
         uncond, uncond_lengths = (
             _padded([binding.without(i.condition) + before for i in items])
-            if law.guided
+            if sampling.guided
             else (None, None)
         )
         make, adapt = TARGETS[protocol, space.kind]
@@ -309,7 +309,7 @@ class Pipeline:
             )
         if self.compile:
             compiled_forward(adapter)
-        target = make(adapter, padded, space, law, uncond, lengths, uncond_lengths)
+        target = make(adapter, padded, space, sampling, uncond, lengths, uncond_lengths)
         target.learned = self._known.setdefault(name or self.model_name(sampler), {})
         return target
 
@@ -317,7 +317,7 @@ class Pipeline:
         self,
         items: Sequence[ItemPlan],
         sampler: SamplerSpec = "speculative_jacobi",
-        law: Mapping[str, Any] | Law | None = None,
+        sampling: Mapping[str, Any] | SamplingParams | None = None,
         *,
         trace: bool = False,
         callback: Callback | None = None,
@@ -331,7 +331,7 @@ class Pipeline:
         replace rows.
         """
         spec = spell(sampler)
-        sampler, law = self.resolve(sampler, law)
+        sampler, sampling = self.resolve(sampler, sampling)
         name = self.model_name(sampler)
         _, binding, frontend = self.bound(name)
         space, given, canvas, overlay = self._given(
@@ -346,7 +346,7 @@ class Pipeline:
             canvas = space.empty(len(items), self.device) if canvas is None else canvas
             unsettled = space if start.source is None and start.frames is None else None
             space = settled(space)
-        target = self.target(sampler, law, items, name, given, space)
+        target = self.target(sampler, sampling, items, name, given, space)
         draft = None
         if sampler.drafted:
             drafter = self.draft_name(sampler)
@@ -362,10 +362,10 @@ class Pipeline:
             ):  # it sees the whole canvas, what is given included, and keeps its own rules
                 own = replace(self.bound(drafter)[1].space, grid=space.grid, legal=space.legal)
                 draft = self.target(
-                    sampler, law, items, drafter, space=own, protocol=sampler.draft_protocol
+                    sampler, sampling, items, drafter, space=own, protocol=sampler.draft_protocol
                 )
             else:
-                draft = self.target(sampler, law, items, drafter, given, space)
+                draft = self.target(sampler, sampling, items, drafter, given, space)
         if at_most is not None and at_most < len(items):
             if not all(getattr(x, "replaces", False) for x in (target, draft) if x is not None):
                 return PipelineOutput.joined(
@@ -373,7 +373,7 @@ class Pipeline:
                         self.generate(
                             items[i : i + at_most],
                             spec,
-                            law,
+                            sampling,
                             trace=trace,
                             callback=callback,
                             start=start,
@@ -388,7 +388,7 @@ class Pipeline:
                     part.at_most(at_most)
         if unsettled is not None:
             canvas, places = draw_lengths(
-                self.target(sampler, law, items, name, space=unsettled), draws, canvas, at_most
+                self.target(sampler, sampling, items, name, space=unsettled), draws, canvas, at_most
             )
         first = 0
         if (
@@ -421,7 +421,7 @@ class Pipeline:
             name,
             spec,
             sampler.exactness,
-            law,
+            sampling,
             self.device,
             self.dtype,
             start,
@@ -515,7 +515,7 @@ class Pipeline:
         self,
         prompts: str | Sequence[str],
         sampler: SamplerSpec = "speculative_jacobi",
-        law: Mapping[str, Any] | Law | None = None,
+        sampling: Mapping[str, Any] | SamplingParams | None = None,
         *,
         num_samples: int = 1,
         seed: int = 0,
@@ -531,7 +531,7 @@ class Pipeline:
         """Makes ``num_samples`` media per prompt.
 
         ``sampler``: a sampler's or preset's name, ``{"name": ..., knob: value}`` or a sampler.
-        ``law``: see ``gen.core.sampling_params.Law``; ``None`` is the modality's default.
+        ``sampling``: see ``gen.core.sampling_params.Law``; ``None`` is the modality's default.
         ``batch_size``: items decoded together (8), which changes no draw. ``source`` with ``mask``
         or ``span``, ``prefix`` and ``frames``: see ``gen.core.edit_spec.Start``. Raises
         ``GenError`` for anything it cannot do.
@@ -547,7 +547,7 @@ class Pipeline:
                 self.generate(
                     items[i : i + every],
                     sampler,
-                    law,
+                    sampling,
                     trace=trace,
                     callback=callback,
                     start=start,
@@ -561,7 +561,7 @@ class Pipeline:
         self,
         prompts: str | Sequence[str],
         sampler: SamplerSpec = "speculative_jacobi",
-        law: Mapping[str, Any] | Law | None = None,
+        sampling: Mapping[str, Any] | SamplingParams | None = None,
         *,
         num_samples: int = 1,
         seed: int = 0,
@@ -574,7 +574,7 @@ class Pipeline:
         items = self.plan(prompts, num_samples, seed)
         yield from streamed(
             lambda on_chunk: self.generate(
-                items, sampler, law, start=Start(prefix=prefix), on_chunk=on_chunk
+                items, sampler, sampling, start=Start(prefix=prefix), on_chunk=on_chunk
             ),
             items,
         )

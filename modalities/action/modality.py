@@ -79,7 +79,7 @@ class ActionModality(GridModality):
     also = ("mp4",)
     models = {"causal": "action-causal", "masked": "action-masked", "causal-draft": "action-draft"}
     frontends = {"codes": "action-bins"}
-    default_law = {"temperature": 0.2}
+    default_sampling = {"temperature": 0.2}
     slots = 1 + tabletop.STATES
     words = 1 + len(tabletop.KINDS) + CENTIMETRES
     unsaid = [ANY] * slots

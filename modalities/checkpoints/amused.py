@@ -41,7 +41,7 @@ class Amused(Checkpoint):
 
     modalities = ("image",)
     protocols = ("masked",)
-    law = {"guidance_scale": 10.0}
+    sampling = {"guidance_scale": 10.0}
     tested = (
         "tiny random weights against diffusers' UVit2DModel, AmusedScheduler and AmusedPipeline"
     )

@@ -28,7 +28,7 @@ class CausalText(Checkpoint):
 
     modalities = ("text",)
     protocols = ("causal",)
-    law = {"temperature": 1.0}
+    sampling = {"temperature": 1.0}
     tested = (
         "tiny random Llama, Qwen3 and GPT-NeoX folders against their own classes and `generate`"
     )

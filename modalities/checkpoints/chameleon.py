@@ -60,10 +60,10 @@ TRAINING = ("z_loss_weight", "mask_image_logits")
 
 @dataclass(frozen=True)
 class Variant:
-    """``law``: of the published sampler. ``vq``: where the autoencoder of pictures is looked for.
+    """``sampling``: of the published sampler. ``vq``: where the autoencoder of pictures is looked for.
     ``side``: of pictures, in pixels. ``rows``: whether rows have ends and prompts say the size."""
 
-    law: Mapping[str, Any]
+    sampling: Mapping[str, Any]
     vq: tuple[str, ...]
     side: int
     rows: bool
@@ -157,7 +157,7 @@ class Chameleon(Checkpoint):
             "raster_eol" if self.variant.rows else "raster", sizes=(size,), grid=self._grid
         )
         self._taken = {*ids, *self._ids([BOI, EOI, SEP], files.name)}
-        self.law = dict(self.variant.law)
+        self.sampling = dict(self.variant.sampling)
         model = language_model(
             weights,
             files.config,

@@ -159,7 +159,7 @@ class CSM(Checkpoint):
 
     modalities = ("speech",)
     protocols = ("causal",)
-    law = {"temperature": 0.9, "top_k": 50}
+    sampling = {"temperature": 0.9, "top_k": 50}
     tested = (
         "tiny random weights against transformers' CsmForConditionalGeneration and its `generate`"
     )

@@ -41,7 +41,7 @@ RULES: Rules = {
 class Dream(MaskedText):
     """Dream: masked text, full attention, logits one place early."""
 
-    law = {"temperature": 0.2, "top_p": 0.95}  # as its authors draw
+    sampling = {"temperature": 0.2, "top_p": 0.95}  # as its authors draw
     tested = (
         "tiny random weights under the published keys, against a forward pass written out; no"
         " published weights"

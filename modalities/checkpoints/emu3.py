@@ -141,7 +141,7 @@ class Emu3(Checkpoint):
 
     modalities = ("image", "video")
     protocols = ("causal",)
-    law = {"temperature": 1.0, "guidance_scale": 3.0, "top_k": 2048}
+    sampling = {"temperature": 1.0, "guidance_scale": 3.0, "top_k": 2048}
     tested = (
         "tiny random folders against transformers' Emu3ForConditionalGeneration and its `generate`;"
         " the prompt of clips was never published, so theirs is a guess"

@@ -9,10 +9,10 @@
      "begin": [2026],                              ids between the condition and the codes, or all
                                                    that there is before them
      "frontend": {"folder": "vq", "tokenizer": "vq"},
-     "law": {"guidance_scale": 3.0}, "fps": 8}
+     "sampling": {"guidance_scale": 3.0}, "fps": 8}
 
 A row is [class, *begin, *codes in raster order]. ``condition``, ``unconditional`` (what stands for
-no class in guidance), ``begin``, ``law`` and, for pictures, ``fps`` may be left out. MaskGIT (Chang
+no class in guidance), ``begin``, ``sampling`` and, for pictures, ``fps`` may be left out. MaskGIT (Chang
 et al., arXiv 2202.04200) is such a model: BERT over codes with a class in front.
 """
 
@@ -31,7 +31,7 @@ from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import register, registry
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.modalities.open_vocabulary import FreeImage, FreeVideo
 from gen.models.adapters.cache_probe import require_slots
@@ -60,7 +60,7 @@ class Description:
     classes: tuple[int, ...] = ()
     unconditional: int | None = None
     begin: tuple[int, ...] = ()
-    law: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
     fps: float | None = None
 
 
@@ -90,7 +90,7 @@ class Described(Checkpoint):
                 f"model {files.name} makes {d.modality}s, says its {NAME}; asked for was"
                 f" {modality!r}"
             )
-        self.protocols, self.law, self.fps = (d.protocol,), d.law, d.fps
+        self.protocols, self.sampling, self.fps = (d.protocol,), d.sampling, d.fps
         self.frontend = _frontend(files, d, how)
         if d.modality == "video":
             self.frame_size = tuple(
@@ -154,7 +154,7 @@ class Described(Checkpoint):
         if self.described.unconditional is None:
             raise GenError(
                 f"model {self._name} has no id that stands for no condition; expected"
-                f" law.guidance_scale 1, or 'unconditional' in its {NAME}"
+                f" sampling.guidance_scale 1, or 'unconditional' in its {NAME}"
             )
         return self.vocabulary.prompt([self.described.unconditional, *self.described.begin])
 
@@ -193,7 +193,7 @@ def read(said: Mapping[str, Any], where: str) -> Description:
         said,
         where,
         ("modality", "protocol", "grid", "codes", "frontend"),
-        ("mask_token_id", "condition", "begin", "law", "fps"),
+        ("mask_token_id", "condition", "begin", "sampling", "fps"),
     )
     for key, options in (("modality", MODALITIES), ("protocol", PROTOCOLS)):
         if said[key] not in options:
@@ -227,9 +227,9 @@ def read(said: Mapping[str, Any], where: str) -> Description:
             " codes, at which a causal model says what comes first"
         )
     _keys(said["frontend"], f"frontend in {where}", ("folder", "tokenizer"), ())
-    law, fps = said.get("law", {}), said.get("fps")
-    _keys(law, f"law in {where}", (), [f.name for f in fields(Law)])
-    Law(**law)
+    sampling, fps = said.get("sampling", {}), said.get("fps")
+    _keys(sampling, f"law in {where}", (), [f.name for f in fields(SamplingParams)])
+    SamplingParams(**sampling)
     if (fps is None) != (axes == 2) or (
         fps is not None and (isinstance(fps, bool) or not isinstance(fps, (int, float)) or fps <= 0)
     ):
@@ -257,7 +257,7 @@ def read(said: Mapping[str, Any], where: str) -> Description:
         classes,
         free,
         begin,
-        dict(law),
+        dict(sampling),
         fps,
     )
 

@@ -37,7 +37,7 @@ class Janus(Checkpoint):
 
     modalities = ("image",)
     protocols = ("causal",)
-    law = {"temperature": 1.0, "guidance_scale": 5.0}
+    sampling = {"temperature": 1.0, "guidance_scale": 5.0}
     tested = (
         "tiny random folders against transformers' JanusForConditionalGeneration and its `generate`"
     )

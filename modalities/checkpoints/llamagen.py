@@ -120,7 +120,7 @@ class LlamaGenPictures(Checkpoint):
         self.binding = Binding(
             space, prompt, (self.lm.caption_prompt if encoder else self.lm.class_prompt)(None)
         )
-        self.law = LAWS[kind]
+        self.sampling = LAWS[kind]
         self.modality = FreeImage(self)
 
     def condition(self, prompt: str) -> int | str:

@@ -115,7 +115,7 @@ class MARPictures(Checkpoint):
             lambda c: [c],
             [config.classes],
         )
-        self.law = {"guidance_scale": GUIDANCE.get(config.decoder[0], GUIDANCE[768])}
+        self.sampling = {"guidance_scale": GUIDANCE.get(config.decoder[0], GUIDANCE[768])}
         self.modality = FreeImage(self)
 
     def condition(self, prompt: str) -> int:

@@ -40,7 +40,7 @@ class MaskedText(Checkpoint):
 
     modalities = ("text",)
     protocols = ("masked",)
-    law = {"temperature": 1.0}
+    sampling = {"temperature": 1.0}
     turn_end: ClassVar[
         str
     ]  # the token that ends what one side of a chat says, where the tokenizer has it

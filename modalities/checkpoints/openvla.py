@@ -117,7 +117,7 @@ class OpenVLA(Checkpoint):
 
     modalities = ("action",)
     protocols = ("causal",)
-    law = {"temperature": 0.0}
+    sampling = {"temperature": 0.0}
     tested = (
         "tiny random language models in the published layout against transformers'"
         " LlamaForCausalLM; pictures only as features computed elsewhere: the vision backbones of"

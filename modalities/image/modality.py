@@ -51,7 +51,7 @@ class ImageModality(Modality):
         "masked-latents": "image-mar",
     }
     frontends = {"codes": "image-vq", "latents": "image-kl"}
-    default_law = {"guidance_scale": 2.0, "top_k": 100}
+    default_sampling = {"guidance_scale": 2.0, "top_k": 100}
 
     def condition(self, prompt: str) -> shapes.Caption:
         try:

@@ -49,7 +49,7 @@ class MotionModality(GridModality):
     also = ("bvh", "mp4")
     models = {"causal": "motion-causal", "masked": "motion-masked", "causal-draft": "motion-draft"}
     frontends = {"codes": "motion-vq"}
-    default_law = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
+    default_sampling = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
     slots = moves.SLOTS
     words = moves.PAIRS
     unsaid = moves.pairs(np.full((1, moves.SLOTS), moves.ANY))[0].tolist()

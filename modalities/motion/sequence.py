@@ -27,7 +27,7 @@ def sequence(
     pipe: Pipeline,
     prompts: Sequence[str],
     sampler: SamplerSpec = "maskgit",
-    law: Any = None,
+    sampling: Any = None,
     *,
     seed: int = 0,
     blend: int = 2,
@@ -39,7 +39,7 @@ def sequence(
     """
     if not isinstance(blend, int) or isinstance(blend, bool) or blend < 0:
         raise bad_value("blend", blend, "an integer of at least 0")
-    resolved, law = pipe.resolve(sampler, law)
+    resolved, sampling = pipe.resolve(sampler, sampling)
     if resolved.protocol != "masked":
         raise GenError(
             "one motion from several prompts is made on a canvas; expected a masked sampler such as"
@@ -47,7 +47,7 @@ def sequence(
         )
     name = pipe.model_name(resolved)
     items = pipe.plan(list(prompts), 1, seed)
-    out = pipe.generate(items, sampler, law)
+    out = pipe.generate(items, sampler, sampling)
     _, binding, frontend = pipe.bound(name)
     space = binding.space
     streams = space.length // space.grid[0]
@@ -63,7 +63,7 @@ def sequence(
         whole[at - half : at + half] = _filled(
             pipe,
             resolved,
-            law,
+            sampling,
             anything,
             name,
             window,
@@ -75,11 +75,11 @@ def sequence(
 
 
 def _filled(
-    pipe: Pipeline, sampler, law, items, name: str, window: Tensor, space, key: int
+    pipe: Pipeline, sampler, sampling, items, name: str, window: Tensor, space, key: int
 ) -> Tensor:
     canvas = torch.full((1, space.length), space.end_id)
     canvas[0, : len(window)] = window
-    target = pipe.target(sampler, law, items, name, space=settled(space))
+    target = pipe.target(sampler, sampling, items, name, space=settled(space))
     return (
         sampler(target, CounterDraws([key], pipe.device), canvas=canvas)
         .tokens[0, : len(window)]

@@ -32,7 +32,7 @@ class SpeechModality(GridModality):
     extension = "wav"
     models = {"causal": "speech-causal", "masked": "speech-masked", "causal-draft": "speech-draft"}
     frontends = {"codes": "speech-codec"}
-    default_law = {"guidance_scale": 2.0, "top_k": 50}
+    default_sampling = {"guidance_scale": 2.0, "top_k": 50}
     slots = spoken.SLOTS
     words = spoken.PAIRS
     unsaid = spoken.pairs(np.full((1, spoken.SLOTS), spoken.ANY))[0].tolist()

@@ -48,7 +48,7 @@ class TextModality(GridModality):
         "causal-draft": "text-draft",
     }
     frontends = {"codes": "text-words"}
-    default_law = {"temperature": 1.0}
+    default_sampling = {"temperature": 1.0}
     slots = PLACES
     words = 1 + len(text_tasks.WORDS)
     unsaid = [NOTHING] * PLACES

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.modalities.text.tasks import WORDS, Task, answers
 from gen.models.targets.masked import MaskedTarget
@@ -122,17 +122,17 @@ class Oracle:
                 count[at] = _count(stack[self._level[which[at]]], canvas[at], self.vocab_size)
         return (count / count.sum(-1, keepdim=True)).log()[row]
 
-    def target(self, tasks: Sequence[Task], law: Law | None = None) -> MaskedTarget:
+    def target(self, tasks: Sequence[Task], sampling: SamplingParams | None = None) -> MaskedTarget:
         """One row per task, of which there may be several alike. Raises ``GenError`` for a guided
-        law: there is nothing to guide away from."""
-        law = law or Law()
-        if law.guided:
+        sampling: there is nothing to guide away from."""
+        sampling = sampling or SamplingParams()
+        if sampling.guided:
             raise GenError(
-                f"law.guidance_scale is {law.guidance_scale}; expected 1, the oracle has no law"
+                f"sampling.guidance_scale is {sampling.guidance_scale}; expected 1, the oracle has no law"
                 " without a task"
             )
         number = {task: i for i, task in enumerate(self.tasks)}
-        return MaskedTarget(self, torch.tensor([[number[task]] for task in tasks]), self.space, law)
+        return MaskedTarget(self, torch.tensor([[number[task]] for task in tasks]), self.space, sampling)
 
     def canvas(self, answer: Sequence[str]) -> list[int]:
         """The ids of an answer, with the ends behind it. Raises ``ValueError`` for a word that the
@@ -157,8 +157,8 @@ def _count(answers: Tensor, canvas: Tensor, vocab_size: int) -> Tensor:
 
 
 def oracle_target(
-    tasks: Sequence[Task], law: Law | None = None, words: Sequence[str] | None = None
+    tasks: Sequence[Task], sampling: SamplingParams | None = None, words: Sequence[str] | None = None
 ) -> MaskedTarget:
     """A target with one row per task, of which there may be several alike; ``target.model`` is the
     ``Oracle``. Raises as that does."""
-    return Oracle(tasks, words).target(tasks, law)
+    return Oracle(tasks, words).target(tasks, sampling)

@@ -38,7 +38,7 @@ from gen.bench.oracle import Board, measure
 from gen.core.errors import bad_value
 from gen.core.rng import item_key
 from gen.core.sampler import Sampler, resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.modalities.text.oracle import Oracle
 from gen.modalities.text.tasks import OPS, RANDOM, Task, answers, check, random_task
 
@@ -62,8 +62,8 @@ def grouped_accuracy(task: Task, groups: Sequence[Sequence[int]]) -> float:
     )
     condition = torch.zeros(len(right), 1, dtype=torch.long)
     for group in map(list, groups):
-        law = oracle.forward(torch.cat([condition, canvas], 1), oracle.length)
-        chance += law.gather(-1, right[..., None])[:, group, 0].sum(1)
+        sampling = oracle.forward(torch.cat([condition, canvas], 1), oracle.length)
+        chance += sampling.gather(-1, right[..., None])[:, group, 0].sum(1)
         canvas[:, group] = right[:, group]
     return float(chance.exp().sum())
 
@@ -184,7 +184,7 @@ def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
     return Board(
         [t.op for t in asked],
         [item_key(str(t), s) for t, s in rows],
-        lambda law: oracle.target(asked, law),
+        lambda sampling: oracle.target(asked, sampling),
         right,
         exact,
     )
@@ -193,11 +193,11 @@ def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
 def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
     """Per task: its accuracy in one step, its total correlation, its places."""
     blank = torch.full((len(oracle.tasks), oracle.length), oracle.mask_id)
-    laws = oracle.forward(torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length)
+    distributions = oracle.forward(torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length)
     found = []
-    for law, table in zip(laws, oracle.tables, strict=True):
-        one_step = float(law.gather(1, table.T).sum(0).exp().sum())
-        lost = float(torch.special.entr(law.exp()).sum()) - math.log(len(table))
+    for sampling, table in zip(distributions, oracle.tables, strict=True):
+        one_step = float(sampling.gather(1, table.T).sum(0).exp().sum())
+        lost = float(torch.special.entr(sampling.exp()).sum()) - math.log(len(table))
         found.append({"one_step": one_step, "total_correlation": lost, "places": oracle.length})
     return found
 
@@ -206,7 +206,7 @@ def accuracy(
     spec: str | Mapping[str, Any] | Sampler,
     tasks: Sequence[Task],
     seeds: Iterable[int],
-    law: Mapping[str, Any] | Law | None = None,
+    sampling: Mapping[str, Any] | SamplingParams | None = None,
 ) -> tuple[float, float]:
     """How many answers a sampler gets right, and forward calls per answer. ``spec``: as
     ``gen.core.sampler.resolve_sampler`` takes it.
@@ -214,7 +214,7 @@ def accuracy(
     The tasks share a canvas that the longest of their answers fills. Raises as ``resolve_sampler``
     and the sampler do.
     """
-    points = measure(board(tasks, seeds), *resolve_sampler(spec, law)).values()
+    points = measure(board(tasks, seeds), *resolve_sampler(spec, sampling)).values()
     rows = sum(p.rows for p in points)
     return sum(p.right for p in points) / rows, sum(p.nfe * p.rows for p in points) / rows
 
@@ -225,11 +225,11 @@ def accuracy_curve(
     seeds: Iterable[int],
     knob: str,
     values: Iterable[Any],
-    law: Mapping[str, Any] | Law | None = None,
+    sampling: Mapping[str, Any] | SamplingParams | None = None,
 ) -> list[tuple[float, float]]:
     """``accuracy`` for each value of a knob."""
     given, seeds = {"name": spec} if isinstance(spec, str) else dict(spec), list(seeds)
-    return [accuracy({**given, knob: value}, tasks, seeds, law) for value in values]
+    return [accuracy({**given, knob: value}, tasks, seeds, sampling) for value in values]
 
 
 def oracle_boards(prompts: int, repeats: int, seed: int) -> list[Board]:

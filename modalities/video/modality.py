@@ -36,7 +36,7 @@ class VideoModality(GridModality):
         "causal-draft": "video-draft",
     }
     frontends = {"codes": "video-vq"}
-    default_law = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
+    default_sampling = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
     slots = moving.SLOTS
     words = moving.PAIRS
     unsaid = [0] * moving.SLOTS  # no word and no motion

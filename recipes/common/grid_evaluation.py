@@ -64,7 +64,7 @@ def evaluate(world: World, zoo: Path, held_out: int, log=print) -> dict:
     rows["gumbel"].update(identity_figures(world, zoo, few(conditions), log))
     result = {
         "held_out": held_out,
-        "law": dict(pipe(world, zoo, "causal").modality.default_law),
+        "sampling": dict(pipe(world, zoo, "causal").modality.default_sampling),
         "frontend": frontend_figures(world, zoo, max(held_out, 8)),
         "samplers": rows,
         "streaming": streaming_figures(world, zoo, conditions[: min(4, held_out)], log),

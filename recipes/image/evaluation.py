@@ -20,7 +20,7 @@ from gen.modalities.image.checker import check_many
 from gen.pipeline.pipeline import Pipeline
 from gen.tokenizers.image.vq import VQ
 
-LAW = {"guidance_scale": 2.0, "top_k": 100}
+SAMPLING = {"guidance_scale": 2.0, "top_k": 100}
 CAUSAL = {
     "autoregressive": "autoregressive",
     "gumbel": {"name": "speculative_jacobi", "coupling": "gumbel"},
@@ -54,7 +54,7 @@ def evaluate(zoo: Path, held_out: int, log=print) -> dict:
     rows["gumbel"].update(identity_figures(zoo, captions, log))
     result = {
         "held_out_captions": held_out,
-        "law": LAW,
+        "sampling": SAMPLING,
         "codes": vq.config.codebook_sizes[0],
         "frontend": frontend_figures(vq, max(held_out, 8)),
         "samplers": rows,
@@ -79,7 +79,7 @@ def sampler_figures(
     rows, reference = {}, None
     for name, sampler in samplers.items():
         out = pipes["masked" if name in MASKED else "causal"](
-            prompts, sampler, LAW, batch_size=batch
+            prompts, sampler, SAMPLING, batch_size=batch
         )
         verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
 
@@ -115,7 +115,7 @@ def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch
     double = Pipeline("image", str(zoo / "image-causal"), dtype="float64")
     prompts = [str(c) for c in captions]
     reference, jacobi = (
-        double(prompts, s, LAW, batch_size=batch) for s in ("autoregressive", CAUSAL["gumbel"])
+        double(prompts, s, SAMPLING, batch_size=batch) for s in ("autoregressive", CAUSAL["gumbel"])
     )
     nfe = [s.nfe for s in jacobi.stats]
     figures = {

@@ -97,8 +97,8 @@ def train_kl(work: Path, plan: Plan, log=print) -> None:
     model = new_kl()
 
     def loss_fn(m, x):
-        law = m.encode(x).latent_dist
-        mean, logvar = law.mean.float(), law.logvar.float()
+        sampling = m.encode(x).latent_dist
+        mean, logvar = sampling.mean.float(), sampling.logvar.float()
         z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape)
         y = m.decode(z).sample.float()
         mse = F.mse_loss(y, x)

@@ -19,7 +19,7 @@ from gen.pipeline.pipeline import Pipeline
 from gen.recipes.image.evaluation import frontend_figures, mean
 from gen.tokenizers.image.kl import KL
 
-LAW = {"guidance_scale": 2.0}
+SAMPLING = {"guidance_scale": 2.0}
 CAUSAL = {
     "autoregressive": "autoregressive",
     **{
@@ -38,7 +38,7 @@ def evaluate(zoo: Path, held_out: int, log=print) -> dict:
     captions = shapes.captions(held_out, seed=123, held=True)
     result = {
         "held_out_captions": held_out,
-        "law": LAW,
+        "sampling": SAMPLING,
         "frontend": frontend_figures(KL.from_pretrained(zoo / "image-kl"), max(held_out, 8)),
         "samplers": {
             **sampler_figures(zoo, captions, CAUSAL, log),
@@ -62,7 +62,7 @@ def sampler_figures(
         spec = {"name": sampler} if isinstance(sampler, str) else sampler
         if spec["name"] in ("cspd", "continuous_speculative"):
             sampler = {**spec, "draft_model": str(zoo / "image-causal-latents-draft")}
-        out = pipe(prompts, sampler, LAW, batch_size=batch)
+        out = pipe(prompts, sampler, SAMPLING, batch_size=batch)
         pixels = np.stack([np.asarray(m) for m in out.media])
         verdicts = check_many(pixels, captions)
         nfe, drafts = (

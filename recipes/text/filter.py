@@ -106,13 +106,13 @@ def watched(target, draws: Draws, sampler, radius: int) -> Traces:
 
 def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: Plan, radius: int) -> Traces:
     """Those of a model's own decoding of prompts."""
-    sampler, law = pipe.resolve(ONE_AT_A_TIME, None)
+    sampler, sampling = pipe.resolve(ONE_AT_A_TIME, None)
     items, found = pipe.plan(list(prompts)), []
     for at in range(0, len(items), plan.rows):
         some = items[at : at + plan.rows]
         found.append(
             watched(
-                pipe.target(sampler, law, some),
+                pipe.target(sampler, sampling, some),
                 CounterDraws([pipe.draw_key(i) for i in some]),
                 sampler,
                 radius,

@@ -112,9 +112,9 @@ class Maximal(_Verified):
         )  # a few places at a time: no further law is held
         for first in range(0, onward.shape[1], many):
             here = slice(first, first + many)
-            drafts, law, turn = proposal.part(here), onward[:, here], moved[:, here]
+            drafts, logprobs, turn = proposal.part(here), onward[:, here], moved[:, here]
             new.append(
-                now.categorical(TOKEN.residual(drafts, law), "residual", turn, first)
+                now.categorical(TOKEN.residual(drafts, logprobs), "residual", turn, first)
                 if anywhere(turn)
                 else drafts.tokens
             )
@@ -156,15 +156,15 @@ class Gumbel(Coupling):
         return accepted, ids
 
 
-def going_on(law: Tensor, end: int | None) -> Tensor:
+def going_on(logprobs: Tensor, end: int | None) -> Tensor:
     """The law [..., V], log-probabilities or a bool for what is legal, given that it is not the
     end; itself where there is nothing else."""
     if end is None:
-        return law
-    rest = law.clone()
-    if law.dtype == torch.bool:
+        return logprobs
+    rest = logprobs.clone()
+    if logprobs.dtype == torch.bool:
         rest[..., end] = False
-        return torch.where(rest.any(-1, keepdim=True), rest, law)
+        return torch.where(rest.any(-1, keepdim=True), rest, logprobs)
     rest[..., end] = -torch.inf
     total = rest.logsumexp(-1, keepdim=True)
-    return torch.where(total.isneginf(), law, rest - total)
+    return torch.where(total.isneginf(), logprobs, rest - total)

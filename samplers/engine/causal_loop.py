@@ -92,7 +92,7 @@ class Drafter:
         ``tokens`` [b, T(, C)] are the committed ones."""
         raise NotImplementedError
 
-    def verify(self, now: Round, law: Tensor) -> tuple[Tensor, Tensor]:
+    def verify(self, now: Round, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """From the law of W columns: accepted drafts per row [b], and tokens [b, W(, C)] whose
         column ``accepted`` is the one that follows (columns before it are the accepted drafts)."""
         raise NotImplementedError
@@ -160,9 +160,9 @@ def decode_causal(
         given = torch.cat([last, drafts], 1)[:, :width] if drafts.shape[1] else last
         if not full:
             given = torch.where(valid if given.ndim == 2 else valid[..., None], given, last)
-        law, computed = target.predict(given, now.positions)
-        accepted, chosen = drafter.verify(now, law)
-        del law
+        logprobs, computed = target.predict(given, now.positions)
+        accepted, chosen = drafter.verify(now, logprobs)
+        del logprobs
         got, was, ids = _told(accepted, drafted, chosen)
         proposed = was.sum(1) if was.shape[1] else got
         own = (

@@ -259,5 +259,5 @@ def width_of(value: int | str, sampler: Any, target: Any) -> int | AutoWidth:
     if value != AUTO:
         return min(value, target.length)
     return AutoWidth(
-        target.learned.setdefault((sampler, target.law), Widths()), target.rows, target.length
+        target.learned.setdefault((sampler, target.sampling), Widths()), target.rows, target.length
     )

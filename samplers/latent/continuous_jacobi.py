@@ -34,7 +34,7 @@ from torch import Tensor
 from gen.core.errors import bad_value, unknown
 from gen.core.registry import register
 from gen.core.sampler import Sampler
-from gen.models.adapters.denoising_path import PathLaw, noise_size, walk
+from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
 from gen.samplers.engine.causal_loop import Round, decode_causal
 from gen.samplers.engine.host import kept
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
@@ -47,7 +47,7 @@ class LatentJacobiDrafter(Windowed):
     """Holds the iterate of every place that has been in the window, and what was committed, which
     ends it."""
 
-    def __init__(self, paths: PathLaw, window: int | AutoWidth, tolerance: float, init: str):
+    def __init__(self, paths: PathDistribution, window: int | AutoWidth, tolerance: float, init: str):
         super().__init__(window)
         self.paths, self.tolerance, self.init = paths, tolerance, init
         self.iterate: Tensor | None = None  # [b, T, C]
@@ -67,12 +67,12 @@ class LatentJacobiDrafter(Windowed):
         self.drafts, self.drafted = drafts, drafted
         return drafts, drafted
 
-    def verify(self, now: Round, law: Tensor) -> tuple[Tensor, Tensor]:
-        width, length = law.shape[1], self.drafts.shape[1]
-        values = self.values(now, law).to(self.drafts.dtype)
+    def verify(self, now: Round, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        width, length = logprobs.shape[1], self.drafts.shape[1]
+        values = self.values(now, logprobs).to(self.drafts.dtype)
         still = (values[:, :length] - self.drafts).abs().amax(-1) <= self.tolerance
         accepted = leading(still & self.drafted)
-        column = torch.arange(width, device=law.device)
+        column = torch.arange(width, device=logprobs.device)
         chosen = values.clone()
         chosen[:, :length] = torch.where(
             (column[:length] < accepted[:, None])[..., None], self.drafts, values[:, :length]
@@ -83,10 +83,10 @@ class LatentJacobiDrafter(Windowed):
         self.reach = now.start + now.valid.sum(1)
         return accepted, chosen
 
-    def values(self, now: Round, law: Tensor) -> Tensor:
+    def values(self, now: Round, logprobs: Tensor) -> Tensor:
         """What the noise of each place makes of its conditioning vector: [b, W, C]."""
         return walk(
-            self.paths, law, now.normal("token", noise_size(self.paths), law.shape[1], shared=True)
+            self.paths, logprobs, now.normal("token", noise_size(self.paths), logprobs.shape[1], shared=True)
         )[..., -1, :]
 
     def keep(self, rows: Tensor) -> None:

@@ -41,7 +41,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gen.models.adapters.denoising_path import PathLaw, log_density, noise_size, walk
+from gen.models.adapters.denoising_path import PathDistribution, log_density, noise_size, walk
 from gen.samplers.engine.causal_loop import Round
 from gen.samplers.engine.host import sent
 from gen.samplers.verifiers.base import leading, rows_at
@@ -57,7 +57,7 @@ class PathChain:
     ("token") is what autoregression would use; a chain uses it for a place at most once.
     """
 
-    def __init__(self, ours: PathLaw, theirs: PathLaw, max_tries: int):
+    def __init__(self, ours: PathDistribution, theirs: PathDistribution, max_tries: int):
         self.ours, self.theirs, self.max_tries = ours, theirs, max_tries
         self.drawn: list = []  # what is known of the drafts, column by column
 
@@ -68,43 +68,43 @@ class PathChain:
         self.drawn = []
 
     def verify(
-        self, now: Round, drafts: Tensor, drafted: Tensor, law: Tensor
+        self, now: Round, drafts: Tensor, drafted: Tensor, logprobs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        accepted = leading(self.kept(now, drafted, law))
+        accepted = leading(self.kept(now, drafted, logprobs))
         chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
         rejected = (
             (accepted < drafted.sum(1)).cpu().numpy()
         )  # walks are too dear to be taken for nothing, so this is waited for
         for which, draw in ((rejected, self.residual), (~rejected, self.own)):
             if which.any():
-                rows = sent(which.nonzero()[0], law.device)
-                chosen[rows, accepted[rows]] = draw(now, rows, accepted[rows], law).to(chosen.dtype)
+                rows = sent(which.nonzero()[0], logprobs.device)
+                chosen[rows, accepted[rows]] = draw(now, rows, accepted[rows], logprobs).to(chosen.dtype)
         return accepted, chosen
 
-    def undrafted(self, now: Round, law: Tensor) -> Tensor:
-        row = torch.arange(len(law), device=law.device)
-        return self.own(now, row, torch.zeros_like(row), law)[:, None]
+    def undrafted(self, now: Round, logprobs: Tensor) -> Tensor:
+        row = torch.arange(len(logprobs), device=logprobs.device)
+        return self.own(now, row, torch.zeros_like(row), logprobs)[:, None]
 
-    def kept(self, now: Round, drafted: Tensor, law: Tensor) -> Tensor:
+    def kept(self, now: Round, drafted: Tensor, logprobs: Tensor) -> Tensor:
         """What the coins say of each draft by itself: bool like ``drafted``."""
         out = torch.zeros_like(drafted)
         if self.drawn:
             count = len(self.drawn)
-            chance = self.log_ratio(now, law[:, :count]).clamp_max(0).exp()
+            chance = self.log_ratio(now, logprobs[:, :count]).clamp_max(0).exp()
             out[:, :count] = now.flip(chance, "accept", drafted[:, :count]) & drafted[:, :count]
         return out
 
-    def own(self, now: Round, row: Tensor, column: Tensor, law: Tensor) -> Tensor:
+    def own(self, now: Round, row: Tensor, column: Tensor, logprobs: Tensor) -> Tensor:
         """Latents [n, C] of the target alone."""
         noise = _noise(now, row, column, "token", None, noise_size(self.ours))
-        return walk(self.ours, law[row, column], noise)[:, -1]
+        return walk(self.ours, logprobs[row, column], noise)[:, -1]
 
-    def residual(self, now: Round, row: Tensor, column: Tensor, law: Tensor) -> Tensor:
+    def residual(self, now: Round, row: Tensor, column: Tensor, logprobs: Tensor) -> Tensor:
         """Latents [n, C] in place of rejected drafts: the first accepted try, or else the target's
         own. Every try is a round of draws of its own, so how many are computed at once changes
         nothing. After each block of tries the device is waited for: are there enough?
         """
-        out = law.new_zeros(len(row), self.ours.channels)
+        out = logprobs.new_zeros(len(row), self.ours.channels)
         left, tried = torch.arange(len(row), device=row.device), 0
         while len(left) and tried < self.max_tries:
             block = min(max(tried, 1), BLOCK, self.max_tries - tried)
@@ -114,7 +114,7 @@ class PathChain:
                 + tried
                 + torch.arange(block, device=row.device).repeat(len(left))
             )
-            x, log_ratio = self.attempt(now, r, c, law, tries)
+            x, log_ratio = self.attempt(now, r, c, logprobs, tries)
             chance = -torch.expm1(-log_ratio.clamp_min(0))[:, None]
             at = now.positions[r, c][:, None]
             fine = now.draws.flip(
@@ -132,20 +132,20 @@ class PathChain:
             missed = (~hit).cpu().numpy().nonzero()[0]
             left, tried = left[sent(missed, left.device)], tried + block
         if len(left):
-            out[left] = self.own(now, row[left], column[left], law)
+            out[left] = self.own(now, row[left], column[left], logprobs)
         return out
 
-    def draw(self, now: Round, column: int, law: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, now: Round, column: int, logprobs: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Chain``; a latent says nothing of how sure the draft is."""
         raise NotImplementedError
 
-    def log_ratio(self, now: Round, law: Tensor) -> Tensor:
+    def log_ratio(self, now: Round, logprobs: Tensor) -> Tensor:
         """log r of the drafts, [b, L], which stand in the first L columns; ``law`` is those
         columns'."""
         raise NotImplementedError
 
     def attempt(
-        self, now: Round, row: Tensor, column: Tensor, law: Tensor, tries: Tensor
+        self, now: Round, row: Tensor, column: Tensor, logprobs: Tensor, tries: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Latents [n, C] of the target's side, and log r of each [n]."""
         raise NotImplementedError
@@ -154,22 +154,22 @@ class PathChain:
 class ExactPaths(PathChain):
     """Drafts have noise of their round, and are judged by the densities of whole paths."""
 
-    def draw(self, now, column, law, active):
+    def draw(self, now, column, logprobs, active):
         noise = now.draws.normal(
             now.rows, now.positions[:, column, None], "draft", now.round, noise_size(self.theirs)
         )[:, 0]
-        path = walk(self.theirs, law, noise)
-        self.drawn.append((path, law))
+        path = walk(self.theirs, logprobs, noise)
+        self.drawn.append((path, logprobs))
         return path[:, -1], path.new_ones(len(path))
 
-    def log_ratio(self, now, law):
+    def log_ratio(self, now, logprobs):
         path, self.conditions = (torch.stack(x, 1) for x in zip(*self.drawn, strict=True))
-        return self.compare(path, law, self.conditions)
+        return self.compare(path, logprobs, self.conditions)
 
-    def attempt(self, now, row, column, law, tries):
+    def attempt(self, now, row, column, logprobs, tries):
         noise = _noise(now, row, column, "residual", tries, noise_size(self.ours))
-        path = walk(self.ours, law[row, column], noise)
-        return path[:, -1], self.compare(path, law[row, column], self.conditions[row, column])
+        path = walk(self.ours, logprobs[row, column], noise)
+        return path[:, -1], self.compare(path, logprobs[row, column], self.conditions[row, column])
 
     def compare(self, path: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
         """log P / Q of paths, given the conditioning vectors of both."""
@@ -197,26 +197,26 @@ class Last(NamedTuple):
 class AlignedPaths(PathChain):
     """Draft and target share the noise of the place."""
 
-    def __init__(self, ours: PathLaw, theirs: PathLaw, max_tries: int, relaxation: float):
+    def __init__(self, ours: PathDistribution, theirs: PathDistribution, max_tries: int, relaxation: float):
         super().__init__(ours, theirs, max_tries)
         self.relaxation = relaxation
 
-    def draw(self, now, column, law, active):
+    def draw(self, now, column, logprobs, active):
         noise = now.draws.normal(
             now.rows, now.positions[:, column, None], "token", None, noise_size(self.theirs)
         )[:, 0]
-        last = align(self.theirs, law, noise)
+        last = align(self.theirs, logprobs, noise)
         self.drawn.append(last)
-        return last.end, last.before.new_ones(len(law))
+        return last.end, last.before.new_ones(len(logprobs))
 
-    def log_ratio(self, now, law):
+    def log_ratio(self, now, logprobs):
         self.q = Last(*(torch.stack(x, 1) for x in zip(*self.drawn, strict=True)))
         self.p = align(
-            self.ours, law, now.normal("token", noise_size(self.ours), law.shape[1], shared=True)
+            self.ours, logprobs, now.normal("token", noise_size(self.ours), logprobs.shape[1], shared=True)
         )
         return self.compare(self.q.end, self.p, self.q)
 
-    def attempt(self, now, row, column, law, tries):
+    def attempt(self, now, row, column, logprobs, tries):
         p, q = (Last(*(x[row, column] for x in last)) for last in (self.p, self.q))
         x = p.mean + p.log_sigma.exp() * _noise(
             now, row, column, "residual", tries, self.ours.channels
@@ -228,15 +228,15 @@ class AlignedPaths(PathChain):
 
 
 @torch.no_grad()
-def align(law: PathLaw, z: Tensor, noise: Tensor) -> Last:
+def align(logprobs: PathDistribution, z: Tensor, noise: Tensor) -> Last:
     """Where ``gen.models.adapters.denoising_path.walk`` leads, and how it gets there. z [..., H,
     D], noise [..., (S + 1) C]."""
     lead, z = z.shape[:-2], z.flatten(0, -3)
-    noise = noise.reshape(-1, law.steps + 1, law.channels).to(z.dtype)
+    noise = noise.reshape(-1, logprobs.steps + 1, logprobs.channels).to(z.dtype)
     x, before = noise[:, 0], torch.zeros(len(z), dtype=torch.float64, device=z.device)
-    for k in range(law.steps):
-        mean, log_sigma = law.transition(x, k, z)
-        if k + 1 < law.steps:
+    for k in range(logprobs.steps):
+        mean, log_sigma = logprobs.transition(x, k, z)
+        if k + 1 < logprobs.steps:
             before = before + log_sigma.double().sum(-1)
         x = mean + log_sigma.exp() * noise[:, k + 1]
     return Last(*(y.view(*lead, *y.shape[1:]) for y in (x, mean, log_sigma, before)))

@@ -245,21 +245,21 @@ def _read(
     also what the law of each ``committed`` place (bool [b, T]) says of its id without it; 0 at the
     others."""
     if committed is None:
-        law, places = target.predict(canvas)
-        return law, getattr(target, "raw", None), None, places
+        logprobs, places = target.predict(canvas)
+        return logprobs, getattr(target, "raw", None), None, places
     b, (row, at) = len(canvas), committed.nonzero(as_tuple=True)
     each = torch.arange(len(row), device=canvas.device)
     without = canvas[row]
     without[each, at] = target.space.mask_id
-    law, places = target.predict(
+    logprobs, places = target.predict(
         torch.cat([canvas, without]), of=torch.cat([torch.arange(b, device=canvas.device), row])
     )
     raw = target.raw() if knobs.confidence_on == "raw" else None
     left_out = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
-    left_out[row, at] = (law if raw is None else raw)[b + each, at, canvas[row, at]].double()
+    left_out[row, at] = (logprobs if raw is None else raw)[b + each, at, canvas[row, at]].double()
     each = places[:b] if isinstance(places, Tensor) else places
     return (
-        law[:b],
+        logprobs[:b],
         lambda: (target.raw() if raw is None else raw)[:b],
         left_out,
         each * (1 + committed.sum(1)),

@@ -128,7 +128,7 @@ class Step:
     given: Tensor
     masked: Tensor
     fresh: Tensor
-    law: Tensor
+    logprobs: Tensor
     raw: Callable[[], Tensor]
     memory: dict[str, Tensor]
     certainty: Tensor
@@ -169,7 +169,7 @@ class Step:
 
     def judged(self) -> Tensor:
         """The log-probabilities [b, T, V] that confidence is read from."""
-        return self.raw() if self.knobs.confidence_on == "raw" else self.law
+        return self.raw() if self.knobs.confidence_on == "raw" else self.logprobs
 
     def recall(self, name: str, start: Tensor) -> Tensor:
         """What was remembered under a name, or ``start`` in a row that remembers nothing yet."""

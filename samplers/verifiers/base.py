@@ -111,11 +111,11 @@ def normalised(rest: Tensor, logp: Tensor) -> Tensor:
     return torch.where(total > 0, rest.div_(total).log_(), logp)
 
 
-def redrawn(now: Round, ids: Tensor, rejected: Tensor, law: Tensor) -> Tensor:
+def redrawn(now: Round, ids: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
     """``ids`` [b, L] with the ``rejected`` place (at most one per row) drawn anew from ``law``, log
     [b, V]. Rows without one draw for nothing."""
     drawn = now.categorical(
-        law[:, None], "residual", rejected.any(1, keepdim=True), place_of(rejected)
+        logprobs[:, None], "residual", rejected.any(1, keepdim=True), place_of(rejected)
     )
     return torch.where(rejected, drawn, ids)
 
@@ -139,14 +139,14 @@ class Verifier:
         """Accepted drafts [b], and ids [b, W] which are right up to the token after them.
         ``proposal``: L drafts, of which each row has its first few (``drafted`` bool [b, L]);
         ``logp`` [b, W, V], W >= L."""
-        accepted, law = self.decide(now, proposal, drafted, logp)
+        accepted, logprobs = self.decide(now, proposal, drafted, logp)
         b, width, _ = logp.shape
         length = drafted.shape[1]
         ids = proposal.tokens.new_zeros(b, width)
         ids[:, :length] = proposal.tokens
         rejected = first_rejected(drafted, accepted)
         if anywhere(rejected):
-            ids[:, :length] = redrawn(now, ids[:, :length], rejected, law(rejected))
+            ids[:, :length] = redrawn(now, ids[:, :length], rejected, logprobs(rejected))
         column = accepted.clamp_max(width - 1)
         free = (
             (accepted == drafted.sum(1))

@@ -19,11 +19,11 @@ from gen.bench.baselines import reference
 from gen.bench.baselines.base import Calls, network, peers_of
 from gen.bench.baselines.transformers import Legal, generated, settings
 from gen.core.errors import GenError
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM, MaskedLM
 
-GREEDY = Law(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 BLOCK = 8
 
 
@@ -37,29 +37,29 @@ def items_of(pipe, count: int = 1):
     return pipe.plan(pipe.modality.example_prompts(count, 0), 1, 0)
 
 
-def peer(pipe, label: str, law: Law, group: str = "all"):
-    return next(v for v in peers_of(group, pipe, asdict(law)) if v.label == label)
+def peer(pipe, label: str, sampling: SamplingParams, group: str = "all"):
+    return next(v for v in peers_of(group, pipe, asdict(sampling)) if v.label == label)
 
 
-def ours(pipe, items, law: Law, sampler: str = "autoregressive"):
-    return pipe.generate(items, sampler, asdict(law))
+def ours(pipe, items, sampling: SamplingParams, sampler: str = "autoregressive"):
+    return pipe.generate(items, sampler, asdict(sampling))
 
 
 # --- the same tokens
 
 
 @pytest.mark.parametrize(
-    ("name", "law"),
+    ("name", "sampling"),
     [("action", GREEDY), ("text", GREEDY), ("motion", replace(GREEDY, guidance_scale=1.5))],
 )
 @pytest.mark.parametrize(
     "label", ["generate (greedy)", "reference (autoregression)", "reference (Jacobi)"]
 )
-def test_at_temperature_0_tokens_are_those_of_autoregression(pipes, name, law, label):
-    pipe, other = pipes[name], replace(law, guidance_scale=4.0)
+def test_at_temperature_0_tokens_are_those_of_autoregression(pipes, name, sampling, label):
+    pipe, other = pipes[name], replace(sampling, guidance_scale=4.0)
     items = items_of(pipe, 2)
-    want = ours(pipe, items, law)
-    found = peer(pipe, label, law).make(items)
+    want = ours(pipe, items, sampling)
+    found = peer(pipe, label, sampling).make(items)
     assert torch.equal(found.tokens, want.tokens) and [s.tokens for s in found.stats] == [
         s.tokens for s in want.stats
     ]
@@ -73,9 +73,9 @@ def test_at_temperature_0_tokens_are_those_of_autoregression(pipes, name, law, l
 def test_control_another_law_gives_generate_other_tokens(pipes):
     pipe = pipes["action"]
     items, want = items_of(pipe, 2), ours(pipes["action"], items_of(pipe, 2), GREEDY).tokens
-    warm = peer(pipe, "generate (sampling)", Law(temperature=1.0)).make(items).tokens
+    warm = peer(pipe, "generate (sampling)", SamplingParams(temperature=1.0)).make(items).tokens
     assert not torch.equal(warm, want) and not torch.equal(
-        warm, ours(pipe, items, Law(temperature=1.0)).tokens
+        warm, ours(pipe, items, SamplingParams(temperature=1.0)).tokens
     )
 
 
@@ -95,27 +95,27 @@ def test_drafts_of_generate_change_no_greedy_token(pipes, name, label):
 
 
 def test_drafts_of_generate_are_not_offered_under_guidance_where_they_break_the_law(pipes):
-    pipe, law = pipes["action"], replace(GREEDY, guidance_scale=2.0)
+    pipe, sampling = pipes["action"], replace(GREEDY, guidance_scale=2.0)
     assert (
-        peer(pipe, "generate (assisted)", law).missing == "not under guidance"
+        peer(pipe, "generate (assisted)", sampling).missing == "not under guidance"
         and peer(pipe, "generate (assisted)", GREEDY).missing is None
     )
     net, draft = (network(pipe, "causal", CausalLM, draft=d) for d in (False, True))
     items = items_of(pipe)
-    want = ours(pipe, items, law).tokens
-    assert torch.equal(generated(pipe, net, items, law)[0], want)
-    assert not torch.equal(generated(pipe, net, items, law, draft)[0], want)
+    want = ours(pipe, items, sampling).tokens
+    assert torch.equal(generated(pipe, net, items, sampling)[0], want)
+    assert not torch.equal(generated(pipe, net, items, sampling, draft)[0], want)
 
 
 def test_the_half_without_the_condition_stands_where_it_belongs(pipes):
     """Control: without the hook it is counted from zero again behind its cache."""
-    pipe, law = pipes["motion"], replace(GREEDY, guidance_scale=2.0)
+    pipe, sampling = pipes["motion"], replace(GREEDY, guidance_scale=2.0)
     net, items = network(pipe, "causal", CausalLM), items_of(pipe)
-    want = ours(pipe, items, law).tokens
-    bare = net.module.generate(**(said := settings(net, items, law)))[
+    want = ours(pipe, items, sampling).tokens
+    bare = net.module.generate(**(said := settings(net, items, sampling)))[
         :, said["input_ids"].shape[1] :
     ]
-    assert torch.equal(generated(pipe, net, items, law)[0], want) and not torch.equal(
+    assert torch.equal(generated(pipe, net, items, sampling)[0], want) and not torch.equal(
         bare, want[:, : bare.shape[1]]
     )
 
@@ -124,19 +124,19 @@ def test_the_half_without_the_condition_stands_where_it_belongs(pipes):
 
 
 @pytest.mark.parametrize(
-    ("name", "law"),
+    ("name", "sampling"),
     [
-        ("action", Law(temperature=3.0, top_p=0.95)),
-        ("text", Law(top_k=5)),
-        ("motion", Law(temperature=0.7, guidance_scale=1.5, top_k=50, min_p=0.02)),
+        ("action", SamplingParams(temperature=3.0, top_p=0.95)),
+        ("text", SamplingParams(top_k=5)),
+        ("motion", SamplingParams(temperature=0.7, guidance_scale=1.5, top_k=50, min_p=0.02)),
     ],
 )
-def test_the_law_of_generate_is_the_samplers(pipes, name, law):
+def test_the_law_of_generate_is_the_samplers(pipes, name, sampling):
     pipe = pipes[name]
     net, items = network(pipe, "causal", CausalLM), items_of(pipe)
 
-    def first(law: Law) -> torch.Tensor:
-        said = {**settings(net, items, law), "max_new_tokens": 1}
+    def first(sampling: SamplingParams) -> torch.Tensor:
+        said = {**settings(net, items, sampling), "max_new_tokens": 1}
         return (
             net.module.generate(**said, output_scores=True, return_dict_in_generate=True)
             .scores[0][0]
@@ -151,14 +151,14 @@ def test_the_law_of_generate_is_the_samplers(pipes, name, law):
 
     history = torch.zeros(1, space.length, dtype=torch.long)
     legal = space.narrow(space.legal[None, :1], history, history[:, :1])[0, 0]
-    want = law(
+    want = sampling(
         logits(net.binding.prompt(condition)),
-        logits(net.binding.without(condition)) if law.guided else None,
+        logits(net.binding.without(condition)) if sampling.guided else None,
         legal,
     ).exp()
-    assert torch.allclose(first(law), want, atol=1e-5)
+    assert torch.allclose(first(sampling), want, atol=1e-5)
     assert not torch.allclose(
-        first(replace(law, temperature=2 * law.temperature, min_p=0.0, top_k=0)), want, atol=1e-4
+        first(replace(sampling, temperature=2 * sampling.temperature, min_p=0.0, top_k=0)), want, atol=1e-4
     )  # control
 
 
@@ -265,11 +265,11 @@ def test_the_calls_of_jacobi_are_its_rounds_and_fewer_than_tokens(pipes):
 
 
 def test_guidance_costs_generate_two_calls_per_token_and_a_batched_loop_one(pipes):
-    pipe, law = pipes["motion"], replace(GREEDY, guidance_scale=1.5)
+    pipe, sampling = pipes["motion"], replace(GREEDY, guidance_scale=1.5)
     items = items_of(pipe)
-    want = ours(pipe, items, law).stats[0]
+    want = ours(pipe, items, sampling).stats[0]
     twice, once = (
-        peer(pipe, label, law).make(items).stats[0]
+        peer(pipe, label, sampling).make(items).stats[0]
         for label in ("generate (greedy)", "reference (autoregression)")
     )
     assert (twice.nfe, once.nfe) == (
@@ -282,8 +282,8 @@ def test_the_masked_loop_fills_all_places_in_its_steps(pipes):
     pipe = pipes["action"]
     items = items_of(pipe, 2)
     found, want = (
-        peer(pipe, "reference (MaskGIT)", Law(temperature=0.2)).make(items),
-        ours(pipe, items, Law(temperature=0.2), "maskgit"),
+        peer(pipe, "reference (MaskGIT)", SamplingParams(temperature=0.2)).make(items),
+        ours(pipe, items, SamplingParams(temperature=0.2), "maskgit"),
     )
     space = network(pipe, "causal", CausalLM).space
     assert (
@@ -295,11 +295,11 @@ def test_the_masked_loop_fills_all_places_in_its_steps(pipes):
     assert all(
         pipe.modality.check(m, i.prompt).valid for m, i in zip(found.media, items, strict=True)
     )
-    assert peer(pipes["text"], "reference (MaskGIT)", Law()).missing  # whose rows end
+    assert peer(pipes["text"], "reference (MaskGIT)", SamplingParams()).missing  # whose rows end
     fewer = reference.looped(
         pipe,
         network(pipe, "masked", MaskedLM),
-        Law(),
+        SamplingParams(),
         partial(reference.maskgit, steps=4, temperature=1.0),
         items,
     )
@@ -342,9 +342,9 @@ def test_peers_are_rows_of_the_same_run_and_those_that_take_one_item_say_so(caps
     }
     assert all(r["error"] is None for (_, size), r in rows.items() if size == 1)
     assert (
-        rows["generate (greedy)", 1]["law"]["temperature"]
+        rows["generate (greedy)", 1]["sampling"]["temperature"]
         == 0
-        != rows["generate (sampling)", 1]["law"]["temperature"]
+        != rows["generate (sampling)", 1]["sampling"]["temperature"]
     )
     assert (
         rows["generate (greedy)", 2]["nfe"] == rows["autoregressive", 2]["nfe"] == 32
@@ -383,7 +383,7 @@ def test_what_cannot_run_is_one_error_if_it_was_named(capsys, argv, says):
 def test_all_peers_leave_rows_with_the_reason(pipes):
     found = {
         v.label: v.missing
-        for v in peers_of("all", pipes["motion"], asdict(Law(guidance_scale=1.5)))
+        for v in peers_of("all", pipes["motion"], asdict(SamplingParams(guidance_scale=1.5)))
     }
     assert (
         found["LLaDA2Pipeline"] == found["AmusedPipeline"] == "not for this model"
@@ -391,7 +391,7 @@ def test_all_peers_leave_rows_with_the_reason(pipes):
     )
     assert found == {
         v.label: v.missing
-        for v in peers_of("reference,all", pipes["motion"], asdict(Law(guidance_scale=1.5)))
+        for v in peers_of("reference,all", pipes["motion"], asdict(SamplingParams(guidance_scale=1.5)))
     }
     with pytest.raises(GenError, match="nothing can run"):
         peers_of("diffusers", pipes["motion"], {})
@@ -422,7 +422,7 @@ def folders(tmp_path_factory):
 def test_the_pipeline_of_llada2_gives_the_presets_tokens_on_the_same_network(folders):
     pipe = gen.load("text", model=folders["llada2"], dtype="float64", max_new_tokens=16)
     items = pipe.plan(["ba de gi ko", "lu ma ne pi be di ko bu du do ba gi"])
-    found = peer(pipe, "LLaDA2Pipeline", Law()).make(items)
+    found = peer(pipe, "LLaDA2Pipeline", SamplingParams()).make(items)
 
     def run(**knobs):
         return pipe.generate(items, {"name": "llada2", "block_length": BLOCK, **knobs}, {}).tokens
@@ -431,10 +431,10 @@ def test_the_pipeline_of_llada2_gives_the_presets_tokens_on_the_same_network(fol
     assert (
         all(s.nfe >= 3 for s in found.stats) and len({s.tokens_computed for s in found.stats}) == 2
     )
-    assert "guidance" in peer(pipe, "LLaDA2Pipeline", Law(guidance_scale=2.0)).missing
+    assert "guidance" in peer(pipe, "LLaDA2Pipeline", SamplingParams(guidance_scale=2.0)).missing
     assert (
-        peer(pipe, "AmusedPipeline", Law()).missing
-        == peer(pipe, "generate (greedy)", Law()).missing
+        peer(pipe, "AmusedPipeline", SamplingParams()).missing
+        == peer(pipe, "generate (greedy)", SamplingParams()).missing
         == "not for this model"
     )
 
@@ -442,7 +442,7 @@ def test_the_pipeline_of_llada2_gives_the_presets_tokens_on_the_same_network(fol
 def test_the_pipeline_of_amused_makes_pictures_in_the_presets_calls(folders):
     pipe = gen.load("image", model=folders["amused"])
     items = pipe.plan(["a cat", "two dogs"])
-    row = peer(pipe, "AmusedPipeline", Law(guidance_scale=10.0))
+    row = peer(pipe, "AmusedPipeline", SamplingParams(guidance_scale=10.0))
     found, again = row.make(items), row.make(items)
     assert (
         torch.equal(found.tokens, again.tokens)
@@ -458,4 +458,4 @@ def test_the_pipeline_of_amused_makes_pictures_in_the_presets_calls(folders):
     assert not torch.equal(
         found.tokens, row.make(pipe.plan(["a cat", "two dogs"], seed=1)).tokens
     )  # control: other seeds
-    assert "temperature" in peer(pipe, "AmusedPipeline", Law(temperature=0.5)).missing
+    assert "temperature" in peer(pipe, "AmusedPipeline", SamplingParams(temperature=0.5)).missing

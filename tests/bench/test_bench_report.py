@@ -23,11 +23,11 @@ from gen.core.registry import registry
 from gen.core.stats import Stats
 from gen.jobs.progress.report import Silent
 
-LAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": 1.0}
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": 1.0}
 
 
 class Toy:
-    name, default_law, models = "toy", {"top_k": 7}, {"causal": "toy-causal"}
+    name, default_sampling, models = "toy", {"top_k": 7}, {"causal": "toy-causal"}
 
     def check(self, media, prompt):
         return Verdict(prompt in media, True)
@@ -57,7 +57,7 @@ class Pipe:
             raise GenError("no masked model")
         return "toy"
 
-    def generate(self, items, sampler, law, **_):
+    def generate(self, items, sampler, sampling, **_):
         self.order.append(sampler["name"])
         plain = sampler["name"] == "autoregressive"
         stats = (
@@ -85,7 +85,7 @@ def run(capsys, *argv: str) -> tuple[str, str]:
 
 
 def variant(label: str, **keys) -> Variant:
-    return Variant(label, {"name": label}, LAW, keys.pop("base", label), **keys)
+    return Variant(label, {"name": label}, SAMPLING, keys.pop("base", label), **keys)
 
 
 def measured(label: str, repeat: int = 0, **keys):
@@ -232,7 +232,7 @@ def action():
 
 def test_the_acceptance_histogram_sums_to_the_forward_calls(action):
     items = action.plan(action.modality.example_prompts(2, 0))
-    law = {**LAW, "temperature": 0.2}
+    sampling = {**SAMPLING, "temperature": 0.2}
     for name, drafts in (
         ("speculative_jacobi", True),
         ("sjd", True),
@@ -240,7 +240,7 @@ def test_the_acceptance_histogram_sums_to_the_forward_calls(action):
         ("maskgit", False),
     ):
         found = measure(
-            action, items, Variant(name, {"name": name}, law, name), 2, None, check=True
+            action, items, Variant(name, {"name": name}, sampling, name), 2, None, check=True
         )
         calls = found["nfe"] * found["items"]
         assert sum(found["acceptance_histogram"]) == (calls if drafts else 0)
@@ -413,7 +413,7 @@ def test_sweeps_make_a_grid(toys):
 
 def test_laws_that_differ_are_said():
     runs = [measured("autoregressive"), measured("sjd"), measured("other")]
-    other = Variant("other", {}, {**LAW, "temperature": 0.0}, "other")
+    other = Variant("other", {}, {**SAMPLING, "temperature": 0.0}, "other")
     text = render(tabulate(runs, {}, [variant("autoregressive"), variant("sjd"), other]))
     assert text.endswith("law: the model's own\nlaw of other: temperature 0")
     assert "law of" not in render(

@@ -236,7 +236,7 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(pipe, s
     assert (
         [m.size for m in out.media] == [(8, 8)] * 3
         and out.tokens.shape == (3, 16)
-        and out.law.guidance_scale == 10.0
+        and out.sampling.guidance_scale == 10.0
     )
     assert int(out.tokens.min()) >= 0 and int(out.tokens.max()) < CODES
     alone = pipe(PROMPTS[1], sampler=spec, seed=5)
@@ -246,7 +246,7 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(pipe, s
     assert len({tuple(t) for t in out.tokens.tolist()}) == 3
     one, other = (
         pipe(
-            PROMPTS[1], sampler=spec, seed=seed, law={"guidance_scale": 1.5, "temperature": 2.0}
+            PROMPTS[1], sampler=spec, seed=seed, sampling={"guidance_scale": 1.5, "temperature": 2.0}
         ).tokens
         for seed in (5, 6)
     )
@@ -306,7 +306,7 @@ def test_editing_keeps_what_is_not_marked(folder, pipe, sampler):
 def test_without_guidance_the_empty_text_is_not_asked(folder):
     found = gen.load("image", model=folder)
     lm = found.bound(str(folder))[0].adapter("masked")
-    found("a cat", sampler={"name": "maskgit", "steps": 2}, law={"guidance_scale": 1.0})
+    found("a cat", sampler={"name": "maskgit", "steps": 2}, sampling={"guidance_scale": 1.0})
     asked = lm.conditions._kept.keys()
     assert [lm.conditions._said[n] for n in asked] == ["a cat"]
     found("a cat", sampler={"name": "maskgit", "steps": 2})

@@ -126,7 +126,7 @@ def test_a_prompt_is_as_published(kind, pipes):
     assert back(binding.unconditional) == (
         whole[-3:] if kind == "lumina" else [whole[0], whole[-1]]
     )
-    assert checkpoint.law == dict(VARIANTS[kind].law)
+    assert checkpoint.sampling == dict(VARIANTS[kind].sampling)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,9 +171,9 @@ def test_greedy_tokens_are_those_of_generate(kind, count, sampler, pipes, refere
         pad_token_id=IDS["<pad>"],
         prefix_allowed_tokens_fn=allowed,
     )[:, width:]
-    out = pipes[kind](PROMPTS[:count], sampler=sampler, law={"temperature": 0})
+    out = pipes[kind](PROMPTS[:count], sampler=sampler, sampling={"temperature": 0})
     assert torch.equal(to_model(pipes[kind], out.tokens), want)
-    other = pipes[kind](list(reversed(PROMPTS))[:count], sampler=sampler, law={"temperature": 0})
+    other = pipes[kind](list(reversed(PROMPTS))[:count], sampler=sampler, sampling={"temperature": 0})
     assert not torch.equal(other.tokens, out.tokens)  # control: prompts matter
 
 
@@ -199,7 +199,7 @@ def test_guidance_compares_with_the_published_unconditional_prompt(kind, pipes, 
     whole = words_of(kind, PROMPTS[0])
     uncond = whole[-3:] if kind == "lumina" else [whole[0], whole[-1]]
     out = pipes[kind](
-        PROMPTS[:1], sampler="speculative_jacobi", law={"temperature": 0, "guidance_scale": 3.0}
+        PROMPTS[:1], sampler="speculative_jacobi", sampling={"temperature": 0, "guidance_scale": 3.0}
     )
     got = to_model(pipes[kind], out.tokens)[0].tolist()
     assert got == guided(kind, references[kind], uncond, 3.0)
@@ -213,9 +213,9 @@ def test_guidance_compares_with_the_published_unconditional_prompt(kind, pipes, 
 def test_samplers_make_pictures_of_the_size_that_was_asked_for(kind, sampler, pipes):
     pipe = pipes[kind]
     out = pipe(PROMPTS[:2], sampler=sampler, num_samples=2, seed=3)
-    assert [m.size for m in out.media] == [(32, 64)] * 4 and out.law.guidance_scale == VARIANTS[
+    assert [m.size for m in out.media] == [(32, 64)] * 4 and out.sampling.guidance_scale == VARIANTS[
         kind
-    ].law["guidance_scale"]
+    ].sampling["guidance_scale"]
     checkpoint, binding, frontend = pipe.bound(pipe.model)
     codes = checkpoint.to_codes(out.tokens, binding.space)
     assert codes.shape == (4, 1, *GRID) and int(codes.max()) < CODES
@@ -280,7 +280,7 @@ def test_the_second_lumina_has_other_ids_and_another_autoencoder(tmp_path):
     assert (
         out.tokens.shape == (2, 4 * (8 + 1))
         and [m.size for m in out.media] == [(64, 32)] * 2
-        and out.law.top_k == 4096
+        and out.sampling.top_k == 4096
     )
     prompt = [i - checkpoint.vocabulary.size for i in binding.prompt("a dog")]
     assert prompt[0] == ids["</s>"] and prompt[-2:] == [

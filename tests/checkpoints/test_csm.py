@@ -165,8 +165,8 @@ def theirs(speech, prompts):
         )
 
 
-def ours(pipe, prompts, sampler, law, **more):
-    return pipe(prompts, sampler=sampler, law=law, **more).tokens.view(len(prompts), -1, Q)
+def ours(pipe, prompts, sampler, sampling, **more):
+    return pipe(prompts, sampler=sampler, sampling=sampling, **more).tokens.view(len(prompts), -1, Q)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "four"])
@@ -240,15 +240,15 @@ def test_logits_equal_those_of_the_classes(cut, speech):
 
 
 def test_the_backbone_runs_once_per_frame(pipe):
-    sampler, law = pipe.resolve("autoregressive", GREEDY)
+    sampler, sampling = pipe.resolve("autoregressive", GREEDY)
     items = pipe.plan(PROMPTS)
-    target = pipe.target(sampler, law, items)
+    target = pipe.target(sampler, sampling, items)
     out = sampler(target, CounterDraws([pipe.draw_key(i) for i in items]))
     assert [s.nfe for s in out.stats] == [T] * len(
         items
     )  # what is reported is what the backbone did
     assert target.model.calls == T and target.model.depth_calls == T * (Q - 1)
-    whole = pipe.target(sampler, law, items)  # a whole utterance of drafts: one call of each
+    whole = pipe.target(sampler, sampling, items)  # a whole utterance of drafts: one call of each
     places = torch.arange(T * Q).expand(len(items), -1)
     whole.predict(torch.ones_like(places), places)
     assert (whole.model.calls, whole.model.depth_calls) == (1, 1)
@@ -256,21 +256,21 @@ def test_the_backbone_runs_once_per_frame(pipe):
 
 @pytest.mark.parametrize("window", [5, 16])
 def test_a_draft_that_was_another_one_is_forgotten(window, pipe, monkeypatch):
-    sampler, law = {"name": "speculative_jacobi", "window": window}, {"temperature": 1.0}
-    want = ours(pipe, PROMPTS, "autoregressive", law)
-    assert torch.equal(ours(pipe, PROMPTS, sampler, law), want)
+    sampler, sampling = {"name": "speculative_jacobi", "window": window}, {"temperature": 1.0}
+    want = ours(pipe, PROMPTS, "autoregressive", sampling)
+    assert torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)
     monkeypatch.setattr(
         FrameLM, "_forget", lambda self, place, cache: None
     )  # control: states of other drafts stay
-    assert torch.equal(ours(pipe, PROMPTS, "autoregressive", law), want)
-    assert not torch.equal(ours(pipe, PROMPTS, sampler, law), want)
+    assert torch.equal(ours(pipe, PROMPTS, "autoregressive", sampling), want)
+    assert not torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)
 
 
 def test_rows_of_a_batch_are_what_they_are_alone(pipe):
-    law = {"temperature": 1.0, "guidance_scale": 1.5}
-    whole = ours(pipe, PROMPTS, "speculative_jacobi", law)
+    sampling = {"temperature": 1.0, "guidance_scale": 1.5}
+    whole = ours(pipe, PROMPTS, "speculative_jacobi", sampling)
     for row, prompt in enumerate(PROMPTS):
-        assert torch.equal(ours(pipe, [prompt], "speculative_jacobi", law)[0], whole[row])
+        assert torch.equal(ours(pipe, [prompt], "speculative_jacobi", sampling)[0], whole[row])
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_rows_of_a_batch_are_what_they_are_alone(pipe):
 def test_samplers_write_waves(sampler, pipe, folder, tmp_path):
     spec = {"name": sampler, "draft_model": str(folder)} if sampler == "speculative" else sampler
     out = pipe(PROMPTS[:2], sampler=spec, seed=1)
-    assert out.law.temperature == 0.9 and out.law.top_k == 50 and int(out.tokens.max()) < CODES
+    assert out.sampling.temperature == 0.9 and out.sampling.top_k == 50 and int(out.tokens.max()) < CODES
     out.save(tmp_path / "job")
     files = sorted((tmp_path / "job").glob("*.wav"))
     assert len(files) == 2
@@ -290,7 +290,7 @@ def test_samplers_write_waves(sampler, pipe, folder, tmp_path):
 def test_a_frame_of_zeros_ends_an_utterance_and_nothing_else_does(brief):
     places, plain = 12, {"temperature": 1.0, "top_k": 0}
     runs = {
-        s: brief(PROMPTS, sampler=s, num_samples=3, seed=5, law=plain)
+        s: brief(PROMPTS, sampler=s, num_samples=3, seed=5, sampling=plain)
         for s in ("autoregressive", "speculative_jacobi")
     }
     out = runs["autoregressive"]
@@ -318,7 +318,7 @@ def test_the_end_changes_nothing_before_it(brief, monkeypatch):
             sampler="autoregressive",
             num_samples=2,
             seed=5,
-            law={"temperature": 1.0, "top_k": 0},
+            sampling={"temperature": 1.0, "top_k": 0},
         ).tokens
 
     want = draw()
@@ -384,17 +384,17 @@ def test_prompts_say_who_speaks(pipe, folder):
 
 
 def test_an_utterance_is_continued(pipe):
-    law = {"temperature": 1.0}
+    sampling = {"temperature": 1.0}
     start = (0.3 * np.random.default_rng(0).standard_normal(3 * FRAME + 7)).astype(np.float32)
     out = {
-        s: ours(pipe, PROMPTS[:2], s, law, prefix=start)
+        s: ours(pipe, PROMPTS[:2], s, sampling, prefix=start)
         for s in ("autoregressive", "speculative_jacobi")
     }
     frontend = pipe.bound(pipe.model)[2]
     codes = frontend.encode(frontend.preprocess(start[: 3 * FRAME])[None])[0]
     assert torch.equal(out["autoregressive"][:, :3], codes.T.expand(2, -1, -1))
     assert torch.equal(out["autoregressive"], out["speculative_jacobi"])
-    assert not torch.equal(out["autoregressive"], ours(pipe, PROMPTS[:2], "autoregressive", law))
+    assert not torch.equal(out["autoregressive"], ours(pipe, PROMPTS[:2], "autoregressive", sampling))
     for bad in (
         start[:10],
         start[None],
@@ -446,7 +446,7 @@ def test_what_does_not_fit_is_refused(folder, tmp_path):
 
 
 def test_what_is_streamed_is_what_a_call_gives(pipe):
-    said = dict(num_samples=2, seed=1, sampler="speculative_jacobi", law={"temperature": 1.0})
+    said = dict(num_samples=2, seed=1, sampler="speculative_jacobi", sampling={"temperature": 1.0})
     parts = {}
     for chunk in pipe.stream(PROMPTS[1], **said):
         parts.setdefault(chunk.item.index, []).append(chunk.media)
@@ -458,7 +458,7 @@ def test_what_is_streamed_is_what_a_call_gives(pipe):
 
 def test_rows_that_end_are_streamed_as_far_as_they_go(brief):
     said = dict(
-        num_samples=3, seed=5, sampler="speculative_jacobi", law={"temperature": 1.0, "top_k": 0}
+        num_samples=3, seed=5, sampler="speculative_jacobi", sampling={"temperature": 1.0, "top_k": 0}
     )
     parts = {}
     for chunk in brief.stream(PROMPTS, **said):

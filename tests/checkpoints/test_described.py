@@ -27,7 +27,7 @@ IMAGE = {
     "mask_token_id": 8,
     "condition": {"classes": {"start": 41, "size": 5}, "unconditional": 46},
     "frontend": {"folder": "vq", "tokenizer": "vq"},
-    "law": {"guidance_scale": 1.5},
+    "sampling": {"guidance_scale": 1.5},
 }
 CAUSAL = IMAGE | {
     "protocol": "causal",
@@ -179,7 +179,7 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(folders
     assert (
         out.tokens.shape == (3, 12)
         and int(out.tokens.max()) < CODES
-        and out.law.guidance_scale == 1.5
+        and out.sampling.guidance_scale == 1.5
     )
     assert [m.size for m in out.media] == [(8, 6)] * 3
     alone = pipe("0", sampler=sampler, seed=3)
@@ -190,7 +190,7 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(folders
 
 def test_causal_tokens_are_those_of_generating_one_by_one(folders):
     pipe, model = load(folders["causal"]), network("causal").double()
-    out = pipe("4", sampler="autoregressive", law={"guidance_scale": 1.0, "temperature": 0.0})
+    out = pipe("4", sampler="autoregressive", sampling={"guidance_scale": 1.0, "temperature": 0.0})
     row = [45, 1, 2]
     for _ in range(12):
         row.append(
@@ -210,9 +210,9 @@ def test_clips_without_a_condition(folders, name, sampler):
     with pytest.raises(GenError, match="takes no condition"):
         pipe("a cat", sampler=sampler)
     with pytest.raises(
-        GenError, match="no id that stands for no condition; expected law.guidance_scale 1"
+        GenError, match="no id that stands for no condition; expected sampling.guidance_scale 1"
     ):
-        pipe("", sampler=sampler, law={"guidance_scale": 2.0})
+        pipe("", sampler=sampler, sampling={"guidance_scale": 2.0})
     if name == "clips":
         chunks = list(pipe.stream("", sampler=sampler))
         assert len(chunks) == 2 and np.array_equal(
@@ -275,8 +275,8 @@ def test_the_family_is_recognised_by_its_file(folders, tmp_path):
         ({"frontend": {"folder": "vqq", "tokenizer": "vq"}}, "folder 'vqq', which is not there"),
         ({"frontend": {"folder": "vq"}}, "lacks tokenizer"),
         ({"frontend": {"folder": "vq", "tokenizer": "vqq"}}, "Did you mean 'vq'"),
-        ({"law": {"guidance": 2.0}}, "Did you mean 'guidance_scale'"),
-        ({"law": {"top_k": -1}}, "law.top_k is -1"),
+        ({"sampling": {"guidance": 2.0}}, "Did you mean 'guidance_scale'"),
+        ({"sampling": {"top_k": -1}}, "sampling.top_k is -1"),
         ({"fps": 8}, "nothing for images"),
         ({"grid": [6, 4]}, "have 25 places.*at most 20"),
         ({"begin": "x"}, "a list of integers"),

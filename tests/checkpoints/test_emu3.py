@@ -183,7 +183,7 @@ def test_greedy_tokens_equal_generate_alone_and_in_a_padded_batch(
     pipes, theirs, modality, guidance
 ):
     pipe = pipes[modality]
-    own, space, law = (
+    own, space, sampling = (
         checkpoint(pipe),
         pipe.bound(pipe.model)[1].space,
         {**GREEDY, "guidance_scale": guidance},
@@ -191,13 +191,13 @@ def test_greedy_tokens_equal_generate_alone_and_in_a_padded_batch(
     for prompts in (PROMPTS[:1], PROMPTS):
         wanted = generated(theirs, own, space, prompts, guidance)
         for sampler in ("autoregressive", "speculative_jacobi"):
-            assert torch.equal(pipe(prompts, sampler=sampler, law=law, seed=3).tokens, wanted)
+            assert torch.equal(pipe(prompts, sampler=sampler, sampling=sampling, seed=3).tokens, wanted)
     assert len({tuple(row.tolist()) for row in wanted}) == len(
         PROMPTS
     )  # control: another prompt, other tokens
-    other = {**law, "guidance_scale": 4 - guidance}
+    other = {**sampling, "guidance_scale": 4 - guidance}
     assert not torch.equal(
-        pipe(PROMPTS, sampler="autoregressive", law=other).tokens, wanted
+        pipe(PROMPTS, sampler="autoregressive", sampling=other).tokens, wanted
     )  # and another scale
 
 
@@ -207,7 +207,7 @@ def test_samplers_make_media_of_the_asked_size(pipes, modality, sampler, tmp_pat
     out = pipes[modality](PROMPTS[:2], sampler=sampler, seed=1)
     size, space = SIZE[modality], pipes[modality].bound(pipes[modality].model)[1].space
     assert bool(space.legal.expand(2, -1, -1).gather(2, out.tokens[..., None]).all())
-    assert out.law.guidance_scale == 3 and out.law.top_k == 2048
+    assert out.sampling.guidance_scale == 3 and out.sampling.top_k == 2048
     for medium in out.media:
         assert np.asarray(medium).shape == (
             *((size["frames"],) if modality == "video" else ()),

@@ -244,7 +244,7 @@ def test_guidance_compares_with_a_canvas_behind_one_empty_place(pipes):
     assert pipe.bound(pipe.model)[1].unconditional == [MASK]
 
     def run(scale):
-        return pipe(PROMPTS, sampler="fast_dllm", law={"guidance_scale": scale}).tokens
+        return pipe(PROMPTS, sampler="fast_dllm", sampling={"guidance_scale": scale}).tokens
 
     assert torch.equal(run(1.0), pipe(PROMPTS, sampler="fast_dllm").tokens) and not torch.equal(
         run(1.0), run(3.0)
@@ -304,14 +304,14 @@ def test_tokenizers_of_qwen2_files_are_read(folders, tmp_path):
 @pytest.mark.parametrize("name", ["llada-gqa", "dream"])
 def test_a_device_map_changes_nothing(folders, name):
     ids = sequences(VOCAB)
-    laws = [
+    distributions = [
         gen.load("text", model=folders[name], max_new_tokens=PLACES, **more)
         .bound(str(folders[name]))[0]
         .adapter("masked")
         .forward(ids, PLACES)
         for more in ({}, {"device_map": {"": "cpu"}})
     ]
-    assert torch.equal(*laws)
+    assert torch.equal(*distributions)
 
 
 def test_code_of_the_folder_does_not_run(pipes, folders):

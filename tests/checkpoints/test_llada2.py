@@ -120,10 +120,10 @@ def plain(c, w, ids, wrong=""):
         )
         q, k = turned(q, c["rope_theta"], channels), turned(k, c["rope_theta"], channels)
         k, v = (t.repeat_interleave(heads // kv, 1) for t in (k, v))
-        law = (q @ k.mT / size**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        sampling = (q @ k.mT / size**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
         x = (
             x
-            + (law @ v).transpose(1, 2).reshape(b, length, -1) @ w[f"{at}.attention.dense.weight"].T
+            + (sampling @ v).transpose(1, 2).reshape(b, length, -1) @ w[f"{at}.attention.dense.weight"].T
         )
         h = norm(x, w[f"{at}.post_attention_layernorm.weight"], eps)
         if n < c["first_k_dense_replace"]:

@@ -320,11 +320,11 @@ def text_folder(tmp_path_factory):
 def test_greedy_pictures_are_those_of_a_plain_loop_alone_and_in_a_batch(folder, sampler, scale):
     pipe = gen.load("image", model=folder, **OPTIONS)
     prompts = {"3": 3, "class 7": 7, "0": 0, "Class 9": 9}
-    out = pipe(list(prompts), sampler=sampler, law={**GREEDY, "guidance_scale": scale})
+    out = pipe(list(prompts), sampler=sampler, sampling={**GREEDY, "guidance_scale": scale})
     want = [greedy_class(n, scale) for n in prompts.values()]
     assert out.tokens.tolist() == want and len({tuple(t) for t in want}) == 4
     assert (
-        pipe(["class 7"], sampler=sampler, law={**GREEDY, "guidance_scale": scale}).tokens.tolist()
+        pipe(["class 7"], sampler=sampler, sampling={**GREEDY, "guidance_scale": scale}).tokens.tolist()
         == want[1:2]
     )
     assert [m.size for m in out.media] == [(COLUMNS * STRIDE, ROWS * STRIDE)] * 4
@@ -362,10 +362,10 @@ def test_greedy_pictures_of_captions_are_those_of_a_plain_loop(text_folder):
         (3.0, "autoregressive"),
         (3.0, "speculative_jacobi"),
     ):
-        law = {**GREEDY, "guidance_scale": scale}
+        sampling = {**GREEDY, "guidance_scale": scale}
         want = [greedy(w, f, scale) for f in features]
-        assert pipe(prompts, sampler=sampler, law=law).tokens.tolist() == want
-        assert pipe(prompts[1:2], sampler=sampler, law=law).tokens.tolist() == want[1:2]
+        assert pipe(prompts, sampler=sampler, sampling=sampling).tokens.tolist() == want
+        assert pipe(prompts[1:2], sampler=sampler, sampling=sampling).tokens.tolist() == want[1:2]
     assert [greedy(w, f, 3.0, "all of nothing seen") for f in features] != want  # control
     assert [greedy(w, f, 3.0, "padding seen") for f in features] != want  # control
 
@@ -374,8 +374,8 @@ def test_guided_laws_of_captions_equal_the_plain_ones(text_folder):
     """Rows leave the batch, and what they hide leaves with them."""
     pipe, w = gen.load("image", model=text_folder, **OPTIONS), ar_weights(text=True)
     prompts = ["w1 w2 w3", "w40", "w9 w8 w7 w6 w5 w4 w3 w2 w1"]
-    sampler, law = pipe.resolve("autoregressive", {"guidance_scale": 3.0})
-    target = pipe.target(sampler, law, pipe.plan(prompts))
+    sampler, sampling = pipe.resolve("autoregressive", {"guidance_scale": 3.0})
+    target = pipe.target(sampler, sampling, pipe.plan(prompts))
     at = torch.zeros(3, 1, dtype=torch.long)
     target.predict(at, at)
     target.keep(torch.tensor([False, True, True]))
@@ -385,14 +385,14 @@ def test_guided_laws_of_captions_equal_the_plain_ones(text_folder):
             w, features_as_published(text_folder / "flan-t5-xl", prompt)
         )
 
-        def law_of(hidden):
+        def sampling_of(hidden):
             return torch.lerp(
                 plain(w, condition_of(w, None)[0], hidden, [code])[-1],
                 plain(w, condition, padding, [code])[-1],
                 3.0,
             ).log_softmax(-1)
 
-        assert (ours[row, 0] - law_of(padding)).abs().max() < EXACT
+        assert (ours[row, 0] - sampling_of(padding)).abs().max() < EXACT
     condition, padding = condition_of(
         w, features_as_published(text_folder / "flan-t5-xl", prompts[1])
     )
@@ -411,7 +411,7 @@ def test_samplers_make_pictures_of_the_size_asked_for(folder, sampler):
     assert [m.size for m in out.media] == [
         (COLUMNS * STRIDE, ROWS * STRIDE)
     ] * 2 and out.tokens.shape == (2, ROWS * COLUMNS)
-    assert (out.law.guidance_scale, out.law.top_k) == (4.0, 2000)
+    assert (out.sampling.guidance_scale, out.sampling.top_k) == (4.0, 2000)
     same = torch.equal(out.tokens, pipe(["1", "2"], sampler="autoregressive", seed=3).tokens)
     assert same or out.exactness != "sample"
 

@@ -30,9 +30,9 @@ import gen
 from gen.contracts.checkpoint import Files
 from gen.core.errors import GenError
 from gen.core.rng import CounterDraws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.modalities.checkpoints.mar import MARPictures
-from gen.models.adapters.denoising_path import HeadLaw, log_density, noise_size, walk
+from gen.models.adapters.denoising_path import HeadDistribution, log_density, noise_size, walk
 from gen.models.load.weights import fill, without_storage
 from gen.models.nets.mar_head import spaced
 from gen.models.published.mar import MAR, MARConfig
@@ -275,12 +275,12 @@ def test_guidance_acts_on_the_noise_and_the_variance_is_the_conditional_halfs(mo
         torch.randn(5, CHANNELS, generator=random).double(),
         torch.randn(5, 2, 33, generator=random).double(),
     )
-    law = Law(guidance_scale=3.0, temperature=0.7)
+    sampling = SamplingParams(guidance_scale=3.0, temperature=0.7)
     z[..., -1] = torch.tensor([0.25, 0.5, 1.0, 0.0, 0.75])[:, None]
     with_it, without = (plain_head(w, x, head_time(1), z[:, half, :-1]) for half in (0, 1))
     scale = 1 + 2 * z[:, 0, -1:]
     noise = without[:, :CHANNELS] + scale * (with_it - without)[:, :CHANNELS]
-    mean, log_sigma = HeadLaw(model.head, law).transition(x, 1, z)
+    mean, log_sigma = HeadDistribution(model.head, sampling).transition(x, 1, z)
 
     def expected(noise, place):
         found = plain_posterior(x.numpy(), noise.numpy(), place.numpy(), STEPS - 2, STEPS)
@@ -307,15 +307,15 @@ def head_time(k):
 
 def test_a_path_has_a_density_that_is_its_noises(model):
     random = numbers(7)
-    law, z = HeadLaw(model.head, Law()), torch.randn(3, 1, 33, generator=random).double()
-    noise = torch.randn(3, noise_size(law), generator=random).double()
-    path = walk(law, z, noise)
+    sampling, z = HeadDistribution(model.head, SamplingParams()), torch.randn(3, 1, 33, generator=random).double()
+    noise = torch.randn(3, noise_size(sampling), generator=random).double()
+    path = walk(sampling, z, noise)
     total = -0.5 * noise.square().sum(1) - 0.5 * noise.shape[1] * math.log(2 * math.pi)
     for k in range(STEPS):
-        total = total - law.transition(path[:, k], k, z)[1].sum(1)
+        total = total - sampling.transition(path[:, k], k, z)[1].sum(1)
     assert (
-        far(log_density(law, path, z), total) < 1e-6
-        and far(log_density(law, path, z.flip(0)), total) > 1
+        far(log_density(sampling, path, z), total) < 1e-6
+        and far(log_density(sampling, path, z.flip(0)), total) > 1
     )
 
 
@@ -338,7 +338,7 @@ def test_pictures_come_out_of_the_folder_by_every_sampler_for_masked_latents(pip
 def test_what_is_made_is_the_published_loop_with_the_same_noise(pipe, w):
     """One place per step in raster order, linear guidance, temperature: trunk, head and chain
     written out over the published keys."""
-    law, kept = {"guidance_scale": 3.0, "temperature": 0.9}, {}
+    sampling, kept = {"guidance_scale": 3.0, "temperature": 0.9}, {}
     out = pipe(
         "class 4",
         sampler={
@@ -347,7 +347,7 @@ def test_what_is_made_is_the_published_loop_with_the_same_noise(pipe, w):
             "schedule": "linear",
             "steps": PLACES,
         },
-        law=law,
+        sampling=sampling,
         seed=5,
     )
     size = (STEPS + 1) * CHANNELS
@@ -377,7 +377,7 @@ def test_what_is_made_is_the_published_loop_with_the_same_noise(pipe, w):
 def test_an_item_is_the_same_alone_and_in_a_batch(pipe):
     prompts = ["1", "2", "class 1"]
     together = pipe(prompts, sampler={"name": "mar", "steps": 4}, seed=2)
-    assert together.law.guidance_scale == 2.9
+    assert together.sampling.guidance_scale == 2.9
     for item, tokens in zip(together.items, together.tokens, strict=True):
         alone = pipe(item.prompt, sampler={"name": "mar", "steps": 4}, seed=item.seed).tokens[0]
         assert far(alone, tokens) < 1e-10 * float(tokens.abs().max())

@@ -141,8 +141,8 @@ def theirs(music, prompts, scale):
     return found[0]
 
 
-def ours(pipe, prompts, sampler, law):
-    out = pipe(prompts, sampler=sampler, law=law)
+def ours(pipe, prompts, sampler, sampling):
+    out = pipe(prompts, sampler=sampler, sampling=sampling)
     return pipe.modality.to_codes(out.tokens, None)
 
 
@@ -151,11 +151,11 @@ def ours(pipe, prompts, sampler, law):
 def test_greedy_codes_are_those_of_their_own_loop(prompts, scale, pipe, music):
     want = theirs(music, prompts, scale)
     assert want.shape == (len(prompts), Q, T) and len(want.unique()) > 8
-    law = {"temperature": 0.0, "guidance_scale": scale}
+    sampling = {"temperature": 0.0, "guidance_scale": scale}
     for sampler in ("autoregressive", "speculative_jacobi"):
-        assert torch.equal(ours(pipe, prompts, sampler, law), want)
+        assert torch.equal(ours(pipe, prompts, sampler, sampling), want)
     assert not torch.equal(
-        ours(pipe, prompts[::-1] if len(prompts) > 1 else PROMPTS[1:2], "autoregressive", law), want
+        ours(pipe, prompts[::-1] if len(prompts) > 1 else PROMPTS[1:2], "autoregressive", sampling), want
     )  # control
 
 
@@ -221,16 +221,16 @@ def test_logits_equal_those_of_the_class(cut, music, monkeypatch):
 
 
 def test_the_decoder_runs_once_per_step_and_not_once_per_code(pipe):
-    sampler, law = pipe.resolve("autoregressive", GREEDY)
+    sampler, sampling = pipe.resolve("autoregressive", GREEDY)
     items = pipe.plan(PROMPTS)
-    target = pipe.target(sampler, law, items)
+    target = pipe.target(sampler, sampling, items)
     out = sampler(target, CounterDraws([pipe.draw_key(i) for i in items]))
     steps = T + Q - 1
     assert target.model.calls == steps and out.tokens.shape[1] == steps * Q
     assert [s.nfe for s in out.stats] == [steps] * len(
         items
     )  # what is reported is what the network did
-    again = pipe.target(sampler, law, items)
+    again = pipe.target(sampler, sampling, items)
     for place in range(Q):  # one step's places: the first asks for it, the others find it
         again.predict(out.tokens[:, max(0, place - 1)][:, None], torch.full((len(items), 1), place))
         assert again.model.calls == 1 and bool(again.cache.ran.all()) == (place == 0)
@@ -239,21 +239,21 @@ def test_the_decoder_runs_once_per_step_and_not_once_per_code(pipe):
 @pytest.mark.parametrize("window", [5, 16])
 def test_a_draft_that_was_another_one_is_forgotten(window, pipe, monkeypatch):
     sampler = {"name": "speculative_jacobi", "window": window}
-    law = {"temperature": 1.0, "guidance_scale": 2.0}
-    want = ours(pipe, PROMPTS, "autoregressive", law)
-    assert torch.equal(ours(pipe, PROMPTS, sampler, law), want)
+    sampling = {"temperature": 1.0, "guidance_scale": 2.0}
+    want = ours(pipe, PROMPTS, "autoregressive", sampling)
+    assert torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)
     monkeypatch.setattr(
         FrameLM, "_forget", lambda self, place, cache: None
     )  # control: states of other drafts stay
-    assert torch.equal(ours(pipe, PROMPTS, "autoregressive", law), want)
-    assert not torch.equal(ours(pipe, PROMPTS, sampler, law), want)
+    assert torch.equal(ours(pipe, PROMPTS, "autoregressive", sampling), want)
+    assert not torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)
 
 
 def test_rows_that_leave_the_batch_do_not_touch_the_others(pipe):
-    law = {"temperature": 1.0, "guidance_scale": 2.0}
-    whole = ours(pipe, PROMPTS, "speculative_jacobi", law)
+    sampling = {"temperature": 1.0, "guidance_scale": 2.0}
+    whole = ours(pipe, PROMPTS, "speculative_jacobi", sampling)
     for row, prompt in enumerate(PROMPTS):
-        assert torch.equal(ours(pipe, [prompt], "speculative_jacobi", law)[0], whole[row])
+        assert torch.equal(ours(pipe, [prompt], "speculative_jacobi", sampling)[0], whole[row])
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_samplers_write_waves(sampler, pipe, folder, tmp_path):
     spec = {"name": sampler, "draft_model": str(folder)} if sampler == "speculative" else sampler
     out = pipe(PROMPTS[:2], sampler=spec, seed=1)
     assert (
-        out.law.guidance_scale == 2.5 and out.law.top_k == 250
+        out.sampling.guidance_scale == 2.5 and out.sampling.top_k == 250
     )  # what the folder says, and the paper
     out.save(tmp_path / "job")
     files = sorted((tmp_path / "job").glob("*.wav"))
@@ -358,8 +358,8 @@ def test_a_codec_with_fewer_codebooks_is_refused(tmp_path):
 def test_the_unconditional_half_of_guidance_is_their_null_input(pipe, music):
     space = music.binding.space
     rows = torch.tensor([music.binding.unconditional, music.binding.prompt(PROMPTS[0])])
-    _sampler, law = pipe.resolve("autoregressive", {"guidance_scale": 1.0})
-    target = CausalTarget(music.adapter("causal"), rows, space, law)
+    _sampler, sampling = pipe.resolve("autoregressive", {"guidance_scale": 1.0})
+    target = CausalTarget(music.adapter("causal"), rows, space, sampling)
     logp, _ = target.predict(
         torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long)
     )

@@ -28,7 +28,7 @@ RING = "a small blue ring in the centre"
 
 
 class Toy:
-    name, extension, media_kind, default_law = "toy", "txt", "data", {"top_k": 7}
+    name, extension, media_kind, default_sampling = "toy", "txt", "data", {"top_k": 7}
 
     def condition(self, prompt):
         if "!" in prompt:
@@ -70,9 +70,9 @@ class Pipe:
         return "toy-model"
 
     def generate(
-        self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
     ):
-        self.seen.append((sampler, law))
+        self.seen.append((sampler, sampling))
         if Pipe.error is not None:
             raise Pipe.error
         nfe = 12 if sampler["name"] == "autoregressive" else 3
@@ -139,7 +139,7 @@ def refused(capsys, *argv: str) -> str:
         (["sample", "toy", "x", "--num-samples", "0"], "num_samples is 0"),
         (["sample", "toy", "x", "--sampler", "sjdd"], "Did you mean 'sjd'"),
         (["sample", "toy", "x", "--set", "sampler.windw=3"], "Did you mean 'window'"),
-        (["sample", "toy", "x", "--temperature", "-1"], "law.temperature"),
+        (["sample", "toy", "x", "--temperature", "-1"], "sampling.temperature"),
         (["sample", "toy", "x", "--source", "absent.png"], "absent.png"),
         (["run", "image/sjdd"], "Did you mean 'image/sjd'"),
         (["run", "image/sjd", "sede=3"], "Did you mean 'seed'"),
@@ -251,8 +251,8 @@ def test_sample_writes_a_folder_and_says_where(capsys):
         f"gallery: {folder}/index.html",
     ]
     assert [r["seed"] for r in read_rows(folder)] == [5, 6] and "2/2 items" in err
-    sampler, law = Pipe.seen[0]
-    assert (sampler["name"], sampler["window"], law["temperature"], law["top_k"]) == (
+    sampler, sampling = Pipe.seen[0]
+    assert (sampler["name"], sampler["window"], sampling["temperature"], sampling["top_k"]) == (
         "speculative_jacobi",
         8,
         0.5,
@@ -270,7 +270,7 @@ def test_flags_of_the_model_reach_the_pipeline(capsys):
 
 
 def test_the_law_of_a_preset_stands_over_the_modalitys(capsys, monkeypatch):
-    monkeypatch.setattr(Toy, "default_law", {"temperature": 0.9, "top_k": 7})
+    monkeypatch.setattr(Toy, "default_sampling", {"temperature": 0.9, "top_k": 7})
     assert gen(capsys, "sample", "toy", "x", "--sampler", "jacobi")[0] == 0
     assert Pipe.seen[0][1]["temperature"] == 0 and Pipe.seen[0][1]["top_k"] == 7
 

@@ -46,7 +46,7 @@ def write(path: Path, tree: dict) -> Path:
     "override, nearest",
     [
         ("sede=7", "seed"),
-        ("law.temperatur=1", "temperature"),
+        ("sampling.temperatur=1", "temperature"),
         ("sampler.windw=8", "window"),
         ("sampler=sjdd", "sjd"),
         ("modality=imag", "image"),
@@ -63,7 +63,7 @@ def test_a_typo_in_an_override_names_the_override_and_the_nearest_name(override,
     [
         ({"promts": [RING]}, "promts", "prompts"),
         ({"sampler": {"name": "sjd", "windw": 8}}, "windw", "window"),
-        ({"law": {"top_kk": 3}}, "top_kk", "top_k"),
+        ({"sampling": {"top_kk": 3}}, "top_kk", "top_k"),
         ({"jobs": [{"sampler": "sjd"}, {"smapler": "sjd"}]}, "smapler", "sampler"),
     ],
 )
@@ -88,8 +88,8 @@ def test_a_typo_in_a_file_names_the_file_and_the_nearest_name(tmp_path, tree, ty
         f"seed={2**62}",
         "batch_size=0",
         "trace=-1",
-        "law.temperature=-1",
-        "law.top_p=0",
+        "sampling.temperature=-1",
+        "sampling.top_p=0",
         "sampler.window=0",
         "sampler.coupling=freshh",
         "prompts=[]",
@@ -106,7 +106,7 @@ def test_a_typo_in_a_file_names_the_file_and_the_nearest_name(tmp_path, tree, ty
         "sampler=3",
         "law=3",
         "seed.x=1",
-        "law.top_k.x=1",
+        "sampling.top_k.x=1",
         "jobs.0.seed=1",
         "seed",
         "=3",
@@ -127,8 +127,8 @@ def test_the_same_keys_with_right_values_pass():  # the negative control of the 
         "seed=0",
         "batch_size=1",
         "trace=0",
-        "law.temperature=0.5",
-        "law.top_p=1",
+        "sampling.temperature=0.5",
+        "sampling.top_p=1",
         "sampler.window=1",
         "sampler.coupling=maximal",
         "device=cpu",
@@ -137,7 +137,7 @@ def test_the_same_keys_with_right_values_pass():  # the negative control of the 
         "model=here",
         "out=there",
     ).entries[0]
-    assert (made.num_samples, made.sampler["window"], made.law["temperature"], made.model) == (
+    assert (made.num_samples, made.sampler["window"], made.sampling["temperature"], made.model) == (
         2,
         1,
         0.5,
@@ -202,10 +202,10 @@ def test_a_sampler_by_name_replaces_the_node_and_a_knob_extends_it():
 
 
 def test_entries_inherit_and_overrides_win_over_both():
-    jobs = [{"sampler": "autoregressive", "law": {"top_k": 5}}, {"seed": 3, "num_samples": 2}]
-    first, second = job(law={"top_k": 9, "temperature": 0.7}, seed=1, jobs=jobs).entries
-    assert (first.seed, first.law["top_k"], first.law["temperature"]) == (1, 5, 0.7)
-    assert (second.seed, second.law["top_k"], second.sampler["name"]) == (3, 9, "sjd")
+    jobs = [{"sampler": "autoregressive", "sampling": {"top_k": 5}}, {"seed": 3, "num_samples": 2}]
+    first, second = job(sampling={"top_k": 9, "temperature": 0.7}, seed=1, jobs=jobs).entries
+    assert (first.seed, first.sampling["top_k"], first.sampling["temperature"]) == (1, 5, 0.7)
+    assert (second.seed, second.sampling["top_k"], second.sampler["name"]) == (3, 9, "sjd")
     assert [e.seed for e in job("seed=8", seed=1, jobs=jobs).entries] == [8, 8]
     assert [e.seed for e in job("jobs.1.seed=8", seed=1, jobs=jobs).entries] == [1, 8]
 
@@ -307,7 +307,7 @@ def test_resolved_yaml_loads_to_the_same_job(tmp_path):
         {
             **BASE,
             "prompts": TRICKY,
-            "law": {"min_p": 0.05},
+            "sampling": {"min_p": 0.05},
             "jobs": [{"sampler": "sjd"}, {"sampler": "maskgit", "prompts": [RING]}],
         },
         where="test",
@@ -333,8 +333,8 @@ def test_resolved_yaml_loads_to_the_same_job(tmp_path):
         "trace=4",
         "name=n",
         "sampler.window=16",
-        "law.top_k=0",
-        "law.guidance_scale=1.0",
+        "sampling.top_k=0",
+        "sampling.guidance_scale=1.0",
     ],
 )
 def test_the_fingerprint_ignores_where_and_in_which_batches_and_what_is_default_anyway(override):
@@ -350,7 +350,7 @@ def test_the_fingerprint_ignores_where_and_in_which_batches_and_what_is_default_
         "model=m",
         "sampler.window=15",
         "sampler=scd_mc",
-        "law.top_k=3",
+        "sampling.top_k=3",
         "prompts=[a red circle]",
     ],
 )

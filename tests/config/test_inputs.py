@@ -26,11 +26,11 @@ ROWS = [
         "seed": 5,
         "num_samples": 2,
         "sampler": {"window": 8},
-        "law": {"guidance_scale": 2.0},
+        "sampling": {"guidance_scale": 2.0},
     },
     {
         "prompt": "a \u2028 green \u2603",
-        "law": {"top_k": 3, "temperature": 1e-4},
+        "sampling": {"top_k": 3, "temperature": 1e-4},
         "meta": {"kind": "x", "no": "12"},
         "frames": 4,
     },
@@ -134,7 +134,7 @@ def test_plain_prompts_are_the_same_as_text_list_iterable_and_jsonl(tmp_path):
         (1, "id", "7"),
         (1, "seed", 6),
         (1, "num_samples", 1),
-        (2, "law", {}),
+        (2, "sampling", {}),
         (1, "sampler", {"window": 9}),
         (2, "meta", {"kind": "y"}),
         (2, "frames", 5),
@@ -211,8 +211,8 @@ WRONG = [
     ('{"prompt": "a", "meta": 3}', "meta is 3"),
     ('{"prompt": "a", "sampler": "sjd"}', "sampler is 'sjd'"),
     ('{"prompt": "a", "sampler": {"name": "sjd"}}', "sampler.name is given"),
-    ('{"prompt": "a", "law.top_kk": 1}', "Did you mean 'top_k'?"),
-    ('{"prompt": "a", "law.top_k": 1, "law": {"top_k": 1}}', "law.top_k is given twice"),
+    ('{"prompt": "a", "sampling.top_kk": 1}', "Did you mean 'top_k'?"),
+    ('{"prompt": "a", "sampling.top_k": 1, "sampling": {"top_k": 1}}', "sampling.top_k is given twice"),
     ('{"prompt": "a", "source": 3}', "source is 3"),
     ('{"prompt": "a", "sampler.": 1}', "unknown key"),
     ("[" * 5000, "no JSON"),
@@ -221,7 +221,7 @@ WRONG = [
 OF_AN_ENTRY = [
     ('{"prompt": "a", "sampler.windw": 8}', "Did you mean 'window'?"),
     ('{"prompt": "a", "sampler.window": 0}', "window is 0"),
-    ('{"prompt": "a", "law.top_p": 2}', "law.top_p is 2"),
+    ('{"prompt": "a", "sampling.top_p": 2}', "sampling.top_p is 2"),
     ('{"prompt": "a", "source": "absent.png"}', "source is no file"),
     ('{"prompt": "a", "prefix": "absent.png"}', "prefix is no file"),
     ('{"prompt": "a", "span": "1:2"}', "span came"),
@@ -325,7 +325,7 @@ def test_cells_are_read_as_yaml_only_where_they_are_knobs(tmp_path):
     "name, text, words",
     [
         ("a.csv", "prompt,sede\na,1\n", "Did you mean 'seed'?"),
-        ("a.csv", "prompt,law.top_kk\na,1\n", "Did you mean 'top_k'?"),
+        ("a.csv", "prompt,sampling.top_kk\na,1\n", "Did you mean 'top_k'?"),
         ("a.csv", "seed\n1\n", "no column 'prompt'"),
         ("a.csv", "prompt,prompt\na,b\n", "comes twice"),
         ("a.csv", "", "at least one prompt"),
@@ -406,7 +406,7 @@ def test_thousands_of_rows_are_read_quickly_and_counted_once(tmp_path, monkeypat
     path = jsonl(
         tmp_path / "a.jsonl",
         [
-            {"prompt": f"a red circle {i}", "seed": i, "law.guidance_scale": 1 + i % 4}
+            {"prompt": f"a red circle {i}", "seed": i, "sampling.guidance_scale": 1 + i % 4}
             for i in range(3_000)
         ],
     )

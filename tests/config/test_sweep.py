@@ -27,8 +27,8 @@ def refusal(*overrides, **keys) -> str:
 
 
 def test_a_sweep_is_a_grid_in_the_order_written_and_its_labels_tell_the_entries_apart():
-    made = job(sweep={"sampler.window": [8, 16], "law.temperature": [1.0, 0.5, 0.0]})
-    assert [(e.sampler["window"], e.law["temperature"]) for e in made.entries] == [
+    made = job(sweep={"sampler.window": [8, 16], "sampling.temperature": [1.0, 0.5, 0.0]})
+    assert [(e.sampler["window"], e.sampling["temperature"]) for e in made.entries] == [
         (8, 1),
         (8, 0.5),
         (8, 0),
@@ -37,7 +37,7 @@ def test_a_sweep_is_a_grid_in_the_order_written_and_its_labels_tell_the_entries_
         (16, 0),
     ]
     assert made.labels()[1] == "sjd window=8 temperature=0.5" and len(set(made.labels())) == 6
-    turned = job(sweep={"law.temperature": [1.0, 0.5, 0.0], "sampler.window": [8, 16]})
+    turned = job(sweep={"sampling.temperature": [1.0, 0.5, 0.0], "sampler.window": [8, 16]})
     assert turned.labels() != made.labels() and sorted(turned.labels()) == sorted(made.labels())
 
 
@@ -51,7 +51,7 @@ def test_a_sweep_is_a_grid_in_the_order_written_and_its_labels_tell_the_entries_
         ("frames", [4, None], lambda e: e.frames),
         ("prompts", [["a", "b"], ["c"]], lambda e: e.prompts),
         ("prompts", ["a", "b"], lambda e: e.prompts[0]),
-        ("law", [{"top_k": 3}, {"top_k": 4}], lambda e: {"top_k": e.law["top_k"]}),
+        ("sampling", [{"top_k": 3}, {"top_k": 4}], lambda e: {"top_k": e.sampling["top_k"]}),
     ],
 )
 def test_any_key_of_an_entry_can_be_swept(key, values, read):
@@ -92,8 +92,8 @@ def test_entries_of_jobs_sweep_for_themselves_and_inherit_a_sweep_they_do_not_re
 
 
 def test_a_sweep_wins_over_its_entry_and_overrides_reach_every_combination():
-    made = job("num_samples=3", "law.top_k=5", seed=9, sweep={"seed": [1, 2]})
-    assert [(e.seed, e.num_samples, e.law["top_k"]) for e in made.entries] == [(1, 3, 5), (2, 3, 5)]
+    made = job("num_samples=3", "sampling.top_k=5", seed=9, sweep={"seed": [1, 2]})
+    assert [(e.seed, e.num_samples, e.sampling["top_k"]) for e in made.entries] == [(1, 3, 5), (2, 3, 5)]
     assert [
         e.seed
         for e in job(
@@ -131,7 +131,7 @@ def test_a_sweep_can_be_said_on_the_command_line():
     [
         ({"sed": [1]}, "Did you mean 'seed'?"),
         ({"sampler.windw": [1]}, "Did you mean 'window'?"),
-        ({"law.temperatur": [1]}, "Did you mean 'temperature'?"),
+        ({"sampling.temperatur": [1]}, "Did you mean 'temperature'?"),
         ({"smapler.window": [1]}, "unknown key of sweep 'smapler.window'"),
         ({"seed.x": [1]}, "unknown key of sweep"),
         ({"workers": [1, 2]}, "unknown key of sweep"),
@@ -166,7 +166,7 @@ def test_a_thousand_entries_are_checked_named_and_counted_in_near_linear_time():
     seconds = {}
     for n in (10, 100):
         start = time.perf_counter()
-        made = job(sweep={"seed": list(range(10)), "law.top_k": list(range(1, n + 1))})
+        made = job(sweep={"seed": list(range(10)), "sampling.top_k": list(range(1, n + 1))})
         assert len(set(made.labels())) == 10 * n and len(fingerprint(made)) == 64
         seconds[n] = time.perf_counter() - start
     assert seconds[100] < 4  # 0.4 s on one idle core

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from contract_specs import NAMES, SPECS, STOPS, law_for
+from contract_specs import NAMES, SPECS, STOPS, sampling_for
 from tabular import TabularBlocks, TabularCausal, TabularMasked
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import Sampler, describe_exactness, knobs, resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import EXACTNESS, TokenSpace
 from gen.models.adapters.language_models import BlockLM, CausalLM, MaskedLM
@@ -84,7 +84,7 @@ class Bench:
     def __call__(
         self,
         sampler: Sampler,
-        law: Law,
+        sampling: SamplingParams,
         rows: list[int] | None = None,
         keys: list[int] | None = None,
         **kwargs,
@@ -98,10 +98,10 @@ class Bench:
         if sampler.drafted:
             make = PROTOCOLS[sampler.draft_protocol][0] if sampler.draft_protocol else self.target
             kwargs["draft"] = make(
-                self.drafts[sampler.draft_protocol], prompt, self.space, law, uncond
+                self.drafts[sampler.draft_protocol], prompt, self.space, sampling, uncond
             )
         out = sampler(
-            self.target(self.model, prompt, self.space, law, uncond), CounterDraws(keys), **kwargs
+            self.target(self.model, prompt, self.space, sampling, uncond), CounterDraws(keys), **kwargs
         )
         assert torch.equal(prompt, before[0]) and torch.equal(uncond, before[1]), (
             "the sampler wrote into its condition"
@@ -128,20 +128,20 @@ def bench(protocol: str, kind: str) -> Bench:
 # --- the checks
 
 
-def check_tokens(run: Bench, sampler: Sampler, law: Law) -> None:
+def check_tokens(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
     """Every place is filled with an id that may stand there. So not with the mask."""
-    tokens = run(sampler, law).tokens
+    tokens = run(sampler, sampling).tokens
     assert tokens.shape == (ROWS, run.space.length) and tokens.dtype == torch.long
     assert not bool((tokens == MASK).any()), "the mask was left in the output"
     legal = run.space.legal[torch.arange(run.space.length), tokens]
     assert bool(legal.all()), "an id stands where it is not legal"
 
 
-def check_rows(run: Bench, sampler: Sampler, law: Law) -> None:
+def check_rows(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
     """A row is the same whether it is decoded in a batch or alone, and in any order."""
-    whole = run(sampler, law)
+    whole = run(sampler, sampling)
     for rows in ([0], [3], [4, 1, 2]):
-        part = run(sampler, law, rows)
+        part = run(sampler, sampling, rows)
         assert torch.equal(part.tokens, whole.tokens[rows]), "a row depends on its batch"
         for a, row in zip(part.stats, rows, strict=True):
             b = whole.stats[row]
@@ -153,39 +153,39 @@ def check_rows(run: Bench, sampler: Sampler, law: Law) -> None:
             assert (a.acceptance_histogram, a.draft_nfe) == (b.acceptance_histogram, b.draft_nfe)
 
 
-def check_keys(run: Bench, sampler: Sampler, law: Law) -> None:
+def check_keys(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
     """One prompt: equal keys, equal tokens; different keys, different tokens (unless ids are not
     drawn)."""
-    out = run(sampler, law, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
-    again = run(sampler, law, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
+    out = run(sampler, sampling, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
+    again = run(sampler, sampling, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
     assert torch.equal(out, again) and torch.equal(out[0], out[3]), (
         "equal keys gave different tokens"
     )
     if sampler.protocol == "masked" and not certain(
-        sampler, law
+        sampler, sampling
     ):  # places that a filtered law is sure of, taken first, may settle all others
-        wide = replace(law, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, guidance_scale=1.0)
+        wide = replace(sampling, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, guidance_scale=1.0)
         out = run(sampler, wide, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
-    assert certain(sampler, law) or len(out.unique(dim=0)) >= 4, (
+    assert certain(sampler, sampling) or len(out.unique(dim=0)) >= 4, (
         "different keys gave the same tokens"
     )
 
 
-def certain(sampler: Sampler, law: Law) -> bool:
+def certain(sampler: Sampler, sampling: SamplingParams) -> bool:
     """Whether ids are not drawn: keys may change nothing."""
     return (
-        law.temperature == 0
+        sampling.temperature == 0
         if sampler.protocol == "causal"
         else getattr(sampler, "proposer", None) in ("argmax", "credit")
     )
 
 
-def check_traces(run: Bench, sampler: Sampler, law: Law, canvas: Tensor | None = None) -> None:
+def check_traces(run: Bench, sampler: Sampler, sampling: SamplingParams, canvas: Tensor | None = None) -> None:
     """Replaying a trace gives the tokens, and costs and traces tell the same story."""
     calls: list[dict[str, int]] = []
     extra = {} if canvas is None else {"canvas": canvas}
-    out = run(sampler, law, trace=True, callback=calls.append, **extra)
-    assert torch.equal(out.tokens, run(sampler, law, **extra).tokens), "tracing changes the tokens"
+    out = run(sampler, sampling, trace=True, callback=calls.append, **extra)
+    assert torch.equal(out.tokens, run(sampler, sampling, **extra).tokens), "tracing changes the tokens"
     assert out.traces is not None and len(out.traces) == len(out.stats) == ROWS
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
         state = dict(
@@ -255,7 +255,7 @@ def test_all_parts_are_exercised():
         "remasker": 3,
     }
     assert all(len(registry.table(kind)) >= n for kind, n in least.items())
-    samplers = [resolve_sampler(spec, law_for(name))[0] for name, spec in SPECS.items()]
+    samplers = [resolve_sampler(spec, sampling_for(name))[0] for name, spec in SPECS.items()]
     assert {type(s) for s in samplers} == {
         s for s in registry.table("sampler").values() if "codes" in s.kinds
     }
@@ -286,8 +286,8 @@ def model_for(sampler: Sampler) -> str:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("name", SPECS)
 def test_contract(name, check):
-    sampler, law = resolve_sampler(SPECS[name], law_for(name))
-    check(bench(sampler.protocol, model_for(sampler)), sampler, law)
+    sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
+    check(bench(sampler.protocol, model_for(sampler)), sampler, sampling)
 
 
 @pytest.mark.parametrize(
@@ -295,15 +295,15 @@ def test_contract(name, check):
     [pytest.param(n, marks=[pytest.mark.slow] if i % 2 else []) for i, n in enumerate(NAMES)],
 )
 def test_contract_with_the_embedded_architecture(name):
-    sampler, law = resolve_sampler(SPECS[name], law_for(name))
+    sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     run = bench(sampler.protocol, "llama")
     for check in CHECKS:
-        check(run, sampler, law)
+        check(run, sampler, sampling)
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_declaration(name):
-    check_declaration(resolve_sampler(SPECS[name], law_for(name))[0])
+    check_declaration(resolve_sampler(SPECS[name], sampling_for(name))[0])
 
 
 @pytest.mark.parametrize("name", registry.table("preset"))
@@ -311,14 +311,14 @@ def test_presets_are_samplers_with_knobs(name):
     preset = registry.get("preset", name)
     assert preset.name == name and preset.about
     assert set(preset.knobs) <= set(knobs(registry.get("sampler", preset.sampler)))
-    sampler, law = resolve_sampler(name)
+    sampler, sampling = resolve_sampler(name)
     assert all(getattr(sampler, k) == v for k, v in preset.knobs.items())
-    assert all(getattr(law, k) == v for k, v in preset.law.items())
+    assert all(getattr(sampling, k) == v for k, v in preset.sampling.items())
 
 
 # --- editing: a canvas to start from
 
-MASKED = [n for n, s in SPECS.items() if resolve_sampler(s, law_for(n))[0].protocol == "masked"]
+MASKED = [n for n, s in SPECS.items() if resolve_sampler(s, sampling_for(n))[0].protocol == "masked"]
 
 
 def canvas_of(space: TokenSpace) -> Tensor:
@@ -331,33 +331,33 @@ def canvas_of(space: TokenSpace) -> Tensor:
 
 @pytest.mark.parametrize("name", MASKED)
 def test_a_canvas_keeps_what_it_holds(name):
-    sampler, law = resolve_sampler(SPECS[name], law_for(name))
+    sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     run = bench("masked", model_for(sampler))
     canvas = canvas_of(run.space)
     given = canvas.clone()
-    tokens = run(sampler, law, canvas=canvas).tokens
+    tokens = run(sampler, sampling, canvas=canvas).tokens
     assert torch.equal(canvas, given), "the caller's canvas was written to"
     known = given != MASK
     assert torch.equal(tokens[known], given[known])
     assert bool(run.space.legal[torch.arange(run.space.length), tokens].all())
-    check_traces(run, sampler, law, canvas)
+    check_traces(run, sampler, sampling, canvas)
     for row in range(ROWS):  # alone and in the batch
         assert torch.equal(
-            run(sampler, law, [row], canvas=canvas[row : row + 1]).tokens[0], tokens[row]
+            run(sampler, sampling, [row], canvas=canvas[row : row + 1]).tokens[0], tokens[row]
         )
 
 
 @pytest.mark.parametrize("name", [n for n in MASKED if n in registry.table("sampler")])
 def test_illegal_canvases_are_refused(name):
-    sampler, law = resolve_sampler(name, law_for(name))
+    sampler, sampling = resolve_sampler(name, sampling_for(name))
     run = bench("masked", "tabular")
     for bad in (7, 1, 400, -1):  # a condition word; an id that is legal elsewhere; no ids at all
         canvas = canvas_of(run.space)
         canvas[1, 7] = bad
         with pytest.raises(GenError, match=rf"id {bad} at place 7 of row 1"):
-            run(sampler, law, canvas=canvas)
+            run(sampler, sampling, canvas=canvas)
     with pytest.raises(GenError, match="shape"):
-        run(sampler, law, canvas=canvas_of(run.space)[:, :5])
+        run(sampler, sampling, canvas=canvas_of(run.space)[:, :5])
 
 
 # --- controls: every check fails on a sampler that breaks it
@@ -433,12 +433,12 @@ def writes_into_the_prompt(self, target, draws, **kwargs):
     ],
 )
 def test_control_a_broken_sampler_fails_its_check(call, check, protocol):
-    run, law = bench(protocol, "tabular"), Law()
+    run, sampling = bench(protocol, "tabular"), SamplingParams()
     check(
-        run, broken(lambda self, *a, **k: self.good(*a, **k), protocol), law
+        run, broken(lambda self, *a, **k: self.good(*a, **k), protocol), sampling
     )  # unbroken, it passes
     with pytest.raises(AssertionError):
-        check(run, broken(call, protocol), law)
+        check(run, broken(call, protocol), sampling)
 
 
 class Aliased(CausalTarget):
@@ -452,4 +452,4 @@ class Aliased(CausalTarget):
 def test_control_a_sampler_may_not_write_into_the_prompt():
     run = bench("causal", "tabular")
     with pytest.raises(AssertionError, match="wrote into its condition"):
-        Bench(run.model, Aliased, run.prompts, run.space, {})(broken(writes_into_the_prompt), Law())
+        Bench(run.model, Aliased, run.prompts, run.space, {})(broken(writes_into_the_prompt), SamplingParams())

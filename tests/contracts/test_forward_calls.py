@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 import torch
 from continuous import LinearHead, LinearLatent
-from contract_specs import NAMES, SPECS, law_for
+from contract_specs import NAMES, SPECS, sampling_for
 from tabular import TabularBlocks, TabularCausal, TabularMasked, TokenBuffer, _logits, _scramble
 from test_grid_latent import of_latents
 from torch import Tensor
@@ -36,7 +36,7 @@ from torch import Tensor
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import Sampler, resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.block import BlockTarget
@@ -129,34 +129,34 @@ def space() -> TokenSpace:
     return TokenSpace(GRID, V, legal, MASK, codebook, rarity=torch.arange(1, V + 1) / 2)
 
 
-def of_ids(sampler: Sampler, law: Law) -> SampleOutput:
+def of_ids(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
     """A job on models in closed form. A draft model is the target's kin: the law of a place is the
     same in its greater part."""
-    uncond = torch.tensor([13, 14, 12]).expand(ROWS, -1) if law.guided else None
+    uncond = torch.tensor([13, 14, 12]).expand(ROWS, -1) if sampling.guided else None
 
     def make(protocol, seed):
         return PROTOCOLS[protocol][0](
-            PROTOCOLS[protocol][1](V, seed, spread=2.0), PROMPTS, space(), law, uncond
+            PROTOCOLS[protocol][1](V, seed, spread=2.0), PROMPTS, space(), sampling, uncond
         )
 
     draft = make(sampler.draft_protocol or sampler.protocol, 3) if sampler.drafted else None
     return sampler(make(sampler.protocol, 1), CounterDraws(KEYS), draft=draft)
 
 
-def of_numbers(sampler: Sampler, law: Law) -> SampleOutput:
+def of_numbers(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
     """The same for latents: the draft's transitions are the target's, a little to one side."""
     masked = sampler.protocol == "masked"
     target, model = (
         (MaskedLatentTarget, LinearMasked) if masked else (CausalLatentTarget, LinearLatent)
     )
-    uncond = torch.full_like(PROMPTS, 13) if law.guided else None
+    uncond = torch.full_like(PROMPTS, 13) if sampling.guided else None
 
     def made(shift):
         return target(
             model(LinearHead(2, (0.9, 0.6), shift=shift), memory=0.1),
             PROMPTS,
             TokenSpace.latents(GRID, 2),
-            law,
+            sampling,
             uncond,
         )
 
@@ -179,10 +179,10 @@ KNOBS = {"prophet": {"gap_threshold": 3.0, "steps": 24}}  # what twelve ids can 
 def jobs() -> dict[str, Callable[[], Calls]]:
     """By name, everything that is registered, once per kind of token that it decodes."""
 
-    def job(run: Callable, spec: Mapping, law: Mapping) -> Callable[[], Calls]:
-        return lambda: counted(run(*resolve_sampler(spec, law)))
+    def job(run: Callable, spec: Mapping, sampling: Mapping) -> Callable[[], Calls]:
+        return lambda: counted(run(*resolve_sampler(spec, sampling)))
 
-    found = {name: job(of_ids, SPECS[name] | KNOBS.get(name, {}), law_for(name)) for name in NAMES}
+    found = {name: job(of_ids, SPECS[name] | KNOBS.get(name, {}), sampling_for(name)) for name in NAMES}
     plain = {name: spec for name, spec in of_latents().items() if set(spec) == {"name"}}
     return found | {
         f"{name} (latents)": job(of_numbers, spec, {"temperature": 0.9})

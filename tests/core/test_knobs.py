@@ -7,11 +7,11 @@ import pytest
 
 from gen.core.errors import GenError
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(
-    ("spec", "law", "said"),
+    ("spec", "sampling", "said"),
     [
         ("speculative_jacoby", None, "Did you mean 'speculative_jacobi'"),
         ("scd_cm", None, "Did you mean 'scd_"),
@@ -94,22 +94,22 @@ from gen.core.sampling_params import Law
         ),
         ({"name": "cool", "relaxation": -0.5}, None, "sampler.relaxation is -0.5; expected"),
         ({"name": "lantern", "window": 0}, None, "sampler.window is 0; expected"),
-        ("jacobi", {"temperature": 1.0}, "law.temperature is 1.0; the preset 'jacobi' means 0.0"),
-        ("sjd", {"top_p": 2}, "law.top_p is 2; expected"),
+        ("jacobi", {"temperature": 1.0}, "sampling.temperature is 1.0; the preset 'jacobi' means 0.0"),
+        ("sjd", {"top_p": 2}, "sampling.top_p is 2; expected"),
     ],
 )
-def test_mistakes_are_named_in_one_line(spec, law, said):
+def test_mistakes_are_named_in_one_line(spec, sampling, said):
     with pytest.raises(GenError) as error:
-        resolve_sampler(spec, law, "a.yaml")
+        resolve_sampler(spec, sampling, "a.yaml")
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_what_is_right_is_taken():
-    sampler, law = resolve_sampler({"name": "sjd", "window": 3}, {"top_k": 2})
-    assert (sampler.window, sampler.coupling, law) == (3, "fresh", Law(top_k=2))
+    sampler, sampling = resolve_sampler({"name": "sjd", "window": 3}, {"top_k": 2})
+    assert (sampler.window, sampler.coupling, sampling) == (3, "fresh", SamplingParams(top_k=2))
     assert (
         resolve_sampler("jacobi")[1].temperature
         == 0
         == resolve_sampler("jacobi", {"temperature": 0})[1].temperature
     )
-    assert resolve_sampler(sampler, law) == (sampler, law)
+    assert resolve_sampler(sampler, sampling) == (sampler, sampling)

@@ -28,7 +28,7 @@ from tabular import (
 
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
@@ -40,31 +40,31 @@ from gen.samplers.verifiers.base import ROW
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
-COMBINED = Law(temperature=0.7, top_k=2, guidance_scale=2.0)
+COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
 LAWS = {
-    "plain": Law(),
-    "guidance": Law(guidance_scale=2.0),
-    "temperature_top_k": Law(temperature=0.7, top_k=2),
+    "plain": SamplingParams(),
+    "guidance": SamplingParams(guidance_scale=2.0),
+    "temperature_top_k": SamplingParams(temperature=0.7, top_k=2),
     "combined": COMBINED,
-    "top_p": Law(top_p=0.8),
-    "min_p": Law(min_p=0.2),
+    "top_p": SamplingParams(top_p=0.8),
+    "min_p": SamplingParams(min_p=0.2),
 }
-LAW_COUPLINGS = [name for name, c in registry.table("coupling").items() if c.exactness == "law"]
+LAW_COUPLINGS = [name for name, c in registry.table("coupling").items() if c.exactness == "sampling"]
 autoregressive = registry.get("sampler", "autoregressive")
 jacobi = registry.get("sampler", "speculative_jacobi")
 masked_iterative = registry.get("sampler", "masked_iterative")
 
 
-def causal_error(sampler, law: Law, space: TokenSpace, **prompts) -> float:
+def causal_error(sampler, sampling: SamplingParams, space: TokenSpace, **prompts) -> float:
     """The largest error of a probability, over three contexts that are decoded in one ragged
     batch."""
-    model = TabularCausal.under(law, space.vocab_size)
+    model = TabularCausal.under(sampling, space.vocab_size)
 
     def target(context):
-        return causal_target(model, space, law, context, **prompts)
+        return causal_target(model, space, sampling, context, **prompts)
 
     found = enumerate_law(lambda draws, context: sampler(target(context), draws).tokens, CONTEXTS)
-    expected = [causal_law(model, space, law, c, **prompts) for c in range(CONTEXTS)]
+    expected = [causal_law(model, space, sampling, c, **prompts) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
         "the law is too simple to test anything"
     )
@@ -100,23 +100,23 @@ def test_two_laws_asked_of_shared_noise_in_closed_form(a, b):
 
 
 def test_shared_noise_against_gumbel_samples():
-    laws = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.7, 0.2], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    distributions = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.7, 0.2], [0.3, 0.3, 0.4]], dtype=torch.float64)
     uniform = torch.rand(
         200_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     gumbel = -torch.log(-torch.log(uniform))
-    i, j, k = ((p.log() + gumbel).argmax(-1) for p in laws)
+    i, j, k = ((p.log() + gumbel).argmax(-1) for p in distributions)
     sampled = torch.bincount(9 * i + 3 * j + k, minlength=27) / len(gumbel)
     exact = []
-    first, parts = Noise.unknown(3).split(tuple(laws[0].tolist()))
+    first, parts = Noise.unknown(3).split(tuple(distributions[0].tolist()))
     for a in range(3):
-        second, inner = parts[a].split(tuple(laws[1].tolist()))
+        second, inner = parts[a].split(tuple(distributions[1].tolist()))
         for b in range(3):
-            third = inner[b].split(tuple(laws[2].tolist()))[0] if second[b] else [0.0] * 3
+            third = inner[b].split(tuple(distributions[2].tolist()))[0] if second[b] else [0.0] * 3
             exact += [first[a] * second[b] * x for x in third]
     assert math.fsum(exact) == pytest.approx(1, abs=1e-14)
     assert (sampled - torch.tensor(exact)).abs().max() < 0.005  # four standard errors
-    independent = (laws[0][:, None, None] * laws[1][None, :, None] * laws[2]).flatten()
+    independent = (distributions[0][:, None, None] * distributions[1][None, :, None] * distributions[2]).flatten()
     assert (independent - torch.tensor(exact)).abs().max() > 0.05  # what the cones are for
 
 
@@ -137,18 +137,18 @@ def test_the_harness_refuses_noise_used_twice():
 # --- causal samplers
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-def test_autoregressive_law(law):
-    assert causal_error(autoregressive(), law, space_of((4,), 3)) < EXACT
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+def test_autoregressive_law(sampling):
+    assert causal_error(autoregressive(), sampling, space_of((4,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 def test_jacobi_law_for_every_window(coupling, window):
     """Of four tokens; the widest window has two ids to keep the number of outcomes small."""
-    law, ids = (COMBINED, 3) if window < 4 else (Law(temperature=0.7, guidance_scale=2.0), 2)
+    sampling, ids = (COMBINED, 3) if window < 4 else (SamplingParams(temperature=0.7, guidance_scale=2.0), 2)
     assert (
-        causal_error(jacobi(coupling=coupling, window=window), law, space_of((2, 2), ids)) < EXACT
+        causal_error(jacobi(coupling=coupling, window=window), sampling, space_of((2, 2), ids)) < EXACT
     )
 
 
@@ -161,10 +161,10 @@ def test_jacobi_law_for_every_initialiser(coupling, init):
     )
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
-def test_jacobi_law_for_every_law(coupling, law):
-    assert causal_error(jacobi(coupling=coupling, window=3), law, space_of((3,), 3)) < EXACT
+def test_jacobi_law_for_every_law(coupling, sampling):
+    assert causal_error(jacobi(coupling=coupling, window=3), sampling, space_of((3,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("init", registry.table("initialiser"))
@@ -172,7 +172,7 @@ def test_jacobi_law_for_every_law(coupling, law):
 def test_jacobi_law_where_legal_ids_depend_on_the_place(coupling, init):
     legal = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
     space = TokenSpace((3,), 4, legal)
-    assert causal_error(jacobi(coupling=coupling, window=3, init=init), Law(), space) < EXACT
+    assert causal_error(jacobi(coupling=coupling, window=3, init=init), SamplingParams(), space) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_guided_prompts_may_end_differently(sampler):
     """The unconditional half is conditioned on its own last token, not on the conditional
     prompt's."""
     empty = ((21, 22), (23,), (21, 24, 25))
-    assert causal_error(sampler, Law(guidance_scale=2.0), space_of((3,), 3), empty=empty) < EXACT
+    assert causal_error(sampler, SamplingParams(guidance_scale=2.0), space_of((3,), 3), empty=empty) < EXACT
 
 
 # --- controls: each breaks one part of production code
@@ -233,18 +233,18 @@ class StaleLockStep(LockStep):
 def test_lock_step_itself_is_exact(monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", LockStep)
     for coupling in LAW_COUPLINGS:
-        assert causal_error(jacobi(coupling=coupling, window=3), Law(), space_of((3,), 3)) < EXACT
+        assert causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
 def test_control_lock_step_with_stale_laws(monkeypatch, coupling):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", StaleLockStep)
-    assert causal_error(jacobi(coupling=coupling, window=3), Law(), space_of((3,), 3)) > WRONG
+    assert causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3)) > WRONG
 
 
 def test_control_stale_laws_of_kept_drafts(monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", StaleLaws)
-    assert causal_error(jacobi(coupling="maximal", window=3), Law(), space_of((4,), 3)) > WRONG
+    assert causal_error(jacobi(coupling="maximal", window=3), SamplingParams(), space_of((4,), 3)) > WRONG
 
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
@@ -254,7 +254,7 @@ def test_control_residual_warped_again(monkeypatch, coupling):
 
     monkeypatch.setattr(verifiers.Token, "residual", warped)
     assert (
-        causal_error(jacobi(coupling=coupling, window=3), Law(temperature=0.7), space_of((3,), 3))
+        causal_error(jacobi(coupling=coupling, window=3), SamplingParams(temperature=0.7), space_of((3,), 3))
         > WRONG
     )
 
@@ -262,19 +262,19 @@ def test_control_residual_warped_again(monkeypatch, coupling):
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
 def test_control_residual_replaced_by_the_law(monkeypatch, coupling):
     monkeypatch.setattr(verifiers.Token, "residual", lambda self, proposal, logp: logp)
-    assert causal_error(jacobi(coupling=coupling, window=3), Law(), space_of((3,), 3)) > WRONG
+    assert causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3)) > WRONG
 
 
 # --- the same tokens
 
 
-def tabular_runs(items: int, law: Law):
+def tabular_runs(items: int, sampling: SamplingParams):
     """A function sampler -> tokens, over items with contexts and keys of their own."""
     space = space_of((3, 4), 6)
-    model = TabularCausal.under(law, 6)
+    model = TabularCausal.under(sampling, 6)
     keys = [7919 * i + 5 for i in range(items)]
     context = [i % CONTEXTS for i in range(items)]
-    return lambda sampler: sampler(causal_target(model, space, law, context), CounterDraws(keys))
+    return lambda sampler: sampler(causal_target(model, space, sampling, context), CounterDraws(keys))
 
 
 def tiny_llama(codes: int = 6, grid=(3, 4), prefix: int = 3) -> CausalLM:
@@ -294,20 +294,20 @@ def tiny_llama(codes: int = 6, grid=(3, 4), prefix: int = 3) -> CausalLM:
     return CausalLM(GridLlamaForCausalLM(config).double())
 
 
-def llama_runs(items: int, law: Law):
+def llama_runs(items: int, sampling: SamplingParams):
     model = tiny_llama()
     space = TokenSpace.codes((3, 4), 6, 10)
     prompt = torch.tensor([[6 + i % 3, 6 + i // 3 % 3, 9] for i in range(items)])
     uncond = torch.tensor([[9, 9, 9]] * items)
     keys = [104729 * i + 3 for i in range(items)]
     return lambda sampler: sampler(
-        CausalTarget(model, prompt, space, law, uncond), CounterDraws(keys)
+        CausalTarget(model, prompt, space, sampling, uncond), CounterDraws(keys)
     )
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-def test_gumbel_gives_the_tokens_of_autoregression(law):
-    run = tabular_runs(60, law)
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+def test_gumbel_gives_the_tokens_of_autoregression(sampling):
+    run = tabular_runs(60, sampling)
     expected = run(autoregressive())
     assert len(expected.tokens.unique(dim=0)) > 10
     for window in (1, 2, 3, 5, 12, 40):
@@ -321,7 +321,7 @@ def test_gumbel_gives_the_tokens_of_autoregression(law):
 def test_a_window_of_one_is_plain_autoregression(coupling):
     """Nothing is drafted, so every coupling gives the tokens of autoregression; a wider window need
     not."""
-    run = tabular_runs(30, Law())
+    run = tabular_runs(30, SamplingParams())
     expected = run(autoregressive()).tokens
     assert torch.equal(run(jacobi(coupling=coupling, window=1)).tokens, expected)
     assert torch.equal(run(jacobi(coupling=coupling, window=4)).tokens, expected) == (
@@ -332,7 +332,7 @@ def test_a_window_of_one_is_plain_autoregression(coupling):
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 def test_at_temperature_zero_every_coupling_gives_the_argmax_tokens(coupling):
     """Laws of one id leave no choice: whatever is drafted, verified and redrawn."""
-    run = tabular_runs(30, Law(temperature=0.0))
+    run = tabular_runs(30, SamplingParams(temperature=0.0))
     expected = run(autoregressive()).tokens
     for window in (1, 2, 4, 12):
         for init in registry.table("initialiser"):
@@ -341,7 +341,7 @@ def test_at_temperature_zero_every_coupling_gives_the_argmax_tokens(coupling):
 
 
 def test_gumbel_gives_the_tokens_of_autoregression_with_the_embedded_architecture():
-    run = llama_runs(12, Law(guidance_scale=2.0, top_k=5))
+    run = llama_runs(12, SamplingParams(guidance_scale=2.0, top_k=5))
     expected = run(autoregressive())
     assert len(expected.tokens.unique(dim=0)) > 6
     for window in (1, 2, 4, 12):
@@ -362,19 +362,19 @@ def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
         )
 
     monkeypatch.setattr(couplings.Gumbel, "step", step)
-    run = runs(12, Law())
+    run = runs(12, SamplingParams())
     assert not torch.equal(
         run(jacobi(coupling="gumbel", window=4)).tokens, run(autoregressive()).tokens
     )
-    assert causal_error(jacobi(coupling="gumbel", window=3), Law(), space_of((3,), 3)) < EXACT
+    assert causal_error(jacobi(coupling="gumbel", window=3), SamplingParams(), space_of((3,), 3)) < EXACT
 
 
 def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
-    law, space, model = COMBINED, space_of((3, 4), 6), TabularCausal.under(COMBINED, 6)
+    sampling, space, model = COMBINED, space_of((3, 4), 6), TabularCausal.under(COMBINED, 6)
     draws = CounterDraws([77])
-    tokens = autoregressive()(causal_target(model, space, law, [1]), draws).tokens[0].tolist()
+    tokens = autoregressive()(causal_target(model, space, sampling, [1]), draws).tokens[0].tolist()
     for n in range(space.length):
-        logp = law(
+        logp = sampling(
             model.after([*PROMPTS[1], *tokens[:n]]),
             model.after([*EMPTY[1], *tokens[:n]]),
             space.legal[n],
@@ -389,11 +389,11 @@ def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
 # --- masked samplers
 
 
-def masked_error(sampler, law: Law, space: TokenSpace) -> float:
-    model = TabularMasked.under(law, space.vocab_size)
+def masked_error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
+    model = TabularMasked.under(sampling, space.vocab_size)
 
     def decode(draws, context):
-        return sampler(masked_target(model, space, law, context), draws).tokens
+        return sampler(masked_target(model, space, sampling, context), draws).tokens
 
     found = enumerate_law(decode, CONTEXTS)
 
@@ -403,7 +403,7 @@ def masked_error(sampler, law: Law, space: TokenSpace) -> float:
             return sorted(places, key=lambda n: -hashed(context, n, "order", None))
         return list(registry_order(sampler.order, space.grid))
 
-    expected = [masked_law(model, space, law, c, order(c)) for c in range(CONTEXTS)]
+    expected = [masked_law(model, space, sampling, c, order(c)) for c in range(CONTEXTS)]
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -418,24 +418,24 @@ def registry_order(name: str, grid: tuple[int, ...]) -> list[int]:
     return score[0].argsort(descending=True).tolist()
 
 
-@pytest.mark.parametrize("law", [Law(), COMBINED], ids=["plain", "combined"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), COMBINED], ids=["plain", "combined"])
 @pytest.mark.parametrize("order", ["random", "halton", "raster"])
 @pytest.mark.parametrize(("grid", "ids"), [((3,), 3), ((2, 2), 2)])
-def test_one_place_per_step_is_sequential_decoding(order, grid, ids, law):
+def test_one_place_per_step_is_sequential_decoding(order, grid, ids, sampling):
     sampler = masked_iterative(steps=math.prod(grid), order=order, schedule="linear")
-    assert masked_error(sampler, law, space_of(grid, ids, masked=True)) < EXACT
+    assert masked_error(sampler, sampling, space_of(grid, ids, masked=True)) < EXACT
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("order", ["random", "halton", "raster"])
 def test_control_several_places_per_step_are_not(order, steps):
     sampler = masked_iterative(steps=steps, order=order, schedule="linear")
-    assert masked_error(sampler, Law(), space_of((3,), 3, masked=True)) > WRONG
+    assert masked_error(sampler, SamplingParams(), space_of((3,), 3, masked=True)) > WRONG
 
 
 def committed_per_step(sampler, grid) -> list[int]:
     space = space_of(grid, 3, masked=True)
-    out = sampler(masked_target(TabularMasked(4), space, Law(), [0]), CounterDraws([1]), trace=True)
+    out = sampler(masked_target(TabularMasked(4), space, SamplingParams(), [0]), CounterDraws([1]), trace=True)
     return [len(step.committed) for step in out.traces[0]]
 
 

@@ -86,7 +86,7 @@ def row(
         "seconds": 0.25,
         "status": "ok",
         "error": None,
-        "exactness": "law",
+        "exactness": "sampling",
         "batch": 2,
         **changes,
     }
@@ -314,10 +314,10 @@ def test_the_table_of_methods_holds_medians_and_shares(folder):
         r'<tr data-method="[^"]*"><th scope="row">(.*?)</tr>', section(folder, "methods"), re.DOTALL
     )
     texts = {line.split()[0]: Page(line).text for line in lines}
-    assert texts["autoregressive"] == ["autoregressive", "law", "3", "4", "4.00", "0.25", "100%"]
+    assert texts["autoregressive"] == ["autoregressive", "sampling", "3", "4", "4.00", "0.25", "100%"]
     assert texts["jacobi"] == [
         "jacobi",
-        "law",
+        "sampling",
         "4",
         "8",
         "4.00",
@@ -407,7 +407,7 @@ def mixed(tmp_path: Path) -> Path:
     Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
     (tmp_path / "2.wav").write_bytes((tmp_path / "1 #.wav").read_bytes()[:900])
     (tmp_path / "4.mp4").write_bytes(b"no video")
-    label = "sjd modality={} law.top_k={}"
+    label = "sjd modality={} sampling.top_k={}"
     rows = [
         row(0, "0.png", "one", label.format("image", 100)),
         row(

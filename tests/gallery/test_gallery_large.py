@@ -43,10 +43,10 @@ def row(i: int, of: int) -> dict:
         "nfe": 4,
         "mean_acceptance_length": 4.0,
         "seconds": 0.1,
-        "exactness": "law",
+        "exactness": "sampling",
         "status": "failed" if failed else "ok",
         "error": f"RuntimeError: <{i}>" if failed else None,
-        **({"overrides": {"sampler": {"window": 3}, "law": {"top_k": 5}}} if i == 0 else {}),
+        **({"overrides": {"sampler": {"window": 3}, "sampling": {"top_k": 5}}} if i == 0 else {}),
     }
 
 
@@ -164,7 +164,7 @@ def test_the_first_page_of_2000_items_shows_100_lazily_and_in_peace(large):
     )  # two of the first hundred failed
     assert all((folder / unquote(p["src"])).is_file() for p in pictures)
     assert (
-        "window=3 law.top_k=5" in seen.tiles[0]
+        "window=3 sampling.top_k=5" in seen.tiles[0]
         and "2,000 items" in seen.dom
         and "a &lt;large&gt; job" in seen.dom
     )

@@ -65,9 +65,9 @@ def test_items_are_those_of_the_pipeline_with_the_drawn_seeds(image):
 def test_the_law_changes_in_what_is_said_alone(image):
     usual = image.pipe.resolve("maskgit", None)[1]
     image(CIRCLE, guidance_scale=3.5, top_p=0.9, **QUICK)
-    assert image.output.law == replace(usual, guidance_scale=3.5, top_p=0.9) and usual.top_k == 100
+    assert image.output.sampling == replace(usual, guidance_scale=3.5, top_p=0.9) and usual.top_k == 100
     image(CIRCLE, **QUICK)
-    assert image.output.law == usual
+    assert image.output.sampling == usual
 
 
 def test_steps_are_those_of_the_sampler(image):
@@ -96,8 +96,8 @@ def test_a_negative_prompt_takes_the_place_of_none(image, monkeypatch):
         binding.prompt(condition),
     ]
     assert not same(plain, against)
-    law = seen[1].law(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).exp()
-    assert law[0] > law[1]  # guidance leads away from it
+    sampling = seen[1].sampling(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).exp()
+    assert sampling[0] > sampling[1]  # guidance leads away from it
     for settings, message in (
         ({"negative_prompt": RING, "guidance_scale": 1.0}, "without guidance"),
         ({"negative_prompt": [RING]}, "one text"),

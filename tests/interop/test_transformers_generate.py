@@ -139,7 +139,7 @@ class Watched(Autoregressive):
 
     def __call__(self, target, draws, **kwargs):
         zero = torch.zeros(target.rows, 1, dtype=torch.long)
-        self.__dict__["law"] = type(target)(*target._made_of(target.law)).predict(zero, zero)[0][
+        self.__dict__["sampling"] = type(target)(*target._made_of(target.sampling)).predict(zero, zero)[0][
             :, 0
         ]
         return super().__call__(target, draws, **kwargs)
@@ -179,10 +179,10 @@ def test_the_law_is_that_of_generate(llama, settings):
     )
     sampler = Watched()
     ours(llama, do_sample=True, sampler=sampler, **settings)
-    assert torch.allclose(sampler.law.exp(), want, atol=1e-5)
+    assert torch.allclose(sampler.sampling.exp(), want, atol=1e-5)
     other = {**settings, "temperature": 1.3 * settings.get("temperature", 1.0)}
     ours(llama, do_sample=True, sampler=(control := Watched()), **other)
-    assert not torch.allclose(control.law.exp(), want, atol=1e-3)
+    assert not torch.allclose(control.sampling.exp(), want, atol=1e-3)
 
 
 def test_what_is_sampled_is_distributed_as_the_model_says():

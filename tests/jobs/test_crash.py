@@ -159,7 +159,7 @@ def test_the_command_killed_with_and_without_its_workers_goes_on_with_another_nu
         f"layout={layout}",
         "shard_items=3",
         "tokens=true",
-        "law.temperature=1.0",
+        "sampling.temperature=1.0",
     ]
     (tmp_path / "job.yaml").write_text(
         "modality: text\nsampler: adablock\nprompts: [sort 3 1 2 =]\n"

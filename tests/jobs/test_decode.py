@@ -33,7 +33,7 @@ def tokens_job(out: Path, **keys) -> Path:
         "tokens": True,
         "out": str(out),
         "trace": 0,
-        "law": {},
+        "sampling": {},
         **keys,
     }
     assert not run_job(make_job(tree, where="a test"))["failed"]

@@ -43,7 +43,7 @@ def folder_of(out: Path, count: int = 4, **changes) -> Path:
                 "draft_acceptance_rate": None,
                 "status": "ok",
                 "error": None,
-                "exactness": "law",
+                "exactness": "sampling",
                 "grid": [2, 2],
                 "attempt": 1,
                 "seconds": 0.5,
@@ -157,7 +157,7 @@ def test_media_are_a_column_where_asked_for_and_only_whole_ones(layout, tmp_path
         "prompts": ["close ( ["],
         "num_samples": 2,
         "out": str(out),
-        "law": {},
+        "sampling": {},
         "layout": layout,
     }
     run_job(make_job(tree, where="a test"))
@@ -258,7 +258,7 @@ def test_members_of_tars_are_read_as_one_by_one_and_a_tar_is_opened_once(tmp_pat
         "num_samples": 4,
         "shard_items": 2,
         "out": str(out),
-        "law": {},
+        "sampling": {},
         "layout": "shards",
     }
     run_job(make_job(tree, where="a test"))

@@ -16,7 +16,7 @@ from gen.config.job import load_config
 from gen.contracts.modality import Verdict
 from gen.core.edit_spec import Start
 from gen.core.errors import GenError
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.jobs.progress.report import Silent
 from gen.jobs.run import save_output
 from gen.store import ledger
@@ -32,7 +32,7 @@ def output(prompts=PROMPTS, num_samples=2, **keys):
     out = pipe.generate(items, sampler, {}, trace=True, callback=Silent().step)
     given = {
         "spec": sampler,
-        "law": Law(),
+        "sampling": SamplingParams(),
         "device": torch.device("cpu"),
         "dtype": torch.float32,
         "start": Start(),

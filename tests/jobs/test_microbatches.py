@@ -159,11 +159,11 @@ def test_what_no_item_survives_ends_the_job(tmp_path):  # the negative control o
 
 
 def test_rows_with_knobs_of_their_own_fail_on_their_own(tmp_path):
-    rows = [{"prompt": "a", "law": {"top_k": 3}}, "b"]
+    rows = [{"prompt": "a", "sampling": {"top_k": 3}}, "b"]
     summary, pipe = run(tmp_path, Refusing(bad=["a"]), prompts=rows)
     assert [f["prompt"] for f in summary["failed"]] == ["a"] and pipe.batches == [["a"], ["b"]]
     assert (
-        read_rows(tmp_path)[0]["overrides"] == {"law": {"top_k": 3}}
+        read_rows(tmp_path)[0]["overrides"] == {"sampling": {"top_k": 3}}
         and "overrides" not in read_rows(tmp_path)[1]
     )
 

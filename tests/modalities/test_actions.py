@@ -63,16 +63,16 @@ def wild(work):
 @pytest.mark.parametrize("kind", ["causal", "fast"])
 def test_jacobi_gives_the_tokens_of_autoregression(kind, pipes):
     pipe = pipes[kind]
-    for law in (None, {"temperature": 1.0, "guidance_scale": 2.0}):
+    for sampling in (None, {"temperature": 1.0, "guidance_scale": 2.0}):
         plain, jacobi = (
-            pipe(PROMPTS, s, law, num_samples=2, seed=1) for s in ("autoregressive", JACOBI)
+            pipe(PROMPTS, s, sampling, num_samples=2, seed=1) for s in ("autoregressive", JACOBI)
         )
         assert torch.equal(plain.tokens, jacobi.tokens) and np.array_equal(
             plain.media, jacobi.media
         )
         assert sum(s.nfe for s in jacobi.stats) < sum(s.nfe for s in plain.stats)
     assert not torch.equal(
-        plain.tokens, pipe(PROMPTS, JACOBI, law, num_samples=2, seed=3).tokens
+        plain.tokens, pipe(PROMPTS, JACOBI, sampling, num_samples=2, seed=3).tokens
     )  # control
     if kind == "fast":
         assert len({s.tokens for s in plain.stats}) > 1  # rows end apart
@@ -87,14 +87,14 @@ def test_every_sample_of_fast_ids_is_a_whole_chunk(wild):
     )
     assert len({s.tokens for s in out.stats}) > 5
     assert len(np.unique(out.tokens[:, 0])) > 20  # not one and the same over again
-    sampler, law = wild.resolve("autoregressive", hot)
+    sampler, sampling = wild.resolve("autoregressive", hot)
     items = wild.plan("reach", n)
     _, binding, frontend = wild.bound(wild.model)
     lengths = torch.cat([frontend.symbol_lengths, torch.zeros(1000)])
 
     def decode(space):
         tokens = sampler(
-            wild.target(sampler, law, items, space=space),
+            wild.target(sampler, sampling, items, space=space),
             CounterDraws([wild.draw_key(i) for i in items]),
         ).tokens
         spoken = (tokens != space.end_id).long().cumprod(1)
@@ -160,10 +160,10 @@ def test_samplers_make_chunks_under_guidance_too(kind, sampler, pipes):
 
 
 def test_bins_of_neighbours_pass_for_each_other_by_distance_alone(pipes):
-    law = {"temperature": 1.0}
+    sampling = {"temperature": 1.0}
 
     def calls(sampler):
-        return sum(s.nfe for s in pipes["causal"](PROMPTS[:2], sampler, law, num_samples=4).stats)
+        return sum(s.nfe for s in pipes["causal"](PROMPTS[:2], sampler, sampling, num_samples=4).stats)
 
     assert calls("distance") < calls("speculative")
 
@@ -371,7 +371,7 @@ def test_policies_that_cannot_work_are_refused_before_the_first_action(pipes):
         ({"n_action_steps": True}, "at least 1"),
         ({"seed": -1}, "seed is -1"),
         ({"sampler": "jacoby"}, "jacoby"),
-        ({"law": {"temprature": 1}}, "temprature"),
+        ({"sampling": {"temprature": 1}}, "temprature"),
         ({"sampler": "maskgit"}, "the sampler needs a masked one"),
     ):
         with pytest.raises(GenError, match=words):

@@ -115,7 +115,7 @@ def test_jacobi_gives_the_tokens_of_autoregression_where_rows_end_apart(pipes):
 @pytest.mark.parametrize("name", ["autoregressive", "speculative_jacobi", "speculative"])
 def test_rows_end_between_frames(name, pipes):
     pipe = pipes["causal"]
-    (sampler, law), items, whole = (
+    (sampler, sampling), items, whole = (
         pipe.resolve(name, None),
         pipe.plan(PROMPTS, 4, seed=0),
         pipe.bound(pipe.model)[1].space,
@@ -123,12 +123,12 @@ def test_rows_end_between_frames(name, pipes):
 
     def lengths(space):
         draft = (
-            pipe.target(sampler, law, items, pipe.draft_name(sampler), space=space)
+            pipe.target(sampler, sampling, items, pipe.draft_name(sampler), space=space)
             if sampler.drafted
             else None
         )
         out = sampler(
-            pipe.target(sampler, law, items, space=space),
+            pipe.target(sampler, sampling, items, space=space),
             CounterDraws([pipe.draw_key(i) for i in items]),
             draft=draft,
         )
@@ -154,12 +154,12 @@ class Known:
         self.space = TokenSpace((frames, 2), 6, legal, mask_id=5, end_id=4)
         p = torch.full((2 * frames,), 0.99, dtype=torch.float64)
         p[::2] = torch.tensor(ended, dtype=torch.float64)
-        self.law = torch.cat(
+        self.sampling = torch.cat(
             [((1 - p) / 4)[:, None].expand(-1, 4), p[:, None], torch.zeros(len(p), 1)], 1
         ).log()
 
     def predict(self, canvas, of):
-        return self.law.expand(len(canvas), -1, -1), 7
+        return self.sampling.expand(len(canvas), -1, -1), 7
 
 
 def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
@@ -172,8 +172,8 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
     found = torch.tensor(ends(canvas, 4))
     share = torch.bincount(found // 2, minlength=7) / len(keys)
 
-    def off(law):
-        return float((share - torch.tensor(law)).abs().max())
+    def off(sampling):
+        return float((share - torch.tensor(sampling)).abs().max())
 
     assert places == [7] * 4000 and bool((found % 2 == 0).all())
     assert (

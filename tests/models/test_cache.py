@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput
 
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.adapters.slot_cache import SlotCache, SlotLayer
@@ -225,12 +225,12 @@ def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor([r + [V - 1] * (int(n.max()) - len(r)) for r in rows]), n
 
 
-def expected(model, law: Law, row: list[int], uncond: list[int], tokens: list[int]) -> Tensor:
+def expected(model, sampling: SamplingParams, row: list[int], uncond: list[int], tokens: list[int]) -> Tensor:
     """The law [L, V] of grid positions 0, 1, ... of one row alone; ``tokens`` stand from position 0
     on."""
     cond = plain(model, torch.tensor(row + tokens))[len(row) - 1 :]
-    return law(
-        cond, plain(model, torch.tensor(uncond + tokens))[len(uncond) - 1 :] if law.guided else None
+    return sampling(
+        cond, plain(model, torch.tensor(uncond + tokens))[len(uncond) - 1 :] if sampling.guided else None
     )
 
 
@@ -239,11 +239,11 @@ def expected(model, law: Law, row: list[int], uncond: list[int], tokens: list[in
 def test_ragged_prompts(scale, last):
     """Every row of a batch has the law that it has alone, also where the halves of guidance differ
     in length."""
-    model, law = build("llama"), Law(temperature=0.8, guidance_scale=scale)
+    model, sampling = build("llama"), SamplingParams(temperature=0.8, guidance_scale=scale)
     uncond = [[*u[:-1], last] for u in UNCOND]
     (prompt, n), (un, m) = padded(PROMPTS), padded(uncond)
     space = TokenSpace.codes((8,), V, V)
-    target = CausalTarget(CausalLM(model), prompt, space, law, un, n, m)
+    target = CausalTarget(CausalLM(model), prompt, space, sampling, un, n, m)
     g = torch.Generator().manual_seed(0)
     grid = torch.randint(0, V, (4, 8), generator=g)
     alive, done = list(range(4)), [0, 0, 0, 0]
@@ -262,7 +262,7 @@ def test_ragged_prompts(scale, last):
         )  # the target knows what stands before 0
         logp, _ = target.predict(before.gather(1, positions), positions)
         for i, b in enumerate(alive):
-            want = expected(model, law, PROMPTS[b], uncond[b], drafted[i].tolist())[positions[i]]
+            want = expected(model, sampling, PROMPTS[b], uncond[b], drafted[i].tolist())[positions[i]]
             assert float((logp[i] - want).abs().max()) <= EXACT, (call, b)
         done = [min(d + s, 7) for d, s in zip(done, step, strict=True)]
         if call in (1, 3):  # rows 1 and then 3 leave
@@ -274,11 +274,11 @@ def test_ragged_prompts(scale, last):
 
 def test_padding_matters():
     """The control of ragged prompts: without their lengths the padding is taken for words."""
-    model, law = build("llama"), Law()
+    model, sampling = build("llama"), SamplingParams()
     prompt, _n = padded(PROMPTS)
-    logp, _ = CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), law).predict(
+    logp, _ = CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), sampling).predict(
         prompt[:, -1:], torch.zeros(4, 1).long()
     )
-    want = torch.stack([expected(model, law, row, [], [])[:1] for row in PROMPTS])
+    want = torch.stack([expected(model, sampling, row, [], [])[:1] for row in PROMPTS])
     error = (logp - want).abs().flatten(1).amax(1)
     assert error[0] <= EXACT and (error[1:] > 1e3 * WRONG).all()

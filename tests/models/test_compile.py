@@ -15,7 +15,7 @@ from gen.config.job import fingerprint, load_config, make_job
 from gen.core.errors import GenError
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.jobs.run import run_job
 from gen.jobs.worker import Pipes
@@ -47,7 +47,7 @@ SPECS = [
 
 
 def decode(net, spec, backend: str | None, rows: int = 5):
-    sampler, law = resolve_sampler(spec, {"guidance_scale": 2.0})
+    sampler, sampling = resolve_sampler(spec, {"guidance_scale": 2.0})
     prompt = torch.arange(rows * 4).view(rows, 4) % V
     adapter = CausalLM(net)
     if backend:
@@ -56,7 +56,7 @@ def decode(net, spec, backend: str | None, rows: int = 5):
         adapter,
         prompt,
         TokenSpace.codes((T,), 16, V),
-        law,
+        sampling,
         prompt.flip(1),
         torch.tensor([2, 4, 3, 4, 4])[:rows],
         torch.tensor([4, 4, 2, 4, 3])[:rows],
@@ -98,7 +98,7 @@ def masked(net, backend: str | None) -> MaskedTarget:
         adapter,
         prompt,
         space,
-        Law(guidance_scale=2.0),
+        SamplingParams(guidance_scale=2.0),
         prompt.flip(1),
         torch.tensor([2, 4, 3]),
         torch.tensor([4, 4, 2]),
@@ -203,8 +203,8 @@ def test_control_a_graph_that_forgets_the_mask_is_found():
     )[1]
     space, prompt = TokenSpace.codes((T,), 16, V), torch.arange(8).view(2, 4)
     sampler = resolve_sampler(SPECS[1])[0]
-    broken = sampler(CausalTarget(adapter, prompt, space, Law()), CounterDraws([0, 1]))
-    whole = sampler(CausalTarget(CausalLM(net), prompt, space, Law()), CounterDraws([0, 1]))
+    broken = sampler(CausalTarget(adapter, prompt, space, SamplingParams()), CounterDraws([0, 1]))
+    whole = sampler(CausalTarget(CausalLM(net), prompt, space, SamplingParams()), CounterDraws([0, 1]))
     assert calls and not torch.equal(broken.tokens, whole.tokens)
 
 

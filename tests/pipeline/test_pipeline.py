@@ -131,8 +131,8 @@ def test_a_prompt_given_twice_gets_different_samples(pipes):
 
 def test_without_a_law_the_modality_default_is_used(pipes):
     out = pipes["causal"]("a red circle", JACOBI)
-    assert (out.law.guidance_scale, out.law.top_k) == (2.0, 100)
-    assert pipes["causal"]("a red circle", JACOBI, {}).law.guidance_scale == 1.0
+    assert (out.sampling.guidance_scale, out.sampling.top_k) == (2.0, 100)
+    assert pipes["causal"]("a red circle", JACOBI, {}).sampling.guidance_scale == 1.0
 
 
 def test_guidance_changes_what_is_drawn(pipes):
@@ -174,9 +174,9 @@ def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
         (lambda p: p("a red circle", "autoregresive"), ["'autoregressive'"]),
         (lambda p: p("a red circle", {"name": "sjd", "windw": 3}), ["windw", "'window'"]),
         (lambda p: p("a red circle", {"name": "sjd", "window": 0}), ["window is 0", "at least 1"]),
-        (lambda p: p("a red circle", law={"temperature": -1}), ["temperature is -1", "at least 0"]),
-        (lambda p: p("a red circle", law={"top_p": 1.5}), ["top_p is 1.5"]),
-        (lambda p: p("a red circle", law={"topk": 3}), ["topk", "'top_k'"]),
+        (lambda p: p("a red circle", sampling={"temperature": -1}), ["temperature is -1", "at least 0"]),
+        (lambda p: p("a red circle", sampling={"top_p": 1.5}), ["top_p is 1.5"]),
+        (lambda p: p("a red circle", sampling={"topk": 3}), ["topk", "'top_k'"]),
         (
             lambda p: p("a red circle", "jacobi", {"temperature": 1.0}),
             ["temperature is 1.0", "jacobi"],

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from tabular import EMPTY, PROMPTS
 
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 
 
@@ -63,8 +63,8 @@ def ends_at(ids: list[int], end: int) -> int:
     return ids.index(end) + 1 if end in ids else len(ids)
 
 
-def law_of(
-    model, space: TokenSpace, law: Law, context: int, given: tuple[int, ...] = ()
+def sampling_of(
+    model, space: TokenSpace, sampling: SamplingParams, context: int, given: tuple[int, ...] = ()
 ) -> dict[tuple[int, ...], float]:
     """The law of what follows ``given``, place after place."""
 
@@ -74,8 +74,8 @@ def law_of(
             return out
         legal = torch.tensor([x in follow(space, before) for x in range(space.vocab_size)])
         cond = model.after([*PROMPTS[context], *before])
-        uncond = model.after([*EMPTY[context], *before]) if law.guided else None
-        for token, p in enumerate(law(cond, uncond, legal).exp().tolist()):
+        uncond = model.after([*EMPTY[context], *before]) if sampling.guided else None
+        for token, p in enumerate(sampling(cond, uncond, legal).exp().tolist()):
             if p > 0:
                 extend((*before, token), mass * p, out)
         return out

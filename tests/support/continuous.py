@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.latent import CausalLatentTarget
 
@@ -103,21 +103,21 @@ PROMPTS = ((3,), (1, 2, 5), (4, 6))  # contexts of different lengths
 
 
 def latent_target(
-    model, length: int, context: list[int], law: Law | None = None
+    model, length: int, context: list[int], sampling: SamplingParams | None = None
 ) -> CausalLatentTarget:
     """A production target whose row i has the context ``context[i]``; padded with words that are
     wrong on purpose."""
-    law = law or Law()
+    sampling = sampling or SamplingParams()
     width = max(len(p) for p in PROMPTS)
     prompt = torch.tensor([[*PROMPTS[c], *([7] * (width - len(PROMPTS[c])))] for c in context])
     lengths = torch.tensor([len(PROMPTS[c]) for c in context])
     uncond = (
         (torch.full((len(context), 1), 8), torch.ones(len(context), dtype=torch.long))
-        if law.guided
+        if sampling.guided
         else (None, None)
     )
     space = TokenSpace.latents((length,), model.head.channels)
-    return CausalLatentTarget(model, prompt, space, law, uncond[0], lengths, uncond[1])
+    return CausalLatentTarget(model, prompt, space, sampling, uncond[0], lengths, uncond[1])
 
 
 def teacher_forced(model, latents: Tensor, context: list[int]) -> Tensor:

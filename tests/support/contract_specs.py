@@ -88,13 +88,13 @@ SPECS |= {
 SPECS |= {
     f"{v}-model": {"name": "relaxed_acceptance", "verifier": v, "drafter": "model"} for v in RELAXED
 }
-LAW = {"temperature": 0.9, "top_p": 0.95, "guidance_scale": 1.5}
+SAMPLING = {"temperature": 0.9, "top_p": 0.95, "guidance_scale": 1.5}
 
 
-def law_for(name: str) -> dict:
+def sampling_for(name: str) -> dict:
     """The usual one, without what a preset decides itself; where sure places go first, one that
     leaves some doubt, which guidance here does not."""
     preset = registry.table("preset").get(name)
     doubtful = name.startswith("selector-") or name in ("dream", "exact_speculative", "freedave")
     doubt = {"temperature": 2.0, "guidance_scale": 1.0} if doubtful else {}
-    return {k: v for k, v in (LAW | doubt).items() if preset is None or k not in preset.law}
+    return {k: v for k, v in (SAMPLING | doubt).items() if preset is None or k not in preset.sampling}

@@ -53,7 +53,7 @@ DERIVED = (
 class Crash:
     """Media of 300 to 4000 bytes, each with a further file."""
 
-    name, extension, also, media_kind, default_law, kept = "crash", "txt", ("csv",), "data", {}, ""
+    name, extension, also, media_kind, default_sampling, kept = "crash", "txt", ("csv",), "data", {}, ""
 
     def condition(self, prompt):
         return prompt
@@ -100,7 +100,7 @@ class Pipe:
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
     def generate(
-        self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
     ):
         self.quota -= len(items)
         time.sleep(self.delay * len(items) if self.quota >= 0 else 600)

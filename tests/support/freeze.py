@@ -63,7 +63,7 @@ Entry = dict[str, Any]
 # --- contact with the code: everything that a change of names there can break. It returns plain
 # values under keys that are the file's own
 
-SAMPLING = "law"  # the key of a job file for temperature, guidance and filters
+SAMPLING = "sampling"  # the key of a job file for temperature, guidance and filters
 PLAIN = {"temperature": 0.9}
 STATS = {
     "nfe": "nfe", "made": "tokens", "computed": "tokens_computed", "draft_nfe": "draft_nfe",
@@ -80,7 +80,7 @@ STEP = ("window", "accepted", "committed", "removed")
 
 def on_bench(spec: Mapping, name: str, model: str | None = None, canvas: bool = False) -> Any:
     """Run a spec on the bench of the contract tests, with its usual sampling parameters."""
-    sampler, params = resolve_sampler(spec, contract.law_for(name))
+    sampler, params = resolve_sampler(spec, contract.sampling_for(name))
     bench = contract.bench(sampler.protocol, model or contract.model_for(sampler))
     more = {"canvas": contract.canvas_of(bench.space)} if canvas else {"trace": True}
     return bench(sampler, params, **more)
@@ -88,7 +88,7 @@ def on_bench(spec: Mapping, name: str, model: str | None = None, canvas: bool = 
 
 def on_leaning(spec: Mapping, name: str) -> Any:
     """Run a spec on the larger models in closed form, whose drafts are often right."""
-    return closed.of_ids(*resolve_sampler(spec, contract.law_for(name)))
+    return closed.of_ids(*resolve_sampler(spec, contract.sampling_for(name)))
 
 
 def on_latents(spec: Mapping) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
@@ -61,10 +61,10 @@ class _Model:
         self.vocab_size, self.seed, self.low, self.spread = vocab_size, seed, low, spread
 
     @classmethod
-    def under(cls, law: Law, vocab_size: int):
+    def under(cls, sampling: SamplingParams, vocab_size: int):
         """One that leaves the law some choice: guidance would make a model with impossible tokens
         nearly certain."""
-        return cls(vocab_size, low=0.0, spread=1.5) if law.guided else cls(vocab_size)
+        return cls(vocab_size, low=0.0, spread=1.5) if sampling.guided else cls(vocab_size)
 
     def _states(self, ids: Tensor) -> Tensor:
         """ids [B, S] -> the state after every id [B, S]."""
@@ -159,23 +159,23 @@ def _padded(prompts, context: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def causal_target(
-    model, space: TokenSpace, law: Law, context: list[int], prompts=PROMPTS, empty=EMPTY
+    model, space: TokenSpace, sampling: SamplingParams, context: list[int], prompts=PROMPTS, empty=EMPTY
 ) -> CausalTarget:
     """A production target whose row i has the context ``context[i]``."""
     prompt, length = _padded(prompts, context)
-    uncond, uncond_length = _padded(empty, context) if law.guided else (None, None)
-    return CausalTarget(model, prompt, space, law, uncond, length, uncond_length)
+    uncond, uncond_length = _padded(empty, context) if sampling.guided else (None, None)
+    return CausalTarget(model, prompt, space, sampling, uncond, length, uncond_length)
 
 
-def masked_target(model, space: TokenSpace, law: Law, context: list[int]) -> MaskedTarget:
+def masked_target(model, space: TokenSpace, sampling: SamplingParams, context: list[int]) -> MaskedTarget:
     """Masked models have conditions of one length."""
     prompt = torch.tensor([[31 + c, 40] for c in context])
     uncond = torch.tensor([[50, 51 + c] for c in context])
-    return MaskedTarget(model, prompt, space, law, uncond if law.guided else None)
+    return MaskedTarget(model, prompt, space, sampling, uncond if sampling.guided else None)
 
 
 def causal_law(
-    model: TabularCausal, space: TokenSpace, law: Law, context: int, prompts=PROMPTS, empty=EMPTY
+    model: TabularCausal, space: TokenSpace, sampling: SamplingParams, context: int, prompts=PROMPTS, empty=EMPTY
 ) -> dict[tuple[int, ...], float]:
     """The law of plain autoregression, straight from its definition."""
 
@@ -185,8 +185,8 @@ def causal_law(
             out[prefix] = mass
             return out
         cond = model.after([*prompts[context], *prefix])
-        uncond = model.after([*empty[context], *prefix]) if law.guided else None
-        for token, p in enumerate(law(cond, uncond, space.legal[n]).exp().tolist()):
+        uncond = model.after([*empty[context], *prefix]) if sampling.guided else None
+        for token, p in enumerate(sampling(cond, uncond, space.legal[n]).exp().tolist()):
             if p > 0:
                 extend((*prefix, token), mass * p, out)
         return out
@@ -195,7 +195,7 @@ def causal_law(
 
 
 def masked_law(
-    model: TabularMasked, space: TokenSpace, law: Law, context: int, order: list[int]
+    model: TabularMasked, space: TokenSpace, sampling: SamplingParams, context: int, order: list[int]
 ) -> dict[tuple[int, ...], float]:
     """The law of filling one place after the other in that order."""
 
@@ -205,8 +205,8 @@ def masked_law(
             return out
         place, *rest = left
         cond = model.at([31 + context, 40, *canvas], space.length, place)
-        uncond = model.at([50, 51 + context, *canvas], space.length, place) if law.guided else None
-        for token, p in enumerate(law(cond, uncond, space.legal[place]).exp().tolist()):
+        uncond = model.at([50, 51 + context, *canvas], space.length, place) if sampling.guided else None
+        for token, p in enumerate(sampling(cond, uncond, space.legal[place]).exp().tolist()):
             if p > 0:
                 extend((*canvas[:place], token, *canvas[place + 1 :]), mass * p, rest, out)
         return out

@@ -25,7 +25,7 @@ PROMPTS = ["alpha", "beta", "gamma"]
 class Toy:
     """A modality of one-line texts."""
 
-    name, extension, media_kind, default_law, kept = "toy", "txt", "data", {}, ""
+    name, extension, media_kind, default_sampling, kept = "toy", "txt", "data", {}, ""
 
     def condition(self, prompt):
         if "!" in prompt:
@@ -64,7 +64,7 @@ class Pipe:
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
     def generate(
-        self, items, sampler, law, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
     ):
         self.batches.append([i.prompt for i in items])
         if len(items) > self.limit:

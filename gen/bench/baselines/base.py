@@ -29,7 +29,7 @@ from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, unknown
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.core.token_space import TokenSpace
 from gen.models.nets.grid import Located
@@ -62,7 +62,7 @@ class Peer:
     one item at a time; ``missing``: why there is none."""
 
     label: str
-    law: Law
+    sampling: SamplingParams
     net: Network | None = None
     run: Callable[[Sequence[Any]], tuple[Tensor, list[Stats]]] | None = None
     serial: bool = False
@@ -79,7 +79,7 @@ class Output:
 
 
 def peers_of(
-    text: str, pipe: Pipeline, law: dict[str, Any], several: bool = False
+    text: str, pipe: Pipeline, sampling: dict[str, Any], several: bool = False
 ) -> list[Variant]:
     """The rows of the groups that ``--peers`` names, or of ``all``. What cannot run on this model
     is there with the reason.
@@ -92,7 +92,7 @@ def peers_of(
             raise unknown("peer", name, [*PEERS, "all"], "--peers")
     found = []
     for group in PEERS if "all" in names else names:
-        peers = import_module(PEERS[group]).peers(pipe, Law(**law))
+        peers = import_module(PEERS[group]).peers(pipe, SamplingParams(**sampling))
         if group in names and not several and all(p.missing for p in peers):
             reasons = "; ".join(f"{p.label}: {p.missing}" for p in peers)
             raise GenError(
@@ -106,7 +106,7 @@ def peers_of(
                 Variant(
                     p.label,
                     {"peer": p.label},
-                    asdict(p.law),
+                    asdict(p.sampling),
                     p.label,
                     peer=group,
                     make=make,
@@ -192,12 +192,12 @@ def _positioned(
 
 
 def prompts(
-    net: Network, items: Sequence[Any], law: Law
+    net: Network, items: Sequence[Any], sampling: SamplingParams
 ) -> tuple[list[list[int]], list[list[int]] | None]:
     """The ids in front of every item's canvas, and those without its condition where the law is
     guided."""
     return [net.binding.prompt(i.condition) for i in items], (
-        [net.binding.without(i.condition) for i in items] if law.guided else None
+        [net.binding.without(i.condition) for i in items] if sampling.guided else None
     )
 
 

@@ -19,14 +19,14 @@ from gen.contracts.checkpoint import Files
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.models.load.locate import quiet
 from gen.pipeline.pipeline import Pipeline
 
 
 def llada2(
-    pipe: Pipeline, net: Network, law: Law, items: Sequence[Any]
+    pipe: Pipeline, net: Network, sampling: SamplingParams, items: Sequence[Any]
 ) -> tuple[Tensor, list[Stats]]:
     """One prompt at a time: rows of a batch wait for each other there, and must have prompts of one
     length. Their ``max_post_steps`` allows one call more than it says."""
@@ -48,7 +48,7 @@ def llada2(
                 mask_token_id=space.mask_id,
                 eos_token_id=space.end_id,
                 eos_early_stop=False,
-                temperature=law.temperature,
+                temperature=sampling.temperature,
                 threshold=knobs.conf_threshold,
                 editing_threshold=knobs.edit_threshold,
                 num_inference_steps=length + 1,
@@ -62,7 +62,7 @@ def llada2(
 
 
 def amused(
-    pipe: Pipeline, net: Network, law: Law, theirs: Any, items: Sequence[Any]
+    pipe: Pipeline, net: Network, sampling: SamplingParams, theirs: Any, items: Sequence[Any]
 ) -> tuple[Tensor, list[Stats]]:
     """A batch at once. Their temperature is that of the order, as in the preset; the law of ids has
     none."""
@@ -75,14 +75,14 @@ def amused(
             height=height * factor,
             width=width * factor,
             num_inference_steps=knobs.steps,
-            guidance_scale=law.guidance_scale,
+            guidance_scale=sampling.guidance_scale,
             generator=generators,
             temperature=(knobs.choice_temperature, 0),
             output_type="latent",
         )
     tokens = out.images.flatten(1).cpu()
     places = net.space.length * (
-        2 if law.guided else 1
+        2 if sampling.guided else 1
     )  # their codes are a picture, with no condition in front
     return tokens, [
         Stats(calls.n, net.space.length, calls.n * places, net.space.length / calls.n)
@@ -90,7 +90,7 @@ def amused(
     ]
 
 
-def peers(pipe: Pipeline, law: Law) -> list[Peer]:
+def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
     """The rows, whether they can run or not."""
     found = {"llada2": NOT_HERE, "amused": NOT_HERE}
     model, net = None, None
@@ -99,8 +99,8 @@ def peers(pipe: Pipeline, law: Law) -> list[Peer]:
     for name in found:
         if isinstance(model, registry.get("checkpoint", name)):
             net = Network(model.model if name == "llada2" else model.lm.model, *bound)
-            found[name] = _beyond(name, law)
-    likeliest = Law(temperature=0.0)  # what the preset proposes, whatever the law
+            found[name] = _beyond(name, sampling)
+    likeliest = SamplingParams(temperature=0.0)  # what the preset proposes, whatever the law
     return [
         Peer(
             "LLaDA2Pipeline",
@@ -112,23 +112,23 @@ def peers(pipe: Pipeline, law: Law) -> list[Peer]:
         ),
         Peer(
             "AmusedPipeline",
-            law,
+            sampling,
             net,
-            partial(amused, pipe, net, law, cache(lambda: _loaded(pipe))),
+            partial(amused, pipe, net, sampling, cache(lambda: _loaded(pipe))),
             False,
             found["amused"],
         ),
     ]
 
 
-def _beyond(name: str, law: Law) -> str | None:
+def _beyond(name: str, sampling: SamplingParams) -> str | None:
     """What of the law their pipeline does not have. That of LLaDA2 has no guidance, and the rest of
     the law says nothing about the likeliest ids."""
     usual = {
         "llada2": {"guidance_scale": 1.0},
         "amused": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     }[name]
-    said = [key for key, value in usual.items() if getattr(law, key) != value]
+    said = [key for key, value in usual.items() if getattr(sampling, key) != value]
     return f"it has no {', '.join(said)}" if said else None
 
 

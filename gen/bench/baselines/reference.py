@@ -25,7 +25,7 @@ from transformers import DynamicCache
 from gen.bench.baselines.base import NOT_HERE, Calls, Network, Peer, network, prompts
 from gen.core.errors import GenError
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.models.adapters.language_models import CausalLM, MaskedLM
 from gen.pipeline.pipeline import Pipeline
@@ -37,9 +37,9 @@ class Item:
     """One item as a loop sees it: the law of its places. Both halves of guidance are two rows of
     one call."""
 
-    def __init__(self, net: Network, item: Any, law: Law):
-        self.net, self.law, self.space = net, law, net.space
-        (said,), without = prompts(net, [item], law)
+    def __init__(self, net: Network, item: Any, sampling: SamplingParams):
+        self.net, self.sampling, self.space = net, sampling, net.space
+        (said,), without = prompts(net, [item], sampling)
         rows = [said, *(without or [])]
         if len({len(row) for row in rows}) > 1:
             raise GenError(
@@ -52,7 +52,7 @@ class Item:
 
     def split(self, logits: Tensor, legal: Tensor) -> Tensor:
         """Logits [halves, n, V] -> probabilities [n, V]."""
-        return self.law(logits[0], logits[1] if self.law.guided else None, legal).exp()
+        return self.sampling(logits[0], logits[1] if self.sampling.guided else None, legal).exp()
 
     @torch.no_grad()
     def after(self, tokens: list[int], drafts: list[int]) -> Tensor:
@@ -103,17 +103,17 @@ def autoregression(item: Item, generator: torch.Generator) -> Made:
 def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
     """Up to ``window`` places per call."""
     tokens, drafts, histogram = [], [], [0] * window
-    laws: list[Tensor | None] = []  # that the drafts came from; none: taken as they are
+    distributions: list[Tensor | None] = []  # that the drafts came from; none: taken as they are
     while not item.over(tokens):
         for place in range(
             len(tokens) + len(drafts), min(len(tokens) + window - 1, item.space.length - 1)
         ):
             drafts.append(draw(item.legal[place].double(), generator))
-            laws.append(None)
+            distributions.append(None)
         p = item.after(tokens, drafts)
         kept = 0
         while kept < len(drafts) and not item.over(tokens):
-            x, q = drafts[kept], laws[kept]
+            x, q = drafts[kept], distributions[kept]
             if float(torch.rand((), generator=generator)) * (
                 1.0 if q is None else float(q[x])
             ) >= float(p[kept, x]):
@@ -126,15 +126,15 @@ def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
             if kept < len(drafts):
                 q = (
                     (torch.arange(len(rest), device=rest.device) == drafts[kept]).to(rest)
-                    if laws[kept] is None
-                    else laws[kept]
+                    if distributions[kept] is None
+                    else distributions[kept]
                 )
                 rest = (rest - q).clamp_min(0)
             tokens.append(draw(rest, generator))
-        laws = list(
+        distributions = list(
             p[kept + 1 :][: item.space.length - len(tokens) - 1]
         )  # the last place follows whatever is kept before it
-        drafts = [draw(row, generator) for row in laws]
+        drafts = [draw(row, generator) for row in distributions]
     return tokens, histogram
 
 
@@ -179,20 +179,20 @@ def maskgit(item: Item, generator: torch.Generator, steps: int, temperature: flo
 
 
 def looped(
-    pipe: Pipeline, net: Network, law: Law, loop: Callable[..., Made], items: Sequence[Any]
+    pipe: Pipeline, net: Network, sampling: SamplingParams, loop: Callable[..., Made], items: Sequence[Any]
 ) -> tuple[Tensor, list[Stats]]:
     """A loop over one item after the other."""
     rows, stats = [], []
     for item in items:
         generator = torch.Generator().manual_seed(pipe.draw_key(item))
         with Calls(net.module) as calls:
-            tokens, histogram = loop(Item(net, item, law), generator)
+            tokens, histogram = loop(Item(net, item, sampling), generator)
         rows.append(tokens + [net.space.end_id] * (net.space.length - len(tokens)))
         stats.append(calls.stats(len(tokens), acceptance_histogram=histogram))
     return torch.tensor(rows), stats
 
 
-def peers(pipe: Pipeline, law: Law) -> list[Peer]:
+def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
     """The rows, whether they can run or not."""
     causal, masked = network(pipe, "causal", CausalLM), network(pipe, "masked", MaskedLM)
     preset, window = resolve_sampler("maskgit")[0], resolve_sampler("sjd")[0].window
@@ -206,7 +206,7 @@ def peers(pipe: Pipeline, law: Law) -> list[Peer]:
 
     def say(name, net, loop, missing):
         return Peer(
-            f"reference ({name})", law, net, partial(looped, pipe, net, law, loop), True, missing
+            f"reference ({name})", sampling, net, partial(looped, pipe, net, sampling, loop), True, missing
         )
 
     away = None if causal else NOT_HERE

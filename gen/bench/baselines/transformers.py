@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from gen.bench.baselines.base import NOT_HERE, Calls, Network, Peer, network, prompts, spoken
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
@@ -57,10 +57,10 @@ class Legal(LogitsProcessor):
         return scores.masked_fill(~legal[:, 0], float("-inf"))
 
 
-def settings(net: Network, items: Sequence[Any], law: Law) -> dict[str, Any]:
+def settings(net: Network, items: Sequence[Any], sampling: SamplingParams) -> dict[str, Any]:
     """What ``generate`` is called with for the law, and nothing of what the model's folder may
     suggest."""
-    rows, without = prompts(net, items, law)
+    rows, without = prompts(net, items, sampling)
     device, space = net.module.device, net.space
     ids, mask = _left(rows, device)
     said: dict[str, Any] = {
@@ -73,16 +73,16 @@ def settings(net: Network, items: Sequence[Any], law: Law) -> dict[str, Any]:
     }
     if without is not None:
         said["negative_prompt_ids"], said["negative_prompt_attention_mask"] = _left(without, device)
-        said["guidance_scale"] = law.guidance_scale
-    if law.temperature == 0:
+        said["guidance_scale"] = sampling.guidance_scale
+    if sampling.temperature == 0:
         return {**said, "do_sample": False}
     return {
         **said,
         "do_sample": True,
-        "temperature": law.temperature,
-        "top_k": law.top_k,
-        "top_p": law.top_p,
-        "min_p": law.min_p or None,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p or None,
     }
 
 
@@ -97,13 +97,13 @@ def generated(
     pipe: Pipeline,
     net: Network,
     items: Sequence[Any],
-    law: Law,
+    sampling: SamplingParams,
     draft: Network | None = None,
     **more: Any,
 ) -> tuple[Tensor, list[Stats]]:
     """Tokens [B, T] and what they cost. Draws come from torch's generator, seeded by the items,
     which is as it was afterwards."""
-    said, space = settings(net, items, law), net.space
+    said, space = settings(net, items, sampling), net.space
     devices = [net.module.device] if net.module.device.type == "cuda" else []
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices))
@@ -125,22 +125,22 @@ def generated(
     ]
 
 
-def peers(pipe: Pipeline, law: Law) -> list[Peer]:
+def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
     """The rows, whether they can run or not."""
     net, greedy = (
         network(pipe, "causal", CausalLM),
-        Law(temperature=0.0, guidance_scale=law.guidance_scale),
+        SamplingParams(temperature=0.0, guidance_scale=sampling.guidance_scale),
     )
     draft = network(pipe, "causal", CausalLM, draft=True) if net else None
     away = None if net else NOT_HERE
-    one = away or (GUIDED if law.guided else None)
+    one = away or (GUIDED if sampling.guided else None)
 
-    def say(name, law, missing, serial=False, **more):
+    def say(name, sampling, missing, serial=False, **more):
         return Peer(
             f"generate ({name})",
-            law,
+            sampling,
             net,
-            lambda items: generated(pipe, net, items, law, **more),
+            lambda items: generated(pipe, net, items, sampling, **more),
             serial,
             missing,
         )
@@ -148,8 +148,8 @@ def peers(pipe: Pipeline, law: Law) -> list[Peer]:
     return [
         say("greedy", greedy, away),
         say(
-            "sampling", law, away if law.temperature or away else "temperature 0 is the greedy row"
+            "sampling", sampling, away if sampling.temperature or away else "temperature 0 is the greedy row"
         ),
-        say("assisted", law, one or (None if draft else "no draft model"), True, draft=draft),
-        say("prompt lookup", law, one, True, prompt_lookup_num_tokens=LOOKUP),
+        say("assisted", sampling, one or (None if draft else "no draft model"), True, draft=draft),
+        say("prompt lookup", sampling, one, True, prompt_lookup_num_tokens=LOOKUP),
     ]

@@ -36,7 +36,7 @@ MB = 1e6
 def bench_jobs(args: argparse.Namespace) -> int:
     """The command. Raises ``GenError`` for flags that are about samplers."""
     from gen.bench.run import machine
-    from gen.cli.commands import LAW
+    from gen.cli.commands import SAMPLING
     from gen.core.registry import registry
     from gen.store.ledger import put_text
 
@@ -51,7 +51,7 @@ def bench_jobs(args: argparse.Namespace) -> int:
         "device",
         "dtype",
         "compile",
-        *LAW,
+        *SAMPLING,
     ):
         if getattr(args, key, None) not in (None, False, ""):
             raise GenError(
@@ -165,7 +165,7 @@ def ready() -> Any:
     import torch
     from PIL import Image
 
-    from gen.core.sampling_params import Law
+    from gen.core.sampling_params import SamplingParams
     from gen.core.stats import Stats
     from gen.modalities.image import captions as shapes
     from gen.pipeline.pipeline import Pipeline, PipelineOutput
@@ -181,7 +181,7 @@ def ready() -> Any:
             self,
             items,
             sampler=SAMPLER,
-            law=None,
+            sampling=None,
             *,
             trace=False,
             callback=None,
@@ -204,7 +204,7 @@ def ready() -> Any:
                 "ready",
                 dict(sampler),
                 "sample",
-                Law(**law),
+                SamplingParams(**sampling),
                 self.device,
                 self.dtype,
                 grid=(16, 16),
@@ -297,12 +297,12 @@ def by_job(pipe: Any, name: str, prompts: list[str], seed: int, folder: Path) ->
     from gen.config.job import make_job
     from gen.jobs.run import run_job
 
-    law = asdict(pipe.resolve(SAMPLER, None)[1])
+    sampling = asdict(pipe.resolve(SAMPLER, None)[1])
     job = make_job(
         {
             "modality": name,
             "sampler": SAMPLER,
-            "law": law,
+            "sampling": sampling,
             "prompts": prompts,
             "seed": seed,
             "batch_size": BATCH,
@@ -333,9 +333,9 @@ def by_loop(pipe: Any, batches: list[tuple], folder: Path) -> dict[str, Any]:
     folder.mkdir()
     spent = {"seconds": 0.0, "cpu": 0.0, "encode": 0.0, "encode_cpu": 0.0}
     nfe = 0
-    for number, (items, sampler, law, how) in enumerate(batches):
+    for number, (items, sampler, sampling, how) in enumerate(batches):
         at = time.perf_counter(), time.process_time()
-        out = pipe.generate(items, sampler, law, **{**how, "callback": lambda info: None})
+        out = pipe.generate(items, sampler, sampling, **{**how, "callback": lambda info: None})
         made = time.perf_counter(), time.process_time()
         for i, (item, media) in enumerate(zip(items, out.media, strict=True)):
             info, stem = {"prompt": item.prompt, "seed": item.seed}, folder / f"{number:03d}-{i}"
@@ -363,9 +363,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.pipe, name)
 
-    def generate(self, items: Any, sampler: Any, law: Any, **how: Any) -> Any:
-        self.batches.append((list(items), sampler, law, how))
-        out = self.pipe.generate(items, sampler, law, **how)
+    def generate(self, items: Any, sampler: Any, sampling: Any, **how: Any) -> Any:
+        self.batches.append((list(items), sampler, sampling, how))
+        out = self.pipe.generate(items, sampler, sampling, **how)
         self.nfe += sum(s.nfe for s in out.stats)
         return out
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 
 
-class PathLaw(Protocol):
+class PathDistribution(Protocol):
     """Transitions. ``steps``: S. ``channels``: C."""
 
     steps: int
@@ -31,13 +31,13 @@ class PathLaw(Protocol):
         """m_k and log s_k, each [N, C], of x [N, C] given z [N, H, D]."""
 
 
-def noise_size(law: PathLaw) -> int:
+def noise_size(law: PathDistribution) -> int:
     """Standard normal numbers that one path takes."""
     return (law.steps + 1) * law.channels
 
 
 @torch.no_grad()
-def walk(law: PathLaw, z: Tensor, noise: Tensor) -> Tensor:
+def walk(law: PathDistribution, z: Tensor, noise: Tensor) -> Tensor:
     """The path that noise [..., (S + 1) C] leads along: [..., S + 1, C]; its last place is the
     latent. z [..., H, D]."""
     lead = z.shape[:-2]
@@ -52,7 +52,7 @@ def walk(law: PathLaw, z: Tensor, noise: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def log_density(law: PathLaw, path: Tensor, z: Tensor) -> Tensor:
+def log_density(law: PathDistribution, path: Tensor, z: Tensor) -> Tensor:
     """log of the density of paths [..., S + 1, C] given z [..., H, D]: float64 [...]."""
     lead = z.shape[:-2]
     z, path = z.flatten(0, -3), path.reshape(-1, law.steps + 1, law.channels)
@@ -68,7 +68,7 @@ def _log_normal(x: Tensor, mean: Tensor, log_sigma: Tensor) -> Tensor:
     return (-0.5 * score.square() - log_sigma - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-class HeadLaw:
+class HeadDistribution:
     """The path law of a diffusion head under a law of generation.
 
     Guidance acts on what the head predicts, with z [N, 2, D] = (with condition, without): u + s (c
@@ -77,16 +77,16 @@ class HeadLaw:
     ``GenError`` if one of them is set.
     """
 
-    def __init__(self, head, law: Law):
-        if law.top_k or law.top_p < 1 or law.min_p:
-            name = "top_k" if law.top_k else "top_p" if law.top_p < 1 else "min_p"
+    def __init__(self, head, law: SamplingParams):
+        if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+            name = "top_k" if sampling.top_k else "top_p" if sampling.top_p < 1 else "min_p"
             raise GenError(
-                f"law.{name} is {getattr(law, name)}; it chooses among ids, and this model makes"
+                f"sampling.{name} is {getattr(law, name)}; it chooses among ids, and this model makes"
                 " latents; expected only temperature and guidance_scale"
             )
-        if law.temperature == 0:
+        if sampling.temperature == 0:
             raise GenError(
-                "law.temperature is 0; a latent has no most likely value that could be found;"
+                "sampling.temperature is 0; a latent has no most likely value that could be found;"
                 " expected a number above 0"
             )
         self.head, self.law = head, law
@@ -99,9 +99,9 @@ class HeadLaw:
         )
         guided = out[:, 0] if halves == 1 else self._guide(out, z)
         mean, log_sigma = self.head.posterior(x, k, guided)
-        return mean, log_sigma + math.log(self.law.temperature)
+        return mean, log_sigma + math.log(self.sampling.temperature)
 
     def _guide(self, out: Tensor, z: Tensor) -> Tensor:
         if hasattr(self.head, "guide"):
-            return self.head.guide(out, z, self.law.guidance_scale)
-        return out[:, 1] + self.law.guidance_scale * (out[:, 0] - out[:, 1])
+            return self.head.guide(out, z, self.sampling.guidance_scale)
+        return out[:, 1] + self.sampling.guidance_scale * (out[:, 0] - out[:, 1])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 
 
@@ -32,19 +32,19 @@ class Target:
         model,
         prompt: Tensor,
         space: TokenSpace,
-        law: Law,
+        sampling: SamplingParams,
         uncond: Tensor | None = None,
         prompt_length: Tensor | None = None,
         uncond_length: Tensor | None = None,
     ):
-        if law.guided and uncond is None:
+        if sampling.guided and uncond is None:
             raise ValueError("a guided law needs the unconditional prompt")
         if space.constraint is not None and not self.left_to_right:
             raise GenError(
                 "the token space has a constraint, which looks at the ids before a place; expected"
                 " a causal model, which fills places left to right"
             )
-        self.model, self.space, self.law = model, space, law
+        self.model, self.space, self.sampling = model, space, sampling
         self.device = model.device
         self.learned: dict[Any, Any] = {}
 
@@ -53,7 +53,7 @@ class Target:
             return torch.full((len(ids),), ids.shape[1]) if n is None else n
 
         halves = [(prompt, full(prompt, prompt_length))]
-        if law.guided:
+        if sampling.guided:
             halves.append((uncond, full(uncond, uncond_length)))
         width = max(p.shape[1] for p, _ in halves)
         pad = [torch.nn.functional.pad(p, (0, width - p.shape[1])) for p, _ in halves]
@@ -74,20 +74,20 @@ class Target:
         self.legal = legal[:1].expand(len(legal), -1) if space.even else legal
         self._narrow = not bool(self.legal.all())  # whether anything has to be kept out of the law
 
-    def under(self, law: Law) -> Target:
+    def under(self, sampling: SamplingParams) -> Target:
         """A fresh target of the same model and items under another law. An unguided one drops the
         unconditional half; ``ValueError`` for a guided one where there is none."""
-        fresh = type(self)(*self._made_of(law))
+        fresh = type(self)(*self._made_of(sampling))
         fresh.at_most(self.rows)
         return fresh
 
-    def _made_of(self, law: Law) -> tuple:
+    def _made_of(self, sampling: SamplingParams) -> tuple:
         """What another target of the same model and items is made of."""
         prompts, lengths = (x.chunk(self.halves) for x in self._every)
         uncond, uncond_length = (
-            (prompts[-1], lengths[-1]) if law.guided and self.halves == 2 else (None, None)
+            (prompts[-1], lengths[-1]) if sampling.guided and self.halves == 2 else (None, None)
         )
-        return self.model, prompts[0], self.space, law, uncond, lengths[0], uncond_length
+        return self.model, prompts[0], self.space, sampling, uncond, lengths[0], uncond_length
 
     @property
     def _even(self) -> bool:
@@ -160,15 +160,15 @@ class Target:
         self.rows = len(self._items)
 
     def _law(
-        self, logits: Tensor, legal: Tensor | None, law: Law | None = None, consume: bool = False
+        self, logits: Tensor, legal: Tensor | None, sampling: SamplingParams | None = None, consume: bool = False
     ) -> Tensor:
         size = self.legal.shape[-1]
         logits = logits if logits.shape[-1] == size else logits[..., :size]
         cond, uncond = logits.chunk(2) if self.halves > 1 else (logits, None)
-        return (law or self.law)(cond, uncond, legal, consume=consume)
+        return (sampling or self.sampling)(cond, uncond, legal, consume=consume)
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
-        return self._law(logits, legal, Law(guidance_scale=self.law.guidance_scale))
+        return self._law(logits, legal, SamplingParams(guidance_scale=self.sampling.guidance_scale))
 
 
 def legal_at(legal: Tensor, positions: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ class Block:
         they come back in the next block."""
         whole = torch.full((self.parent.rows, self.length), self.space.mask_id, device=self.device)
         whole[self._at] = canvas
-        law, computed = self.parent.predict(whole)
-        return law[self._at], computed
+        logprobs, computed = self.parent.predict(whole)
+        return logprobs[self._at], computed
 
     def raw(self) -> Tensor:
         """As ``MaskedTarget.raw``."""

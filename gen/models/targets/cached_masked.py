@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import CacheableModel
 from gen.models.targets.masked import MaskedTarget
 
@@ -91,8 +91,8 @@ class CachedMaskedTarget(MaskedTarget):
         self._plan: Plan | None = None
         self.fresh = torch.zeros(self.rows, self.length, dtype=torch.bool, device=self.device)
 
-    def under(self, law: Law) -> CachedMaskedTarget:
-        return _made(self, law, self.policy)
+    def under(self, sampling: SamplingParams) -> CachedMaskedTarget:
+        return _made(self, sampling, self.policy)
 
     def at_most(self, rows: int) -> None:
         super().at_most(rows)
@@ -120,7 +120,7 @@ class CachedMaskedTarget(MaskedTarget):
 
     def prepare(self, now) -> None:
         """Asks the policy what the next call computes. ``now``: the step, with everything but its
-        law: ``canvas``, ``masked``, ``open`` [b, T] and what else the policy looks at. Raises
+        sampling: ``canvas``, ``masked``, ``open`` [b, T] and what else the policy looks at. Raises
         ``GenError`` for a policy that leaves a row nothing to commit.
         """
         stand = self._stand(now.canvas)
@@ -227,10 +227,10 @@ def cached(target, policy: Policy) -> CachedMaskedTarget:
             f"{type(target).__name__} of {type(target.model).__name__} keeps no keys and values"
             " between calls; expected a masked language model, or no cache"
         )
-    return _made(target, target.law, policy)
+    return _made(target, target.sampling, policy)
 
 
-def _made(target: MaskedTarget, law: Law, policy: Policy) -> CachedMaskedTarget:
-    fresh = CachedMaskedTarget(*target._made_of(law), policy=policy)
+def _made(target: MaskedTarget, sampling: SamplingParams, policy: Policy) -> CachedMaskedTarget:
+    fresh = CachedMaskedTarget(*target._made_of(sampling), policy=policy)
     fresh.at_most(target.rows)
     return fresh

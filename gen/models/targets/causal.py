@@ -166,7 +166,7 @@ class CausalTarget(Target):
             raise GenError(
                 f"the sampler accepted id {int(ids[row, column])} at place"
                 f" {int(positions[row, column])}, which the constraint forbids there; expected a"
-                " sampler whose guarantee is 'law' or 'sample'"
+                " sampler whose guarantee is 'sampling' or 'sample'"
             )
 
     def keep(self, rows: Tensor) -> None:

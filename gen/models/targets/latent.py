@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gen.models.adapters.denoising_path import HeadLaw, PathLaw
+from gen.models.adapters.denoising_path import HeadDistribution, PathDistribution
 from gen.models.targets.base import Target
 from gen.models.targets.causal import CausalTarget
 
@@ -21,7 +21,7 @@ class LatentTarget(Target):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.paths: PathLaw = HeadLaw(self.model.head, self.law)
+        self.paths: PathDistribution = HeadDistribution(self.model.head, self.sampling)
 
     def blank(self) -> Tensor:
         return self.space.blank(self.items, self.device, self.model.dtype)

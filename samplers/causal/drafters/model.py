@@ -67,21 +67,21 @@ class IdChain:
 
     def __init__(self, verifier: Verifier, legal: Tensor):
         self.verifier, self.legal = verifier, legal
-        self.laws: list[Tensor] = []
+        self.distributions: list[Tensor] = []
 
     def begin(self, now, drafts):
-        self.laws = []
+        self.distributions = []
 
     def draw(self, now, column, law, active):
-        self.laws.append(law)
+        self.distributions.append(law)
         ids = now.categorical(law[:, None], "draft", active[:, None], column)[:, 0]
         return ids, law.gather(1, ids[:, None])[:, 0].exp()
 
     def verify(self, now, drafts, drafted, law):
         b, length = drafts.shape
         logq = torch.zeros(b, length, law.shape[-1], dtype=law.dtype, device=law.device)
-        if self.laws:
-            logq[:, : len(self.laws)] = torch.stack(self.laws, 1).to(law.dtype)
+        if self.distributions:
+            logq[:, : len(self.distributions)] = torch.stack(self.distributions, 1).to(law.dtype)
         legal = legal_at(self.legal, now.positions[:, :length])
         return self.verifier.verify(
             now, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, law
@@ -91,7 +91,7 @@ class IdChain:
         return now.categorical(law, "token", now.valid, shared=True)
 
     def keep(self, rows):
-        self.laws = []
+        self.distributions = []
 
 
 class ModelDrafter(Drafter):
@@ -278,7 +278,7 @@ class ModelDrafted(Sampler):
             raise bad_value(
                 "sampler.draft_guidance",
                 self.draft_guidance,
-                "None or 1, because law.guidance_scale is 1",
+                "None or 1, because sampling.guidance_scale is 1",
             )
         if self.num_speculative_tokens == AUTO:
             lengths = AutoLength(width_of(AUTO, self, target), draft.rows)

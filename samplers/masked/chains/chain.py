@@ -90,12 +90,12 @@ class ChainSampler(Sampler):
         return 1
 
     @abstractmethod
-    def draft(self, now: Round, law: Tensor) -> Tensor:
+    def draft(self, now: Round, logprobs: Tensor) -> Tensor:
         """Ids [b, L] from the law [b, L, V] of the places ``now.positions`` [b, L], where
         ``now.valid``."""
 
     @abstractmethod
-    def judge(self, now: Round, drafts: Proposal, law: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, now: Round, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """``drafts``: L = n k of them, n at least 1, at ``now.positions`` [b, L]; ``law`` [b, L,
         V]: of each place given the drafts before its step; ``now.valid`` [b, L]: those whose turn
         it is if the ones before are kept. Returns how many steps are kept [b], and an id for the
@@ -171,19 +171,19 @@ def decode_chains(
         old, index = canvas[rows], torch.arange(len(rows), device=device)
         states, exists = chain.canvases(old)
         of = exists.nonzero()[:, 0]
-        law, sent = target.predict(states[exists], of)
+        logprobs, sent = target.predict(states[exists], of)
         flat = torch.zeros_like(
             exists, dtype=torch.long
         )  # which of the canvases sent is x_j of a row
         flat[exists] = torch.arange(len(of), device=device)
-        score, empty = _score(method, target, draws, rows[of], round_[of], states[exists], law)
+        score, empty = _score(method, target, draws, rows[of], round_[of], states[exists], logprobs)
         turn = ranked(score, empty).argsort(1)[:, :k]  # S of every canvas
-        accepted, given = _judged(method, draws, rows, round_, chain, exists, turn[flat], law, flat)
+        accepted, given = _judged(method, draws, rows, round_, chain, exists, turn[flat], logprobs, flat)
         # the law at the canvas where the chain stopped is there already
         last = flat.gather(1, accepted[:, None])[:, 0]
-        before, law, score, top, due = (
+        before, logprobs, score, top, due = (
             states[index, accepted],
-            law[last],
+            logprobs[last],
             score[last],
             turn[last],
             empty[last],
@@ -192,7 +192,7 @@ def decode_chains(
         if bool(fixed.any()):
             top[fixed] = chain.places[index[fixed], accepted[fixed]]
         due = due.gather(1, top)  # fewer than k are empty at the end
-        drawn = draws.categorical(_at(law, top), rows, top, "token", None, due & ~fixed[:, None])
+        drawn = draws.categorical(_at(logprobs, top), rows, top, "token", None, due & ~fixed[:, None])
         drawn = torch.where(
             fixed[:, None], given[:, None], torch.where(due, drawn, before.gather(1, top))
         )
@@ -223,21 +223,21 @@ def decode_chains(
         fresh = torch.zeros_like(fixed)
         if moved := seats.leave(~space.is_empty(canvas[rows]).any(1)):
             fresh, left = moved
-            fresh, round_, law, score = fresh[left], round_[left], law[left], score[left]
+            fresh, round_, logprobs, score = fresh[left], round_[left], logprobs[left], score[left]
         if len(rows := seats.rows):
             chain = _drafted(
-                method, draws, rows, round_, law, score, space.is_empty(canvas[rows]), fresh
+                method, draws, rows, round_, logprobs, score, space.is_empty(canvas[rows]), fresh
             )
             round_ = (round_ + 1).masked_fill(fresh, 0)
     return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
 
 
-def _at(law: Tensor, places: Tensor) -> Tensor:
+def _at(logprobs: Tensor, places: Tensor) -> Tensor:
     """The law [b, T, V] at places [b, L]: [b, L, V]."""
-    return law[torch.arange(len(law), device=law.device)[:, None], places]
+    return logprobs[torch.arange(len(logprobs), device=logprobs.device)[:, None], places]
 
 
-def _score(method, target, draws, rows, round_, canvases, law) -> tuple[Tensor, Tensor]:
+def _score(method, target, draws, rows, round_, canvases, logprobs) -> tuple[Tensor, Tensor]:
     """The scores float64 [m, T] of m canvases, and their empty places, bool [m, T]."""
     empty = target.space.is_empty(canvases)
     no = torch.zeros_like(empty)
@@ -251,7 +251,7 @@ def _score(method, target, draws, rows, round_, canvases, law) -> tuple[Tensor, 
         no,
         empty,
         ~no,
-        law,
+        logprobs,
         getattr(target, "raw", None),
         {},
         no.double(),
@@ -265,7 +265,7 @@ def same_places(turn: Tensor, places: Tensor) -> Tensor:
 
 
 def _judged(
-    method, draws, rows, round_, chain: _Chain, exists, turn, law, flat
+    method, draws, rows, round_, chain: _Chain, exists, turn, logprobs, flat
 ) -> tuple[Tensor, Tensor]:
     """Steps of the chain that are kept [b], and an id for the draft after them [b], or -1."""
     b, n, k = chain.places.shape
@@ -279,10 +279,10 @@ def _judged(
     places, ids = chain.places.view(b, n * k), chain.ids.view(b, n * k)
     now = Round(draws, rows, round_, torch.zeros_like(rows), places, wide(follows))
     drafts = Proposal(ids, torch.full_like(ids, ROW), chain.logq, chain.logq > -torch.inf)
-    return method.judge(now, drafts, law[wide(flat[:, :n]), places])
+    return method.judge(now, drafts, logprobs[wide(flat[:, :n]), places])
 
 
-def _drafted(method, draws, rows, round_, law, score, empty, fresh) -> _Chain:
+def _drafted(method, draws, rows, round_, logprobs, score, empty, fresh) -> _Chain:
     """The next chain, from a law [b, T, V] and scores [b, T] known before; none in rows that are
     ``fresh`` (bool [b]), whose law is not known. The last step is never drafted: nothing comes
     after it."""
@@ -290,8 +290,8 @@ def _drafted(method, draws, rows, round_, law, score, empty, fresh) -> _Chain:
     steps = ((empty.sum(1) - 1) // k).clamp_max(method.num_drafts - 1).masked_fill(fresh, 0)
     n = int(steps.max())
     places = ranked(score, empty).argsort(1)[:, : n * k]
-    active = torch.arange(n * k, device=law.device) < steps[:, None] * k
-    logq = _at(law, places)
+    active = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
+    logq = _at(logprobs, places)
     ids = method.draft(Round(draws, rows, round_, torch.zeros_like(rows), places, active), logq)
     return _Chain(places.view(len(rows), n, k), ids.view(len(rows), n, k), logq, steps)
 

@@ -63,12 +63,12 @@ class ExactSpeculative(ChainSampler):
                 "sampler.verifier", self.verifier, f"{exact}; relaxed ones would not keep the law"
             )
 
-    def draft(self, now, law):
-        return now.categorical(law, "draft", now.valid)
+    def draft(self, now, logprobs):
+        return now.categorical(logprobs, "draft", now.valid)
 
-    def judge(self, now, drafts, law) -> tuple[Tensor, Tensor]:
+    def judge(self, now, drafts, logprobs) -> tuple[Tensor, Tensor]:
         accepted, residual = registry.get("verifier", self.verifier)().decide(
-            now, drafts, now.valid, law
+            now, drafts, now.valid, logprobs
         )
         rejected = first_rejected(now.valid, accepted)
         if not bool(rejected.any()):

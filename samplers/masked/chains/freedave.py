@@ -57,10 +57,10 @@ class FreeDave(ChainSampler):
     def width(self) -> int:
         return self.tokens_per_step
 
-    def draft(self, now, law):
-        return now.categorical(law, "token", now.valid, shared=True)
+    def draft(self, now, logprobs):
+        return now.categorical(logprobs, "token", now.valid, shared=True)
 
-    def judge(self, now, drafts, law) -> tuple[Tensor, Tensor]:
-        same = (now.categorical(law, "token", now.valid, shared=True) == drafts.tokens) & now.valid
+    def judge(self, now, drafts, logprobs) -> tuple[Tensor, Tensor]:
+        same = (now.categorical(logprobs, "token", now.valid, shared=True) == drafts.tokens) & now.valid
         accepted = leading(same.view(len(same), same.shape[1] // self.width, self.width).all(-1))
         return accepted, accepted.new_full(accepted.shape, -1)

@@ -34,7 +34,7 @@ from torch import Tensor
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.masked.config import MaskedKnobs
 from gen.samplers.masked.loop import decode_masked
@@ -127,7 +127,7 @@ class _Judge:
                 "the judge's legal ids are not the masked model's; expected a model of the same"
                 " tokens"
             )
-        self.rule, self.target = rule, draft.under(Law(guidance_scale=draft.law.guidance_scale))
+        self.rule, self.target = rule, draft.under(SamplingParams(guidance_scale=draft.sampling.guidance_scale))
         self.rows = torch.arange(draft.rows, device=draft.device)
         # the ids that it was given in the last call, [b, T]; -1 in rows that are others since
         self.told: Tensor | None = None

@@ -62,12 +62,12 @@ def features(now: Step, radius: int) -> Tensor:
     known, empty = now.open & ~now.masked, now.open & now.masked
     c = now.confidence.clamp(0, 1)
     first, second = now.judged().double().topk(2, -1).values.exp().unbind(-1)
-    law = torch.stack(
+    logprobs = torch.stack(
         [c, -torch.log10((1 - c).clamp_min(0) + FLOOR) / 5, certainty(now).exp(), first - second],
         -1,
     ).clamp(0, 1)
-    law = law.masked_fill(known[..., None], 1) * now.open[..., None]
-    place = torch.cat([now.open[..., None].double(), known[..., None].double(), law], -1)
+    logprobs = logprobs.masked_fill(known[..., None], 1) * now.open[..., None]
+    place = torch.cat([now.open[..., None].double(), known[..., None].double(), logprobs], -1)
     around = (
         nn.functional.pad(place, (0, 0, radius, radius)).unfold(1, 2 * radius + 1, 1).flatten(2)
     )

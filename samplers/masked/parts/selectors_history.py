@@ -43,15 +43,15 @@ WINDOW, KNOWN = 3, 1  # R2-dLLM: so many places in a row, at most so many of the
 @register("selector", "klass")
 def klass(now: Step) -> Tensor:
     """Sure, and no longer moving."""
-    law = now.judged()
-    before = now.recall("klass_law", torch.full_like(law, -torch.inf))  # nothing is close to that
-    p = law.double().exp()
-    moved = torch.where(p > 0, p * (law.double() - before.double()), 0).sum(-1).clamp_min(0)
+    logprobs = now.judged()
+    before = now.recall("klass_law", torch.full_like(logprobs, -torch.inf))  # nothing is close to that
+    p = logprobs.double().exp()
+    moved = torch.where(p > 0, p * (logprobs.double() - before.double()), 0).sum(-1).clamp_min(0)
     count = now.recall("klass_stable", torch.zeros_like(now.canvas))
     stable = torch.where(
         now.fresh, torch.where(moved < now.knobs.kl_threshold, count + 1, 0), count
     )
-    now.memory.update(klass_law=torch.where(now.fresh[..., None], law, before), klass_stable=stable)
+    now.memory.update(klass_law=torch.where(now.fresh[..., None], logprobs, before), klass_stable=stable)
     return sure(now) & (stable >= now.knobs.history)
 
 
@@ -131,8 +131,8 @@ def credit(now: Step) -> Tensor:
     )
     now.memory["credit"] = credits
 
-    def fuse(law):
-        return (law + knobs.credit_weight * credits.log1p()).log_softmax(-1)
+    def fuse(logprobs):
+        return (logprobs + knobs.credit_weight * credits.log1p()).log_softmax(-1)
 
     raw, now.law = now.raw, fuse(now.law)
     if knobs.confidence_on == "raw":

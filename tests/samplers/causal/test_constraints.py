@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from constrained import SPACES, ExactLength, ends_at, exact_length, law_of, obeys, with_end
+from constrained import SPACES, ExactLength, ends_at, exact_length, sampling_of, obeys, with_end
 from enumeration import distance, enumerate_law
 from tabular import (
     EMPTY,
@@ -30,21 +30,21 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws, OffsetDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
-COMBINED = Law(temperature=0.7, top_k=2, guidance_scale=2.0)
-LAWS = {"plain": Law(), "guided": Law(guidance_scale=2.0), "combined": COMBINED}
+COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
+LAWS = {"plain": SamplingParams(), "guided": SamplingParams(guidance_scale=2.0), "combined": COMBINED}
 COUPLINGS, INITS = registry.table("coupling"), registry.table("initialiser")
 autoregressive = registry.get("sampler", "autoregressive")
 jacobi = registry.get("sampler", "speculative_jacobi")
 speculative = registry.get("sampler", "speculative")
 
 
-def models(space: TokenSpace, law: Law):
+def models(space: TokenSpace, sampling: SamplingParams):
     """A target and a draft model that differ, of ids that are all possible."""
 
     def make(seed):
@@ -54,20 +54,20 @@ def models(space: TokenSpace, law: Law):
 
 
 def error(
-    sampler, space: TokenSpace, law: Law = LAWS["plain"], draft_space: TokenSpace | None = None
+    sampler, space: TokenSpace, sampling: SamplingParams = LAWS["plain"], draft_space: TokenSpace | None = None
 ) -> float:
     """The largest error of a probability, over three contexts of different lengths that are decoded
     in one batch."""
-    model, small = models(space, law)
+    model, small = models(space, sampling)
 
     def decode(draws, context):
         draft = (
-            causal_target(small, draft_space or space, law, context) if sampler.drafted else None
+            causal_target(small, draft_space or space, sampling, context) if sampler.drafted else None
         )
-        return sampler(causal_target(model, space, law, context), draws, draft=draft).tokens
+        return sampler(causal_target(model, space, sampling, context), draws, draft=draft).tokens
 
     found = enumerate_law(decode, CONTEXTS)
-    expected = [law_of(model, space, law, c) for c in range(CONTEXTS)]
+    expected = [sampling_of(model, space, sampling, c) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
         "the law is too simple to test anything"
     )
@@ -80,10 +80,10 @@ def error(
 # --- the law
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_law_of_autoregression(space, law):
-    assert error(autoregressive(), space, law) < EXACT
+def test_law_of_autoregression(space, sampling):
+    assert error(autoregressive(), space, sampling) < EXACT
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
@@ -105,10 +105,10 @@ def test_law_of_jacobi_for_every_initialiser(coupling, init):
     assert error(jacobi(coupling=coupling, window=3, init=init), exact_length(3, 3)) < EXACT
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_law_of_jacobi_for_every_law(coupling, law):
-    assert error(jacobi(coupling=coupling, window=3), exact_length(3, 3), law) < EXACT
+def test_law_of_jacobi_for_every_law(coupling, sampling):
+    assert error(jacobi(coupling=coupling, window=3), exact_length(3, 3), sampling) < EXACT
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["drafts obey", "drafts do not"])
@@ -133,16 +133,16 @@ def test_drafts_that_are_all_illegal_leave_a_law():
     """Numbers, and the smallest legal set, after whatever was drafted; and the second call forgets
     what the first one drafted."""
     space = exact_length(4, 4)
-    target = causal_target(models(space, Law())[0], space, COMBINED, [0, 1])
+    target = causal_target(models(space, SamplingParams())[0], space, COMBINED, [0, 1])
     at = torch.arange(4).expand(2, 4)
-    law, _ = target.predict(torch.tensor([[0, 2, 2, 2], [0, 3, 0, 3]]), at)
-    assert not bool(law.isnan().any())
-    assert torch.allclose(law.exp().sum(-1), torch.ones(2, 4, dtype=torch.float64))
-    assert law[0, 2:].argmax(-1).tolist() == [3, 3] and law[1, 1:].argmax(-1).tolist() == [3, 3, 3]
-    law, _ = target.predict(torch.tensor([[0, 0, 0, 0]] * 2), at)
+    sampling, _ = target.predict(torch.tensor([[0, 2, 2, 2], [0, 3, 0, 3]]), at)
+    assert not bool(sampling.isnan().any())
+    assert torch.allclose(sampling.exp().sum(-1), torch.ones(2, 4, dtype=torch.float64))
+    assert sampling[0, 2:].argmax(-1).tolist() == [3, 3] and sampling[1, 1:].argmax(-1).tolist() == [3, 3, 3]
+    sampling, _ = target.predict(torch.tensor([[0, 0, 0, 0]] * 2), at)
     assert torch.equal(target.allowed[0], target.allowed[1])
     assert target.allowed[0].sum(-1).tolist() == [3, 3, 2, 1] and bool(
-        (law.isfinite().sum(-1) > 0).all()
+        (sampling.isfinite().sum(-1) > 0).all()
     )
 
 
@@ -219,16 +219,16 @@ CAUSAL = [
 def run(
     sampler,
     space: TokenSpace = LONG,
-    law: Law = LAWS["guided"],
+    sampling: SamplingParams = LAWS["guided"],
     rows: list[int] | None = None,
     **kwargs,
 ):
     rows = list(range(20)) if rows is None else rows
-    model, small = models(space, law)
+    model, small = models(space, sampling)
     context = [r % CONTEXTS for r in rows]
-    draft = causal_target(small, space, law, context) if sampler.drafted else None
+    draft = causal_target(small, space, sampling, context) if sampler.drafted else None
     return sampler(
-        causal_target(model, space, law, context),
+        causal_target(model, space, sampling, context),
         CounterDraws([7919 * r + 5 for r in rows]),
         draft=draft,
         **kwargs,
@@ -243,17 +243,17 @@ def disobedient(sampler) -> int:
 def test_every_causal_sampler_obeys_or_refuses(name):
     """Relaxed rules credit a draft with the mass of other ids, so some of them would pass one that
     is not legal."""
-    sampler, law = resolve_sampler(name)
+    sampler, sampling = resolve_sampler(name)
     space = replace(LONG, codebook=torch.arange(4.0)[:, None])
     try:
-        out = run(sampler, space, replace(law, guidance_scale=2.0))
+        out = run(sampler, space, replace(sampling, guidance_scale=2.0))
     except GenError as refusal:
         assert sampler.exactness == "none" and "constraint" in str(refusal)
         return
     assert all(obeys(LONG, ids) for ids in out.tokens.tolist())
-    assert law.temperature == 0 or sampler.exactness == "none" or len(out.tokens.unique(dim=0)) > 5
+    assert sampling.temperature == 0 or sampler.exactness == "none" or len(out.tokens.unique(dim=0)) > 5
     for row in (0, 7):  # alone and in the batch
-        alone = run(sampler, space, replace(law, guidance_scale=2.0), rows=[row])
+        alone = run(sampler, space, replace(sampling, guidance_scale=2.0), rows=[row])
         assert (
             torch.equal(alone.tokens[0], out.tokens[row])
             and alone.stats[0].nfe == out.stats[row].nfe
@@ -278,33 +278,33 @@ def test_gumbel_gives_the_tokens_of_autoregression(window, init):
     ids=["ar", "gumbel", "fresh"],
 )
 def test_continuation_has_the_law_of_what_follows(sampler):
-    space, law, given = exact_length(6, 6), LAWS["guided"], torch.tensor([0, 1])
-    model = models(space, law)[0]
+    space, sampling, given = exact_length(6, 6), LAWS["guided"], torch.tensor([0, 1])
+    model = models(space, sampling)[0]
     rest = space.after(given[:1]).after(given[1:])
     assert rest.length == 4 and rest.given.tolist() == [0, 1]
     known = [[(*p, 0, 1) for p in prompts] for prompts in (PROMPTS, EMPTY)]
     found = enumerate_law(
-        lambda draws, c: sampler(causal_target(model, rest, law, c, *known), draws).tokens, CONTEXTS
+        lambda draws, c: sampler(causal_target(model, rest, sampling, c, *known), draws).tokens, CONTEXTS
     )
     for context, one in enumerate(found):
-        assert len(one) > 2 and distance(one, law_of(model, space, law, context, (0, 1))) < EXACT
+        assert len(one) > 2 and distance(one, sampling_of(model, space, sampling, context, (0, 1))) < EXACT
     forgetful = replace(rest, given=None)  # the control: the constraint counts from zero
     found = enumerate_law(
-        lambda draws, c: sampler(causal_target(model, forgetful, law, c, *known), draws).tokens,
+        lambda draws, c: sampler(causal_target(model, forgetful, sampling, c, *known), draws).tokens,
         CONTEXTS,
     )
-    assert distance(found[0], law_of(model, space, law, 0, (0, 1))) > WRONG
+    assert distance(found[0], sampling_of(model, space, sampling, 0, (0, 1))) > WRONG
 
 
 def test_a_row_continued_from_its_own_beginning_is_the_same_row():
-    space, law = LONG, LAWS["guided"]
-    model = models(space, law)[0]
-    whole = jacobi(window=4)(causal_target(model, space, law, [1]), CounterDraws([9])).tokens[0]
+    space, sampling = LONG, LAWS["guided"]
+    model = models(space, sampling)[0]
+    whole = jacobi(window=4)(causal_target(model, space, sampling, [1]), CounterDraws([9])).tokens[0]
     for k in range(1, ends_at(whole.tolist(), 3)):
         given = whole[:k]
         prompts = [[(*p, *given.tolist()) for p in x] for x in (PROMPTS, EMPTY)]
         out = jacobi(window=4)(
-            causal_target(model, space.after(given), law, [1], *prompts),
+            causal_target(model, space.after(given), sampling, [1], *prompts),
             OffsetDraws(CounterDraws([9]), k),
             trace=True,
         )
@@ -331,8 +331,8 @@ def test_what_is_given_must_be_told_and_may_not_have_ended():
 def test_models_that_do_not_go_left_to_right_refuse_a_constraint():
     masked = replace(TokenSpace.codes((4,), 3, 4, mask_id=3), constraint=ExactLength(3, 4))
     for make in (
-        lambda s: masked_target(TabularMasked(4), s, Law(), [0]),
-        lambda s: block_target(TabularBlocks(4, block_length=2), s, Law(), [0]),
+        lambda s: masked_target(TabularMasked(4), s, SamplingParams(), [0]),
+        lambda s: block_target(TabularBlocks(4, block_length=2), s, SamplingParams(), [0]),
     ):
         with pytest.raises(GenError, match="left to right") as said:
             make(masked)
@@ -346,7 +346,7 @@ def test_a_masked_space_may_have_an_end_and_fills_nothing_by_it():
 
     def sample(s):
         return registry.get("sampler", "masked_iterative")()(
-            masked_target(TabularMasked(4), s, Law(), [0] * 8), CounterDraws(range(8))
+            masked_target(TabularMasked(4), s, SamplingParams(), [0] * 8), CounterDraws(range(8))
         )
 
     assert torch.equal(sample(space).tokens, sample(plain).tokens)
@@ -391,4 +391,4 @@ def test_a_constraint_that_leaves_nothing_is_named_with_its_place():
 
     space = replace(TokenSpace.codes((4,), 3, 3), constraint=Nothing())
     with pytest.raises(GenError, match=r"leaves no id for place 2 after \[\d, \d\]"):
-        autoregressive()(causal_target(TabularCausal(3), space, Law(), [0]), CounterDraws([1]))
+        autoregressive()(causal_target(TabularCausal(3), space, SamplingParams(), [0]), CounterDraws([1]))

@@ -10,7 +10,7 @@ from tabular import PROMPTS, TabularCausal, causal_target
 from gen.core.errors import GenError
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
@@ -42,7 +42,7 @@ def space(end: bool = False) -> TokenSpace:
 NETS = small_llama(V), small_llama(V, 1)
 
 
-def target(net, law: Law, end: bool) -> CausalTarget:
+def target(net, sampling: SamplingParams, end: bool) -> CausalTarget:
     """Items with prompts of their own, of three lengths; unconditional ones likewise."""
     g = torch.Generator().manual_seed(3)
     prompt, uncond = (torch.randint(16, V, (N, 5), generator=g) for _ in range(2))
@@ -51,19 +51,19 @@ def target(net, law: Law, end: bool) -> CausalTarget:
         CausalLM(net),
         prompt,
         space(end),
-        law,
-        uncond if law.guided else None,
+        sampling,
+        uncond if sampling.guided else None,
         lengths,
-        lengths.flip(0) if law.guided else None,
+        lengths.flip(0) if sampling.guided else None,
     )
 
 
-def decode(name: str, law: Law, end: bool, at_most: int | None):
-    sampler, law = resolve_sampler(
-        SPECS[name], {"temperature": law.temperature, "guidance_scale": law.guidance_scale}
+def decode(name: str, sampling: SamplingParams, end: bool, at_most: int | None):
+    sampler, sampling = resolve_sampler(
+        SPECS[name], {"temperature": sampling.temperature, "guidance_scale": sampling.guidance_scale}
     )
-    ours = target(NETS[0], law, end)
-    draft = target(NETS[1], law, end) if sampler.drafted else None
+    ours = target(NETS[0], sampling, end)
+    draft = target(NETS[1], sampling, end) if sampler.drafted else None
     for part in (ours, draft):
         if part is not None and at_most:
             part.at_most(at_most)
@@ -80,10 +80,10 @@ def decode(name: str, law: Law, end: bool, at_most: int | None):
 @pytest.mark.parametrize("end", [False, True])
 @pytest.mark.parametrize("name", SPECS)
 def test_tokens_calls_and_traces_are_those_of_one_batch(name, end, scale):
-    law = Law(guidance_scale=scale)
-    whole, _ = decode(name, law, end, None)
+    sampling = SamplingParams(guidance_scale=scale)
+    whole, _ = decode(name, sampling, end, None)
     for at_most in (1, 4):
-        out, sizes = decode(name, law, end, at_most)
+        out, sizes = decode(name, sampling, end, at_most)
         assert torch.equal(out.tokens, whole.tokens) and max(sizes) == at_most
         assert [
             (s.nfe, s.tokens, s.tokens_computed, s.acceptance_histogram, s.draft_nfe)
@@ -98,7 +98,7 @@ def test_tokens_calls_and_traces_are_those_of_one_batch(name, end, scale):
 
 
 def test_places_are_taken_at_once_so_that_the_batch_stays_full():
-    out, sizes = decode("jacobi", Law(), True, 4)
+    out, sizes = decode("jacobi", SamplingParams(), True, 4)
     full = sum(n == 4 for n in sizes)
     calls = [s.nfe for s in out.stats]
     assert len(set(calls)) > 3, "rows of one length say nothing"
@@ -110,23 +110,23 @@ def test_places_are_taken_at_once_so_that_the_batch_stays_full():
 def test_control_a_drafter_that_does_not_begin_anew_is_found(monkeypatch):
     from gen.samplers.causal.jacobi import JacobiDrafter
 
-    whole, _ = decode("maximal", Law(), True, None)
+    whole, _ = decode("maximal", SamplingParams(), True, None)
     monkeypatch.setattr(JacobiDrafter, "renew", lambda self, rows: None)
-    out, _ = decode("maximal", Law(), True, 4)
+    out, _ = decode("maximal", SamplingParams(), True, 4)
     assert not torch.equal(out.tokens, whole.tokens)
 
 
 def test_control_a_place_whose_prompt_is_not_brought_in_is_found(monkeypatch):
-    whole, _ = decode("jacobi", Law(), False, None)
+    whole, _ = decode("jacobi", SamplingParams(), False, None)
     monkeypatch.setattr(CausalTarget, "_fill", lambda *a: None)
-    out, _ = decode("jacobi", Law(), False, 4)
+    out, _ = decode("jacobi", SamplingParams(), False, 4)
     assert torch.equal(out.tokens[:4], whole.tokens[:4]) and not torch.equal(
         out.tokens[4:], whole.tokens[4:]
     )
 
 
 def test_a_cache_that_takes_no_calls_about_some_rows_is_refused():
-    of = causal_target(TabularCausal(5), TokenSpace.codes((3,), 5, 5), Law(), [0, 1, 2])
+    of = causal_target(TabularCausal(5), TokenSpace.codes((3,), 5, 5), SamplingParams(), [0, 1, 2])
     assert not of.replaces and len(PROMPTS) == 3
     with pytest.raises(ValueError, match="TokenBuffer takes no calls about some of its rows"):
         of.at_most(2)

@@ -24,7 +24,7 @@ from test_constraints import (
 )
 
 from gen.core.rng import CounterDraws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal import jacobi as speculative_jacobi
 from gen.samplers.causal.jacobi import JacobiDrafter
 
@@ -50,7 +50,7 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
     for control in (False, True):
         Watched.ends = Watched.drafts = 0
         if control:
-            monkeypatch.setattr(speculative_jacobi, "going_on", lambda law, end: law)
+            monkeypatch.setattr(speculative_jacobi, "going_on", lambda sampling, end: sampling)
         run(jacobi(coupling=coupling, init=init, window=5), with_end(12, ids=4))
         assert Watched.drafts > 100 and (Watched.ends > 0) == control
 
@@ -85,7 +85,7 @@ def test_a_row_costs_no_call_after_its_end():
     model = Counting(4, low=0.0, spread=1.5)
     model.calls = []
     out = autoregressive()(
-        causal_target(model, space, Law(), [r % CONTEXTS for r in range(rows)]),
+        causal_target(model, space, SamplingParams(), [r % CONTEXTS for r in range(rows)]),
         CounterDraws(range(rows)),
     )
     places = [ends_at(ids, 3) for ids in out.tokens.tolist()]
@@ -97,7 +97,7 @@ def test_a_row_costs_no_call_after_its_end():
 
 def test_control_without_an_end_every_place_costs_a_call():
     out = autoregressive()(
-        causal_target(TabularCausal(4), replace(with_end(12, ids=4), end_id=None), Law(), [0]),
+        causal_target(TabularCausal(4), replace(with_end(12, ids=4), end_id=None), SamplingParams(), [0]),
         CounterDraws([1]),
     )
     assert out.stats[0].nfe == out.stats[0].tokens == 12
@@ -152,10 +152,10 @@ def test_traces_and_statistics_of_rows_that_end(sampler):
 def test_a_draft_behind_the_end_counts_neither_way():
     """A target that is its own draft is always right, and its chains are as good behind an end as
     before it."""
-    space, law = with_end(12, ids=4), Law()
-    model = models(space, law)[0]
+    space, sampling = with_end(12, ids=4), SamplingParams()
+    model = models(space, sampling)[0]
     target, draft = (
-        causal_target(model, space, law, [r % CONTEXTS for r in range(20)]) for _ in range(2)
+        causal_target(model, space, sampling, [r % CONTEXTS for r in range(20)]) for _ in range(2)
     )
     out = speculative(num_speculative_tokens=5)(target, CounterDraws(range(20)), draft=draft)
     drafted = [s for s in out.stats if s.acceptance_histogram]

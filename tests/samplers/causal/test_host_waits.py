@@ -161,9 +161,9 @@ class Watched(Drafter):
         self.rows = now.rows
         return self._seen(self.drafter.propose, self.proposed, now, tokens)
 
-    def verify(self, now, law):
+    def verify(self, now, sampling):
         self.blocks.append(0)
-        return self._seen(self.drafter.verify, self.verified, now, law)
+        return self._seen(self.drafter.verify, self.verified, now, sampling)
 
     def learn(self, now, accepted, drafted):
         self._seen(self.drafter.learn, self.learned, now, accepted, drafted)
@@ -312,11 +312,11 @@ GUIDED, PROMPTS, WITHOUT = (
 
 
 def causal_rounds(spec: dict | str) -> list[list[str]]:
-    sampler, law = resolve_sampler(spec, GUIDED)
+    sampler, sampling = resolve_sampler(spec, GUIDED)
     space = TokenSpace.codes((4, 6), 24, 20)
     return between_calls(
         sampler,
-        lambda: CausalTarget(CausalLM(small_llama(24)), PROMPTS, space, law, WITHOUT[:, :2]),
+        lambda: CausalTarget(CausalLM(small_llama(24)), PROMPTS, space, sampling, WITHOUT[:, :2]),
     )
 
 
@@ -357,10 +357,10 @@ STEPS = [
 def test_a_step_of_a_masked_network_waits_once_in_all(name):
     """To know which rows are done. The law, what is proposed and chosen and the schedule are in
     it."""
-    sampler, law = resolve_sampler(name, GUIDED)
+    sampler, sampling = resolve_sampler(name, GUIDED)
     space = replace(TokenSpace.codes((4, 5), 24, 20), mask_id=22)
     steps = between_calls(
-        sampler, lambda: MaskedTarget(MaskedLM(small_llama(24)), PROMPTS, space, law, WITHOUT)
+        sampler, lambda: MaskedTarget(MaskedLM(small_llama(24)), PROMPTS, space, sampling, WITHOUT)
     )
     assert all(waits == ["cpu", "numpy"] for waits in steps)
 
@@ -396,9 +396,9 @@ def test_control_a_coupling_that_asks_whether_something_was_rejected_is_found(mo
 
 
 def test_control_a_residual_of_as_many_drafts_as_were_rejected_is_found(monkeypatch):
-    def redrawn(now, ids, rejected, law):
-        rest = torch.zeros_like(law)
-        rest[rejected.any(1)] = law[rejected.any(1)]
+    def redrawn(now, ids, rejected, sampling):
+        rest = torch.zeros_like(sampling)
+        rest[rejected.any(1)] = sampling[rejected.any(1)]
         return verifiers_redrawn(now, ids, rejected, rest)
 
     verifiers_redrawn = verifiers.redrawn

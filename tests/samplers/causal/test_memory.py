@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
@@ -129,7 +129,7 @@ class Case:
     model: LlamaForCausalLM
     rows: int
     window: int
-    laws: int = 1
+    distributions: int = 1
 
     @property
     def vocab(self) -> int:
@@ -154,16 +154,16 @@ class Case:
         return sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
 
     @property
-    def law(self) -> int:
+    def sampling(self) -> int:
         return self.rows * self.window * self.vocab * 4
 
     @property
     def floor(self) -> int:
-        return self.weights + self.keys_and_values + self.laws * self.law
+        return self.weights + self.keys_and_values + self.distributions * self.sampling
 
     def target(self) -> CausalTarget:
         prompt = torch.arange(self.rows * PROMPT).view(self.rows, PROMPT) % self.vocab
-        return CausalTarget(CausalLM(self.model), prompt, SPACES[self.vocab], Law())
+        return CausalTarget(CausalLM(self.model), prompt, SPACES[self.vocab], SamplingParams())
 
     def decode(self, sampler: Callable) -> LiveBytes:
         """The meter after a decoding, which began with nothing but the weights and the space.
@@ -185,7 +185,7 @@ class Case:
         allowed = ALLOWED * self.floor - self.weights
         return (
             f"peak {self.share(meter):.2f} x the floor, allowed {ALLOWED}; MiB: weights"
-            f" {mb(self.weights)}, keys and values {mb(self.keys_and_values)}, law {mb(self.law)},"
+            f" {mb(self.weights)}, keys and values {mb(self.keys_and_values)}, law {mb(self.sampling)},"
             f" the rest {mb(self.weights + meter.peak - self.floor)}. What lived at the peak beside"
             f" the weights:\n{meter.largest(14)}\nLines with more than the {allowed:,.0f} bytes"
             f" allowed beside the weights:\n{meter.above(allowed)}"
@@ -196,7 +196,7 @@ SPACES: dict[int, TokenSpace] = {}
 # hidden, layers, V: the law is large beside the weights; the weights are large beside all; so are
 # they and the keys and values, at any batch
 SHAPES = {
-    "law": (64, 2, 4096),
+    "sampling": (64, 2, 4096),
     "weights": (256, 6, 512),
     "deep": (256, 12, 512),
 }
@@ -213,7 +213,7 @@ SAMPLERS = {
 LAWS = {"jacobi-gumbel_shared": 2, "jacobi-fresh": 2, "jacobi-maximal": 2}
 
 
-def case(shape: str, rows: int, window: int, laws: int = 1) -> Case:
+def case(shape: str, rows: int, window: int, distributions: int = 1) -> Case:
     hidden, layers, vocab = SHAPES[shape]
     config = LlamaConfig(
         vocab_size=vocab,
@@ -225,7 +225,7 @@ def case(shape: str, rows: int, window: int, laws: int = 1) -> Case:
         max_position_embeddings=PROMPT + PLACES,
     )
     torch.manual_seed(0)
-    return Case(LlamaForCausalLM(config).eval(), rows, window, laws)
+    return Case(LlamaForCausalLM(config).eval(), rows, window, distributions)
 
 
 def sampler_of(name: str, window: int):
@@ -255,7 +255,7 @@ def test_decoding_holds_little_more_than_weights_keys_and_one_law(name, shape, r
     this = case(shape, rows, window, LAWS.get(name, 1))
     meter = this.decode(sampler_of(name, window))
     if rows > 8 and this.share(meter) > ALLOWED:
-        own = this.decode(frugal(window, kept=this.laws - 1))
+        own = this.decode(frugal(window, kept=this.distributions - 1))
         assert meter.peak <= ALLOWED * own.peak and this.share(own) > 1, this.report(meter)
     else:
         assert this.share(meter) <= ALLOWED, this.report(meter)
@@ -269,27 +269,27 @@ def frugal(window: int, kept: int = 0) -> Callable:
     work."""
 
     def decode(target: CausalTarget, draws) -> None:
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for start in range(0, PLACES, window):
             at = torch.arange(start, start + window).expand(target.rows, -1)
             slots = at + (PROMPT if start else 0)
-            law = target.model.forward(at % 7, slots, target.cache)
-            assert law.argmax(-1).shape == at.shape
-            laws = [law, *laws][:kept]
-            del law
+            sampling = target.model.forward(at % 7, slots, target.cache)
+            assert sampling.argmax(-1).shape == at.shape
+            distributions = [sampling, *distributions][:kept]
+            del sampling
 
     return decode
 
 
 @pytest.mark.parametrize(("rows", "window"), [(8, 16), (8, 32)])
 def test_control_the_bound_is_met_by_a_loop_that_keeps_nothing(rows, window):
-    this = case("law", rows, window)
+    this = case("sampling", rows, window)
     assert this.share(this.decode(frugal(window))) <= ALLOWED
 
 
 @pytest.mark.parametrize(("rows", "window"), [(8, 16), (8, 32)])
 def test_control_one_law_more_is_too_much(rows, window):
-    this = case("law", rows, window)
+    this = case("sampling", rows, window)
     meter = this.decode(frugal(window, kept=1))
     assert this.share(meter) > ALLOWED, this.report(meter)
     assert " 2 x " in meter.largest(1) and "4096]" in meter.largest(1).splitlines()[0], (
@@ -302,7 +302,7 @@ def test_control_one_law_more_is_too_much(rows, window):
 )  # of which the law is small beside its weights
 def test_control_a_sampler_that_keeps_the_last_law_is_found(name):
     """Whatever a sampler holds by itself, one law more is one law more, and too much."""
-    this, sampler = case("law", 8, 32, LAWS.get(name, 1)), sampler_of(name, 32)
+    this, sampler = case("sampling", 8, 32, LAWS.get(name, 1)), sampler_of(name, 32)
     kept: list[Tensor] = []
 
     def hoarder(target, draws):
@@ -312,12 +312,12 @@ def test_control_a_sampler_that_keeps_the_last_law_is_found(name):
         )  # from the beginning, since nobody says where the peak is
 
         def keeping(*args):
-            law, computed = predict(*args)
-            kept[:] = [law.clone()]
-            return law, computed
+            sampling, computed = predict(*args)
+            kept[:] = [sampling.clone()]
+            return sampling, computed
 
         target.predict = keeping
         return sampler(target, draws)
 
     plain, more = this.decode(sampler), this.decode(hoarder)
-    assert more.peak - plain.peak >= 0.9 * this.law and this.share(more) > ALLOWED
+    assert more.peak - plain.peak >= 0.9 * this.sampling and this.share(more) > ALLOWED

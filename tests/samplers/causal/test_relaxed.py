@@ -14,7 +14,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi import JacobiDrafter
 from gen.samplers.engine.causal_loop import Round, decode_causal
@@ -32,7 +32,7 @@ KNOBS = {
     "cool": (0.1, 0.5, 2.0),
     "distance": (1, 2, 5),
 }
-COUPLINGS = [name for name, c in registry.table("coupling").items() if c.exactness == "law"]
+COUPLINGS = [name for name, c in registry.table("coupling").items() if c.exactness == "sampling"]
 relaxed_acceptance = registry.get("sampler", "relaxed_acceptance")
 speculative = registry.get("sampler", "speculative")
 jacobi = registry.get("sampler", "speculative_jacobi")
@@ -51,7 +51,7 @@ V, MANY = 6, 60
 CODES = torch.tensor([[0.0, 0], [1, 0], [0, 2], [3, 1], [3, 3], [9, 9]])
 
 
-def laws(seed: int) -> tuple[Tensor, Tensor]:
+def distributions(seed: int) -> tuple[Tensor, Tensor]:
     """Random p and q [n, 1, V], with zeros, alike in every third pair."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -89,8 +89,8 @@ def step_law(verifier: PositionVerifier, p: Tensor, q: Tensor, kind: int) -> tup
         return verifier.verify(now, proposal, on, p[case])[1]
 
     out = torch.zeros(MANY, V, dtype=torch.float64)
-    for case, law in enumerate(enumerate_law(decode, MANY)):
-        for (token,), mass in law.items():
+    for case, sampling in enumerate(enumerate_law(decode, MANY)):
+        for (token,), mass in sampling.items():
             out[case, token] = mass
     return out, source
 
@@ -112,7 +112,7 @@ def rules(*names: str):
 @pytest.mark.parametrize("kind", [ROW, UNIFORM, POINT], ids=["row", "uniform", "point"])
 @pytest.mark.parametrize("name", RULES)
 def test_a_step_is_no_further_from_the_law_than_the_bound(name, kind):
-    p, q = laws(kind)
+    p, q = distributions(kind)
     moved = 0.0
     for rule in rules(name):
         found, source = step_law(rule, p, q, kind)
@@ -144,13 +144,13 @@ def beyond_the_least(rule: PositionVerifier, p: Tensor, q: Tensor, kind: int) ->
 @pytest.mark.parametrize("kind", [ROW, UNIFORM, POINT], ids=["row", "uniform", "point"])
 @pytest.mark.parametrize("name", RULES)
 def test_the_error_of_a_step_is_the_least_for_what_is_accepted(name, kind):
-    p, q = laws(3 + kind)
+    p, q = distributions(3 + kind)
     assert max(beyond_the_least(rule, p, q, kind) for rule in rules(name)) < EXACT
 
 
 def test_control_the_residual_of_the_token_verifier_breaks_the_claim_for_clusters(monkeypatch):
     monkeypatch.setattr(relaxed.GSD, "residual", PositionVerifier.residual)
-    p, q = laws(0)
+    p, q = distributions(0)
     assert max(beyond_the_least(rule, p, q, ROW) for rule in rules("gsd")) > WRONG
 
 
@@ -164,7 +164,7 @@ def test_control_a_residual_without_the_neighbours_breaks_the_claim(monkeypatch)
         return (rest.scatter(-1, near, 0.0) + 1e-300).log()
 
     monkeypatch.setattr(relaxed.Lantern, "residual", residual)
-    p, q = laws(0)
+    p, q = distributions(0)
     beyond = []
     for rule in rules("lantern"):
         found, source = step_law(rule, p, q, ROW)
@@ -175,7 +175,7 @@ def test_control_a_residual_without_the_neighbours_breaks_the_claim(monkeypatch)
 
 
 def test_where_the_laws_are_equal_everything_is_accepted_and_the_law_kept():
-    p, _ = laws(9)
+    p, _ = distributions(9)
     for rule in [*rules(), Token()]:
         found, _ = step_law(rule, p, p.clone(), ROW)
         assert float(total_variation(found, p[:, 0].exp()).max()) < EXACT
@@ -233,33 +233,33 @@ def test_what_a_draft_is_credited_with():
 # --- whole sequences
 
 
-def runs(law: Law, rows: int = 9):
+def runs(sampling: SamplingParams, rows: int = 9):
     """A function sampler -> output, over items with contexts and keys of their own."""
     space = with_codes(space_of((3, 4), 6))
-    model, small = TabularCausal.under(law, 6), TabularCausal.under(law, 6)
+    model, small = TabularCausal.under(sampling, 6), TabularCausal.under(sampling, 6)
     small.seed = 5
     context = [i % CONTEXTS for i in range(rows)]
 
     def run(sampler):
-        target, draft = (causal_target(m, space, law, context) for m in (model, small))
+        target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
         return sampler(target, CounterDraws([7919 * i + 5 for i in range(rows)]), draft=draft)
 
     return run
 
 
-LAWS = {"plain": Law(), "combined": Law(temperature=0.7, top_k=4, guidance_scale=2.0)}
+LAWS = {"plain": SamplingParams(), "combined": SamplingParams(temperature=0.7, top_k=4, guidance_scale=2.0)}
 
 
 @pytest.mark.parametrize(
-    "law",
+    "sampling",
     [
         pytest.param(LAWS["plain"], id="plain", marks=pytest.mark.slow),
         pytest.param(LAWS["combined"], id="combined"),
     ],
 )
 @pytest.mark.parametrize("name", RULES)
-def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, law):
-    run = runs(law)
+def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, sampling):
+    run = runs(sampling)
     for coupling in COUPLINGS:
         for window in (2, 5):
             knobs = {"coupling": coupling, "window": window}
@@ -282,7 +282,7 @@ def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, law)
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_exactness_follows_the_knob(name):
-    assert relaxed_acceptance(verifier=name, relaxation=0).exactness == "law"
+    assert relaxed_acceptance(verifier=name, relaxation=0).exactness == "sampling"
     assert (
         relaxed_acceptance(verifier=name, relaxation=1).exactness
         == relaxed_acceptance(verifier=name).exactness
@@ -291,15 +291,15 @@ def test_the_exactness_follows_the_knob(name):
 
 
 def sequence_error(sampler) -> float:
-    law, space = Law(), with_codes(space_of((3,), 3))
+    sampling, space = SamplingParams(), with_codes(space_of((3,), 3))
     model, small = TabularCausal(3), TabularCausal(3, seed=5)
 
     def decode(draws, context):
-        target, draft = (causal_target(m, space, law, context) for m in (model, small))
+        target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
         return sampler(target, draws, draft=draft).tokens
 
     found = enumerate_law(decode, CONTEXTS)
-    return max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS))
+    return max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_relaxation_accepts_more_and_changes_the_law(name, drafter):
 
     assert sequence_error(make(0, window=3)) < EXACT
     assert sequence_error(make(knob, window=3)) > WRONG
-    run = runs(Law(), 48)
+    run = runs(SamplingParams(), 48)
     calls = [sum(s.nfe for s in run(make(r, window=5)).stats) for r in (0, knob)]
     assert calls[1] < calls[0]
 
@@ -347,19 +347,19 @@ class NeverTheFirst(Token):
 
 
 def never_the_first(coupling: str) -> float:
-    law, space = Law(), space_of((4,), 2)
+    sampling, space = SamplingParams(), space_of((4,), 2)
     model = TabularCausal(2)
 
     def decode(draws, context):
         init = registry.get("initialiser", "uniform")
         part = registry.get("coupling", coupling)(NeverTheFirst())
-        target = causal_target(model, space, law, context)
+        target = causal_target(model, space, sampling, context)
         return decode_causal(
             target, draws, JacobiDrafter(3, part, init, space, target.legal)
         ).tokens
 
     found = enumerate_law(decode, CONTEXTS)
-    return max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS))
+    return max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
@@ -381,7 +381,7 @@ def test_control_the_next_iterate_is_kept_by_relaxed_coins(monkeypatch):
 
 @pytest.mark.parametrize("name", ["lantern", "lantern_pp"])
 def test_a_missing_codebook_is_named_in_one_line(name):
-    target = causal_target(TabularCausal(3), space_of((3,), 3), Law(), [0])
+    target = causal_target(TabularCausal(3), space_of((3,), 3), SamplingParams(), [0])
     with pytest.raises(GenError, match="compare the vectors of codes") as caught:
         relaxed_acceptance(verifier=name)(target, CounterDraws([1]))
     assert "\n" not in str(caught.value)

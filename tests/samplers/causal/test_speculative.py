@@ -17,7 +17,7 @@ from tabular import EMPTY, PROMPTS, TabularCausal, causal_law, causal_target, sp
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
 from gen.samplers.engine.causal_loop import Round
@@ -26,48 +26,48 @@ from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, Block, Proposal, To
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
-COMBINED = Law(temperature=0.7, top_k=2, guidance_scale=2.0)
-LAWS = {"plain": Law(), "combined": COMBINED}
+COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
+LAWS = {"plain": SamplingParams(), "combined": COMBINED}
 VERIFIERS = ["token", "block"]
 POLICIES = list(registry.table("length_policy"))
 speculative = registry.get("sampler", "speculative")
 autoregressive = registry.get("sampler", "autoregressive")
 
 
-def models(law: Law, ids: int):
+def models(sampling: SamplingParams, ids: int):
     """A target and a draft model that differ."""
-    target, draft = TabularCausal.under(law, ids), TabularCausal.under(law, ids)
+    target, draft = TabularCausal.under(sampling, ids), TabularCausal.under(sampling, ids)
     draft.seed = 5
     return target, draft
 
 
-def error(sampler, law: Law, space: TokenSpace) -> float:
+def error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
     """The largest error of a probability, over three contexts that are decoded in one ragged
     batch."""
-    model, small = models(law, space.vocab_size)
+    model, small = models(sampling, space.vocab_size)
 
     def both(context):
-        return (causal_target(m, space, law, context) for m in (model, small))
+        return (causal_target(m, space, sampling, context) for m in (model, small))
 
     def decode(draws, context):
         target, draft = both(context)
         return sampler(target, draws, draft=draft).tokens
 
     found = enumerate_law(decode, CONTEXTS)
-    expected = [causal_law(model, space, law, c) for c in range(CONTEXTS)]
+    expected = [causal_law(model, space, sampling, c) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
         "the law is too simple to test anything"
     )
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_law_for_every_policy_and_length(verifier, policy, length, law):
+def test_law_for_every_policy_and_length(verifier, policy, length, sampling):
     sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=length)
-    assert error(sampler, law, space_of((4,), 3)) < EXACT
+    assert error(sampler, sampling, space_of((4,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
@@ -77,7 +77,7 @@ def test_law_over_many_rounds(verifier):
         sampler = speculative(
             verifier=verifier, policy=policy, num_speculative_tokens=2, confidence_threshold=0.6
         )
-        assert error(sampler, Law(), space_of((6,), 2)) < EXACT
+        assert error(sampler, SamplingParams(), space_of((6,), 2)) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,17 @@ def test_law_over_many_rounds(verifier):
 )
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_law_when_drafts_have_a_law_of_their_own(verifier, draft):
-    law = Law(temperature=0.7, guidance_scale=2.0)
+    sampling = SamplingParams(temperature=0.7, guidance_scale=2.0)
     for policy in POLICIES:
         sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=2, **draft)
-        assert error(sampler, law, space_of((3,), 3)) < EXACT
+        assert error(sampler, sampling, space_of((3,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_law_where_legal_ids_depend_on_the_place(verifier):
     legal = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
     sampler = speculative(verifier=verifier, num_speculative_tokens=2)
-    assert error(sampler, Law(), TokenSpace((3,), 4, legal)) < EXACT
+    assert error(sampler, SamplingParams(), TokenSpace((3,), 4, legal)) < EXACT
 
 
 # --- controls: each breaks one part of production code
@@ -112,23 +112,23 @@ def test_law_where_legal_ids_depend_on_the_place(verifier):
 def test_control_drafts_from_another_law_than_the_stored_one(monkeypatch, verifier):
     """Drawn at temperature 0.5, claimed to be drawn at 1."""
 
-    def draw(self, now, column, law, active):
-        self.laws.append(law)
-        ids = now.categorical((2 * law).log_softmax(-1)[:, None], "draft", active[:, None], column)[
+    def draw(self, now, column, sampling, active):
+        self.distributions.append(sampling)
+        ids = now.categorical((2 * sampling).log_softmax(-1)[:, None], "draft", active[:, None], column)[
             :, 0
         ]
-        return ids, law.gather(1, ids[:, None])[:, 0].exp()
+        return ids, sampling.gather(1, ids[:, None])[:, 0].exp()
 
     monkeypatch.setattr(drafting.IdChain, "draw", draw)
     assert (
-        error(speculative(verifier=verifier, num_speculative_tokens=2), Law(), space_of((3,), 3))
+        error(speculative(verifier=verifier, num_speculative_tokens=2), SamplingParams(), space_of((3,), 3))
         > WRONG
     )
 
 
 def test_control_residual_replaced_by_the_law(monkeypatch):
     monkeypatch.setattr(Token, "residual", lambda self, proposal, logp: logp)
-    assert error(speculative(num_speculative_tokens=2), Law(), space_of((3,), 3)) > WRONG
+    assert error(speculative(num_speculative_tokens=2), SamplingParams(), space_of((3,), 3)) > WRONG
 
 
 def test_control_block_with_the_residual_of_token(monkeypatch):
@@ -141,7 +141,7 @@ def test_control_block_with_the_residual_of_token(monkeypatch):
         ),
     )
     assert (
-        error(speculative(verifier="block", num_speculative_tokens=2), Law(), space_of((4,), 3))
+        error(speculative(verifier="block", num_speculative_tokens=2), SamplingParams(), space_of((4,), 3))
         > WRONG
     )
 
@@ -151,13 +151,13 @@ def test_control_doubtful_drafts_are_dropped(monkeypatch):
 
     def propose(self, now, tokens, _true=drafting.ModelDrafter.propose):
         drafts, drafted = _true(self, now, tokens)
-        for i, law in enumerate(self.chain.laws):
-            drafted[:, i] &= law.gather(1, drafts[:, i, None])[:, 0].exp() >= 0.4
+        for i, sampling in enumerate(self.chain.distributions):
+            drafted[:, i] &= sampling.gather(1, drafts[:, i, None])[:, 0].exp() >= 0.4
         return drafts, drafted
 
     monkeypatch.setattr(drafting.ModelDrafter, "propose", propose)
     sampler = speculative(policy="confidence", num_speculative_tokens=2)
-    assert error(sampler, Law(), space_of((3,), 3)) > WRONG
+    assert error(sampler, SamplingParams(), space_of((3,), 3)) > WRONG
 
 
 def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
@@ -165,7 +165,7 @@ def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
     law that is stored."""
 
     def plain():
-        return run_tokens(speculative(num_speculative_tokens=2), Law())
+        return run_tokens(speculative(num_speculative_tokens=2), SamplingParams())
 
     before = plain()
 
@@ -175,7 +175,7 @@ def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
 
     monkeypatch.setattr(drafting.ModelDrafter, "learn", learn)
     assert not torch.equal(before, plain())
-    assert error(speculative(num_speculative_tokens=2), Law(), space_of((4,), 3)) < EXACT
+    assert error(speculative(num_speculative_tokens=2), SamplingParams(), space_of((4,), 3)) < EXACT
 
 
 # --- block against token
@@ -183,17 +183,17 @@ def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
 
 def accepted_on_average(verifier: str, policy: str, length: int) -> list[float]:
     """Drafts accepted in the first round, per context."""
-    space, law = space_of((length + 1,), 3), Law()
-    model, small = models(law, 3)
+    space, sampling = space_of((length + 1,), 3), SamplingParams()
+    model, small = models(sampling, 3)
 
     def decode(draws, context):
-        target, draft = (causal_target(m, space, law, context) for m in (model, small))
+        target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
         sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=length)
         out = sampler(target, draws, draft=draft, trace=True)
         return torch.tensor([[len(trace[0].accepted)] for trace in out.traces])
 
     return [
-        math.fsum(k * mass for (k,), mass in law.items()) for law in enumerate_law(decode, CONTEXTS)
+        math.fsum(k * mass for (k,), mass in sampling.items()) for sampling in enumerate_law(decode, CONTEXTS)
     ]
 
 
@@ -232,28 +232,28 @@ def test_chains_of_one_draft_are_judged_alike_whatever_law_it_came_from():
 # --- the same tokens, and what they cost
 
 
-def run(sampler, law: Law, length: int = 12, rows: int = 24, same: bool = False):
+def run(sampler, sampling: SamplingParams, length: int = 12, rows: int = 24, same: bool = False):
     space = space_of((length,), 5)
-    model, small = models(law, 5)
+    model, small = models(sampling, 5)
     context = [i % CONTEXTS for i in range(rows)]
     target, draft = (
-        causal_target(m, space, law, context) for m in (model, model if same else small)
+        causal_target(m, space, sampling, context) for m in (model, model if same else small)
     )
     return sampler(target, CounterDraws([7919 * i + 5 for i in range(rows)]), draft=draft)
 
 
-def run_tokens(sampler, law):
-    return run(sampler, law).tokens
+def run_tokens(sampler, sampling):
+    return run(sampler, sampling).tokens
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_at_temperature_zero_the_tokens_are_the_argmax_tokens(verifier, policy):
-    law = Law(temperature=0.0)
-    expected = run(autoregressive(), law).tokens
+    sampling = SamplingParams(temperature=0.0)
+    expected = run(autoregressive(), sampling).tokens
     for knobs in ({}, {"num_speculative_tokens": 2}, {"draft_temperature": 1.0}):
         assert torch.equal(
-            run(speculative(verifier=verifier, policy=policy, **knobs), law).tokens, expected
+            run(speculative(verifier=verifier, policy=policy, **knobs), sampling).tokens, expected
         )
 
 
@@ -261,14 +261,14 @@ def test_at_temperature_zero_the_tokens_are_the_argmax_tokens(verifier, policy):
 def test_a_draft_model_that_is_the_target_is_always_right(verifier):
     """So every round commits all drafts and one token more, and the draft is called once per
     draft."""
-    law = Law(temperature=0.8, guidance_scale=1.5)
+    sampling = SamplingParams(temperature=0.8, guidance_scale=1.5)
     for stats in run(
-        speculative(verifier=verifier, num_speculative_tokens=3), law, same=True
+        speculative(verifier=verifier, num_speculative_tokens=3), sampling, same=True
     ).stats:
         assert (stats.nfe, stats.draft_nfe, stats.acceptance_histogram) == (3, 9, [0, 0, 0, 3])
     growing = speculative(verifier=verifier, policy="heuristic", num_speculative_tokens=1)
     for stats in run(
-        growing, law, same=True
+        growing, sampling, same=True
     ).stats:  # 1, 3, then 4 and no more, then nothing for the last place
         assert (stats.nfe, stats.draft_nfe, stats.acceptance_histogram) == (4, 8, [1, 1, 0, 1, 1])
 
@@ -281,12 +281,12 @@ def test_the_heuristic_policy_is_held_between_one_and_four_times_its_start():
 
 
 def test_the_confidence_policy_stops_after_a_doubtful_draft():
-    law = Law()
+    sampling = SamplingParams()
     out = {
-        t: run(speculative(policy="confidence", confidence_threshold=t), law)
+        t: run(speculative(policy="confidence", confidence_threshold=t), sampling)
         for t in (0.0, 0.4, 1.0)
     }
-    assert torch.equal(out[0.0].tokens, run(speculative(), law).tokens)  # never doubtful
+    assert torch.equal(out[0.0].tokens, run(speculative(), sampling).tokens)  # never doubtful
     calls = {t: sum(s.draft_nfe for s in o.stats) for t, o in out.items()}
     assert calls[1.0] < calls[0.4] < calls[0.0]
     assert all(s.draft_nfe <= s.nfe for s in out[1.0].stats)  # one draft a round
@@ -304,24 +304,24 @@ class Counting(TabularCausal):
 
 
 def test_unguided_drafts_cost_one_half():
-    law, space = Law(guidance_scale=2.0), space_of((4,), 3)
+    sampling, space = SamplingParams(guidance_scale=2.0), space_of((4,), 3)
     for guidance, rows in ((None, 4), (1.0, 2)):
-        small = Counting.under(law, 3)
+        small = Counting.under(sampling, 3)
         small.calls = []
         target, draft = (
-            causal_target(TabularCausal.under(law, 3), space, law, [0, 1]),
-            causal_target(small, space, law, [0, 1]),
+            causal_target(TabularCausal.under(sampling, 3), space, sampling, [0, 1]),
+            causal_target(small, space, sampling, [0, 1]),
         )
         speculative(draft_guidance=guidance)(target, CounterDraws([1, 2]), draft=draft)
         assert max(small.calls) == rows
 
 
 def test_a_target_under_another_law_keeps_its_condition():
-    law, space = Law(guidance_scale=2.0), space_of((3,), 3)
-    model = TabularCausal.under(law, 3)
-    target = causal_target(model, space, law, [1, 0])
+    sampling, space = SamplingParams(guidance_scale=2.0), space_of((3,), 3)
+    model = TabularCausal.under(sampling, 3)
+    target = causal_target(model, space, sampling, [1, 0])
     nothing = torch.zeros(2, 1, dtype=torch.long)
-    for other in (Law(), Law(temperature=0.5, guidance_scale=3.0), law):
+    for other in (SamplingParams(), SamplingParams(temperature=0.5, guidance_scale=3.0), sampling):
         found = target.under(other).predict(nothing, nothing)[0][:, 0]
         expected = [
             other(
@@ -331,14 +331,14 @@ def test_a_target_under_another_law_keeps_its_condition():
         ]
         assert torch.equal(found, torch.stack(expected))
     with pytest.raises(ValueError, match="unconditional"):
-        target.under(Law()).under(law)
+        target.under(SamplingParams()).under(sampling)
 
 
 def test_mistakes_are_named_in_one_line():
-    law, space = Law(), space_of((4,), 3)
+    sampling, space = SamplingParams(), space_of((4,), 3)
 
     def make(space, ids):
-        return causal_target(TabularCausal(ids), space, law, [0])
+        return causal_target(TabularCausal(ids), space, sampling, [0])
 
     legal = torch.ones(4, 3, dtype=torch.bool)
     legal[2, 1] = False
@@ -370,7 +370,7 @@ def test_the_harness_sees_a_coin_that_is_thrown_twice(monkeypatch):
         return _true(self, now, proposal, drafted, logp)
 
     monkeypatch.setattr(verifiers.PositionVerifier, "decide", decide)
-    law, space = Law(), space_of((3,), 3)
-    target, draft = (causal_target(m, space, law, [0]) for m in models(law, 3))
+    sampling, space = SamplingParams(), space_of((3,), 3)
+    target, draft = (causal_target(m, space, sampling, [0]) for m in models(sampling, 3))
     with pytest.raises(AssertionError, match="share their noise"):
         speculative()(target, ScriptedDraws([(0, ())]), draft=draft)

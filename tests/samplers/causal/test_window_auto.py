@@ -12,7 +12,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
 from gen.samplers.causal.drafters.model import IdChain, ModelDrafter
@@ -169,17 +169,17 @@ def jacobi_error(
 ) -> float:
     """The largest error of a probability. Row by row, since rows of a batch share their width and
     scripts must not hear of each other."""
-    model, law, space = TabularCausal(ids), Law(), space_of(length, ids)
+    model, sampling, space = TabularCausal(ids), SamplingParams(), space_of(length, ids)
 
     def decode(draws, context):
         part, first = registry.get("coupling", coupling)(), registry.get("initialiser", init)
-        target = causal_target(model, space, law, context)
+        target = causal_target(model, space, sampling, context)
         return decode_causal(
             target, draws, drafter(window(3), part, first, space, target.legal)
         ).tokens
 
     found = enumerate_law(decode, CONTEXTS, rows=1)
-    return max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS))
+    return max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
 
 
 @pytest.mark.parametrize("init", ["uniform", "repeat"])
@@ -203,10 +203,10 @@ def test_control_drafts_left_out_for_their_value_do_not(coupling):
 
 
 def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
-    model, small, law, space = TabularCausal(2), TabularCausal(2, seed=5), Law(), space_of(4, 2)
+    model, small, sampling, space = TabularCausal(2), TabularCausal(2, seed=5), SamplingParams(), space_of(4, 2)
 
     def decode(draws, context):
-        target, draft = (causal_target(m, space, law, context) for m in (model, small))
+        target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
         lengths = drafting.AutoLength(ByHistory(3), 1)
         return decode_causal(
             target, draws, ModelDrafter(draft, IdChain(TOKEN, target.legal), lengths)
@@ -214,7 +214,7 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
 
     found = enumerate_law(decode, CONTEXTS, rows=1)
     assert (
-        max(distance(found[c], causal_law(model, space, law, c)) for c in range(CONTEXTS)) < EXACT
+        max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS)) < EXACT
     )
 
 
@@ -222,9 +222,9 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
 
 
 def run(spec, seed: int = 0, known: dict | None = None, length: int = 40):
-    sampler, law = resolve_sampler(spec)
+    sampler, sampling = resolve_sampler(spec)
     space = space_of(length, 8)
-    target, draft = (causal_target(TabularCausal(8, seed=s), space, law, [0, 1, 2]) for s in (0, 3))
+    target, draft = (causal_target(TabularCausal(8, seed=s), space, sampling, [0, 1, 2]) for s in (0, 3))
     if known is not None:
         target.learned = known
     return (

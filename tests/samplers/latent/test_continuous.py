@@ -19,7 +19,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.denoising_path import log_density, noise_size, walk
 from gen.samplers.latent import continuous_speculative, path_verifiers
 from gen.samplers.latent.continuous_jacobi import LatentJacobiDrafter
@@ -39,11 +39,11 @@ def models(sigmas=(0.6,), channels=1, ratio=1.4, shift=0.3):
     return target, LinearLatent(draft, memory=0.7, bend=0.4)
 
 
-def run(sampler, target, draft=None, places=3, items=ITEMS, law: Law | None = None, **kwargs):
+def run(sampler, target, draft=None, places=3, items=ITEMS, sampling: SamplingParams | None = None, **kwargs):
     context = [2] * items
-    second = None if draft is None else latent_target(draft, places, context, law)
+    second = None if draft is None else latent_target(draft, places, context, sampling)
     return sampler(
-        latent_target(target, places, context, law),
+        latent_target(target, places, context, sampling),
         CounterDraws([7919 * i + 11 for i in range(items)]),
         draft=second,
         **kwargs,
@@ -112,7 +112,7 @@ def test_exact_mode_has_the_law_of_the_target(sigmas, channels, ratio):
 def test_exact_mode_for_other_chains_and_a_temperature(policy, drafts):
     target, draft = models((0.7, 0.5), 2)
     sampler = speculative(num_speculative_tokens=drafts, policy=policy, draft_temperature=1.1)
-    tokens = run(sampler, target, draft, 4, law=Law(temperature=0.8)).tokens
+    tokens = run(sampler, target, draft, 4, sampling=SamplingParams(temperature=0.8)).tokens
     assert fit(standardised(target, tokens, 0.8)) > FITS
     assert fit(standardised(target, tokens)) < BROKEN
 
@@ -139,15 +139,15 @@ def inverts_the_ratio(monkeypatch):
 def keeps_drafts_after_a_rejection(monkeypatch):
     """Every rejected draft is replaced by itself; those after it stay."""
 
-    def verify(self, now, drafts, drafted, law):
-        wrong = drafted & ~self.kept(now, drafted, law)
+    def verify(self, now, drafts, drafted, sampling):
+        wrong = drafted & ~self.kept(now, drafted, sampling)
         chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
         if bool(wrong.any()):
             chosen[wrong.nonzero(as_tuple=True)] = self.residual(
-                now, *wrong.nonzero(as_tuple=True), law
+                now, *wrong.nonzero(as_tuple=True), sampling
             )
-        count, row = drafted.sum(1), torch.arange(len(law))
-        chosen[row, count] = self.own(now, row, count, law)
+        count, row = drafted.sum(1), torch.arange(len(sampling))
+        chosen[row, count] = self.own(now, row, count, sampling)
         return count, chosen
 
     monkeypatch.setattr(ExactPaths, "verify", verify)
@@ -335,8 +335,8 @@ def test_weak_dependence_takes_few_calls():
 
 @pytest.mark.parametrize("window", [2, 5])
 def test_control_noise_of_the_round_gives_other_latents(monkeypatch, window):
-    def values(self, now, law):
-        return walk(self.paths, law, now.normal("token", noise_size(self.paths), law.shape[1]))[
+    def values(self, now, sampling):
+        return walk(self.paths, sampling, now.normal("token", noise_size(self.paths), sampling.shape[1]))[
             ..., -1, :
         ]
 
@@ -400,7 +400,7 @@ def test_declarations():
         return resolve_sampler(spec)[0].exactness
 
     assert (
-        said("continuous_speculative") == "law"
+        said("continuous_speculative") == "sampling"
         and said("cspd") == said("continuous_jacobi") == "none"
     )
     assert said({"name": "continuous_jacobi", "tolerance": 0}) == "sample"

@@ -14,7 +14,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.adapters.language_models import CausalLatentLM, MaskedLatentLM
@@ -24,7 +24,7 @@ from gen.samplers.masked.parts.orders import BLIND
 
 GRID, PLACES, CHANNELS, ROWS = (2, 3), 6, 4, 4
 SPACE = TokenSpace.latents(GRID, CHANNELS)
-LAW = Law(temperature=0.9, guidance_scale=1.5)
+SAMPLING = SamplingParams(temperature=0.9, guidance_scale=1.5)
 WORDS = torch.tensor([[r, 2 * r % 9, 8] for r in range(ROWS)])
 
 
@@ -66,24 +66,24 @@ TARGET, MASKED = architecture(True), architecture(False)
 DRAFT = shallow(TARGET)
 
 
-def target_of(protocol: str, rows: list[int], law: Law = LAW, draft: bool = False):
+def target_of(protocol: str, rows: list[int], sampling: SamplingParams = SAMPLING, draft: bool = False):
     words, empty = WORDS[rows], torch.full((len(rows), 3), 7)
-    uncond = empty if law.guided else None
+    uncond = empty if sampling.guided else None
     if protocol == "causal":
         return CausalLatentTarget(
-            CausalLatentLM(DRAFT if draft else TARGET), words, SPACE, law, uncond
+            CausalLatentLM(DRAFT if draft else TARGET), words, SPACE, sampling, uncond
         )
-    return MaskedLatentTarget(MaskedLatentLM(MASKED), words, SPACE, law, uncond)
+    return MaskedLatentTarget(MaskedLatentLM(MASKED), words, SPACE, sampling, uncond)
 
 
 def run(
-    sampler, rows: list[int] | None = None, keys: list[int] | None = None, law: Law = LAW, **kwargs
+    sampler, rows: list[int] | None = None, keys: list[int] | None = None, sampling: SamplingParams = SAMPLING, **kwargs
 ):
     rows = list(range(ROWS)) if rows is None else rows
     keys = [31 * r + 7 for r in rows] if keys is None else keys
-    draft = target_of(sampler.protocol, rows, law, draft=True) if sampler.drafted else None
+    draft = target_of(sampler.protocol, rows, sampling, draft=True) if sampler.drafted else None
     return sampler(
-        target_of(sampler.protocol, rows, law), CounterDraws(keys), draft=draft, **kwargs
+        target_of(sampler.protocol, rows, sampling), CounterDraws(keys), draft=draft, **kwargs
     )
 
 
@@ -223,10 +223,10 @@ def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(se
         wrong = (torch.rand(valid.shape, generator=g) < 0.4) & valid
         wrong[:, 0] = False
         given[wrong] = torch.randn(int(wrong.sum()), CHANNELS, dtype=torch.float64, generator=g)
-        law, _ = target.predict(given, positions)
+        sampling, _ = target.predict(given, positions)
         right = (~wrong).long().cumprod(1).bool()
         assert torch.allclose(
-            law[right], expected[rows[:, None], positions][right], atol=1e-9, rtol=0
+            sampling[right], expected[rows[:, None], positions][right], atol=1e-9, rtol=0
         )
         start = start + torch.minimum(
             (right & valid).sum(1), torch.randint(1, 4, rows.shape, generator=g)
@@ -268,8 +268,8 @@ def test_one_place_per_step_is_filling_one_after_the_other(order):
         torch.arange(ROWS), places, "propose", None, noise_size(target.paths)
     )
     for n in sequence:
-        law, _ = target.predict(canvas)
-        canvas[:, n] = walk(target.paths, law[:, n], noise[:, n])[:, -1]
+        sampling, _ = target.predict(canvas)
+        canvas[:, n] = walk(target.paths, sampling[:, n], noise[:, n])[:, -1]
     assert torch.allclose(out.tokens, canvas, atol=1e-9, rtol=0)
     assert not torch.allclose(run(masked(order=order, steps=2)).tokens, canvas, atol=1e-3)
 
@@ -308,5 +308,5 @@ def test_mistakes_are_named_in_one_line():
     with pytest.raises(GenError, match="shape"):
         run(masked(), canvas=canvas_of()[:, :5])
     for knob, value in (("temperature", 0.0), ("top_k", 3), ("top_p", 0.5), ("min_p", 0.1)):
-        with pytest.raises(GenError, match=f"law.{knob} is"):
-            target_of("causal", [0], Law(**{knob: value}))
+        with pytest.raises(GenError, match=f"sampling.{knob} is"):
+            target_of("causal", [0], SamplingParams(**{knob: value}))

@@ -11,7 +11,7 @@ from tabular import TabularBlocks, space_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws, OffsetDraws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import BlockLM
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
@@ -19,18 +19,18 @@ from gen.models.targets.block import BlockTarget
 from gen.recipes.common.grid_models import Shape, block_loss, hidden_places
 
 EXACT, WRONG = 1e-12, 1e-3
-GUIDED = Law(temperature=0.8, guidance_scale=1.7)
+GUIDED = SamplingParams(temperature=0.8, guidance_scale=1.7)
 frame_blocks = registry.get("sampler", "frame_blocks")
 
 
-def target_of(model, space: TokenSpace, law: Law, contexts: list[int]) -> BlockTarget:
+def target_of(model, space: TokenSpace, sampling: SamplingParams, contexts: list[int]) -> BlockTarget:
     prompt = torch.tensor([[31 + c, 40] for c in contexts])
-    uncond = torch.tensor([[50, 51 + c] for c in contexts]) if law.guided else None
-    return BlockTarget(model, prompt, space, law, uncond)
+    uncond = torch.tensor([[50, 51 + c] for c in contexts]) if sampling.guided else None
+    return BlockTarget(model, prompt, space, sampling, uncond)
 
 
-def law_of(
-    model: TabularBlocks, space: TokenSpace, law: Law, context: int
+def sampling_of(
+    model: TabularBlocks, space: TokenSpace, sampling: SamplingParams, context: int
 ) -> dict[tuple[int, ...], float]:
     """Place after place, each given its block with masks where nothing stands yet, from the model's
     definition, without a cache."""
@@ -48,9 +48,9 @@ def law_of(
         if len(known) == space.length:
             out[known] = mass
             return out
-        uncond = logits([50, 51 + context], known) if law.guided else None
+        uncond = logits([50, 51 + context], known) if sampling.guided else None
         for token, p in enumerate(
-            law(logits([31 + context, 40], known), uncond, space.legal[len(known)]).exp().tolist()
+            sampling(logits([31 + context, 40], known), uncond, space.legal[len(known)]).exp().tolist()
         ):
             if p > 0:
                 extend((*known, token), mass * p, out)
@@ -59,18 +59,18 @@ def law_of(
     return extend((), 1.0, {})
 
 
-@pytest.mark.parametrize("law", [Law(), GUIDED], ids=["plain", "guided"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), GUIDED], ids=["plain", "guided"])
 @pytest.mark.parametrize("steps", [2, 1])
-def test_with_one_place_per_step_it_is_sequential_decoding_and_otherwise_not(law, steps):
+def test_with_one_place_per_step_it_is_sequential_decoding_and_otherwise_not(sampling, steps):
     """The second half is the control: two places of a block at once are drawn independently, and
     that shows."""
     space = space_of((2, 2), 2, masked=True)
     model = TabularBlocks(space.vocab_size, block_length=2, low=0.0, spread=1.5)
     sampler = frame_blocks(steps=steps, order="raster", schedule="linear")
     found = enumerate_law(
-        lambda draws, c: sampler(target_of(model, space, law, c), draws).tokens, 2
+        lambda draws, c: sampler(target_of(model, space, sampling, c), draws).tokens, 2
     )
-    error = max(distance(f, law_of(model, space, law, c)) for c, f in enumerate(found))
+    error = max(distance(f, sampling_of(model, space, sampling, c)) for c, f in enumerate(found))
     assert error < EXACT if steps == 2 else error > WRONG
 
 
@@ -84,9 +84,9 @@ def test_control_a_block_that_is_not_handed_on_gives_another_law(monkeypatch):
     model = TabularBlocks(space.vocab_size, block_length=2, low=0.0, spread=1.5)
     sampler = frame_blocks(steps=2, order="raster", schedule="linear")
     found = enumerate_law(
-        lambda draws, c: sampler(target_of(model, space, Law(), c), draws).tokens, 2
+        lambda draws, c: sampler(target_of(model, space, SamplingParams(), c), draws).tokens, 2
     )
-    assert max(distance(f, law_of(model, space, Law(), c)) for c, f in enumerate(found)) > WRONG
+    assert max(distance(f, sampling_of(model, space, SamplingParams(), c)) for c, f in enumerate(found)) > WRONG
 
 
 # --- the embedded architecture
@@ -139,7 +139,7 @@ def recomputed(
 
 def test_the_cache_gives_what_full_recomputation_gives():
     model, space = llama(), wide()
-    target = target_of(model, space, Law(), [0, 1, 2])
+    target = target_of(model, space, SamplingParams(), [0, 1, 2])
     generator = torch.Generator().manual_seed(2)
     known = torch.zeros(3, 0, dtype=torch.long)
     for _ in range(4):
@@ -147,15 +147,15 @@ def test_the_cache_gives_what_full_recomputation_gives():
         block = target.block()
         for share in (0.0, 0.5):
             canvas = torch.where(torch.rand(3, 6, generator=generator) < share, full, 8)
-            law, computed = block.predict(canvas)
+            sampling, computed = block.predict(canvas)
             with torch.no_grad():
-                expected = Law()(
+                expected = SamplingParams()(
                     recomputed(model, target.prompt, known, canvas), None, space.legal[:6]
                 )
             # the law ends with the last id that may come; behind it nothing has any mass
             assert (
-                law.shape[-1] == 6
-                and torch.allclose(law, expected[..., :6], atol=1e-12)
+                sampling.shape[-1] == 6
+                and torch.allclose(sampling, expected[..., :6], atol=1e-12)
                 and bool(expected[..., 6:].isneginf().all())
             )
             # what is known goes through the model once, with the first call of the next block
@@ -189,11 +189,11 @@ def test_training_sees_what_generation_sees():
 def test_forward_calls_are_steps_times_blocks_and_given_blocks_are_kept():
     model, space = llama(), wide()
     sampler = frame_blocks(steps=3)
-    whole = sampler(target_of(model, space, Law(), [0, 1]), CounterDraws([5, 6]))
+    whole = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterDraws([5, 6]))
     assert [s.nfe for s in whole.stats] == [12, 12]
     canvas = space.empty(2)
     canvas[:, :12] = whole.tokens[:, :12]
-    again = sampler(target_of(model, space, Law(), [0, 1]), CounterDraws([5, 6]), canvas=canvas)
+    again = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterDraws([5, 6]), canvas=canvas)
     assert torch.equal(again.tokens, whole.tokens)  # the same draws for the same places
     assert [s.nfe for s in again.stats] == [6, 6] and [s.tokens for s in again.stats] == [12, 12]
 
@@ -201,10 +201,10 @@ def test_forward_calls_are_steps_times_blocks_and_given_blocks_are_kept():
 def test_rows_with_nothing_to_do_in_a_block_come_back_in_the_next():
     model, space = llama(), wide()
     sampler = frame_blocks(steps=3)
-    alone = sampler(target_of(model, space, Law(), [1]), CounterDraws([6]))
+    alone = sampler(target_of(model, space, SamplingParams(), [1]), CounterDraws([6]))
     canvas = space.empty(2)
     canvas[0, :6] = 3  # row 0 has its first block, row 1 has not
-    both = sampler(target_of(model, space, Law(), [0, 1]), CounterDraws([5, 6]), canvas=canvas)
+    both = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterDraws([5, 6]), canvas=canvas)
     assert torch.equal(both.tokens[1], alone.tokens[0]) and bool((both.tokens[0, :6] == 3).all())
     assert [s.nfe for s in both.stats] == [9, 12]
 
@@ -215,12 +215,12 @@ def test_places_that_would_not_be_seen_are_refused():
     with pytest.raises(
         GenError, match="place 13, but blocks are made in order and block 0 is not complete"
     ):
-        frame_blocks()(target_of(llama(), wide(), Law(), [0]), CounterDraws([1]), canvas=canvas)
+        frame_blocks()(target_of(llama(), wide(), SamplingParams(), [0]), CounterDraws([1]), canvas=canvas)
 
 
 def test_blocks_must_divide_the_grid():
     with pytest.raises(GenError, match="blocks are of 6 places; expected a divisor of the 8"):
-        target_of(llama(), TokenSpace.codes((2, 4), 6, 60, 8), Law(), [0])
+        target_of(llama(), TokenSpace.codes((2, 4), 6, 60, 8), SamplingParams(), [0])
 
 
 def test_draws_of_a_part_are_those_of_the_whole():

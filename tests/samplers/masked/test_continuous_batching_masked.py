@@ -11,7 +11,7 @@ import pytest
 import test_masked_cache as caches
 import torch
 from continuous import LinearHead
-from contract_specs import SPECS, law_for
+from contract_specs import SPECS, sampling_for
 from tabular import TabularCausal, TabularMasked, TokenBuffer
 from test_forward_calls import LeaningMasked, LinearMasked
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.block import BlockTarget
@@ -140,11 +140,11 @@ def decode(
 ) -> tuple[SampleOutput, list[int]]:
     """All items, or some, and how many rows every call of the model was about."""
     items = list(range(N)) if items is None else items
-    sampler, law = resolve_sampler(JOBS[name], law_for(name))
+    sampler, sampling = resolve_sampler(JOBS[name], sampling_for(name))
     of = space(end=name == "stop-end")
 
     def make(kind, model):
-        return kind(model, prompts(items), of, law, prompts(items, 9) - 1 if law.guided else None)
+        return kind(model, prompts(items), of, sampling, prompts(items, 9) - 1 if sampling.guided else None)
 
     target = make(MaskedTarget, LeaningMasked(V, 1, spread=2.0))
     draft = make(CausalTarget, Judge(V, 5, low=0.0, spread=2.0)) if sampler.drafted else None
@@ -242,13 +242,13 @@ def test_so_they_are_for_one_and_for_three_at_a_time(name, at_most):
     assert same(name, decode(name, at_most=at_most)[0])
 
 
-@pytest.mark.parametrize("law", ["guided", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampling", ["guided", pytest.param("plain", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", registry.table("cache_policy"))
-def test_networks_with_caches_and_conditions_of_different_lengths(policy, law):
+def test_networks_with_caches_and_conditions_of_different_lengths(policy, sampling):
     """``test_masked_cache``'s: the canvases are uneven."""
 
     def make(rows=None):
-        return caches.target(caches.model("llama"), caches.LAWS[law], rows, ragged=True)
+        return caches.target(caches.model("llama"), caches.LAWS[sampling], rows, ragged=True)
 
     few = make()
     few.at_most(2)
@@ -265,14 +265,14 @@ def test_networks_with_caches_and_conditions_of_different_lengths(policy, law):
     "spec", ["mar", {"name": "masked_iterative", "order": "halton", "steps": 3}], ids=str
 )
 def test_latents_are_those_of_each_item_alone(spec, scale):
-    sampler, law = resolve_sampler(spec, {"temperature": 0.9, "guidance_scale": scale})
+    sampler, sampling = resolve_sampler(spec, {"temperature": 0.9, "guidance_scale": scale})
     of, start = TokenSpace.latents(GRID, 2), torch.full((N, T, 2), torch.nan, dtype=torch.float64)
     start[2, ::3], start[3, :5], start[list(FULL)] = 0.5, -1.0, 0.25
 
     def made(items: list[int], at_most: int = N) -> SampleOutput:
         model = LinearMasked(LinearHead(2, (0.9, 0.6)), memory=0.1)
         target = MaskedLatentTarget(
-            model, prompts(items) - 7, of, law, prompts(items, 9) - 7 if law.guided else None
+            model, prompts(items) - 7, of, sampling, prompts(items, 9) - 7 if sampling.guided else None
         )
         target.at_most(at_most)
         return sampler(target, CounterDraws([31 * i + 7 for i in items]), canvas=start[items])
@@ -422,20 +422,20 @@ def test_control_drafts_from_another_items_law_are_found(monkeypatch):
 def test_targets_say_which_rows_cannot_be_replaced():
     lengths = torch.tensor([1, 2] * 3)
     of = MaskedTarget(
-        TabularMasked(V), prompts(list(range(6))), space(), Law(), prompt_length=lengths
+        TabularMasked(V), prompts(list(range(6))), space(), SamplingParams(), prompt_length=lengths
     )
     assert not of.replaces, "a model of one length takes conditions of two batch by batch at best"
     with pytest.raises(ValueError, match="takes no calls about some of its rows"):
         of.at_most(2)
-    assert MaskedTarget(TabularMasked(V), prompts(list(range(6))), space(), Law()).replaces
+    assert MaskedTarget(TabularMasked(V), prompts(list(range(6))), space(), SamplingParams()).replaces
     assert not BlockTarget.replaces.fget(of)
 
 
 def test_a_fresh_target_of_another_law_has_the_same_items():
-    of = MaskedTarget(TabularMasked(V), prompts(list(range(N))), space(), Law())
+    of = MaskedTarget(TabularMasked(V), prompts(list(range(N))), space(), SamplingParams())
     of.at_most(3)
     of.replace(torch.tensor([False, True, False]))
-    other = of.under(Law(temperature=0.5))
+    other = of.under(SamplingParams(temperature=0.5))
     assert (
         (of.prompt[1] == prompts([3])[0]).all()
         and other.rows == 3
@@ -449,7 +449,7 @@ def test_lengths_are_drawn_with_no_more_rows_at_a_time(at_most):
     where = replace(space(end=True), grid=(T // 2, 2))
 
     def of():
-        return MaskedTarget(TabularMasked(V, low=0.0), prompts(list(range(N))), where, Law())
+        return MaskedTarget(TabularMasked(V, low=0.0), prompts(list(range(N))), where, SamplingParams())
 
     draws, start = CounterDraws(range(N)), where.empty(N)
     target = of()

@@ -22,7 +22,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.pipeline.pipeline import Pipeline
@@ -31,7 +31,7 @@ from gen.samplers.masked.guided.guided_diffusion import _Judge
 IDS, PLACES, MASK, ROWS = 4, 10, 4, 5
 SPACE = space_of((2, 5), IDS, masked=True)
 ENDING = replace(SPACE, end_id=3)
-LAWS = {"plain": Law(), "guided": Law(temperature=0.8, top_k=3, guidance_scale=1.5)}
+LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.8, top_k=3, guidance_scale=1.5)}
 MODEL, JUDGE = TabularMasked(IDS + 1, low=0.0), TabularCausal(IDS + 1, seed=5, low=0.0, spread=2.0)
 guided = registry.get("sampler", "guided_diffusion")
 
@@ -46,7 +46,7 @@ def canvas() -> torch.Tensor:
 
 def run(
     sampler,
-    law: Law = LAWS["plain"],
+    sampling: SamplingParams = LAWS["plain"],
     rows: list[int] | None = None,
     space: TokenSpace = SPACE,
     start: torch.Tensor | None = None,
@@ -54,10 +54,10 @@ def run(
 ) -> SampleOutput:
     rows = list(range(ROWS)) if rows is None else rows
     contexts = [r % 3 for r in rows]
-    judge = causal_target(JUDGE, space, law, contexts)
+    judge = causal_target(JUDGE, space, sampling, contexts)
     given = (canvas() if start is None else start)[rows]
     return sampler(
-        masked_target(MODEL, space, law, contexts),
+        masked_target(MODEL, space, sampling, contexts),
         CounterDraws([31 * r + 7 for r in rows]),
         draft=judge,
         canvas=given,
@@ -65,18 +65,18 @@ def run(
     )
 
 
-def decode(sampler, law: Law, row: int) -> tuple[list[int], int]:
+def decode(sampler, sampling: SamplingParams, row: int) -> tuple[list[int], int]:
     """One row: its tokens, and calls."""
     state, draws, calls = canvas()[row].tolist(), CounterDraws([31 * row + 7]), 0
-    raw, at = Law(guidance_scale=law.guidance_scale), torch.arange(PLACES)[None]
+    raw, at = SamplingParams(guidance_scale=sampling.guidance_scale), torch.arange(PLACES)[None]
     while MASK in state:
 
         def logits(prompt, state=state):
             return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
 
-        logp = law(
+        logp = sampling(
             logits([31 + row % 3, 40]),
-            logits([50, 51 + row % 3]) if law.guided else None,
+            logits([50, 51 + row % 3]) if sampling.guided else None,
             SPACE.legal,
         )
         drawn = draws.categorical(
@@ -88,7 +88,7 @@ def decode(sampler, law: Law, row: int) -> tuple[list[int], int]:
             cond = JUDGE.after([*PROMPTS[row % 3], *ids[:n]])
             q = raw(
                 cond,
-                JUDGE.after([*EMPTY[row % 3], *ids[:n]]) if law.guided else None,
+                JUDGE.after([*EMPTY[row % 3], *ids[:n]]) if sampling.guided else None,
                 SPACE.legal[n],
             ).tolist()
             better = sum(x > q[ids[n]] for x in q)
@@ -119,36 +119,36 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("knobs", RULES, ids=str)
-def test_tokens_and_calls_are_those_of_the_reference(knobs, law):
-    out = run(guided(**knobs), law)
+def test_tokens_and_calls_are_those_of_the_reference(knobs, sampling):
+    out = run(guided(**knobs), sampling)
     for row in range(ROWS):
-        assert (out.tokens[row].tolist(), out.stats[row].nfe) == decode(guided(**knobs), law, row)
+        assert (out.tokens[row].tolist(), out.stats[row].nfe) == decode(guided(**knobs), sampling, row)
         assert out.stats[row].draft_nfe == out.stats[row].nfe
     assert not torch.equal(
-        out.tokens, run(guided(judge_top_k=IDS), law).tokens
+        out.tokens, run(guided(judge_top_k=IDS), sampling).tokens
     )  # the control: a judge that takes everything
 
 
-def greedy(space: TokenSpace, law: Law) -> torch.Tensor:
+def greedy(space: TokenSpace, sampling: SamplingParams) -> torch.Tensor:
     return registry.get("sampler", "autoregressive")()(
-        causal_target(JUDGE, space, replace(law, temperature=0.0), [r % 3 for r in range(ROWS)]),
+        causal_target(JUDGE, space, replace(sampling, temperature=0.0), [r % 3 for r in range(ROWS)]),
         CounterDraws(range(ROWS)),
     ).tokens
 
 
 @pytest.mark.parametrize("space", [SPACE, ENDING], ids=["one length", "rows that end"])
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-def test_corrected_to_its_first_choice_it_is_the_judge(law, space):
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+def test_corrected_to_its_first_choice_it_is_the_judge(sampling, space):
     """Whatever is proposed, in at most a call per token; with two choices, or without the
     correction, it is not."""
-    empty, expected = SPACE.empty(ROWS), greedy(space, law)
-    out = run(guided(judge_top_k=1, commit_correction=True), law, space=space, start=empty)
+    empty, expected = SPACE.empty(ROWS), greedy(space, sampling)
+    out = run(guided(judge_top_k=1, commit_correction=True), sampling, space=space, start=empty)
     assert torch.equal(out.tokens, expected)
     assert max(s.nfe for s in out.stats) <= PLACES and min(s.nfe for s in out.stats) < PLACES
     for other in ({"judge_top_k": 2, "commit_correction": True}, {"judge_top_k": 1}):
-        assert not torch.equal(run(guided(**other), law, space=space, start=empty).tokens, expected)
+        assert not torch.equal(run(guided(**other), sampling, space=space, start=empty).tokens, expected)
 
 
 def test_a_judge_that_takes_everything_takes_it_at_once():
@@ -156,7 +156,7 @@ def test_a_judge_that_takes_everything_takes_it_at_once():
     assert [s.nfe for s in out.stats] == [1, 1, 0, 1, 1] == [s.draft_nfe for s in out.stats]
     masked = registry.get("sampler", "masked_iterative")(steps=1)
     alone = masked(
-        masked_target(MODEL, SPACE, Law(), [r % 3 for r in range(ROWS)]),
+        masked_target(MODEL, SPACE, SamplingParams(), [r % 3 for r in range(ROWS)]),
         CounterDraws([31 * r + 7 for r in range(ROWS)]),
         canvas=canvas(),
     )
@@ -186,7 +186,7 @@ def test_the_judge_reads_no_more_than_what_has_changed(monkeypatch):
     """And no less: the control starts at the first empty place, although a correction before it was
     never told."""
     widths: list[int] = []
-    predict = type(causal_target(JUDGE, SPACE, Law(), [0])).predict
+    predict = type(causal_target(JUDGE, SPACE, SamplingParams(), [0])).predict
     monkeypatch.setattr(
         "gen.models.targets.causal.CausalTarget.predict",
         lambda self, ids, at: (widths.append(at.shape[1]), predict(self, ids, at))[1],
@@ -194,7 +194,7 @@ def test_the_judge_reads_no_more_than_what_has_changed(monkeypatch):
     sampler, rows = guided(judge_top_k=1, commit_correction=True), [1, 4]
     out = run(sampler, rows=rows)
     assert widths[0] == PLACES and widths == sorted(widths, reverse=True) and widths[-1] < PLACES
-    assert [t.tolist() for t in out.tokens] == [decode(sampler, Law(), row)[0] for row in rows]
+    assert [t.tolist() for t in out.tokens] == [decode(sampler, SamplingParams(), row)[0] for row in rows]
 
     good = _Judge._start
 
@@ -238,7 +238,7 @@ def test_mistakes_are_named_in_one_line(knobs, said):
 
 def test_a_judge_of_other_tokens_is_refused():
     def target():
-        return masked_target(MODEL, SPACE, Law(), [0])
+        return masked_target(MODEL, SPACE, SamplingParams(), [0])
 
     with pytest.raises(GenError, match="judges with a causal model and got none"):
         guided()(target(), CounterDraws([1]))
@@ -253,7 +253,7 @@ def test_a_judge_of_other_tokens_is_refused():
             guided()(
                 target(),
                 CounterDraws([1]),
-                draft=causal_target(TabularCausal(space.vocab_size), space, Law(), [0]),
+                draft=causal_target(TabularCausal(space.vocab_size), space, SamplingParams(), [0]),
             )
 
 

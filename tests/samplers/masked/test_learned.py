@@ -25,7 +25,7 @@ import gen
 from gen.core.errors import GenError
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.modalities.text.oracle import Oracle
 from gen.modalities.text.parallel import accuracy
 from gen.modalities.text.tasks import random_task
@@ -43,8 +43,8 @@ WANTED = (canvas() == MASK).sum(1).tolist()
 def oracle_traces(seed: int, n: int = 10) -> Traces:
     tasks = tasks_of(seed, n)
     oracle = Oracle(tasks)
-    sampler, law = resolve_sampler({"name": "llada", "steps": oracle.length})
-    return watched(oracle.target(tasks, law), CounterDraws(range(len(tasks))), sampler, R)
+    sampler, sampling = resolve_sampler({"name": "llada", "steps": oracle.length})
+    return watched(oracle.target(tasks, sampling), CounterDraws(range(len(tasks))), sampler, R)
 
 
 def tasks_of(seed: int, n: int) -> list:
@@ -84,7 +84,7 @@ def learned(folder, threshold: float = 0.5, **knobs):
 
 
 def decode(sampler, rows=range(ROWS), space=SPACE, **kwargs):
-    target = masked_target(MODEL, space, Law(), [r % 3 for r in rows])
+    target = masked_target(MODEL, space, SamplingParams(), [r % 3 for r in rows])
     return sampler(
         target, CounterDraws([31 * r + 7 for r in rows]), canvas=canvas()[list(rows)], **kwargs
     )
@@ -103,7 +103,7 @@ def plain(now, b: int, i: int) -> list[float]:
             return [0.0] * 6
         if not masked[n]:
             return [1.0] * 6
-        p = sorted(now.law[b, n].exp().tolist(), reverse=True)
+        p = sorted(now.sampling[b, n].exp().tolist(), reverse=True)
         bits = -sum(x * math.log(x) for x in p if x > 0)
         return [
             1.0,
@@ -152,21 +152,21 @@ def test_only_the_block_at_work_is_read():
         x = features(now, R)
         assert x.min() >= 0 and x.max() <= 1
         out = ~now.open
-        law, masked, logp = now.law.clone(), now.masked ^ out, torch.where(out, -0.1, now.logp)
-        law[out] = law.flip(-1)[out]
-        other = replace_step(now, law=law, masked=masked, logp=logp)
+        sampling, masked, logp = now.sampling.clone(), now.masked ^ out, torch.where(out, -0.1, now.logp)
+        sampling[out] = sampling.flip(-1)[out]
+        other = replace_step(now, sampling=sampling, masked=masked, logp=logp)
         assert torch.equal(features(other, R)[now.eligible], x[now.eligible])
         inside = replace_step(
-            now, law=now.law, masked=now.masked, logp=now.logp - 0.5
+            now, sampling=now.sampling, masked=now.masked, logp=now.logp - 0.5
         )  # the control: in the block it is
         assert not torch.equal(features(inside, R)[now.eligible], x[now.eligible])
 
 
-def replace_step(now, law, masked, logp):
+def replace_step(now, sampling, masked, logp):
     from copy import copy
 
     other = copy(now)
-    other.law, other.masked, other.logp, other.raw = law, masked, logp, lambda: law
+    other.sampling, other.masked, other.logp, other.raw = sampling, masked, logp, lambda: sampling
     return other
 
 
@@ -177,14 +177,14 @@ def test_traces_say_whether_a_proposal_is_what_stands_there_in_the_end():
     sampler = resolve_sampler({"name": "llada", "steps": PLACES})[0]
 
     def target():
-        return masked_target(MODEL, SPACE, Law(), [r % 3 for r in range(3)])
+        return masked_target(MODEL, SPACE, SamplingParams(), [r % 3 for r in range(3)])
 
     seen = watched(target(), CounterDraws(range(3)), sampler, R)
     out, final, c = sampler(target(), CounterDraws(range(3)), trace=True), [], []
     states_ = torch.full((3, PLACES), MASK)
     for step in range(PLACES):  # one place each
-        law = target().predict(states_)[0]
-        sure, ids = law.max(-1)
+        sampling = target().predict(states_)[0]
+        sure, ids = sampling.max(-1)
         empty = states_ == MASK
         final, c = [*final, (ids == out.tokens)[empty]], [*c, sure.exp()[empty]]
         for row in range(3):
@@ -451,10 +451,10 @@ def test_learn2pd_is_for_rows_that_end(folders):
     )
 
 
-def windowed(net, law="plain", **knobs):
+def windowed(net, sampling="plain", **knobs):
     sampler, _ = resolve_sampler({"name": "window_diffusion", **knobs})
     return sampler(
-        caches.target(net, caches.LAWS[law]),
+        caches.target(net, caches.LAWS[sampling]),
         CounterDraws([31 * r + 7 for r in range(caches.ROWS)]),
         canvas=caches.canvas(),
     )

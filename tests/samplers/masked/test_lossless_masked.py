@@ -23,7 +23,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.samplers.masked.chains import chain as marginal_orders
@@ -32,10 +32,10 @@ from gen.samplers.verifiers import base as verifiers
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
 LAWS = {
-    "plain": Law(),
-    "greedy": Law(temperature=0.0),
-    "guided": Law(guidance_scale=2.0),
-    "combined": Law(temperature=0.7, top_k=3, guidance_scale=1.5),
+    "plain": SamplingParams(),
+    "greedy": SamplingParams(temperature=0.0),
+    "guided": SamplingParams(guidance_scale=2.0),
+    "combined": SamplingParams(temperature=0.7, top_k=3, guidance_scale=1.5),
 }
 ORDERS = ("confidence", "margin", "entropy", "random", "raster", "halton")
 freedave = registry.get("sampler", "freedave")
@@ -86,16 +86,16 @@ def models(space: TokenSpace):
 
 
 def laws_at(
-    model, space: TokenSpace, law: Law, context: int, canvas, raw: bool
+    model, space: TokenSpace, sampling: SamplingParams, context: int, canvas, raw: bool
 ) -> tuple[Tensor, Tensor]:
     """The final law, and the one that orders look at: [T, V] each."""
 
     def ask(*prompt):
         return model.forward(torch.tensor([[*prompt, *canvas]]), space.length)[0]
 
-    halves = ask(31 + context, 40), ask(50, 51 + context) if law.guided else None
-    final = law(*halves, space.legal)
-    return final, Law(guidance_scale=law.guidance_scale)(*halves, space.legal) if raw else final
+    halves = ask(31 + context, 40), ask(50, 51 + context) if sampling.guided else None
+    final = sampling(*halves, space.legal)
+    return final, SamplingParams(guidance_scale=sampling.guidance_scale)(*halves, space.legal) if raw else final
 
 
 def score(order: str, judged: Tensor, space: TokenSpace, place: int, number) -> float:
@@ -120,7 +120,7 @@ def put(canvas, place: int, token: int) -> tuple[int, ...]:
 
 
 def ordered_law(
-    model, space: TokenSpace, law: Law, context: int, order: str, raw: bool = True
+    model, space: TokenSpace, sampling: SamplingParams, context: int, order: str, raw: bool = True
 ) -> dict[tuple[int, ...], float]:
     """The law of filling one place after the other, each time the one whose turn it is."""
 
@@ -134,7 +134,7 @@ def ordered_law(
         if space.mask_id not in canvas:
             found[canvas] += mass
             continue
-        final, judged = laws_at(model, space, law, context, canvas, raw)
+        final, judged = laws_at(model, space, sampling, context, canvas, raw)
         (place,) = turn(order, judged, space, canvas, number)
         todo += [
             (put(canvas, place, v), mass * p)
@@ -145,7 +145,7 @@ def ordered_law(
 
 
 def static(
-    sampler, model, space: TokenSpace, law: Law, context: int, key: int, canvas
+    sampler, model, space: TokenSpace, sampling: SamplingParams, context: int, key: int, canvas
 ) -> list[int]:
     """Static decoding of one row: k places per call, with the noise of their places."""
     draws, canvas = CounterDraws([key]), tuple(canvas)
@@ -153,7 +153,7 @@ def static(
         0
     ].tolist()
     while space.mask_id in canvas:
-        final, judged = laws_at(model, space, law, context, canvas, sampler.confidence_on == "raw")
+        final, judged = laws_at(model, space, sampling, context, canvas, sampler.confidence_on == "raw")
         for n in turn(
             sampler.order,
             judged,
@@ -191,36 +191,36 @@ def canvas_of(space: TokenSpace = SPACE) -> Tensor:
 
 
 def run(
-    sampler, model, law: Law, rows=range(ROWS), canvas: Tensor | None = None, **kwargs
+    sampler, model, sampling: SamplingParams, rows=range(ROWS), canvas: Tensor | None = None, **kwargs
 ) -> SampleOutput:
     canvas = canvas_of() if canvas is None else canvas
-    target = masked_target(model, SPACE, law, list(rows))
+    target = masked_target(model, SPACE, sampling, list(rows))
     return sampler(
         target, CounterDraws([7919 * r + 5 for r in rows]), canvas=canvas[list(rows)], **kwargs
     )
 
 
 @pytest.mark.parametrize(
-    ("order", "law"),
+    ("order", "sampling"),
     [
         *itertools.product(ORDERS, ("plain", "greedy")),
         ("margin", "guided"),
         ("confidence", "combined"),
     ],
 )
-def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, law):
-    calls, fewer, law = 0, 0, LAWS[law]
+def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, sampling):
+    calls, fewer, sampling = 0, 0, LAWS[sampling]
     for model in models(SPACE):
         plain = freedave(num_drafts=1, order=order)
-        expected = run(plain, model, law)
+        expected = run(plain, model, sampling)
         wanted = (canvas_of() == SPACE.mask_id).sum(1).tolist()
         assert [s.nfe for s in expected.stats] == wanted
         for row in (1, 4, 15):
             assert expected.tokens[row].tolist() == static(
-                plain, model, SPACE, law, row, 7919 * row + 5, canvas_of()[row].tolist()
+                plain, model, SPACE, sampling, row, 7919 * row + 5, canvas_of()[row].tolist()
             )
         for drafts in (2, 3, 8):
-            found = run(freedave(num_drafts=drafts, order=order), model, law)
+            found = run(freedave(num_drafts=drafts, order=order), model, sampling)
             assert torch.equal(found.tokens, expected.tokens)
             assert all(a.nfe <= b.nfe for a, b in zip(found.stats, expected.stats, strict=True))
             calls, fewer = calls + sum(wanted), fewer + sum(s.nfe for s in found.stats)
@@ -229,13 +229,13 @@ def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, la
 
 @pytest.mark.parametrize("k", [2, 3, 20])
 def test_several_places_per_step_are_those_of_static_decoding_too(k):
-    for model, law in itertools.product(models(SPACE), (LAWS["plain"], LAWS["greedy"])):
+    for model, sampling in itertools.product(models(SPACE), (LAWS["plain"], LAWS["greedy"])):
         sampler = freedave(num_drafts=3, tokens_per_step=k)
         assert sampler.exactness == "none" and freedave().exactness == "sample"
-        found = run(sampler, model, law)
+        found = run(sampler, model, sampling)
         for row, stats in list(enumerate(found.stats))[:5]:
             assert found.tokens[row].tolist() == static(
-                sampler, model, SPACE, law, row, 7919 * row + 5, canvas_of()[row].tolist()
+                sampler, model, SPACE, sampling, row, 7919 * row + 5, canvas_of()[row].tolist()
             )
             assert stats.nfe <= -(-stats.tokens // k)
 
@@ -254,14 +254,14 @@ def test_drafts_save_most_where_places_hardly_depend_on_each_other():
 
 def test_control_noise_of_the_step_costs_calls(monkeypatch):
     """Drafts with noise of their own are right by chance alone."""
-    usual = sum(s.nfe for s in run(freedave(), Coupled(SPACE, 0.1), Law(temperature=2.0)).stats)
+    usual = sum(s.nfe for s in run(freedave(), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0)).stats)
     monkeypatch.setattr(
-        freedave, "draft", lambda self, now, law: now.categorical(law, "draft", now.valid)
+        freedave, "draft", lambda self, now, sampling: now.categorical(sampling, "draft", now.valid)
     )
-    found = run(freedave(), Coupled(SPACE, 0.1), Law(temperature=2.0))
+    found = run(freedave(), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0))
     assert sum(s.nfe for s in found.stats) > 1.2 * usual
     assert torch.equal(
-        found.tokens, run(freedave(num_drafts=1), Coupled(SPACE, 0.1), Law(temperature=2.0)).tokens
+        found.tokens, run(freedave(num_drafts=1), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0)).tokens
     )
 
 
@@ -325,7 +325,7 @@ def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts)
     for model in (Coupled(SPACE, 0.2), Coupled(SPACE, 2.0)):
         reports: list[dict] = []
         model.calls.clear()
-        out = run(make(num_drafts=drafts), model, Law(), trace=True, callback=reports.append)
+        out = run(make(num_drafts=drafts), model, SamplingParams(), trace=True, callback=reports.append)
         canvas, places = canvas_of(), 2 + SPACE.length
         assert torch.equal(out.tokens[canvas != SPACE.mask_id], canvas[canvas != SPACE.mask_id])
         assert len(model.calls) == len(reports) == max(s.nfe for s in out.stats)
@@ -355,26 +355,26 @@ def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts)
 
 def test_confidence_is_of_the_raw_law_unless_the_final_one_is_asked_for():
     """At temperature 0 the final law is equally sure of every place, so that the first is next."""
-    model, law = Coupled(SPACE, 1.0), LAWS["greedy"]
+    model, sampling = Coupled(SPACE, 1.0), LAWS["greedy"]
     raw, shaped, raster = (
-        run(s, model, law).tokens
+        run(s, model, sampling).tokens
         for s in (freedave(), freedave(confidence_on="shaped"), freedave(order="raster"))
     )
     assert torch.equal(shaped, raster) and not torch.equal(raw, raster)
-    assert torch.equal(run(freedave(order="top"), model, law).tokens, raw)
+    assert torch.equal(run(freedave(order="top"), model, sampling).tokens, raw)
 
 
 # --- exact laws
 
 
-def error(sampler, law: Law, model, space: TokenSpace, contexts: int = 1) -> float:
+def error(sampler, sampling: SamplingParams, model, space: TokenSpace, contexts: int = 1) -> float:
     """The largest error of a probability, over contexts that are decoded in one ragged batch."""
     found = enumerate_law(
-        lambda draws, context: sampler(masked_target(model, space, law, context), draws).tokens,
+        lambda draws, context: sampler(masked_target(model, space, sampling, context), draws).tokens,
         contexts,
     )
     expected = [
-        ordered_law(model, space, law, c, sampler.order, sampler.confidence_on == "raw")
+        ordered_law(model, space, sampling, c, sampler.order, sampler.confidence_on == "raw")
         for c in range(contexts)
     ]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
@@ -384,7 +384,7 @@ def error(sampler, law: Law, model, space: TokenSpace, contexts: int = 1) -> flo
 
 
 FOUR, THREE = space_of((2, 2), 3, masked=True), space_of((3,), 3, masked=True)
-SHAPED = Law(temperature=0.7, top_k=2, guidance_scale=2.0)
+SHAPED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
 # every rule matters in them: order check and residual, as the controls show
 MODEL_FOUR, MODEL_THREE = Coupled(FOUR, 1.0, seed=1), Coupled(THREE, 1.0, seed=1)
 
@@ -395,7 +395,7 @@ MODEL_FOUR, MODEL_THREE = Coupled(FOUR, 1.0, seed=1), Coupled(THREE, 1.0, seed=1
 )
 def test_exact_speculation_has_the_law_of_sequential_decoding(order, verifier):
     assert (
-        error(exact(num_drafts=3, order=order, verifier=verifier), Law(), MODEL_FOUR, FOUR) < EXACT
+        error(exact(num_drafts=3, order=order, verifier=verifier), SamplingParams(), MODEL_FOUR, FOUR) < EXACT
     )
 
 
@@ -405,7 +405,7 @@ def test_laws_of_models_that_change_their_mind_and_of_filtered_laws(make, order)
     assert (
         error(
             make(num_drafts=3, order=order),
-            Law(),
+            SamplingParams(),
             TabularMasked(4, low=0.0, spread=1.5),
             THREE,
             CONTEXTS,
@@ -420,13 +420,13 @@ def test_laws_of_models_that_change_their_mind_and_of_filtered_laws(make, order)
 
 def test_assd_is_exact_in_random_order():
     sampler, _ = resolve_sampler({"name": "assd", "num_drafts": 3})
-    assert sampler.order == "random" and sampler.exactness == "law"
-    assert error(sampler, Law(), MODEL_FOUR, FOUR, CONTEXTS) < EXACT
+    assert sampler.order == "random" and sampler.exactness == "sampling"
+    assert error(sampler, SamplingParams(), MODEL_FOUR, FOUR, CONTEXTS) < EXACT
 
 
 @pytest.mark.parametrize("order", ["confidence", "margin", "random"])
 def test_freedave_has_the_law_of_sequential_decoding(order):
-    assert error(freedave(num_drafts=2, order=order), Law(), MODEL_FOUR, FOUR) < EXACT
+    assert error(freedave(num_drafts=2, order=order), SamplingParams(), MODEL_FOUR, FOUR) < EXACT
 
 
 # --- controls
@@ -439,16 +439,16 @@ def test_control_no_order_check_loses_the_law(monkeypatch, order):
         "same_places",
         lambda turn, places: torch.ones(places.shape[:-1], dtype=torch.bool),
     )
-    assert error(exact(num_drafts=2, order=order), Law(), MODEL_FOUR, FOUR) > WRONG
+    assert error(exact(num_drafts=2, order=order), SamplingParams(), MODEL_FOUR, FOUR) > WRONG
     assert (
-        error(exact(num_drafts=2, order="raster"), Law(), MODEL_THREE, THREE) < EXACT
+        error(exact(num_drafts=2, order="raster"), SamplingParams(), MODEL_THREE, THREE) < EXACT
     )  # where no order can change there is nothing to check
 
 
 @pytest.mark.parametrize("order", ["confidence", "raster"])
 def test_control_the_law_in_place_of_the_residual(monkeypatch, order):
     monkeypatch.setattr(verifiers.Token, "residual", lambda self, proposal, logp: logp)
-    assert error(exact(num_drafts=3, order=order), Law(), MODEL_THREE, THREE) > WRONG
+    assert error(exact(num_drafts=3, order=order), SamplingParams(), MODEL_THREE, THREE) > WRONG
 
 
 def test_control_all_drafts_kept_is_parallel_decoding(monkeypatch):
@@ -457,10 +457,10 @@ def test_control_all_drafts_kept_is_parallel_decoding(monkeypatch):
         "acceptance",
         lambda self, proposal, logp: torch.ones(proposal.tokens.shape, dtype=torch.float64),
     )
-    assert error(exact(num_drafts=3, order="raster"), Law(), MODEL_THREE, THREE) > WRONG
+    assert error(exact(num_drafts=3, order="raster"), SamplingParams(), MODEL_THREE, THREE) > WRONG
 
 
-def sampled_law(model, space: TokenSpace, law: Law, context: int) -> dict[tuple[int, ...], float]:
+def sampled_law(model, space: TokenSpace, sampling: SamplingParams, context: int) -> dict[tuple[int, ...], float]:
     """One place per step, the one whose id, drawn anew at every step, is the most likely."""
     found: dict[tuple[int, ...], float] = defaultdict(float)
     todo = [((space.mask_id,) * space.length, 1.0)]
@@ -470,7 +470,7 @@ def sampled_law(model, space: TokenSpace, law: Law, context: int) -> dict[tuple[
         if not empty:
             found[canvas] += mass
             continue
-        p = laws_at(model, space, law, context, canvas, raw=False)[0].exp().tolist()
+        p = laws_at(model, space, sampling, context, canvas, raw=False)[0].exp().tolist()
         for ids in itertools.product(range(space.mask_id), repeat=len(empty)):
             best = max(zip(empty, ids, strict=True), key=lambda x: (p[x[0]][x[1]], -x[0]))
             todo.append(
@@ -487,19 +487,19 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     noise, which is asked again."""
 
     def looks(now):
-        ids = now.draws.categorical(now.law, now.rows, now.positions, "token", None, now.masked)
-        return now.law.gather(-1, ids[..., None])[..., 0]
+        ids = now.draws.categorical(now.sampling, now.rows, now.positions, "token", None, now.masked)
+        return now.sampling.gather(-1, ids[..., None])[..., 0]
 
     space = space_of((2,), 3, masked=True)
     model, sampler = Coupled(space), freedave(num_drafts=1)
-    assert error(sampler, Law(), model, space) < EXACT
+    assert error(sampler, SamplingParams(), model, space) < EXACT
     monkeypatch.setitem(registry._kinds["order"], "top", looks)
     found = enumerate_law(
-        lambda draws, context: sampler(masked_target(model, space, Law(), context), draws).tokens,
+        lambda draws, context: sampler(masked_target(model, space, SamplingParams(), context), draws).tokens,
         CONTEXTS,
     )
     assert (
-        max(distance(a, sampled_law(model, space, Law(), c)) for c, a in enumerate(found)) > WRONG
+        max(distance(a, sampled_law(model, space, SamplingParams(), c)) for c, a in enumerate(found)) > WRONG
     )
 
 
@@ -513,13 +513,13 @@ def test_what_cannot_be_done_is_said(name):
         ("num_drafts", True, "integer of at least 1"),
         ("order", "streams", "ids drawn"),
         ("order", "marign", "Did you mean 'margin'"),
-        ("confidence_on", "law", "raw or shaped"),
+        ("confidence_on", "sampling", "raw or shaped"),
     ):
         with pytest.raises(GenError, match=said):
             resolve_sampler({"name": name, knob: value})
     with pytest.raises(GenError, match="makes latents"):
         sampler = resolve_sampler(name)[0]
-        target = masked_target(Coupled(SPACE), SPACE, Law(), [0])
+        target = masked_target(Coupled(SPACE), SPACE, SamplingParams(), [0])
         target.space = TokenSpace.latents((3, 4), 2)
         sampler(target, CounterDraws([1]))
 

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.adapters.slot_cache import SlotLayer
@@ -43,7 +43,7 @@ SMALL = {
     "initializer_range": 0.6,
     "max_position_embeddings": 128,
 }
-LAWS = {"plain": Law(), "guided": Law(temperature=0.9, guidance_scale=1.6)}
+LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.9, guidance_scale=1.6)}
 SPACE = TokenSpace.codes(GRID, 8, V, MASK)
 # small numbers, so that every policy keeps something on this canvas
 BASE = {
@@ -97,7 +97,7 @@ def conditions(
 
 def target(
     net,
-    law: Law = LAWS["plain"],
+    sampling: SamplingParams = LAWS["plain"],
     rows: list[int] | None = None,
     ragged: bool = False,
     extra: int = 0,
@@ -107,10 +107,10 @@ def target(
     prompt, length = conditions(rows, ragged, extra=extra)
     uncond, uncond_length = (
         conditions([r + 1 - 4 * (r == 3) for r in rows], ragged, 9, extra)
-        if law.guided
+        if sampling.guided
         else (None, None)
     )
-    return MaskedTarget(net, prompt, space, law, uncond, length, uncond_length)
+    return MaskedTarget(net, prompt, space, sampling, uncond, length, uncond_length)
 
 
 def canvas(rows: list[int] | None = None) -> Tensor:
@@ -132,8 +132,8 @@ def decode(of: MaskedTarget, rows: list[int] | None = None, start: Tensor | None
 
 
 @cache
-def uncached(name: str, law: str) -> Tensor:
-    return decode(target(model(name), LAWS[law])).tokens
+def uncached(name: str, sampling: str) -> Tensor:
+    return decode(target(model(name), LAWS[sampling])).tokens
 
 
 def errors(
@@ -148,14 +148,14 @@ def errors(
         return prepare(self, now)
 
     def compared(self, canvas, of=None):
-        law, places = predict(self, canvas, of)
+        sampling, places = predict(self, canvas, of)
         seen = self._seen
         true, _ = predict(self, canvas, torch.arange(len(canvas)))
         self._seen = seen
-        difference = (law.exp() - true.exp()).abs().amax(-1)
+        difference = (sampling.exp() - true.exp()).abs().amax(-1)
         assert bool((self.fresh & self.could).any(1)[self.could.any(1)].all())
         found.append(float(difference[self.fresh if everywhere else self.fresh & self.could].max()))
-        return law, places
+        return sampling, places
 
     with monkeypatch.context() as patch:
         patch.setattr(CachedMaskedTarget, "predict", compared)
@@ -168,15 +168,15 @@ def errors(
 # --- exact where it must be
 
 
-@pytest.mark.parametrize(("name", "law"), CASES)
+@pytest.mark.parametrize(("name", "sampling"), CASES)
 @pytest.mark.parametrize("policy", APPROXIMATE)
-def test_refreshing_every_call_is_no_cache(policy, name, law, monkeypatch):
+def test_refreshing_every_call_is_no_cache(policy, name, sampling, monkeypatch):
     assert (
         errors(
             monkeypatch,
-            target(model(name), LAWS[law]),
+            target(model(name), LAWS[sampling]),
             True,
-            uncached(name, law),
+            uncached(name, sampling),
             cache=policy,
             cache_refresh=1,
         )
@@ -189,16 +189,16 @@ def test_control_refreshing_as_published_is_not(policy, monkeypatch):
     assert errors(monkeypatch, target(model("llama_shifted"), LAWS["guided"]), cache=policy) > WRONG
 
 
-@pytest.mark.parametrize(("name", "law"), CASES)
+@pytest.mark.parametrize(("name", "sampling"), CASES)
 @pytest.mark.parametrize("policy", APPROXIMATE)
 def test_with_one_layer_a_policy_is_exact_if_it_computes_all_that_changed(
-    policy, name, law, monkeypatch
+    policy, name, sampling, monkeypatch
 ):
     """All but ``freecache``, which leaves the ends of blocks as if they were empty; it is exact
     once they are computed again."""
 
     def of():
-        return target(model(name, layers=1), LAWS[law], ragged=name.startswith("llama"))
+        return target(model(name, layers=1), LAWS[sampling], ragged=name.startswith("llama"))
 
     assert errors(monkeypatch, of(), cache=policy, cache_settle=True) < EXACT
     if policy == "freecache":
@@ -250,12 +250,12 @@ def test_under_a_block_causal_mask_finished_blocks_need_no_second_look(policy, m
 
 @pytest.mark.parametrize("policy", ["dual", "prefix", "vicinity", "freecache"])
 def test_one_block_that_is_all_there_is_leaves_nothing_to_keep(policy, monkeypatch):
-    def empty(law):
-        return torch.zeros(ROWS, 0, dtype=torch.long) if law.guided else None
+    def empty(sampling):
+        return torch.zeros(ROWS, 0, dtype=torch.long) if sampling.guided else None
 
-    for law in LAWS.values():
+    for sampling in LAWS.values():
         of = MaskedTarget(
-            model("llama"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, law, empty(law)
+            model("llama"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, sampling, empty(sampling)
         )
         assert errors(monkeypatch, of, True, cache=policy, blocks="whole", cache_warmup=0) < EXACT
     of = target(
@@ -311,8 +311,8 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
                 begins=torch.ones(ROWS) > 0,
             )
         )
-        law, places = of.predict(empty)
-        assert bool(((law[:, :6].exp() - short.exp()).abs() < EXACT).all()) == same
+        sampling, places = of.predict(empty)
+        assert bool(((sampling[:, :6].exp() - short.exp()).abs() < EXACT).all()) == same
         assert (
             places.tolist() == [P + min(width, T)] * ROWS
             and of.fresh.sum(1).tolist() == [min(width, T)] * ROWS
@@ -322,29 +322,29 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
 # --- rows and padding
 
 
-@pytest.mark.parametrize(("name", "law"), CASES[1:3])
+@pytest.mark.parametrize(("name", "sampling"), CASES[1:3])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_row_is_the_same_alone_and_in_a_batch(policy, name, law):
-    net, law, ragged = model(name), LAWS[law], not name.startswith("grid")
-    whole = decode(target(net, law, ragged=ragged), cache=policy)
+def test_a_row_is_the_same_alone_and_in_a_batch(policy, name, sampling):
+    net, sampling, ragged = model(name), LAWS[sampling], not name.startswith("grid")
+    whole = decode(target(net, sampling, ragged=ragged), cache=policy)
     rows = [[1], [3, 2], [0]][POLICIES.index(policy) % 3]
-    part = decode(target(net, law, rows, ragged), rows, cache=policy)
+    part = decode(target(net, sampling, rows, ragged), rows, cache=policy)
     assert torch.equal(part.tokens, whole.tokens[rows])
     assert [s.nfe for s in part.stats] == [whole.stats[r].nfe for r in rows]
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling", LAWS)
 @pytest.mark.parametrize("name", ["llama", "llama_shifted"])
-def test_padding_changes_nothing(name, law):
+def test_padding_changes_nothing(name, sampling):
     """Not that of the batch, not more of it, and whatever ids it holds."""
-    net, law = model(name), LAWS[law]
-    found, _ = target(net, law, ragged=True).predict(canvas())
-    more, _ = target(net, law, ragged=True, extra=3).predict(canvas())
+    net, sampling = model(name), LAWS[sampling]
+    found, _ = target(net, sampling, ragged=True).predict(canvas())
+    more, _ = target(net, sampling, ragged=True, extra=3).predict(canvas())
     assert torch.equal(found, more)
     for row in range(ROWS):
-        alone, _ = target(net, law, [row], ragged=True).predict(canvas([row]))
+        alone, _ = target(net, sampling, [row], ragged=True).predict(canvas([row]))
         assert float((alone.exp() - found[row].exp()).abs().max()) < EXACT
-    several, _ = target(net, law, ragged=True).predict(canvas([2, 1, 2]), torch.tensor([2, 1, 2]))
+    several, _ = target(net, sampling, ragged=True).predict(canvas([2, 1, 2]), torch.tensor([2, 1, 2]))
     assert float((several.exp() - found[[2, 1, 2]].exp()).abs().max()) < EXACT
 
 
@@ -397,7 +397,7 @@ def test_a_model_with_one_length_of_conditions_says_so():
             target(net, ragged=True).predict(canvas())
     with pytest.raises(GenError, match="a condition is empty"):
         MaskedTarget(
-            model("llama_shifted"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, Law()
+            model("llama_shifted"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, SamplingParams()
         ).predict(canvas())
 
 
@@ -509,7 +509,7 @@ def test_what_a_cache_cannot_do_is_said_at_once():
         with pytest.raises(GenError, match=words):
             decode(target(net), **knobs)
     with pytest.raises(GenError, match="MaskedTarget of TabularMasked keeps no keys"):
-        decode(masked_target(TabularMasked(V), SPACE, Law(), [0, 1, 2, 0]), cache="dual")
+        decode(masked_target(TabularMasked(V), SPACE, SamplingParams(), [0, 1, 2, 0]), cache="dual")
 
     def nothing(now, slots):
         return Plan(slots.written & False, slots.written | True, slots.since < 0)

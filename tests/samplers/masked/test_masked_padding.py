@@ -27,8 +27,8 @@ NAMES = [
 
 
 def run(name: str, rows: list[int], extra: int = 0, adapter=None):
-    sampler, law = resolve_sampler(name)
-    law = replace(law, temperature=law.temperature and 1.5)
+    sampler, sampling = resolve_sampler(name)
+    sampling = replace(sampling, temperature=sampling.temperature and 1.5)
     prompt, length = conditions(rows, True, extra=extra)
     before = prompt.clone()
     net = model("llama", adapter=adapter) if adapter else model("llama")
@@ -36,11 +36,11 @@ def run(name: str, rows: list[int], extra: int = 0, adapter=None):
     if sampler.drafted:
         known = {
             "draft": CausalTarget(
-                CausalLM(net.model), prompt, replace(NEEDS, end_id=None), law, prompt_length=length
+                CausalLM(net.model), prompt, replace(NEEDS, end_id=None), sampling, prompt_length=length
             )
         }
     out = sampler(
-        MaskedTarget(net, prompt, NEEDS, law, prompt_length=length),
+        MaskedTarget(net, prompt, NEEDS, sampling, prompt_length=length),
         draws,
         canvas=canvas(rows),
         trace=True,

@@ -44,13 +44,13 @@ def folders(tmp_path_factory):
     }
 
 
-def ours(pipe, spec, seed: int, prompts=PROMPTS[:2], law=None) -> list[torch.Tensor]:
+def ours(pipe, spec, seed: int, prompts=PROMPTS[:2], sampling=None) -> list[torch.Tensor]:
     """The canvas [B, T] after every call, in the model's own ids."""
     items = pipe.plan(prompts)
-    sampler, law = pipe.resolve(spec, law)
+    sampler, sampling = pipe.resolve(spec, sampling)
     seen = []
     sampler(
-        pipe.target(sampler, law, items),
+        pipe.target(sampler, sampling, items),
         Replayed(seed, pipe.dtype),
         callback=lambda info: seen.append(info["tokens"].clone()),
     )
@@ -101,19 +101,19 @@ def test_every_step_is_the_schedulers(folders, side, steps):
 def test_in_single_precision_and_with_other_guidance_and_temperature_it_is_the_same(folders):
     pipe = gen.load("image", model=folders[8])
     wanted = theirs(folders[8], 6, 4, dtype=torch.float32, guidance_scale=2.5, temperature=(5, 0))
-    spec, law = {"name": "amused", "steps": 6, "choice_temperature": 5.0}, {"guidance_scale": 2.5}
-    assert first_difference(ours(pipe, spec, 4, law=law), wanted) is None
+    spec, sampling = {"name": "amused", "steps": 6, "choice_temperature": 5.0}, {"guidance_scale": 2.5}
+    assert first_difference(ours(pipe, spec, 4, sampling=sampling), wanted) is None
     assert (
         first_difference(ours(pipe, spec, 4), wanted) is not None
     )  # control: the family's guidance of 10
     assert (
-        first_difference(ours(pipe, spec | {"choice_temperature": 0.5}, 4, law=law), wanted)
+        first_difference(ours(pipe, spec | {"choice_temperature": 0.5}, 4, sampling=sampling), wanted)
         is not None
     )  # control: hardly any noise
     plain = theirs(folders[8], 6, 4, dtype=torch.float32, guidance_scale=1.0)
     assert (
         first_difference(
-            ours(pipe, {"name": "amused", "steps": 6}, 4, law={"guidance_scale": 1.0}), plain
+            ours(pipe, {"name": "amused", "steps": 6}, 4, sampling={"guidance_scale": 1.0}), plain
         )
         is None
     )
@@ -181,12 +181,12 @@ def test_a_canvas_that_is_partly_given_is_kept_by_both(folders):
 
     pipe = gen.load("image", model=folders[4], dtype="float64")
     items = pipe.plan(PROMPTS[:2])
-    sampler, law = pipe.resolve({"name": "amused", "steps": 4}, None)
+    sampler, sampling = pipe.resolve({"name": "amused", "steps": 4}, None)
     start = torch.randint(CODES, (2, 16), generator=torch.Generator().manual_seed(1))
     start[:, ::2] = CODES
     seen = []
     sampler(
-        pipe.target(sampler, law, items),
+        pipe.target(sampler, sampling, items),
         Replayed(2, pipe.dtype),
         canvas=start,
         callback=lambda info: seen.append(info["tokens"].clone()),
@@ -196,7 +196,7 @@ def test_a_canvas_that_is_partly_given_is_kept_by_both(folders):
         scheduler, generator = AmusedScheduler(mask_token_id=MASK), torch.Generator().manual_seed(2)
         scheduler.set_timesteps(4)
         target, canvas, steps = (
-            pipe.target(sampler, law, items),
+            pipe.target(sampler, sampling, items),
             torch.where(start == CODES, MASK, start),
             [],
         )

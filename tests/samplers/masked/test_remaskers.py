@@ -20,7 +20,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
@@ -36,7 +36,7 @@ PLAIN = [
 masked_iterative = registry.get("sampler", "masked_iterative")
 IDS, GRID, PLACES, MASK, ROWS = 5, (4, 5), 20, 5, 6
 SPACE = replace(TokenSpace.codes(GRID, IDS, IDS + 1, MASK), rarity=torch.arange(1.0, IDS + 2))
-LAWS = {"plain": Law(), "guided": Law(temperature=0.9, top_k=3, guidance_scale=1.5)}
+LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.9, top_k=3, guidance_scale=1.5)}
 MODEL = TabularMasked(IDS + 1, low=0.1)
 
 
@@ -47,11 +47,11 @@ def canvas() -> Tensor:
     return out
 
 
-def run(sampler, law: Law = LAWS["plain"], rows: list[int] | None = None, **kwargs) -> SampleOutput:
+def run(sampler, sampling: SamplingParams = LAWS["plain"], rows: list[int] | None = None, **kwargs) -> SampleOutput:
     rows = list(range(ROWS)) if rows is None else rows
     draws = CounterDraws([31 * r + 7 for r in rows])
     return sampler(
-        masked_target(MODEL, SPACE, law, [r % 3 for r in rows]),
+        masked_target(MODEL, SPACE, sampling, [r % 3 for r in rows]),
         draws,
         canvas=canvas()[rows],
         **kwargs,
@@ -61,7 +61,7 @@ def run(sampler, law: Law = LAWS["plain"], rows: list[int] | None = None, **kwar
 # --- the rule
 
 
-def reference(sampler, law: Law, row: int) -> list[int]:
+def reference(sampler, sampling: SamplingParams, row: int) -> list[int]:
     """One row, in plain Python: order ``confidence``, schedule ``cosine``."""
     state = canvas()[row].tolist()
     given = {n for n in range(PLACES) if state[n] != MASK}
@@ -76,9 +76,9 @@ def reference(sampler, law: Law, row: int) -> list[int]:
         def logits(prompt, state=state):
             return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
 
-        logp = law(
+        logp = sampling(
             logits([31 + row % 3, 40]),
-            logits([50, 51 + row % 3]) if law.guided else None,
+            logits([50, 51 + row % 3]) if sampling.guided else None,
             SPACE.legal,
         )[0]
         here = torch.tensor([0]), torch.arange(PLACES)[None]
@@ -119,17 +119,17 @@ def reference(sampler, law: Law, row: int) -> list[int]:
     return state
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("temperature", [0.0, 4.5])
 @pytest.mark.parametrize("remasker", PLAIN)
-def test_tokens_are_those_of_the_reference(remasker, temperature, law):
+def test_tokens_are_those_of_the_reference(remasker, temperature, sampling):
     sampler = masked_iterative(steps=6, remasker=remasker, choice_temperature=temperature)
-    found = run(sampler, law).tokens.tolist()
-    assert found == [reference(sampler, law, row) for row in range(ROWS)]
+    found = run(sampler, sampling).tokens.tolist()
+    assert found == [reference(sampler, sampling, row) for row in range(ROWS)]
     if remasker != "none":  # the control: without it, the tokens are others
         assert (
             found
-            != run(masked_iterative(steps=6, choice_temperature=temperature), law).tokens.tolist()
+            != run(masked_iterative(steps=6, choice_temperature=temperature), sampling).tokens.tolist()
         )
 
 
@@ -145,7 +145,7 @@ def test_the_knobs_of_secondary_are_felt_and_switch_it_off(knob):
     tokens = run(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1})).tokens
     assert not torch.equal(tokens, plain)
     assert tokens.tolist() == [
-        reference(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1}), Law(), row)
+        reference(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1}), SamplingParams(), row)
         for row in range(ROWS)
     ]
 
@@ -283,7 +283,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
         torch.ones_like(masked),
         masked_iterative(remask_margin=0.2, remask_count=3),
     )
-    law = torch.randn(64, 9, IDS + 1, generator=g).double().mul(3).log_softmax(-1)
+    sampling = torch.randn(64, 9, IDS + 1, generator=g).double().mul(3).log_softmax(-1)
     now = Step(
         CounterDraws(range(64)),
         row,
@@ -294,7 +294,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
         kind == 0,
         masked,
         fresh,
-        law,
+        sampling,
         None,
         {},
         certainty,
@@ -438,7 +438,7 @@ def test_what_disagrees_is_taken_back(remasker):
             remasker=name,
             remask_count=2,
             remask_rate=0.9,
-        )(MaskedTarget(Unanimous(), prompt, space, Law()), CounterDraws(range(300))).tokens
+        )(MaskedTarget(Unanimous(), prompt, space, SamplingParams()), CounterDraws(range(300))).tokens
         for name in ("none", remasker)
     )
 
@@ -464,11 +464,11 @@ def test_blocks_take_back_within_a_block(remasker):
             ),
         ):
             frame_blocks(steps=5, remasker=remasker)(
-                block_target(model, SPACE, Law(), [0]), CounterDraws([1])
+                block_target(model, SPACE, SamplingParams(), [0]), CounterDraws([1])
             )
         return
     out = frame_blocks(steps=5, remasker=remasker)(
-        block_target(model, SPACE, Law(), [0, 1, 2]), CounterDraws([1, 2, 3]), trace=True
+        block_target(model, SPACE, SamplingParams(), [0, 1, 2]), CounterDraws([1, 2, 3]), trace=True
     )
     removed = [n for trace in out.traces for step in trace for n in step.removed]
     assert removed and not bool((out.tokens == MASK).any())

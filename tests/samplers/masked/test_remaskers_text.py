@@ -15,7 +15,7 @@ from test_remaskers import IDS, MASK, MODEL, PLACES, ROWS, SPACE, canvas, masked
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.samplers.masked.step import Step
 
 SIZE = 10  # places of a block
@@ -139,7 +139,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
     rows, places = 48, 9
     kind = torch.randint(0, 4, (rows, places), generator=g).clamp_max(2)  # given, masked, filled
     kind[:, 0] = 1
-    law = torch.randn(rows, places, IDS + 1, generator=g).double().mul(2).log_softmax(-1)
+    sampling = torch.randn(rows, places, IDS + 1, generator=g).double().mul(2).log_softmax(-1)
     held = torch.where(kind == 1, MASK, torch.randint(0, IDS, (rows, places), generator=g))
     born, left, u = (
         torch.randint(1, 9, (rows, places), generator=g).double() / 9 for _ in range(3)
@@ -163,15 +163,15 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
         kind == 0,
         kind == 1,
         kind >= 0,
-        law,
+        sampling,
         None,
         {},
         born.log(),
         left.log(),
     )
     now.open = (torch.arange(places) < 7).expand(rows, -1)
-    now.proposed = torch.where(now.masked, law.argmax(-1), held)
-    now.logp = now.score = law.gather(-1, now.proposed[..., None])[..., 0]
+    now.proposed = torch.where(now.masked, sampling.argmax(-1), held)
+    now.logp = now.score = sampling.gather(-1, now.proposed[..., None])[..., 0]
     now.since, steps = (
         torch.randint(0, 6, (rows,), generator=g),
         torch.randint(1, 10, (rows,), generator=g),
@@ -205,8 +205,8 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
                 "born": of(born.log()),
                 "left": of(left.log()),
                 "u": of(u),
-                "top": of(law.argmax(-1)),
-                "best": of(law.amax(-1)),
+                "top": of(sampling.argmax(-1)),
+                "best": of(sampling.amax(-1)),
                 "r": float(now.r[i]),
                 "since": int(now.since[i]),
                 "steps": int(steps[i]),
@@ -245,7 +245,7 @@ def test_in_any_state_it_is_the_rule(name):
 def test_wide_in_takes_what_is_sure_up_to_a_share():
     """The share matters for more than five places: here the block is 30 long."""
     g = torch.Generator().manual_seed(1)
-    law = torch.randn(12, 40, 3, generator=g).double().mul(3).log_softmax(-1)
+    sampling = torch.randn(12, 40, 3, generator=g).double().mul(3).log_softmax(-1)
     row, masked = torch.arange(12), torch.rand(12, 40, generator=g) < 0.9
     now = Step(
         None,
@@ -257,13 +257,13 @@ def test_wide_in_takes_what_is_sure_up_to_a_share():
         ~masked,
         masked,
         masked | True,
-        law,
+        sampling,
         None,
         {},
-        law,
+        sampling,
     )
     now.open = torch.arange(40).expand(12, -1) < row[:, None] * 3 + 4
-    now.logp = law.amax(-1)
+    now.logp = sampling.amax(-1)
     found = registry.get("selector", "wide_in")(now)
     capped = 0
     for i in range(12):
@@ -279,7 +279,7 @@ def test_wide_in_takes_what_is_sure_up_to_a_share():
 # --- in the loop
 
 
-def decode(sampler, law: Law, row: int, hold: bool = True) -> tuple[list[int], int, int]:
+def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tuple[list[int], int, int]:
     """One row's tokens, calls and places computed. ``hold``: whether a row stays in a full block as
     long as its remasker asks."""
     state = canvas()[row].tolist()
@@ -294,14 +294,14 @@ def decode(sampler, law: Law, row: int, hold: bool = True) -> tuple[list[int], i
     )
     block, again, s = None, False, {"posts": 0}
 
-    def law_of(state: list[int]) -> list[list[float]]:
+    def sampling_of(state: list[int]) -> list[list[float]]:
         def logits(prompt):
             return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
 
-        raw = Law(guidance_scale=law.guidance_scale)
+        raw = SamplingParams(guidance_scale=sampling.guidance_scale)
         return raw(
             logits([31 + row % 3, 40]),
-            logits([50, 51 + row % 3]) if law.guided else None,
+            logits([50, 51 + row % 3]) if sampling.guided else None,
             SPACE.legal,
         )[0].tolist()
 
@@ -322,11 +322,11 @@ def decode(sampler, law: Law, row: int, hold: bool = True) -> tuple[list[int], i
             n for n in range(PLACES) if n not in masked and n not in given and n // SIZE == block
         ]
         r = min((since + 1) / steps, 1)
-        p = law_of(state)
+        p = sampling_of(state)
         top = [max(range(len(x)), key=lambda v, x=x: (x[v], -v)) for x in p]
         ids = {n: top[n] if n in masked else state[n] for n in range(PLACES)}
         left = (
-            {n: law_of([*state[:n], MASK, *state[n + 1 :]])[n][state[n]] for n in filled}
+            {n: sampling_of([*state[:n], MASK, *state[n + 1 :]])[n][state[n]] for n in filled}
             if sampler.remasker == "wino"
             else {}
         )
@@ -363,25 +363,25 @@ def decode(sampler, law: Law, row: int, hold: bool = True) -> tuple[list[int], i
         for n in gone if r < 1 else []:
             state[n] = MASK
         calls, step, since = calls + 1, step + 1, since + 1
-        computed += (PLACES + 2) * (2 if law.guided else 1) * (1 + len(left))
+        computed += (PLACES + 2) * (2 if sampling.guided else 1) * (1 + len(left))
     return state, calls, computed
 
 
-@pytest.mark.parametrize("law", [Law(), Law(guidance_scale=1.5)], ids=["plain", "guided"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(guidance_scale=1.5)], ids=["plain", "guided"])
 @pytest.mark.parametrize("name", RULES)
-def test_decoding_is_that_of_the_reference(name, law):
+def test_decoding_is_that_of_the_reference(name, sampling):
     """Tokens, calls and places, in blocks, of rows that are given a part, all and nothing; the off
     switch is the control."""
     sampler = masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS[name]))
-    rows = [0, 1, 4] if law.guided else range(ROWS)
-    out = run(sampler, law)
+    rows = [0, 1, 4] if sampling.guided else range(ROWS)
+    out = run(sampler, sampling)
     for row in rows:
         assert (
             out.tokens[row].tolist(),
             out.stats[row].nfe,
             out.stats[row].tokens_computed,
-        ) == decode(sampler, law, row)
-    plain = run(masked_iterative(steps=11, **(GREEDY | KNOBS[name])), law)
+        ) == decode(sampler, sampling, row)
+    plain = run(masked_iterative(steps=11, **(GREEDY | KNOBS[name])), sampling)
     assert not torch.equal(out.tokens, plain.tokens)
 
 
@@ -400,7 +400,7 @@ def test_a_row_stays_in_its_block_while_it_is_edited():
     """The control is a loop that lets it go on: then other places are edited."""
     sampler = masked_iterative(steps=11, remasker="edit", **(GREEDY | KNOBS["edit"]))
     out = run(sampler, trace=True)
-    assert out.tokens[0].tolist() != decode(sampler, Law(), 0, hold=False)[0]
+    assert out.tokens[0].tolist() != decode(sampler, SamplingParams(), 0, hold=False)[0]
     for trace in out.traces:
         blocks = [{n // SIZE for n in step.committed} for step in trace if step.committed]
         assert all(len(b) == 1 for b in blocks) and blocks == sorted(blocks, key=min)
@@ -465,7 +465,7 @@ def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
     def sampler(name):
         return masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS["wino"]))
 
-    assert run(sampler("broken")).tokens[0].tolist() != decode(sampler("wino"), Law(), 0)[0]
+    assert run(sampler("broken")).tokens[0].tolist() != decode(sampler("wino"), SamplingParams(), 0)[0]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def case_in(modality: str):
     pipe = gen.load(modality, dtype="float64")
     prompt = PROMPTS[modality]
     made = pipe(prompt, {"name": "maskgit", "steps": 3}, num_samples=2)
-    sampler, law = pipe.resolve("maskgit", None)
+    sampler, sampling = pipe.resolve("maskgit", None)
     name = pipe.model_name(sampler)
     space = pipe.bound(name)[1].space
     space = settled(space) if pipe.modality.length_first else space
@@ -64,7 +64,7 @@ def case_in(modality: str):
     canvas = tokens.masked_fill(empty, space.mask_id)
 
     def decode(sampler, rows):
-        target = pipe.target(sampler, law, [made.items[r] for r in rows], name, space=space)
+        target = pipe.target(sampler, sampling, [made.items[r] for r in rows], name, space=space)
         return sampler(
             target, CounterDraws([pipe.draw_key(made.items[r]) for r in rows]), canvas=canvas[rows]
         )

@@ -18,7 +18,7 @@ from test_remaskers import MASK, MODEL, PLACES, ROWS, SPACE, canvas, run
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.samplers.masked.step import Step, highest
 
 SELECTORS = [
@@ -55,7 +55,7 @@ class Row:
     open: set[int]
     known: set[int]
     ids: list[int]
-    law: list[list[float]]
+    sampling: list[list[float]]
     conf: list[float]
     score: list[float]
     begins: bool
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def bits(self) -> list[float]:
-        return [-sum(p * math.log(p) for p in law if p > 0) for law in self.law]
+        return [-sum(p * math.log(p) for p in sampling if p > 0) for sampling in self.sampling]
 
 
 # --- the rules
@@ -142,13 +142,13 @@ def explore(s: Row) -> set[int]:
 
 
 def klass(s: Row) -> set[int]:
-    before, count = s.memory.get("law"), s.memory.setdefault("count", [0] * len(s.ids))
-    for i, now in enumerate(s.law):
+    before, count = s.memory.get("sampling"), s.memory.setdefault("count", [0] * len(s.ids))
+    for i, now in enumerate(s.sampling):
         moved = math.inf
         if before is not None and all(b > 0 for p, b in zip(now, before[i], strict=True) if p > 0):
             moved = sum(p * math.log(p / b) for p, b in zip(now, before[i], strict=True) if p > 0)
         count[i] = count[i] + 1 if moved < s.k.kl_threshold else 0
-    s.memory["law"] = s.law
+    s.memory["sampling"] = s.sampling
     return {i for i in s.sure if count[i] >= s.k.history}
 
 
@@ -232,7 +232,7 @@ def states(seed: int, sampler, steps: int = 4) -> list[Step]:
         logits = logits + torch.randint(0, 2, (B, T, V), generator=g) * torch.randint(
             -1, 2, (B, T, 1), generator=g
         )
-        law, masked = logits.log_softmax(-1), kind == 1
+        sampling, masked = logits.log_softmax(-1), kind == 1
         now = Step(
             CounterDraws(range(B)),
             row,
@@ -243,17 +243,17 @@ def states(seed: int, sampler, steps: int = 4) -> list[Step]:
             kind == 0,
             masked,
             torch.ones_like(masked),
-            law,
-            lambda law=law: law,
+            sampling,
+            lambda sampling=sampling: sampling,
             memory,
             torch.zeros(B, T).double(),
         )
         now.open = (place >= edges[0]) & (place < edges[1])
         wanted = now.eligible.sum(1)
         now.proposed = torch.where(
-            masked, law.argmax(-1) if seed % 2 else torch.randint(0, V, (B, T), generator=g), 0
+            masked, sampling.argmax(-1) if seed % 2 else torch.randint(0, V, (B, T), generator=g), 0
         )
-        now.logp = law.gather(-1, now.proposed[..., None])[..., 0]
+        now.logp = sampling.gather(-1, now.proposed[..., None])[..., 0]
         now.score = now.logp if seed % 3 else torch.randint(-3, 1, (B, T), generator=g).double()
         now.begins = torch.full((B,), True) if not step else torch.rand(B, generator=g) < 0.2
         now.since, now.wanted = (
@@ -276,7 +276,7 @@ def row_of(now: Step, b: int, memory: dict) -> Row:
         set(where(now.open)),
         set(where(~now.masked)),
         now.proposed[b].tolist(),
-        now.law[b].exp().tolist(),
+        now.sampling[b].exp().tolist(),
         now.confidence[b].tolist(),
         now.score[b].tolist(),
         bool(now.begins[b]),
@@ -312,10 +312,10 @@ def test_a_selector_takes_what_its_rule_says_in_any_state(name):
 # --- in whole runs
 
 
-def probabilities(logits_of, law: Law) -> list[list[float]]:
+def probabilities(logits_of, sampling: SamplingParams) -> list[list[float]]:
     """What the model itself holds for likely."""
-    plain = Law(guidance_scale=law.guidance_scale)
-    return plain(logits_of(0), logits_of(1) if law.guided else None, SPACE.legal)[0].exp().tolist()
+    plain = SamplingParams(guidance_scale=sampling.guidance_scale)
+    return plain(logits_of(0), logits_of(1) if sampling.guided else None, SPACE.legal)[0].exp().tolist()
 
 
 def with_credit(s: Row) -> None:
@@ -327,14 +327,14 @@ def with_credit(s: Row) -> None:
     )
     empty = [i for i in range(PLACES) if i not in s.known]
     for i in empty:
-        top = max(range(len(s.law[i])), key=lambda v: s.law[i][v])
-        k[i, top] = k.get((i, top), 0) + s.law[i][top] ** s.k.credit_power
+        top = max(range(len(s.sampling[i])), key=lambda v: s.sampling[i][v])
+        k[i, top] = k.get((i, top), 0) + s.sampling[i][top] ** s.k.credit_power
     for i in range(PLACES):
-        fused = [p * (1 + k.get((i, v), 0)) ** s.k.credit_weight for v, p in enumerate(s.law[i])]
-        s.law[i] = [x / sum(fused) for x in fused]
+        fused = [p * (1 + k.get((i, v), 0)) ** s.k.credit_weight for v, p in enumerate(s.sampling[i])]
+        s.sampling[i] = [x / sum(fused) for x in fused]
 
 
-def reference(sampler, law: Law, row: int, rule) -> tuple[list[int], list[set[int]]]:
+def reference(sampler, sampling: SamplingParams, row: int, rule) -> tuple[list[int], list[set[int]]]:
     """One row, decoded in plain Python: its ids, and the places of every step."""
     state, memory, steps, last = canvas()[row].tolist(), {}, [], -1
     total = state.count(MASK)
@@ -360,7 +360,7 @@ def reference(sampler, law: Law, row: int, rule) -> tuple[list[int], list[set[in
             lambda half, state=state, prompts=prompts: MODEL.forward(
                 torch.tensor([[*prompts[half], *state]]), PLACES
             ),
-            law,
+            sampling,
         )
         s = Row(
             sampler,
@@ -393,30 +393,30 @@ def reference(sampler, law: Law, row: int, rule) -> tuple[list[int], list[set[in
     return state, steps
 
 
-LAWS = {"plain": Law(), "guided": Law(temperature=0.7, top_k=3, guidance_scale=1.2)}
+LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.7, top_k=3, guidance_scale=1.2)}
 
 
-def check_run(sampler, rule, law: Law) -> int:
+def check_run(sampler, rule, sampling: SamplingParams) -> int:
     """Tokens and steps of a batch are those of the reference; returns in how many steps more than
     one place was committed."""
-    out = run(sampler, law, trace=True)
+    out = run(sampler, sampling, trace=True)
     for row in range(ROWS):
-        state, steps = reference(sampler, law, row, rule)
+        state, steps = reference(sampler, sampling, row, rule)
         assert [set(step.committed) for step in out.traces[row]] == steps, row
         assert out.tokens[row].tolist() == state
     return sum(len(step.committed) > 1 for trace in out.traces for step in trace)
 
 
 @pytest.mark.parametrize(
-    ("blocks", "law"),
+    ("blocks", "sampling"),
     [("whole", LAWS["plain"]), ("fixed", LAWS["guided"]), ("lookahead", LAWS["plain"])],
 )
 @pytest.mark.parametrize("name", RULES)
-def test_a_run_is_that_of_its_rule(name, blocks, law):
+def test_a_run_is_that_of_its_rule(name, blocks, sampling):
     sampler = masked_iterative(
         selector=name, blocks=blocks, block_length=7, steps=9, schedule="linear", **DARING | SUREST
     )
-    several = check_run(sampler, RULES[name], law)
+    several = check_run(sampler, RULES[name], sampling)
     assert several > 0 or name in (
         "klass",
         "coherent",
@@ -504,7 +504,7 @@ def test_control_the_off_by_one_of_factor_fails():
 def batch_cummax(now: Step) -> torch.Tensor:
     """``entropy_bound`` with its running maximum over the batch."""
     order = now.score.argsort(1, descending=True)
-    bits = torch.special.entr(now.law.exp()).sum(-1).gather(1, order)
+    bits = torch.special.entr(now.sampling.exp()).sum(-1).gather(1, order)
     fits = bits.cumsum(1) - bits.cummax(0).values <= now.knobs.entropy_bound
     return torch.zeros_like(fits).scatter(1, order, fits)
 

@@ -16,7 +16,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.samplers.masked.step import highest
 
 masked_iterative = registry.get("sampler", "masked_iterative")
@@ -50,9 +50,9 @@ RARE = replace(SPACE, rarity=torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 9.0]))
 WANTED = (canvas() == MASK).sum(1).tolist()
 
 
-def decode(sampler, space=RARE, law: Law | None = None, rows=range(ROWS), **kwargs):
+def decode(sampler, space=RARE, sampling: SamplingParams | None = None, rows=range(ROWS), **kwargs):
     """Some rows, on a model that says how rare its ids are."""
-    target = masked_target(MODEL, space, law or Law(), [r % 3 for r in rows])
+    target = masked_target(MODEL, space, sampling or SamplingParams(), [r % 3 for r in rows])
     return sampler(
         target, CounterDraws([31 * r + 7 for r in rows]), canvas=canvas()[list(rows)], **kwargs
     )
@@ -98,15 +98,15 @@ def test_what_every_selector_keeps(name, blocks, knobs):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_every_preset_keeps(name):
-    sampler, law = resolve_sampler(name)
+    sampler, sampling = resolve_sampler(name)
     if sampler.remasker == "none":
         check_pace(sampler)
-    whole = decode(sampler, law=law)
+    whole = decode(sampler, sampling=sampling)
     assert torch.equal(whole.tokens[canvas() != MASK], canvas()[canvas() != MASK])
     if (
         sampler.proposer != "categorical" and sampler.remasker == "none"
     ):  # nothing is drawn: the seed says nothing
-        target = masked_target(MODEL, RARE, law, [r % 3 for r in range(ROWS)])
+        target = masked_target(MODEL, RARE, sampling, [r % 3 for r in range(ROWS)])
         assert torch.equal(
             sampler(target, CounterDraws(range(50, 50 + ROWS)), canvas=canvas()).tokens,
             whole.tokens,
@@ -185,7 +185,7 @@ def test_a_threshold_that_everything_reaches_means_one_call_per_block(name, knob
     sampler = masked_iterative(selector=name, **SUREST | knobs)
     out = decode(sampler)
     assert [s.nfe for s in out.stats] == [min(1, w) for w in WANTED]
-    target = masked_target(MODEL, RARE, Law(), [r % 3 for r in range(ROWS)])
+    target = masked_target(MODEL, RARE, SamplingParams(), [r % 3 for r in range(ROWS)])
     empty = canvas() == MASK
     assert torch.equal(out.tokens[empty], target.predict(canvas())[0].argmax(-1)[empty])
     if name != "even":  # whose steps are shared out among the blocks, at least one each
@@ -237,8 +237,8 @@ def test_credit_is_forgotten_when_a_block_begins_and_its_law_is_what_is_judged(c
             kept = (now.memory["credit"] > 0).sum(-1)
             assert bool((kept[now.begins] == now.masked[now.begins].long()).all())
             assert torch.equal(ids, now.judged().argmax(-1))
-            for law in (now.law, now.raw()):
-                assert torch.allclose(law.exp().sum(-1), torch.ones(law.shape[:-1]).double())
+            for sampling in (now.sampling, now.raw()):
+                assert torch.allclose(sampling.exp().sum(-1), torch.ones(sampling.shape[:-1]).double())
             moved, seen = moved + int((ids != before).sum()), seen + int((kept > 1).sum())
     assert moved > 0 and seen > 0
 

@@ -15,7 +15,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
@@ -45,7 +45,7 @@ def canvas() -> Tensor:
 
 def run(rows: list[int] | None = None, space: TokenSpace = SPACE, **knobs) -> SampleOutput:
     rows = list(range(ROWS)) if rows is None else rows
-    target = masked_target(MODEL, space, Law(), [r % 3 for r in rows])
+    target = masked_target(MODEL, space, SamplingParams(), [r % 3 for r in rows])
     return masked_iterative(**knobs)(
         target, CounterDraws([31 * r + 7 for r in rows]), canvas=canvas()[rows], trace=True
     )
@@ -67,10 +67,10 @@ def state(seed: int, rows: int = 40) -> Step:
     kind = torch.randint(0, 4, (rows, PLACES), generator=g).clamp_max(2)  # given, masked, filled
     kind[:, : seed % 4] = 2
     ids = torch.where(kind == 1, MASK, torch.randint(0, IDS, (rows, PLACES), generator=g))
-    law = torch.randn(rows, PLACES, IDS + 1, generator=g).double().mul(2)
-    law[..., MASK] = -math.inf
-    law[:, 3, 1:] = -math.inf  # a place that has one id
-    law = law.log_softmax(-1)
+    sampling = torch.randn(rows, PLACES, IDS + 1, generator=g).double().mul(2)
+    sampling[..., MASK] = -math.inf
+    sampling[:, 3, 1:] = -math.inf  # a place that has one id
+    sampling = sampling.log_softmax(-1)
     row = torch.arange(rows)
     now = Step(
         None,
@@ -82,14 +82,14 @@ def state(seed: int, rows: int = 40) -> Step:
         kind == 0,
         kind == 1,
         kind >= 0,
-        law,
-        lambda: law,
+        sampling,
+        lambda: sampling,
         {},
-        law[..., 0],
+        sampling[..., 0],
     )
     now.open, now.proposed = (
         torch.rand(rows, PLACES, generator=g) < 0.8,
-        torch.where(kind == 1, law.argmax(-1), ids),
+        torch.where(kind == 1, sampling.argmax(-1), ids),
     )
     return now
 
@@ -228,7 +228,7 @@ def test_prophet_asks_for_less_in_each_third(gap, calls):
 
     def target():
         return MaskedTarget(
-            Ahead(gap), torch.zeros(2, 1, dtype=torch.long), BARE, Law(temperature=3.0)
+            Ahead(gap), torch.zeros(2, 1, dtype=torch.long), BARE, SamplingParams(temperature=3.0)
         )  # which is not looked at
 
     assert [s.nfe for s in sampler("prophet")(target(), CounterDraws([1, 2])).stats] == [calls] * 2
@@ -263,11 +263,11 @@ def blocks_of(now: Step, i: int, start: int, end: int) -> tuple[int, int]:
     first, size = masked[0], now.knobs.block_length
     while end + size <= first:
         end += size
-    law = now.law[i].exp().tolist()
+    sampling = now.sampling[i].exp().tolist()
     said = [
-        (max(law[n]), -n)
+        (max(sampling[n]), -n)
         for n in masked
-        if first <= n < first + PLACES // 4 and law[n].index(max(law[n])) in now.space.delimiters
+        if first <= n < first + PLACES // 4 and sampling[n].index(max(sampling[n])) in now.space.delimiters
     ]
     sure, at = max(said, default=(0, 0))
     return end, (
@@ -286,7 +286,7 @@ def check_adaptive(schedule, space: TokenSpace = SPACE) -> int:
                 space,
                 masked_iterative(block_length=3, delimiter_threshold=0.6, blocks="adaptive"),
             )
-            now.law = now.law.roll(step, 1)
+            now.sampling = now.sampling.roll(step, 1)
             now.masked = (
                 now.masked
                 if first is None
@@ -404,12 +404,12 @@ def test_delimiters_are_ids():
     ],
 )
 def test_presets_decode_and_a_row_alone_is_a_row_of_the_batch(name, parts):
-    sampler, law = resolve_sampler(name)
-    assert all(getattr(sampler, k) == v for k, v in parts.items()) and law == Law()
+    sampler, sampling = resolve_sampler(name)
+    assert all(getattr(sampler, k) == v for k, v in parts.items()) and sampling == SamplingParams()
 
     def rows(which):
         return sampler(
-            masked_target(MODEL, SPACE, law, [r % 3 for r in which]),
+            masked_target(MODEL, SPACE, sampling, [r % 3 for r in which]),
             CounterDraws([7 + r for r in which]),
             canvas=canvas()[which],
         )

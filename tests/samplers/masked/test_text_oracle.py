@@ -19,7 +19,7 @@ from gen.bench.oracle import Board, contenders, dial, measure
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
-from gen.core.sampling_params import Law
+from gen.core.sampling_params import SamplingParams
 from gen.modalities.text import oracle as text_oracle
 from gen.modalities.text import parallel
 from gen.modalities.text.oracle import Oracle, oracle_target
@@ -79,12 +79,12 @@ def test_a_canvas_that_no_answer_agrees_with_has_the_law_of_the_nearest_ones():
         [a, b, c, d],
         [oracle.end_id, hole, hole, hole],
     ):
-        law = oracle.forward(torch.tensor([[0, *canvas]]), 4)[0].exp()
+        sampling = oracle.forward(torch.tensor([[0, *canvas]]), 4)[0].exp()
         agreed = (oracle.tables[0] == torch.tensor(canvas)).sum(1)
         nearest = oracle.tables[0][agreed == agreed.max()]
-        assert torch.allclose(law.sum(-1), torch.ones(4, dtype=torch.float64))
+        assert torch.allclose(sampling.sum(-1), torch.ones(4, dtype=torch.float64))
         assert all(
-            math.isclose(float(law[t, v]), float((nearest[:, t] == v).double().mean()))
+            math.isclose(float(sampling[t, v]), float((nearest[:, t] == v).double().mean()))
             for t in range(4)
             for v in range(6)
         )
@@ -94,21 +94,21 @@ def test_rows_have_the_law_of_their_own_task_whatever_stands_beside_them():
     tasks = some_tasks()
     target = oracle_target([*tasks, tasks[0]])
     blank = target.space.empty(target.rows)
-    law, _ = target.predict(blank)
+    sampling, _ = target.predict(blank)
     wide = target.model.length
     for i, task in enumerate(tasks):
         alone = Oracle([task], target.model.words, wide).forward(
             torch.cat([torch.zeros(1, 1).long(), blank[:1]], 1), wide
         )
-        assert torch.allclose(law[i].exp(), alone[0].exp(), atol=1e-12)
-    assert torch.equal(law[0], law[-1]) and not torch.equal(law[0], law[1])
+        assert torch.allclose(sampling[i].exp(), alone[0].exp(), atol=1e-12)
+    assert torch.equal(sampling[0], sampling[-1]) and not torch.equal(sampling[0], sampling[1])
     again, _ = target.predict(blank[:2], torch.tensor([3, 3]))
-    assert torch.equal(again[0], law[3]) and torch.equal(again[1], law[3])
+    assert torch.equal(again[0], sampling[3]) and torch.equal(again[1], sampling[3])
 
 
 def test_what_the_oracle_cannot_serve_is_refused():
     with pytest.raises(GenError, match="guidance_scale is 2"):
-        oracle_target([SHUFFLE], Law(guidance_scale=2.0))
+        oracle_target([SHUFFLE], SamplingParams(guidance_scale=2.0))
     with pytest.raises(ValueError, match="no task"):
         Oracle([])
     with pytest.raises(ValueError, match="up to 4 places"):
@@ -212,9 +212,9 @@ def test_several_places_per_step_are_not():
 def test_a_sampler_is_exactly_as_good_as_its_groups(task, groups):
     """Every outcome of the production sampler, with its probability."""
     oracle = Oracle([task])
-    sampler, law = resolve_sampler({**LINEAR, "order": "raster", "steps": len(groups)})
+    sampler, sampling = resolve_sampler({**LINEAR, "order": "raster", "steps": len(groups)})
     found = enumerate_law(
-        lambda draws, context: sampler(oracle.target([task] * len(context), law), draws).tokens, 1
+        lambda draws, context: sampler(oracle.target([task] * len(context), sampling), draws).tokens, 1
     )[0]
     right = {tuple(oracle.canvas(a)) for a in answers(task)}
     got = math.fsum(p for ids, p in found.items() if ids in right)
@@ -262,12 +262,12 @@ def test_an_oracle_that_is_wrong_is_caught(monkeypatch, mistake):
     board = Board(
         ["shuffle"] * 200,
         range(200),
-        lambda law: model.target([SHUFFLE] * 200, law),
+        lambda sampling: model.target([SHUFFLE] * 200, sampling),
         lambda tokens: [check(SHUFFLE, model.text(ids)).fulfilled for ids in tokens.tolist()],
         {},
     )
-    sampler, law = resolve_sampler({**LINEAR, "order": "random", "steps": 4})
-    assert (measure(board, sampler, law)["shuffle"].accuracy == 1) == (mistake is None)
+    sampler, sampling = resolve_sampler({**LINEAR, "order": "random", "steps": 4})
+    assert (measure(board, sampler, sampling)["shuffle"].accuracy == 1) == (mistake is None)
 
 
 # --- The benchmark
@@ -367,7 +367,7 @@ def test_the_bench_finds_whatever_is_registered(puzzles, monkeypatch):
 def test_what_the_bench_cannot_measure_is_said(puzzles, capsys, argv, says):
     code, out, err = bench(capsys, *argv)
     if says is None:  # a law that the oracle has not: the table has the reason
-        assert code == 0 and "law.guidance_scale is 3" in out
+        assert code == 0 and "sampling.guidance_scale is 3" in out
     else:
         assert code == 2 and out == "" and says in err
 
@@ -385,6 +385,6 @@ def test_the_boards_have_every_op_once():
     assert sorted(cases) == sorted(OPS)
     for board in boards:
         assert (
-            isinstance(board.target(Law()), MaskedTarget)
-            and len(board.cases) == len(set(board.keys)) == board.target(Law()).rows
+            isinstance(board.target(SamplingParams()), MaskedTarget)
+            and len(board.cases) == len(set(board.keys)) == board.target(SamplingParams()).rows
         )
