@@ -25,8 +25,8 @@ from gen.core.token_space import TokenSpace
 
 
 @cache
-def _layout(name: str, sizes: tuple[int, ...], grid: tuple[int, ...], knobs: tuple) -> Layout:
-    return make_layout(name, sizes=sizes, grid=grid, **dict(knobs))
+def _layout(name: str, sizes: tuple[int, ...], grid: tuple[int, ...], params: tuple) -> Layout:
+    return make_layout(name, sizes=sizes, grid=grid, **dict(params))
 
 
 @dataclass(frozen=True)

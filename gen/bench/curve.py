@@ -92,7 +92,7 @@ def section(head: str, rows: Rows, marks: Marks) -> str:
 def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
     """Panels with common axes, the share of fulfilled prompts against a column: one per sampler
     that was swept, or one of all if none was."""
-    swept = [r for r in rows if r.get("knob")]
+    swept = [r for r in rows if r.get("param")]
     shown = swept or rows
     low = max(0.0, min(interval(r["fulfilled"], r["media"])[0] for r in shown) - 0.02)
     y = Axis(low, 1 + 0.06 * (1 - low), SHARE, "{:.0%}".format)
@@ -100,12 +100,12 @@ def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
     found = []
     for title in dict.fromkeys(r["base"] if swept else "" for r in shown):
         mine = [r for r in shown if not swept or r["base"] == title]
-        knob = f", by {mine[0]['knob']}" if swept else ""
+        param = f", by {mine[0]['param']}" if swept else ""
         found.append(
             panel(
                 title or f"{SHARE} against {name}",
                 [_share(r, key, marks) for r in mine],
-                Axis(x.low, x.high, name + knob, x.say, x.log),
+                Axis(x.low, x.high, name + param, x.say, x.log),
                 y,
             )
         )
@@ -119,12 +119,12 @@ def against_calls(rows: Rows, marks: Marks) -> str:
         Point(
             r["nfe"],
             r["seconds"],
-            "" if r.get("knob") else r["sampler"],
+            "" if r.get("param") else r["sampler"],
             _said(r),
             marks[r["base"]][0],
             (r["seconds_least"], r["seconds_most"]),
             marks[r["base"]][1],
-            r["base"] if r.get("knob") else None,
+            r["base"] if r.get("param") else None,
         )
         for r in rows
     ]
@@ -169,7 +169,7 @@ def legend(rows: Rows, marks: Marks) -> str:
 
 def beside(rows: Rows) -> str:
     """Those that no panel shows, in words."""
-    rest = [r for r in rows if not r.get("knob")] if any(r.get("knob") for r in rows) else []
+    rest = [r for r in rows if not r.get("param")] if any(r.get("param") for r in rows) else []
     return (
         f"<p>Beside them:</p><ul>{''.join(f'<li>{escape(_said(r))}</li>' for r in rest)}</ul>"
         if rest
@@ -191,7 +191,7 @@ def unmeasured(table: Rows) -> list[str]:
 
 def _share(row: dict[str, Any], key: str, marks: Marks) -> Point:
     colour, shape = marks[row["base"]]
-    label = str(row["value"]) if row.get("knob") else row["sampler"]
+    label = str(row["value"]) if row.get("param") else row["sampler"]
     return Point(
         row[key],
         row["fulfilled"],
@@ -200,7 +200,7 @@ def _share(row: dict[str, Any], key: str, marks: Marks) -> Point:
         colour,
         interval(row["fulfilled"], row["media"]),
         shape,
-        row["base"] if row.get("knob") else None,
+        row["base"] if row.get("param") else None,
     )
 
 

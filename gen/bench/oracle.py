@@ -113,26 +113,26 @@ def dial(spec: dict[str, Any], sampling: dict[str, Any], probe: Board) -> tuple[
         probe.exact, key=lambda case: probe.exact[case]["one_step"]
     )  # where answers are certain, only blocks cost calls
     best, width, values = None, 0.0, []
-    for knob in _read_while_decoding(spec, sampling, probe):
-        if knob in spec:
+    for param in _read_while_decoding(spec, sampling, probe):
+        if param in spec:
             continue
-        allowed = _ladder(spec, sampling, knob)
+        allowed = _ladder(spec, sampling, param)
         calls = []
         for value in (allowed[0], allowed[-1]) if len(allowed) > 1 else ():
-            sampler, params = resolve_sampler({**spec, knob: value}, sampling)
+            sampler, params = resolve_sampler({**spec, param: value}, sampling)
             calls.append(measure(probe, sampler, params)[hardest].nfe)
         if calls and max(calls) - min(calls) > width:
-            best, width, values = knob, max(calls) - min(calls), allowed
+            best, width, values = param, max(calls) - min(calls), allowed
     return best, values
 
 
-def _ladder(spec: dict[str, Any], sampling: dict[str, Any], knob: str) -> list[Any]:
+def _ladder(spec: dict[str, Any], sampling: dict[str, Any], param: str) -> list[Any]:
     """Values that a sampler takes for a knob, smallest first, its own among them."""
-    own = getattr(resolve_sampler(spec, sampling)[0], knob)
+    own = getattr(resolve_sampler(spec, sampling)[0], param)
     found = []
     for value in sorted({*(WHOLE if isinstance(own, int) else REAL), own}):
         try:
-            resolve_sampler({**spec, knob: value}, sampling)
+            resolve_sampler({**spec, param: value}, sampling)
         except GenError:
             continue
         found.append(value)
@@ -178,23 +178,23 @@ def table_of(
                 "batch_size": None,
                 "media": 0,
                 "error": None,
-                "knob": None,
+                "param": None,
                 "value": None,
             },
         )
         try:
             sampler, _ = resolve_sampler(spec, sampling)
             if sweep[0] is not None:
-                knob, values = (
+                param, values = (
                     sweep
                     if any(f.name == sweep[0] for f in fields(sampler)) and sweep[0] not in spec
                     else (None, [])
                 )
             else:
-                knob, values = dial(spec, sampling, probe)
+                param, values = dial(spec, sampling, probe)
             last = None
             for value in values or [None]:
-                full = {**spec, knob: value} if knob else spec
+                full = {**spec, param: value} if param else spec
                 sampler, params = resolve_sampler(full, sampling)
                 points = {
                     case: p
@@ -203,10 +203,10 @@ def table_of(
                 }
                 if points != last:
                     name = (
-                        f"{label} {knob}={value:g}"
+                        f"{label} {param}={value:g}"
                         if type(value) in (int, float)
-                        else f"{label} {knob}={value}"
-                        if knob
+                        else f"{label} {param}={value}"
+                        if param
                         else label
                     )
                     table += [
@@ -214,7 +214,7 @@ def table_of(
                             **row,
                             "sampler": name,
                             "case": case,
-                            "knob": knob,
+                            "param": param,
                             "value": value,
                             "media": p.rows,
                             "nfe": p.nfe,

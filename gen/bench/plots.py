@@ -159,7 +159,7 @@ def panel(
         [(at_x(p.x), at_y(p.y), p.label, p.line) for p in points], (PAD + 2, TOP, right, bottom)
     ):
         parts.append(
-            f'<text class="knob" x="{cx:.1f}" y="{cy:.1f}"'
+            f'<text class="param" x="{cx:.1f}" y="{cy:.1f}"'
             f' text-anchor="{anchor}">{escape(label)}</text>'
         )
     parts.append(

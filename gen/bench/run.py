@@ -207,7 +207,7 @@ def interleaved(
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table: a sampler, its knobs and its law. ``base``, ``knob``, ``value``: what
+    """One line of the table: a sampler, its knobs and its law. ``base``, ``param``, ``value``: what
     it is drawn along, in a sweep.
 
     ``peer``: the group of one that is no sampler of this toolkit; ``make(items)``: what it does
@@ -219,7 +219,7 @@ class Variant:
     spec: dict[str, Any]
     sampling: dict[str, Any]
     base: str
-    knob: str | None = None
+    param: str | None = None
     value: Any = None
     peer: str | None = None
     make: Callable[[Sequence[Any]], Any] | None = field(default=None, compare=False)
@@ -238,7 +238,7 @@ def choose(args: argparse.Namespace) -> list[Variant]:
     for name in dict.fromkeys([REFERENCE, *names]):
         sampling = sampling_of(args, name)
         has = {f.name for f in fields(resolve_sampler(name, sampling)[0])}
-        mine = {knob: values for knob, values in grid.items() if knob in has}
+        mine = {param: values for param, values in grid.items() if param in has}
         used |= mine.keys()
         along = next(iter(mine), None)
         for values in product(*mine.values()):
@@ -251,9 +251,9 @@ def choose(args: argparse.Namespace) -> list[Variant]:
                     label, spec, asdict(resolve_sampler(spec, sampling)[1]), base, along, said.get(along)
                 )
             )
-    for knob in grid:
-        if knob not in used:
-            raise GenError(f"--sweep is about {knob!r}, a knob that none of {', '.join(names)} has")
+    for param in grid:
+        if param not in used:
+            raise GenError(f"--sweep is about {param!r}, a knob that none of {', '.join(names)} has")
     return variants
 
 
@@ -262,13 +262,13 @@ def grid_of(texts: Sequence[str] | None) -> dict[str, list[Any]]:
     anything else, and for a knob that comes twice."""
     grid: dict[str, list[Any]] = {}
     for text in texts or ():
-        knob, values = swept(text)
-        if knob in grid:
+        param, values = swept(text)
+        if param in grid:
             raise GenError(
-                f"--sweep came twice with the knob {knob!r}; expected its values in one, such as"
-                f" {knob}=V,V"
+                f"--sweep came twice with the knob {param!r}; expected its values in one, such as"
+                f" {param}=V,V"
             )
-        grid[knob] = values
+        grid[param] = values
     return grid
 
 
@@ -276,14 +276,14 @@ def swept(text: str) -> tuple[str, list[Any]]:
     """``window=4,8`` as a knob and its values. Raises ``GenError`` for anything else."""
     from yaml import YAMLError, safe_load
 
-    knob, _, values = text.partition("=")
+    param, _, values = text.partition("=")
     try:
         found = [safe_load(v) for v in values.split(",")]
     except YAMLError:
         found = [None]
-    if not knob.strip() or any(v is None or isinstance(v, (dict, list)) for v in found):
+    if not param.strip() or any(v is None or isinstance(v, (dict, list)) for v in found):
         raise bad_value("--sweep", text, "KNOB=VALUE,VALUE such as window=4,8")
-    return knob.strip(), list(dict.fromkeys(found))
+    return param.strip(), list(dict.fromkeys(found))
 
 
 def serves(pipe: Any, spec: dict[str, Any], sampling: dict[str, Any]) -> bool:

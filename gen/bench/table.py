@@ -64,7 +64,7 @@ def tabulate(
             "batch_size": size,
             "error": errors.get((label, size)),
             "base": v.base,
-            "knob": v.knob,
+            "param": v.param,
             "value": v.value,
             "peer": v.peer,
             "sampling": v.sampling,

@@ -15,7 +15,7 @@ from gen.core.errors import GenError
 
 EMPTY = "-"
 LONG = (
-    "knobs",
+    "params",
     "reference",
     "papers",
     "paper",
@@ -64,7 +64,7 @@ def samplers() -> list[dict[str, Any]]:
 
     table, named = [], presets()
     for name, cls in registry.table("sampler").items():
-        knobs = {f.name: _default(f) for f in dataclasses.fields(cls)}
+        params = {f.name: _default(f) for f in dataclasses.fields(cls)}
         table.append(
             {
                 "name": name,
@@ -78,7 +78,7 @@ def samplers() -> list[dict[str, Any]]:
                     for p in named
                     if p["sampler"] == name
                 ],
-                "knobs": knobs,
+                "params": params,
                 "about": first_line(cls),
             }
         )
@@ -95,7 +95,7 @@ def presets() -> list[dict[str, Any]]:
             "exactness": _exactness(name),
             "reference": registry.get("sampler", p.sampler).reference,
             "paper": p.paper,
-            "knobs": dict(p.knobs),
+            "params": dict(p.params),
             "sampling": dict(p.sampling),
             "about": p.about,
         }

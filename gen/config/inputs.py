@@ -227,9 +227,9 @@ def nested(got: Mapping[str, Any]) -> dict[str, Any]:
             " entry)"
         )
     known = sampling_fields() if "sampling" in out else ()
-    for knob in out.get("sampling", ()):
-        if knob not in known:
-            raise unknown("knob of the law", knob, known)
+    for param in out.get("sampling", ()):
+        if param not in known:
+            raise unknown("knob of the law", param, known)
     return out
 
 

@@ -278,9 +278,9 @@ def _refuse_other_bits(entries: list[Entry], where: str) -> None:
                 " way; expected false, because deterministic is true"
             )
         if resolve_sampler(entry.sampler, entry.sampling)[0].timed:
-            knob = next(k for k, v in entry.sampler.items() if v == "auto")
+            param = next(k for k, v in entry.sampler.items() if v == "auto")
             raise GenError(
-                f"sampler.{knob} of jobs.{i} in {where} is 'auto', which a clock decides; expected"
+                f"sampler.{param} of jobs.{i} in {where} is 'auto', which a clock decides; expected"
                 " a number, because deterministic is true"
             )
 
@@ -420,12 +420,12 @@ def _resolve_sampler(
         text = str(error)  # said in the place that set the key the message is about
         named = [p for k, p in places.items() if "." in k and k.split(".")[1] in text]
         raise GenError(f"{text} ({named[0] if named else places.get('sampler', place)})") from error
-    knobs = (
+    params = (
         {f.name: plain(getattr(sampler, f.name)) for f in fields(sampler)}
         if is_dataclass(sampler)
         else {}
     )
-    return {"name": node["name"], **knobs}, {k: plain(v) for k, v in asdict(full).items()}
+    return {"name": node["name"], **params}, {k: plain(v) for k, v in asdict(full).items()}
 
 
 def _out(out: Any, name: object, where: str) -> str:

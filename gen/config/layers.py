@@ -232,10 +232,10 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
             value = {} if value is None else value
             if not isinstance(value, Mapping):
                 raise bad_value("sampling", value, f"knobs of {', '.join(sampling_fields())}", place)
-            for knob in value:
-                if knob not in sampling_fields():
-                    raise unknown("knob of the law", knob, sampling_fields(), place)
-                places[f"sampling.{knob}"] = place
+            for param in value:
+                if param not in sampling_fields():
+                    raise unknown("knob of the law", param, sampling_fields(), place)
+                places[f"sampling.{param}"] = place
             value = {**values["sampling"], **value}
         elif key == "model_options":
             value = {} if value is None else value

@@ -157,10 +157,10 @@ def _typed(header: list[str], cells: list[str]) -> dict[str, Any]:
     out = {}
     for key, cell in zip(header, cells, strict=True):
         if cell.strip():
-            knob = (
+            param = (
                 key in INTEGERS or key.partition(".")[0] in ("sampler", "sampling") or key in ROW_NODES
             )
-            out[key] = _whole(key, scalar(cell.strip())) if knob else cell
+            out[key] = _whole(key, scalar(cell.strip())) if param else cell
     return out
 
 

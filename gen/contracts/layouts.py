@@ -191,16 +191,16 @@ class Layout(ABC):
         return torch.cat([stream.long() for stream in codes], 1)
 
 
-def make_layout(name: str, **knobs: Any) -> Layout:
+def make_layout(name: str, **params: Any) -> Layout:
     """The layout of that name. Raises ``GenError`` for an unknown name or knob, with the nearest
     one, and for a missing one."""
     cls = registry.get("layout", name)
-    for knob in knobs:
-        if knob not in cls.__dataclass_fields__:
-            raise unknown(f"knob of layout {name!r}:", knob, cls.__dataclass_fields__)
-    if lacking := [f.name for f in fields(cls) if f.default is MISSING and f.name not in knobs]:
+    for param in params:
+        if param not in cls.__dataclass_fields__:
+            raise unknown(f"knob of layout {name!r}:", param, cls.__dataclass_fields__)
+    if lacking := [f.name for f in fields(cls) if f.default is MISSING and f.name not in params]:
         raise GenError(f"layout {name!r} lacks {', '.join(lacking)}")
-    return cls(**knobs)
+    return cls(**params)
 
 
 def space(

@@ -84,14 +84,14 @@ class Preset:
 
     name: str
     sampler: str
-    knobs: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     about: str = ""
     aliases: dict[str, str] = field(default_factory=dict)
     paper: str = ""
 
 
-def knobs(sampler: type[Sampler]) -> dict[str, Any]:
+def params(sampler: type[Sampler]) -> dict[str, Any]:
     """A sampler's knobs and their defaults."""
     return {f.name: f.default for f in dataclasses.fields(sampler)}
 
@@ -129,7 +129,7 @@ def resolve_sampler(
             if said.setdefault(key, value) != value:
                 raise GenError(f"sampling.{key} is {said[key]!r}; the preset {name!r} means {value!r}")
         cls = samplers[preset.sampler]
-        given = {**preset.knobs, **_own_names(given, cls, preset.aliases, name, where)}
+        given = {**preset.params, **_own_names(given, cls, preset.aliases, name, where)}
     else:
         cls = samplers[name]
         given = _own_names(given, cls, {}, name, where)

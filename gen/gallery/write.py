@@ -180,8 +180,8 @@ def _name_methods(rows: list[Row]) -> None:
         if len(groups) > 1:
             words = {label: KNOB.split(label) for label in group_by(group, "method")}
             names = {
-                label: " ".join([name, *_telling(name, knobs, words)])
-                for label, (name, *knobs) in words.items()
+                label: " ".join([name, *_telling(name, params, words)])
+                for label, (name, *params) in words.items()
             }
             for row in group:
                 row["method"] = names[row["method"]]
@@ -192,7 +192,7 @@ def _name_methods(rows: list[Row]) -> None:
                 row["method"] = f"{name} · {row.get('model')}"
 
 
-def _telling(name: str, knobs: list[str], words: dict[str, list[str]]) -> list[str]:
+def _telling(name: str, params: list[str], words: dict[str, list[str]]) -> list[str]:
     """The knobs that some other label of this sampler lacks."""
     twins = [w for w in words.values() if w[0] == name]
-    return [k for k in knobs if not all(k in t for t in twins)]
+    return [k for k in params if not all(k in t for t in twins)]

@@ -257,14 +257,14 @@ def _with_steps(pipe: Pipeline, sampler: SamplerSpec, steps: int | None) -> Samp
         return replace(sampler, steps=steps)
     spec = spell(sampler)
     preset = registry.table("preset").get(spec["name"])
-    knob = (preset.aliases if preset else {}).get(
+    param = (preset.aliases if preset else {}).get(
         "num_inference_steps", "steps"
     )  # a preset may count other steps under that name
-    if knob in spec:
+    if param in spec:
         raise GenError(
-            f"num_inference_steps is {steps} and sampler.{knob} {spec[knob]}; expected one of them"
+            f"num_inference_steps is {steps} and sampler.{param} {spec[param]}; expected one of them"
         )
-    return {**spec, knob: steps}
+    return {**spec, param: steps}
 
 
 def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:

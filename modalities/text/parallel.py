@@ -223,13 +223,13 @@ def accuracy_curve(
     spec: str | Mapping[str, Any],
     tasks: Sequence[Task],
     seeds: Iterable[int],
-    knob: str,
+    param: str,
     values: Iterable[Any],
     sampling: Mapping[str, Any] | SamplingParams | None = None,
 ) -> list[tuple[float, float]]:
     """``accuracy`` for each value of a knob."""
     given, seeds = {"name": spec} if isinstance(spec, str) else dict(spec), list(seeds)
-    return [accuracy({**given, knob: value}, tasks, seeds, sampling) for value in values]
+    return [accuracy({**given, param: value}, tasks, seeds, sampling) for value in values]
 
 
 def oracle_boards(prompts: int, repeats: int, seed: int) -> list[Board]:

@@ -247,10 +247,10 @@ class Windowed(Drafter):
             self._window.keep(int(rows.sum()))
 
 
-def checked(value: Any, knob: str) -> None:
+def checked(value: Any, param: str) -> None:
     """Raises ``GenError`` for what is neither a number of places or drafts nor ``auto``."""
     if value != AUTO and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise bad_value(knob, value, "an integer of at least 1, or auto")
+        raise bad_value(param, value, "an integer of at least 1, or auto")
 
 
 def width_of(value: int | str, sampler: Any, target: Any) -> int | AutoWidth:

@@ -79,7 +79,7 @@ SPELLINGS = {
 
 
 @dataclass(frozen=True)
-class MaskedKnobs:
+class MaskedParams:
     """``steps``: forward calls at most, where the selector is ``schedule``; with blocks, an equal
     part of them for each, or ``block_steps`` where that is not 0. ``align_blocks``: blocks
     ``fixed`` and ``lookahead`` are counted from the first id of the condition, not of the canvas.

@@ -37,7 +37,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.sampler import Preset, Sampler
-from gen.samplers.masked.config import MaskedKnobs
+from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import Step, highest
@@ -45,7 +45,7 @@ from gen.samplers.masked.step import Step, highest
 
 @register("sampler", "masked_iterative")
 @dataclass(frozen=True)
-class MaskedIterative(MaskedKnobs, Sampler):
+class MaskedIterative(MaskedParams, Sampler):
     """All masked places at once, some of them kept, again and again. The knobs are those of
     ``gen.samplers.masked.config.MaskedKnobs``."""
 
@@ -68,7 +68,7 @@ class MaskedIterative(MaskedKnobs, Sampler):
 
     def _refuse_latents(self) -> None:
         """Nothing ranks latents before they are drawn, and nothing judges them afterwards."""
-        usual = MaskedKnobs()
+        usual = MaskedParams()
         if self.order is not None and self.order not in BLIND:
             raise GenError(
                 f"sampler.order is {self.order!r}, which looks at the probability of an id; latents"
@@ -119,8 +119,8 @@ def numbered(now: Step) -> Tensor:
     """The number [b, T] of the block of ``block_length`` places that each one is in. With
     ``align_blocks`` they are counted from the first id of the condition, so that the canvas may
     begin inside of one."""
-    before = now.before[:, None] if now.knobs.align_blocks and isinstance(now.before, Tensor) else 0
-    return (now.positions + before) // now.knobs.block_length
+    before = now.before[:, None] if now.params.align_blocks and isinstance(now.before, Tensor) else 0
+    return (now.positions + before) // now.params.block_length
 
 
 @register("block_schedule", "fixed")

@@ -49,7 +49,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
 from gen.samplers.engine.host import anywhere
-from gen.samplers.masked.config import MaskedKnobs
+from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.parts.caches import with_cache
 from gen.samplers.masked.step import Memory, Seats, Step, highest
 
@@ -68,13 +68,13 @@ class _Parts:
 
     def __init__(
         self,
-        knobs: MaskedKnobs,
+        params: MaskedParams,
         space: TokenSpace,
         device: torch.device | str,
         instead: Mapping[str, Callable],
     ):
         self.order = registry.get(
-            "order", knobs.order or ("random" if space.channels else "confidence")
+            "order", params.order or ("random" if space.channels else "confidence")
         )
         for name, kind in (
             ("schedule", "schedule"),
@@ -84,18 +84,18 @@ class _Parts:
             ("stop", "stop"),
             ("blocks", "block_schedule"),
         ):
-            part = instead.get(name) or registry.get(kind, getattr(knobs, name))
+            part = instead.get(name) or registry.get(kind, getattr(params, name))
             setattr(
-                self, name, part(knobs, device) if isinstance(part, type) else part
+                self, name, part(params, device) if isinstance(part, type) else part
             )  # a class has weights, read once per call
-        self.revises = knobs.remasker != "none" or "remasker" in instead
+        self.revises = params.remasker != "none" or "remasker" in instead
         self.shadow = getattr(self.remasker, "shadow", False)
 
 
 def decode_masked(
     target,
     draws: Draws,
-    knobs: MaskedKnobs,
+    params: MaskedParams,
     *,
     canvas: Tensor | None = None,
     trace: bool = False,
@@ -103,16 +103,16 @@ def decode_masked(
     instead: Mapping[str, Callable] | None = None,
 ) -> SampleOutput:
     """Fills the empty places of ``canvas`` [B, T(, C)], by default all. ``instead``: functions in
-    place of the parts that ``knobs`` name, such as ``{"selector": f}``, for samplers whose parts
+    place of the parts that ``params`` name, such as ``{"selector": f}``, for samplers whose parts
     know more than a step. Raises ``GenError`` for a canvas that the space does not allow.
     """
     began = time.perf_counter()
     space, batch, total, device = target.space, target.items, target.length, target.device
-    parts = _Parts(knobs, space, device, instead or {})
-    target = with_cache(target, knobs)
+    parts = _Parts(params, space, device, instead or {})
+    target = with_cache(target, params)
     if parts.shadow and isinstance(target, Block):
         raise GenError(
-            f"sampler.remasker is {knobs.remasker!r}, which asks for the law of every place without"
+            f"sampler.remasker is {params.remasker!r}, which asks for the law of every place without"
             " its own id; a block model's cache holds one canvas per row; expected a remasker"
             " without that, or a masked model"
         )
@@ -136,7 +136,7 @@ def decode_masked(
             rows,
             round_,
             space,
-            knobs,
+            params,
             canvas[rows],
             given[rows],
             masked,
@@ -151,7 +151,7 @@ def decode_masked(
         if prepare:  # a cache wants to know the block before the law
             _block(now, parts, wanted[rows])
             prepare(now)
-        now.law, now.raw, now.left_out, places = _read(target, canvas[rows], committed, knobs)
+        now.law, now.raw, now.left_out, places = _read(target, canvas[rows], committed, params)
         if prepare:
             now.fresh = target.fresh
         else:
@@ -239,7 +239,7 @@ def _at_work(committed: Tensor, masked: Tensor, memory: Memory) -> Tensor:
 
 
 def _read(
-    target, canvas: Tensor, committed: Tensor | None, knobs: MaskedKnobs
+    target, canvas: Tensor, committed: Tensor | None, params: MaskedParams
 ) -> tuple[Tensor, Callable | None, Tensor | None, int | Tensor]:
     """The law of a canvas [b, T], the raw law, and places computed per row: one call. If asked for,
     also what the law of each ``committed`` place (bool [b, T]) says of its id without it; 0 at the
@@ -254,7 +254,7 @@ def _read(
     logprobs, places = target.predict(
         torch.cat([canvas, without]), of=torch.cat([torch.arange(b, device=canvas.device), row])
     )
-    raw = target.raw() if knobs.confidence_on == "raw" else None
+    raw = target.raw() if params.confidence_on == "raw" else None
     left_out = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
     left_out[row, at] = (logprobs if raw is None else raw)[b + each, at, canvas[row, at]].double()
     each = places[:b] if isinstance(places, Tensor) else places
@@ -293,12 +293,12 @@ def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
     count = (now.masked & now.fresh & (counted[0] if counted else now.open)).sum(1)
     now.since = torch.where(now.begins, 0, now.recall("since", count))
     now.wanted = torch.where(now.begins, count, now.recall("wanted", count))
-    steps = torch.ceil(now.knobs.steps * now.wanted.double() / wanted - 1e-9).clamp_min(1)
-    if now.knobs.block_steps:
-        steps = torch.full_like(steps, now.knobs.block_steps)
+    steps = torch.ceil(now.params.steps * now.wanted.double() / wanted - 1e-9).clamp_min(1)
+    if now.params.block_steps:
+        steps = torch.full_like(steps, now.params.block_steps)
     now.r = ((now.since + 1) / steps).clamp_max(1)
     now.last = now.r >= 1
-    share = torch.where(now.last, 0.0, parts.schedule(now.r, now.knobs.exponent))
+    share = torch.where(now.last, 0.0, parts.schedule(now.r, now.params.exponent))
     stay = (now.wanted * share + 1e-9).floor().long()
     stay = torch.where(share > 0, stay.clamp_min(1), stay)
     now.quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)

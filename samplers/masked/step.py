@@ -97,7 +97,7 @@ class Step:
     """One forward call, of b rows. T places, V ids.
 
     ``rows`` [b]: their numbers among all items, ``round`` [b]: forward calls of each before this
-    one. ``knobs``: the sampler. Of the canvas as it was before: ``canvas`` [b, T(, C)]; bool [b, T]
+    one. ``params``: the sampler. Of the canvas as it was before: ``canvas`` [b, T(, C)]; bool [b, T]
     ``given`` (known from the start), ``masked`` (empty), ``open`` (of the block at work), ``fresh``
     (whose law this call computed). ``law`` [b, T, V]: the final law, or conditioning vectors of
     latents.
@@ -123,7 +123,7 @@ class Step:
     rows: Tensor
     round: Tensor
     space: TokenSpace
-    knobs: Any
+    params: Any
     canvas: Tensor
     given: Tensor
     masked: Tensor
@@ -169,7 +169,7 @@ class Step:
 
     def judged(self) -> Tensor:
         """The log-probabilities [b, T, V] that confidence is read from."""
-        return self.raw() if self.knobs.confidence_on == "raw" else self.logprobs
+        return self.raw() if self.params.confidence_on == "raw" else self.logprobs
 
     def recall(self, name: str, start: Tensor) -> Tensor:
         """What was remembered under a name, or ``start`` in a row that remembers nothing yet."""

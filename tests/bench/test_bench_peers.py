@@ -424,8 +424,8 @@ def test_the_pipeline_of_llada2_gives_the_presets_tokens_on_the_same_network(fol
     items = pipe.plan(["ba de gi ko", "lu ma ne pi be di ko bu du do ba gi"])
     found = peer(pipe, "LLaDA2Pipeline", SamplingParams()).make(items)
 
-    def run(**knobs):
-        return pipe.generate(items, {"name": "llada2", "block_length": BLOCK, **knobs}, {}).tokens
+    def run(**params):
+        return pipe.generate(items, {"name": "llada2", "block_length": BLOCK, **params}, {}).tokens
 
     assert torch.equal(found.tokens, run()) and not torch.equal(found.tokens, run(threshold=0.1))
     assert (

@@ -391,13 +391,13 @@ def test_sweeps_make_a_grid(toys):
         ]
     )
     plain, *found = choose(args)
-    assert plain.knob is None and {(v.spec["window"], v.spec["coupling"]) for v in found} == {
+    assert plain.param is None and {(v.spec["window"], v.spec["coupling"]) for v in found} == {
         (4, "fresh"),
         (4, "gumbel"),
         (8, "fresh"),
         (8, "gumbel"),
     }
-    assert {(v.base, v.knob) for v in found} == {
+    assert {(v.base, v.param) for v in found} == {
         ("sjd coupling=fresh", "window"),
         ("sjd coupling=gumbel", "window"),
     }

@@ -268,7 +268,7 @@ def test_a_cache_of_blocks_is_exact_where_blocks_are_the_models(pipe):
 
 
 def test_frames_of_blocks_make_the_text_that_masked_steps_make(pipe):
-    knobs = {
+    params = {
         "proposer": "argmax",
         "confidence_on": "raw",
         "choice_temperature": 0.0,
@@ -277,16 +277,16 @@ def test_frames_of_blocks_make_the_text_that_masked_steps_make(pipe):
         "schedule": "linear",
         "steps": 1024,
     }
-    blocks = pipe(WHOLE, sampler={"name": "frame_blocks", **knobs})
+    blocks = pipe(WHOLE, sampler={"name": "frame_blocks", **params})
     masked = pipe(
-        WHOLE, sampler={"name": "masked_iterative", "blocks": "fixed", "block_length": B, **knobs}
+        WHOLE, sampler={"name": "masked_iterative", "blocks": "fixed", "block_length": B, **params}
     )
     assert torch.equal(blocks.tokens, masked.tokens)
     assert sum(s.tokens_computed for s in blocks.stats) < sum(
         s.tokens_computed for s in masked.stats
     )
     with pytest.raises(GenError, match="the condition has 3 ids more than whole blocks of 8"):
-        pipe(PROMPTS[0], sampler={"name": "frame_blocks", **knobs})
+        pipe(PROMPTS[0], sampler={"name": "frame_blocks", **params})
 
 
 # --- loading

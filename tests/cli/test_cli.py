@@ -318,7 +318,7 @@ def test_every_list_is_readable_by_people_and_programs(capsys, kind):
 def test_samplers_are_listed_with_guarantee_protocol_knobs_and_purpose(capsys):
     rows = {r["name"]: r for r in json.loads(gen(capsys, "ls", "samplers", "--json")[1])}
     row = rows["speculative_jacobi"]
-    assert (row["exactness"], row["protocol"], row["knobs"]["window"]) == (
+    assert (row["exactness"], row["protocol"], row["params"]["window"]) == (
         "sample",
         "causal",
         64,
@@ -428,7 +428,7 @@ def test_bench_measures_everything_against_autoregression(capsys):
     assert (
         page.count("<svg") == (2 + 2 + 1) * 2
         and page.count("<circle") == (4 + 4 + 5) * 2
-        and page.count('class="knob"') >= 2 * 2
+        and page.count('class="param"') >= 2 * 2
     )
     assert page.count("</i>autoregressive: 12.0 calls") == 2
     rows = {(r["sampler"], r["batch_size"]): r for r in report["table"]}

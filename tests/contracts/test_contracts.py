@@ -19,7 +19,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
-from gen.core.sampler import Sampler, describe_exactness, knobs, resolve_sampler
+from gen.core.sampler import Sampler, describe_exactness, params, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import EXACTNESS, TokenSpace
@@ -271,8 +271,8 @@ def test_all_parts_are_exercised():
         "proposer": "proposer",
         "block_schedule": "blocks",
     }
-    for kind, knob in parts.items():
-        assert {getattr(s, knob) for s in samplers if hasattr(s, knob)} - {None} == set(
+    for kind, param in parts.items():
+        assert {getattr(s, param) for s in samplers if hasattr(s, param)} - {None} == set(
             registry.table(kind)
         )
     assert {s.stop for s in samplers if hasattr(s, "stop")} == STOPS
@@ -310,9 +310,9 @@ def test_declaration(name):
 def test_presets_are_samplers_with_knobs(name):
     preset = registry.get("preset", name)
     assert preset.name == name and preset.about
-    assert set(preset.knobs) <= set(knobs(registry.get("sampler", preset.sampler)))
+    assert set(preset.params) <= set(params(registry.get("sampler", preset.sampler)))
     sampler, sampling = resolve_sampler(name)
-    assert all(getattr(sampler, k) == v for k, v in preset.knobs.items())
+    assert all(getattr(sampler, k) == v for k, v in preset.params.items())
     assert all(getattr(sampling, k) == v for k, v in preset.sampling.items())
 
 

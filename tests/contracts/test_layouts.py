@@ -359,10 +359,10 @@ def test_delay_is_that_of_musicgen(streams, frames):
 
 
 def test_flat_steps_are_the_same_ids():
-    for cls, knobs in ((Parallel, {}), (Delay, {"delays": (0, 2, 1)})):
+    for cls, params in ((Parallel, {}), (Delay, {"delays": (0, 2, 1)})):
         for vocabulary in ("shared", "offset"):
             steps, flat = (
-                cls(sizes=(5, 3, 4), grid=(6,), vocabulary=vocabulary, flat=f, **knobs)
+                cls(sizes=(5, 3, 4), grid=(6,), vocabulary=vocabulary, flat=f, **params)
                 for f in (False, True)
             )
             codes = random_codes(steps, 2)
@@ -447,6 +447,6 @@ def test_streams_of_unequal_stride():
         ("raster", {"sizes": (4,), "grid": ()}, "at least 1"),
     ],
 )
-def test_bad_knobs_are_named(name, knobs, said):
+def test_bad_knobs_are_named(name, params, said):
     with pytest.raises(GenError, match=re.escape(said)):
-        make_layout(name, **knobs)
+        make_layout(name, **params)

@@ -122,7 +122,7 @@ def test_order_of_the_parts():
 
 
 @pytest.mark.parametrize(
-    ("knob", "value"),
+    ("param", "value"),
     [
         ("temperature", -0.1),
         ("temperature", math.nan),
@@ -148,12 +148,12 @@ def test_order_of_the_parts():
         ("guidance_scale", None),
     ],
 )
-def test_bad_values_are_refused_in_one_line(knob, value):
+def test_bad_values_are_refused_in_one_line(param, value):
     with pytest.raises(GenError) as error:
-        SamplingParams(**{knob: value})
+        SamplingParams(**{param: value})
     message = str(error.value)
     assert (
-        f"sampling.{knob}" in message
+        f"sampling.{param}" in message
         and repr(value) in message
         and "expected" in message
         and "\n" not in message

@@ -191,9 +191,9 @@ class Company(Toy):
         path.write_text(f"{media} as {path.suffix}")
 
 
-def company(**knobs):
+def company(**params):
     pipe = Pipe()
-    pipe.modality = type("Company", (Company,), knobs)()
+    pipe.modality = type("Company", (Company,), params)()
     return pipe
 
 

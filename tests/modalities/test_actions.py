@@ -365,7 +365,7 @@ def test_an_observation_without_sense_is_an_error_and_never_an_action(change, wo
 
 
 def test_policies_that_cannot_work_are_refused_before_the_first_action(pipes):
-    for knobs, words in (
+    for params, words in (
         ({"n_action_steps": 0}, "n_action_steps is 0"),
         ({"n_action_steps": 2.0}, "at least 1"),
         ({"n_action_steps": True}, "at least 1"),
@@ -375,7 +375,7 @@ def test_policies_that_cannot_work_are_refused_before_the_first_action(pipes):
         ({"sampler": "maskgit"}, "the sampler needs a masked one"),
     ):
         with pytest.raises(GenError, match=words):
-            Policy(pipes["causal"], **knobs)
+            Policy(pipes["causal"], **params)
     with pytest.raises(GenError, match="takes observations, such as 'action'; 'image' came"):
         Policy(gen.load("image"))
     with pytest.raises(GenError, match="n_action_steps is 17; expected at most 16"):

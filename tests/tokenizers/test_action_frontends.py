@@ -435,18 +435,18 @@ def test_training_is_repeatable_and_refuses_what_it_cannot_use(fast, tmp_path):
     assert torch.equal(again(TRAINING), fast.fingerprint) and not torch.equal(
         again(TRAINING[:1000]), fast.fingerprint
     )
-    knobs = (
+    params = (
         {"vocab_size": 2 * fast.reach + 1},
         *({"scale": x} for x in (0, "10", 1e6, float("nan"))),
     )
-    for chunks, knob in (
-        *((TRAINING[:50], k) for k in knobs),
+    for chunks, param in (
+        *((TRAINING[:50], k) for k in params),
         (TRAINING[0], {}),
         ([], {}),
         (np.full((2, H, D), np.nan), {}),
     ):
         with pytest.raises(GenError, match="expected"):
-            ActionFast.train(chunks, **knob)
+            ActionFast.train(chunks, **param)
     fast.save_pretrained(tmp_path / "f")
     rewrite(tmp_path / "f", scale=20.0)
     for message in ("161 integers -80 to 80", "cannot be read from tokenizer.json"):

@@ -32,7 +32,7 @@ def llada2(
     length. Their ``max_post_steps`` allows one call more than it says."""
     from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 
-    knobs, space, length = resolve_sampler("llada2")[0], net.space, net.module.config.block_length
+    params, space, length = resolve_sampler("llada2")[0], net.space, net.module.config.block_length
     theirs = LLaDA2Pipeline(
         model=net.module, scheduler=BlockRefinementScheduler(block_length=length), tokenizer=None
     )
@@ -49,10 +49,10 @@ def llada2(
                 eos_token_id=space.end_id,
                 eos_early_stop=False,
                 temperature=sampling.temperature,
-                threshold=knobs.conf_threshold,
-                editing_threshold=knobs.edit_threshold,
+                threshold=params.conf_threshold,
+                editing_threshold=params.edit_threshold,
                 num_inference_steps=length + 1,
-                max_post_steps=knobs.max_post_steps - 1,
+                max_post_steps=params.max_post_steps - 1,
                 generator=generator,
                 output_type="seq",
             )
@@ -66,7 +66,7 @@ def amused(
 ) -> tuple[Tensor, list[Stats]]:
     """A batch at once. Their temperature is that of the order, as in the preset; the law of ids has
     none."""
-    knobs, height, width = resolve_sampler("amused")[0], *net.space.grid
+    params, height, width = resolve_sampler("amused")[0], *net.space.grid
     transformer, factor = theirs().transformer, net.frontend.factor
     generators = torch.Generator(pipe.device).manual_seed(pipe.draw_key(items[0]))
     with Calls(transformer) as calls, quiet():
@@ -74,10 +74,10 @@ def amused(
             [str(i.condition) for i in items],
             height=height * factor,
             width=width * factor,
-            num_inference_steps=knobs.steps,
+            num_inference_steps=params.steps,
             guidance_scale=sampling.guidance_scale,
             generator=generators,
-            temperature=(knobs.choice_temperature, 0),
+            temperature=(params.choice_temperature, 0),
             output_type="latent",
         )
     tokens = out.images.flatten(1).cpu()

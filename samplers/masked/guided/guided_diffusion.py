@@ -36,7 +36,7 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.masked.config import MaskedKnobs
+from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.step import Step
 
@@ -97,10 +97,10 @@ class GuidedDiffusion(Sampler):
                 "guided_diffusion needs a token space with a mask id; this model has none"
             )
         judge = _Judge(self, target, draft)
-        knobs = MaskedKnobs(order="confidence", choice_temperature=0.0, stop=self.stop)
+        params = MaskedParams(order="confidence", choice_temperature=0.0, stop=self.stop)
         parts = {"proposer": judge.propose, "selector": lambda now: now.memory["agreed"]}
         out = decode_masked(
-            target, draws, knobs, canvas=canvas, trace=trace, callback=callback, instead=parts
+            target, draws, params, canvas=canvas, trace=trace, callback=callback, instead=parts
         )
         return replace(
             out, stats=[replace(s, draft_nfe=n) for s, n in zip(out.stats, judge.nfe, strict=True)]

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from gen.core.errors import GenError, unknown
 from gen.core.registry import register
 from gen.models.load.locate import read_config, readable, zoo
-from gen.samplers.masked.config import MaskedKnobs
+from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.parts.orders import entropy as certainty
 from gen.samplers.masked.step import Step, highest
 
@@ -175,8 +175,8 @@ class Learned:
     without a filter would commit. Raises ``GenError`` where no filter is named, or none of that
     name is there."""
 
-    def __init__(self, knobs: MaskedKnobs, device: torch.device | str = "cpu"):
-        if not knobs.filter:
+    def __init__(self, params: MaskedParams, device: torch.device | str = "cpu"):
+        if not params.filter:
             known = ", or one of ".join(
                 [
                     "a folder with a trained filter",
@@ -185,8 +185,8 @@ class Learned:
             )
             raise GenError(f"sampler.filter is '', where selector is 'learned'; expected {known}")
         # in float64 a row's verdicts do not depend on how many rows are judged with it
-        self.filter = PlaceFilter.from_pretrained(knobs.filter, device, torch.float64)
+        self.filter = PlaceFilter.from_pretrained(params.filter, device, torch.float64)
 
     def __call__(self, now: Step) -> Tensor:
-        found = self.filter.probability(now) >= now.knobs.filter_threshold
+        found = self.filter.probability(now) >= now.params.filter_threshold
         return found | highest(now.score, now.eligible, torch.ones_like(now.rows))

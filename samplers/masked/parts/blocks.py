@@ -27,7 +27,7 @@ from gen.samplers.masked.step import Step, highest
 @register("block_schedule", "adaptive")
 def adaptive(now: Step) -> tuple[Tensor, Tensor]:
     """Blocks as long as what they say. A block's number is the place after its last."""
-    size, place = now.knobs.block_length, now.positions
+    size, place = now.params.block_length, now.positions
     start, end = (
         now.recall(f"adaptive_{name}", torch.zeros_like(now.rows)) for name in ("start", "end")
     )
@@ -44,7 +44,7 @@ def adaptive(now: Step) -> tuple[Tensor, Tensor]:
         & torch.isin(ids, torch.tensor(now.space.delimiters, dtype=ids.dtype, device=ids.device))
     )
     best = highest(sure.double(), ending, torch.ones_like(now.rows)) & (
-        sure.double().exp() >= now.knobs.delimiter_threshold
+        sure.double().exp() >= now.params.delimiter_threshold
     )
     until = torch.where(
         best.any(1), best.long().argmax(1) + 1, (begin + size).clamp_max(place.shape[1])
@@ -60,7 +60,7 @@ def sliding(now: Step) -> tuple[Tensor, Tensor, Tensor]:
     upto = now.masked.long().cumsum(1)
     before = upto - now.masked.long()
     return (
-        (upto > 0) & (before < now.knobs.block_length),
+        (upto > 0) & (before < now.params.block_length),
         torch.zeros_like(now.rows),
         torch.ones_like(now.masked),
     )

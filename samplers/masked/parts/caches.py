@@ -52,25 +52,25 @@ from gen.samplers.masked.step import Step, highest
 BLIND_BLOCKS = ("whole", "fixed")  # block schedules that look at the canvas alone
 
 
-def with_cache(target, knobs):
+def with_cache(target, params):
     """The target that the knob ``cache`` asks for: the same one without a cache. Raises
     ``GenError`` for a block schedule that looks at a law, for a remasker that asks for the law of
     places without their own ids, and for a target that cannot compute some of its places.
     """
-    policy = registry.get("cache_policy", knobs.cache, "sampler.cache")
+    policy = registry.get("cache_policy", params.cache, "sampler.cache")
     if policy is none:
         return target
-    if knobs.blocks not in BLIND_BLOCKS:
+    if params.blocks not in BLIND_BLOCKS:
         expected = (
-            f"{' or '.join(BLIND_BLOCKS)}, where cache is {knobs.cache!r}: it needs the block"
+            f"{' or '.join(BLIND_BLOCKS)}, where cache is {params.cache!r}: it needs the block"
             " before the law"
         )
-        raise bad_value("sampler.blocks", knobs.blocks, expected)
-    if getattr(registry.get("remasker", knobs.remasker), "shadow", False):
+        raise bad_value("sampler.blocks", params.blocks, expected)
+    if getattr(registry.get("remasker", params.remasker), "shadow", False):
         raise bad_value(
             "sampler.remasker",
-            knobs.remasker,
-            f"one that looks at one canvas per row, where cache is {knobs.cache!r}",
+            params.remasker,
+            f"one that looks at one canvas per row, where cache is {params.cache!r}",
         )
     return cached(target, policy)
 
@@ -104,16 +104,16 @@ def delayed(now: Step, slots: Slots) -> Plan:
 @register("cache_policy", "delayed_greedy")
 def delayed_greedy(now: Step, slots: Slots) -> Plan:
     """All but a few places is kept. Raises ``GenError`` for an order that looks at a law."""
-    if now.knobs.order not in BLIND:
+    if now.params.order not in BLIND:
         raise bad_value(
             "sampler.order",
-            now.knobs.order,
+            now.params.order,
             f"{' or '.join(BLIND)}, where cache is 'delayed_greedy': it needs the order before"
             " the law",
         )
-    order = registry.get("order", now.knobs.order)
+    order = registry.get("order", now.params.order)
     soon = highest(order(now), now.masked & now.open, now.quota)
-    radius = now.knobs.cache_radius
+    radius = now.params.cache_radius
     near = (
         torch.nn.functional.max_pool1d(soon[:, None].float(), 2 * radius + 1, 1, radius)[:, 0] > 0
     )
@@ -128,7 +128,7 @@ def delayed_greedy(now: Step, slots: Slots) -> Plan:
 def freecache(now: Step, slots: Slots) -> Plan:
     """Blocks that are over are kept for ever."""
     compute = _from_block(now, slots)
-    if now.knobs.cache_settle:
+    if now.params.cache_settle:
         compute = compute | _turned(slots)
     return Plan(compute, _all(slots), _due(now, slots))
 
@@ -139,9 +139,9 @@ def vicinity(now: Step, slots: Slots) -> Plan:
     place = _columns(slots) - slots.prefix
     first = now.open.long().argmax(1)[:, None]
     end = now.open.shape[1] - now.open.flip(1).long().argmax(1)[:, None]
-    near = (place >= first - now.knobs.cache_before) & (place < end + now.knobs.cache_after)
+    near = (place >= first - now.params.cache_before) & (place < end + now.params.cache_after)
     return Plan(
-        near, _all(slots), now.begins | (now.round < now.knobs.cache_warmup) | _due(now, slots)
+        near, _all(slots), now.begins | (now.round < now.params.cache_warmup) | _due(now, slots)
     )
 
 
@@ -151,10 +151,10 @@ def window(now: Step, slots: Slots) -> Plan:
     masked = _wide(now.masked, slots)
     waiting = masked & slots.written
     refresh = _due(now, slots, 32) | ~waiting.any(1)
-    seen = ~masked | _first(masked, now.knobs.cache_window)
+    seen = ~masked | _first(masked, now.params.cache_window)
     since = slots.written & slots.changed & ~masked
     return Plan(
-        _first(waiting, now.knobs.cache_active) | since,
+        _first(waiting, now.params.cache_active) | since,
         torch.where(refresh[:, None], seen, slots.written),
         refresh,
     )
@@ -179,10 +179,10 @@ def _open(now: Step, slots: Slots) -> Tensor:
     """The columns of the open block. Where blocks are counted from the first id of the condition,
     its last ids may be among them."""
     open = _wide(now.open, slots)
-    if not now.knobs.align_blocks or now.knobs.blocks != "fixed":
+    if not now.params.align_blocks or now.params.blocks != "fixed":
         return open
     at = _columns(slots) - slots.prefix + now.before[:, None]
-    return open | (at >= 0) & (at // now.knobs.block_length == now.memory["block"][:, None])
+    return open | (at >= 0) & (at // now.params.block_length == now.memory["block"][:, None])
 
 
 def _from_block(now: Step, slots: Slots) -> Tensor:
@@ -201,5 +201,5 @@ def _first(columns: Tensor, count: int) -> Tensor:
 
 def _due(now: Step, slots: Slots, usual: int = 0) -> Tensor:
     """Whether it is time to start anew: bool [b]."""
-    every = now.knobs.cache_refresh or usual
+    every = now.params.cache_refresh or usual
     return slots.since + 1 >= every if every else torch.zeros_like(slots.since, dtype=torch.bool)

@@ -43,8 +43,8 @@ def confidence(now: Step) -> Tensor:
 def noisy(now: Step, share: Tensor) -> Tensor:
     """log p(x_i), plus t s Gumbel noise with t = ``choice_temperature`` and s the ``share`` [b] of
     each row."""
-    temperature = now.knobs.choice_temperature * share
-    if not now.knobs.choice_temperature or not anywhere(temperature > 0):
+    temperature = now.params.choice_temperature * share
+    if not now.params.choice_temperature or not anywhere(temperature > 0):
         return now.logp
     noise = -torch.log(
         -torch.log(now.draws.uniform(now.rows, now.positions, "confidence", now.round))
@@ -71,7 +71,7 @@ def entropy(now: Step) -> Tensor:
 @register("order", "density")
 def density(now: Step) -> Tensor:
     place = now.positions[0].double()
-    near = torch.exp(-0.5 * ((place[:, None] - place) / now.knobs.density_width) ** 2)
+    near = torch.exp(-0.5 * ((place[:, None] - place) / now.params.density_width) ** 2)
     known = (~now.masked).double() @ near / near.sum(0)
     return now.logp + known.log()
 
@@ -87,7 +87,7 @@ def position(now: Step) -> Tensor:
             " confidence"
         )
     told = now.confidence * rarity.to(now.logp)[now.proposed]
-    return told.clamp(0, SAYS_ENOUGH).log() - now.knobs.position_decay * now.positions
+    return told.clamp(0, SAYS_ENOUGH).log() - now.params.position_decay * now.positions
 
 
 @register("order", "random")

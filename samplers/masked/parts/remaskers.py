@@ -54,7 +54,7 @@ def low_confidence(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
 def secondary(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
     """What falls below a rising threshold, or by more than a margin, is made again."""
     c = now.logp.exp()
-    doubtful = (c < now.knobs.remask_threshold * now.r[:, None]) | (
-        now.certainty.exp() - c > now.knobs.remask_margin
+    doubtful = (c < now.params.remask_threshold * now.r[:, None]) | (
+        now.certainty.exp() - c > now.params.remask_margin
     )
     return lowest(now.logp, now.filled & doubtful, count - 1), count

@@ -58,15 +58,15 @@ def wide_in(now: Step) -> Tensor:
 def edit(now: Step, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What has become unlikely is written over."""
     top, ids = now.judged().max(-1)
-    doubtful = now.filled & (ids != now.canvas) & (top.double().exp() > now.knobs.edit_threshold)
+    doubtful = now.filled & (ids != now.canvas) & (top.double().exp() > now.params.edit_threshold)
     empty = (now.masked & now.open).sum(1)
     after = empty == 0  # a call for the sake of edits alone
     calls = now.recall("edits", torch.zeros_like(empty)).masked_fill(now.begins, 0) + after
     now.memory["edits"] = calls
-    again = (empty == count) & (calls < now.knobs.max_post_steps) & (~after | doubtful.any(1))
-    if now.knobs.block_steps:
+    again = (empty == count) & (calls < now.params.max_post_steps) & (~after | doubtful.any(1))
+    if now.params.block_steps:
         again &= after | ~now.last
-    if now.knobs.edit_threshold >= 1:  # no probability is above that
+    if now.params.edit_threshold >= 1:  # no probability is above that
         again = torch.zeros_like(again)
     return torch.zeros_like(doubtful), count, torch.where(doubtful, ids, -1), again
 
@@ -74,7 +74,7 @@ def edit(now: Step, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @register("remasker", "wino")
 def wino(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
     """What its neighbours alone would not have said."""
-    doubtful = now.filled & (now.left_out.exp() < now.knobs.remask_threshold)
+    doubtful = now.filled & (now.left_out.exp() < now.params.remask_threshold)
     return lowest(now.left_out, doubtful, count - 1), count
 
 
@@ -84,7 +84,7 @@ wino.shadow = True
 @register("remasker", "hierarchy_remask")
 def hierarchy_remask(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
     """What falls below a threshold, however many these are."""
-    doubtful = now.filled & (now.logp.exp() < now.knobs.remask_threshold)
+    doubtful = now.filled & (now.logp.exp() < now.params.remask_threshold)
     removed = lowest(now.logp, doubtful & ~now.last[:, None], now.eligible.sum(1) - 1)
     return removed, torch.maximum(count, removed.sum(1) + 1)
 
@@ -105,7 +105,7 @@ def remdm(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
         now.r * (now.since + 2) / (now.since + 1)
     )  # r of the next step: the block's steps are (since + 1) / r
     late = (8 * now.r >= 7) | (after_next >= 1 - 1e-9)
-    spare = (now.eligible.sum(1) - count).clamp_max(now.knobs.remask_count)
+    spare = (now.eligible.sum(1) - count).clamp_max(now.params.remask_count)
     return _made_up_for(now, lowest(now.certainty, now.filled & late[:, None], spare), count)
 
 
@@ -113,7 +113,7 @@ def remdm(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
 def remdm_cap(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
     """Any place, with a probability that the schedule bounds."""
     left = now.eligible.sum(1) - count
-    chance = (left.double() / now.filled.sum(1).clamp_min(1)).clamp_max(now.knobs.remask_rate)
+    chance = (left.double() / now.filled.sum(1).clamp_min(1)).clamp_max(now.params.remask_rate)
     drawn = now.draws.uniform(now.rows, now.positions, "remask", now.round)
     return _made_up_for(now, lowest(drawn, now.filled & (drawn < chance[:, None]), left), count)
 

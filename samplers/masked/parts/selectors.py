@@ -47,7 +47,7 @@ from gen.samplers.masked.step import Step, highest, ranked
 
 def sure(now: Step) -> Tensor:
     """Places that may be committed and whose confidence reaches ``conf_threshold``: bool [b, T]."""
-    return now.eligible & (now.confidence >= now.knobs.conf_threshold)
+    return now.eligible & (now.confidence >= now.params.conf_threshold)
 
 
 def sure_or_best(now: Step) -> Tensor:
@@ -105,7 +105,7 @@ def threshold(now: Step) -> Tensor:
 def factor(now: Step) -> Tensor:
     """The more places, the surer the last of them."""
     number = ranked(now.confidence, now.eligible) + 1
-    return now.eligible & ((number + 1) * (1 - now.confidence) < now.knobs.factor)
+    return now.eligible & ((number + 1) * (1 - now.confidence) < now.params.factor)
 
 
 @register("selector", "entropy_bound")
@@ -114,33 +114,33 @@ def entropy_bound(now: Step) -> Tensor:
     order = ranked(now.score, now.eligible).argsort(1)
     eligible = now.eligible.gather(1, order)
     bits = -certainty(now).gather(1, order).masked_fill(~eligible, 0)
-    fits = eligible & (bits.cumsum(1) - bits.cummax(1).values <= now.knobs.entropy_bound)
+    fits = eligible & (bits.cumsum(1) - bits.cummax(1).values <= now.params.entropy_bound)
     return torch.zeros_like(fits).scatter(1, order, fits.long().cumprod(1).bool())
 
 
 @register("selector", "entropy")
 def entropy(now: Step) -> Tensor:
     """All whose law leaves little choice."""
-    return now.eligible & (-certainty(now) <= now.knobs.entropy_bound)
+    return now.eligible & (-certainty(now) <= now.params.entropy_bound)
 
 
 @register("selector", "local")
 def local(now: Step) -> Tensor:
     """Around a sure place, less is asked. Anchors are places of this step, not what earlier ones
     committed."""
-    anchor, radius = sure(now), now.knobs.radius
+    anchor, radius = sure(now), now.params.radius
     near = (
         torch.nn.functional.max_pool1d(anchor.double()[:, None], 2 * radius + 1, 1, radius)[:, 0]
         > 0
     )
-    return anchor | (now.eligible & near & (now.confidence >= now.knobs.low_threshold))
+    return anchor | (now.eligible & near & (now.confidence >= now.params.low_threshold))
 
 
 @register("selector", "runs")
 def runs(now: Step) -> Tensor:
     """One place of every gap between known ones, so that gaps are halved everywhere at once."""
     best = best_of_each(now.confidence, now.eligible, runs_of(now.eligible))
-    return sure(now) | (best & (now.confidence >= now.knobs.low_threshold))
+    return sure(now) | (best & (now.confidence >= now.params.low_threshold))
 
 
 @register("selector", "explore")
@@ -156,7 +156,7 @@ def explore(now: Step) -> Tensor:
 @register("selector", "scheduled_threshold")
 def scheduled_threshold(now: Step) -> Tensor:
     """Ahead of the schedule where the model is sure, never behind it."""
-    found, count, size, steps = sure(now), now.quota, now.knobs.block_length, now.knobs.block_steps
+    found, count, size, steps = sure(now), now.quota, now.params.block_length, now.params.block_steps
     if steps:
         count = size // steps + (now.since < size % steps)
     return torch.where(

@@ -49,23 +49,23 @@ def klass(now: Step) -> Tensor:
     moved = torch.where(p > 0, p * (logprobs.double() - before.double()), 0).sum(-1).clamp_min(0)
     count = now.recall("klass_stable", torch.zeros_like(now.canvas))
     stable = torch.where(
-        now.fresh, torch.where(moved < now.knobs.kl_threshold, count + 1, 0), count
+        now.fresh, torch.where(moved < now.params.kl_threshold, count + 1, 0), count
     )
     now.memory.update(klass_law=torch.where(now.fresh[..., None], logprobs, before), klass_stable=stable)
-    return sure(now) & (stable >= now.knobs.history)
+    return sure(now) & (stable >= now.params.history)
 
 
 @register("selector", "coherent")
 def coherent(now: Step) -> Tensor:
     """Wanted early, and still wanted."""
-    top = highest(now.score, now.eligible, torch.full_like(now.rows, now.knobs.buffer_size))
-    return top & (_same(now, "coherent", top) >= now.knobs.history)
+    top = highest(now.score, now.eligible, torch.full_like(now.rows, now.params.buffer_size))
+    return top & (_same(now, "coherent", top) >= now.params.history)
 
 
 @register("selector", "regions")
 def regions(now: Step) -> Tensor:
     """What its neighbours or its past already tell."""
-    confidence, low = now.confidence, now.knobs.low_threshold
+    confidence, low = now.confidence, now.params.low_threshold
     chosen = sure_or_best(now)
     chosen = chosen | _windows(now, now.eligible & ~chosen)
     rest = now.eligible & ~chosen
@@ -74,7 +74,7 @@ def regions(now: Step) -> Tensor:
         run.new_zeros(len(run), run.shape[1] + 1).scatter_add(1, run, rest.long()).gather(1, run)
     )
     chosen = chosen | (best_of_each(confidence, rest & (length >= 2), run) & (confidence >= low))
-    steady = _same(now, "regions", now.eligible) >= now.knobs.history
+    steady = _same(now, "regions", now.eligible) >= now.params.history
     return chosen | (now.eligible & steady & (confidence >= low))
 
 
@@ -93,7 +93,7 @@ def _windows(now: Step, empty: Tensor) -> Tensor:
     fits = (
         (slide(empty | known).sum(-1) == WINDOW)
         & (gaps >= WINDOW - KNOWN)
-        & (mean >= now.knobs.low_threshold)
+        & (mean >= now.params.low_threshold)
     )
     covered = torch.zeros_like(empty)
     for at in range(WINDOW):
@@ -120,22 +120,22 @@ def _same(now: Step, name: str, among: Tensor) -> Tensor:
 def credit(now: Step) -> Tensor:
     """The likeliest id of the law, fused with what was likely before: [b, T]. From here on, the
     step has the fused law."""
-    knobs, judged = now.knobs, now.judged()
+    params, judged = now.params, now.judged()
     credits = (
         now.recall("credit", torch.zeros_like(judged)).masked_fill(now.begins[:, None, None], 0)
-        * knobs.credit_decay
+        * params.credit_decay
     )
     top, ids = judged.max(-1, keepdim=True)
     credits = credits.scatter_add(
-        -1, ids, (top * knobs.credit_power).exp().masked_fill(~now.masked[..., None], 0)
+        -1, ids, (top * params.credit_power).exp().masked_fill(~now.masked[..., None], 0)
     )
     now.memory["credit"] = credits
 
     def fuse(logprobs):
-        return (logprobs + knobs.credit_weight * credits.log1p()).log_softmax(-1)
+        return (logprobs + params.credit_weight * credits.log1p()).log_softmax(-1)
 
     raw, now.law = now.raw, fuse(now.law)
-    if knobs.confidence_on == "raw":
+    if params.confidence_on == "raw":
         fused = fuse(judged)
         now.raw = lambda: fused
     else:

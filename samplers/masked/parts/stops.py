@@ -43,14 +43,14 @@ def end(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
 @register("stop", "prophet")
 def prophet(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
     """The ids that lead will not be overtaken."""
-    knobs = now.knobs
+    params = now.params
     region = now.space.is_empty(canvas) & now.open
-    if knobs.answer_length:
-        region = (now.positions >= knobs.answer_start) & (
-            now.positions < knobs.answer_start + knobs.answer_length
+    if params.answer_length:
+        region = (now.positions >= params.answer_start) & (
+            now.positions < params.answer_start + params.answer_length
         )
     first, second = now.raw().double().topk(2, -1).values.unbind(-1)
     counts = region & second.isfinite()
     gap = torch.where(counts, first - second, 0).sum(1) / counts.sum(1)
-    third = (3 * now.round // knobs.steps).clamp_max(2)
-    return counts.any(1) & (gap >= knobs.gap_threshold * (3 - third) / 3), now.proposed
+    third = (3 * now.round // params.steps).clamp_max(2)
+    return counts.any(1) & (gap >= params.gap_threshold * (3 - third) / 3), now.proposed

@@ -262,10 +262,10 @@ def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, samp
     run = runs(sampling)
     for coupling in COUPLINGS:
         for window in (2, 5):
-            knobs = {"coupling": coupling, "window": window}
+            params = {"coupling": coupling, "window": window}
             a, b = (
-                run(relaxed_acceptance(verifier=name, relaxation=0, **knobs)),
-                run(jacobi(**knobs)),
+                run(relaxed_acceptance(verifier=name, relaxation=0, **params)),
+                run(jacobi(**params)),
             )
             assert torch.equal(a.tokens, b.tokens) and [s.nfe for s in a.stats] == [
                 s.nfe for s in b.stats
@@ -309,7 +309,7 @@ def sequence_error(sampler) -> float:
 )
 @pytest.mark.parametrize("name", RULES)
 def test_relaxation_accepts_more_and_changes_the_law(name, drafter):
-    knob = {"lantern": 0.5, "gsd": 3, "distance": 1}.get(name)
+    param = {"lantern": 0.5, "gsd": 3, "distance": 1}.get(name)
 
     def make(r, **more):
         return relaxed_acceptance(
@@ -317,9 +317,9 @@ def test_relaxation_accepts_more_and_changes_the_law(name, drafter):
         )
 
     assert sequence_error(make(0, window=3)) < EXACT
-    assert sequence_error(make(knob, window=3)) > WRONG
+    assert sequence_error(make(param, window=3)) > WRONG
     run = runs(SamplingParams(), 48)
-    calls = [sum(s.nfe for s in run(make(r, window=5)).stats) for r in (0, knob)]
+    calls = [sum(s.nfe for s in run(make(r, window=5)).stats) for r in (0, param)]
     assert calls[1] < calls[0]
 
 

@@ -251,9 +251,9 @@ def run_tokens(sampler, sampling):
 def test_at_temperature_zero_the_tokens_are_the_argmax_tokens(verifier, policy):
     sampling = SamplingParams(temperature=0.0)
     expected = run(autoregressive(), sampling).tokens
-    for knobs in ({}, {"num_speculative_tokens": 2}, {"draft_temperature": 1.0}):
+    for params in ({}, {"num_speculative_tokens": 2}, {"draft_temperature": 1.0}):
         assert torch.equal(
-            run(speculative(verifier=verifier, policy=policy, **knobs), sampling).tokens, expected
+            run(speculative(verifier=verifier, policy=policy, **params), sampling).tokens, expected
         )
 
 

@@ -96,7 +96,7 @@ def of_latents() -> dict[str, dict]:
     presets = {
         n: {"name": n}
         for n, p in registry.table("preset").items()
-        if p.sampler in samplers and p.knobs.get("order") in (None, *BLIND)
+        if p.sampler in samplers and p.params.get("order") in (None, *BLIND)
     }
     return samplers | presets
 
@@ -252,8 +252,8 @@ def test_a_guided_path_law_is_that_of_guided_predictions():
 # --- masked
 
 
-def masked(**knobs):
-    return resolve_sampler({"name": "masked_iterative", "schedule": "linear", **knobs})[0]
+def masked(**params):
+    return resolve_sampler({"name": "masked_iterative", "schedule": "linear", **params})[0]
 
 
 @pytest.mark.parametrize("order", ["raster", "halton"])
@@ -307,6 +307,6 @@ def test_mistakes_are_named_in_one_line():
         run(masked(order="confidence"))
     with pytest.raises(GenError, match="shape"):
         run(masked(), canvas=canvas_of()[:, :5])
-    for knob, value in (("temperature", 0.0), ("top_k", 3), ("top_p", 0.5), ("min_p", 0.1)):
-        with pytest.raises(GenError, match=f"sampling.{knob} is"):
-            target_of("causal", [0], SamplingParams(**{knob: value}))
+    for param, value in (("temperature", 0.0), ("top_k", 3), ("top_p", 0.5), ("min_p", 0.1)):
+        with pytest.raises(GenError, match=f"sampling.{param} is"):
+            target_of("causal", [0], SamplingParams(**{param: value}))

@@ -66,17 +66,17 @@ def texts(*lengths: int) -> list[str]:
     return [prompt(s, lengths[s % len(lengths)] if lengths else None) for s in SEEDS]
 
 
-def ours(both, prompts: list[str], places: int = 12, **knobs):
+def ours(both, prompts: list[str], places: int = 12, **params):
     return both[0][places](
-        prompts, sampler={"name": "llada2", "block_length": B, **knobs}, trace=True
+        prompts, sampler={"name": "llada2", "block_length": B, **params}, trace=True
     )
 
 
-def theirs(both, prompts: list[str], places: int = 12, **knobs) -> list[list[int]]:
+def theirs(both, prompts: list[str], places: int = 12, **params) -> list[list[int]]:
     """One at a time: rows of a batch wait for each other there."""
     pipes, other = both
     binding = pipes[places].bound(pipes[places].model)[1]
-    knobs = {"eos_early_stop": False, "num_inference_steps": B + 1, "temperature": 0.0, **knobs}
+    params = {"eos_early_stop": False, "num_inference_steps": B + 1, "temperature": 0.0, **params}
 
     def run(ids):
         return (
@@ -86,7 +86,7 @@ def theirs(both, prompts: list[str], places: int = 12, **knobs) -> list[list[int
                 block_length=B,
                 mask_token_id=MASK,
                 output_type="seq",
-                **knobs,
+                **params,
             )
             .sequences[0]
             .tolist()
@@ -110,11 +110,11 @@ def edits(out) -> int:
 )
 def test_the_preset_is_the_pipeline_of_diffusers(both, threshold, editing, places, lengths):
     """For prompts that end with a block and inside of one."""
-    prompts, knobs = texts(*lengths), {"threshold": threshold}
-    out = ours(both, prompts, places, editing_threshold=editing, **knobs, **USUAL)
-    assert out.tokens.tolist() == theirs(both, prompts, places, editing_threshold=editing, **knobs)
+    prompts, params = texts(*lengths), {"threshold": threshold}
+    out = ours(both, prompts, places, editing_threshold=editing, **params, **USUAL)
+    assert out.tokens.tolist() == theirs(both, prompts, places, editing_threshold=editing, **params)
     assert edits(out) and out.tokens.tolist() != theirs(
-        both, prompts, places, editing_threshold=None, **knobs
+        both, prompts, places, editing_threshold=None, **params
     )  # control: no edits
 
 
@@ -136,18 +136,18 @@ def test_last_blocks_may_be_cut_short_where_nothing_is_edited(both, threshold):
 def test_the_preset_counts_steps_as_the_scheduler_does(both, steps, editing):
     """Of blocks that end with the text. Fewer steps commit more places in each, and when they are
     used up nothing is edited any more."""
-    prompts, knobs = texts(4, 12), {"threshold": 0.6, "num_inference_steps": steps}
+    prompts, params = texts(4, 12), {"threshold": 0.6, "num_inference_steps": steps}
     out = ours(
         both,
         prompts,
-        **knobs,
+        **params,
         **(
             {"editing_threshold": editing, "max_post_steps": 17}
             if editing
             else {"remasker": "none"}
         ),
     )
-    wanted = theirs(both, prompts, editing_threshold=editing, **knobs)
+    wanted = theirs(both, prompts, editing_threshold=editing, **params)
     assert out.tokens.tolist() == wanted
     assert wanted != theirs(
         both, prompts, editing_threshold=editing, threshold=0.6
@@ -155,15 +155,15 @@ def test_the_preset_counts_steps_as_the_scheduler_does(both, steps, editing):
 
 
 def test_calls_after_the_last_mask_are_as_many_and_one(both):
-    knobs, found = {"threshold": 0.0, "editing_threshold": 0.05}, {}
+    params, found = {"threshold": 0.0, "editing_threshold": 0.05}, {}
 
     def run(calls):
         return ours(
-            both, texts(4, 12), num_inference_steps=B + 1, max_post_steps=calls, **knobs
+            both, texts(4, 12), num_inference_steps=B + 1, max_post_steps=calls, **params
         ).tokens.tolist()
 
     for most in (0, 2):
-        found[most] = theirs(both, texts(4, 12), max_post_steps=most, **knobs)
+        found[most] = theirs(both, texts(4, 12), max_post_steps=most, **params)
         assert run(most + 1) == found[most] != run(most)  # control: as many as it says
     assert found[0] != found[2]
 
@@ -178,14 +178,14 @@ def test_another_knob_is_another_text(both):
         == ours(both, prompts, **usual, cache="dual").tokens.tolist()
         == wanted
     )
-    for knobs in (
+    for params in (
         {"threshold": 0.9},
         {"editing_threshold": 0.6},
         {"remasker": "none"},
         {"align_blocks": False},
         {"order": "entropy", "threshold": 0.9},
     ):
-        assert ours(both, prompts, **usual | knobs).tokens.tolist() != wanted, knobs
+        assert ours(both, prompts, **usual | params).tokens.tolist() != wanted, params
 
 
 def test_an_early_end_is_the_pipelines(both):

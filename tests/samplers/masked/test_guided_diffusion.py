@@ -120,11 +120,11 @@ RULES = [
 
 
 @pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
-@pytest.mark.parametrize("knobs", RULES, ids=str)
-def test_tokens_and_calls_are_those_of_the_reference(knobs, sampling):
-    out = run(guided(**knobs), sampling)
+@pytest.mark.parametrize("params", RULES, ids=str)
+def test_tokens_and_calls_are_those_of_the_reference(params, sampling):
+    out = run(guided(**params), sampling)
     for row in range(ROWS):
-        assert (out.tokens[row].tolist(), out.stats[row].nfe) == decode(guided(**knobs), sampling, row)
+        assert (out.tokens[row].tolist(), out.stats[row].nfe) == decode(guided(**params), sampling, row)
         assert out.stats[row].draft_nfe == out.stats[row].nfe
     assert not torch.equal(
         out.tokens, run(guided(judge_top_k=IDS), sampling).tokens
@@ -163,11 +163,11 @@ def test_a_judge_that_takes_everything_takes_it_at_once():
     assert torch.equal(out.tokens, alone.tokens)
 
 
-@pytest.mark.parametrize("knobs", RULES[1:3], ids=str)
-def test_a_row_alone_is_a_row_of_the_batch_and_traces_replay(knobs):
-    whole = run(guided(**knobs), trace=True)
+@pytest.mark.parametrize("params", RULES[1:3], ids=str)
+def test_a_row_alone_is_a_row_of_the_batch_and_traces_replay(params):
+    whole = run(guided(**params), trace=True)
     for row in range(ROWS):
-        alone = run(guided(**knobs), rows=[row])
+        alone = run(guided(**params), rows=[row])
         assert torch.equal(alone.tokens[0], whole.tokens[row])
         assert (alone.stats[0].nfe, alone.stats[0].draft_nfe) == (
             whole.stats[row].nfe,
@@ -220,7 +220,7 @@ def test_the_judge_reads_no_more_than_what_has_changed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("params", "said"),
     [
         ({"agree": "topk"}, "sampler.agree is 'topk'; expected top_k or relative"),
         ({"judge_top_k": 0}, "sampler.judge_top_k is 0; expected an integer of at least 1"),
@@ -230,9 +230,9 @@ def test_the_judge_reads_no_more_than_what_has_changed(monkeypatch):
         ({"judge_topk": 2}, "Did you mean 'judge_top_k'"),
     ],
 )
-def test_mistakes_are_named_in_one_line(knobs, said):
+def test_mistakes_are_named_in_one_line(params, said):
     with pytest.raises(GenError) as error:
-        resolve_sampler({"name": "guided_diffusion", **knobs})
+        resolve_sampler({"name": "guided_diffusion", **params})
     assert said in str(error.value) and "\n" not in str(error.value)
 
 

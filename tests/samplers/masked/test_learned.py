@@ -72,7 +72,7 @@ def folders(tmp_path_factory):
     return at
 
 
-def learned(folder, threshold: float = 0.5, **knobs):
+def learned(folder, threshold: float = 0.5, **params):
     base = {
         "name": "masked_iterative",
         "selector": "learned",
@@ -80,7 +80,7 @@ def learned(folder, threshold: float = 0.5, **knobs):
         "filter_threshold": threshold,
         **SUREST,
     }
-    return resolve_sampler(base | knobs)[0]
+    return resolve_sampler(base | params)[0]
 
 
 def decode(sampler, rows=range(ROWS), space=SPACE, **kwargs):
@@ -243,39 +243,39 @@ def test_decoding_with_it_is_right_in_fewer_calls(folders):
 def test_a_threshold_above_one_means_one_place_per_call_and_zero_one_call_per_block(
     folders, blocks
 ):
-    knobs = {"blocks": blocks, "block_length": 7}
+    params = {"blocks": blocks, "block_length": 7}
     one = decode(
-        resolve_sampler({"name": "llada", "steps": PLACES, **knobs})[0], [0, 1, 5], trace=True
+        resolve_sampler({"name": "llada", "steps": PLACES, **params})[0], [0, 1, 5], trace=True
     )
-    never = decode(learned(folders / "raw", 1.01, **knobs), [0, 1, 5], trace=True)
+    never = decode(learned(folders / "raw", 1.01, **params), [0, 1, 5], trace=True)
     assert torch.equal(never.tokens, one.tokens) and [s.nfe for s in never.stats] == [
         WANTED[r] for r in (0, 1, 5)
     ]
     assert [[s.committed for s in t] for t in never.traces] == [
         [s.committed for s in t] for t in one.traces
     ]
-    always = decode(learned(folders / "raw", 0, **knobs))
+    always = decode(learned(folders / "raw", 0, **params))
     length = 7 if blocks == "fixed" else PLACES
     assert [s.nfe for s in always.stats] == [
         len({n // length for n in range(PLACES) if row[n]}) for row in canvas() == MASK
     ]
     between = [
-        s.nfe for s in decode(learned(folders / "raw", 0.5, **knobs), [0, 1, 5]).stats
+        s.nfe for s in decode(learned(folders / "raw", 0.5, **params), [0, 1, 5]).stats
     ]  # the control: the filter is asked
     assert [s.nfe for s in never.stats] != between != [always.stats[r].nfe for r in (0, 1, 5)]
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "params",
     [
         {},
         {"blocks": "fixed", "block_length": 6},
         {"confidence_on": "shaped", "proposer": "categorical"},
     ],
 )
-def test_a_row_is_decoded_the_same_in_any_batch(folders, knobs, monkeypatch):
-    check_rows(learned(folders / "raw", **knobs))
-    check_given(learned(folders / "raw", **knobs))
+def test_a_row_is_decoded_the_same_in_any_batch(folders, params, monkeypatch):
+    check_rows(learned(folders / "raw", **params))
+    check_given(learned(folders / "raw", **params))
     own = PlaceFilter.probability
     monkeypatch.setattr(
         PlaceFilter,
@@ -283,7 +283,7 @@ def test_a_row_is_decoded_the_same_in_any_batch(folders, knobs, monkeypatch):
         lambda self, now: own(self, now) - own(self, now)[now.eligible].mean() + 0.5,
     )
     with pytest.raises(AssertionError):  # the control: judged by what others are like
-        check_rows(learned(folders / "raw", **knobs))
+        check_rows(learned(folders / "raw", **params))
 
 
 def test_the_highest_score_is_always_selected_and_nothing_else_below_the_threshold(
@@ -407,7 +407,7 @@ def test_what_is_no_filter_is_refused_in_one_line(folders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("knob", "value", "said"),
+    ("param", "value", "said"),
     [
         ("filter", 3, "sampler.filter is 3; expected a folder"),
         (
@@ -417,9 +417,9 @@ def test_what_is_no_filter_is_refused_in_one_line(folders, tmp_path):
         ),
     ],
 )
-def test_knobs_are_checked(knob, value, said):
+def test_knobs_are_checked(param, value, said):
     with pytest.raises(GenError, match=said):
-        resolve_sampler({"name": "learn2pd", knob: value})
+        resolve_sampler({"name": "learn2pd", param: value})
 
 
 # --- the presets
@@ -451,8 +451,8 @@ def test_learn2pd_is_for_rows_that_end(folders):
     )
 
 
-def windowed(net, sampling="plain", **knobs):
-    sampler, _ = resolve_sampler({"name": "window_diffusion", **knobs})
+def windowed(net, sampling="plain", **params):
+    sampler, _ = resolve_sampler({"name": "window_diffusion", **params})
     return sampler(
         caches.target(net, caches.LAWS[sampling]),
         CounterDraws([31 * r + 7 for r in range(caches.ROWS)]),

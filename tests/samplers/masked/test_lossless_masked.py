@@ -508,7 +508,7 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
 
 @pytest.mark.parametrize("name", ["freedave", "exact_speculative", "assd"])
 def test_what_cannot_be_done_is_said(name):
-    for knob, value, said in (
+    for param, value, said in (
         ("num_drafts", 0, "integer of at least 1"),
         ("num_drafts", True, "integer of at least 1"),
         ("order", "streams", "ids drawn"),
@@ -516,7 +516,7 @@ def test_what_cannot_be_done_is_said(name):
         ("confidence_on", "sampling", "raw or shaped"),
     ):
         with pytest.raises(GenError, match=said):
-            resolve_sampler({"name": name, knob: value})
+            resolve_sampler({"name": name, param: value})
     with pytest.raises(GenError, match="makes latents"):
         sampler = resolve_sampler(name)[0]
         target = masked_target(Coupled(SPACE), SPACE, SamplingParams(), [0])

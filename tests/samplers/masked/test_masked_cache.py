@@ -122,9 +122,9 @@ def canvas(rows: list[int] | None = None) -> Tensor:
     return out if rows is None else out[rows]
 
 
-def decode(of: MaskedTarget, rows: list[int] | None = None, start: Tensor | None = None, **knobs):
+def decode(of: MaskedTarget, rows: list[int] | None = None, start: Tensor | None = None, **params):
     rows = list(range(ROWS)) if rows is None else rows
-    return Sampler(**{**BASE, **knobs})(
+    return Sampler(**{**BASE, **params})(
         of,
         CounterDraws([31 * r + 7 for r in rows]),
         canvas=canvas(rows) if start is None else start,
@@ -137,7 +137,7 @@ def uncached(name: str, sampling: str) -> Tensor:
 
 
 def errors(
-    monkeypatch, of: MaskedTarget, everywhere: bool = False, then: Tensor | None = None, **knobs
+    monkeypatch, of: MaskedTarget, everywhere: bool = False, then: Tensor | None = None, **params
 ) -> float:
     """The largest error of a fresh law that could be committed (or of any fresh one) in a run,
     against the model without a cache. ``then``: the tokens that must come out."""
@@ -160,7 +160,7 @@ def errors(
     with monkeypatch.context() as patch:
         patch.setattr(CachedMaskedTarget, "predict", compared)
         patch.setattr(CachedMaskedTarget, "prepare", noted)
-        out = decode(of, **knobs)
+        out = decode(of, **params)
     assert not bool((out.tokens == MASK).any()) and (then is None or torch.equal(out.tokens, then))
     return max(found, default=0.0)
 
@@ -272,8 +272,8 @@ def test_what_delayed_keeps_was_computed_as_what_it_is(monkeypatch):
     may settle."""
     stale: dict[str, int] = {}
 
-    def watched(name: str, knobs: dict):
-        policy = registry.get("cache_policy", knobs["cache"])
+    def watched(name: str, params: dict):
+        policy = registry.get("cache_policy", params["cache"])
 
         def watch(now, slots):
             plan = policy(now, slots)
@@ -285,7 +285,7 @@ def test_what_delayed_keeps_was_computed_as_what_it_is(monkeypatch):
             patch.setattr(
                 "gen.samplers.masked.parts.caches.cached", lambda of, _: cached(of, watch)
             )
-            decode(target(model("llama")), **knobs)
+            decode(target(model("llama")), **params)
 
     watched("delayed", {"cache": "delayed"})
     watched("settled", {"cache": "freecache", "cache_settle": True})
@@ -301,10 +301,10 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
     for width, same in ((6, True), (64, False)):
         of = cached(target(net), registry.get("cache_policy", "window"))
         empty = torch.full((ROWS, T), MASK)
-        knobs = Sampler(**{**BASE, "cache_window": width})
+        params = Sampler(**{**BASE, "cache_window": width})
         of.prepare(
             SimpleNamespace(
-                knobs=knobs,
+                params=params,
                 canvas=empty,
                 masked=empty == MASK,
                 open=empty == MASK,
@@ -499,7 +499,7 @@ def test_control_a_cache_that_mixes_rows_is_found():
 
 def test_what_a_cache_cannot_do_is_said_at_once():
     net = model("llama")
-    for knobs, words in (
+    for params, words in (
         ({"cache": "duel"}, "unknown cache_policy 'duel' in sampler.cache. Did you mean 'dual'"),
         (
             {"cache": "delayed_greedy", "order": "confidence"},
@@ -507,7 +507,7 @@ def test_what_a_cache_cannot_do_is_said_at_once():
         ),
     ):
         with pytest.raises(GenError, match=words):
-            decode(target(net), **knobs)
+            decode(target(net), **params)
     with pytest.raises(GenError, match="MaskedTarget of TabularMasked keeps no keys"):
         decode(masked_target(TabularMasked(V), SPACE, SamplingParams(), [0, 1, 2, 0]), cache="dual")
 

@@ -120,15 +120,15 @@ def test_in_single_precision_and_with_other_guidance_and_temperature_it_is_the_s
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"schedule": "linear"}, {"order": "confidence"}, {"schedule": "cosine", "steps": 12}]
+    "params", [{"schedule": "linear"}, {"order": "confidence"}, {"schedule": "cosine", "steps": 12}]
 )
-def test_control_another_schedule_or_order_is_not_the_scheduler(folders, knobs):
+def test_control_another_schedule_or_order_is_not_the_scheduler(folders, params):
     pipe = gen.load("image", model=folders[8], dtype="float64")
-    spec = {"name": "amused", "steps": 12} | knobs
+    spec = {"name": "amused", "steps": 12} | params
     different = first_difference(ours(pipe, spec, seed=1), theirs(folders[8], 12, seed=1))
     # in double precision a share of one half is one half: from two thirds of the steps on, one
     # place more stays masked
-    assert different == 7 if knobs.get("schedule") == "cosine" else different is not None
+    assert different == 7 if params.get("schedule") == "cosine" else different is not None
 
 
 def test_counts_of_masked_places_are_the_schedulers():

@@ -133,19 +133,19 @@ def test_tokens_are_those_of_the_reference(remasker, temperature, sampling):
         )
 
 
-@pytest.mark.parametrize("knob", ["remask_threshold", "remask_margin"])
-def test_the_knobs_of_secondary_are_felt_and_switch_it_off(knob):
+@pytest.mark.parametrize("param", ["remask_threshold", "remask_margin"])
+def test_the_knobs_of_secondary_are_felt_and_switch_it_off(param):
     off = {"remask_threshold": 0.0, "remask_margin": 1.0}
 
-    def sampler(**knobs):
-        return masked_iterative(steps=6, remasker="secondary", **(off | knobs))
+    def sampler(**params):
+        return masked_iterative(steps=6, remasker="secondary", **(off | params))
 
     plain = run(masked_iterative(steps=6)).tokens
     assert torch.equal(run(sampler()).tokens, plain)
-    tokens = run(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1})).tokens
+    tokens = run(sampler(**{param: 0.5 if param == "remask_threshold" else 0.1})).tokens
     assert not torch.equal(tokens, plain)
     assert tokens.tolist() == [
-        reference(sampler(**{knob: 0.5 if knob == "remask_threshold" else 0.1}), SamplingParams(), row)
+        reference(sampler(**{param: 0.5 if param == "remask_threshold" else 0.1}), SamplingParams(), row)
         for row in range(ROWS)
     ]
 
@@ -278,7 +278,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
     logp[torch.rand(64, 9, generator=g) < 0.2] = -math.inf
     commit = 1 + (torch.rand(64, generator=g) * masked.sum(1)).long()
     certainty = torch.randn(64, 9, generator=g).double().clamp_max(0)
-    row, fresh, knobs = (
+    row, fresh, params = (
         torch.arange(64),
         torch.ones_like(masked),
         masked_iterative(remask_margin=0.2, remask_count=3),
@@ -289,7 +289,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
         row,
         row,
         SPACE,
-        knobs,
+        params,
         masked.long(),
         kind == 0,
         masked,
@@ -349,9 +349,9 @@ def test_lowest_takes_the_first_of_equal_ones_and_no_others():
 
 @pytest.fixture
 def broken(monkeypatch):
-    def make(remasker, **knobs):
+    def make(remasker, **params):
         monkeypatch.setitem(registry._kinds["remasker"], "broken", remasker)
-        return masked_iterative(**{"steps": 8, "remasker": "broken", **knobs})
+        return masked_iterative(**{"steps": 8, "remasker": "broken", **params})
 
     return make
 
@@ -491,7 +491,7 @@ def test_latents_refuse_all_but_none(remasker):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("params", "said"),
     [
         ({"remasker": "secondry"}, "Did you mean 'secondary'"),
         (
@@ -506,9 +506,9 @@ def test_latents_refuse_all_but_none(remasker):
         ({"remask_treshold": 0.5}, "Did you mean 'remask_threshold'"),
     ],
 )
-def test_mistakes_are_named_in_one_line(knobs, said):
+def test_mistakes_are_named_in_one_line(params, said):
     with pytest.raises(GenError) as error:
-        resolve_sampler({"name": "ddvla", **knobs})
+        resolve_sampler({"name": "ddvla", **params})
     assert said in str(error.value) and "\n" not in str(error.value)
 
 

@@ -49,26 +49,26 @@ OFF = {
 # and left are logarithms
 
 
-def edit(s, k, knobs):
+def edit(s, k, params):
     new = {
         n: s["top"][n]
         for n in s["filled"]
-        if s["top"][n] != s["ids"][n] and math.exp(s["best"][n]) > knobs.edit_threshold
+        if s["top"][n] != s["ids"][n] and math.exp(s["best"][n]) > params.edit_threshold
     }
     s["posts"] += not s["empty"]
     again = (
         len(s["empty"]) == k
-        and s["posts"] < knobs.max_post_steps
+        and s["posts"] < params.max_post_steps
         and (bool(s["empty"]) or bool(new))
-        and knobs.edit_threshold < 1
+        and params.edit_threshold < 1
     )
     return [], k, new, again
 
 
-def wino(s, k, knobs):
+def wino(s, k, params):
     return (
         sorted(
-            (n for n in s["filled"] if math.exp(s["left"][n]) < knobs.remask_threshold),
+            (n for n in s["filled"] if math.exp(s["left"][n]) < params.remask_threshold),
             key=lambda n: (s["left"][n], n),
         )[: max(k - 1, 0)],
         k,
@@ -77,16 +77,16 @@ def wino(s, k, knobs):
     )
 
 
-def hierarchy_remask(s, k, knobs):
+def hierarchy_remask(s, k, params):
     gone = sorted(
-        (n for n in s["filled"] if math.exp(s["p"][n]) < knobs.remask_threshold),
+        (n for n in s["filled"] if math.exp(s["p"][n]) < params.remask_threshold),
         key=lambda n: (s["p"][n], n),
     )[: max(len(s["empty"]) - 1, 0)]
     gone = [] if s["last"] else gone
     return gone, max(k, len(gone) + 1), {}, False
 
 
-def rcr(s, k, knobs):
+def rcr(s, k, params):
     def worth(n):
         return (s["p"] if n in s["empty"] else s["born"])[n]
 
@@ -100,11 +100,11 @@ def rcr(s, k, knobs):
     return gone, k + (0 if s["last"] else len(gone)), {}, False
 
 
-def remdm(s, k, knobs):
+def remdm(s, k, params):
     late = s["r"] >= 7 / 8 or s["since"] + 2 >= s["steps"]
     gone = (
         sorted(s["filled"], key=lambda n: (s["born"][n], n))[
-            : min(len(s["empty"]) - k, knobs.remask_count)
+            : min(len(s["empty"]) - k, params.remask_count)
         ]
         if late
         else []
@@ -112,9 +112,9 @@ def remdm(s, k, knobs):
     return gone, k + (0 if s["last"] else len(gone)), {}, False
 
 
-def remdm_cap(s, k, knobs):
+def remdm_cap(s, k, params):
     left = len(s["empty"]) - k
-    chance = min(knobs.remask_rate, left / max(len(s["filled"]), 1))
+    chance = min(params.remask_rate, left / max(len(s["filled"]), 1))
     gone = sorted((n for n in s["filled"] if s["u"][n] < chance), key=lambda n: s["u"][n])[:left]
     return gone, k + (0 if s["last"] else len(gone)), {}, False
 
@@ -122,9 +122,9 @@ def remdm_cap(s, k, knobs):
 RULES = {f.__name__: f for f in (edit, wino, hierarchy_remask, rcr, remdm, remdm_cap)}
 
 
-def wide_in(s, knobs):
+def wide_in(s, params):
     sure = sorted(
-        (n for n in s["empty"] if math.exp(s["p"][n]) >= knobs.conf_threshold),
+        (n for n in s["empty"] if math.exp(s["p"][n]) >= params.conf_threshold),
         key=lambda n: (-s["p"][n], n),
     )
     return sure[: min(max(7 * len(s["empty"]) // 10, 5), 20)]
@@ -145,7 +145,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
         torch.randint(1, 9, (rows, places), generator=g).double() / 9 for _ in range(3)
     )  # some are equal
     row = torch.arange(rows)
-    knobs = masked_iterative(
+    params = masked_iterative(
         remask_threshold=0.4,
         edit_threshold=0.4,
         remask_count=2,
@@ -158,7 +158,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
         row,
         row,
         SPACE,
-        knobs,
+        params,
         held,
         kind == 0,
         kind == 1,
@@ -225,7 +225,7 @@ def check_rule(name: str, rule, remasker) -> None:
         replaced = rest[0] if rest else torch.full_like(now.canvas, -1)
         again = rest[1] if rest else torch.zeros_like(now.last)
         for i, s in enumerate(states):
-            gone, k, new, more = rule(s, int(count[i]), now.knobs)
+            gone, k, new, more = rule(s, int(count[i]), now.params)
             assert set(removed[i].nonzero()[:, 0].tolist()) == set(gone)
             if s["empty"]:
                 assert int(commit[i]) == k and (s["last"] or k - len(gone) >= 1)
@@ -271,8 +271,8 @@ def test_wide_in_takes_what_is_sure_up_to_a_share():
             "empty": now.eligible[i].nonzero()[:, 0].tolist(),
             "p": dict(enumerate(now.logp[i].tolist())),
         }
-        assert set(found[i].nonzero()[:, 0].tolist()) == set(wide_in(s, now.knobs))
-        capped += len(wide_in(s, now.knobs)) < sum(math.exp(s["p"][n]) >= 0.6 for n in s["empty"])
+        assert set(found[i].nonzero()[:, 0].tolist()) == set(wide_in(s, now.params))
+        capped += len(wide_in(s, now.params)) < sum(math.exp(s["p"][n]) >= 0.6 for n in s["empty"])
     assert 0 < capped < 12
 
 
@@ -429,9 +429,9 @@ def test_an_edited_place_is_removed_and_committed_in_one_step():
 def test_calls_after_the_last_mask_are_bounded_and_end_with_the_edits():
     calls = {}
     for most in (0, 1, 4):
-        knobs = GREEDY | {"blocks": "whole", "edit_threshold": 0.3}
+        params = GREEDY | {"blocks": "whole", "edit_threshold": 0.3}
         trace = run(
-            masked_iterative(steps=5, remasker="edit", max_post_steps=most, **knobs), trace=True
+            masked_iterative(steps=5, remasker="edit", max_post_steps=most, **params), trace=True
         ).traces[0]
         calls[most] = len(trace)
         assert len(trace) <= 5 + most and all(
@@ -469,7 +469,7 @@ def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("params", "said"),
     [
         ({"remask_rate": 1.5}, "sampler.remask_rate is 1.5; expected a number between 0 and 1"),
         ({"remask_count": -1}, "sampler.remask_count is -1; expected an integer of at least 0"),
@@ -479,6 +479,6 @@ def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
         ),
     ],
 )
-def test_mistakes_are_named(knobs, said):
+def test_mistakes_are_named(params, said):
     with pytest.raises(GenError, match=said):
-        masked_iterative(**knobs)
+        masked_iterative(**params)

@@ -271,7 +271,7 @@ def row_of(now: Step, b: int, memory: dict) -> Row:
         return x[b].nonzero()[:, 0].tolist()
 
     return Row(
-        now.knobs,
+        now.params,
         where(now.eligible),
         set(where(now.open)),
         set(where(~now.masked)),
@@ -429,8 +429,8 @@ def test_what_is_steady_is_committed_together(name):
     later."""
     daring = DARING | {"kl_threshold": 2.0, "conf_threshold": 0.3, "history": 1}
 
-    def sampler(**knobs):
-        return masked_iterative(selector=name, **daring | SUREST | knobs)
+    def sampler(**params):
+        return masked_iterative(selector=name, **daring | SUREST | params)
 
     assert check_run(sampler(), RULES[name], LAWS["plain"]) > 0
     check_run(sampler(history=3), RULES[name], LAWS["plain"])
@@ -505,7 +505,7 @@ def batch_cummax(now: Step) -> torch.Tensor:
     """``entropy_bound`` with its running maximum over the batch."""
     order = now.score.argsort(1, descending=True)
     bits = torch.special.entr(now.sampling.exp()).sum(-1).gather(1, order)
-    fits = bits.cumsum(1) - bits.cummax(0).values <= now.knobs.entropy_bound
+    fits = bits.cumsum(1) - bits.cummax(0).values <= now.params.entropy_bound
     return torch.zeros_like(fits).scatter(1, order, fits)
 
 
@@ -515,7 +515,7 @@ def over_edges(now: Step) -> torch.Tensor:
 
     return sure(now) | (
         best_of_each(now.confidence, now.masked, runs_of(now.masked))
-        & (now.confidence >= now.knobs.low_threshold)
+        & (now.confidence >= now.params.low_threshold)
     )
 
 

@@ -26,9 +26,9 @@ PRESETS = [
     n
     for n, p in registry.table("preset").items()
     if p.sampler == "masked_iterative"
-    and p.knobs.get("selector") in SELECTORS
-    and p.knobs.get("stop") != "end"
-    and "cache" not in p.knobs
+    and p.params.get("selector") in SELECTORS
+    and p.params.get("stop") != "end"
+    and "cache" not in p.params
 ]  # test_learned.py has those
 OURS = {
     "llada",
@@ -82,15 +82,15 @@ def check_pace(sampler) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "knobs"),
+    ("blocks", "params"),
     [("whole", {}), ("fixed", SUREST), ("lookahead", {"choice_temperature": 0.0})],
 )
 @pytest.mark.parametrize("name", SELECTORS)
-def test_what_every_selector_keeps(name, blocks, knobs):
+def test_what_every_selector_keeps(name, blocks, params):
     """Rows alone and in a batch are compared by the contract as well; here on blocks that rows go
     through at different speeds."""
     sampler = masked_iterative(
-        selector=name, blocks=blocks, block_length=6, steps=7, **DARING | knobs
+        selector=name, blocks=blocks, block_length=6, steps=7, **DARING | params
     )
     for check in (check_pace, check_given, *([check_rows] if blocks == "lookahead" else [])):
         check(sampler)
@@ -132,7 +132,7 @@ def test_the_papers_are_here_and_a_short_canvas_is_one_block():
 
 @pytest.mark.parametrize(("blocks", "proposer"), [("whole", "argmax"), ("fixed", "categorical")])
 @pytest.mark.parametrize(
-    ("name", "knobs"),
+    ("name", "params"),
     [
         ("threshold", {"conf_threshold": 1.01}),
         ("factor", {"factor": 0.0}),
@@ -150,14 +150,14 @@ def test_the_papers_are_here_and_a_short_canvas_is_one_block():
         ("even", {"steps": PLACES}),
     ],
 )
-def test_a_threshold_that_nothing_reaches_means_one_place_per_call(name, knobs, proposer, blocks):
+def test_a_threshold_that_nothing_reaches_means_one_place_per_call(name, params, proposer, blocks):
     base = SUREST | {"proposer": proposer, "blocks": blocks, "block_length": 7}
     one = decode(
         masked_iterative(selector="schedule", schedule="linear", steps=PLACES, **base),
         rows=[1, 2],
         trace=True,
     )
-    found = decode(masked_iterative(selector=name, **base | knobs), rows=[1, 2], trace=True)
+    found = decode(masked_iterative(selector=name, **base | params), rows=[1, 2], trace=True)
     assert [s.nfe for s in one.stats] == WANTED[1:3] == [10, 1]
     assert torch.equal(found.tokens, one.tokens) and [s.nfe for s in found.stats] == [10, 1]
     assert [[s.committed for s in t] for t in found.traces] == [
@@ -166,7 +166,7 @@ def test_a_threshold_that_nothing_reaches_means_one_place_per_call(name, knobs, 
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"),
+    ("name", "params"),
     [
         ("threshold", {"conf_threshold": 0}),
         ("factor", {"factor": 99}),
@@ -181,8 +181,8 @@ def test_a_threshold_that_nothing_reaches_means_one_place_per_call(name, knobs, 
         ("even", {"steps": 1}),
     ],
 )
-def test_a_threshold_that_everything_reaches_means_one_call_per_block(name, knobs):
-    sampler = masked_iterative(selector=name, **SUREST | knobs)
+def test_a_threshold_that_everything_reaches_means_one_call_per_block(name, params):
+    sampler = masked_iterative(selector=name, **SUREST | params)
     out = decode(sampler)
     assert [s.nfe for s in out.stats] == [min(1, w) for w in WANTED]
     target = masked_target(MODEL, RARE, SamplingParams(), [r % 3 for r in range(ROWS)])
@@ -288,11 +288,11 @@ def test_position_is_confidence_times_rarity_bounded_and_fading(decay):
 def test_position_between_confidence_and_left_to_right():
     one = SUREST | {"selector": "even", "steps": PLACES}
 
-    def run(space, knobs):
-        return decode(masked_iterative(**one | knobs), space, trace=True).traces
+    def run(space, params):
+        return decode(masked_iterative(**one | params), space, trace=True).traces
 
-    def order(space=RARE, **knobs):
-        return [[n for s in t for n in s.committed] for t in run(space, knobs)]
+    def order(space=RARE, **params):
+        return [[n for s in t for n in s.committed] for t in run(space, params)]
 
     level = replace(SPACE, rarity=torch.full((6,), 3.0))
     assert order(level, order="position") == order(order="confidence")
@@ -415,7 +415,7 @@ def batch_mean(now):
 def one_row_for_all(now):
     """Where ``nonzero`` loses the rows."""
     return (
-        (now.eligible & (now.confidence >= now.knobs.conf_threshold)).any(0).expand_as(now.eligible)
+        (now.eligible & (now.confidence >= now.params.conf_threshold)).any(0).expand_as(now.eligible)
     )
 
 

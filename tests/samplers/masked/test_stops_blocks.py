@@ -43,18 +43,18 @@ def canvas() -> Tensor:
     return out
 
 
-def run(rows: list[int] | None = None, space: TokenSpace = SPACE, **knobs) -> SampleOutput:
+def run(rows: list[int] | None = None, space: TokenSpace = SPACE, **params) -> SampleOutput:
     rows = list(range(ROWS)) if rows is None else rows
     target = masked_target(MODEL, space, SamplingParams(), [r % 3 for r in rows])
-    return masked_iterative(**knobs)(
+    return masked_iterative(**params)(
         target, CounterDraws([31 * r + 7 for r in rows]), canvas=canvas()[rows], trace=True
     )
 
 
-def check_rows(**knobs) -> None:
-    whole = run(**knobs)
+def check_rows(**params) -> None:
+    whole = run(**params)
     for row in range(ROWS):
-        alone = run([row], **knobs)
+        alone = run([row], **params)
         assert (
             torch.equal(alone.tokens[0], whole.tokens[row])
             and alone.stats[0].nfe == whole.stats[row].nfe
@@ -127,8 +127,8 @@ def test_a_row_is_over_when_nothing_is_empty_before_its_end():
 
 
 def test_stopping_at_the_end_changes_nothing_before_it():
-    knobs = {"steps": 8, "order": "raster", "schedule": "linear"}
-    whole, short = run(**knobs), run(stop="end", **knobs)
+    params = {"steps": 8, "order": "raster", "schedule": "linear"}
+    whole, short = run(**params), run(stop="end", **params)
     assert all(
         torch.equal(SPACE.before_end(a), SPACE.before_end(b))
         for a, b in zip(whole.tokens, short.tokens, strict=True)
@@ -141,7 +141,7 @@ def test_stopping_at_the_end_changes_nothing_before_it():
             assert not any(made[n] != MASK for n in step.committed)
             made = [step.committed.get(n, x) for n, x in enumerate(made)]
         assert made == short.tokens[row].tolist()
-    check_rows(stop="end", **knobs)
+    check_rows(stop="end", **params)
 
 
 def test_without_an_end_it_says_what_is_missing():
@@ -171,31 +171,31 @@ def test_what_a_remasker_took_back_and_a_stop_filled_is_in_the_trace():
 
 def leads(now: Step, i: int, made: list[int]) -> bool:
     """Prophet's rule for one row."""
-    knobs, gaps = now.knobs, []
+    params, gaps = now.params, []
     for n in range(PLACES):
         asked = (
-            knobs.answer_start <= n < knobs.answer_start + knobs.answer_length
-            if knobs.answer_length
+            params.answer_start <= n < params.answer_start + params.answer_length
+            if params.answer_length
             else made[n] == MASK and bool(now.open[i, n])
         )
         first, second = sorted(now.raw()[i, n].tolist())[:-3:-1]
         if asked and second > -math.inf:
             gaps.append(first - second)
-    share = int(now.round[i]) / knobs.steps
-    need = knobs.gap_threshold * (1 if share < 1 / 3 else 2 / 3 if share < 2 / 3 else 1 / 3)
+    share = int(now.round[i]) / params.steps
+    need = params.gap_threshold * (1 if share < 1 / 3 else 2 / 3 if share < 2 / 3 else 1 / 3)
     return bool(gaps) and sum(gaps) / len(gaps) >= need
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "params",
     [{}, {"answer_start": 2, "answer_length": 5}, {"answer_start": 3, "answer_length": 1}],
     ids=str,
 )
-def test_prophet_is_the_rule_in_any_state(knobs):
+def test_prophet_is_the_rule_in_any_state(params):
     seen = set()
     for seed in range(6):
         now = state(seed)
-        now.knobs = masked_iterative(steps=12, gap_threshold=2.5, **knobs)
+        now.params = masked_iterative(steps=12, gap_threshold=2.5, **params)
         made = after(now, seed)
         over, rest = registry.get("stop", "prophet")(now, made)
         for i, ids in enumerate(made.tolist()):
@@ -203,7 +203,7 @@ def test_prophet_is_the_rule_in_any_state(knobs):
             seen.add(bool(over[i]))
         assert torch.equal(rest, now.proposed)
     assert seen == (
-        {False} if knobs.get("answer_length") == 1 else {True, False}
+        {False} if params.get("answer_length") == 1 else {True, False}
     )  # place 3 has no second id
 
 
@@ -258,9 +258,9 @@ def blocks_of(now: Step, i: int, start: int, end: int) -> tuple[int, int]:
         return (
             (start, end)
             if masked and masked[0] < end
-            else (end, min(end + now.knobs.block_length, PLACES))
+            else (end, min(end + now.params.block_length, PLACES))
         )
-    first, size = masked[0], now.knobs.block_length
+    first, size = masked[0], now.params.block_length
     while end + size <= first:
         end += size
     sampling = now.sampling[i].exp().tolist()
@@ -271,7 +271,7 @@ def blocks_of(now: Step, i: int, start: int, end: int) -> tuple[int, int]:
     ]
     sure, at = max(said, default=(0, 0))
     return end, (
-        1 - at if said and sure >= now.knobs.delimiter_threshold else min(end + size, PLACES)
+        1 - at if said and sure >= now.params.delimiter_threshold else min(end + size, PLACES)
     )
 
 
@@ -282,7 +282,7 @@ def check_adaptive(schedule, space: TokenSpace = SPACE) -> int:
         first = None
         for step in range(6):
             now = state(seed)
-            now.space, now.knobs = (
+            now.space, now.params = (
                 space,
                 masked_iterative(block_length=3, delimiter_threshold=0.6, blocks="adaptive"),
             )
@@ -319,21 +319,21 @@ def test_adaptive_blocks_end_with_the_surest_delimiter_that_is_near():
 
 @pytest.mark.parametrize("given", [BARE, SPACE], ids=["none", "none sure"])
 def test_without_delimiters_adaptive_blocks_are_fixed_ones(given):
-    knobs = {"steps": 9, "block_length": 5, "delimiter_threshold": 0.3 if given is BARE else 1.1}
-    fixed, adaptive = (run(space=given, blocks=name, **knobs) for name in ("fixed", "adaptive"))
+    params = {"steps": 9, "block_length": 5, "delimiter_threshold": 0.3 if given is BARE else 1.1}
+    fixed, adaptive = (run(space=given, blocks=name, **params) for name in ("fixed", "adaptive"))
     assert torch.equal(fixed.tokens, adaptive.tokens) and [s.nfe for s in fixed.stats] == [
         s.nfe for s in adaptive.stats
     ]
-    said = run(space=SPACE, blocks="adaptive", **knobs | {"delimiter_threshold": 0.3})
+    said = run(space=SPACE, blocks="adaptive", **params | {"delimiter_threshold": 0.3})
     assert not torch.equal(said.tokens, fixed.tokens)  # the control
-    check_rows(space=SPACE, blocks="adaptive", **knobs | {"delimiter_threshold": 0.3})
+    check_rows(space=SPACE, blocks="adaptive", **params | {"delimiter_threshold": 0.3})
 
 
-def check_window(size: int, **knobs) -> int:
+def check_window(size: int, **params) -> int:
     """Every step commits among the first empty places, and a place left behind is never touched
     again. Returns steps that go beyond one block."""
     beyond = 0
-    for row, trace in enumerate(run(**knobs).traces):
+    for row, trace in enumerate(run(**params).traces):
         made = canvas()[row].tolist()
         for step in trace:
             first = [n for n in range(PLACES) if made[n] == MASK][:size]
@@ -348,26 +348,26 @@ def check_window(size: int, **knobs) -> int:
 
 @pytest.mark.parametrize("remasker", ["none", "secondary"])
 def test_a_sliding_window_holds_the_first_empty_places(remasker):
-    knobs = {
+    params = {
         "steps": 6,
         "selector": "threshold",
         "conf_threshold": 0.35,
         "block_length": 4,
         "remasker": remasker,
     }
-    assert check_window(4, blocks="sliding", **knobs) > 0
+    assert check_window(4, blocks="sliding", **params) > 0
     with pytest.raises(AssertionError, match="outside the window"):  # the control
-        check_window(4, **knobs | {"blocks": "whole"})
-    check_rows(blocks="sliding", **knobs)
+        check_window(4, **params | {"blocks": "whole"})
+    check_rows(blocks="sliding", **params)
 
 
 @pytest.mark.parametrize("selector", ["schedule", "even", "threshold"])
 def test_a_window_of_the_whole_canvas_is_the_whole(selector):
-    knobs = {"steps": 6, "selector": selector, "conf_threshold": 0.4}
+    params = {"steps": 6, "selector": selector, "conf_threshold": 0.4}
     whole, wide, narrow = (
-        run(**knobs),
-        run(blocks="sliding", block_length=PLACES, **knobs),
-        run(blocks="sliding", block_length=3, **knobs),
+        run(**params),
+        run(blocks="sliding", block_length=PLACES, **params),
+        run(blocks="sliding", block_length=3, **params),
     )
     assert torch.equal(whole.tokens, wide.tokens) and whole.traces == wide.traces
     assert not torch.equal(whole.tokens, narrow.tokens)

@@ -305,7 +305,7 @@ def test_the_bench_draws_accuracy_against_calls(puzzles, capsys):
     rows = {(r["case"], r["value"]): r for r in report["table"]}
     assert (
         code == 0
-        and {r["knob"] for r in report["table"]} == {"steps"}
+        and {r["param"] for r in report["table"]} == {"steps"}
         and {r["media"] for r in report["table"]} == {40}
     )
     assert all(r["fulfilled"] == 1 for (case, _), r in rows.items() if case == "copy")
