@@ -70,11 +70,11 @@ def samplers() -> list[dict[str, Any]]:
                 "name": name,
                 "protocol": cls.protocol,
                 "kinds": list(cls.kinds),
-                "exactness": _exactness(name),
+                "guarantee": _guarantee(name),
                 "reference": cls.reference,
                 "papers": papers(cls),
                 "presets": [
-                    {k: p[k] for k in ("name", "exactness", "reference", "paper", "about")}
+                    {k: p[k] for k in ("name", "guarantee", "reference", "paper", "about")}
                     for p in named
                     if p["sampler"] == name
                 ],
@@ -92,7 +92,7 @@ def presets() -> list[dict[str, Any]]:
         {
             "name": name,
             "sampler": p.sampler,
-            "exactness": _exactness(name),
+            "guarantee": _guarantee(name),
             "reference": registry.get("sampler", p.sampler).reference,
             "paper": p.paper,
             "params": dict(p.params),
@@ -232,11 +232,11 @@ def zoo() -> list[Path]:
     )
 
 
-def _exactness(name: str) -> str:
+def _guarantee(name: str) -> str:
     """With the default knobs."""
     from gen.core.sampler import resolve_sampler
 
-    return resolve_sampler(name, None)[0].exactness
+    return resolve_sampler(name, None)[0].guarantee
 
 
 def _default(f: dataclasses.Field) -> Any:

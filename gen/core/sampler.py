@@ -24,7 +24,7 @@ class Sampler(ABC):
     ``protocol``: the model it needs, ``causal`` or ``masked``. ``kinds``: what it decodes,
     ``codes`` (ids) or ``latents``. ``drafted``: whether it needs a draft model; such a sampler has
     the knob ``draft_model``, a model's name or None for the modality's own; ``draft_protocol``: of
-    that model, where it is another one than the sampler's. ``reference``: what ``exactness`` is
+    that model, where it is another one than the sampler's. ``reference``: what ``guarantee`` is
     relative to. ``aliases``: other names of knobs -> their own; ``spellings``: of some of those,
     the values that they take -> the knob's own.
     """
@@ -38,7 +38,7 @@ class Sampler(ABC):
 
     @property
     @abstractmethod
-    def exactness(self) -> str:
+    def guarantee(self) -> str:
         """One of ``gen.core.token_space.EXACTNESS``, for these knobs."""
 
     @property
@@ -54,7 +54,7 @@ class Sampler(ABC):
     def reproducible(self) -> bool:
         """Whether a seed means the same tokens every time: where a clock has a say, only if the
         tokens do not depend on what it decides."""
-        return not self.timed or self.exactness == "sample"
+        return not self.timed or self.guarantee == "same_tokens"
 
     @abstractmethod
     def __call__(
@@ -169,5 +169,5 @@ def _own_names(
     return {own: value for own, (_, value) in found.items()}
 
 
-def describe_exactness(sampler: Sampler) -> str:
-    return f"{EXACTNESS[sampler.exactness]} ({sampler.reference})"
+def describe_guarantee(sampler: Sampler) -> str:
+    return f"{EXACTNESS[sampler.guarantee]} ({sampler.reference})"

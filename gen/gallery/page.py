@@ -141,7 +141,7 @@ def methods(rows: list[Row]) -> str:
         lines.append(
             {
                 "method": method,
-                "exactness": str(next((r["exactness"] for r in group if r.get("exactness")), "")),
+                "guarantee": str(next((r["guarantee"] for r in group if r.get("guarantee")), "")),
                 "items": len(group),
                 "nfe": middle("nfe"),
                 "mal": middle("mean_acceptance_length"),
@@ -168,8 +168,8 @@ def methods(rows: list[Row]) -> str:
     body = ""
     for li in lines:
         tag = (
-            f'<small class="tag" title="exactness">{escape(li["exactness"])}</small>'
-            if li["exactness"]
+            f'<small class="tag" title="guarantee">{escape(li["guarantee"])}</small>'
+            if li["guarantee"]
             else ""
         )
         cells = f'<td data-label="items">{li["items"]:,}</td>'
@@ -191,7 +191,7 @@ def _key(rows: list[Row]) -> str:
     """What the exactness words on the page mean."""
     from gen.core.token_space import EXACTNESS
 
-    used = {str(r.get("exactness")) for r in rows}
+    used = {str(r.get("guarantee")) for r in rows}
     said = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in EXACTNESS.items() if k in used)
     return f'<dl class="key">{said}</dl>' if said else ""
 

@@ -35,7 +35,7 @@ COLUMNS = {
     "model": TEXT,
     "status": TEXT,
     "error": TEXT,
-    "exactness": TEXT,
+    "guarantee": TEXT,
     "file": TEXT,
     "member": TEXT,
     "sha256": TEXT,

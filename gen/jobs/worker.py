@@ -156,7 +156,7 @@ class Worker:
             self.firsts.setdefault(item["entry"], item["index"])
         self.name, self.report, self.sizes, self.done = worker_name(), Report(), BatchSizes(), set()
         self._pipes: dict[int, Any] = {}
-        self._exactness: dict[tuple[int, str], str] = {}
+        self._guarantee: dict[tuple[int, str], str] = {}
         self.proven: set[int] = set()  # entries of which something was made
         self.claims = Claims(folder / WORK / CLAIMS, self.name)
         self.log = JobLog(
@@ -361,15 +361,15 @@ class Worker:
             planned,
             trace,
             attempt[item["id"]],
-            self.exactness(item, entry),
+            self.guarantee(item, entry),
         )
 
-    def exactness(self, item: dict[str, Any], entry: Entry) -> str:
+    def guarantee(self, item: dict[str, Any], entry: Entry) -> str:
         """Of an item's sampler; looked up once for all that share it."""
         key = _kind(item)
-        if key not in self._exactness:
-            self._exactness[key] = resolve_sampler(entry.sampler, entry.sampling)[0].exactness
-        return self._exactness[key]
+        if key not in self._guarantee:
+            self._guarantee[key] = resolve_sampler(entry.sampler, entry.sampling)[0].guarantee
+        return self._guarantee[key]
 
     def __enter__(self) -> Worker:
         with ExitStack() as stack:

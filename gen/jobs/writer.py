@@ -50,7 +50,7 @@ class Work:
     plan: Any
     trace: bool
     attempt: int
-    exactness: str
+    guarantee: str
     at_once: int | None = None
 
 
@@ -213,7 +213,7 @@ class Writer:
             **{k: stats.get(k) for k in COUNTS},
             "status": status,
             "error": error,
-            "exactness": work.exactness,
+            "guarantee": work.guarantee,
             **({"grid": list(out.grid)} if getattr(out, "grid", ()) else {}),
             **({"also": also} if out is not None and also else {}),
             **tokens,

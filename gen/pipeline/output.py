@@ -43,7 +43,7 @@ class PipelineOutput:
     modality: str
     model: str
     spec: dict[str, Any]  # the sampler: its name as the user wrote it, and the knobs that were said
-    exactness: str
+    guarantee: str
     sampling: SamplingParams
     device: torch.device
     dtype: torch.dtype

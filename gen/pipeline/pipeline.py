@@ -420,7 +420,7 @@ class Pipeline:
             self.modality.name,
             name,
             spec,
-            sampler.exactness,
+            sampler.guarantee,
             sampling,
             self.device,
             self.dtype,

@@ -61,7 +61,7 @@ class Autoregressive(Sampler):
     protocol = "causal"
     kinds = ("codes", "latents")
     reference = "plain autoregression"
-    exactness = "sample"
+    guarantee = "same_tokens"
 
     def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
         drafter = _NoLatentDrafts(target.paths) if target.space.channels else _NoDrafts()

@@ -52,7 +52,7 @@ class Coupling:
     the accepted count [b] and ids [b, W]: accepted drafts, the token after them, then the next
     iterate."""
 
-    exactness = "law"
+    guarantee = "same_distribution"
     compares = True  # whether it looks at the law that a draft came from
 
     def step(
@@ -144,7 +144,7 @@ class Gumbel(Coupling):
     """Commits through the first position whose token changed: that token is itself right, all below
     it being so."""
 
-    exactness = "sample"
+    guarantee = "same_tokens"
     compares = False
 
     def step(self, now, proposal, drafted, logp, onward):

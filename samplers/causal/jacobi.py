@@ -161,8 +161,8 @@ class SpeculativeJacobi(Sampler):
         registry.get("initialiser", self.init, "sampler.init")
 
     @property
-    def exactness(self) -> str:
-        return registry.get("coupling", self.coupling).exactness
+    def guarantee(self) -> str:
+        return registry.get("coupling", self.coupling).guarantee
 
     @property
     def timed(self) -> bool:

@@ -70,8 +70,8 @@ class RelaxedAcceptance(ModelDrafted):
         return rule() if self.relaxation is None else rule(self.relaxation)
 
     @property
-    def exactness(self) -> str:
-        return self._rule().exactness
+    def guarantee(self) -> str:
+        return self._rule().guarantee
 
     @property
     def drafted(self) -> bool:

@@ -38,7 +38,7 @@ class Speculative(ModelDrafted):
     verifier: str = "token"
 
     reference = "plain autoregression"
-    exactness = "law"
+    guarantee = "same_distribution"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -127,7 +127,7 @@ class ContinuousJacobi(Sampler):
             raise unknown("sampler.init", self.init, INITS)
 
     @property
-    def exactness(self) -> str:
+    def guarantee(self) -> str:
         return "sample" if self.tolerance == 0 else "none"
 
     @property

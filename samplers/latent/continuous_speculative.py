@@ -121,7 +121,7 @@ class ContinuousSpeculative(ModelDrafted):
                 raise bad_value(f"sampler.{name}", value, "a number between 0 and 1")
 
     @property
-    def exactness(self) -> str:
+    def guarantee(self) -> str:
         return "law" if self.mode == "exact" else "none"
 
     @property

@@ -52,7 +52,7 @@ class MaskedIterative(MaskedParams, Sampler):
     protocol = "masked"
     kinds = ("codes", "latents")
     reference = "one place per step in the same order"
-    exactness = "none"
+    guarantee = "approximate"
 
     def __call__(
         self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None

@@ -121,10 +121,10 @@ def redrawn(now: Round, ids: Tensor, rejected: Tensor, logprobs: Tensor) -> Tens
 
 
 class Verifier:
-    """Accepts the beginning of a chain of drafts and says what follows. ``exactness``: what it does
+    """Accepts the beginning of a chain of drafts and says what follows. ``guarantee``: what it does
     to the law."""
 
-    exactness = "law"
+    guarantee = "same_distribution"
     relaxed: ClassVar[bool] = (
         False  # whether it trades the law for acceptance; such a verifier has ``relaxation``
     )

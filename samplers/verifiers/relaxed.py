@@ -83,7 +83,7 @@ class Relaxed(PositionVerifier):
             )
 
     @property
-    def exactness(self) -> str:
+    def guarantee(self) -> str:
         return "none" if self.relaxation else "law"
 
     def on(self, space, device="cpu"):

@@ -413,7 +413,7 @@ def test_samplers_make_pictures_of_the_size_asked_for(folder, sampler):
     ] * 2 and out.tokens.shape == (2, ROWS * COLUMNS)
     assert (out.sampling.guidance_scale, out.sampling.top_k) == (4.0, 2000)
     same = torch.equal(out.tokens, pipe(["1", "2"], sampler="autoregressive", seed=3).tokens)
-    assert same or out.exactness != "sample"
+    assert same or out.guarantee != "sample"
 
 
 @pytest.mark.parametrize("wrapper", ["model", "module", "state_dict", None, "safetensors", "hub"])

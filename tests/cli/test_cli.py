@@ -318,19 +318,19 @@ def test_every_list_is_readable_by_people_and_programs(capsys, kind):
 def test_samplers_are_listed_with_guarantee_protocol_knobs_and_purpose(capsys):
     rows = {r["name"]: r for r in json.loads(gen(capsys, "ls", "samplers", "--json")[1])}
     row = rows["speculative_jacobi"]
-    assert (row["exactness"], row["protocol"], row["params"]["window"]) == (
+    assert (row["guarantee"], row["protocol"], row["params"]["window"]) == (
         "sample",
         "causal",
         64,
     ) and row["about"]
-    assert rows["masked_iterative"]["exactness"] == "none"
+    assert rows["masked_iterative"]["guarantee"] == "none"
     presets = {r["name"]: r for r in json.loads(gen(capsys, "ls", "presets", "--json")[1])}
     beside = {p["name"]: (name, p) for name, row in rows.items() for p in row["presets"]}
     assert set(beside) == set(presets) and all(
         presets[n]["sampler"] == family for n, (family, _) in beside.items()
     )
     assert all(
-        p["exactness"] == presets[n]["exactness"] and p["reference"] == rows[family]["reference"]
+        p["guarantee"] == presets[n]["guarantee"] and p["reference"] == rows[family]["reference"]
         for n, (family, p) in beside.items()
     )
     assert (beside["fast_dllm"][0], beside["fast_dllm"][1]["paper"]) == (

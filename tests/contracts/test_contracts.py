@@ -19,7 +19,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
-from gen.core.sampler import Sampler, describe_exactness, params, resolve_sampler
+from gen.core.sampler import Sampler, describe_guarantee, params, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import EXACTNESS, TokenSpace
@@ -225,12 +225,12 @@ def check_traces(run: Bench, sampler: Sampler, sampling: SamplingParams, canvas:
 
 def check_declaration(sampler: Sampler) -> None:
     """It says what it guarantees, relative to what."""
-    assert sampler.exactness in EXACTNESS and sampler.protocol and sampler.reference
-    said = describe_exactness(sampler)
-    assert EXACTNESS[sampler.exactness] in said and sampler.reference in said
+    assert sampler.guarantee in EXACTNESS and sampler.protocol and sampler.reference
+    said = describe_guarantee(sampler)
+    assert EXACTNESS[sampler.guarantee] in said and sampler.reference in said
     assert (type(sampler).__doc__ or "").strip()
     with pytest.raises(AttributeError):  # knobs are what the manifest says they are, for good
-        sampler.exactness = "sample"
+        sampler.guarantee = "same_tokens"
 
 
 CHECKS: list[Callable] = [check_tokens, check_rows, check_keys, check_traces]

@@ -49,7 +49,7 @@ LAWS = {
     "top_p": SamplingParams(top_p=0.8),
     "min_p": SamplingParams(min_p=0.2),
 }
-LAW_COUPLINGS = [name for name, c in registry.table("coupling").items() if c.exactness == "sampling"]
+LAW_COUPLINGS = [name for name, c in registry.table("coupling").items() if c.guarantee == "sampling"]
 autoregressive = registry.get("sampler", "autoregressive")
 jacobi = registry.get("sampler", "speculative_jacobi")
 masked_iterative = registry.get("sampler", "masked_iterative")

@@ -86,7 +86,7 @@ def row(
         "seconds": 0.25,
         "status": "ok",
         "error": None,
-        "exactness": "sampling",
+        "guarantee": "sampling",
         "batch": 2,
         **changes,
     }

@@ -43,7 +43,7 @@ def row(i: int, of: int) -> dict:
         "nfe": 4,
         "mean_acceptance_length": 4.0,
         "seconds": 0.1,
-        "exactness": "sampling",
+        "guarantee": "sampling",
         "status": "failed" if failed else "ok",
         "error": f"RuntimeError: <{i}>" if failed else None,
         **({"overrides": {"sampler": {"window": 3}, "sampling": {"top_k": 5}}} if i == 0 else {}),

@@ -43,7 +43,7 @@ def folder_of(out: Path, count: int = 4, **changes) -> Path:
                 "draft_acceptance_rate": None,
                 "status": "ok",
                 "error": None,
-                "exactness": "sampling",
+                "guarantee": "sampling",
                 "grid": [2, 2],
                 "attempt": 1,
                 "seconds": 0.5,

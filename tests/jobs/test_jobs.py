@@ -57,7 +57,7 @@ def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
     want = set(
         f"{want} draft_acceptance_rate status error exactness attempt seconds batch worker".split()
     )
-    assert set(rows[0]) == want and rows[0]["exactness"] == "sampling" and rows[0]["batch"] == 6
+    assert set(rows[0]) == want and rows[0]["guarantee"] == "sampling" and rows[0]["batch"] == 6
     for row in rows:
         assert (
             hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]

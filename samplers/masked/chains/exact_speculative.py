@@ -51,7 +51,7 @@ class ExactSpeculative(ChainSampler):
 
     verifier: str = "token"
 
-    exactness = "law"
+    guarantee = "same_distribution"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -50,7 +50,7 @@ class FreeDave(ChainSampler):
         at_least_one("tokens_per_step", self.tokens_per_step)
 
     @property
-    def exactness(self) -> str:
+    def guarantee(self) -> str:
         return "sample" if self.tokens_per_step == 1 else "none"
 
     @property

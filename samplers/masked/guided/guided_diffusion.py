@@ -62,7 +62,7 @@ class GuidedDiffusion(Sampler):
     protocol = "masked"
     draft_protocol = "causal"
     reference = "the judge at temperature 0"
-    exactness = "none"
+    guarantee = "approximate"
 
     def __post_init__(self) -> None:
         k, ratio = self.judge_top_k, self.judge_ratio

@@ -397,7 +397,7 @@ def test_a_draft_model_must_fit():
 
 def test_declarations():
     def said(spec):
-        return resolve_sampler(spec)[0].exactness
+        return resolve_sampler(spec)[0].guarantee
 
     assert (
         said("continuous_speculative") == "sampling"

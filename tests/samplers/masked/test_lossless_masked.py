@@ -231,7 +231,7 @@ def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, sa
 def test_several_places_per_step_are_those_of_static_decoding_too(k):
     for model, sampling in itertools.product(models(SPACE), (LAWS["plain"], LAWS["greedy"])):
         sampler = freedave(num_drafts=3, tokens_per_step=k)
-        assert sampler.exactness == "none" and freedave().exactness == "sample"
+        assert sampler.guarantee == "approximate" and freedave().guarantee == "same_tokens"
         found = run(sampler, model, sampling)
         for row, stats in list(enumerate(found.stats))[:5]:
             assert found.tokens[row].tolist() == static(
@@ -420,7 +420,7 @@ def test_laws_of_models_that_change_their_mind_and_of_filtered_laws(make, order)
 
 def test_assd_is_exact_in_random_order():
     sampler, _ = resolve_sampler({"name": "assd", "num_drafts": 3})
-    assert sampler.order == "random" and sampler.exactness == "sampling"
+    assert sampler.order == "random" and sampler.guarantee == "sampling"
     assert error(sampler, SamplingParams(), MODEL_FOUR, FOUR, CONTEXTS) < EXACT
 
 
