@@ -34,24 +34,24 @@ class WholeFrames:
     """A constraint: a row ends between frames of ``streams`` ids, not inside one."""
 
     streams: int
-    end_id: int
+    eos_token_id: int
     vocab_size: int
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
         out = torch.ones(
             *positions.shape, self.vocab_size, dtype=torch.bool, device=positions.device
         )
-        out[..., self.end_id] = positions % self.streams == 0
+        out[..., self.eos_token_id] = positions % self.streams == 0
         return out
 
 
-def ending(space: TokenSpace, end_id: int, shortest: int, causal: bool) -> TokenSpace:
+def ending(space: TokenSpace, eos_token_id: int, shortest: int, causal: bool) -> TokenSpace:
     """A space whose rows may end after ``shortest`` frames. A causal one cannot end inside a frame;
     for a masked model, how long a row is will be decided first (``gen.pipeline.lengths``)."""
     legal, streams = space.legal.clone(), space.length // space.grid[0]
-    legal[shortest * streams :, end_id] = True
-    constraint = WholeFrames(streams, end_id, space.vocab_size) if causal and streams > 1 else None
-    return replace(space, legal=legal, end_id=end_id, constraint=constraint)
+    legal[shortest * streams :, eos_token_id] = True
+    constraint = WholeFrames(streams, eos_token_id, space.vocab_size) if causal and streams > 1 else None
+    return replace(space, legal=legal, eos_token_id=eos_token_id, constraint=constraint)
 
 
 class GridModality(Modality):
@@ -166,9 +166,9 @@ class GridModality(Modality):
             )
         legal = space.legal.clone()
         places = frames // step * (space.length // total)
-        legal[:places, space.end_id] = False
+        legal[:places, space.eos_token_id] = False
         legal[places:] = False
-        legal[places:, space.end_id] = True
+        legal[places:, space.eos_token_id] = True
         return replace(space, legal=legal)
 
     @abstractmethod

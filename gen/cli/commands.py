@@ -11,7 +11,7 @@ from typing import Any
 
 from gen.cli.info import columns
 from gen.contracts.modality import kind_of, suggested_sampling
-from gen.core.edit_spec import START
+from gen.core.edit_spec import EDIT_FIELDS
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
@@ -35,7 +35,7 @@ def sample(args: argparse.Namespace) -> int:
         "num_samples",
         "seed",
         "out",
-        *START,
+        *EDIT_FIELDS,
         "batch_size",
         "trace",
         "model",

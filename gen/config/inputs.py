@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import canonical, sampling_fields, plain
-from gen.core.edit_spec import MEDIA, START
+from gen.core.edit_spec import MEDIA, EDIT_FIELDS
 from gen.core.errors import GenError, bad_value, unknown
 
 ROW_NODES = (
@@ -25,7 +25,7 @@ ROW_NODES = (
     "sampling",
     "meta",
 )  # keys with keys of their own, which may also be written as sampler.window
-ROW_KEYS = ("prompt", "id", "seed", "num_samples", *START, *ROW_NODES)
+ROW_KEYS = ("prompt", "id", "seed", "num_samples", *EDIT_FIELDS, *ROW_NODES)
 LONGEST = 400  # characters of a message about one row
 
 
@@ -183,7 +183,7 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
         raise bad_value("prompt", prompt, "a text that is not empty")
     if len(v) > 1:
         _check_types(v)
-    start = {k: str((base / v[k]).absolute()) if k in MEDIA else v[k] for k in START if k in v}
+    start = {k: str((base / v[k]).absolute()) if k in MEDIA else v[k] for k in EDIT_FIELDS if k in v}
     nodes = {k: plain(v[k]) for k in ROW_NODES if v.get(k)}
     row = Row(
         prompt,

@@ -23,7 +23,7 @@ from gen.config.inputs import Census, Row, file_digest, iter_rows, listed_rows, 
 from gen.config.layers import FILES, merge_layers, read_yaml
 from gen.config.rows import row_check
 from gen.config.run import RUN, Run, make_run
-from gen.core.edit_spec import MEDIA, START, Start
+from gen.core.edit_spec import MEDIA, EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, unknown
 
 __all__ = [
@@ -49,7 +49,7 @@ RELEVANT = (
     "num_samples",
     "seed",
     "dtype",
-    *START,
+    *EDIT_FIELDS,
 )
 UNNAMED = ("prompts", *MEDIA)  # too long to tell entries apart by
 LOADED = (
@@ -89,8 +89,8 @@ class Entry:
     trace: int
 
     @property
-    def start(self) -> Start:
-        return Start(*(getattr(self, k) for k in START))
+    def start(self) -> EditSpec:
+        return EditSpec(*(getattr(self, k) for k in EDIT_FIELDS))
 
     @cached_property
     def census(self) -> Census:
@@ -372,7 +372,7 @@ def _resolve(
         if v[key] is not None and not Path(v[key]).is_file():
             raise GenError(f"{key} in {at(key)} is no file: {v[key]}")
     try:
-        Start(*(v[k] for k in START))
+        EditSpec(*(v[k] for k in EDIT_FIELDS))
     except GenError as error:
         raise GenError(f"{error} ({place})") from None
     if v["prompts"] is None and v["prompts_file"] is None:

@@ -15,7 +15,7 @@ from gen.config.canonical import sampling_fields
 from gen.config.inputs import inline_rows
 from gen.config.run import RUN
 from gen.config.sweep import combinations, refuse_swept
-from gen.core.edit_spec import MEDIA, START
+from gen.core.edit_spec import MEDIA, EDIT_FIELDS
 from gen.core.errors import GenError, bad_value, unknown
 
 DEFAULTS: dict[str, Any] = {
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "prompts_file": None,
     "num_samples": 1,
     "seed": 0,
-    **dict.fromkeys(START),
+    **dict.fromkeys(EDIT_FIELDS),
     "device": "cpu",
     "dtype": "float32",
     "compile": False,

@@ -11,14 +11,14 @@ from typing import Any
 
 from gen.config.canonical import plain
 from gen.config.inputs import Row
-from gen.core.edit_spec import MEDIA, Start
+from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
 
 
 def row_check(
     sampler: Mapping[str, Any],
     sampling: Mapping[str, Any],
-    start: Start,
+    start: EditSpec,
     located: Callable[[Row, object], str],
 ) -> Callable[[Row], Row]:
     """A function that gives every row back with the sampler's own names of its knobs, or with an
@@ -67,9 +67,9 @@ def _own_knobs(
         return {}, error
 
 
-def _check_start(start: Start, own: Mapping[str, Any]) -> None:
+def _check_start(start: EditSpec, own: Mapping[str, Any]) -> None:
     for key in MEDIA:
         if key in own and not Path(own[key]).is_file():
             raise GenError(f"{key} is no file: {own[key]}")
     if own:
-        Start(**{**vars(start), **own})
+        EditSpec(**{**vars(start), **own})

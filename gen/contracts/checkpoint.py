@@ -35,7 +35,7 @@ MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # that accelerate m
 CONFIGS = ("config.json", "model_index.json", "gen.json")
 
 
-class Files:
+class CheckpointFiles:
     """A checkpoint as it lies on disk. ``name``: as the user wrote it. ``path``: its folder, or the
     one file of its weights."""
 
@@ -43,7 +43,7 @@ class Files:
         self.name, self.path = str(name), path
 
     @classmethod
-    def find(cls, name: str | Path) -> Files:
+    def find(cls, name: str | Path) -> CheckpointFiles:
         """The checkpoint that a zoo name, folder, file or hub id means. A hub id comes out of the
         local cache, or is fetched. Raises ``GenError``."""
         if str(name) in zoo():
@@ -140,7 +140,7 @@ def _fetched(name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class How:
+class LoadOptions:
     """Where and how a checkpoint is loaded. ``device_map``: as in accelerate, for models larger
     than one device; ``trust_remote_code``: whether code that lies in the folder may run."""
 
@@ -181,11 +181,11 @@ class Checkpoint(ABC):
 
     @classmethod
     @abstractmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         """Whether these files are of this family; looks at configs and names only."""
 
     @abstractmethod
-    def __init__(self, files: Files, modality: str, how: How):
+    def __init__(self, files: CheckpointFiles, modality: str, how: LoadOptions):
         """Loads everything. Raises ``GenError``."""
 
     @abstractmethod
@@ -207,20 +207,20 @@ class Checkpoint(ABC):
         return tokens.view(len(tokens), 1, *space.grid)
 
 
-def published(name: str | Path) -> Files | None:
+def published(name: str | Path) -> CheckpointFiles | None:
     """The files of a model that is none of gen's own architectures, else nothing. Raises
     ``GenError`` if there is no such model."""
-    files = Files.find(name)
+    files = CheckpointFiles.find(name)
     return None if files.embedded else files
 
 
-def family_of(files: Files, modality: str) -> type[Checkpoint]:
+def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
     """The family that recognises the files and serves the modality. Raises ``GenError`` that says
     what the files are and what is known."""
     table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
-    known = [name for name, cls in table.items() if not cls.catch_all and cls.recognises(files)]
+    known = [name for name, cls in table.items() if not cls.catch_all and cls.matches(files)]
     known = known or [
-        name for name, cls in table.items() if cls.catch_all and cls.recognises(files)
+        name for name, cls in table.items() if cls.catch_all and cls.matches(files)
     ]
     found = [name for name in known if modality in table[name].modalities]
     if len(found) == 1:
@@ -252,7 +252,7 @@ def family_of(files: Files, modality: str) -> type[Checkpoint]:
 
 
 def load_checkpoint(
-    files: Files, modality: str, how: How, options: Mapping[str, Any]
+    files: CheckpointFiles, modality: str, how: LoadOptions, options: Mapping[str, Any]
 ) -> Checkpoint:
     """The checkpoint, loaded. Raises ``GenError`` for an option that its family does not have."""
     cls = family_of(files, modality)

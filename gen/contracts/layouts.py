@@ -205,11 +205,11 @@ def make_layout(name: str, **params: Any) -> Layout:
 
 def space(
     layout: Layout,
-    mask_id: int | None = None,
+    mask_token_id: int | None = None,
     codebook: Tensor | None = None,
     vocab_size: int | None = None,
 ) -> TokenSpace:
-    """The token space of a flat layout. ``mask_id``: an id beyond the layout's, which stands
+    """The token space of a flat layout. ``mask_token_id``: an id beyond the layout's, which stands
     nowhere. ``codebook``: float [n, D], the vectors of the first n code ids. ``vocab_size``: that
     of the model, if it knows further ids.
 
@@ -221,13 +221,13 @@ def space(
             False,
             "True: a token space has one id per place",
         )
-    if mask_id is not None and mask_id < layout.vocab_size:
+    if mask_token_id is not None and mask_token_id < layout.vocab_size:
         raise bad_value(
-            "mask_id",
-            mask_id,
+            "mask_token_id",
+            mask_token_id,
             f"at least {layout.vocab_size}: ids below are codes and specials of the layout",
         )
-    need = layout.vocab_size if mask_id is None else mask_id + 1
+    need = layout.vocab_size if mask_token_id is None else mask_token_id + 1
     if vocab_size is not None and vocab_size < need:
         raise bad_value(
             "vocab_size", vocab_size, f"at least {need}, so that it holds codes, specials and mask"
@@ -239,7 +239,7 @@ def space(
             f"at most {layout.code_ids}, the ids of codes",
         )
     width = need if vocab_size is None else vocab_size
-    return TokenSpace(layout.sequence_grid, width, layout.legal(width), mask_id, codebook)
+    return TokenSpace(layout.sequence_grid, width, layout.legal(width), mask_token_id, codebook)
 
 
 # --- one stream

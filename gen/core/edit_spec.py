@@ -10,7 +10,7 @@ from gen.core.errors import GenError, bad_value
 
 
 @dataclass(frozen=True)
-class Start:
+class EditSpec:
     """``source``: a medium to edit, or its path; ``mask`` (a picture or its path) or ``span`` (such
     as ``20:60``) says what of it is made anew. ``prefix``: a medium, or its path, that every result
     begins with. ``frames``: how long results are to be, for modalities whose media have no fixed
@@ -52,5 +52,5 @@ class Start:
         return ", ".join(k for k in ("source", "mask", "span") if getattr(self, k) is not None)
 
 
-START = tuple(f.name for f in fields(Start))
+EDIT_FIELDS = tuple(f.name for f in fields(EditSpec))
 MEDIA = ("source", "mask", "prefix")  # those that are media or paths

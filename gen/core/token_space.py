@@ -39,10 +39,10 @@ class TokenSpace:
 
     ``grid``: sizes of the axes, slowest first; ``length`` positions in raster order.
     ``vocab_size``: V, the width of the model's logits. ``legal``: bool [T, V], which ids may stand
-    where. ``mask_id``: the id of an empty place, if any. ``codebook``: float [n, D], the vectors of
+    where. ``mask_token_id``: the id of an empty place, if any. ``codebook``: float [n, D], the vectors of
     the first n ids (the metric of relaxed acceptance), if any. ``channels``: C, the floats of a
     latent; 0 for ids. A space of latents has V = 0, and an empty place holds NaN. ``constraint``:
-    what else an id must obey, given those before it. ``end_id``: the id after which a row is over:
+    what else an id must obey, given those before it. ``eos_token_id``: the id after which a row is over:
     by law every later place holds it too, and causal samplers stop there. Masked and block models
     take it for an id like any other, and refuse a constraint. ``given`` long [k]: ids before the
     first place, where a constraint or an end begins to look (``after``).
@@ -54,11 +54,11 @@ class TokenSpace:
     grid: tuple[int, ...]
     vocab_size: int
     legal: Tensor
-    mask_id: int | None = None
+    mask_token_id: int | None = None
     codebook: Tensor | None = None
     channels: int = 0
     constraint: Constraint | None = None
-    end_id: int | None = None
+    eos_token_id: int | None = None
     given: Tensor | None = None
     delimiters: tuple[int, ...] = ()  # ids that end a sentence or another unit of what is said
     # float [V]: minus the logarithm of how often each id comes up in what the model was trained on,
@@ -66,7 +66,7 @@ class TokenSpace:
     rarity: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.channels and self.looks_back:
+        if self.channels and self.is_history_dependent:
             raise GenError(
                 "a space of latents came with a constraint or an end; expected neither, both are"
                 " about ids"
@@ -74,14 +74,14 @@ class TokenSpace:
         for delimiter in self.delimiters:
             if not 0 <= delimiter < self.vocab_size:
                 raise bad_value("delimiters", delimiter, f"ids below {self.vocab_size}")
-        if self.end_id is None:
+        if self.eos_token_id is None:
             return
-        if not 0 <= self.end_id < self.vocab_size:
-            raise bad_value("end_id", self.end_id, f"an id below {self.vocab_size}")
-        missing = (~self.legal[:, self.end_id]).nonzero()[:, 0].tolist()
-        if bool(self.legal[: missing[-1] if missing else 0, self.end_id].any()):
+        if not 0 <= self.eos_token_id < self.vocab_size:
+            raise bad_value("eos_token_id", self.eos_token_id, f"an id below {self.vocab_size}")
+        missing = (~self.legal[:, self.eos_token_id]).nonzero()[:, 0].tolist()
+        if bool(self.legal[: missing[-1] if missing else 0, self.eos_token_id].any()):
             raise GenError(
-                f"end_id {self.end_id} may not stand at place {missing[-1]}; expected every place"
+                f"end_id {self.eos_token_id} may not stand at place {missing[-1]}; expected every place"
                 " after the first that it may stand at, since a row that is over holds nothing"
                 " else"
             )
@@ -90,19 +90,19 @@ class TokenSpace:
     def reach(self) -> int:
         """How many ids a law has to run over: up to the last that may come anywhere; all of them
         where what may come depends on the ids before."""
-        if self.looks_back or self.rarity is not None or not self.vocab_size:
+        if self.is_history_dependent or self.rarity is not None or not self.vocab_size:
             return self.vocab_size
         return int(self.legal.any(0).nonzero()[-1]) + 1
 
     @cached_property
-    def even(self) -> bool:
+    def is_uniform(self) -> bool:
         """Whether the same ids may stand at all places."""
         return bool((self.legal == self.legal[:1]).all())
 
     @property
-    def looks_back(self) -> bool:
+    def is_history_dependent(self) -> bool:
         """Whether what may stand at a place depends on the ids before it."""
-        return self.constraint is not None or self.end_id is not None
+        return self.constraint is not None or self.eos_token_id is not None
 
     @property
     def kind(self) -> str:
@@ -121,13 +121,13 @@ class TokenSpace:
         self, batch: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """A canvas without one known place. Raises ``ValueError`` for ids without a mask id."""
-        if not self.channels and self.mask_id is None:
+        if not self.channels and self.mask_token_id is None:
             raise ValueError("a space of ids without a mask id has no empty canvas")
-        return self.blank(batch, device, dtype) + (float("nan") if self.channels else self.mask_id)
+        return self.blank(batch, device, dtype) + (float("nan") if self.channels else self.mask_token_id)
 
-    def is_empty(self, canvas: Tensor) -> Tensor:
+    def is_masked(self, canvas: Tensor) -> Tensor:
         """Which places of a canvas [B, T(, C)] are empty: bool [B, T]."""
-        return canvas.isnan().any(-1) if self.channels else canvas == self.mask_id
+        return canvas.isnan().any(-1) if self.channels else canvas == self.mask_token_id
 
     @property
     def length(self) -> int:
@@ -140,16 +140,16 @@ class TokenSpace:
         """
         places = given if isinstance(given, int) else len(given)
         before = None
-        if self.looks_back and places:
+        if self.is_history_dependent and places:
             if isinstance(given, int):
                 raise ValueError(
                     "a space with a constraint or an end needs the given tokens themselves, not how"
                     " many they are"
                 )
-            if self.end_id is not None and bool((given == self.end_id).any()):
-                place = int((given == self.end_id).nonzero()[0])
+            if self.eos_token_id is not None and bool((given == self.eos_token_id).any()):
+                place = int((given == self.eos_token_id).nonzero()[0])
                 raise GenError(
-                    f"what is given ends at place {place}, with id {self.end_id}; expected tokens"
+                    f"what is given ends at place {place}, with id {self.eos_token_id}; expected tokens"
                     " that something may follow"
                 )
             before = given if self.given is None else torch.cat([self.given.to(given), given])
@@ -162,11 +162,11 @@ class TokenSpace:
         """The tokens [T(, C)] of one row as far as they go: those before its end, or all."""
         return (
             tokens
-            if self.end_id is None
-            else tokens[: int((tokens != self.end_id).long().cumprod(0).sum())]
+            if self.eos_token_id is None
+            else tokens[: int((tokens != self.eos_token_id).long().cumprod(0).sum())]
         )
 
-    def narrow(self, legal: Tensor, history: Tensor, positions: Tensor) -> Tensor:
+    def apply_constraint(self, legal: Tensor, history: Tensor, positions: Tensor) -> Tensor:
         """What may stand at places [n, L] given the ids before each in ``history`` [n, T], both
         long: bool [n, L, V].
 
@@ -178,10 +178,10 @@ class TokenSpace:
             positions = positions + len(self.given)
         if self.constraint is not None:
             legal = legal & self.constraint.legal(history, positions)
-        if self.end_id is not None:
+        if self.eos_token_id is not None:
             place = torch.arange(history.shape[1], device=history.device)
-            first = torch.where(history == self.end_id, place, len(place)).amin(1, keepdim=True)
-            only = torch.arange(self.vocab_size, device=history.device) == self.end_id
+            first = torch.where(history == self.eos_token_id, place, len(place)).amin(1, keepdim=True)
+            only = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
             legal = torch.where((first < positions)[..., None], only, legal)
         stuck = ~legal.any(-1)
         if bool(stuck.any()):
@@ -198,13 +198,13 @@ class TokenSpace:
         grid: tuple[int, ...],
         codebook_size: int,
         vocab_size: int,
-        mask_id: int | None = None,
+        mask_token_id: int | None = None,
         codebook: Tensor | None = None,
     ) -> TokenSpace:
         """A grid on which every place takes the ids ``[0, codebook_size)``."""
         legal = torch.zeros(torch.Size(grid).numel(), vocab_size, dtype=torch.bool)
         legal[:, :codebook_size] = True
-        return TokenSpace(tuple(grid), vocab_size, legal, mask_id, codebook)
+        return TokenSpace(tuple(grid), vocab_size, legal, mask_token_id, codebook)
 
     @staticmethod
     def latents(grid: tuple[int, ...], channels: int) -> TokenSpace:

@@ -146,7 +146,7 @@ def _target(model, request: Request, sampling: SamplingParams) -> CausalTarget:
     def count(rows):
         return torch.tensor([len(r) for r in rows])
 
-    halves = (
+    branches = (
         {}
         if request.negative is None
         else {"uncond": pad(request.negative), "uncond_length": count(request.negative)}
@@ -157,7 +157,7 @@ def _target(model, request: Request, sampling: SamplingParams) -> CausalTarget:
         request.space,
         sampling,
         prompt_length=count(request.prompts),
-        **halves,
+        **branches,
     )
 
 

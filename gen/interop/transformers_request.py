@@ -73,11 +73,11 @@ READ = (
 
 @dataclass(frozen=True)
 class SeveralEnds:
-    """A constraint: after any of ``ends`` comes ``end_id``, at which a row is over. Ids before
+    """A constraint: after any of ``ends`` comes ``eos_token_id``, at which a row is over. Ids before
     place ``first``, where no end may stand, are none."""
 
     ends: Tensor
-    end_id: int
+    eos_token_id: int
     first: int
     vocab_size: int
 
@@ -85,7 +85,7 @@ class SeveralEnds:
         place = torch.arange(history.shape[1], device=history.device)
         found = torch.isin(history, self.ends.to(history.device)) & (place >= self.first)
         over = torch.where(found, place, len(place)).amin(1, keepdim=True) < positions
-        only = torch.arange(self.vocab_size, device=history.device) == self.end_id
+        only = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
         return only | ~over[..., None]
 
 
@@ -204,7 +204,7 @@ def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: li
     end, several = int(possible[0]), None
     if len(possible) > 1:
         several = SeveralEnds(possible, end, int(legal[:, end].long().argmax()), vocab_size)
-    return TokenSpace((length,), vocab_size, legal, end_id=end, constraint=several)
+    return TokenSpace((length,), vocab_size, legal, eos_token_id=end, constraint=several)
 
 
 def unpadded(ids: Tensor, mask: Tensor | None, name: str) -> list[list[int]]:

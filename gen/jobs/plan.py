@@ -18,7 +18,7 @@ from typing import Any
 
 from gen.config.inputs import file_digest
 from gen.config.job import Entry, Job, difference, fingerprint
-from gen.core.edit_spec import MEDIA, Start
+from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.versions import installed
 from gen.store.claims import create
@@ -110,7 +110,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
             if row.error:
                 raise GenError(row.error)
             condition = str(modality.condition(row.prompt))
-            Start(**{**vars(entry.start), **row.start})
+            EditSpec(**{**vars(entry.start), **row.start})
         except GenError as error:
             if not entry.prompts_file:
                 raise

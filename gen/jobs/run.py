@@ -279,7 +279,7 @@ def save_output(out: Any, folder: str | Path) -> Path:
         "out": str(folder),
     }
     job = make_job(tree, where="the output to save", name=folder.name)
-    pipes = Given(SimpleNamespace(modality=modality))
+    pipes = PreloadedPipelines(SimpleNamespace(modality=modality))
     plan = check_target(folder, job)
     new = plan is None
     if new:
@@ -295,7 +295,7 @@ def save_output(out: Any, folder: str | Path) -> Path:
     return Path(summary["gallery"])
 
 
-class Given:
+class PreloadedPipelines:
     """In place of `gen.jobs.worker.Pipes` where everything is made already."""
 
     def __init__(self, pipe: Any):

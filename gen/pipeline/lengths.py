@@ -31,11 +31,11 @@ def draw_lengths(
     for of in torch.arange(len(canvas), device=canvas.device).split(at_most or len(canvas)):
         logprobs, computed = target.predict(canvas[of], of)
         ends.append(
-            logprobs[:, ::streams, space.end_id].to(torch.float64, copy=True)
+            logprobs[:, ::streams, space.eos_token_id].to(torch.float64, copy=True)
         )  # a view would hold the whole law
         places += computed.tolist() if isinstance(computed, Tensor) else [computed] * len(of)
     ended = torch.cat(ends).exp()
-    taken = ~space.is_empty(canvas[:, ::streams])
+    taken = ~space.is_masked(canvas[:, ::streams])
     ended = ended.masked_fill(taken, 0.0).cummax(1).values
     logprobs = (
         torch.cat([ended, ended.new_ones(len(ended), 1)], 1)
@@ -48,15 +48,15 @@ def draw_lengths(
         logprobs[:, None], rows, start, "length", None, torch.ones_like(start, dtype=torch.bool)
     )
     after = torch.arange(space.length, device=canvas.device) >= frames * streams
-    return torch.where(after, space.end_id, canvas), places
+    return torch.where(after, space.eos_token_id, canvas), places
 
 
 def settled(space: TokenSpace) -> TokenSpace:
     """The space of places before the end, once it is known where that is."""
-    if space.end_id is None:
+    if space.eos_token_id is None:
         return space
     legal = space.legal.clone()
-    legal[:, space.end_id] = False
+    legal[:, space.eos_token_id] = False
     return replace(space, legal=legal)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Modality
-from gen.core.edit_spec import Start
+from gen.core.edit_spec import EditSpec
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats, TraceStep
 
@@ -47,7 +47,7 @@ class PipelineOutput:
     sampling: SamplingParams
     device: torch.device
     dtype: torch.dtype
-    start: Start = Start()
+    start: EditSpec = EditSpec()
     grid: tuple[int, ...] = ()
     model_options: Mapping[str, Any] = field(default_factory=dict)
     served: Modality | None = None  # the modality as the model serves it

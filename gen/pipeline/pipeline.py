@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, Files, How, family_of, load_checkpoint, options_of
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions, family_of, load_checkpoint, options_of
 from gen.contracts.frontend import TokenFrontend, codebook_digest
 from gen.contracts.modality import Binding, Modality, kind_of, model_key, suggested_sampling
-from gen.core.edit_spec import Start
+from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws, OffsetDraws, item_key
@@ -93,7 +93,7 @@ class Pipeline:
         self.modality: Modality = (
             registry.get("modality", modality)() if isinstance(modality, str) else modality
         )
-        self._how = How(pick_device(device), pick_dtype(dtype), device_map, trust_remote_code)
+        self._how = LoadOptions(pick_device(device), pick_dtype(dtype), device_map, trust_remote_code)
         if not isinstance(compile, bool):
             raise bad_value("compile", compile, "true or false")
         self.device, self.dtype, self.compile = self._how.device, self._how.dtype, compile
@@ -127,7 +127,7 @@ class Pipeline:
         """The checkpoint of that name, if it is none of gen's own architectures. A draft model gets
         those options that its family has."""
         if name not in self._checkpoints:
-            files, options = Files.find(name), self._options
+            files, options = CheckpointFiles.find(name), self._options
             if not files.embedded and name != self.model:
                 options = {
                     k: v
@@ -321,7 +321,7 @@ class Pipeline:
         *,
         trace: bool = False,
         callback: Callback | None = None,
-        start: Start = Start(),
+        start: EditSpec = EditSpec(),
         on_chunk: OnChunk | None = None,
         at_most: int | None = None,
     ) -> PipelineOutput:
@@ -342,7 +342,7 @@ class Pipeline:
             [],
             None,
         )
-        if sampler.protocol == "masked" and space.end_id is not None and self.modality.length_first:
+        if sampler.protocol == "masked" and space.eos_token_id is not None and self.modality.length_first:
             canvas = space.empty(len(items), self.device) if canvas is None else canvas
             unsettled = space if start.source is None and start.frames is None else None
             space = settled(space)
@@ -443,7 +443,7 @@ class Pipeline:
         sampler: Sampler,
         space: TokenSpace,
         frontend: TokenFrontend,
-        start: Start,
+        start: EditSpec,
         rows: int,
     ):
         """The space, tokens that come first [k], a canvas, and what lays the result over the
@@ -536,7 +536,7 @@ class Pipeline:
         or ``span``, ``prefix`` and ``frames``: see ``gen.core.edit_spec.Start``. Raises
         ``GenError`` for anything it cannot do.
         """
-        start = Start(source, mask, span, prefix, frames)
+        start = EditSpec(source, mask, span, prefix, frames)
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise bad_value("batch_size", batch_size, "an integer of at least 1")
         items = self.plan(prompts, num_samples, seed)
@@ -574,7 +574,7 @@ class Pipeline:
         items = self.plan(prompts, num_samples, seed)
         yield from streamed(
             lambda on_chunk: self.generate(
-                items, sampler, sampling, start=Start(prefix=prefix), on_chunk=on_chunk
+                items, sampler, sampling, start=EditSpec(prefix=prefix), on_chunk=on_chunk
             ),
             items,
         )

@@ -146,14 +146,14 @@ class ActionModality(GridModality):
             )
         require_same_frontend(config, frontend, model_name, self.frontends["codes"])
         space = TokenSpace.codes(frontend.grid, size, config.vocab_size)
-        space.legal[0, frontend.end_id] = False
+        space.legal[0, frontend.eos_token_id] = False
         constraint = replace(
             frontend.constraint,
             lengths=torch.nn.functional.pad(
                 frontend.constraint.lengths, (0, config.vocab_size - size)
             ),
         )
-        space = replace(space, end_id=frontend.end_id, constraint=constraint)
+        space = replace(space, eos_token_id=frontend.eos_token_id, constraint=constraint)
 
         def shift(slots):
             return [s + size for s in slots]
@@ -161,10 +161,10 @@ class ActionModality(GridModality):
         return Binding(space, lambda c: shift(self.prompt_words(c)), shift(self.unsaid))
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
-        if space.end_id is None:
+        if space.eos_token_id is None:
             return super().to_codes(tokens, space)
         return torch.nn.functional.pad(
-            tokens, (0, space.length - tokens.shape[1]), value=space.end_id
+            tokens, (0, space.length - tokens.shape[1]), value=space.eos_token_id
         )[:, None]
 
     def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:

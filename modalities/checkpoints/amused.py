@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
@@ -47,16 +47,16 @@ class Amused(Checkpoint):
     )
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return (
             files.path.is_dir() and files.json("model_index.json").get("_class_name") in PIPELINES
         )
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         height: int | None = None,
         width: int | None = None,
@@ -126,7 +126,7 @@ class _Clip:
     """A text -> ``pooled`` [D], its projected vector, and ``states`` [L, D'], the states before the
     last layer. Texts are padded to one length, and cut to it; padding is seen, as in training."""
 
-    def __init__(self, files: Files, how: How, pooled: int, states: int):
+    def __init__(self, files: CheckpointFiles, how: LoadOptions, pooled: int, states: int):
         from transformers import CLIPTextModelWithProjection
 
         self.tokenizer = tokenizer_of(files.path / "tokenizer", name=f"{files.name}/tokenizer")
@@ -162,7 +162,7 @@ class _Clip:
         return {"pooled": out.text_embeds[0], "states": out.hidden_states[-2][0]}
 
 
-def _configs(files: Files) -> dict[str, dict[str, Any]]:
+def _configs(files: CheckpointFiles) -> dict[str, dict[str, Any]]:
     """The configs of the parts. Raises ``GenError`` for a part that is not there, or is another
     one."""
     lacking = [part for part in PARTS if not (files.path / part).is_dir()]

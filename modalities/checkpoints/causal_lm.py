@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
@@ -35,7 +35,7 @@ class CausalText(Checkpoint):
     catch_all = True
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         from transformers.models.auto.modeling_auto import (
             MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN,
         )
@@ -46,9 +46,9 @@ class CausalText(Checkpoint):
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         max_new_tokens: int = 128,
         chat: bool | None = None,
@@ -91,7 +91,7 @@ class CausalText(Checkpoint):
         ends = ends_of(self.model, tokenizer)
         self.frontend = HFText(tokenizer, size, ends, how.device)
         legal = torch.ones(1, size, dtype=torch.bool).expand(max_new_tokens, -1)
-        space = TokenSpace((max_new_tokens,), size, legal, end_id=ends[0] if ends else None)
+        space = TokenSpace((max_new_tokens,), size, legal, eos_token_id=ends[0] if ends else None)
         self.binding = Binding(space, self.prompt, self.prompt("")[:1] or [ends[0] if ends else 0])
         self.modality = FreeText(self)
 

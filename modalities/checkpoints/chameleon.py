@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding
@@ -101,16 +101,16 @@ class Chameleon(Checkpoint):
     )
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "chameleon" or (
             files.has("models/*/consolidated*.pth") and files.has("tokenizer/vqgan.*")
         )
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         height: int | None = None,
         width: int | None = None,
@@ -176,7 +176,7 @@ class Chameleon(Checkpoint):
         self.modality = FreeImage(self)
 
     def _specials(
-        self, files: Files, pixels: Mapping[str, int]
+        self, files: CheckpointFiles, pixels: Mapping[str, int]
     ) -> tuple[list[int], list[int], str]:
         """The ids before the words, those after them, and what the words are put into."""
         said = files.json("tokenizer_config.json")
@@ -287,7 +287,7 @@ def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, Mapping) else token)
 
 
-def _tokenizer(files: Files):
+def _tokenizer(files: CheckpointFiles):
     """The tokenizer as its file has it: the class that tokenizer_config.json names would put
     Llama's rules for spaces in the place of its own."""
     from tokenizers import Tokenizer
@@ -305,7 +305,7 @@ def _tokenizer(files: Files):
 
 
 def _frontend(
-    files: Files, vq: str | Path | None, variant: Variant, weights: Weights, how: How
+    files: CheckpointFiles, vq: str | Path | None, variant: Variant, weights: Weights, how: LoadOptions
 ) -> TokenFrontend:
     own = Below(weights, PICTURES)
     dtype = torch.promote_types(how.dtype, torch.float32)
@@ -318,7 +318,7 @@ def _frontend(
     if (
         vq is not None
         and where.is_dir()
-        and Files(where, where).config.get("_class_name") == "VQModel"
+        and CheckpointFiles(where, where).config.get("_class_name") == "VQModel"
     ):
         return VQ.from_pretrained(where, how.device, dtype)
     found = next((where / p for p in variant.vq if (where / p).is_file()), None)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
@@ -54,7 +54,7 @@ class AfterSilence:
     counted (transformers' rule), and nothing else does."""
 
     streams: int
-    end_id: int
+    eos_token_id: int
     silent: int
     vocab_size: int
 
@@ -70,7 +70,7 @@ class AfterSilence:
             & (positions >= self.streams)
             & (positions % self.streams == 0)
         )
-        end = torch.arange(self.vocab_size, device=positions.device) == self.end_id
+        end = torch.arange(self.vocab_size, device=positions.device) == self.eos_token_id
         return over[..., None] == end
 
 
@@ -165,14 +165,14 @@ class CSM(Checkpoint):
     )
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "csm"
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         seconds: float | None = None,
         frames: int | None = None,
@@ -225,7 +225,7 @@ class CSM(Checkpoint):
             plain.grid,
             size + 1,
             legal,
-            end_id=size,
+            eos_token_id=size,
             constraint=AfterSilence(q, size, silent, size + 1),
         )
         self.size, self.room = size, c.max_position_embeddings - length

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gen.contracts.checkpoint import Files, How
+from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
@@ -50,10 +50,10 @@ class Dream(MaskedText):
     needed, rules = NEEDED, RULES
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "Dream"
 
-    def tokenize(self, files: Files, how: How) -> Any:
+    def tokenize(self, files: CheckpointFiles, how: LoadOptions) -> Any:
         """Its tokenizer is Qwen2's under another name, which only the folder's own code would
         know."""
         from transformers import Qwen2TokenizerFast
@@ -68,7 +68,7 @@ class Dream(MaskedText):
         with quiet():
             return Qwen2TokenizerFast.from_pretrained(files.folder, local_files_only=True)
 
-    def network(self, files: Files, how: How) -> nn.Module:
+    def network(self, files: CheckpointFiles, how: LoadOptions) -> nn.Module:
         from transformers import Qwen2Config, Qwen2ForCausalLM
 
         said = {**USUAL, **files.config}

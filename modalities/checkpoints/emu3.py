@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.layout_orders import Place
 from gen.contracts.layouts import Layout, make_layout, space
 from gen.contracts.modality import Binding
@@ -148,14 +148,14 @@ class Emu3(Checkpoint):
     )
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type in ("emu3", "Emu3")
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         height: int | None = None,
         width: int | None = None,
@@ -265,7 +265,7 @@ def grid_of(shape: tuple[int, ...], frames: int, side: int) -> tuple[int, ...]:
     return tuple(size // step for size, step in zip(shape, steps, strict=True))
 
 
-def require_range(files: Files) -> None:
+def require_range(files: CheckpointFiles) -> None:
     """Raises ``GenError`` for pixels in another range than [-1, 1], which every published frontend
     of the family has."""
     found = {

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value, unknown
@@ -78,10 +78,10 @@ class Described(Checkpoint):
     tested = "tiny random BERT and Llama folders against their own classes"
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.path.is_dir() and files.has(NAME)
 
-    def __init__(self, files: Files, modality: str, how: How):
+    def __init__(self, files: CheckpointFiles, modality: str, how: LoadOptions):
         from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
         d = self.described = read(files.json(NAME), f"{NAME} of {files.name}")
@@ -300,7 +300,7 @@ def _range(name: str, found: Any, where: str) -> tuple[int, ...]:
     return ids
 
 
-def _frontend(files: Files, d: Description, how: How) -> TokenFrontend:
+def _frontend(files: CheckpointFiles, d: Description, how: LoadOptions) -> TokenFrontend:
     cls, folder = (
         registry.get("tokenizer", d.tokenizer, f"{NAME} of {files.name}"),
         files.path / d.folder,

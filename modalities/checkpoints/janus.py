@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
@@ -43,10 +43,10 @@ class Janus(Checkpoint):
     )
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type in ("janus", "multi_modality")
 
-    def __init__(self, files: Files, modality: str, how: How, *, chat: bool = True):
+    def __init__(self, files: CheckpointFiles, modality: str, how: LoadOptions, *, chat: bool = True):
         if files.model_type != "janus":
             raise GenError(
                 f"model {files.name} is in the layout of DeepSeek's own code; expected the one of"
@@ -128,7 +128,7 @@ class Janus(Checkpoint):
         return self._adapter
 
 
-def specials_of(files: Files, tokenizer: Any) -> dict[str, int]:
+def specials_of(files: CheckpointFiles, tokenizer: Any) -> dict[str, int]:
     """The ids of bos, boi and pad: what the generation config says, else the tokenizer. Raises
     ``GenError`` for one that neither has."""
     config = files.json("generation_config.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from gen.contracts.checkpoint import Files, How
+from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
 from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
 from gen.models.load.weights import Weights, fill, without_storage
@@ -55,10 +55,10 @@ class LLaDA(MaskedText):
     needed, rules = NEEDED, RULES
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "llada"
 
-    def network(self, files: Files, how: How) -> nn.Module:
+    def network(self, files: CheckpointFiles, how: LoadOptions) -> nn.Module:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         said = files.config

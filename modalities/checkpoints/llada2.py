@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gen.contracts.checkpoint import Files, How
+from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
@@ -77,14 +77,14 @@ class LLaDA2Text(MaskedText):
     needed, rules = NEEDED, RULES
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "llada2_moe"
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         max_new_tokens: int = 128,
         chat: bool | None = None,
@@ -109,7 +109,7 @@ class LLaDA2Text(MaskedText):
             mask_token_id=mask_token_id,
         )
 
-    def network(self, files: Files, how: How) -> nn.Module:
+    def network(self, files: CheckpointFiles, how: LoadOptions) -> nn.Module:
         from gen.models.published.llada2 import LLaDA2, LLaDA2Config
 
         said = {**USUAL, **files.config}

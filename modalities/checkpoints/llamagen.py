@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
@@ -57,7 +57,7 @@ class LlamaGenPictures(Checkpoint):
     tested = "tiny random weights in the published layouts against a plain forward"
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         if NAME.fullmatch(files.path.name):
             return files.path.is_file()
         if files.path.is_file():
@@ -70,9 +70,9 @@ class LlamaGenPictures(Checkpoint):
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         ar: str | None = None,
         vq: str | Path | None = None,
@@ -144,7 +144,7 @@ class _T5:
     """A caption -> the last states of a T5 encoder, {"features": [n, width]}, n at most the places
     of the condition. Padding changes nothing of the states, so there is none here."""
 
-    def __init__(self, folder: Path, how: How, sizes: Sizes, name: str):
+    def __init__(self, folder: Path, how: LoadOptions, sizes: Sizes, name: str):
         from transformers import T5EncoderModel
 
         self.tokenizer, self.most = tokenizer_of(folder, name=folder), sizes.prompt
@@ -200,7 +200,7 @@ def _candidates(folder: Path) -> list[Path]:
     return [p for p in sorted(folder.iterdir()) if NAME.fullmatch(p.name)]
 
 
-def _model_file(files: Files, ar: str | None) -> Path:
+def _model_file(files: CheckpointFiles, ar: str | None) -> Path:
     if files.path.is_file():
         if ar is not None:
             raise GenError(
@@ -222,7 +222,7 @@ def _model_file(files: Files, ar: str | None) -> Path:
     return found[0] if found else weight_files(files.path)[0]
 
 
-def _vq_file(files: Files, vq: str | Path | None, kind: str) -> Path:
+def _vq_file(files: CheckpointFiles, vq: str | Path | None, kind: str) -> Path:
     if vq is None:
         found = [
             p
@@ -245,7 +245,7 @@ def _vq_file(files: Files, vq: str | Path | None, kind: str) -> Path:
     )
 
 
-def _t5_folder(files: Files, t5: str | Path | None) -> Path:
+def _t5_folder(files: CheckpointFiles, t5: str | Path | None) -> Path:
     if t5 is None:
         found = [files.folder / f for f in T5_FOLDERS if (files.folder / f).is_dir()]
         if not found:
@@ -264,7 +264,7 @@ def _t5_folder(files: Files, t5: str | Path | None) -> Path:
 
 
 def _grid(
-    files: Files, file: Path, height: Any, width: Any, stride: int, trained: int
+    files: CheckpointFiles, file: Path, height: Any, width: Any, stride: int, trained: int
 ) -> tuple[int, int]:
     """Rows and columns of codes. ``trained``: the side of the grid that the weights or the config
     tell of, 0 if none does."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
@@ -61,7 +61,7 @@ class MARPictures(Checkpoint):
     )
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         if files.path.is_file():
             return (
                 files.path.name == WEIGHTS
@@ -71,9 +71,9 @@ class MARPictures(Checkpoint):
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         vae: str | Path | None = None,
         scaling_factor: float | None = None,
@@ -135,7 +135,7 @@ class MARPictures(Checkpoint):
 
 
 def autoencoder(
-    files: Files, vae: str | Path | None, scaling_factor: float | None, channels: int, how: How
+    files: CheckpointFiles, vae: str | Path | None, scaling_factor: float | None, channels: int, how: LoadOptions
 ) -> KL:
     """The frontend of a model of latents with ``channels`` floats, each of as many neighbours as
     that takes. Raises ``GenError``."""
@@ -153,7 +153,7 @@ def autoencoder(
             )
         path = found.parent if found.name == "config.json" else found
     else:
-        path = Files.find(vae).path
+        path = CheckpointFiles.find(vae).path
     if path.is_dir() and (path / "config.json").is_file():
         from diffusers import AutoencoderKL
 

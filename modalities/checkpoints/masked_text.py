@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.token_space import TokenSpace
@@ -48,18 +48,18 @@ class MaskedText(Checkpoint):
     rules: ClassVar[Rules]
 
     @abstractmethod
-    def network(self, files: Files, how: How) -> nn.Module:
+    def network(self, files: CheckpointFiles, how: LoadOptions) -> nn.Module:
         """The model, loaded; its config has ``vocab_size``."""
 
-    def tokenize(self, files: Files, how: How) -> Any:
+    def tokenize(self, files: CheckpointFiles, how: LoadOptions) -> Any:
         """The tokenizer."""
         return tokenizer_of(files.folder, name=files.name, trust_remote_code=how.trust_remote_code)
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         max_new_tokens: int = 128,
         chat: bool | None = None,
@@ -108,12 +108,12 @@ class MaskedText(Checkpoint):
             size,
             legal.expand(max_new_tokens, -1),
             mask,
-            end_id=ends[0] if ends else None,
+            eos_token_id=ends[0] if ends else None,
         )
         self.binding = Binding(space, self.prompt, [mask])
         self.modality = FreeText(self)
 
-    def _ends(self, files: Files) -> tuple[int, ...]:
+    def _ends(self, files: CheckpointFiles) -> tuple[int, ...]:
         """The id that ends a text, and the one that ends a turn."""
         said = files.json("generation_config.json").get(
             "eos_token_id", files.config.get("eos_token_id")
@@ -138,7 +138,7 @@ class MaskedText(Checkpoint):
         return MaskedLM(self.model)
 
 
-def require_fields(files: Files, needed: tuple[str, ...], rules: Rules) -> None:
+def require_fields(files: CheckpointFiles, needed: tuple[str, ...], rules: Rules) -> None:
     """Raises ``GenError`` for a config without one of the fields, or with one that says what cannot
     be loaded."""
     config = files.config

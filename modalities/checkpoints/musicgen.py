@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding, Modality
 from gen.core.errors import GenError, bad_value
@@ -67,8 +67,8 @@ class MusicFrames(FrameLM):
         found = [c["states"] for c in self.conditions.of(prompt[:, 0])]
         cache.rows["states"] = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
         cache.rows["unseen"] = self.unseen([len(x) for x in found])
-        pads = torch.full((len(prompt), 1, self.streams), self.size, device=prompt.device)
-        return self.embed(pads), torch.ones_like(length)
+        left_padding = torch.full((len(prompt), 1, self.streams), self.size, device=prompt.device)
+        return self.embed(left_padding), torch.ones_like(length)
 
     def unseen(self, lengths: list[int]) -> Tensor:
         """The mask of conditions of these lengths: float [B, 1, 1, n], 0 where there is something
@@ -126,14 +126,14 @@ class MusicGen(Checkpoint):
     )
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "musicgen"
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         seconds: float | None = None,
         frames: int | None = None,

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gen.contracts.checkpoint import Checkpoint, Files, How
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import register
@@ -125,14 +125,14 @@ class OpenVLA(Checkpoint):
     )
 
     @classmethod
-    def recognises(cls, files: Files) -> bool:
+    def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "openvla"
 
     def __init__(
         self,
-        files: Files,
+        files: CheckpointFiles,
         modality: str,
-        how: How,
+        how: LoadOptions,
         *,
         unnorm_key: str | None = None,
         horizon: int = 1,
@@ -252,7 +252,7 @@ class OpenVLA(Checkpoint):
         return {"features": self.projector(torch.from_numpy(array).to(weight.device, weight.dtype))}
 
 
-def statistics_of(files: Files, key: str | None) -> ActionStatistics:
+def statistics_of(files: CheckpointFiles, key: str | None) -> ActionStatistics:
     """The statistics of one data set, with -1 and 1 for dimensions that are not normalised. Those
     of a fine-tuned checkpoint lie in a file of their own. Raises ``GenError`` that lists the data
     sets."""
@@ -286,7 +286,7 @@ def statistics_of(files: Files, key: str | None) -> ActionStatistics:
     )
 
 
-def projector_of(weights: Weights, hidden: int, how: How, name: str) -> Projector | None:
+def projector_of(weights: Weights, hidden: int, how: LoadOptions, name: str) -> Projector | None:
     """The projector, if the checkpoint has one."""
     own = {k: s for k, s in weights.shapes.items() if k.startswith("projector.")}
     if not own:

@@ -170,7 +170,7 @@ class ImageModality(Modality):
         if space.channels:
             canvas = torch.where(wanted, float("nan"), codes).flatten(1).T
         else:
-            canvas = torch.where(wanted, space.mask_id, codes[0]).flatten()
+            canvas = torch.where(wanted, space.mask_token_id, codes[0]).flatten()
         inside = np.kron(cells, np.ones((h, w), dtype=bool))[..., None]
         return canvas, lambda media: Image.fromarray(
             np.where(inside, np.asarray(media), pixels).astype(np.uint8)

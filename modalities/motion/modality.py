@@ -115,9 +115,9 @@ class MotionModality(GridModality):
             )
         anew = spans(where, frames * step)
         cells = torch.from_numpy(anew.reshape(len(PARTS), frames, step).any(-1))
-        canvas = torch.full((space.length,), space.end_id)
+        canvas = torch.full((space.length,), space.eos_token_id)
         kept = self.layout(frontend.config.codebook_sizes, (frames,)).to_sequence(codes[None])[0]
-        canvas[: len(kept)] = torch.where(cells.T.flatten(), space.mask_id, kept)
+        canvas[: len(kept)] = torch.where(cells.T.flatten(), space.mask_token_id, kept)
         heading, origin = start_of(whole)
         return canvas, lambda made: placed(made, heading, origin)
 

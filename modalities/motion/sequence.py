@@ -59,7 +59,7 @@ def sequence(
         half = min(space.grid[0] // 2, at // streams, (len(whole) - at) // streams) * streams
         window = whole[at - half : at + half].clone()
         edge = min(blend * streams, half - streams)  # something has to stay on either side
-        window[half - edge : half + edge] = space.mask_id
+        window[half - edge : half + edge] = space.mask_token_id
         whole[at - half : at + half] = _filled(
             pipe,
             resolved,
@@ -70,14 +70,14 @@ def sequence(
             space,
             item_key("joint", seed, number, *prompts),
         )
-    codes = pipe.modality.to_codes(whole[None], replace(space, end_id=None, constraint=None))
+    codes = pipe.modality.to_codes(whole[None], replace(space, eos_token_id=None, constraint=None))
     return frontend.postprocess(frontend.decode(codes)[0])
 
 
 def _filled(
     pipe: Pipeline, sampler, sampling, items, name: str, window: Tensor, space, key: int
 ) -> Tensor:
-    canvas = torch.full((1, space.length), space.end_id)
+    canvas = torch.full((1, space.length), space.eos_token_id)
     canvas[0, : len(window)] = window
     target = pipe.target(sampler, sampling, items, name, space=settled(space))
     return (

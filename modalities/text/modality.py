@@ -86,7 +86,7 @@ class TextModality(GridModality):
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
         binding = super().bind(config, frontend, model_name)
         legal = binding.space.legal.clone()
-        legal[0, frontend.end_id] = False  # an answer has a word at least
+        legal[0, frontend.eos_token_id] = False  # an answer has a word at least
         counts = getattr(config, "code_counts", None)
         rarity = None if counts is None else log(sum(counts)) - torch.tensor(counts).log()
         if rarity is not None:  # ids of the condition and the mask are never said
@@ -99,7 +99,7 @@ class TextModality(GridModality):
             space=replace(
                 binding.space,
                 legal=legal,
-                end_id=frontend.end_id,
+                eos_token_id=frontend.eos_token_id,
                 delimiters=delimiters,
                 rarity=rarity,
             ),
@@ -141,9 +141,9 @@ class TextModality(GridModality):
         text = self.whole_frames(source, frontend)
         words = frontend.split(text)
         first, last = span(where, len(words), space.length)
-        canvas = torch.full((space.length,), frontend.end_id)
+        canvas = torch.full((space.length,), frontend.eos_token_id)
         canvas[: len(words)] = torch.tensor(frontend.ids(text))
-        canvas[first:last] = space.mask_id
+        canvas[first:last] = space.mask_token_id
         return canvas, lambda made: " ".join(
             [*words[:first], *made.split()[first:last], *words[last:]]
         )

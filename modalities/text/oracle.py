@@ -37,7 +37,7 @@ class Oracle:
     """Implements ``gen.models.adapters.protocols.MaskedModel``. A condition is one id, the index of
     a task in ``tasks`` (each once).
 
-    Ids: ``words`` (by default those that some answer has), then ``end_id``, then ``mask_id``.
+    Ids: ``words`` (by default those that some answer has), then ``eos_token_id``, then ``mask_token_id``.
     ``length``: the places of the longest answer, or as many as said. ``tables``: per task, long [N,
     T], its right answers. ``space``: all ids but the mask are legal everywhere.
 
@@ -67,7 +67,7 @@ class Oracle:
                 f" the answers have up to {longest} places and the words"
                 f" {' '.join(w for w in WORDS if w in used)!r}"
             )
-        self.end_id, self.mask_id = len(self.words), len(self.words) + 1
+        self.eos_token_id, self.mask_token_id = len(self.words), len(self.words) + 1
         self.vocab_size = len(self.words) + 2
         self.tables = [
             torch.tensor([self.canvas(answer) for answer in some], device=self.device)
@@ -85,7 +85,7 @@ class Oracle:
             [numbers[:i].count(n) for i, n in enumerate(numbers)], device=self.device
         )
         legal = torch.ones(self.length, self.vocab_size, dtype=torch.bool)
-        legal[:, self.mask_id] = False
+        legal[:, self.mask_token_id] = False
         said = (
             sum(
                 table.flatten().bincount(minlength=self.vocab_size) / len(table)
@@ -97,8 +97,8 @@ class Oracle:
             (self.length,),
             self.vocab_size,
             legal,
-            self.mask_id,
-            end_id=self.end_id,
+            self.mask_token_id,
+            eos_token_id=self.eos_token_id,
             rarity=-(said / said.sum()).log(),
         )
 
@@ -137,12 +137,12 @@ class Oracle:
     def canvas(self, answer: Sequence[str]) -> list[int]:
         """The ids of an answer, with the ends behind it. Raises ``ValueError`` for a word that the
         oracle has not."""
-        return [self.words.index(w) for w in answer] + [self.end_id] * (self.length - len(answer))
+        return [self.words.index(w) for w in answer] + [self.eos_token_id] * (self.length - len(answer))
 
     def text(self, tokens: Sequence[int]) -> str:
         """What one row of T ids says, up to its end; an empty place says ``_``."""
         names = (*self.words, "", "_")
-        return " ".join(names[i] for i in takewhile(lambda i: i != self.end_id, tokens))
+        return " ".join(names[i] for i in takewhile(lambda i: i != self.eos_token_id, tokens))
 
 
 def _count(answers: Tensor, canvas: Tensor, vocab_size: int) -> Tensor:

@@ -57,7 +57,7 @@ def grouped_accuracy(task: Task, groups: Sequence[Sequence[int]]) -> float:
         raise bad_value("groups", groups, f"places 0 to {oracle.length - 1}, each in one group")
     right = oracle.tables[0]
     canvas, chance = (
-        torch.full_like(right, oracle.mask_id),
+        torch.full_like(right, oracle.mask_token_id),
         torch.zeros(len(right), dtype=torch.float64),
     )
     condition = torch.zeros(len(right), 1, dtype=torch.long)
@@ -192,7 +192,7 @@ def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
 
 def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
     """Per task: its accuracy in one step, its total correlation, its places."""
-    blank = torch.full((len(oracle.tasks), oracle.length), oracle.mask_id)
+    blank = torch.full((len(oracle.tasks), oracle.length), oracle.mask_token_id)
     distributions = oracle.forward(torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length)
     found = []
     for sampling, table in zip(distributions, oracle.tables, strict=True):

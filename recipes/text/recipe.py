@@ -95,13 +95,13 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
     frontend.save_pretrained(work / "frontend")
     id_of = {w: i for i, w in enumerate(frontend.words)}
     data = drawn(plan.tasks, seed=1)
-    codes = torch.full((len(data), PLACES), frontend.end_id, dtype=torch.int16)
+    codes = torch.full((len(data), PLACES), frontend.eos_token_id, dtype=torch.int16)
     for row, (_, answer) in zip(codes.numpy(), data, strict=True):
         row[: len(answer)] = [id_of[w] for w in answer]
     slots = torch.tensor([modality.prompt_words(task) for task, _ in data], dtype=torch.uint8)
     torch.save({"codes": codes, "slots": slots}, work / "tokens.pt")
     log(
-        f"{len(data)} tasks; {float((codes != frontend.end_id).sum(1).float().mean()):.1f} words"
+        f"{len(data)} tasks; {float((codes != frontend.eos_token_id).sum(1).float().mean()):.1f} words"
         " each answer"
     )
 

@@ -86,7 +86,7 @@ class JacobiDrafter(Windowed):
 
     def _legal(self, positions: Tensor) -> Tensor:
         """What may be drafted at positions [b, n]: bool [b, n, V]."""
-        return going_on(legal_at(self.legal, positions), self.space.end_id)
+        return going_on(legal_at(self.legal, positions), self.space.eos_token_id)
 
     def verify(self, now: Round, logp: Tensor) -> tuple[Tensor, Tensor]:
         proposal = self.proposal
@@ -97,7 +97,7 @@ class JacobiDrafter(Windowed):
         compares = self.coupling.compares
         if compares and proposal.logq.dtype != logp.dtype:
             proposal.logq = proposal.logq.to(logp.dtype)
-        onward = going_on(logp, self.space.end_id)
+        onward = going_on(logp, self.space.eos_token_id)
         accepted, ids = self.coupling.step(now, proposal, self.drafted, logp, onward)
         # what lies past the token that follows the accepted drafts is the next iterate, drawn from
         # p or p without an end: q

@@ -119,7 +119,7 @@ def decode_causal(
 ) -> SampleOutput:
     """Decodes every row of ``target``. What decides about the course of a row is on the host: after
     every forward call there is one copy from the device, of the accepted counts and the tokens."""
-    total, device, end, halves = target.length, target.device, target.space.end_id, target.halves
+    total, device, end, branches = target.length, target.device, target.space.eos_token_id, target.branches
     began = time.perf_counter()
     tokens = target.blank()
     written = (
@@ -179,7 +179,7 @@ def decode_causal(
             # drafts behind one that is the end itself were neither accepted nor rejected
             was = was & ((got < count)[:, None] | new[:, : was.shape[1]])
             got, proposed = np.minimum(got, count), was.sum(1)
-        if target.looks_back:
+        if target.is_history_dependent:
             target.refuse_illegal(chosen, now.positions, here(column < count[:, None]))
         if written is not None:
             for i, row, n, c in zip(
@@ -199,7 +199,7 @@ def decode_causal(
             count,
             proposed,
             chosen if ids is None else ids,
-            computed - (width - own) * halves,
+            computed - (width - own) * branches,
             target.ran,
         )
         start, round_, step = start + count, round_ + 1, step + 1

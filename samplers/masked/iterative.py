@@ -60,7 +60,7 @@ class MaskedIterative(MaskedParams, Sampler):
         space = target.space
         if space.channels:
             self._refuse_latents()
-        elif space.mask_id is None:
+        elif space.mask_token_id is None:
             raise GenError(
                 "masked_iterative needs a token space with a mask id; this model has none"
             )

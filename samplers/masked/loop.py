@@ -122,14 +122,14 @@ def decode_masked(
         else canvas.to(device).clone()
     )
     check_canvas(canvas, batch, target.legal, space)
-    given = ~space.is_empty(canvas)
+    given = ~space.is_masked(canvas)
     wanted = (~given).sum(1)
     certainty = torch.zeros(batch, total, dtype=torch.float64, device=device)
     finished = torch.zeros_like(wanted, dtype=torch.bool)
     seats, memory, book, step = Seats(target, wanted > 0), Memory(), _Book(batch, trace), 0
     round_ = torch.zeros_like(seats.rows)
     while len(rows := seats.rows):
-        masked = space.is_empty(canvas[rows])
+        masked = space.is_masked(canvas[rows])
         committed = _at_work(~masked & ~given[rows], masked, memory) if parts.shadow else None
         now = Step(
             draws,
@@ -195,7 +195,7 @@ def decode_masked(
             chosen if proposed.ndim == 2 else chosen[..., None], proposed, canvas[rows]
         )
         if parts.revises:
-            canvas[rows] = torch.where(removed, space.mask_id, canvas[rows])
+            canvas[rows] = torch.where(removed, space.mask_token_id, canvas[rows])
             removed = removed | changed
         if not space.channels:
             certainty[rows] = torch.where(
@@ -204,12 +204,12 @@ def decode_masked(
                 certainty[rows],
             )
             over, rest = parts.stop(now, canvas[rows])
-            filling = over[:, None] & space.is_empty(canvas[rows])
+            filling = over[:, None] & space.is_masked(canvas[rows])
             proposed, chosen = torch.where(filling, rest, proposed), chosen | filling
             canvas[rows] = torch.where(filling, rest, canvas[rows])
         book.add(seats.numbers, now, places, chosen, proposed, removed)
         step, round_ = step + 1, round_ + 1
-        done = ~space.is_empty(canvas[rows]).any(1)
+        done = ~space.is_masked(canvas[rows]).any(1)
         if revision.again is not None:
             memory["held"] = revision.again & ~over
             done = done & ~memory["held"]
@@ -250,7 +250,7 @@ def _read(
     b, (row, at) = len(canvas), committed.nonzero(as_tuple=True)
     each = torch.arange(len(row), device=canvas.device)
     without = canvas[row]
-    without[each, at] = target.space.mask_id
+    without[each, at] = target.space.mask_token_id
     logprobs, places = target.predict(
         torch.cat([canvas, without]), of=torch.cat([torch.arange(b, device=canvas.device), row])
     )
@@ -310,7 +310,7 @@ def _report(
 ) -> dict:
     """``over`` bool [B]: which rows are, where what others hold may be emptied or changed again and
     is not known yet."""
-    known = filled = ~space.is_empty(canvas)
+    known = filled = ~space.is_masked(canvas)
     if over is not None:
         known = given | over[:, None]
     return {
@@ -386,16 +386,16 @@ def check_canvas(canvas: Tensor, batch: int, legal: Tensor, space: TokenSpace) -
         raise GenError(f"the canvas has shape {tuple(canvas.shape)}; expected {shape}")
     if space.channels:
         return
-    known = ~space.is_empty(canvas)
+    known = ~space.is_masked(canvas)
     inside = (canvas >= 0) & (canvas < legal.shape[1])
     fine = (
         legal[torch.arange(space.length, device=canvas.device), canvas.clamp(0, legal.shape[1] - 1)]
         & inside
     )
     if (
-        space.end_id is not None
+        space.eos_token_id is not None
     ):  # what lies behind the end is given, also where no end may be drawn
-        fine |= canvas == space.end_id
+        fine |= canvas == space.eos_token_id
     if bool((known & ~fine).any()):
         row, at = (known & ~fine).nonzero()[0].tolist()
         raise GenError(

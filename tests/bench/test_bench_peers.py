@@ -150,7 +150,7 @@ def test_the_law_of_generate_is_the_samplers(pipes, name, sampling):
         return net.module(input_ids=torch.tensor([ids])).logits[0, -1].detach()
 
     history = torch.zeros(1, space.length, dtype=torch.long)
-    legal = space.narrow(space.legal[None, :1], history, history[:, :1])[0, 0]
+    legal = space.apply_constraint(space.legal[None, :1], history, history[:, :1])[0, 0]
     want = sampling(
         logits(net.binding.prompt(condition)),
         logits(net.binding.without(condition)) if sampling.guided else None,
@@ -171,7 +171,7 @@ def test_only_legal_ids_are_left(pipes):
         prompt = torch.cat([torch.zeros(1, 5, dtype=torch.long), whole[:, :place]], 1)
         left = ~processor(prompt, torch.zeros(1, space.vocab_size)).isneginf()
         assert torch.equal(
-            left, space.narrow(space.legal[None, [place]], whole, torch.tensor([[place]]))[:, 0]
+            left, space.apply_constraint(space.legal[None, [place]], whole, torch.tensor([[place]]))[:, 0]
         ) and bool(left[0, whole[0, place]])
         narrower.append(int(left.sum()) < int(space.legal[place].sum()))
     assert (

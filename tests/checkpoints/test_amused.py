@@ -15,7 +15,7 @@ from PIL import Image
 from published import save_quietly
 
 import gen
-from gen.contracts.checkpoint import Files, family_of
+from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.core.errors import GenError
 from gen.models.load.locate import quiet
 
@@ -326,7 +326,7 @@ def changed(folder: Path, tmp_path: Path, part: str, **values) -> Path:
 
 
 def test_the_family_is_recognised_by_its_pipeline(folder, tmp_path):
-    assert family_of(Files.find(folder), "image").__name__ == "Amused"
+    assert family_of(CheckpointFiles.find(folder), "image").__name__ == "Amused"
     (tmp_path / "model_index.json").write_text(
         json.dumps({"_class_name": "StableDiffusionPipeline"})
     )

@@ -23,7 +23,7 @@ from chameleon_files import (
 from safetensors.torch import load_file, save_file
 
 import gen
-from gen.contracts.checkpoint import Files, How, load_checkpoint
+from gen.contracts.checkpoint import CheckpointFiles, LoadOptions, load_checkpoint
 from gen.core.errors import GenError
 from gen.modalities.checkpoints.chameleon import FIRST, VARIANTS, code_ids, variant_of
 from gen.models.adapters.conditioning import Vocabulary
@@ -361,9 +361,9 @@ def test_norms_of_shards_stand_for_neighbouring_heads(tmp_path):
 def refused(folder, message: str, **options) -> None:
     with pytest.raises(GenError, match=message):
         load_checkpoint(
-            Files.find(folder),
+            CheckpointFiles.find(folder),
             "image",
-            How(torch.device("cpu"), torch.float32),
+            LoadOptions(torch.device("cpu"), torch.float32),
             {**SIDES, **options},
         )
 
@@ -401,7 +401,7 @@ def test_what_is_missing_or_does_not_fit_is_one_clear_error(vq, folders, tmp_pat
     refused(folder, "1 extra: action_head.weight")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     load_checkpoint(
-        Files.find(folder), "image", How(torch.device("cpu"), torch.float32), SIDES
+        CheckpointFiles.find(folder), "image", LoadOptions(torch.device("cpu"), torch.float32), SIDES
     )  # control: nothing else was wrong
     (folder / "vqgan.ckpt").unlink()
     refused(folder, "no decoder of pictures .* expected vqgan.ckpt")

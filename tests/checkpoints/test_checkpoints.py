@@ -16,7 +16,7 @@ import torch
 from published import padded_left, save_quietly, tiny_tokenizer
 
 import gen
-from gen.contracts.checkpoint import Checkpoint, Files, options_of
+from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, options_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.models.adapters.conditioning import Conditions, Vocabulary
@@ -509,4 +509,4 @@ def test_every_family_says_what_it_is():
 def test_no_family_takes_the_embedded_models():
     from gen.models.load.locate import zoo
 
-    assert all(Files.find(name).embedded for name in zoo())
+    assert all(CheckpointFiles.find(name).embedded for name in zoo())

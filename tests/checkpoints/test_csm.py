@@ -324,7 +324,7 @@ def test_the_end_changes_nothing_before_it(brief, monkeypatch):
     want = draw()
 
     def never(self, history, positions):
-        return torch.arange(self.vocab_size) != self.end_id + 0 * positions[..., None]
+        return torch.arange(self.vocab_size) != self.eos_token_id + 0 * positions[..., None]
 
     monkeypatch.setattr(AfterSilence, "legal", never)
     free = draw()

@@ -14,7 +14,7 @@ from PIL import Image
 from published import save_quietly
 
 import gen
-from gen.contracts.checkpoint import Files, family_of
+from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.core.errors import GenError
 
 CODES, VOCAB = 32, 48
@@ -244,7 +244,7 @@ def refused(folder: Path, tmp_path: Path, said: dict, match: str, modality: str 
 
 
 def test_the_family_is_recognised_by_its_file(folders, tmp_path):
-    assert family_of(Files.find(folders["causal"]), "image").__name__ == "Described"
+    assert family_of(CheckpointFiles.find(folders["causal"]), "image").__name__ == "Described"
     shutil.copytree(folders["masked"], tmp_path / "bare")
     (tmp_path / "bare" / "gen.json").unlink()
     with pytest.raises(GenError, match="is a 'bert'"):

@@ -231,7 +231,7 @@ def test_a_text_goes_up_to_its_first_end(pipes, name):
             == frontend.text([10, 11])
             != frontend.text([10, 11, 12])
         )
-    assert binding.space.end_id == END and not pipe.modality.length_first
+    assert binding.space.eos_token_id == END and not pipe.modality.length_first
     assert (
         binding.space.legal[:, END].all()
         and not binding.space.legal[:, MASK].any()
@@ -367,12 +367,12 @@ def test_configs_that_cannot_be_served_are_refused(folders, tmp_path, name, conf
 def test_a_mask_has_to_be_said_somewhere(folders, tmp_path):
     folder = copied(folders, tmp_path, "dream", mask_token_id="gone")
     assert (
-        gen.load("text", model=folder, max_new_tokens=2).bound(str(folder))[1].space.mask_id == MASK
+        gen.load("text", model=folder, max_new_tokens=2).bound(str(folder))[1].space.mask_token_id == MASK
     )  # the tokenizer's
     made.write_tokenizer(folder, mask=False)
     with pytest.raises(GenError, match="says which id an empty place is; expected mask_token_id"):
         gen.load("text", model=folder)
-    assert gen.load("text", model=folder, mask_token_id=5).bound(str(folder))[1].space.mask_id == 5
+    assert gen.load("text", model=folder, mask_token_id=5).bound(str(folder))[1].space.mask_token_id == 5
 
 
 def test_weights_that_do_not_fit_are_listed(folders, tmp_path):

@@ -15,7 +15,7 @@ from test_llamagen_vq import STRIDE, vq_weights
 from torch import Tensor
 
 import gen
-from gen.contracts.checkpoint import Files, family_of
+from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.core.errors import GenError
 from gen.models.adapters.conditioning import Conditions
 from gen.models.load.weights import fill, without_storage
@@ -533,7 +533,7 @@ def test_prompts_that_are_none(folder, text_folder, tmp_path):
 
 def test_only_its_own_files_are_recognised(folder, tmp_path):
     def name(path):
-        return family_of(Files.find(path), "image").__name__
+        return family_of(CheckpointFiles.find(path), "image").__name__
 
     assert name(folder) == name(folder / "c2i_B.pt") == "LlamaGenPictures"
     torch.save(copy.deepcopy(vq_weights()), tmp_path / "other.pt")

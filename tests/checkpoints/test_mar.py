@@ -27,7 +27,7 @@ from mar_layout import (
 )
 
 import gen
-from gen.contracts.checkpoint import Files
+from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError
 from gen.core.rng import CounterDraws
 from gen.core.sampling_params import SamplingParams
@@ -450,7 +450,7 @@ def test_latents_of_several_neighbours_take_an_autoencoder_of_fewer_channels(fol
 
 def test_files_are_recognised_by_their_names(folder, tmp_path):
     def find(path):
-        return MARPictures.recognises(Files.find(path))
+        return MARPictures.matches(CheckpointFiles.find(path))
 
     assert find(folder) and find(folder / "checkpoint-last.pth")
     for name in ("mar_base.pth", "model.pth"):

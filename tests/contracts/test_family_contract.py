@@ -13,7 +13,7 @@ from families import NO_VOCABULARY, PASSED_OVER, RENAMES, SMALLER, WRITERS, Case
 
 import gen
 from gen.config.job import stored_job
-from gen.contracts.checkpoint import Files, family_of, options_of
+from gen.contracts.checkpoint import CheckpointFiles, family_of, options_of
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.jobs.run import run_job
@@ -65,14 +65,14 @@ def test_every_family_has_a_writer(registered):
 
 
 def test_a_checkpoint_is_recognised_by_its_family_alone(name, family, case):
-    files = Files.find(case.path)
+    files = CheckpointFiles.find(case.path)
     assert family_of(files, case.modality) is family
     others = [
         n
         for n, cls in FAMILIES.items()
-        if cls is not family and not cls.catch_all and cls.recognises(files)
+        if cls is not family and not cls.catch_all and cls.matches(files)
     ]
-    assert family.recognises(files) and not others
+    assert family.matches(files) and not others
     for other in set(registry.table("modality")) - set(family.modalities):
         with pytest.raises(
             GenError,

@@ -204,9 +204,9 @@ def test_token_space(name):
             plain.length == math.prod(plain.grid) == layout.length()
             and plain.vocab_size == layout.vocab_size
         )
-        assert torch.equal(plain.legal, layout.legal()) and plain.mask_id is None
+        assert torch.equal(plain.legal, layout.legal()) and plain.mask_token_id is None
         assert masked.vocab_size == layout.vocab_size + 3 and not bool(
-            masked.legal[:, masked.mask_id :].any()
+            masked.legal[:, masked.mask_token_id :].any()
         )
         with pytest.raises(GenError, match="mask_id is .*; expected at least"):
             space(layout, layout.vocab_size - 1)

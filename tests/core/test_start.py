@@ -13,7 +13,7 @@ from toyjob import PROMPTS, Pipe, Toy, leftovers, run, toy  # noqa: F401  toy is
 
 from gen.__main__ import main
 from gen.config.job import make_job
-from gen.core.edit_spec import MEDIA, START, Start
+from gen.core.edit_spec import MEDIA, EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError
 from gen.core.sampler import resolve_sampler
 from gen.media.npz import read_npz, write_npz
@@ -52,7 +52,7 @@ def test_starts_that_contradict_themselves_are_refused_in_python_and_in_job_file
     start, words, tmp_path
 ):
     with pytest.raises(GenError, match=words):
-        Start(**start)
+        EditSpec(**start)
     for name in MEDIA:
         if name in start:
             (tmp_path / start[name]).write_text("there")
@@ -75,7 +75,7 @@ def test_starts_that_make_sense_are_taken(tmp_path):
         {"prefix": "a", "frames": 8},
     ):
         assert {
-            k: getattr(Start(**start), k) for k in START if getattr(Start(**start), k) is not None
+            k: getattr(EditSpec(**start), k) for k in EDIT_FIELDS if getattr(EditSpec(**start), k) is not None
         }.keys() == start.keys()
     (tmp_path / "a").write_text("there")
     job = make_job(
@@ -83,7 +83,7 @@ def test_starts_that_make_sense_are_taken(tmp_path):
         where="a test",
         base=tmp_path,
     )
-    assert job.entries[0].start == Start(prefix=str(tmp_path / "a"), frames=8)
+    assert job.entries[0].start == EditSpec(prefix=str(tmp_path / "a"), frames=8)
     assert '"frames": 8' in json.dumps(job.to_dict())
 
 

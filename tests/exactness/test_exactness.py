@@ -58,7 +58,7 @@ masked_iterative = registry.get("sampler", "masked_iterative")
 def causal_error(sampler, sampling: SamplingParams, space: TokenSpace, **prompts) -> float:
     """The largest error of a probability, over three contexts that are decoded in one ragged
     batch."""
-    model = TabularCausal.under(sampling, space.vocab_size)
+    model = TabularCausal.with_params(sampling, space.vocab_size)
 
     def target(context):
         return causal_target(model, space, sampling, context, **prompts)
@@ -271,7 +271,7 @@ def test_control_residual_replaced_by_the_law(monkeypatch, coupling):
 def tabular_runs(items: int, sampling: SamplingParams):
     """A function sampler -> tokens, over items with contexts and keys of their own."""
     space = space_of((3, 4), 6)
-    model = TabularCausal.under(sampling, 6)
+    model = TabularCausal.with_params(sampling, 6)
     keys = [7919 * i + 5 for i in range(items)]
     context = [i % CONTEXTS for i in range(items)]
     return lambda sampler: sampler(causal_target(model, space, sampling, context), CounterDraws(keys))
@@ -370,7 +370,7 @@ def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
 
 
 def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
-    sampling, space, model = COMBINED, space_of((3, 4), 6), TabularCausal.under(COMBINED, 6)
+    sampling, space, model = COMBINED, space_of((3, 4), 6), TabularCausal.with_params(COMBINED, 6)
     draws = CounterDraws([77])
     tokens = autoregressive()(causal_target(model, space, sampling, [1]), draws).tokens[0].tolist()
     for n in range(space.length):
@@ -390,7 +390,7 @@ def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
 
 
 def masked_error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
-    model = TabularMasked.under(sampling, space.vocab_size)
+    model = TabularMasked.with_params(sampling, space.vocab_size)
 
     def decode(draws, context):
         return sampler(masked_target(model, space, sampling, context), draws).tokens

@@ -139,7 +139,7 @@ class Watched(Autoregressive):
 
     def __call__(self, target, draws, **kwargs):
         zero = torch.zeros(target.rows, 1, dtype=torch.long)
-        self.__dict__["sampling"] = type(target)(*target._made_of(target.sampling)).predict(zero, zero)[0][
+        self.__dict__["sampling"] = type(target)(*target._init_args(target.sampling)).predict(zero, zero)[0][
             :, 0
         ]
         return super().__call__(target, draws, **kwargs)

@@ -14,7 +14,7 @@ from toyjob import PROMPTS, Pipe, Toy, files, job, run, toy  # noqa: F401  toy i
 from gen.cli.check import check_folder
 from gen.config.job import load_config
 from gen.contracts.modality import Verdict
-from gen.core.edit_spec import Start
+from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.jobs.progress.report import Silent
@@ -35,7 +35,7 @@ def output(prompts=PROMPTS, num_samples=2, **keys):
         "sampling": SamplingParams(),
         "device": torch.device("cpu"),
         "dtype": torch.float32,
-        "start": Start(),
+        "start": EditSpec(),
     }
     for key, value in {**given, **keys}.items():
         setattr(out, key, value)
@@ -67,12 +67,12 @@ def test_saving_refuses_a_folder_with_something_else(tmp_path):
 
 
 def test_saving_an_edit_keeps_what_it_started_from(tmp_path):
-    save_output(output(start=Start(["start"], ["where"])), tmp_path / "o")
+    save_output(output(start=EditSpec(["start"], ["where"])), tmp_path / "o")
     entry = load_config(tmp_path / "o/config.yaml").entries[0]
     assert Path(entry.source).read_text().startswith("['start']") and Path(
         entry.mask
     ).read_text().startswith("['where']")
-    save_output(output(start=Start(["start"], ["where"])), tmp_path / "o")
+    save_output(output(start=EditSpec(["start"], ["where"])), tmp_path / "o")
 
 
 def test_checking_reports_shares_and_writes_the_verdicts(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gen
-from gen.core.edit_spec import Start
+from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
 from gen.jobs.decoder import FITTING, Decoder, require_fit
 from gen.media.npz import write_npz
@@ -114,7 +114,7 @@ def test_what_an_item_started_from_is_stored_as_far_as_it_can_be(texts, tmp_path
         ("two + two", "text"),
         (np.zeros(3), "unsaved"),
     ):
-        save_tokens(tmp_path / "a.npz", replace(texts, start=Start(source=source, span="1:2")), 0)
+        save_tokens(tmp_path / "a.npz", replace(texts, start=EditSpec(source=source, span="1:2")), 0)
         start = load_tokens(tmp_path / "a.npz").meta["start"]
         assert said in start["source"] and start["span"] == "1:2" and "mask" not in start
 
@@ -201,7 +201,7 @@ def test_edits_are_laid_over_their_source_again(tmp_path):
     first, second = again(out, tmp_path)
     assert first == second
     save_tokens(
-        tmp_path / "plain.npz", replace(out, start=Start()), 0
+        tmp_path / "plain.npz", replace(out, start=EditSpec()), 0
     )  # control: the same tokens, laid over nothing
     plain = Decoder(load_tokens(tmp_path / "plain.npz").meta, tmp_path).medium(
         load_tokens(tmp_path / "plain.npz")
@@ -248,7 +248,7 @@ def test_an_edit_that_cannot_be_made_again_says_so_in_one_line(tmp_path):
         match=r"cannot be made again: its source /nowhere/source.png is not there any more",
     ):
         Decoder(stored.meta, job).medium(stored)
-    save_tokens(job / "tokens.npz", replace(out, start=Start(source=source, mask=mask)), 0)
+    save_tokens(job / "tokens.npz", replace(out, start=EditSpec(source=source, mask=mask)), 0)
     stored = load_tokens(job / "tokens.npz")
     with pytest.raises(
         GenError, match="cannot be made again: its source was a ndarray in memory, and no file"

@@ -97,7 +97,7 @@ def test_every_sample_of_fast_ids_is_a_whole_chunk(wild):
             wild.target(sampler, sampling, items, space=space),
             CounterDraws([wild.draw_key(i) for i in items]),
         ).tokens
-        spoken = (tokens != space.end_id).long().cumprod(1)
+        spoken = (tokens != space.eos_token_id).long().cumprod(1)
         return float(((lengths[tokens] * spoken).sum(1) == 32).double().mean())
 
     assert decode(binding.space) == 1.0

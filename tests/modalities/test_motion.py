@@ -68,11 +68,11 @@ def ending_soon(pipe):
 
     def tilt(module, args, out):
         rising = torch.linspace(-2, 6, out.logits.shape[1], dtype=out.logits.dtype)
-        out.logits[..., binding.space.end_id] += 2.5 if model.config.causal else rising
+        out.logits[..., binding.space.eos_token_id] += 2.5 if model.config.causal else rising
 
     hook = model.register_forward_hook(tilt)
     try:
-        yield binding.space.end_id
+        yield binding.space.eos_token_id
     finally:
         hook.remove()
 
@@ -132,7 +132,7 @@ def test_rows_end_between_frames(name, pipes):
             CounterDraws([pipe.draw_key(i) for i in items]),
             draft=draft,
         )
-        return ends(out.tokens, space.end_id)
+        return ends(out.tokens, space.eos_token_id)
 
     with ending_soon(pipe):
         kept, broken = lengths(whole), lengths(replace(whole, constraint=None))
@@ -151,7 +151,7 @@ class Known:
         frames = len(ended)
         legal = torch.zeros(2 * frames, 6, dtype=torch.bool)
         legal[:, :5] = True
-        self.space = TokenSpace((frames, 2), 6, legal, mask_id=5, end_id=4)
+        self.space = TokenSpace((frames, 2), 6, legal, mask_token_id=5, eos_token_id=4)
         p = torch.full((2 * frames,), 0.99, dtype=torch.float64)
         p[::2] = torch.tensor(ended, dtype=torch.float64)
         self.sampling = torch.cat(
@@ -396,7 +396,7 @@ def test_an_edit_keeps_every_code_outside_its_span(span, anew, pipes, clip):
         assert bool((made[:, touched] != held[touched]).any()) and not torch.equal(
             *made[:, touched]
         )
-        assert bool((behind == pipe.bound(pipe.model)[1].space.end_id).all())
+        assert bool((behind == pipe.bound(pipe.model)[1].space.eos_token_id).all())
         assert [(m.frames, s.tokens) for m, s in zip(out.media, out.stats, strict=True)] == [
             (112, int(touched.sum()))
         ] * 2

@@ -71,7 +71,7 @@ def test_texts_come_back_from_their_codes(frontend):
         codes = frontend.encode(frontend.preprocess(text)[None])
         assert codes.shape == (1, 1, PLACES) and codes.dtype == torch.long
         words = text.split()
-        assert codes[0, 0].tolist() == [WORDS.index(w) for w in words] + [frontend.end_id] * (
+        assert codes[0, 0].tolist() == [WORDS.index(w) for w in words] + [frontend.eos_token_id] * (
             PLACES - len(words)
         )
         assert frontend.postprocess(frontend.decode(codes)[0]) == text
@@ -86,7 +86,7 @@ def test_texts_come_back_from_their_codes(frontend):
 
 
 def test_nothing_behind_the_first_end_is_read(frontend):
-    end = frontend.end_id
+    end = frontend.eos_token_id
     codes = torch.tensor([[[3, 1, end, 7, end]], [[end, 1, 2, 3, 4]], [[3, 1, 2, 3, 4]]])
     assert [frontend.postprocess(x) for x in frontend.decode(codes)] == ["3 1", "", "3 1 2 3 4"]
     assert frontend.config.codebook_sizes == (len(WORDS) + 1,) and end == len(WORDS)
@@ -118,7 +118,7 @@ def test_the_folder_is_an_ordinary_tokenizer_and_the_vocabulary_counts(frontend,
     plain = Tokenizer.from_file(str(tmp_path / "a" / "tokenizer.json"))
     assert (
         plain.encode("11 + 5=16").ids == frontend.ids("11 + 5 = 16")
-        and plain.token_to_id(END) == frontend.end_id
+        and plain.token_to_id(END) == frontend.eos_token_id
     )
     assert json.loads((tmp_path / "a" / "tokenizer_config.json").read_text())["eos_token"] == END
     for other in (TextWords.of(WORDS[::-1], PLACES), TextWords.of(WORDS, 8)):
@@ -182,11 +182,11 @@ def test_to_a_masked_model_the_end_is_an_id_like_any_other(pipes):
     pipe = pipes["masked"]
     space = pipe.bound(pipe.model)[1].space
     assert (
-        space.end_id == len(WORDS)
+        space.eos_token_id == len(WORDS)
         and space.legal[1:, len(WORDS)].all()
         and not space.legal[0, len(WORDS)]
     )
-    assert pipes["causal"].bound(pipes["causal"].model)[1].space.end_id == len(WORDS)
+    assert pipes["causal"].bound(pipes["causal"].model)[1].space.eos_token_id == len(WORDS)
     out = pipe(PROMPTS, MASKGIT, num_samples=20, batch_size=80)
     assert {s.nfe for s in out.stats} == {5}  # no call that decides a length
     ends = (out.tokens == len(WORDS)).long()
@@ -283,7 +283,7 @@ def test_words_after_a_span_that_ends_early_stay(pipes):
     pipe = pipes["masked"]
     _, binding, frontend = pipe.bound(pipe.model)
     canvas, overlay = pipe.modality.edit("1 2 3 4", "1:3", frontend, binding.space)
-    mask, end = binding.space.mask_id, frontend.end_id
+    mask, end = binding.space.mask_token_id, frontend.eos_token_id
     assert canvas.tolist() == [1, mask, mask, 4] + [end] * 12
     assert overlay("1 9") == "1 9 4" and overlay("1") == "1 4" and overlay("1 8 9 4") == "1 8 9 4"
 
@@ -391,7 +391,7 @@ def test_training_sees_right_answers_of_tasks_that_are_not_held_out(work):
         and len(tasks) == 200
         and {t.op for t in tasks} == set(text_tasks.OPS)
     )
-    assert bool((data["codes"][:, -1] == frontend.end_id).all())
+    assert bool((data["codes"][:, -1] == frontend.eos_token_id).all())
     dropped = (
         text_recipe.words(data["slots"].long().repeat(20, 1), torch.Generator().manual_seed(0))
         .eq(NOTHING)

@@ -93,7 +93,7 @@ def masked(net, backend: str | None) -> MaskedTarget:
     prompt = torch.arange(12).view(3, 4) % 16
     legal = torch.zeros(T, V, dtype=torch.bool)
     legal[:, :16] = True
-    space = TokenSpace((T,), V, legal, mask_id=V - 1)
+    space = TokenSpace((T,), V, legal, mask_token_id=V - 1)
     return MaskedTarget(
         adapter,
         prompt,

@@ -32,13 +32,13 @@ def exact_length(places: int, total: int, ids: int = 3) -> TokenSpace:
     return replace(
         TokenSpace.codes((places,), ids + 1, ids + 1),
         constraint=ExactLength(ids, total),
-        end_id=ids,
+        eos_token_id=ids,
     )
 
 
 def with_end(places: int, ids: int = 3) -> TokenSpace:
     """The last id is the end, and may come anywhere."""
-    return replace(TokenSpace.codes((places,), ids, ids), end_id=ids - 1)
+    return replace(TokenSpace.codes((places,), ids, ids), eos_token_id=ids - 1)
 
 
 SPACES = {"length": exact_length(4, 4), "length_with_room": exact_length(4, 3), "end": with_end(4)}
@@ -46,12 +46,12 @@ SPACES = {"length": exact_length(4, 4), "length_with_room": exact_length(4, 3), 
 
 def follow(space: TokenSpace, before: tuple[int, ...]) -> set[int]:
     """What may follow, from the definition."""
-    if space.end_id in before:
-        return {space.end_id}
+    if space.eos_token_id in before:
+        return {space.eos_token_id}
     if space.constraint is None:
         return set(range(space.vocab_size))
     left = space.constraint.total - sum(i + 1 for i in before)
-    return {i for i in range(space.vocab_size - 1) if i + 1 <= left} or {space.end_id}
+    return {i for i in range(space.vocab_size - 1) if i + 1 <= left} or {space.eos_token_id}
 
 
 def obeys(space: TokenSpace, ids: list[int]) -> bool:

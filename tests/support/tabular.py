@@ -61,7 +61,7 @@ class _Model:
         self.vocab_size, self.seed, self.low, self.spread = vocab_size, seed, low, spread
 
     @classmethod
-    def under(cls, sampling: SamplingParams, vocab_size: int):
+    def with_params(cls, sampling: SamplingParams, vocab_size: int):
         """One that leaves the law some choice: guidance would make a model with impossible tokens
         nearly certain."""
         return cls(vocab_size, low=0.0, spread=1.5) if sampling.guided else cls(vocab_size)
@@ -211,7 +211,7 @@ def masked_law(
                 extend((*canvas[:place], token, *canvas[place + 1 :]), mass * p, rest, out)
         return out
 
-    return extend((space.mask_id,) * space.length, 1.0, order, {})
+    return extend((space.mask_token_id,) * space.length, 1.0, order, {})
 
 
 @cache

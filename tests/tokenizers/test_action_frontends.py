@@ -383,9 +383,9 @@ def test_no_chunk_has_a_coefficient_without_an_id(fast):
 
 def test_ids_say_how_many_coefficients_they_stand_for(fast):
     codes = fast.encode(SIGNALS)[:, 0]
-    over = (codes == fast.end_id).cumsum(1) > 0
+    over = (codes == fast.eos_token_id).cumsum(1) > 0
     assert torch.equal(fast.symbol_lengths[codes].sum(1), torch.full((len(codes),), fast.total))
-    assert bool((codes[over] == fast.end_id).all()) and fast.symbol_lengths[fast.end_id] == 0
+    assert bool((codes[over] == fast.eos_token_id).all()) and fast.symbol_lengths[fast.eos_token_id] == 0
     assert len(fast.symbol_lengths) == fast.vocab_size == 256 and fast.config.kind == "ids"
     assert (fast.symbol_lengths == 1).nonzero().flatten().tolist() == list(
         range(2 * fast.reach + 1)
@@ -394,7 +394,7 @@ def test_ids_say_how_many_coefficients_they_stand_for(fast):
 
 def test_smooth_chunks_take_few_ids_and_rough_ones_do_not(fast):
     def count(x):
-        return float((fast.encode(x) != fast.end_id).sum(-1).double().mean())
+        return float((fast.encode(x) != fast.eos_token_id).sum(-1).double().mean())
 
     noise = (
         torch.rand(
@@ -411,13 +411,13 @@ def test_ids_of_the_wrong_number_of_coefficients_are_refused_and_ids_after_the_e
 ):
     codes = fast.encode(SIGNALS[:3])
     whole = fast.decode(codes)
-    counts = (codes != fast.end_id).sum(-1)[:, 0]
+    counts = (codes != fast.eos_token_id).sum(-1)[:, 0]
     noisy = torch.where(torch.arange(fast.total) > counts[:, None, None], 5, codes)
     assert torch.equal(fast.decode(noisy), whole) and not torch.equal(noisy, codes)
     assert torch.equal(fast.decode(codes[..., : int(counts.max())]), whole)
     last = int(fast.symbol_lengths[codes[1, 0, counts[1] - 1]])
     for row, place, id_, came in (
-        (1, counts[1] - 1, fast.end_id, fast.total - last),
+        (1, counts[1] - 1, fast.eos_token_id, fast.total - last),
         (2, counts[2], 0, fast.total + 1),
     ):
         bad = codes.clone()
@@ -492,7 +492,7 @@ def test_every_sequence_drawn_by_the_rule_decodes_and_few_others_do(fast):
         return torch.ones(len(history), 1, fast.vocab_size, dtype=torch.bool)
 
     assert decodable(fast, drawn(anything, fast.vocab_size, 1000, fast.total, 0)) < 0.05
-    ends = torch.arange(fast.vocab_size) == fast.end_id
+    ends = torch.arange(fast.vocab_size) == fast.eos_token_id
 
     def late(history, positions):
         return (

@@ -131,8 +131,8 @@ class Plain:
                 x = self.attention(f"{key}.attn.{m}", self.res(f"{key}.res.{m}", x))
                 m += 1
             if key + ".downsample.conv.weight" in self.w:
-                pads = (1, 0, 1, 0) if self.wrong == "padded on the left" else (0, 1, 0, 1)
-                x = self.conv(key + ".downsample.conv", F.pad(x, pads), stride=2)
+                left_padding = (1, 0, 1, 0) if self.wrong == "padded on the left" else (0, 1, 0, 1)
+                x = self.conv(key + ".downsample.conv", F.pad(x, left_padding), stride=2)
             if key + ".upsample.conv.weight" in self.w:
                 x = self.conv(
                     key + ".upsample.conv",

@@ -282,14 +282,14 @@ def test_fast_ids_and_coefficients_are_those_of_a_plain_decoder(fast_folder):
     ):
         numbers = np.around(spectrum(chunk) * config["scale"]).astype(int)
         ids = own("".join(map(chr, numbers.ravel() - config["min_token"])))["input_ids"]
-        assert row[: len(ids)] == ids and set(row[len(ids) :]) <= {frontend.end_id}
+        assert row[: len(ids)] == ids and set(row[len(ids) :]) <= {frontend.eos_token_id}
         want = np.array([ord(c) for c in own.decode(ids)]).reshape(H, D) + config["min_token"]
         assert np.array_equal(found.numpy(), want) and np.array_equal(want, numbers)
         assert np.allclose(y.numpy(), inverse(want / config["scale"]).clip(-1, 1), atol=1e-12)
         assert not np.allclose(
             y.numpy(), inverse((want + 1) / config["scale"]).clip(-1, 1), atol=1e-2
         )  # control: another min_token
-    assert float((codes != frontend.end_id).sum(-1).double().mean()) < H * D
+    assert float((codes != frontend.eos_token_id).sum(-1).double().mean()) < H * D
 
 
 def test_every_sequence_drawn_by_the_rule_decodes_and_few_others_do(fast_folder):
@@ -322,7 +322,7 @@ def test_every_sequence_drawn_by_the_rule_decodes_and_few_others_do(fast_folder)
     assert decodable(drawn(anything, 100)) < 10
     rule = frontend.constraint
     deaf = WholeCharacters(
-        rule.begun, rule.waits * 0, rule.opens * 0, rule.usable, rule.total, rule.end_id
+        rule.begun, rule.waits * 0, rule.opens * 0, rule.usable, rule.total, rule.eos_token_id
     )  # to open characters
     assert decodable(drawn(deaf.legal, 100)) < 90
     junk = torch.randint(-5, 2 * frontend.vocab_size, (50, frontend.places), generator=generator)
@@ -391,7 +391,7 @@ def test_what_is_open_or_wrong_in_a_fast_folder_is_named(fast_folder, tmp_path):
     frontend = load(fast_folder)
     codes = frontend.encode(torch.from_numpy(chunks(2)))
     short = codes.clone()
-    short[1, 0, 0] = frontend.end_id
+    short[1, 0, 0] = frontend.eos_token_id
     with pytest.raises(GenError, match="row 1: its ids stand for 0 coefficients"):
         frontend.decode(short)
     with pytest.raises(GenError, match="came for action-fast; expected none"):

@@ -49,16 +49,16 @@ FILE = "tokenizer.json"
 
 @dataclass(frozen=True, eq=False)
 class ExactLength:
-    """Ids whose lengths sum to ``total`` and then ``end_id`` for ever. ``lengths``: int64 [V]; an
+    """Ids whose lengths sum to ``total`` and then ``eos_token_id`` for ever. ``lengths``: int64 [V]; an
     id that may never stand has 0.
 
-    Raises ``GenError`` if no id has length 1 (some remainders could not be filled) or ``end_id``
+    Raises ``GenError`` if no id has length 1 (some remainders could not be filled) or ``eos_token_id``
     has a length.
     """
 
     lengths: Tensor
     total: int
-    end_id: int
+    eos_token_id: int
 
     def __post_init__(self) -> None:
         if (
@@ -75,10 +75,10 @@ class ExactLength:
             raise GenError(
                 "no id has length 1; expected one, so that every remainder can be filled"
             )
-        if at_least("end_id", self.end_id, 0) >= len(self.lengths) or int(
-            self.lengths[self.end_id]
+        if at_least("eos_token_id", self.eos_token_id, 0) >= len(self.lengths) or int(
+            self.lengths[self.eos_token_id]
         ):
-            raise bad_value("end_id", self.end_id, f"an id below {len(self.lengths)} of length 0")
+            raise bad_value("eos_token_id", self.eos_token_id, f"an id below {len(self.lengths)} of length 0")
 
     def to(self, device: torch.device | str) -> ExactLength:
         return replace(self, lengths=self.lengths.to(device))
@@ -104,7 +104,7 @@ class ExactLength:
         """
         lengths = self.lengths.to(history.device)
         left = self.remaining(history, positions)[..., None]
-        end = torch.arange(len(lengths), device=history.device) == self.end_id
+        end = torch.arange(len(lengths), device=history.device) == self.eos_token_id
         return torch.where(left == 0, end, (lengths > 0) & ((lengths <= left) | (left < 0)))
 
 
@@ -168,7 +168,7 @@ class Frequencies(ActionFrontend):
 
 @register("tokenizer", "action_fast")
 class ActionFast(Frequencies):
-    """Ids [B, 1, H * D] of action chunks [B, H, D] in [-1, 1], filled up with ``end_id``; ids after
+    """Ids [B, 1, H * D] of action chunks [B, H, D] in [-1, 1], filled up with ``eos_token_id``; ids after
     the first ``end`` say nothing.
 
     ``scale``: steps of a coefficient; a larger one is more exact and takes more ids.
@@ -190,10 +190,10 @@ class ActionFast(Frequencies):
     ):
         super().__init__(horizon, dimensions, statistics, device, dtype)
         self.bpe, self.scale, self.reach = bpe, float(scale), reach(scale, horizon)
-        self.end_id, self.total = bpe.get_vocab_size(), self.horizon * self.dimensions
-        self.vocab_size = self.end_id + 1
+        self.eos_token_id, self.total = bpe.get_vocab_size(), self.horizon * self.dimensions
+        self.vocab_size = self.eos_token_id + 1
         self.config = FrontendConfig("action", "ids", (self.vocab_size,), (1,))
-        words = [bpe.id_to_token(i) or "" for i in range(self.end_id)]
+        words = [bpe.id_to_token(i) or "" for i in range(self.eos_token_id)]
         singles = [word([n], self.reach) for n in range(-self.reach, self.reach + 1)]
         if (
             words[: len(singles)] != singles
@@ -247,14 +247,14 @@ class ActionFast(Frequencies):
 
     @property
     def constraint(self) -> ExactLength:
-        return ExactLength(self.symbol_lengths, self.total, self.end_id)
+        return ExactLength(self.symbol_lengths, self.total, self.eos_token_id)
 
     def encode(self, x: Tensor) -> Tensor:
         coefficients = quantise(self.require_signals(x), self.scale)
         found = self.bpe.encode_batch_fast(
             [word(c, self.reach) for c in coefficients.tolist()], add_special_tokens=False
         )
-        ids = torch.full((len(x), 1, self.total), self.end_id)
+        ids = torch.full((len(x), 1, self.total), self.eos_token_id)
         for row, one in zip(ids, found, strict=True):
             row[0, : len(one.ids)] = torch.tensor(one.ids)
         return ids.to(self.device)
@@ -270,7 +270,7 @@ class ActionFast(Frequencies):
         if codes.dtype != torch.long:
             raise GenError(f"the codes are {codes.dtype}; expected int64")
         ids = codes[:, 0].to(self.device)
-        spoken = (ids == self.end_id).cumsum(1) == 0
+        spoken = (ids == self.eos_token_id).cumsum(1) == 0
         counts = (self.symbol_lengths[ids] * spoken).sum(1)
         wrong = (counts != self.total).nonzero().flatten().tolist()
         if wrong:

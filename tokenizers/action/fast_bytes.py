@@ -62,7 +62,7 @@ def state_of(word: bytes) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class WholeCharacters:
-    """Ids whose characters are ``total`` and then ``end_id`` for ever. Of every id, int64 [V]:
+    """Ids whose characters are ``total`` and then ``eos_token_id`` for ever. Of every id, int64 [V]:
     ``begun`` characters, whether it ``waits`` for one to end, and what it ``opens`` less what it
     closes; bool [V]: whether it is ``usable`` at all.
     """
@@ -72,7 +72,7 @@ class WholeCharacters:
     opens: Tensor
     usable: Tensor
     total: int
-    end_id: int
+    eos_token_id: int
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
         """See ``gen.core.token_space.Constraint``. Places [n, L] -> bool [n, L, V], never empty."""
@@ -98,13 +98,13 @@ class WholeCharacters:
             & (move(self.waits) == open_)
             & ((move(self.begun) <= left) | (left < 0))
         )
-        end = torch.arange(len(self.begun), device=history.device) == self.end_id
+        end = torch.arange(len(self.begun), device=history.device) == self.eos_token_id
         return torch.where((left == 0) & (open_ == 0), end, fits)
 
 
 @register("tokenizer", "action_fast_bytes")
 class FastBytes(Frequencies):
-    """Ids [B, 1, places] of action chunks [B, H, D] in [-1, 1], filled up with ``end_id``; ids
+    """Ids [B, 1, places] of action chunks [B, H, D] in [-1, 1], filled up with ``eos_token_id``; ids
     after the first ``end`` say nothing."""
 
     name, keys = "action_fast_bytes", ("scale", "min_token")
@@ -130,12 +130,12 @@ class FastBytes(Frequencies):
                 "min_token", min_token, f"an integer of at least {reach(scale, horizon) - LAST}"
             )
         self.bpe, self.scale, self.min_token = bpe, float(scale), min_token
-        self.total, self.end_id = self.horizon * self.dimensions, bpe.get_vocab_size()
+        self.total, self.eos_token_id = self.horizon * self.dimensions, bpe.get_vocab_size()
         self.places = self.total * (1 + (reach(scale, horizon) - min_token >= 0x80))
-        self.vocab_size = self.end_id + 1
+        self.vocab_size = self.eos_token_id + 1
         self.config = FrontendConfig("action", "ids", (self.vocab_size,), (1,))
         symbols = byte_symbols()
-        written = [bpe.id_to_token(i) or "" for i in range(self.end_id)]
+        written = [bpe.id_to_token(i) or "" for i in range(self.eos_token_id)]
         self.words = [
             (
                 bytes(symbols[c] for c in w)
@@ -151,7 +151,7 @@ class FastBytes(Frequencies):
 
         usable = torch.tensor([s is not None for s in states], device=self.device)
         self.constraint = WholeCharacters(
-            column(1), column(0), column(2) - column(0), usable, self.total, self.end_id
+            column(1), column(0), column(2) - column(0), usable, self.total, self.eos_token_id
         )
         if not {(0, 1, 0), (1, 0, 0)} <= set(states):
             raise GenError(
@@ -223,7 +223,7 @@ class FastBytes(Frequencies):
         """Coefficients below ``min_token`` become it, as there. Raises ``GenError`` where the
         vocabulary lacks bytes of a chunk."""
         numbers = (quantise(self.require_signals(x), self.scale) - self.min_token).clamp_min(0)
-        ids = torch.full((len(x), 1, self.places), self.end_id)
+        ids = torch.full((len(x), 1, self.places), self.eos_token_id)
         for row, one in zip(ids, numbers.tolist(), strict=True):
             text = "".join(map(chr, one))
             found = self.bpe.encode(text, add_special_tokens=False).ids
@@ -244,7 +244,7 @@ class FastBytes(Frequencies):
         require_codes(codes, self.config)
         out = []
         for number, row in enumerate(codes[:, 0].tolist()):
-            kept = row[: row.index(self.end_id)] if self.end_id in row else row
+            kept = row[: row.index(self.eos_token_id)] if self.eos_token_id in row else row
             try:
                 text = b"".join(self.words[i] for i in kept).decode()
             except UnicodeDecodeError as error:

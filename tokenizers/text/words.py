@@ -38,7 +38,7 @@ END = "<end>"
 
 @register("tokenizer", "text_words")
 class TextWords(TextBytes):
-    """Codes int64 [B, 1, places] of texts uint8 [B, bytes]: the words, then ``end_id`` up to the
+    """Codes int64 [B, 1, places] of texts uint8 [B, bytes]: the words, then ``eos_token_id`` up to the
     last place. Codes may have any number of places when they are decoded, and say nothing from the
     first end on.
 
@@ -52,18 +52,18 @@ class TextWords(TextBytes):
         if not isinstance(places, int) or isinstance(places, bool) or places < 1:
             raise bad_value("places", places, "an integer of at least 1")
         self.tokenizer, self.places, self.device = tokenizer, places, pick_device(device)
-        self.end_id = len(tokenizer) - 1
-        self.words = tuple(tokenizer.convert_ids_to_tokens(range(self.end_id)))
+        self.eos_token_id = len(tokenizer) - 1
+        self.words = tuple(tokenizer.convert_ids_to_tokens(range(self.eos_token_id)))
         if (
             tokenizer.eos_token != END
-            or tokenizer.eos_token_id != self.end_id
+            or tokenizer.eos_token_id != self.eos_token_id
             or None in self.words
         ):
             raise GenError(
                 f"the end of the word tokenizer is {tokenizer.eos_token!r} with id"
-                f" {tokenizer.eos_token_id}; expected {END!r} with the last id, {self.end_id}"
+                f" {tokenizer.eos_token_id}; expected {END!r} with the last id, {self.eos_token_id}"
             )
-        self.config = FrontendConfig("text", "codes", (self.end_id + 1,), (1,))
+        self.config = FrontendConfig("text", "codes", (self.eos_token_id + 1,), (1,))
 
     @classmethod
     def of(cls, words: Sequence[str], places: int, device: torch.device | str = "cpu") -> Self:
@@ -123,7 +123,7 @@ class TextWords(TextBytes):
                 f"the signals are {x.dtype} {tuple(x.shape)}; expected uint8 [B, bytes], the UTF-8"
                 " of texts"
             )
-        codes = torch.full((len(x), 1, self.places), self.end_id)
+        codes = torch.full((len(x), 1, self.places), self.eos_token_id)
         for row, signal in zip(codes, x, strict=True):
             ids = self.ids(self.postprocess(signal))
             if len(ids) > self.places:
@@ -133,7 +133,7 @@ class TextWords(TextBytes):
 
     def decode(self, codes: Tensor) -> Tensor:
         require_codes(codes, self.config)
-        kept = (codes[:, 0] != self.end_id).long().cumprod(1).sum(1).tolist()
+        kept = (codes[:, 0] != self.eos_token_id).long().cumprod(1).sum(1).tolist()
         texts = [
             " ".join(self.tokenizer.convert_ids_to_tokens(row[:n]))
             for row, n in zip(codes[:, 0].tolist(), kept, strict=True)

@@ -75,16 +75,16 @@ class Item:
         """What may stand at those places: bool [d + 1, V]."""
         n, length = len(tokens), self.space.length
         legal = self.legal[n : n + len(drafts) + 1]
-        if not self.space.looks_back:
+        if not self.space.is_history_dependent:
             return legal
         history = torch.tensor([(tokens + drafts + [0] * length)[:length]], device=legal.device)
-        return self.space.narrow(
+        return self.space.apply_constraint(
             legal[None], history, torch.arange(n, n + len(legal), device=legal.device)[None]
         )[0]
 
     def over(self, tokens: list[int]) -> bool:
         return len(tokens) == self.space.length or (
-            bool(tokens) and tokens[-1] == self.space.end_id
+            bool(tokens) and tokens[-1] == self.space.eos_token_id
         )
 
 
@@ -141,16 +141,16 @@ def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
 @torch.no_grad()
 def maskgit(item: Item, generator: torch.Generator, steps: int, temperature: float) -> Made:
     """``temperature``: t. All places are computed in every call, without a cache."""
-    module, length, mask = item.net.module, item.space.length, item.space.mask_id
+    module, length, mask = item.net.module, item.space.length, item.space.mask_token_id
     shift = int(getattr(module.config, "shifted", False))
-    canvas, halves = torch.full((length,), mask, device=item.prompt.device), len(item.prompt)
+    canvas, branches = torch.full((length,), mask, device=item.prompt.device), len(item.prompt)
     for step in range(steps):
         r, masked = (step + 1) / steps, canvas == mask
         if not bool(masked.any()):
             break
-        ids = torch.cat([item.prompt, canvas.expand(halves, -1)], 1)
+        ids = torch.cat([item.prompt, canvas.expand(branches, -1)], 1)
         seen = torch.zeros(
-            halves,
+            branches,
             1,
             ids.shape[1],
             ids.shape[1],
@@ -187,7 +187,7 @@ def looped(
         generator = torch.Generator().manual_seed(pipe.draw_key(item))
         with Calls(net.module) as calls:
             tokens, histogram = loop(Item(net, item, sampling), generator)
-        rows.append(tokens + [net.space.end_id] * (net.space.length - len(tokens)))
+        rows.append(tokens + [net.space.eos_token_id] * (net.space.length - len(tokens)))
         stats.append(calls.stats(len(tokens), acceptance_histogram=histogram))
     return torch.tensor(rows), stats
 
@@ -200,7 +200,7 @@ def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
         NOT_HERE
         if masked is None
         else (
-            None if masked.space.end_id is None else "rows that end, which MaskGIT knows nothing of"
+            None if masked.space.eos_token_id is None else "rows that end, which MaskGIT knows nothing of"
         )
     )
 

@@ -47,11 +47,11 @@ class Legal(LogitsProcessor):
         if place >= self.space.length:  # assisted decoding asks for one more than it takes
             return scores
         legal = self.legal[place].expand(len(scores), 1, -1)
-        if self.space.looks_back:
+        if self.space.is_history_dependent:
             history = torch.nn.functional.pad(
                 input_ids[:, self.start :], (0, self.space.length - place)
             )
-            legal = self.space.narrow(
+            legal = self.space.apply_constraint(
                 legal, history, torch.full((len(scores), 1), place, device=scores.device)
             )
         return scores.masked_fill(~legal[:, 0], float("-inf"))
@@ -67,8 +67,8 @@ def settings(net: Network, items: Sequence[Any], sampling: SamplingParams) -> di
         "input_ids": ids,
         "attention_mask": mask,
         "max_new_tokens": space.length,
-        "eos_token_id": space.end_id,
-        "pad_token_id": 0 if space.end_id is None else space.end_id,
+        "eos_token_id": space.eos_token_id,
+        "pad_token_id": 0 if space.eos_token_id is None else space.eos_token_id,
         "logits_processor": LogitsProcessorList([Legal(space, ids.shape[1], device)]),
     }
     if without is not None:
@@ -114,12 +114,12 @@ def generated(
         found = net.module.generate(
             **said, **({"assistant_model": draft.module} if draft else {}), **more
         )[:, said["input_ids"].shape[1] :]
-    fill = 0 if space.end_id is None else space.end_id  # rows that are all over end early
+    fill = 0 if space.eos_token_id is None else space.eos_token_id  # rows that are all over end early
     tokens = torch.nn.functional.pad(found, (0, space.length - found.shape[1]), value=fill)
     cost = {} if drafts is None else {"draft_nfe": drafts.n}
     return tokens, [
         calls.stats(
-            space.length if space.end_id is None else spoken(row, space), len(items), **cost
+            space.length if space.eos_token_id is None else spoken(row, space), len(items), **cost
         )
         for row in tokens
     ]

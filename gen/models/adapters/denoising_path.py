@@ -93,11 +93,11 @@ class HeadDistribution:
         self.steps, self.channels = head.steps, head.channels
 
     def transition(self, x: Tensor, k: int, z: Tensor) -> tuple[Tensor, Tensor]:
-        halves = z.shape[1]
-        out = self.head.predict(x.repeat_interleave(halves, 0), k, z.flatten(0, 1)).view(
-            len(x), halves, -1
+        branches = z.shape[1]
+        out = self.head.predict(x.repeat_interleave(branches, 0), k, z.flatten(0, 1)).view(
+            len(x), branches, -1
         )
-        guided = out[:, 0] if halves == 1 else self._guide(out, z)
+        guided = out[:, 0] if branches == 1 else self._guide(out, z)
         mean, log_sigma = self.head.posterior(x, k, guided)
         return mean, log_sigma + math.log(self.sampling.temperature)
 

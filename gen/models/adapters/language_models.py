@@ -16,7 +16,7 @@ from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attentio
 from gen.models.adapters.slot_cache import SlotCache, hide
 
 
-class OnModel:
+class ModelAdapter:
     """Where a ``model`` is, and in which type it reckons."""
 
     model: torch.nn.Module
@@ -30,7 +30,7 @@ class OnModel:
         return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
 
 
-class LanguageModel(OnModel):
+class LanguageModel(ModelAdapter):
     """What the adapters of language models share."""
 
     def __init__(self, model: torch.nn.Module):
@@ -133,13 +133,13 @@ class MaskedLM(LanguageModel):
         return not hasattr(self.config, "prefix_length")
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, canvas_length: int, pads: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None) -> Tensor:
         width, keep = ids.shape[1], canvas_length + self.shift
         at = torch.arange(width, device=ids.device)[None].expand_as(ids)
         at, hidden = (
             (at, None)
-            if pads is None
-            else ((at - pads[:, None]).clamp_min(0), (at < pads[:, None])[:, None, None])
+            if left_padding is None
+            else ((at - left_padding[:, None]).clamp_min(0), (at < left_padding[:, None])[:, None, None])
         )
         if self._lean is not None:
             if self._tables is None or len(self._tables[0]) < width:
@@ -193,7 +193,7 @@ class BlockLM(LanguageModel):
         return self._logits(tokens, positions, cache.at(positions, self.dtype, last), cache)
 
 
-class _Latent(OnModel):
+class _Latent(ModelAdapter):
     """What both adapters of the embedded architecture of latents share."""
 
     def __init__(self, model: torch.nn.Module):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.conditioning import Conditions
-from gen.models.adapters.language_models import OnModel
+from gen.models.adapters.language_models import ModelAdapter
 
 
-class AmusedLM(OnModel):
+class AmusedLM(ModelAdapter):
     """ids [B, 1 + T] -> logits [B, T, V]. V is the codes and the mask, which never gets mass. In
     front of a canvas of T codes in raster order stands the number of a condition, counted from V;
     ``conditions`` has ``pooled`` [D] and ``states`` [L, D'] of it.

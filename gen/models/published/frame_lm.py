@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gen.models.adapters.language_models import OnModel
+from gen.models.adapters.language_models import ModelAdapter
 from gen.models.adapters.slot_cache import SlotCache
 
 
@@ -57,7 +57,7 @@ class FrameCache:
         self.rows = {name: x[rows] for name, x in self.rows.items()}
 
 
-class FrameLM(OnModel, ABC):
+class FrameLM(ModelAdapter, ABC):
     """See the module. ``streams``: Q. ``size``: codes per stream. ``specials``: further ids, right
     after those of codes. ``offset``: whether every stream has ids of its own (``size * streams`` of
     them), or all use the same. Ids from ``vocab_size`` on are the condition's, from there counted.

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value
 from gen.models.adapters.conditioning import Conditions
-from gen.models.adapters.language_models import OnModel
+from gen.models.adapters.language_models import ModelAdapter
 from gen.models.adapters.slot_cache import SlotCache
 
 HEADS = {
@@ -269,7 +269,7 @@ class PaddedCache(SlotCache):
         self.start = None if self.start is None else self.start[rows]
 
 
-class LlamaGenLM(OnModel):
+class LlamaGenLM(ModelAdapter):
     """The causal protocol of ``gen.models.adapters.language_models``. Ids below ``vocab_size`` are
     codes. Above them, the prompt of a class-conditional model is the one id ``vocab_size`` + class.
     That of a text-conditional one is P times ``vocab_size`` + 1 + the number of the caption in

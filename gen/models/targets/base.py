@@ -52,18 +52,18 @@ class Target:
         def full(ids, n):
             return torch.full((len(ids),), ids.shape[1]) if n is None else n
 
-        halves = [(prompt, full(prompt, prompt_length))]
+        branches = [(prompt, full(prompt, prompt_length))]
         if sampling.guided:
-            halves.append((uncond, full(uncond, uncond_length)))
-        width = max(p.shape[1] for p, _ in halves)
-        pad = [torch.nn.functional.pad(p, (0, width - p.shape[1])) for p, _ in halves]
+            branches.append((uncond, full(uncond, uncond_length)))
+        width = max(p.shape[1] for p, _ in branches)
+        pad = [torch.nn.functional.pad(p, (0, width - p.shape[1])) for p, _ in branches]
         self.prompt = torch.cat(pad).to(self.device)  # [H B, P], H halves
-        lengths = torch.cat([n for _, n in halves])
+        lengths = torch.cat([n for _, n in branches])
         self.prompt_length, self._lengths = (
             lengths.to(self.device),
             lengths.cpu().numpy(),
         )  # the host has those of all items
-        self.halves = len(halves)
+        self.branches = len(branches)
         self.items = self.rows = len(prompt)  # of all, and rows in the batch
         self._every = self.prompt, self.prompt_length  # of all items, those that wait included
         self._items = np.arange(self.rows)  # which of them the rows are
@@ -71,21 +71,21 @@ class Target:
         # the law runs up to the last id that may come at all: behind it stand words of conditions
         # and the mask
         legal = space.legal[:, : space.reach].to(self.device)
-        self.legal = legal[:1].expand(len(legal), -1) if space.even else legal
+        self.legal = legal[:1].expand(len(legal), -1) if space.is_uniform else legal
         self._narrow = not bool(self.legal.all())  # whether anything has to be kept out of the law
 
-    def under(self, sampling: SamplingParams) -> Target:
+    def with_params(self, sampling: SamplingParams) -> Target:
         """A fresh target of the same model and items under another law. An unguided one drops the
         unconditional half; ``ValueError`` for a guided one where there is none."""
-        fresh = type(self)(*self._made_of(sampling))
+        fresh = type(self)(*self._init_args(sampling))
         fresh.at_most(self.rows)
         return fresh
 
-    def _made_of(self, sampling: SamplingParams) -> tuple:
+    def _init_args(self, sampling: SamplingParams) -> tuple:
         """What another target of the same model and items is made of."""
-        prompts, lengths = (x.chunk(self.halves) for x in self._every)
+        prompts, lengths = (x.chunk(self.branches) for x in self._every)
         uncond, uncond_length = (
-            (prompts[-1], lengths[-1]) if sampling.guided and self.halves == 2 else (None, None)
+            (prompts[-1], lengths[-1]) if sampling.guided and self.branches == 2 else (None, None)
         )
         return self.model, prompts[0], self.space, sampling, uncond, lengths[0], uncond_length
 
@@ -141,7 +141,7 @@ class Target:
 
     def _numbers(self) -> np.ndarray:
         """As ``_both``, on the host."""
-        return np.concatenate([self._items + half * self.items for half in range(self.halves)])
+        return np.concatenate([self._items + half * self.items for half in range(self.branches)])
 
     @property
     def length(self) -> int:
@@ -154,7 +154,7 @@ class Target:
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but the given ones (bool [B])."""
-        both = rows.repeat(self.halves)
+        both = rows.repeat(self.branches)
         self.prompt, self.prompt_length = self.prompt[both], self.prompt_length[both]
         self._items = self._items[rows.cpu().numpy()]
         self.rows = len(self._items)
@@ -164,7 +164,7 @@ class Target:
     ) -> Tensor:
         size = self.legal.shape[-1]
         logits = logits if logits.shape[-1] == size else logits[..., :size]
-        cond, uncond = logits.chunk(2) if self.halves > 1 else (logits, None)
+        cond, uncond = logits.chunk(2) if self.branches > 1 else (logits, None)
         return (sampling or self.sampling)(cond, uncond, legal, consume=consume)
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:

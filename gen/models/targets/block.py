@@ -47,7 +47,7 @@ class BlockTarget(Target):
 
     def commit(self, tokens: Tensor) -> None:
         """The next places [B, n], a whole number of blocks, are final."""
-        self._waiting = torch.cat([self._waiting, tokens.repeat(self.halves, 1)], 1)
+        self._waiting = torch.cat([self._waiting, tokens.repeat(self.branches, 1)], 1)
         self.known += tokens.shape[1]
 
     def block(self) -> Block:
@@ -58,7 +58,7 @@ class BlockTarget(Target):
         """The block's canvas [B, L] -> log-probabilities [B, L, V]; and the places per row sent
         through the model."""
         width, prefix = canvas.shape[1], self.prompt.shape[1]
-        ids = torch.cat([self._waiting, canvas.repeat(self.halves, 1)], 1)
+        ids = torch.cat([self._waiting, canvas.repeat(self.branches, 1)], 1)
         at = torch.arange(self._place, self._place + ids.shape[1], device=self.device)
         block = (
             (at - prefix).div(self.block_length, rounding_mode="floor").clamp_min(-1)
@@ -69,7 +69,7 @@ class BlockTarget(Target):
         )[:, -width:]
         self._place, self._waiting = self._place + self._waiting.shape[1], self._waiting[:, :0]
         self._seen = logits, self.legal[self.known : self.known + width]
-        return self._law(*self._seen), ids.shape[1] * self.halves
+        return self._law(*self._seen), ids.shape[1] * self.branches
 
     def raw(self) -> Tensor:
         """As ``MaskedTarget.raw``."""
@@ -92,14 +92,14 @@ class Block:
             space,
             grid=inner,
             legal=space.legal[parent.known : parent.known + self.length],
-            end_id=None,
+            eos_token_id=None,
         )  # an end is one of the places' ids
         self._at = torch.arange(parent.rows, device=parent.device)
 
     def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
         """As ``BlockTarget.predict`` for the rows left. Rows that were dropped are computed along:
         they come back in the next block."""
-        whole = torch.full((self.parent.rows, self.length), self.space.mask_id, device=self.device)
+        whole = torch.full((self.parent.rows, self.length), self.space.mask_token_id, device=self.device)
         whole[self._at] = canvas
         logprobs, computed = self.parent.predict(whole)
         return logprobs[self._at], computed

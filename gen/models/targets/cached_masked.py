@@ -91,7 +91,7 @@ class CachedMaskedTarget(MaskedTarget):
         self._plan: Plan | None = None
         self.fresh = torch.zeros(self.rows, self.length, dtype=torch.bool, device=self.device)
 
-    def under(self, sampling: SamplingParams) -> CachedMaskedTarget:
+    def with_params(self, sampling: SamplingParams) -> CachedMaskedTarget:
         return _made(self, sampling, self.policy)
 
     def at_most(self, rows: int) -> None:
@@ -116,7 +116,7 @@ class CachedMaskedTarget(MaskedTarget):
         )
         self._since = self._since.masked_fill(rows, -1)
         if self._kept is not None:
-            self._kept[rows.repeat(self.halves)] = 0
+            self._kept[rows.repeat(self.branches)] = 0
 
     def prepare(self, now) -> None:
         """Asks the policy what the next call computes. ``now``: the step, with everything but its
@@ -151,7 +151,7 @@ class CachedMaskedTarget(MaskedTarget):
         )
         self._plan = None
         if self.model.shift:  # the law of an empty place comes out one place before it
-            wanted = compute[:, self._prefix :] & self.space.is_empty(canvas)
+            wanted = compute[:, self._prefix :] & self.space.is_masked(canvas)
             compute = compute.clone()
             compute[:, self._prefix - 1 : -1] |= wanted
         self._held = torch.where(compute, stand, self._held.masked_fill(refresh[:, None], -1))
@@ -174,19 +174,19 @@ class CachedMaskedTarget(MaskedTarget):
     def _call(self, rows: Tensor, compute: Tensor, attend: Tensor, canvas: Tensor) -> Tensor:
         """One forward call of some rows [n], of which everything else is [n, ...]; how many places
         of its own each of them had computed [n]."""
-        prefix, shift, halves = self._prefix, self.model.shift, self.halves
-        both = torch.cat([rows + half * self.rows for half in range(halves)])
-        ids = torch.cat([self._condition[both], canvas.repeat(halves, 1)], 1)
+        prefix, shift, branches = self._prefix, self.model.shift, self.branches
+        both = torch.cat([rows + half * self.rows for half in range(branches)])
+        ids = torch.cat([self._condition[both], canvas.repeat(branches, 1)], 1)
         start = self._start[both][:, None]
         column = torch.arange(ids.shape[1], device=self.device)
-        todo = compute.repeat(halves, 1) & (column >= start)
+        todo = compute.repeat(branches, 1) & (column >= start)
         width = int(todo.sum(1).max())
         at = todo.long().argsort(dim=1, stable=True)[
             :, -width:
         ]  # what is computed, in order, at the right end
         real = todo.gather(1, at)
         at = torch.where(real, at, at[:, -1:])
-        seen = attend.repeat(halves, 1).gather(1, (column + start).clamp_max(len(column) - 1)) & (
+        seen = attend.repeat(branches, 1).gather(1, (column + start).clamp_max(len(column) - 1)) & (
             column + start < len(column)
         )
         place = at - prefix + shift
@@ -197,15 +197,15 @@ class CachedMaskedTarget(MaskedTarget):
         place, real = place[:, -keep:], (real & (place < canvas.shape[1]))[:, -keep:]
         if self._kept is None:
             self._kept = logits.new_zeros(
-                self.halves * self.rows, canvas.shape[1], logits.shape[-1]
+                self.branches * self.rows, canvas.shape[1], logits.shape[-1]
             )
         row, slot = real.nonzero().unbind(1)
         self._kept[both[row], place[row, slot]] = logits[row, slot]
         self.fresh[both[row] % self.rows, place[row, slot]] = True
-        return todo.sum(1).view(halves, -1).sum(0)
+        return todo.sum(1).view(branches, -1).sum(0)
 
     def keep(self, rows: Tensor) -> None:
-        both = rows.repeat(self.halves)
+        both = rows.repeat(self.branches)
         super().keep(rows)
         self.cache.keep(both)
         self._condition, self._start = self._condition[both], self._start[both]
@@ -231,6 +231,6 @@ def cached(target, policy: Policy) -> CachedMaskedTarget:
 
 
 def _made(target: MaskedTarget, sampling: SamplingParams, policy: Policy) -> CachedMaskedTarget:
-    fresh = CachedMaskedTarget(*target._made_of(sampling), policy=policy)
+    fresh = CachedMaskedTarget(*target._init_args(sampling), policy=policy)
     fresh.at_most(target.rows)
     return fresh

@@ -29,7 +29,7 @@ class CausalTarget(Target):
         # looked at
         self.history = (
             torch.zeros(self.rows, self.length + 1, dtype=torch.long, device=self.device)
-            if self.looks_back
+            if self.is_history_dependent
             else None
         )
         # the legal ids of the last call's positions, bool [B, L, V], if there is a history
@@ -42,13 +42,13 @@ class CausalTarget(Target):
             :, None
         ]  # from places of the grid to slots of the cache
         self._brought = (
-            (self._lengths - 1).reshape(self.halves, -1).sum(0)
+            (self._lengths - 1).reshape(self.branches, -1).sum(0)
         )  # of every item, places that its prompt brings into the cache
 
     @property
-    def looks_back(self) -> bool:
+    def is_history_dependent(self) -> bool:
         """Whether what may stand at a place depends on the ids before it."""
-        return self.space.looks_back
+        return self.space.is_history_dependent
 
     @property
     def replaces(self) -> bool:
@@ -78,13 +78,13 @@ class CausalTarget(Target):
         width, given, fresh, keep = tokens.shape[1], positions, self._fresh, {}
         if self.history is not None:
             self._note(tokens, positions)
-        if self.halves > 1:
+        if self.branches > 1:
             tokens, positions = (
-                tokens.repeat(self.halves, *[1] * (tokens.ndim - 1)),
-                positions.repeat(self.halves, 1),
+                tokens.repeat(self.branches, *[1] * (tokens.ndim - 1)),
+                positions.repeat(self.branches, 1),
             )
         tokens, slots = self._inputs(tokens), positions + self._shift
-        waiting, places = self._waiting, width * self.halves
+        waiting, places = self._waiting, width * self.branches
         # before position 0 stands each half's own prompt, which may end differently
         if (
             waiting
@@ -106,7 +106,7 @@ class CausalTarget(Target):
         out = self.model.forward(tokens, slots, self.cache, **keep)
         out = out if out.shape[1] == width else out[:, -width:]
         ran = getattr(self.cache, "ran", None)
-        self.ran = None if ran is None else ran.view(self.halves, -1).any(0)
+        self.ran = None if ran is None else ran.view(self.branches, -1).any(0)
         return self._outcome(out, given), places
 
     def _before(self) -> Tensor:
@@ -118,7 +118,7 @@ class CausalTarget(Target):
     def _fill(self, first: Tensor, fresh: np.ndarray) -> None:
         """Brings the prompts of some rows into the cache, in a call of their own: the others are
         further on."""
-        both = torch.from_numpy(np.tile(fresh, self.halves).nonzero()[0]).to(self.device)
+        both = torch.from_numpy(np.tile(fresh, self.branches).nonzero()[0]).to(self.device)
         at = self._before()[both]
         self.cache.select(both)
         try:
@@ -152,7 +152,7 @@ class CausalTarget(Target):
         """What may stand at positions [B, L]: bool [B, L, V]; None where that is everything."""
         if self.history is None:
             return legal_at(self.legal, positions) if self._narrow else None
-        self.allowed = self.space.narrow(self.legal[positions], self.history[:, 1:], positions)
+        self.allowed = self.space.apply_constraint(self.legal[positions], self.history[:, 1:], positions)
         return self.allowed
 
     def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:
@@ -171,7 +171,7 @@ class CausalTarget(Target):
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
-        self.cache.keep(rows.repeat(self.halves))
+        self.cache.keep(rows.repeat(self.branches))
         self._shift = (self.prompt_length - 1)[:, None]
         self._fresh = self._fresh[rows.cpu().numpy()]
         self._waiting = bool(self._fresh.any())

@@ -28,7 +28,7 @@ class LatentTarget(Target):
 
     def _pair(self, out: Tensor) -> Tensor:
         """[H B, L, D] -> [B, L, H, D]."""
-        return torch.stack(out.chunk(self.halves), 2)
+        return torch.stack(out.chunk(self.branches), 2)
 
 
 class CausalLatentTarget(LatentTarget, CausalTarget):
@@ -57,5 +57,5 @@ class MaskedLatentTarget(LatentTarget):
     def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
         if int(self.prompt_length.min()) != self.prompt.shape[1]:
             raise ValueError("masked models need conditions of one length")
-        out = self.model.forward(self.prompt, canvas.repeat(self.halves, 1, 1))
-        return self._pair(out), (self.prompt.shape[1] + canvas.shape[1]) * self.halves
+        out = self.model.forward(self.prompt, canvas.repeat(self.branches, 1, 1))
+        return self._pair(out), (self.prompt.shape[1] + canvas.shape[1]) * self.branches

@@ -29,19 +29,19 @@ class MaskedTarget(Target):
         had computed, one number or long [B]. ``of`` long [n]: the rows whose conditions n canvases
         have, if there are others than one for each row. Raises ``GenError`` for conditions of
         different lengths where the model takes one length only."""
-        prompt, pads, ragged = self._aligned()
+        prompt, left_padding, ragged = self._aligned()
         if of is not None:
-            both = torch.cat([of + half * self.rows for half in range(self.halves)])
-            prompt, pads = prompt[both], pads[both]
-        canvas = canvas.repeat(self.halves, 1)
-        extra, places = (), (prompt.shape[1] + canvas.shape[1]) * self.halves
+            both = torch.cat([of + half * self.rows for half in range(self.branches)])
+            prompt, left_padding = prompt[both], left_padding[both]
+        canvas = canvas.repeat(self.branches, 1)
+        extra, places = (), (prompt.shape[1] + canvas.shape[1]) * self.branches
         if ragged:
-            places = places - pads.view(self.halves, -1).sum(0)
+            places = places - left_padding.view(self.branches, -1).sum(0)
             column = torch.arange(prompt.shape[1], device=self.device)
             prompt = torch.where(
-                column < pads[:, None], canvas[:, :1], prompt
+                column < left_padding[:, None], canvas[:, :1], prompt
             )  # padding may be any number; this is some id
-            extra = (pads,)
+            extra = (left_padding,)
         ids = torch.cat([prompt, canvas], 1)
         logits = self.model.forward(ids, canvas.shape[1], *extra)
         self._seen = logits
@@ -52,21 +52,21 @@ class MaskedTarget(Target):
         of each [H B], and whether there are any."""
         lengths = self._lengths[self._numbers()]
         width, shortest = int(lengths.max()), int(lengths.min())
-        pads = width - self.prompt_length
+        left_padding = width - self.prompt_length
         if not shortest and getattr(self.model, "shift", 0):
             raise GenError(
                 "a condition is empty; expected at least one id, at which this model says what"
                 " comes first"
             )
         if shortest == width:
-            return self.prompt[:, :width], pads, False
+            return self.prompt[:, :width], left_padding, False
         if not getattr(self.model, "ragged", False):
             raise GenError(
                 f"the conditions have lengths from {shortest} to {width}; expected one length, all"
                 " that this masked model takes"
             )
-        at = torch.arange(width, device=self.device) - pads[:, None]
-        return self.prompt.gather(1, at.clamp_min(0)), pads, True
+        at = torch.arange(width, device=self.device) - left_padding[:, None]
+        return self.prompt.gather(1, at.clamp_min(0)), left_padding, True
 
     def raw(self) -> Tensor:
         """The law of the last call without temperature and filters: what the model itself holds for

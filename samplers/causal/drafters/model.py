@@ -274,7 +274,7 @@ class ModelDrafted(Sampler):
             )
         said = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
         law = dataclasses.replace(draft.law, **{k: v for k, v in said.items() if v is not None})
-        if law.guided and draft.halves == 1:
+        if law.guided and draft.branches == 1:
             raise bad_value(
                 "sampler.draft_guidance",
                 self.draft_guidance,
@@ -285,4 +285,4 @@ class ModelDrafted(Sampler):
         else:
             policy = registry.get("length_policy", self.policy)
             lengths = policy(draft.rows, self.num_speculative_tokens, self.confidence_threshold)
-        return ModelDrafter(draft.under(law), chain, lengths)
+        return ModelDrafter(draft.with_params(law), chain, lengths)

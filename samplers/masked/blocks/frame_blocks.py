@@ -54,7 +54,7 @@ class FrameBlocks(MaskedIterative):
             here = slice(at, at + target.block_length)
 
             def inner(info, at=at, here=here):
-                shown, known = canvas.clone(), ~space.is_empty(canvas)
+                shown, known = canvas.clone(), ~space.is_masked(canvas)
                 shown[:, here], known[:, here] = info["tokens"], info["known"]
                 step = sum(max(s.nfe for s in p.stats) for p in parts) + info["step"]
                 done = batch * at + info["done"]
@@ -90,7 +90,7 @@ class FrameBlocks(MaskedIterative):
 def _given_blocks(canvas: Tensor, space, block: int) -> int:
     """Places of the leading blocks that every row holds whole. Raises ``GenError`` if later ones
     are given: they would not be seen."""
-    known = ~space.is_empty(canvas)
+    known = ~space.is_masked(canvas)
     first = int(known.all(0).view(-1, block).all(1).long().cumprod(0).sum()) * block
     if bool(known[:, first + block :].any()):
         place = int(known[:, first + block :].any(0).nonzero()[0]) + first + block

@@ -153,13 +153,13 @@ def decode_chains(
             f"{type(method).__name__} compares probabilities of ids; this model makes latents,"
             " which have none; expected one of codes"
         )
-    if space.mask_id is None:
+    if space.mask_token_id is None:
         raise GenError(
             f"{type(method).__name__} needs a token space with a mask id; this model has none"
         )
     canvas = space.empty(batch, device) if canvas is None else canvas.to(device).clone()
     check_canvas(canvas, batch, target.legal, space)
-    wanted = space.is_empty(canvas).sum(1)
+    wanted = space.is_masked(canvas).sum(1)
     seats = Seats(target, wanted > 0)
     round_ = torch.zeros_like(seats.rows)
     none = round_.new_zeros(len(round_), 0, k)
@@ -200,8 +200,8 @@ def decode_chains(
         step += 1
         book.add(
             rows,
-            space.is_empty(old),
-            space.is_empty(canvas[rows]),
+            space.is_masked(old),
+            space.is_masked(canvas[rows]),
             canvas[rows],
             chain,
             accepted,
@@ -210,7 +210,7 @@ def decode_chains(
             ),
         )
         if callback:
-            known = ~space.is_empty(canvas)
+            known = ~space.is_masked(canvas)
             callback(
                 {
                     "step": step,
@@ -221,12 +221,12 @@ def decode_chains(
                 }
             )
         fresh = torch.zeros_like(fixed)
-        if moved := seats.leave(~space.is_empty(canvas[rows]).any(1)):
+        if moved := seats.leave(~space.is_masked(canvas[rows]).any(1)):
             fresh, left = moved
             fresh, round_, logprobs, score = fresh[left], round_[left], logprobs[left], score[left]
         if len(rows := seats.rows):
             chain = _drafted(
-                method, draws, rows, round_, logprobs, score, space.is_empty(canvas[rows]), fresh
+                method, draws, rows, round_, logprobs, score, space.is_masked(canvas[rows]), fresh
             )
             round_ = (round_ + 1).masked_fill(fresh, 0)
     return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
@@ -239,7 +239,7 @@ def _at(logprobs: Tensor, places: Tensor) -> Tensor:
 
 def _score(method, target, draws, rows, round_, canvases, logprobs) -> tuple[Tensor, Tensor]:
     """The scores float64 [m, T] of m canvases, and their empty places, bool [m, T]."""
-    empty = target.space.is_empty(canvases)
+    empty = target.space.is_masked(canvases)
     no = torch.zeros_like(empty)
     now = Step(
         draws,

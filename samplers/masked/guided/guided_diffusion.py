@@ -92,7 +92,7 @@ class GuidedDiffusion(Sampler):
     ):
         """``draft``: a target of the judge for the same items and the same places. Raises
         ``GenError`` for one that is missing or speaks of other ids."""
-        if target.space.mask_id is None:
+        if target.space.mask_token_id is None:
             raise GenError(
                 "guided_diffusion needs a token space with a mask id; this model has none"
             )
@@ -127,7 +127,7 @@ class _Judge:
                 "the judge's legal ids are not the masked model's; expected a model of the same"
                 " tokens"
             )
-        self.rule, self.target = rule, draft.under(SamplingParams(guidance_scale=draft.sampling.guidance_scale))
+        self.rule, self.target = rule, draft.with_params(SamplingParams(guidance_scale=draft.sampling.guidance_scale))
         self.rows = torch.arange(draft.rows, device=draft.device)
         # the ids that it was given in the last call, [b, T]; -1 in rows that are others since
         self.told: Tensor | None = None

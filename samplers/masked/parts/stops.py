@@ -30,21 +30,21 @@ from gen.samplers.masked.step import Step
 @register("stop", "end")
 def end(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
     """Nothing can come before the end any more. Raises ``GenError`` for a space without an end."""
-    if now.space.end_id is None:
+    if now.space.eos_token_id is None:
         raise GenError(
             "sampler.stop is 'end', which needs an id that ends a row (TokenSpace.end_id); there is"
             " none here; expected filled or prophet"
         )
-    ends = canvas == now.space.end_id
-    known = (~now.space.is_empty(canvas)).long().cumprod(1).bool()
-    return (ends & known).any(1), torch.full_like(canvas, now.space.end_id)
+    ends = canvas == now.space.eos_token_id
+    known = (~now.space.is_masked(canvas)).long().cumprod(1).bool()
+    return (ends & known).any(1), torch.full_like(canvas, now.space.eos_token_id)
 
 
 @register("stop", "prophet")
 def prophet(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
     """The ids that lead will not be overtaken."""
     params = now.params
-    region = now.space.is_empty(canvas) & now.open
+    region = now.space.is_masked(canvas) & now.open
     if params.answer_length:
         region = (now.positions >= params.answer_start) & (
             now.positions < params.answer_start + params.answer_length

@@ -118,7 +118,7 @@ def test_law_of_speculative_decoding(verifier, policy, told):
     """Also with a draft model that knows nothing of the constraint."""
     size = 4 if told and policy == "constant" else 3
     for space in (exact_length(size, size), with_end(size)):
-        draft_space = None if told else replace(space, constraint=None, end_id=None)
+        draft_space = None if told else replace(space, constraint=None, eos_token_id=None)
         sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=size - 1)
         assert error(sampler, space, draft_space=draft_space) < EXACT
 
@@ -174,7 +174,7 @@ def test_control_a_history_that_keeps_its_first_drafts(monkeypatch):
 
     def init(self, *args, _true=CausalTarget.__init__, **kwargs):
         _true(self, *args, **kwargs)
-        self.blank_id = self.space.end_id  # what no history of these rows holds before its end
+        self.blank_id = self.space.eos_token_id  # what no history of these rows holds before its end
         self.history[:] = self.blank_id
 
     monkeypatch.setattr(CausalTarget, "__init__", init)
@@ -329,7 +329,7 @@ def test_what_is_given_must_be_told_and_may_not_have_ended():
 
 
 def test_models_that_do_not_go_left_to_right_refuse_a_constraint():
-    masked = replace(TokenSpace.codes((4,), 3, 4, mask_id=3), constraint=ExactLength(3, 4))
+    masked = replace(TokenSpace.codes((4,), 3, 4, mask_token_id=3), constraint=ExactLength(3, 4))
     for make in (
         lambda s: masked_target(TabularMasked(4), s, SamplingParams(), [0]),
         lambda s: block_target(TabularBlocks(4, block_length=2), s, SamplingParams(), [0]),
@@ -341,8 +341,8 @@ def test_models_that_do_not_go_left_to_right_refuse_a_constraint():
 
 
 def test_a_masked_space_may_have_an_end_and_fills_nothing_by_it():
-    space = replace(TokenSpace.codes((12,), 3, 4, mask_id=3), end_id=2)
-    plain = replace(space, end_id=None)
+    space = replace(TokenSpace.codes((12,), 3, 4, mask_token_id=3), eos_token_id=2)
+    plain = replace(space, eos_token_id=None)
 
     def sample(s):
         return registry.get("sampler", "masked_iterative")()(
@@ -362,14 +362,14 @@ def test_spaces_that_make_no_sense_are_refused_in_one_line():
     legal[2, 2] = False
     late = torch.ones(4, 3, dtype=torch.bool)
     late[:2, 2] = False
-    TokenSpace((4,), 3, late, end_id=2)  # an end that may come from place 2 on
-    replace(TokenSpace.codes((4,), 3, 4), end_id=3)  # and one that may not come at all
+    TokenSpace((4,), 3, late, eos_token_id=2)  # an end that may come from place 2 on
+    replace(TokenSpace.codes((4,), 3, 4), eos_token_id=3)  # and one that may not come at all
     for make, said in (
-        (lambda: TokenSpace((4,), 3, legal, end_id=2), "end_id 2 may not stand at place 2"),
-        (lambda: TokenSpace((4,), 3, ~late, end_id=2), "end_id 2 may not stand at place 3"),
-        (lambda: TokenSpace((4,), 3, legal, end_id=3), "end_id is 3; expected an id below 3"),
+        (lambda: TokenSpace((4,), 3, legal, eos_token_id=2), "end_id 2 may not stand at place 2"),
+        (lambda: TokenSpace((4,), 3, ~late, eos_token_id=2), "end_id 2 may not stand at place 3"),
+        (lambda: TokenSpace((4,), 3, legal, eos_token_id=3), "end_id is 3; expected an id below 3"),
         (
-            lambda: replace(TokenSpace.latents((4,), 2), end_id=0),
+            lambda: replace(TokenSpace.latents((4,), 2), eos_token_id=0),
             "latents came with a constraint or an end",
         ),
         (

@@ -36,7 +36,7 @@ SPECS = {
 def space(end: bool = False) -> TokenSpace:
     legal = torch.zeros(T, V, dtype=torch.bool)
     legal[:, :16] = True
-    return TokenSpace((T,), V, legal, end_id=15 if end else None)
+    return TokenSpace((T,), V, legal, eos_token_id=15 if end else None)
 
 
 NETS = small_llama(V), small_llama(V, 1)
@@ -70,7 +70,7 @@ def decode(name: str, sampling: SamplingParams, end: bool, at_most: int | None):
     sizes = []
     forward = ours.model.forward
     ours.model.forward = lambda tokens, *rest, **more: (
-        sizes.append(len(tokens) // ours.halves),
+        sizes.append(len(tokens) // ours.branches),
         forward(tokens, *rest, **more),
     )[1]
     return sampler(ours, CounterDraws(range(N)), draft=draft, trace=True), sizes

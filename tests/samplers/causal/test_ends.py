@@ -38,7 +38,7 @@ class Watched(JacobiDrafter):
     def propose(self, now, tokens):
         drafts, drafted = super().propose(now, tokens)
         other = self.legal[now.positions[:, : drafts.shape[1]]].sum(-1) > 1
-        Watched.ends += int((drafted & other & (drafts == self.space.end_id)).sum())
+        Watched.ends += int((drafted & other & (drafts == self.space.eos_token_id)).sum())
         Watched.drafts += int(drafted.sum())
         return drafts, drafted
 
@@ -97,7 +97,7 @@ def test_a_row_costs_no_call_after_its_end():
 
 def test_control_without_an_end_every_place_costs_a_call():
     out = autoregressive()(
-        causal_target(TabularCausal(4), replace(with_end(12, ids=4), end_id=None), SamplingParams(), [0]),
+        causal_target(TabularCausal(4), replace(with_end(12, ids=4), eos_token_id=None), SamplingParams(), [0]),
         CounterDraws([1]),
     )
     assert out.stats[0].nfe == out.stats[0].tokens == 12

@@ -358,7 +358,7 @@ def test_a_step_of_a_masked_network_waits_once_in_all(name):
     """To know which rows are done. The law, what is proposed and chosen and the schedule are in
     it."""
     sampler, sampling = resolve_sampler(name, GUIDED)
-    space = replace(TokenSpace.codes((4, 5), 24, 20), mask_id=22)
+    space = replace(TokenSpace.codes((4, 5), 24, 20), mask_token_id=22)
     steps = between_calls(
         sampler, lambda: MaskedTarget(MaskedLM(small_llama(24)), PROMPTS, space, sampling, WITHOUT)
     )

@@ -236,7 +236,7 @@ def test_what_a_draft_is_credited_with():
 def runs(sampling: SamplingParams, rows: int = 9):
     """A function sampler -> output, over items with contexts and keys of their own."""
     space = with_codes(space_of((3, 4), 6))
-    model, small = TabularCausal.under(sampling, 6), TabularCausal.under(sampling, 6)
+    model, small = TabularCausal.with_params(sampling, 6), TabularCausal.with_params(sampling, 6)
     small.seed = 5
     context = [i % CONTEXTS for i in range(rows)]
 

@@ -36,7 +36,7 @@ autoregressive = registry.get("sampler", "autoregressive")
 
 def models(sampling: SamplingParams, ids: int):
     """A target and a draft model that differ."""
-    target, draft = TabularCausal.under(sampling, ids), TabularCausal.under(sampling, ids)
+    target, draft = TabularCausal.with_params(sampling, ids), TabularCausal.with_params(sampling, ids)
     draft.seed = 5
     return target, draft
 
@@ -306,10 +306,10 @@ class Counting(TabularCausal):
 def test_unguided_drafts_cost_one_half():
     sampling, space = SamplingParams(guidance_scale=2.0), space_of((4,), 3)
     for guidance, rows in ((None, 4), (1.0, 2)):
-        small = Counting.under(sampling, 3)
+        small = Counting.with_params(sampling, 3)
         small.calls = []
         target, draft = (
-            causal_target(TabularCausal.under(sampling, 3), space, sampling, [0, 1]),
+            causal_target(TabularCausal.with_params(sampling, 3), space, sampling, [0, 1]),
             causal_target(small, space, sampling, [0, 1]),
         )
         speculative(draft_guidance=guidance)(target, CounterDraws([1, 2]), draft=draft)
@@ -318,11 +318,11 @@ def test_unguided_drafts_cost_one_half():
 
 def test_a_target_under_another_law_keeps_its_condition():
     sampling, space = SamplingParams(guidance_scale=2.0), space_of((3,), 3)
-    model = TabularCausal.under(sampling, 3)
+    model = TabularCausal.with_params(sampling, 3)
     target = causal_target(model, space, sampling, [1, 0])
     nothing = torch.zeros(2, 1, dtype=torch.long)
     for other in (SamplingParams(), SamplingParams(temperature=0.5, guidance_scale=3.0), sampling):
-        found = target.under(other).predict(nothing, nothing)[0][:, 0]
+        found = target.with_params(other).predict(nothing, nothing)[0][:, 0]
         expected = [
             other(
                 model.after(list(PROMPTS[c])), model.after(list(EMPTY[c])) if other.guided else None
@@ -331,7 +331,7 @@ def test_a_target_under_another_law_keeps_its_condition():
         ]
         assert torch.equal(found, torch.stack(expected))
     with pytest.raises(ValueError, match="unconditional"):
-        target.under(SamplingParams()).under(sampling)
+        target.with_params(SamplingParams()).with_params(sampling)
 
 
 def test_mistakes_are_named_in_one_line():

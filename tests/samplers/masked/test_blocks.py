@@ -38,7 +38,7 @@ def sampling_of(
 
     def logits(prompt: list[int], known: tuple[int, ...]) -> torch.Tensor:
         place, end = len(known), (len(known) // block + 1) * block
-        ids = torch.tensor([[*prompt, *known, *[space.mask_id] * (end - place)]])
+        ids = torch.tensor([[*prompt, *known, *[space.mask_token_id] * (end - place)]])
         at = torch.arange(ids.shape[1])[None]
         return model.forward(
             ids, at, torch.full_like(at, ids.shape[1] - 1), model.new_cache(ids.shape[1])

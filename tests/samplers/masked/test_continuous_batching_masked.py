@@ -117,7 +117,7 @@ def space(end: bool = False) -> TokenSpace:
         V,
         legal,
         MASK,
-        end_id=7 if end else None,
+        eos_token_id=7 if end else None,
         delimiters=(2, 5),
         rarity=torch.arange(1, V + 1) / 2,
     )
@@ -175,7 +175,7 @@ def counting(target) -> list[int]:
                 target.model,
                 name,
                 lambda ids, *rest, call=call, **more: (
-                    sizes.append(len(ids) // target.halves),
+                    sizes.append(len(ids) // target.branches),
                     call(ids, *rest, **more),
                 )[1],
             )
@@ -435,7 +435,7 @@ def test_a_fresh_target_of_another_law_has_the_same_items():
     of = MaskedTarget(TabularMasked(V), prompts(list(range(N))), space(), SamplingParams())
     of.at_most(3)
     of.replace(torch.tensor([False, True, False]))
-    other = of.under(SamplingParams(temperature=0.5))
+    other = of.with_params(SamplingParams(temperature=0.5))
     assert (
         (of.prompt[1] == prompts([3])[0]).all()
         and other.rows == 3

@@ -30,7 +30,7 @@ from gen.samplers.masked.guided.guided_diffusion import _Judge
 
 IDS, PLACES, MASK, ROWS = 4, 10, 4, 5
 SPACE = space_of((2, 5), IDS, masked=True)
-ENDING = replace(SPACE, end_id=3)
+ENDING = replace(SPACE, eos_token_id=3)
 LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.8, top_k=3, guidance_scale=1.5)}
 MODEL, JUDGE = TabularMasked(IDS + 1, low=0.0), TabularCausal(IDS + 1, seed=5, low=0.0, spread=2.0)
 guided = registry.get("sampler", "guided_diffusion")

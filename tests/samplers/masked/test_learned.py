@@ -438,7 +438,7 @@ def test_learn2pd_is_for_rows_that_end(folders):
     ):
         decode(sampler)
     ending, filled = (
-        replace(SPACE, end_id=2),
+        replace(SPACE, eos_token_id=2),
         replace(sampler, stop="filled", filter_threshold=1.01, order="raster"),
     )
     stops = replace(filled, stop="end")

@@ -52,7 +52,7 @@ class Coupled:
 
     def __init__(self, space: TokenSpace, coupling: float = 0.5, seed: int = 0):
         normal = torch.Generator().manual_seed(seed)
-        self.vocab_size, self.mask, places = space.vocab_size, space.mask_id, space.length
+        self.vocab_size, self.mask, places = space.vocab_size, space.mask_token_id, space.length
         self.alone = 1.5 * torch.randn(
             16, places, self.vocab_size, dtype=torch.float64, generator=normal
         )
@@ -93,9 +93,9 @@ def laws_at(
     def ask(*prompt):
         return model.forward(torch.tensor([[*prompt, *canvas]]), space.length)[0]
 
-    halves = ask(31 + context, 40), ask(50, 51 + context) if sampling.guided else None
-    final = sampling(*halves, space.legal)
-    return final, SamplingParams(guidance_scale=sampling.guidance_scale)(*halves, space.legal) if raw else final
+    branches = ask(31 + context, 40), ask(50, 51 + context) if sampling.guided else None
+    final = sampling(*branches, space.legal)
+    return final, SamplingParams(guidance_scale=sampling.guidance_scale)(*branches, space.legal) if raw else final
 
 
 def score(order: str, judged: Tensor, space: TokenSpace, place: int, number) -> float:
@@ -111,7 +111,7 @@ def score(order: str, judged: Tensor, space: TokenSpace, place: int, number) -> 
 
 
 def turn(order: str, judged: Tensor, space: TokenSpace, canvas, number, k: int = 1) -> list[int]:
-    empty = [n for n in range(space.length) if canvas[n] == space.mask_id]
+    empty = [n for n in range(space.length) if canvas[n] == space.mask_token_id]
     return sorted(empty, key=lambda n: (-score(order, judged, space, n, number), n))[:k]
 
 
@@ -128,10 +128,10 @@ def ordered_law(
         return hashed(context, n, "order", None)
 
     found: dict[tuple[int, ...], float] = defaultdict(float)
-    todo = [((space.mask_id,) * space.length, 1.0)]
+    todo = [((space.mask_token_id,) * space.length, 1.0)]
     while todo:
         canvas, mass = todo.pop()
-        if space.mask_id not in canvas:
+        if space.mask_token_id not in canvas:
             found[canvas] += mass
             continue
         final, judged = laws_at(model, space, sampling, context, canvas, raw)
@@ -152,7 +152,7 @@ def static(
     uniform = draws.uniform(torch.tensor([0]), torch.arange(space.length)[None], "order", None)[
         0
     ].tolist()
-    while space.mask_id in canvas:
+    while space.mask_token_id in canvas:
         final, judged = laws_at(model, space, sampling, context, canvas, sampler.confidence_on == "raw")
         for n in turn(
             sampler.order,
@@ -185,8 +185,8 @@ ROWS = 18
 def canvas_of(space: TokenSpace = SPACE) -> Tensor:
     """Rows with everything, half, one, nothing and a few places to fill, again and again."""
     out = (torch.arange(space.length) * 3 % 5).repeat(ROWS, 1)
-    out[::3] = space.mask_id
-    out[1::6, ::2], out[2::6, 7], out[4::6, 4:] = space.mask_id, space.mask_id, space.mask_id
+    out[::3] = space.mask_token_id
+    out[1::6, ::2], out[2::6, 7], out[4::6, 4:] = space.mask_token_id, space.mask_token_id, space.mask_token_id
     return out
 
 
@@ -213,7 +213,7 @@ def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, sa
     for model in models(SPACE):
         plain = freedave(num_drafts=1, order=order)
         expected = run(plain, model, sampling)
-        wanted = (canvas_of() == SPACE.mask_id).sum(1).tolist()
+        wanted = (canvas_of() == SPACE.mask_token_id).sum(1).tolist()
         assert [s.nfe for s in expected.stats] == wanted
         for row in (1, 4, 15):
             assert expected.tokens[row].tolist() == static(
@@ -248,7 +248,7 @@ def test_drafts_save_most_where_places_hardly_depend_on_each_other():
     assert calls[0.0] < calls[0.1] < calls[2.0]
     # nothing to learn from the first call on: it fills one place, and all calls after it eight
     assert calls[0.0] == sum(
-        1 + math.ceil((w - 1) / 8) for w in (canvas_of() == SPACE.mask_id).sum(1).tolist() if w
+        1 + math.ceil((w - 1) / 8) for w in (canvas_of() == SPACE.mask_token_id).sum(1).tolist() if w
     )
 
 
@@ -327,7 +327,7 @@ def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts)
         model.calls.clear()
         out = run(make(num_drafts=drafts), model, SamplingParams(), trace=True, callback=reports.append)
         canvas, places = canvas_of(), 2 + SPACE.length
-        assert torch.equal(out.tokens[canvas != SPACE.mask_id], canvas[canvas != SPACE.mask_id])
+        assert torch.equal(out.tokens[canvas != SPACE.mask_token_id], canvas[canvas != SPACE.mask_token_id])
         assert len(model.calls) == len(reports) == max(s.nfe for s in out.stats)
         assert sum(model.calls) * places == sum(s.tokens_computed for s in out.stats)
         assert [r["step"] for r in reports] == list(range(1, len(reports) + 1)) and reports[-1][
@@ -337,7 +337,7 @@ def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts)
         for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
             state = canvas[row].clone()
             for step in trace:
-                assert step.window == (state == SPACE.mask_id).nonzero()[:, 0].tolist()
+                assert step.window == (state == SPACE.mask_token_id).nonzero()[:, 0].tolist()
                 assert (
                     1 <= len(step.committed) <= drafts
                     and len(step.committed) == len(step.accepted) + 1
@@ -463,15 +463,15 @@ def test_control_all_drafts_kept_is_parallel_decoding(monkeypatch):
 def sampled_law(model, space: TokenSpace, sampling: SamplingParams, context: int) -> dict[tuple[int, ...], float]:
     """One place per step, the one whose id, drawn anew at every step, is the most likely."""
     found: dict[tuple[int, ...], float] = defaultdict(float)
-    todo = [((space.mask_id,) * space.length, 1.0)]
+    todo = [((space.mask_token_id,) * space.length, 1.0)]
     while todo:
         canvas, mass = todo.pop()
-        empty = [n for n in range(space.length) if canvas[n] == space.mask_id]
+        empty = [n for n in range(space.length) if canvas[n] == space.mask_token_id]
         if not empty:
             found[canvas] += mass
             continue
         p = laws_at(model, space, sampling, context, canvas, raw=False)[0].exp().tolist()
-        for ids in itertools.product(range(space.mask_id), repeat=len(empty)):
+        for ids in itertools.product(range(space.mask_token_id), repeat=len(empty)):
             best = max(zip(empty, ids, strict=True), key=lambda x: (p[x[0]][x[1]], -x[0]))
             todo.append(
                 (

@@ -351,17 +351,17 @@ def test_padding_changes_nothing(name, sampling):
 class Seen(MaskedLM):
     """A control: padding is looked at."""
 
-    def forward(self, ids, canvas_length, pads=None):
+    def forward(self, ids, canvas_length, left_padding=None):
         return super().forward(ids, canvas_length)
 
 
 class Counted(MaskedLM):
     """A control: padding is not looked at, but counted as positions."""
 
-    def forward(self, ids, canvas_length, pads=None):
-        if pads is None:
+    def forward(self, ids, canvas_length, left_padding=None):
+        if left_padding is None:
             return super().forward(ids, canvas_length)
-        hidden = torch.arange(ids.shape[1]) < pads[:, None]
+        hidden = torch.arange(ids.shape[1]) < left_padding[:, None]
         mask = torch.zeros(ids.shape, dtype=self.dtype).masked_fill(
             hidden, torch.finfo(self.dtype).min
         )[:, None, None]
@@ -383,10 +383,10 @@ def test_control_padding_that_is_seen_or_counted_is_found(adapter):
 
 def test_pads_in_front_are_nothing_to_the_model():
     net, ids = model("llama_shifted"), torch.cat([conditions([0], False)[0], canvas([0])], 1)
-    for pads in (1, 4):
-        padded = torch.nn.functional.pad(ids, (pads, 0), value=5)
+    for left_padding in (1, 4):
+        padded = torch.nn.functional.pad(ids, (left_padding, 0), value=5)
         assert (
-            float((net.forward(padded, T, torch.tensor([pads])) - net.forward(ids, T)).abs().max())
+            float((net.forward(padded, T, torch.tensor([left_padding])) - net.forward(ids, T)).abs().max())
             < EXACT * 100
         )
 

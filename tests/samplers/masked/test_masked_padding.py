@@ -17,7 +17,7 @@ from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
 
-NEEDS = replace(SPACE, end_id=7, delimiters=(2,), rarity=torch.arange(1, V + 1) / 2)
+NEEDS = replace(SPACE, eos_token_id=7, delimiters=(2,), rarity=torch.arange(1, V + 1) / 2)
 NAMES = [
     n
     for kind in ("sampler", "preset")
@@ -36,7 +36,7 @@ def run(name: str, rows: list[int], extra: int = 0, adapter=None):
     if sampler.drafted:
         known = {
             "draft": CausalTarget(
-                CausalLM(net.model), prompt, replace(NEEDS, end_id=None), sampling, prompt_length=length
+                CausalLM(net.model), prompt, replace(NEEDS, eos_token_id=None), sampling, prompt_length=length
             )
         }
     out = sampler(

@@ -55,13 +55,13 @@ def case_in(modality: str):
     generator = torch.Generator().manual_seed(3)
     tokens = made.tokens
     free = (space.legal.sum(1) > 1).expand(tokens.shape)
-    if pipe.modality.length_first and space.end_id is not None:
-        free = free & (tokens != space.end_id)
+    if pipe.modality.length_first and space.eos_token_id is not None:
+        free = free & (tokens != space.eos_token_id)
     empty = (
         torch.rand(tokens.shape, generator=generator).masked_fill(~free, 2).argsort(1).argsort(1)
         < EMPTY
     )
-    canvas = tokens.masked_fill(empty, space.mask_id)
+    canvas = tokens.masked_fill(empty, space.mask_token_id)
 
     def decode(sampler, rows):
         target = pipe.target(sampler, sampling, [made.items[r] for r in rows], name, space=space)
@@ -86,7 +86,7 @@ def test_every_selector_fills_every_modality(case_of, modality, selector):
     )
     out = decode(sampler, [0, 1])
     assert torch.equal(out.tokens[~empty], canvas[~empty]) and not bool(
-        (out.tokens == space.mask_id).any()
+        (out.tokens == space.mask_token_id).any()
     )
     place = torch.arange(space.length).expand(empty.shape)
     assert bool(space.legal[place, out.tokens][empty].all())

@@ -22,8 +22,8 @@ from gen.models.targets.masked import MaskedTarget
 from gen.samplers.masked.step import Step
 
 IDS, PLACES, MASK, END, ROWS = 5, 16, 5, 4, 5
-SPACE = replace(TokenSpace.codes((PLACES,), IDS, IDS + 1, MASK), end_id=END, delimiters=(1, 3))
-BARE = replace(SPACE, end_id=None, delimiters=())
+SPACE = replace(TokenSpace.codes((PLACES,), IDS, IDS + 1, MASK), eos_token_id=END, delimiters=(1, 3))
+BARE = replace(SPACE, eos_token_id=None, delimiters=())
 MODEL = TabularMasked(IDS + 1, low=0.0)
 masked_iterative = registry.get("sampler", "masked_iterative")
 

@@ -45,7 +45,7 @@ def some_tasks() -> list[Task]:
 
 
 def fully(oracle: Oracle) -> torch.Tensor:
-    return torch.full((1, oracle.length), oracle.mask_id)
+    return torch.full((1, oracle.length), oracle.mask_token_id)
 
 
 # --- The law
@@ -58,9 +58,9 @@ def test_the_law_is_that_of_the_answers_that_agree(op):
     oracle, right = Oracle([task]), answers(task)
     ids = [oracle.canvas(a) for a in right]
     for answer, hidden in product(ids, product((False, True), repeat=oracle.length)):
-        canvas = [oracle.mask_id if h else i for i, h in zip(answer, hidden, strict=True)]
+        canvas = [oracle.mask_token_id if h else i for i, h in zip(answer, hidden, strict=True)]
         agree = [
-            a for a in ids if all(c in (x, oracle.mask_id) for c, x in zip(canvas, a, strict=True))
+            a for a in ids if all(c in (x, oracle.mask_token_id) for c, x in zip(canvas, a, strict=True))
         ]
         expected = torch.zeros(oracle.length, oracle.vocab_size, dtype=torch.float64)
         for a in agree:
@@ -72,12 +72,12 @@ def test_the_law_is_that_of_the_answers_that_agree(op):
 def test_a_canvas_that_no_answer_agrees_with_has_the_law_of_the_nearest_ones():
     oracle = Oracle([SHUFFLE])
     a, b, c, d = (oracle.words.index(w) for w in "3120")
-    hole = oracle.mask_id
+    hole = oracle.mask_token_id
     for canvas in (
         [a, a, hole, hole],
         [b, b, b, hole],
         [a, b, c, d],
-        [oracle.end_id, hole, hole, hole],
+        [oracle.eos_token_id, hole, hole, hole],
     ):
         sampling = oracle.forward(torch.tensor([[0, *canvas]]), 4)[0].exp()
         agreed = (oracle.tables[0] == torch.tensor(canvas)).sum(1)
@@ -250,7 +250,7 @@ class Forgetful(Oracle):
 
     def forward(self, ids, canvas_length):
         return super().forward(
-            torch.cat([ids[:, :1], torch.full_like(ids[:, 1:], self.mask_id)], 1), canvas_length
+            torch.cat([ids[:, :1], torch.full_like(ids[:, 1:], self.mask_token_id)], 1), canvas_length
         )
 
 
