@@ -165,10 +165,10 @@ class GridModality(Modality):
                 f" {total * step}"
             )
         legal = space.legal.clone()
-        places = frames // step * (space.length // total)
-        legal[:places, space.eos_token_id] = False
-        legal[places:] = False
-        legal[places:, space.eos_token_id] = True
+        positions = frames // step * (space.length // total)
+        legal[:positions, space.eos_token_id] = False
+        legal[positions:] = False
+        legal[positions:, space.eos_token_id] = True
         return replace(space, legal=legal)
 
     @abstractmethod

@@ -141,9 +141,9 @@ def panel(
         parts.append(_diagonal(x, y, through, at_x, at_y, note))
     for name in dict.fromkeys(p.line for p in points if p.line is not None):
         joined = [p for p in points if p.line == name]
-        places = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in joined)
+        positions = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in joined)
         parts.append(
-            f'<polyline points="{places}" fill="none" stroke="{joined[0].colour}"'
+            f'<polyline points="{positions}" fill="none" stroke="{joined[0].colour}"'
             ' stroke-width="2"/>'
         )
     for p in points:

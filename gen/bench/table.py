@@ -55,10 +55,10 @@ def tabulate(
     groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
         groups[run["sampler"], run["batch_size"]].append(run)
-    place = {v.label: n for n, v in enumerate(variants)}
+    position = {v.label: n for n, v in enumerate(variants)}
     table = []
-    for label, size in sorted({*groups, *errors}, key=lambda g: (g[1], place[g[0]])):
-        v = variants[place[label]]
+    for label, size in sorted({*groups, *errors}, key=lambda g: (g[1], position[g[0]])):
+        v = variants[position[label]]
         row: dict[str, Any] = {
             "sampler": label,
             "batch_size": size,

@@ -245,7 +245,7 @@ def make_job(
     overrides to the working directory."""
     layers = merge_layers(tree, overrides, where, base or Path())
     counted: dict[Any, Census] = {}  # entries often share their rows
-    entries = [_resolve(values, places, place, counted) for values, places, place in layers.entries]
+    entries = [_resolve(values, locations, location, counted) for values, locations, location in layers.entries]
     first: dict[str, int] = {}
     digest = cache(file_digest)
     for i, entry in enumerate(entries if len(entries) > 1 else ()):
@@ -258,11 +258,11 @@ def make_job(
                 f"jobs.{twin} and jobs.{i}{counted_how} in {where} are the same job; expected them"
                 " to differ"
             )
-    run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.places, where)
+    run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.locations, where)
     _refuse_other_bits(entries if run.deterministic else [], where)
     name = layers.top.get("name") or name or entries[0].modality
     return Job(
-        str(name), _out(layers.top.get("out"), name, layers.places.get("out", where)), entries, run
+        str(name), _out(layers.top.get("out"), name, layers.locations.get("out", where)), entries, run
     )
 
 
@@ -294,7 +294,7 @@ def stored_job(folder: Path) -> Job:
         Entry(**{f.name: v[f.name] for f in fields(Entry)} | {"prompts": v["prompts"] or []})
         for v, _, _ in layers.entries
     ]
-    run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.places, str(path))
+    run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.locations, str(path))
     return Job(str(layers.top.get("name")), str(layers.top.get("out")), entries, run)
 
 
@@ -330,17 +330,17 @@ def find_config(path_or_name: str | Path) -> Path:
 
 
 def _resolve(
-    values: dict[str, Any], places: Mapping[str, str], place: str, counted: dict[Any, Census]
+    values: dict[str, Any], locations: Mapping[str, str], location: str, counted: dict[Any, Census]
 ) -> Entry:
     from gen.core.registry import registry
 
     def at(key):
-        return places.get(key, place)
+        return locations.get(key, location)
 
     v = dict(values)
     if v["modality"] is None:
         raise GenError(
-            f"modality is missing in {place}; known: {', '.join(registry.table('modality'))}"
+            f"modality is missing in {location}; known: {', '.join(registry.table('modality'))}"
         )
     registry.get("modality", v["modality"], at("modality"))
     for key in ("model", "device", "dtype"):
@@ -374,10 +374,10 @@ def _resolve(
     try:
         EditSpec(*(v[k] for k in EDIT_FIELDS))
     except GenError as error:
-        raise GenError(f"{error} ({place})") from None
+        raise GenError(f"{error} ({location})") from None
     if v["prompts"] is None and v["prompts_file"] is None:
         raise bad_value("prompts", None, "at least one prompt", at("prompts"))
-    v["sampler"], v["sampling"] = _resolve_sampler(v["sampler"], v["sampling"], places, place)
+    v["sampler"], v["sampling"] = _resolve_sampler(v["sampler"], v["sampling"], locations, location)
     entry = Entry(**v | {"prompts": v["prompts"] or []})
     _check_rows(entry, at("prompts"), counted)
     return entry
@@ -409,7 +409,7 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
 
 
 def _resolve_sampler(
-    node: dict, sampling: dict, places: Mapping[str, str], place: str
+    node: dict, sampling: dict, locations: Mapping[str, str], location: str
 ) -> tuple[dict, dict]:
     """Every knob of the sampler, under the name the user wrote, and every knob of the law."""
     from gen.core.sampler import resolve_sampler
@@ -418,8 +418,8 @@ def _resolve_sampler(
         sampler, full = resolve_sampler(node, sampling)
     except GenError as error:
         text = str(error)  # said in the place that set the key the message is about
-        named = [p for k, p in places.items() if "." in k and k.split(".")[1] in text]
-        raise GenError(f"{text} ({named[0] if named else places.get('sampler', place)})") from error
+        named = [p for k, p in locations.items() if "." in k and k.split(".")[1] in text]
+        raise GenError(f"{text} ({named[0] if named else locations.get('sampler', location)})") from error
     params = (
         {f.name: plain(getattr(sampler, f.name)) for f in fields(sampler)}
         if is_dataclass(sampler)

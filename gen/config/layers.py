@@ -48,15 +48,15 @@ class Values(NamedTuple):
     """The values of one entry, where each came from, and where the entry is."""
 
     values: dict[str, Any]
-    places: dict[str, str]
-    place: str
+    locations: dict[str, str]
+    location: str
 
 
 class Layers(NamedTuple):
     """The keys of the folder and the run, where each came from, and the entries."""
 
     top: dict[str, Any]
-    places: dict[str, str]
+    locations: dict[str, str]
     entries: list[Values]
 
 
@@ -108,18 +108,18 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
     _merge(shared, {k: v for k, v in tree.items() if k in DEFAULTS}, where, shared_places, base)
     entries = []
     for i, job in enumerate(jobs):
-        place = where if "jobs" not in tree else f"{where}, jobs.{i}"
+        location = where if "jobs" not in tree else f"{where}, jobs.{i}"
         if not isinstance(job, Mapping):
             raise bad_value(f"jobs.{i}", job, "keys such as sampler and law", where)
-        values, places = dict(shared), dict(shared_places)
-        _merge(values, {k: v for k, v in job.items() if k != "sweep"}, place, places, base)
+        values, locations = dict(shared), dict(shared_places)
+        _merge(values, {k: v for k, v in job.items() if k != "sweep"}, location, locations, base)
         own = [
             (k[2:] if k[0] == "jobs" else k, v, said)
             for k, v, said in parsed
             if k[0] != "jobs" or int(k[1]) == i
         ]
         sweep = job["sweep"] if "sweep" in job else tree.get("sweep")
-        entries += _swept(Values(values, places, place), sweep, own, base)
+        entries += _swept(Values(values, locations, location), sweep, own, base)
     return Layers(top, top_places, entries)
 
 
@@ -133,42 +133,42 @@ def _swept(
                 sweep = value
             elif sweep is None or isinstance(sweep, Mapping):
                 sweep = {**(sweep or {}), ".".join(keys[1:]): value}
-            entry = entry._replace(place=f"{entry.place} ({said})")
+            entry = entry._replace(location=f"{entry.location} ({said})")
     overrides = [o for o in overrides if o[0][0] != "sweep"]
     out = []
-    for combination in combinations(sweep, DEFAULTS, NODES, entry.place):
+    for combination in combinations(sweep, DEFAULTS, NODES, entry.location):
         if not out:
             for keys, value, said in overrides:
-                refuse_swept(keys, value, said, combination, entry.place)
-        values, places = dict(entry.values), dict(entry.places)
+                refuse_swept(keys, value, said, combination, entry.location)
+        values, locations = dict(entry.values), dict(entry.locations)
         for key in sorted(
             combination, key=lambda k: k.count(".") > 0
         ):  # a sampler before its knobs, in whatever order they stand
             head, _, rest = key.partition(".")
             layer = {head: {rest: combination[key]} if rest else combination[key]}
-            _merge(values, layer, f"the sweep of {entry.place}", places, base)
+            _merge(values, layer, f"the sweep of {entry.location}", locations, base)
         for keys, value, said in overrides:
             _merge(
                 values,
                 {keys[0]: value if len(keys) == 1 else {keys[1]: value}},
                 said,
-                places,
+                locations,
                 Path(),
             )
-        out.append(Values(values, places, entry.place))
+        out.append(Values(values, locations, entry.location))
     return out
 
 
-def _set_top(top: dict, places: dict, keys: list[str], value: Any, place: str) -> None:
+def _set_top(top: dict, locations: dict, keys: list[str], value: Any, location: str) -> None:
     key = keys[0]
     if len(keys) > (2 if key == RUN_NODE else 1):
-        raise unknown("key", ".".join(keys), KEYS, place)
+        raise unknown("key", ".".join(keys), KEYS, location)
     if key == RUN_NODE:
         value = {keys[1]: value} if len(keys) > 1 else {} if value is None else value
         if not isinstance(value, Mapping):
-            raise bad_value(key, value, "options of the engine, such as {partition: gpu}", place)
+            raise bad_value(key, value, "options of the engine, such as {partition: gpu}", location)
         value = {**top.get(key, {}), **value}
-    top[key], places[key] = value, place
+    top[key], locations[key] = value, location
 
 
 def _override(text: str, jobs: int) -> tuple[list[str], Any]:
@@ -205,37 +205,37 @@ def _override(text: str, jobs: int) -> tuple[list[str], Any]:
     return keys, parsed
 
 
-def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], base: Path) -> None:
+def _merge(values: dict, layer: Mapping, location: str, locations: dict[str, str], base: Path) -> None:
     """Lay one layer over ``values``. A sampler with a name replaces the whole node, one without
     adds knobs to it; new prompts drop the old ones, wherever those came from."""
     for key in layer:
         if key not in DEFAULTS:
             hint = " (a key of the whole run)" if key in FOLDER_KEYS else ""
-            raise unknown(f"key{hint}", key, DEFAULTS, place)
+            raise unknown(f"key{hint}", key, DEFAULTS, location)
     if layer.get("prompts") is not None and layer.get("prompts_file") is not None:
-        raise GenError(f"both prompts and prompts_file are given in {place}; expected one of them")
+        raise GenError(f"both prompts and prompts_file are given in {location}; expected one of them")
     for key, value in layer.items():
         if key == "sampler":
             value = {"name": value} if isinstance(value, str) else value
             if not isinstance(value, Mapping) or not value:
-                raise bad_value("sampler", value, "a name, or {name: ..., knob: value}", place)
+                raise bad_value("sampler", value, "a name, or {name: ..., knob: value}", location)
             if "name" in value:
-                for old in [k for k in places if k.startswith("sampler.")]:
-                    del places[old]
+                for old in [k for k in locations if k.startswith("sampler.")]:
+                    del locations[old]
             value = dict(value) if "name" in value else {**values["sampler"], **value}
-            places.update(
-                {f"sampler.{k}": place for k in layer[key]}
+            locations.update(
+                {f"sampler.{k}": location for k in layer[key]}
                 if isinstance(layer[key], Mapping)
                 else {}
             )
         elif key == "sampling":
             value = {} if value is None else value
             if not isinstance(value, Mapping):
-                raise bad_value("sampling", value, f"knobs of {', '.join(sampling_fields())}", place)
+                raise bad_value("sampling", value, f"knobs of {', '.join(sampling_fields())}", location)
             for param in value:
                 if param not in sampling_fields():
-                    raise unknown("knob of the law", param, sampling_fields(), place)
-                places[f"sampling.{param}"] = place
+                    raise unknown("knob of the law", param, sampling_fields(), location)
+                locations[f"sampling.{param}"] = location
             value = {**values["sampling"], **value}
         elif key == "model_options":
             value = {} if value is None else value
@@ -244,15 +244,15 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
                     "model_options",
                     value,
                     "options of the model's family, such as {height: 512}",
-                    place,
+                    location,
                 )
             value = {**values["model_options"], **value}
         elif key in FILES and value is not None:
             if not isinstance(value, (str, Path)) or not str(value):
-                raise bad_value(key, value, "a path", place)
+                raise bad_value(key, value, "a path", location)
             value = str((base / value).absolute())
         elif key == "prompts" and value is not None:
-            value = inline_rows(value, base, place)
+            value = inline_rows(value, base, location)
         if (
             key == "prompts_file" and value is None
         ):  # says nothing about prompts that stand beside it
@@ -261,4 +261,4 @@ def _merge(values: dict, layer: Mapping, place: str, places: dict[str, str], bas
         if key in ("prompts", "prompts_file"):
             values["prompts"] = values["prompts_file"] = None
         values[key] = value
-        places[key] = place
+        locations[key] = location

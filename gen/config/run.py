@@ -60,11 +60,11 @@ class Run:
 RUN = tuple(f.name for f in fields(Run))
 
 
-def make_run(values: Mapping[str, Any], places: Mapping[str, str], where: str) -> Run:
+def make_run(values: Mapping[str, Any], locations: Mapping[str, str], where: str) -> Run:
     """Raises ``GenError`` for a wrong value, with the place that said it."""
 
     def at(key):
-        return places.get(key, where)
+        return locations.get(key, where)
 
     v = dict(values)
     if v.get("retry") == "none":

@@ -14,7 +14,7 @@ MOST = 10_000  # entries of one sweep; more of them are rows of input, not metho
 
 
 def combinations(
-    sweep: Any, keys: Collection[str], nodes: Collection[str], place: str
+    sweep: Any, keys: Collection[str], nodes: Collection[str], location: str
 ) -> list[dict[str, Any]]:
     """The grid of a sweep: one ``{dotted key: value}`` per combination, in the order written.
     ``[{}]`` where nothing is swept.
@@ -27,31 +27,31 @@ def combinations(
         return [{}]
     if not isinstance(sweep, Mapping):
         raise bad_value(
-            "sweep", sweep, "keys with a list each, such as {sampler.window: [8, 16]}", place
+            "sweep", sweep, "keys with a list each, such as {sampler.window: [8, 16]}", location
         )
     lists: dict[str, list[Any]] = {}
     for key, values in sweep.items():
         head, dot, rest = str(key).partition(".")
         if head not in keys or (dot and (head not in nodes or not rest)):
-            raise unknown("key of sweep", key, [*keys, *(f"{n}.<key>" for n in nodes)], place)
+            raise unknown("key of sweep", key, [*keys, *(f"{n}.<key>" for n in nodes)], location)
         if not isinstance(values, (list, tuple)) or not values:
-            raise bad_value(f"sweep.{key}", values, "a list with at least one value", place)
+            raise bad_value(f"sweep.{key}", values, "a list with at least one value", location)
         lists[str(key)] = [
             list(v) if isinstance(v, Iterator) else v for v in values
         ]  # every combination reads it anew
     if {"prompts", "prompts_file"} <= set(lists):
-        raise GenError(f"both prompts and prompts_file are swept in {place}; expected one of them")
+        raise GenError(f"both prompts and prompts_file are swept in {location}; expected one of them")
     count = prod(len(v) for v in lists.values())
     if count > MOST:
         sizes = " x ".join(f"{len(v)} of {k}" for k, v in lists.items())
         raise GenError(
-            f"the sweep in {place} makes {count} entries ({sizes}); expected at most {MOST}"
+            f"the sweep in {location} makes {count} entries ({sizes}); expected at most {MOST}"
         )
     return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
 def refuse_swept(
-    keys: list[str], value: Any, said: str, swept: Collection[str], place: str
+    keys: list[str], value: Any, said: str, swept: Collection[str], location: str
 ) -> None:
     """An override and a sweep of the same key contradict each other; so do one that names a sampler
     and a sweep of its knobs."""
@@ -61,6 +61,6 @@ def refuse_swept(
     for other in swept:
         if other in set_by or key == other or (not inner and other.startswith(key + ".")):
             raise GenError(
-                f"{other} is swept in {place}, and {said} sets {key}; expected one of them"
+                f"{other} is swept in {location}, and {said} sets {key}; expected one of them"
                 f" (sweep.{other}=[...] sets the sweep)"
             )

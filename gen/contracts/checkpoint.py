@@ -152,9 +152,9 @@ class LoadOptions:
     def __post_init__(self) -> None:
         """Raises ``GenError`` for a device map that names a device which is not there."""
         if isinstance(self.device_map, Mapping):
-            for place in self.device_map.values():
-                if place != "disk":
-                    pick_device(f"cuda:{place}" if isinstance(place, int) else place)
+            for position in self.device_map.values():
+                if position != "disk":
+                    pick_device(f"cuda:{position}" if isinstance(position, int) else position)
         elif self.device_map is not None and self.device_map not in MAPS:
             raise unknown("device_map", self.device_map, MAPS)
 

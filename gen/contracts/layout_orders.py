@@ -100,28 +100,28 @@ class Tables(NamedTuple):
 
         Raises ``ValueError`` unless every code stands in the plan once.
         """
-        places = [place for step in plan for place in step]
+        positions = [position for step in plan for position in step]
         code = sorted(
-            (n for n, place in enumerate(places) if not isinstance(place, str)),
-            key=lambda n: places[n],
+            (n for n, position in enumerate(positions) if not isinstance(position, str)),
+            key=lambda n: positions[n],
         )
-        if [places[n] for n in code] != [
+        if [positions[n] for n in code] != [
             (q, c) for q, count in enumerate(cells) for c in range(count)
         ]:
             raise ValueError("the plan of a layout has to hold every code once")
-        pairs = [(-1, -1) if isinstance(p, str) else p for p in places]
+        pairs = [(-1, -1) if isinstance(p, str) else p for p in positions]
         step, level = torch.tensor(
             [(s, n) for s, step in enumerate(plan) for n in range(len(step))]
         ).T
-        low, high = torch.tensor([spans[p if isinstance(p, str) else p[0]] for p in places]).T
+        low, high = torch.tensor([spans[p if isinstance(p, str) else p[0]] for p in positions]).T
         specials = {span[0]: name for name, span in spans.items() if isinstance(name, str)}
         return Tables(torch.tensor(pairs), step, level, low, high, torch.tensor(code), specials)
 
     def fill(self, codes: Tensor) -> Tensor:
         """Codes [B, N] -> ids [B, P]. Raises ``GenError`` for a code that its stream does not
         have."""
-        low, high, place = (x.to(codes.device) for x in (self.low, self.high, self.code))
-        sizes = (high - low)[place]
+        low, high, position = (x.to(codes.device) for x in (self.low, self.high, self.code))
+        sizes = (high - low)[position]
         wrong = (codes < 0) | (codes >= sizes)
         if bool(wrong.any()):
             row, n = wrong.nonzero()[0].tolist()
@@ -129,13 +129,13 @@ class Tables(NamedTuple):
             name = f"the code of stream {stream}, cell {cell} of row {row}"
             raise bad_value(name, int(codes[row, n]), f"0 to {int(sizes[n]) - 1}")
         ids = low.repeat(len(codes), 1)
-        ids[:, place] += codes
+        ids[:, position] += codes
         return ids
 
     def take(self, ids: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Ids [B, P] -> codes [B, N]. Raises ``GenError`` for an id where it may not stand, the
         places named in ``shape``."""
-        low, high, place = (x.to(ids.device) for x in (self.low, self.high, self.code))
+        low, high, position = (x.to(ids.device) for x in (self.low, self.high, self.code))
         wrong = (ids < low) | (ids >= high)
         if bool(wrong.any()):
             row, n = wrong.nonzero()[0].tolist()
@@ -147,7 +147,7 @@ class Tables(NamedTuple):
                 else f"{least} to {int(high[n]) - 1} (stream {stream}, cell {cell})"
             )
             raise bad_value(name, int(ids[row, n]), what)
-        return (ids - low)[:, place]
+        return (ids - low)[:, position]
 
 
 # --- checks

@@ -17,11 +17,11 @@ def unknown(kind: str, got: object, options: Iterable[str], where: str = "") -> 
     options = sorted(str(o) for o in options)
     near = difflib.get_close_matches(str(got), options, 1, 0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    place = f" in {where}" if where else ""
-    return GenError(f"unknown {kind} {got!r}{place}.{hint} Known: {', '.join(options)}")
+    position = f" in {where}" if where else ""
+    return GenError(f"unknown {kind} {got!r}{position}.{hint} Known: {', '.join(options)}")
 
 
 def bad_value(name: str, got: object, expected: str, where: str = "") -> GenError:
     """``window is 0; expected an integer of at least 1``"""
-    place = f" in {where}" if where else ""
-    return GenError(f"{name} is {got!r}{place}; expected {expected}")
+    position = f" in {where}" if where else ""
+    return GenError(f"{name} is {got!r}{position}; expected {expected}")

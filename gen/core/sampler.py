@@ -148,12 +148,12 @@ def _own_names(
     """Knobs under their own names and with their own values. ``aliases``: those that go before the
     sampler's."""
     found: dict[str, tuple[str, Any]] = {}
-    place = f" in {where}" if where else ""
+    position = f" in {where}" if where else ""
     for key, value in given.items():
         own = key if key in cls.__dataclass_fields__ else {**cls.aliases, **aliases}.get(key, key)
         if own in found:
             raise GenError(
-                f"sampler {name!r} got {found[own][0]!r} and {key!r}{place}, which are one knob,"
+                f"sampler {name!r} got {found[own][0]!r} and {key!r}{position}, which are one knob,"
                 f" {own}; expected one of them"
             )
         if own != key and key in cls.spellings:

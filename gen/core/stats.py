@@ -54,13 +54,13 @@ class TraceStep:
     committed: dict[int, Any]
     removed: list[int] = field(default_factory=list)
 
-    def after(self, places: int) -> TraceStep:
+    def after(self, positions: int) -> TraceStep:
         """The same so many places further on."""
 
         def move(at):
-            return [n + places for n in at]
+            return [n + positions for n in at]
 
-        committed = {n + places: x for n, x in self.committed.items()}
+        committed = {n + positions: x for n, x in self.committed.items()}
         return TraceStep(move(self.window), move(self.accepted), committed, move(self.removed))
 
 

@@ -138,25 +138,25 @@ class TokenSpace:
         are whole slices of it, or else without axes. A space that looks back needs the tokens:
         ``ValueError`` for their number, ``GenError`` if they end.
         """
-        places = given if isinstance(given, int) else len(given)
+        positions = given if isinstance(given, int) else len(given)
         before = None
-        if self.is_history_dependent and places:
+        if self.is_history_dependent and positions:
             if isinstance(given, int):
                 raise ValueError(
                     "a space with a constraint or an end needs the given tokens themselves, not how"
                     " many they are"
                 )
             if self.eos_token_id is not None and bool((given == self.eos_token_id).any()):
-                place = int((given == self.eos_token_id).nonzero()[0])
+                position = int((given == self.eos_token_id).nonzero()[0])
                 raise GenError(
-                    f"what is given ends at place {place}, with id {self.eos_token_id}; expected tokens"
+                    f"what is given ends at place {position}, with id {self.eos_token_id}; expected tokens"
                     " that something may follow"
                 )
             before = given if self.given is None else torch.cat([self.given.to(given), given])
         size = torch.Size(self.grid[1:]).numel()
-        whole = places % size == 0
-        grid = (self.grid[0] - places // size, *self.grid[1:]) if whole else (self.length - places,)
-        return replace(self, grid=grid, legal=self.legal[places:], given=before)
+        whole = positions % size == 0
+        grid = (self.grid[0] - positions // size, *self.grid[1:]) if whole else (self.length - positions,)
+        return replace(self, grid=grid, legal=self.legal[positions:], given=before)
 
     def before_end(self, tokens: Tensor) -> Tensor:
         """The tokens [T(, C)] of one row as far as they go: those before its end, or all."""
@@ -179,8 +179,8 @@ class TokenSpace:
         if self.constraint is not None:
             legal = legal & self.constraint.legal(history, positions)
         if self.eos_token_id is not None:
-            place = torch.arange(history.shape[1], device=history.device)
-            first = torch.where(history == self.eos_token_id, place, len(place)).amin(1, keepdim=True)
+            position = torch.arange(history.shape[1], device=history.device)
+            first = torch.where(history == self.eos_token_id, position, len(position)).amin(1, keepdim=True)
             only = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
             legal = torch.where((first < positions)[..., None], only, legal)
         stuck = ~legal.any(-1)

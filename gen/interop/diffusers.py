@@ -332,13 +332,13 @@ def _filled(tokens: Tensor, known: Tensor, space: TokenSpace, in_order: bool) ->
     if (
         in_order and space.is_history_dependent
     ):  # what may stand at a place depends on those before it; the end as soon as there may be one
-        for place in range(int(known.long().cumprod(1).sum(1).min()), space.length):
-            at = torch.full((len(tokens), 1), place, device=tokens.device)
+        for position in range(int(known.long().cumprod(1).sum(1).min()), space.length):
+            at = torch.full((len(tokens), 1), position, device=tokens.device)
             may = space.apply_constraint(legal[at], tokens, at)[:, 0]
             least = may.long().argmax(1)
             if space.eos_token_id is not None:
                 least = torch.where(may[:, space.eos_token_id], space.eos_token_id, least)
-            tokens[:, place] = torch.where(known[:, place], tokens[:, place], least)
+            tokens[:, position] = torch.where(known[:, position], tokens[:, position], least)
     return tokens
 
 

@@ -82,9 +82,9 @@ class SeveralEnds:
     vocab_size: int
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
-        place = torch.arange(history.shape[1], device=history.device)
-        found = torch.isin(history, self.ends.to(history.device)) & (place >= self.first)
-        over = torch.where(found, place, len(place)).amin(1, keepdim=True) < positions
+        position = torch.arange(history.shape[1], device=history.device)
+        found = torch.isin(history, self.ends.to(history.device)) & (position >= self.first)
+        over = torch.where(found, position, len(position)).amin(1, keepdim=True) < positions
         only = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
         return only | ~over[..., None]
 
@@ -190,8 +190,8 @@ def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: li
         elif isinstance(rule, P.MinNewTokensLengthLogitsProcessor):
             legal[: rule.min_new_tokens, rule.eos_token_id.cpu()] = False
         elif isinstance(rule, P.SuppressTokensAtBeginLogitsProcessor):
-            place = rule.begin_index - width
-            legal[place : place + 1, rule.begin_suppress_tokens.cpu()] = False
+            position = rule.begin_index - width
+            legal[position : position + 1, rule.begin_suppress_tokens.cpu()] = False
         else:
             legal[:, rule.suppress_tokens.cpu()] = False
     if not bool(legal.any(1).all()):

@@ -181,8 +181,8 @@ class Decoder:
                 f"the edit cannot be made again: its {key} was a {said.get('unsaved')} in memory,"
                 " and no file"
             )
-        places = [Path(said["path"]), self.folder / INPUTS / Path(said["path"]).name]
-        path = next((p for p in places if p.is_file()), None)
+        positions = [Path(said["path"]), self.folder / INPUTS / Path(said["path"]).name]
+        path = next((p for p in positions if p.is_file()), None)
         if path is None:
             raise GenError(
                 f"the edit cannot be made again: its {key} {said['path']} is not there any more"

@@ -27,13 +27,13 @@ def draw_lengths(
     row had computed. ``at_most``: rows per call."""
     space = target.space
     streams = space.length // space.grid[0]
-    ends, places = [], []
+    ends, positions = [], []
     for of in torch.arange(len(canvas), device=canvas.device).split(at_most or len(canvas)):
         logprobs, computed = target.predict(canvas[of], of)
         ends.append(
             logprobs[:, ::streams, space.eos_token_id].to(torch.float64, copy=True)
         )  # a view would hold the whole law
-        places += computed.tolist() if isinstance(computed, Tensor) else [computed] * len(of)
+        positions += computed.tolist() if isinstance(computed, Tensor) else [computed] * len(of)
     ended = torch.cat(ends).exp()
     taken = ~space.is_masked(canvas[:, ::streams])
     ended = ended.masked_fill(taken, 0.0).cummax(1).values
@@ -48,7 +48,7 @@ def draw_lengths(
         logprobs[:, None], rows, start, "length", None, torch.ones_like(start, dtype=torch.bool)
     )
     after = torch.arange(space.length, device=canvas.device) >= frames * streams
-    return torch.where(after, space.eos_token_id, canvas), places
+    return torch.where(after, space.eos_token_id, canvas), positions
 
 
 def settled(space: TokenSpace) -> TokenSpace:
@@ -60,10 +60,10 @@ def settled(space: TokenSpace) -> TokenSpace:
     return replace(space, legal=legal)
 
 
-def counted(out: SampleOutput, places: list[int]) -> SampleOutput:
+def counted(out: SampleOutput, positions: list[int]) -> SampleOutput:
     """The same with the call that decided the lengths."""
     stats = []
-    for s, more in zip(out.stats, places, strict=True):
+    for s, more in zip(out.stats, positions, strict=True):
         nfe = s.nfe + 1
         stats.append(
             replace(

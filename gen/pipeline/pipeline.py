@@ -337,7 +337,7 @@ class Pipeline:
         space, given, canvas, overlay = self._given(
             spec, sampler, binding.space, frontend, start, len(items)
         )
-        draws, places, unsettled = (
+        draws, positions, unsettled = (
             CounterDraws([self.draw_key(i) for i in items], self.device),
             [],
             None,
@@ -387,7 +387,7 @@ class Pipeline:
                 if part is not None:
                     part.at_most(at_most)
         if unsettled is not None:
-            canvas, places = draw_lengths(
+            canvas, positions = draw_lengths(
                 self.target(sampler, sampling, items, name, space=unsettled), draws, canvas, at_most
             )
         first = 0
@@ -404,8 +404,8 @@ class Pipeline:
         out = sampler(target, draws, draft=draft, canvas=canvas, trace=trace, callback=callback)
         if first:
             out = out.after(given.to(out.tokens))
-        if places:
-            out = counted(out, places)
+        if positions:
+            out = counted(out, positions)
         media = stream.media() if stream else [self.decode(t, space, frontend) for t in out.tokens]
         media = [
             overlay(self.modality.complete(m, i.condition))

@@ -117,13 +117,13 @@ class Described(Checkpoint):
                     f"{NAME} of {files.name} names id {said}; expected ids below"
                     f" {config.vocab_size}, the size of the model's vocabulary"
                 )
-        places, room = (
+        positions, room = (
             bool(d.classes) + len(d.begin) + math.prod(d.grid),
             getattr(config, "max_position_embeddings", None),
         )
-        if room is not None and places > room:
+        if room is not None and positions > room:
             raise GenError(
-                f"rows of {files.name} have {places} places, condition included; expected at most"
+                f"rows of {files.name} have {positions} places, condition included; expected at most"
                 f" {room}, all that the model has positions for"
             )
         if masked:

@@ -97,10 +97,10 @@ class MARPictures(Checkpoint):
             sigma_floor=sigma_floor,
             guidance_schedule=guidance_schedule,
         )
-        side = math.isqrt(config.places)
-        if side**2 != config.places:
+        side = math.isqrt(config.positions)
+        if side**2 != config.positions:
             raise GenError(
-                f"model {files.name} has {config.places} places; expected a square of them"
+                f"model {files.name} has {config.positions} places; expected a square of them"
             )
         self.model = fill(
             without_storage(lambda: MAR(config)),

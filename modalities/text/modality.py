@@ -29,7 +29,7 @@ from gen.models.load.locate import ZOO
 if TYPE_CHECKING:
     from gen.bench.oracle import Board
 
-PLACES = 16  # words of a prompt, and of an answer with its end
+POSITIONS = 16  # words of a prompt, and of an answer with its end
 NOTHING = 0  # the word of a slot that says nothing
 
 
@@ -49,9 +49,9 @@ class TextModality(GridModality):
     }
     frontends = {"codes": "text-words"}
     default_sampling = {"temperature": 1.0}
-    slots = PLACES
+    slots = POSITIONS
     words = 1 + len(text_tasks.WORDS)
-    unsaid = [NOTHING] * PLACES
+    unsaid = [NOTHING] * POSITIONS
     layout_name = "raster"
     edited_by = "span"
     length_first = False
@@ -161,16 +161,16 @@ class TextModality(GridModality):
         return text_tasks.check(self.condition(prompt), media)
 
 
-def span(text: str, words: int, places: int) -> tuple[int, int]:
+def span(text: str, words: int, positions: int) -> tuple[int, int]:
     """The first word of a span and the one after its last. Raises ``GenError`` for other text, and
     for words that are not there."""
     match = re.fullmatch(r"\s*(\d*):(\d*)\s*", text)
     if not match:
         raise GenError(f"span {text!r} says no words; expected such as '1:3', ':2' or '2:'")
     first, last = int(match[1] or 0), int(match[2] or words)
-    if not 0 <= first < last <= places or first > words:
+    if not 0 <= first < last <= positions or first > words:
         raise GenError(
             f"span {text!r} goes from word {first} to {last}; expected a range that begins at 0 to"
-            f" {words} and ends at most at {places}"
+            f" {words} and ends at most at {positions}"
         )
     return first, last

@@ -198,7 +198,7 @@ def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
     for sampling, table in zip(distributions, oracle.tables, strict=True):
         one_step = float(sampling.gather(1, table.T).sum(0).exp().sum())
         lost = float(torch.special.entr(sampling.exp()).sum()) - math.log(len(table))
-        found.append({"one_step": one_step, "total_correlation": lost, "places": oracle.length})
+        found.append({"one_step": one_step, "total_correlation": lost, "positions": oracle.length})
     return found
 
 

@@ -112,10 +112,10 @@ class Task:
                 f"the list {' '.join(self.items)!r} has the number {(twice or [self.new])[0]!r}"
                 " already; expected different ones"
             )
-        places = size + (self.op == "insert at")
-        if self.at is not None and self.at not in range(places):
+        positions = size + (self.op == "insert at")
+        if self.at is not None and self.at not in range(positions):
             raise ValueError(
-                f"{self.op!r} came with place {self.at}; expected 0 to {places - 1} for a list of"
+                f"{self.op!r} came with place {self.at}; expected 0 to {positions - 1} for a list of"
                 f" {size}"
             )
 
@@ -216,8 +216,8 @@ def answers(task: Task) -> list[tuple[str, ...]]:
     if task.op == "shuffle":
         return [p for p in permutations(items) if p != items]
     if task.op in RANDOM:
-        places = range(n + (task.op == "insert"))
-        return [_changed(task.op, items, at, new) for at in places]
+        positions = range(n + (task.op == "insert"))
+        return [_changed(task.op, items, at, new) for at in positions]
     return [_only(task)]
 
 
@@ -328,12 +328,12 @@ def random_task(
             brackets[at:at] = [kind, CLOSING[kind]]
         return Task(op, tuple(brackets))
     drawn = [DIGITS[i] for i in rng.permutation(10)]
-    form, places = FORMS[op], size + (op == "insert at")
+    form, positions = FORMS[op], size + (op == "insert at")
     return Task(
         op,
         tuple(drawn[:size]),
         drawn[size] if NUMBER in form else None,
-        int(rng.integers(places)) if PLACE in form else None,
+        int(rng.integers(positions)) if PLACE in form else None,
     )
 
 

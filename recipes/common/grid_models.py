@@ -161,7 +161,7 @@ def block_loss(shape: Shape, block: int, generator: torch.Generator):
     mask = torch.zeros(sees.shape, dtype=WEIGHTS).masked_fill(~sees, torch.finfo(WEIGHTS).min)[
         None, None
     ]
-    places = torch.cat([torch.arange(prefix + total), torch.arange(prefix, prefix + total)])
+    positions = torch.cat([torch.arange(prefix + total), torch.arange(prefix, prefix + total)])
 
     def loss(m, batch):
         words, codes = batch
@@ -171,7 +171,7 @@ def block_loss(shape: Shape, block: int, generator: torch.Generator):
         ids = torch.cat([shape.codes + words, codes, codes.masked_fill(hidden, shape.mask)], 1)
         out = m(
             input_ids=ids,
-            position_ids=places.expand(len(ids), -1),
+            position_ids=positions.expand(len(ids), -1),
             attention_mask=mask,
             logits_to_keep=total,
             use_cache=False,

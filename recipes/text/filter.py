@@ -35,7 +35,7 @@ from torch import Tensor
 
 from gen.core.rng import CounterDraws, Draws
 from gen.modalities.text import tasks as text_tasks
-from gen.modalities.text.modality import PLACES
+from gen.modalities.text.modality import POSITIONS
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.stages import run
 from gen.recipes.common.train import fit
@@ -47,7 +47,7 @@ from gen.samplers.masked.step import Step
 
 MODEL, FILTER = "text-masked", "text-filter"
 THRESHOLDS = (0.5, 0.8, 0.9, 0.96, 0.99)
-ONE_AT_A_TIME = {"name": "llada", "steps": PLACES}
+ONE_AT_A_TIME = {"name": "llada", "steps": POSITIONS}
 DECODERS = {
     "llada, one place per call": ONE_AT_A_TIME,
     "fast_dllm, 0.9": "fast_dllm",
@@ -163,7 +163,7 @@ def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
     }
     judged |= {f"confidence, {t:g}": precision_and_recall(traces.c >= t, final) for t in THRESHOLDS}
     return {
-        "places": len(final),
+        "positions": len(final),
         "final": float(rate),
         "nats": float(F.binary_cross_entropy_with_logits(logits.double(), final.double())),
         "nats_blind": float(torch.special.entr(torch.stack([rate, 1 - rate])).sum()),
@@ -208,7 +208,7 @@ def card(
         f" `{MODEL}`, of {parameters} numbers.\nIt says which proposals one place per call would"
         " keep. Trained from nothing on that model's own decoding, with\n`python -m"
         " gen.recipes.text.filter all --work DIR --zoo DIR`. No other data were used.\n\nMeasured"
-        f" on {held_out} held-out tasks: {figures['places']} empty places, {figures['final']:.3f}"
+        f" on {held_out} held-out tasks: {figures['positions']} empty places, {figures['final']:.3f}"
         f" of them final. Cross-entropy per place:\n{figures['nats']:.3f} nats, and"
         f" {figures['nats_blind']:.3f} if it always said how many are final.\n\n| at least |"
         f" precision | recall |\n| --- | --- | --- |\n{judged}\n| decoder | task fulfilled | text"

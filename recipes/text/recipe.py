@@ -24,7 +24,7 @@ from gen.contracts.frontend import codebook_digest
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.modalities.text import tasks as text_tasks
-from gen.modalities.text.modality import NOTHING, PLACES, TextModality
+from gen.modalities.text.modality import NOTHING, POSITIONS, TextModality
 from gen.recipes.common.grid_evaluation import World, evaluate
 from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
 from gen.recipes.common.stages import run
@@ -32,7 +32,7 @@ from gen.tokenizers.text.words import TextWords
 
 BLOCK = 4
 ONE = "one place per call"  # what presets are measured against
-SHAPE = Shape((PLACES,), PLACES, len(text_tasks.WORDS) + 1, TextModality.words)
+SHAPE = Shape((POSITIONS,), POSITIONS, len(text_tasks.WORDS) + 1, TextModality.words)
 # the harder ones, so many times as often as the others
 OFTEN = {
     "sort": 4,
@@ -91,11 +91,11 @@ def drawn(n: int, seed: int) -> list[tuple[text_tasks.Task, tuple[str, ...]]]:
 def make_tokens(work: Path, plan: Plan, log=print) -> None:
     """Tasks that are not held out: the ids of an answer and then the end (int16 [N, 16]), and the
     slots of the prompt (uint8 [N, 16])."""
-    frontend, modality = TextWords.of(text_tasks.WORDS, PLACES), TextModality()
+    frontend, modality = TextWords.of(text_tasks.WORDS, POSITIONS), TextModality()
     frontend.save_pretrained(work / "frontend")
     id_of = {w: i for i, w in enumerate(frontend.words)}
     data = drawn(plan.tasks, seed=1)
-    codes = torch.full((len(data), PLACES), frontend.eos_token_id, dtype=torch.int16)
+    codes = torch.full((len(data), POSITIONS), frontend.eos_token_id, dtype=torch.int16)
     for row, (_, answer) in zip(codes.numpy(), data, strict=True):
         row[: len(answer)] = [id_of[w] for w in answer]
     slots = torch.tensor([modality.prompt_words(task) for task, _ in data], dtype=torch.uint8)
@@ -142,7 +142,7 @@ COUNTED = (
 def masked_samplers(zoo: Path) -> dict[str, dict]:
     """Every masked sampler of ids by the name it has in tables; those that spend a number of steps
     with half as many as there are places."""
-    found = {ONE: {"name": "llada", "steps": PLACES}}
+    found = {ONE: {"name": "llada", "steps": POSITIONS}}
     for name in (*registry.table("preset"), *registry.table("sampler")):
         sampler, _ = resolve_sampler(name)
         if (
@@ -152,9 +152,9 @@ def masked_samplers(zoo: Path) -> dict[str, dict]:
         ):
             continue
         if name in COUNTED:
-            found[f"{name}, {PLACES // 2} steps"] = {"name": name, "steps": PLACES // 2}
+            found[f"{name}, {POSITIONS // 2} steps"] = {"name": name, "steps": POSITIONS // 2}
         elif name == "prophet":  # its thirds are thirds of the steps
-            found[name] = {"name": name, "steps": PLACES}
+            found[name] = {"name": name, "steps": POSITIONS}
         elif name == "learn2pd":
             found[name] = {"name": name, "filter": str(zoo / "text-filter")}
         else:

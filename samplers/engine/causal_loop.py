@@ -303,7 +303,7 @@ class _Book:
         rows, accepted, count, drafted = (
             np.concatenate([r[i] for r in self.rounds]) for i in range(4)
         )
-        places = np.concatenate([np.broadcast_to(r[4], len(r[0])) for r in self.rounds])
+        positions = np.concatenate([np.broadcast_to(r[4], len(r[0])) for r in self.rounds])
         ran = np.ones(len(rows), dtype=np.int64)
         if self.rounds[0][5] is not None:
             ran = torch.cat([r[5] for r in self.rounds]).long().cpu().numpy()
@@ -311,7 +311,7 @@ class _Book:
         def sums(x):
             return np.bincount(rows, x, self.batch).astype(np.int64).tolist()
 
-        nfe, computed, done, kept, tried = map(sums, (ran, places, count, accepted, drafted))
+        nfe, computed, done, kept, tried = map(sums, (ran, positions, count, accepted, drafted))
         histogram = np.zeros(
             (self.batch, max(self.window, int(accepted.max()) + 1)), dtype=np.int64
         )  # a window may grow from round to round

@@ -109,12 +109,12 @@ class Widths:
         if (rows, width) in self.seconds:
             return _low(self.seconds[rows, width], slope, far)
         points = sorted((r * w, _low(seen, slope, far)) for (r, w), seen in self.seconds.items())
-        places, sizes = rows * width, [n for n, _ in points]
-        at = bisect.bisect_left(sizes, places)
+        positions, sizes = rows * width, [n for n, _ in points]
+        at = bisect.bisect_left(sizes, positions)
         if at == len(points):
-            return points[-1][1] * places / sizes[-1]
+            return points[-1][1] * positions / sizes[-1]
         (n, low), (m, high) = points[max(at - 1, 0)], points[at]
-        return high if at == 0 or n == m else low + (high - low) * (places - n) / (m - n)
+        return high if at == 0 or n == m else low + (high - low) * (positions - n) / (m - n)
 
     def slope(self, rows: int) -> float:
         """Seconds that a round of so many rows gets longer per token that the rows have: the keys

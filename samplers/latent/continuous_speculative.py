@@ -45,9 +45,9 @@ class _AfterPrefill(LengthPolicy):
     """No drafts for the first ``places`` rounds of a row, in which it gets one token each; then
     what another policy says."""
 
-    def __init__(self, policy: LengthPolicy, places: int):
-        self.policy, self.places = policy, places
-        self.left = np.full_like(policy.lengths, places)  # rounds without drafts, row by row
+    def __init__(self, policy: LengthPolicy, positions: int):
+        self.policy, self.positions = policy, positions
+        self.left = np.full_like(policy.lengths, positions)  # rounds without drafts, row by row
 
     @property
     def lengths(self):
@@ -71,7 +71,7 @@ class _AfterPrefill(LengthPolicy):
 
     def renew(self, rows):
         self.policy.renew(rows)
-        self.left = np.where(rows, self.places, self.left)
+        self.left = np.where(rows, self.positions, self.left)
 
 
 @register("sampler", "continuous_speculative")

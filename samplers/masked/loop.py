@@ -151,7 +151,7 @@ def decode_masked(
         if prepare:  # a cache wants to know the block before the law
             _block(now, parts, wanted[rows])
             prepare(now)
-        now.law, now.raw, now.left_out, places = _read(target, canvas[rows], committed, params)
+        now.law, now.raw, now.left_out, positions = _read(target, canvas[rows], committed, params)
         if prepare:
             now.fresh = target.fresh
         else:
@@ -207,7 +207,7 @@ def decode_masked(
             filling = over[:, None] & space.is_masked(canvas[rows])
             proposed, chosen = torch.where(filling, rest, proposed), chosen | filling
             canvas[rows] = torch.where(filling, rest, canvas[rows])
-        book.add(seats.numbers, now, places, chosen, proposed, removed)
+        book.add(seats.numbers, now, positions, chosen, proposed, removed)
         step, round_ = step + 1, round_ + 1
         done = ~space.is_masked(canvas[rows]).any(1)
         if revision.again is not None:
@@ -245,19 +245,19 @@ def _read(
     also what the law of each ``committed`` place (bool [b, T]) says of its id without it; 0 at the
     others."""
     if committed is None:
-        logprobs, places = target.predict(canvas)
-        return logprobs, getattr(target, "raw", None), None, places
+        logprobs, positions = target.predict(canvas)
+        return logprobs, getattr(target, "raw", None), None, positions
     b, (row, at) = len(canvas), committed.nonzero(as_tuple=True)
     each = torch.arange(len(row), device=canvas.device)
     without = canvas[row]
     without[each, at] = target.space.mask_token_id
-    logprobs, places = target.predict(
+    logprobs, positions = target.predict(
         torch.cat([canvas, without]), of=torch.cat([torch.arange(b, device=canvas.device), row])
     )
     raw = target.raw() if params.confidence_on == "raw" else None
     left_out = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
     left_out[row, at] = (logprobs if raw is None else raw)[b + each, at, canvas[row, at]].double()
-    each = places[:b] if isinstance(places, Tensor) else places
+    each = positions[:b] if isinstance(positions, Tensor) else positions
     return (
         logprobs[:b],
         lambda: (target.raw() if raw is None else raw)[:b],
@@ -333,14 +333,14 @@ class _Book:
         self,
         numbers: list[int],
         now: Step,
-        places: int | Tensor,
+        positions: int | Tensor,
         chosen: Tensor,
         proposed: Tensor,
         removed: Tensor,
     ) -> None:
         """One step of the items ``numbers`` [b], each of which had so many ``places`` computed.
         They are counted in the end, when nobody waits."""
-        self.calls.append((numbers, places))
+        self.calls.append((numbers, positions))
         for i, row in enumerate(numbers if self.traces is not None else []):
             at, window, gone = (
                 x[i].nonzero()[:, 0].tolist() for x in (chosen, now.masked | chosen, removed)
@@ -356,10 +356,10 @@ class _Book:
             torch.cuda.max_memory_allocated(canvas.device) if canvas.device.type == "cuda" else None
         )
         nfe, computed = [0] * self.batch, [0] * self.batch
-        for numbers, places in self.calls:
+        for numbers, positions in self.calls:
             for row, count in zip(
                 numbers,
-                places.tolist() if isinstance(places, Tensor) else [places] * len(numbers),
+                positions.tolist() if isinstance(positions, Tensor) else [positions] * len(numbers),
                 strict=True,
             ):
                 nfe[row] += 1

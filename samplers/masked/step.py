@@ -179,11 +179,11 @@ class Step:
 def ranked(score: Tensor, among: Tensor) -> Tensor:
     """The rank [b, T] of every place, 0 for the highest score among those in ``among`` (bool [b,
     T]); the first of equal ones. The others come behind them."""
-    place = torch.arange(score.shape[1], device=score.device).expand_as(score)
+    position = torch.arange(score.shape[1], device=score.device).expand_as(score)
     # also behind scores of minus infinity
     order = score.masked_fill(~among, 0).argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, (~among).gather(1, order).long().argsort(dim=1, stable=True))
-    return torch.empty_like(order).scatter_(1, order, place)
+    return torch.empty_like(order).scatter_(1, order, position)
 
 
 def highest(score: Tensor, among: Tensor, count: Tensor) -> Tensor:

@@ -242,11 +242,11 @@ class GSD(Relaxed):
         order, rank = ranking
         r = int(self.relaxation)
         offset = torch.arange(-(r // 2), r - r // 2 + 1, device=p.device)
-        place = rank[row, x][:, None] + offset
-        ids = order[row[:, None], place.clamp(0, p.shape[-1] - 1)]
+        position = rank[row, x][:, None] + offset
+        ids = order[row[:, None], position.clamp(0, p.shape[-1] - 1)]
         member = (
-            (place >= 0)
-            & (place < p.shape[-1])
+            (position >= 0)
+            & (position < p.shape[-1])
             & ((p[row[:, None], ids] - p[row, x][:, None]).abs() < self.close)
         )
         if self.codebook is not None:
@@ -299,8 +299,8 @@ class Cool(Relaxed):
     decay: ClassVar[float] = 0.7
 
     def credit(self, proposal, logp):
-        place = torch.arange(logp.shape[1], dtype=logp.dtype, device=logp.device)
-        return _log_p(proposal, logp) + torch.log1p(self.relaxation * (-self.decay * place).exp())
+        position = torch.arange(logp.shape[1], dtype=logp.dtype, device=logp.device)
+        return _log_p(proposal, logp) + torch.log1p(self.relaxation * (-self.decay * position).exp())
 
     def excess(self, p, q):
         return self.relaxation * p

@@ -68,8 +68,8 @@ def test_clocks_are_off_again_also_after_an_error():
     pipe, clock = ready(), Clock()
     named = [
         (import_module(m), path)
-        for places in PARTS.values()
-        for m, _, path in (p.partition(":") for p in places)
+        for positions in PARTS.values()
+        for m, _, path in (p.partition(":") for p in positions)
     ]
 
     def find():

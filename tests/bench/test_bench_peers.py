@@ -242,7 +242,7 @@ def test_calls_are_those_of_the_network_and_the_hook_is_gone_afterwards(pipes):
         for _ in range(3):
             module(input_ids=ids)
     module(input_ids=ids)
-    assert (calls.n, calls.places) == (3, 30)
+    assert (calls.n, calls.positions) == (3, 30)
     stats = calls.stats(12, 2)
     assert (stats.nfe, stats.tokens_computed, stats.mean_acceptance_length) == (3, 15, 4.0)
     assert not module._forward_hooks and not module._forward_pre_hooks

@@ -487,7 +487,7 @@ def test_the_line_of_overhead_1_goes_through_the_reference():
             r'class="rule" x1="(.*?)" y1="(.*?)" x2="(.*?)" y2="(.*?)"', svg
         ).groups()
     )
-    places = {
+    positions = {
         name: (float(x), float(y))
         for x, y, name in re.findall(
             r'<circle cx="(.*?)" cy="(.*?)" r="4.5" fill="[^"]*"><title>(\w+)', svg
@@ -495,12 +495,12 @@ def test_the_line_of_overhead_1_goes_through_the_reference():
     }
 
     def off(name):
-        return abs(y1 + (y2 - y1) * (places[name][0] - x1) / (x2 - x1) - places[name][1])
+        return abs(y1 + (y2 - y1) * (positions[name][0] - x1) / (x2 - x1) - positions[name][1])
 
     assert (
         off("autoregressive") < 0.3 and off("sjd") > 10
     )  # four times fewer calls in half the time: above it
-    assert places["sjd"][1] < y1 + (y2 - y1) * (places["sjd"][0] - x1) / (x2 - x1)
+    assert positions["sjd"][1] < y1 + (y2 - y1) * (positions["sjd"][0] - x1) / (x2 - x1)
 
 
 def overlapping(found) -> bool:

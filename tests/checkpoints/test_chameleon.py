@@ -99,8 +99,8 @@ def words_of(kind: str, prompt: str) -> list[int]:
     ]
 
 
-def legal_at(kind: str, place: int) -> list[int]:
-    if kind == "lumina" and (place + 1) % (GRID[1] + 1) == 0:
+def legal_at(kind: str, position: int) -> list[int]:
+    if kind == "lumina" and (position + 1) % (GRID[1] + 1) == 0:
         return [IDS["<reserved08799>"]]
     return [IDS[name_of(code)] for code in range(CODES)]
 
@@ -187,9 +187,9 @@ def guided(kind: str, model, uncond: list[int], scale: float) -> list[int]:
             model.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
         )[0, -1]
 
-    for place in range(length_of(kind)):
+    for position in range(length_of(kind)):
         c, u = last(said + tokens), last(uncond + tokens)
-        legal = torch.tensor(legal_at(kind, place))
+        legal = torch.tensor(legal_at(kind, position))
         tokens.append(int(legal[(u + scale * (c - u))[legal].argmax()]))
     return tokens
 

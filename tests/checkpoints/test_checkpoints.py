@@ -34,7 +34,7 @@ SHAPE = dict(
     pad_token_id=0,
 )
 PROMPTS = ["w1 w2 w3", "w5", "w9 w8 w7 w6 w5 w4", "w3 w3"]
-PLACES = 10
+POSITIONS = 10
 
 
 def tiny(name: str, seed: int = 0):
@@ -76,7 +76,7 @@ def copy(folder, tmp_path):
 def test_logits_are_those_of_the_class(folder):
     from transformers import AutoModelForCausalLM
 
-    pipe = gen.load("text", model=folder, dtype="float64", max_new_tokens=PLACES)
+    pipe = gen.load("text", model=folder, dtype="float64", max_new_tokens=POSITIONS)
     ids = torch.tensor([[1, 9, 8, 7, 30]])
     model = pipe.modality.checkpoint.adapter("causal")
     ours = model.forward(ids, torch.arange(5)[None], model.new_cache(5))
@@ -87,12 +87,12 @@ def test_logits_are_those_of_the_class(folder):
 
 @pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi"])
 def test_greedy_texts_are_those_of_generate_alone_and_in_a_padded_batch(folder, sampler):
-    pipe = gen.load("text", model=folder, dtype="float64", max_new_tokens=PLACES)
+    pipe = gen.load("text", model=folder, dtype="float64", max_new_tokens=POSITIONS)
     checkpoint = pipe.modality.checkpoint
     rows = [checkpoint.prompt(p) for p in PROMPTS]
     assert len({len(r) for r in rows}) == len(PROMPTS)
     given = padded_left(rows, 0)
-    own = checkpoint.model.generate(**given, do_sample=False, max_new_tokens=PLACES)[
+    own = checkpoint.model.generate(**given, do_sample=False, max_new_tokens=POSITIONS)[
         :, given["input_ids"].shape[1] :
     ]
     ours = pipe(PROMPTS, sampler=sampler, sampling={"temperature": 0.0})
@@ -100,18 +100,18 @@ def test_greedy_texts_are_those_of_generate_alone_and_in_a_padded_batch(folder, 
     for row, single, want in zip(ours.tokens, alone, own, strict=True):
         until = pipe.bound(str(folder))[1].space.before_end(row)
         assert torch.equal(until, want[: len(until)]) and (
-            len(until) == PLACES or int(want[len(until)]) == 2
+            len(until) == POSITIONS or int(want[len(until)]) == 2
         )
         assert torch.equal(row, single)
     moved = padded_left([[*r[:-1], r[-1] + 1] for r in rows], 0)  # control: other prompts
-    other = checkpoint.model.generate(**moved, do_sample=False, max_new_tokens=PLACES)[
+    other = checkpoint.model.generate(**moved, do_sample=False, max_new_tokens=POSITIONS)[
         :, given["input_ids"].shape[1] :
     ]
     assert other.tolist() != own.tolist()
 
 
 def test_several_samplers_write_texts_and_a_job_resumes(llama, tmp_path):
-    pipe = gen.load("text", model=llama, max_new_tokens=PLACES)
+    pipe = gen.load("text", model=llama, max_new_tokens=POSITIONS)
     for sampler in (
         "autoregressive",
         "speculative_jacobi",
@@ -128,7 +128,7 @@ def test_several_samplers_write_texts_and_a_job_resumes(llama, tmp_path):
 
 
 def test_guidance_and_prefix(llama):
-    pipe = gen.load("text", model=llama, dtype="float64", max_new_tokens=PLACES)
+    pipe = gen.load("text", model=llama, dtype="float64", max_new_tokens=POSITIONS)
     plain, guided = (
         pipe(
             PROMPTS, sampler="autoregressive", sampling={"temperature": 0.0, "guidance_scale": s}
@@ -223,10 +223,10 @@ def test_architectures_without_a_cache_of_slots_are_refused(kind, tmp_path):
     if kind == "mamba":
         refused("cache of slots", model=tmp_path)
         return
-    pipe = gen.load("text", model=tmp_path, max_new_tokens=PLACES)
+    pipe = gen.load("text", model=tmp_path, max_new_tokens=POSITIONS)
     assert pipe(["w1"], sampling={"temperature": 0.0}).tokens.shape == (
         1,
-        PLACES,
+        POSITIONS,
     )  # within the window the mask is the same
     with pytest.raises(GenError, match="see 12"):
         pipe([" ".join(["w1"] * 9)])
@@ -374,9 +374,9 @@ def test_sharded_weights_are_read_by_their_index(tmp_path):
 
 
 def test_a_device_map_places_modules_and_changes_nothing(llama):
-    plain = gen.load("text", model=llama, dtype="float64", max_new_tokens=PLACES)
+    plain = gen.load("text", model=llama, dtype="float64", max_new_tokens=POSITIONS)
     mapped = gen.load(
-        "text", model=llama, dtype="float64", max_new_tokens=PLACES, device_map={"": "cpu"}
+        "text", model=llama, dtype="float64", max_new_tokens=POSITIONS, device_map={"": "cpu"}
     )
     assert torch.equal(plain(PROMPTS, seed=1).tokens, mapped(PROMPTS, seed=1).tokens)
     refused("'cuda:7' is not there", model=llama, device_map={"": "cuda:7"})

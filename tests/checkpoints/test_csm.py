@@ -197,12 +197,12 @@ def frames_logits(speech, tokens, cut):
     length, width = torch.tensor([len(p) for p in prompts]), max(map(len, prompts))
     rows = torch.tensor([p + p[-1:] * (width - len(p)) for p in prompts])
     at = torch.minimum(torch.arange(width), length[:, None] - 1)
-    places = torch.cat([at, length[:, None] + torch.arange(T * Q - 1)], 1)
+    positions = torch.cat([at, length[:, None] + torch.arange(T * Q - 1)], 1)
     given = torch.cat([rows, tokens[:, :-1]], 1)
     cache, cut = adapter.new_cache(width + T * Q), cut + width
     parts = [
-        adapter.forward(given[:, :cut], places[:, :cut], cache),
-        adapter.forward(given[:, cut:], places[:, cut:], cache),
+        adapter.forward(given[:, :cut], positions[:, :cut], cache),
+        adapter.forward(given[:, cut:], positions[:, cut:], cache),
     ]
     return torch.cat(parts, 1)[:, width - 1 :, :CODES].view(len(tokens), T, Q, CODES)
 
@@ -249,8 +249,8 @@ def test_the_backbone_runs_once_per_frame(pipe):
     )  # what is reported is what the backbone did
     assert target.model.calls == T and target.model.depth_calls == T * (Q - 1)
     whole = pipe.target(sampler, sampling, items)  # a whole utterance of drafts: one call of each
-    places = torch.arange(T * Q).expand(len(items), -1)
-    whole.predict(torch.ones_like(places), places)
+    positions = torch.arange(T * Q).expand(len(items), -1)
+    whole.predict(torch.ones_like(positions), positions)
     assert (whole.model.calls, whole.model.depth_calls) == (1, 1)
 
 
@@ -260,7 +260,7 @@ def test_a_draft_that_was_another_one_is_forgotten(window, pipe, monkeypatch):
     want = ours(pipe, PROMPTS, "autoregressive", sampling)
     assert torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)
     monkeypatch.setattr(
-        FrameLM, "_forget", lambda self, place, cache: None
+        FrameLM, "_forget", lambda self, position, cache: None
     )  # control: states of other drafts stay
     assert torch.equal(ours(pipe, PROMPTS, "autoregressive", sampling), want)
     assert not torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)
@@ -288,7 +288,7 @@ def test_samplers_write_waves(sampler, pipe, folder, tmp_path):
 
 
 def test_a_frame_of_zeros_ends_an_utterance_and_nothing_else_does(brief):
-    places, plain = 12, {"temperature": 1.0, "top_k": 0}
+    positions, plain = 12, {"temperature": 1.0, "top_k": 0}
     runs = {
         s: brief(PROMPTS, sampler=s, num_samples=3, seed=5, sampling=plain)
         for s in ("autoregressive", "speculative_jacobi")
@@ -296,12 +296,12 @@ def test_a_frame_of_zeros_ends_an_utterance_and_nothing_else_does(brief):
     out = runs["autoregressive"]
     assert torch.equal(out.tokens, runs["speculative_jacobi"].tokens)
     ended = 0
-    for row, media in zip(out.tokens.view(-1, places, Q), out.media, strict=True):
+    for row, media in zip(out.tokens.view(-1, positions, Q), out.media, strict=True):
         silent = (row[:, :-1] == 0).all(1)
         over = (row == 2).all(1)
         assert torch.equal(over, (row == 2).any(1))
-        first = int(silent.long().argmax()) if bool(silent.any()) else places - 1
-        assert torch.equal(over, torch.arange(places) > first)
+        first = int(silent.long().argmax()) if bool(silent.any()) else positions - 1
+        assert torch.equal(over, torch.arange(positions) > first)
         spoken = max(1, first + int(not bool(silent[first] and row[first, -1] == 0)))
         assert media.shape == (spoken * FRAME,)
         ended += bool(over.any())

@@ -135,14 +135,14 @@ def test_logits_equal_the_class_on_the_whole_sequence(pipes, theirs, modality):
     ids = torch.cat(
         [torch.tensor([own.prompt("a red cat")]).expand(2, -1), random_tokens(space, 2)], 1
     )
-    places = torch.arange(ids.shape[1]).expand(2, -1)
+    positions = torch.arange(ids.shape[1]).expand(2, -1)
     with torch.no_grad():
         whole = theirs(input_ids=own.vocabulary.to_model(ids)).logits
 
     def error(vocabulary):
         adapter = MappedLM(own.model, vocabulary)
         cache, parts = adapter.new_cache(ids.shape[1]), ids.tensor_split(3, 1)
-        at = places.tensor_split(3, 1)
+        at = positions.tensor_split(3, 1)
         out = torch.cat([adapter.forward(p, n, cache) for p, n in zip(parts, at, strict=True)], 1)
         return float((out - whole[..., own.vocabulary.ids]).abs().max())
 

@@ -159,10 +159,10 @@ def test_logits_equal_the_class_on_the_whole_sequence(pipe, theirs):
 
     def error(adapter, shift=CODES):
         ids = torch.cat([(words + shift).expand(2, -1), codes], 1)
-        places, cache = torch.arange(ids.shape[1]).expand(2, -1), adapter.new_cache(ids.shape[1])
+        positions, cache = torch.arange(ids.shape[1]).expand(2, -1), adapter.new_cache(ids.shape[1])
         parts = [
             adapter.forward(i, p, cache)
-            for i, p in zip(ids.tensor_split(3, 1), places.tensor_split(3, 1), strict=True)
+            for i, p in zip(ids.tensor_split(3, 1), positions.tensor_split(3, 1), strict=True)
         ]
         return float((torch.cat(parts, 1)[:, len(words) - 1 :] - wanted).abs().max())
 

@@ -17,7 +17,7 @@ from gen.core.errors import GenError
 from gen.models.adapters.language_models import MaskedLM
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
-PLACES = 12
+POSITIONS = 12
 PROMPTS = ["ba de gi", "ko", "lu ma ne pi ba be"]
 KINDS = {
     "llada": (LLADA, made.llada),
@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pipes(folders):
     return {
-        name: gen.load("text", model=folders[name], dtype="float64", max_new_tokens=PLACES)
+        name: gen.load("text", model=folders[name], dtype="float64", max_new_tokens=POSITIONS)
         for name in ("llada", "dream")
     }
 
@@ -144,21 +144,21 @@ def plain(name, dtype, ids, causal=False):
 
 
 def sequences(size: int) -> torch.Tensor:
-    return torch.randint(0, size, (3, 4 + PLACES), generator=torch.Generator().manual_seed(7))
+    return torch.randint(0, size, (3, 4 + POSITIONS), generator=torch.Generator().manual_seed(7))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", KINDS)
 def test_logits_equal_a_plain_forward(folders, name, dtype):
     adapter = (
-        gen.load("text", model=folders[name], dtype=dtype, max_new_tokens=PLACES)
+        gen.load("text", model=folders[name], dtype=dtype, max_new_tokens=POSITIONS)
         .bound(str(folders[name]))[0]
         .adapter("masked")
     )
     assert isinstance(adapter, MaskedLM) and adapter.dtype == getattr(torch, dtype)
     ids, early = sequences(VOCAB), int(name == "dream")
-    canvas = slice(4 - early, 4 + PLACES - early)
-    logits = adapter.forward(ids, PLACES)
+    canvas = slice(4 - early, 4 + POSITIONS - early)
+    logits = adapter.forward(ids, POSITIONS)
 
     def error(causal=False, at=canvas):
         return float(
@@ -168,7 +168,7 @@ def test_logits_equal_a_plain_forward(folders, name, dtype):
 
     assert error() < TOLERANCE[dtype]
     assert error(causal=True) > 1e-2  # control: a causal mask
-    other = slice(4, 4 + PLACES) if early else slice(3, 3 + PLACES)
+    other = slice(4, 4 + POSITIONS) if early else slice(3, 3 + POSITIONS)
     assert error(at=other) > 1e-2  # control: a place earlier or later
 
 
@@ -177,11 +177,11 @@ def test_padding_is_not_seen(pipes, name):
     """A row behind two columns of nothing has the law it has alone."""
     adapter = pipes[name].bound(pipes[name].model)[0].adapter("masked")
     ids = sequences(VOCAB)[:1, 2:]
-    alone, padded = adapter.forward(ids, PLACES), torch.cat([ids[:, :1].repeat(1, 2), ids], 1)
+    alone, padded = adapter.forward(ids, POSITIONS), torch.cat([ids[:, :1].repeat(1, 2), ids], 1)
     assert torch.allclose(
-        adapter.forward(padded, PLACES, torch.tensor([2])), alone, atol=1e-5
+        adapter.forward(padded, POSITIONS, torch.tensor([2])), alone, atol=1e-5
     )  # angles are of single precision
-    assert not torch.allclose(adapter.forward(padded, PLACES), alone, atol=1e-2)  # control
+    assert not torch.allclose(adapter.forward(padded, POSITIONS), alone, atol=1e-2)  # control
 
 
 # --- texts
@@ -202,7 +202,7 @@ def test_padding_is_not_seen(pipes, name):
 def test_samplers_make_the_same_text_alone_and_in_a_batch(pipes, name, sampler):
     pipe = pipes[name]
     whole = pipe(PROMPTS, sampler=sampler, seed=3)
-    assert whole.tokens.shape == (3, PLACES) and all(isinstance(m, str) for m in whole.media)
+    assert whole.tokens.shape == (3, POSITIONS) and all(isinstance(m, str) for m in whole.media)
     assert (
         not bool((whole.tokens == MASK).any())
         and len({tuple(t) for t in whole.tokens.tolist()}) == 3
@@ -225,7 +225,7 @@ def test_a_text_goes_up_to_its_first_end(pipes, name):
     _, binding, frontend = pipe.bound(pipe.model)
     turn = frontend.tokenizer.get_vocab()[TURNS[name]]
     for end in (END, turn):
-        tokens = torch.tensor([10, 11, end, 12, END, *[13] * (PLACES - 5)])
+        tokens = torch.tensor([10, 11, end, 12, END, *[13] * (POSITIONS - 5)])
         assert (
             pipe.decode(tokens, binding.space, frontend)
             == frontend.text([10, 11])
@@ -305,10 +305,10 @@ def test_tokenizers_of_qwen2_files_are_read(folders, tmp_path):
 def test_a_device_map_changes_nothing(folders, name):
     ids = sequences(VOCAB)
     distributions = [
-        gen.load("text", model=folders[name], max_new_tokens=PLACES, **more)
+        gen.load("text", model=folders[name], max_new_tokens=POSITIONS, **more)
         .bound(str(folders[name]))[0]
         .adapter("masked")
-        .forward(ids, PLACES)
+        .forward(ids, POSITIONS)
         for more in ({}, {"device_map": {"": "cpu"}})
     ]
     assert torch.equal(*distributions)

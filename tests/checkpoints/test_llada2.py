@@ -18,7 +18,7 @@ import gen
 from gen.core.errors import GenError
 from gen.models.published.llada2 import AlignedBlockLM, BlockCausalLM
 
-B, PLACES = 8, 16  # places of a block, and of an answer
+B, POSITIONS = 8, 16  # places of a block, and of an answer
 PROMPTS = ["ba de gi", "ko", "lu ma ne pi ba be bi bo bu da di"]
 WHOLE = ["ba de gi ko lu ma ne pi", "be bi bo bu da di do du"]  # prompts of a block
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pipe(folder):
-    return gen.load("text", model=folder, dtype="float64", max_new_tokens=PLACES, block_length=B)
+    return gen.load("text", model=folder, dtype="float64", max_new_tokens=POSITIONS, block_length=B)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def plain(c, w, ids, wrong=""):
             x = x + mlp(w, f"{at}.mlp", h)
             continue
         out = torch.stack(
-            [routed(c, w, f"{at}.mlp", place, wrong) for place in h.flatten(0, 1)]
+            [routed(c, w, f"{at}.mlp", position, wrong) for position in h.flatten(0, 1)]
         ).view_as(h)
         x = x + out + (0 if wrong == "no shared expert" else mlp(w, f"{at}.mlp.shared_experts", h))
     return norm(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
@@ -156,15 +156,15 @@ WRONG = (
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_logits_equal_a_plain_forward(folder, dtype):
     adapter = (
-        gen.load("text", model=folder, dtype=dtype, max_new_tokens=PLACES, block_length=B)
+        gen.load("text", model=folder, dtype=dtype, max_new_tokens=POSITIONS, block_length=B)
         .bound(str(folder))[0]
         .adapter("masked")
     )
     ids, weights = (
-        ids_of(2, 5 + PLACES),
+        ids_of(2, 5 + POSITIONS),
         {k: v.to(getattr(torch, dtype)) for k, v in made.llada2(LLADA2).items()},
     )
-    logits = adapter.forward(ids, PLACES)
+    logits = adapter.forward(ids, POSITIONS)
     said = torch.arange(VOCAB) != MASK  # its logit is far below all others
 
     def error(wrong=""):
@@ -240,7 +240,7 @@ SAMPLERS = [
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_make_the_same_text_alone_and_in_a_batch(pipe, sampler):
     whole = pipe(PROMPTS, sampler=sampler, seed=3)
-    assert whole.tokens.shape == (3, PLACES) and all(isinstance(m, str) for m in whole.media)
+    assert whole.tokens.shape == (3, POSITIONS) and all(isinstance(m, str) for m in whole.media)
     assert (
         not bool((whole.tokens == MASK).any())
         and len({tuple(t) for t in whole.tokens.tolist()}) == 3

@@ -21,7 +21,7 @@ from gen.models.adapters.conditioning import Conditions
 from gen.models.load.weights import fill, without_storage
 from gen.models.published.llamagen import DROP, HEADS, LlamaGen, LlamaGenLM, sizes_of
 
-CODES, DIM, LAYERS, HEADS_OF, CLASSES, PLACES, WIDTH = 24, 48, 2, 4, 10, 7, 16
+CODES, DIM, LAYERS, HEADS_OF, CLASSES, POSITIONS, WIDTH = 24, 48, 2, 4, 10, 7, 16
 EXACT, WRONG = 1e-10, 1e-3
 ROWS, COLUMNS = 3, 4
 OPTIONS = dict(dtype="float64", heads=HEADS_OF, height=ROWS * STRIDE, width=COLUMNS * STRIDE)
@@ -46,7 +46,7 @@ def ar_weights(
         out |= {
             "cls_embedding.cap_proj.fc1.weight": 4 * rand(DIM, WIDTH),
             "cls_embedding.cap_proj.fc2.weight": 4 * rand(DIM, DIM),
-            "cls_embedding.uncond_embedding": 4 * rand(PLACES, WIDTH),
+            "cls_embedding.uncond_embedding": 4 * rand(POSITIONS, WIDTH),
         }
     else:
         out["cls_embedding.embedding_table.weight"] = 4 * rand(CLASSES + 1, DIM)
@@ -74,7 +74,7 @@ def condition_of(w: dict[str, Tensor], number: int | Tensor | None) -> tuple[Ten
     features = w["cls_embedding.uncond_embedding"] if number is None else number
     h = features @ w["cls_embedding.cap_proj.fc1.weight"].T
     h = 0.5 * h * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (h + 0.044715 * h**3)))
-    padding = PLACES - len(features)
+    padding = POSITIONS - len(features)
     return (
         torch.cat([torch.zeros(padding, DIM).to(h), h @ w["cls_embedding.cap_proj.fc2.weight"].T]),
         padding,
@@ -88,23 +88,23 @@ def turns(total: int, first: int, wrong: str) -> Tensor:
     turn = torch.zeros(
         total, d, d, dtype=torch.float64
     )  # zeros: a place of the condition has neither cosine nor sine
-    for place in range(total):
-        row, column = divmod(place - first, COLUMNS)
+    for position in range(total):
+        row, column = divmod(position - first, COLUMNS)
         row, column = (column, row) if wrong == "halves swapped" else (row, column)
         for pair in range(d // 2):
             half, j = divmod(pair, d // 4)
             angle = torch.tensor(
                 (column if half else row) * 10000.0 ** (-4 * j / d), dtype=torch.float64
             )
-            if place < first:
+            if position < first:
                 if wrong != "condition rotated":
                     continue
                 angle = angle * 0
             a, b = (
                 (pair, pair + d // 2) if wrong == "halves for pairs" else (2 * pair, 2 * pair + 1)
             )
-            turn[place, a, a] = turn[place, b, b] = angle.cos()
-            turn[place, a, b], turn[place, b, a] = -angle.sin(), angle.sin()
+            turn[position, a, a] = turn[position, b, b] = angle.cos()
+            turn[position, a, b], turn[position, b, a] = -angle.sin(), angle.sin()
     return turn
 
 
@@ -197,7 +197,7 @@ def logits_in_parts(lm: LlamaGenLM, prompts: list[list[int]], codes: Tensor, cut
 KINDS = {"classes": dict(), "captions": dict(text=True), "grouped": dict(kv=2)}
 CAPTIONS = [
     torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    for n in (3, PLACES, 1)
+    for n in (3, POSITIONS, 1)
 ]
 SAMPLE = torch.randint(CODES, (3, ROWS * COLUMNS), generator=torch.Generator().manual_seed(0))
 
@@ -340,7 +340,7 @@ def features_as_published(path, caption: str) -> Tensor:
         T5EncoderModel.from_pretrained(path, dtype=torch.float64).eval(),
     )
     given = tokenizer(
-        caption, max_length=PLACES, padding="max_length", truncation=True, return_tensors="pt"
+        caption, max_length=POSITIONS, padding="max_length", truncation=True, return_tensors="pt"
     )
     with torch.no_grad():
         states = encoder(
@@ -356,7 +356,7 @@ def test_greedy_pictures_of_captions_are_those_of_a_plain_loop(text_folder):
         features_as_published(text_folder / "flan-t5-xl", p)
         for p in ("w1 w2 w3", "w40", prompts[2])
     ]
-    assert [len(f) for f in features] == [4, 2, PLACES]
+    assert [len(f) for f in features] == [4, 2, POSITIONS]
     for scale, sampler in (
         (1.0, "autoregressive"),
         (3.0, "autoregressive"),

@@ -37,7 +37,7 @@ from gen.models.load.weights import fill, without_storage
 from gen.models.nets.mar_head import spaced
 from gen.models.published.mar import MAR, MARConfig
 
-PLACES = SIDE**2
+POSITIONS = SIDE**2
 OPTIONS = {"heads": HEADS, "num_sampling_steps": STEPS}
 
 
@@ -60,7 +60,7 @@ def block(w, at, x, order="qkv"):
     return x + linear(w, f"{at}.mlp.fc2", h * (1 + torch.erf(h / math.sqrt(2))) / 2)
 
 
-def plain_z(w, label, latents, order="qkv", leave=True, place=True, hide=True):
+def plain_z(w, label, latents, order="qkv", leave=True, position=True, hide=True):
     """z [T, D] of one picture from its label and latents [T, C], NaN at unknown places. The
     switches are controls."""
     known = torch.cat([torch.ones(BUFFER, dtype=torch.bool), ~latents.isnan().any(-1)])
@@ -77,8 +77,8 @@ def plain_z(w, label, latents, order="qkv", leave=True, place=True, hide=True):
     for n in range(BLOCKS):
         x = block(w, f"decoder_blocks.{n}", x, order)
     x = norm(w, "decoder_norm", x)
-    x = x[BUFFER:] if leave else x[:PLACES]
-    return x + w["diffusion_pos_embed_learned"][0] if place else x
+    x = x[BUFFER:] if leave else x[:POSITIONS]
+    return x + w["diffusion_pos_embed_learned"][0] if position else x
 
 
 def plain_head(w, x, t, z, swapped=False):
@@ -103,7 +103,7 @@ def plain_head(w, x, t, z, swapped=False):
     )
 
 
-def plain_posterior(x, noise, place, i, steps, spaced_betas=True):
+def plain_posterior(x, noise, position, i, steps, spaced_betas=True):
     """Mean and variance of x_{i-1} given x_i among ``steps`` kept timesteps, as in DDPM: through
     x_0, with the range of the variance."""
 
@@ -122,7 +122,7 @@ def plain_posterior(x, noise, place, i, steps, spaced_betas=True):
         + np.sqrt(now / before) * (1 - before) / (1 - now) * x
     )
     least = beta * (1 - before) / (1 - now)
-    f = (place + 1) / 2
+    f = (position + 1) / 2
     return mean, None if i == 0 else np.exp(f * np.log(beta) + (1 - f) * np.log(least)), int(at[i])
 
 
@@ -168,9 +168,9 @@ def pipe(folder):
 def canvas():
     """Pictures of which 0, 1, 7 and all places are known."""
     random = numbers(3)
-    latents = torch.randn(4, PLACES, CHANNELS, generator=random, dtype=torch.float64)
-    for row, count in enumerate((0, 1, 7, PLACES)):
-        latents[row, torch.randperm(PLACES, generator=random)[count:]] = float("nan")
+    latents = torch.randn(4, POSITIONS, CHANNELS, generator=random, dtype=torch.float64)
+    for row, count in enumerate((0, 1, 7, POSITIONS)):
+        latents[row, torch.randperm(POSITIONS, generator=random)[count:]] = float("nan")
     return latents
 
 
@@ -188,7 +188,7 @@ def test_z_equals_a_plain_forward_whatever_is_known(weights, w, canvas, dtype, l
     assert out.dtype == dtype and far(out[..., :-1], plain) < limit * max(
         1, float(plain.abs().max())
     )
-    for broken in ({"order": "kqv"}, {"leave": False}, {"place": False}, {"hide": False}):
+    for broken in ({"order": "kqv"}, {"leave": False}, {"position": False}, {"hide": False}):
         assert (
             far(
                 out[1:3, :, :-1],
@@ -211,7 +211,7 @@ def test_a_row_has_its_z_alone_and_among_others(model, canvas):
 def test_guidance_grows_with_what_is_known_where_it_is_linear(model, weights, canvas):
     share = model(LABELS, canvas)[..., -1]
     assert torch.equal(
-        share, torch.tensor([[1.0], [2.0], [8.0], [PLACES]]).double().div(PLACES).expand(-1, PLACES)
+        share, torch.tensor([[1.0], [2.0], [8.0], [POSITIONS]]).double().div(POSITIONS).expand(-1, POSITIONS)
     )
     assert bool(
         (
@@ -238,13 +238,13 @@ def test_the_head_equals_a_plain_forward(model, w):
 def test_transitions_have_the_posteriors_mean_and_learned_variance(weights, steps):
     head = built(weights, torch.float64, head_steps=steps, sigma_floor=1e-5).head
     random = numbers(5)
-    x, noise, place = (
+    x, noise, position = (
         torch.randn(7, CHANNELS, generator=random, dtype=torch.float64) for _ in range(3)
     )
     for k in sorted({0, 1, steps // 2, steps - 2, steps - 1}):
-        mean, log_sigma = head.posterior(x, k, torch.cat([noise, place], 1))
+        mean, log_sigma = head.posterior(x, k, torch.cat([noise, position], 1))
         expected, variance, t = plain_posterior(
-            x.numpy(), noise.numpy(), place.numpy(), steps - 1 - k, steps
+            x.numpy(), noise.numpy(), position.numpy(), steps - 1 - k, steps
         )
         assert head.timesteps[k] == t
         assert np.abs(mean.numpy() - expected).max() < 1e-10 * max(1, np.abs(expected).max())
@@ -254,10 +254,10 @@ def test_transitions_have_the_posteriors_mean_and_learned_variance(weights, step
         assert np.abs(log_sigma.numpy() - np.log(variance) / 2).max() < 1e-10
         if steps < 1000:
             other = plain_posterior(
-                x.numpy(), noise.numpy(), place.numpy(), steps - 1 - k, steps, spaced_betas=False
+                x.numpy(), noise.numpy(), position.numpy(), steps - 1 - k, steps, spaced_betas=False
             )[0]
             assert np.abs(mean.numpy() - other).max() > 1e-6
-        swapped = head.posterior(x, k, torch.cat([place, noise], 1))
+        swapped = head.posterior(x, k, torch.cat([position, noise], 1))
         assert far(mean, swapped[0]) > 1e-6 and (steps == 2 or far(log_sigma, swapped[1]) > 1e-6)
 
 
@@ -282,8 +282,8 @@ def test_guidance_acts_on_the_noise_and_the_variance_is_the_conditional_halfs(mo
     noise = without[:, :CHANNELS] + scale * (with_it - without)[:, :CHANNELS]
     mean, log_sigma = HeadDistribution(model.head, sampling).transition(x, 1, z)
 
-    def expected(noise, place):
-        found = plain_posterior(x.numpy(), noise.numpy(), place.numpy(), STEPS - 2, STEPS)
+    def expected(noise, position):
+        found = plain_posterior(x.numpy(), noise.numpy(), position.numpy(), STEPS - 2, STEPS)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1]).log() / 2 + math.log(0.7)
 
     good = expected(noise, with_it[:, CHANNELS:])
@@ -329,7 +329,7 @@ def test_pictures_come_out_of_the_folder_by_every_sampler_for_masked_latents(pip
     ):
         out = pipe(["7", "class 3"], sampler=sampler, seed=1)
         assert [m.size for m in out.media] == [(16, 16)] * 2 and bool(out.tokens.isfinite().all())
-        assert out.tokens.shape == (2, PLACES, CHANNELS) and far(out.tokens[0], out.tokens[1]) > 0.1
+        assert out.tokens.shape == (2, POSITIONS, CHANNELS) and far(out.tokens[0], out.tokens[1]) > 0.1
         made[str(sampler)] = out.tokens
     names = list(made)
     assert all(far(made[a], made[b]) > 1e-3 for i, a in enumerate(names) for b in names[:i])
@@ -345,21 +345,21 @@ def test_what_is_made_is_the_published_loop_with_the_same_noise(pipe, w):
             "name": "masked_iterative",
             "order": "raster",
             "schedule": "linear",
-            "steps": PLACES,
+            "steps": POSITIONS,
         },
         sampling=sampling,
         seed=5,
     )
     size = (STEPS + 1) * CHANNELS
     draws = CounterDraws([pipe.draw_key(out.items[0])])
-    noise = draws.normal(torch.tensor([0]), torch.arange(PLACES)[None], "propose", None, size)[
+    noise = draws.normal(torch.tensor([0]), torch.arange(POSITIONS)[None], "propose", None, size)[
         0
-    ].view(PLACES, STEPS + 1, CHANNELS)
+    ].view(POSITIONS, STEPS + 1, CHANNELS)
     for last, growing in ((1e-4, True), (0.0, True), (1e-4, False)):
-        canvas = torch.full((PLACES, CHANNELS), float("nan"), dtype=torch.float64)
-        for n in range(PLACES):
+        canvas = torch.full((POSITIONS, CHANNELS), float("nan"), dtype=torch.float64)
+        for n in range(POSITIONS):
             z = [plain_z(w, label, canvas)[n] for label in (4, CLASSES)]
-            scale, x = 1 + 2 * (n + 1) / PLACES if growing else 3.0, noise[n, 0]
+            scale, x = 1 + 2 * (n + 1) / POSITIONS if growing else 3.0, noise[n, 0]
             for k, i in enumerate(reversed(range(STEPS))):
                 given, nothing = (plain_head(w, x[None], head_time(k), c[None])[0] for c in z)
                 e = nothing[:CHANNELS] + scale * (given - nothing)[:CHANNELS]

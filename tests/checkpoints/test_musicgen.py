@@ -178,11 +178,11 @@ def frames_logits(music, tokens, cut):
     adapter = music.adapter("causal")
     prompt = torch.tensor([music.binding.prompt(p) for p in PROMPTS])
     given = torch.cat([prompt, tokens[:, :-1]], 1)
-    places = torch.arange(given.shape[1]).expand_as(given)
+    positions = torch.arange(given.shape[1]).expand_as(given)
     cache = adapter.new_cache(given.shape[1])
     parts = [
-        adapter.forward(given[:, :cut], places[:, :cut], cache),
-        adapter.forward(given[:, cut:], places[:, cut:], cache),
+        adapter.forward(given[:, :cut], positions[:, :cut], cache),
+        adapter.forward(given[:, cut:], positions[:, cut:], cache),
     ]
     logits = torch.cat(parts, 1).view(len(tokens), -1, Q, adapter.vocab_size)
     return torch.stack([logits[:, :, q, q * CODES : (q + 1) * CODES] for q in range(Q)], 2)
@@ -231,9 +231,9 @@ def test_the_decoder_runs_once_per_step_and_not_once_per_code(pipe):
         items
     )  # what is reported is what the network did
     again = pipe.target(sampler, sampling, items)
-    for place in range(Q):  # one step's places: the first asks for it, the others find it
-        again.predict(out.tokens[:, max(0, place - 1)][:, None], torch.full((len(items), 1), place))
-        assert again.model.calls == 1 and bool(again.cache.ran.all()) == (place == 0)
+    for position in range(Q):  # one step's places: the first asks for it, the others find it
+        again.predict(out.tokens[:, max(0, position - 1)][:, None], torch.full((len(items), 1), position))
+        assert again.model.calls == 1 and bool(again.cache.ran.all()) == (position == 0)
 
 
 @pytest.mark.parametrize("window", [5, 16])
@@ -243,7 +243,7 @@ def test_a_draft_that_was_another_one_is_forgotten(window, pipe, monkeypatch):
     want = ours(pipe, PROMPTS, "autoregressive", sampling)
     assert torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)
     monkeypatch.setattr(
-        FrameLM, "_forget", lambda self, place, cache: None
+        FrameLM, "_forget", lambda self, position, cache: None
     )  # control: states of other drafts stay
     assert torch.equal(ours(pipe, PROMPTS, "autoregressive", sampling), want)
     assert not torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)

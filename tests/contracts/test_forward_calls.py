@@ -61,8 +61,8 @@ class Leaning:
     own = 6.0
 
     def at(self, states: Tensor, positions: Tensor) -> Tensor:
-        place = _logits(_scramble(positions), self.vocab_size, 0.0, self.own)
-        return place + _logits(states, self.vocab_size, 0.0, self.spread)
+        position = _logits(_scramble(positions), self.vocab_size, 0.0, self.own)
+        return position + _logits(states, self.vocab_size, 0.0, self.spread)
 
 
 class LeaningCausal(Leaning, TabularCausal):
@@ -319,8 +319,8 @@ def test_the_file_names_what_is_registered_and_nothing_else():
 def test_the_job_tells_samplers_apart():
     """A job in which drafts are never right, or always, would see no loss."""
     said = held()["closed"]
-    plain, places = said["autoregressive"]["nfe"], ROWS * GRID[0] * GRID[1]
-    assert plain == places
+    plain, positions = said["autoregressive"]["nfe"], ROWS * GRID[0] * GRID[1]
+    assert plain == positions
     fast = ["speculative_jacobi", *JACOBI, "speculative", "cspd (latents)"]
     assert all(0.02 * plain < said[name]["nfe"] < 0.9 * plain for name in fast), {
         name: said[name] for name in fast

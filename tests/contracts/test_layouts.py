@@ -144,13 +144,13 @@ def check_refusals(layout: Layout) -> None:
         layout.legal().reshape(-1, layout.vocab_size),
     )
     for n in range(len(flat)):
-        place = n if len(layout.shape) == 1 else divmod(n, layout.shape[1])
+        position = n if len(layout.shape) == 1 else divmod(n, layout.shape[1])
         allowed = flat[n].nonzero().flatten().tolist()
         for wrong in (-1, layout.vocab_size, allowed[0] - 1, allowed[-1] + 1):
             bad = ids.clone()
             bad.flatten(1)[1, n] = wrong
             said = (
-                rf"the id at place {re.escape(str(place))} of row 1 is {wrong}; expected"
+                rf"the id at place {re.escape(str(position))} of row 1 is {wrong}; expected"
                 rf" {allowed[0]}\b"
             )
             with pytest.raises(GenError, match=said):

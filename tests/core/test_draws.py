@@ -24,8 +24,8 @@ GOLDEN_ROUND = [
 GOLDEN_IDS = [[832, 515, 46], [579, 706, 599]]
 
 
-def grid(rows: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.arange(rows), torch.arange(places).expand(rows, places)
+def grid(rows: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(rows), torch.arange(positions).expand(rows, positions)
 
 
 def chi_square(cells: torch.Tensor, bins: int = 100) -> float:

@@ -398,9 +398,9 @@ def masked_error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
     found = enumerate_law(decode, CONTEXTS)
 
     def order(context: int) -> list[int]:
-        places = range(space.length)
+        positions = range(space.length)
         if sampler.order == "random":
-            return sorted(places, key=lambda n: -hashed(context, n, "order", None))
+            return sorted(positions, key=lambda n: -hashed(context, n, "order", None))
         return list(registry_order(sampler.order, space.grid))
 
     expected = [masked_law(model, space, sampling, c, order(c)) for c in range(CONTEXTS)]

@@ -238,29 +238,29 @@ def test_the_grid_comes_from_the_row_and_must_hold_the_trace(folder):
         write_gallery(folder)
 
 
-def places(grid, length, kind="image"):
+def positions(grid, length, kind="image"):
     plan = layout(grid, length, "", kind)
     return [plan.place(p) for p in range(plan.count)], plan.size
 
 
 def test_a_picture_is_drawn_as_its_grid_and_a_square_where_nobody_says_it():
-    assert places([2, 3], 6) == ([(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)], (3, 2))
-    assert places(None, 256)[1] == (16, 16) and len(places(None, 250)[0]) == 256
+    assert positions([2, 3], 6) == ([(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)], (3, 2))
+    assert positions(None, 256)[1] == (16, 16) and len(positions(None, 250)[0]) == 256
 
 
 def test_frames_stand_beside_each_other_and_begin_a_new_line_where_they_are_many():
-    cells, size = places([3, 2, 2], 12, "video")
+    cells, size = positions([3, 2, 2], 12, "video")
     assert size == (8, 2) and cells[4:6] == [(3, 0), (4, 0)] and cells[-1] == (7, 1)
-    cells, size = places([40, 8, 8], 2560, "video")
+    cells, size = positions([40, 8, 8], 2560, "video")
     assert len(set(cells)) == 2560 and size == (14 * 9 - 1, 3 * 9 - 1)
 
 
 def test_a_step_of_sound_is_a_column_with_a_row_per_stream():
-    cells, size = places([5, 2], 10, "audio")
+    cells, size = positions([5, 2], 10, "audio")
     assert size == (5, 2) and cells[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    cells, (width, height) = places([250, 4], 1000, "audio")
+    cells, (width, height) = positions([250, 4], 1000, "audio")
     assert len(set(cells)) == 1000 and width <= 96 and height == 3 * 5 - 1
-    assert places([2, 5], 10, "audio")[0][1] == (
+    assert positions([2, 5], 10, "audio")[0][1] == (
         1,
         0,
     )  # stream after stream is stored as it is drawn
@@ -270,7 +270,7 @@ def test_a_step_of_sound_is_a_column_with_a_row_per_stream():
     ("grid", "kind"), [(None, "audio"), (None, "video"), ([150], "audio"), (None, "")]
 )
 def test_other_media_without_a_grid_are_one_line_that_wraps(grid, kind):
-    cells, size = places(grid, 150, kind)
+    cells, size = positions(grid, 150, kind)
     assert cells == [(p % 64, p // 64) for p in range(150)] and size == (64, 3)
 
 

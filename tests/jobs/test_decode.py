@@ -67,7 +67,7 @@ def manifest_without(folder: Path, *indices: int) -> None:
 def other_words(folder: Path) -> Path:
     """A frontend with the same number of words in another order."""
     own = TextWords.from_pretrained(ZOO / "text-words")
-    TextWords.of(own.words[::-1], own.places).save_pretrained(folder)
+    TextWords.of(own.words[::-1], own.positions).save_pretrained(folder)
     return folder
 
 

@@ -168,14 +168,14 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
     def of(keys):
         return draw_lengths(target, CounterDraws(list(keys)), target.space.empty(len(keys)))
 
-    canvas, places = of(keys)
+    canvas, positions = of(keys)
     found = torch.tensor(ends(canvas, 4))
     share = torch.bincount(found // 2, minlength=7) / len(keys)
 
     def off(sampling):
         return float((share - torch.tensor(sampling)).abs().max())
 
-    assert places == [7] * 4000 and bool((found % 2 == 0).all())
+    assert positions == [7] * 4000 and bool((found % 2 == 0).all())
     assert (
         off([0, 0, 0.1, 0.3, 0, 0.3, 0.3]) < 0.03
     )  # what has ended stays so: 0.4 is not taken back by 0.3

@@ -15,7 +15,7 @@ import gen
 from gen.__main__ import main
 from gen.core.errors import GenError
 from gen.modalities.text import tasks as text_tasks
-from gen.modalities.text.modality import NOTHING, PLACES, TextModality, span
+from gen.modalities.text.modality import NOTHING, POSITIONS, TextModality, span
 from gen.modalities.text.tasks import WORDS
 from gen.recipes.text import recipe as text_recipe
 from gen.tokenizers.text.words import END, TextWords
@@ -58,7 +58,7 @@ def pipes(work):
 
 @pytest.fixture(scope="module")
 def frontend():
-    return TextWords.of(WORDS, PLACES)
+    return TextWords.of(WORDS, POSITIONS)
 
 
 # --- words and ids
@@ -69,10 +69,10 @@ def test_texts_come_back_from_their_codes(frontend):
     texts = [" ".join(text_tasks.draw_answer(t, rng)) for t in text_tasks.tasks(100, 0, held=False)]
     for text in [*texts, " ".join(WORDS[:16]), "0"]:
         codes = frontend.encode(frontend.preprocess(text)[None])
-        assert codes.shape == (1, 1, PLACES) and codes.dtype == torch.long
+        assert codes.shape == (1, 1, POSITIONS) and codes.dtype == torch.long
         words = text.split()
         assert codes[0, 0].tolist() == [WORDS.index(w) for w in words] + [frontend.eos_token_id] * (
-            PLACES - len(words)
+            POSITIONS - len(words)
         )
         assert frontend.postprocess(frontend.decode(codes)[0]) == text
         loose = text.upper().replace(" + ", "+").replace("} ", "}")
@@ -121,7 +121,7 @@ def test_the_folder_is_an_ordinary_tokenizer_and_the_vocabulary_counts(frontend,
         and plain.token_to_id(END) == frontend.eos_token_id
     )
     assert json.loads((tmp_path / "a" / "tokenizer_config.json").read_text())["eos_token"] == END
-    for other in (TextWords.of(WORDS[::-1], PLACES), TextWords.of(WORDS, 8)):
+    for other in (TextWords.of(WORDS[::-1], POSITIONS), TextWords.of(WORDS, 8)):
         assert not torch.equal(other.fingerprint, frontend.fingerprint)
     for words in ([], ["a", "a"], ["A"], ["a b"], [""], [END]):
         with pytest.raises(GenError, match="words is"):
@@ -138,10 +138,10 @@ def test_the_folder_is_an_ordinary_tokenizer_and_the_vocabulary_counts(frontend,
 
 def test_a_model_of_another_vocabulary_is_refused(work, tmp_path):
     shutil.copytree(work / "zoo" / "text-causal", tmp_path / "text-causal")
-    TextWords.of(WORDS[::-1], PLACES).save_pretrained(tmp_path / "text-words")
+    TextWords.of(WORDS[::-1], POSITIONS).save_pretrained(tmp_path / "text-words")
     with pytest.raises(GenError, match="was trained on codebook"):
         gen.load("text", tmp_path / "text-causal")("copy 1 2")
-    TextWords.of(WORDS, PLACES).save_pretrained(tmp_path / "text-words")
+    TextWords.of(WORDS, POSITIONS).save_pretrained(tmp_path / "text-words")
     assert gen.load("text", tmp_path / "text-causal")("copy 1 2").media  # control
 
 
@@ -152,9 +152,9 @@ def test_a_model_of_another_vocabulary_is_refused(work, tmp_path):
 def test_every_sample_is_a_text_and_the_same_alone_as_in_a_batch(pipes, kind, sampler):
     pipe = pipes[kind]
     out = pipe(PROMPTS, sampler, num_samples=3, seed=1, batch_size=12)
-    assert out.tokens.shape == (12, PLACES) and int(out.tokens.max()) <= len(WORDS)
+    assert out.tokens.shape == (12, POSITIONS) and int(out.tokens.max()) <= len(WORDS)
     for text, tokens in zip(out.media, out.tokens.tolist(), strict=True):
-        n = tokens.index(len(WORDS)) if len(WORDS) in tokens else PLACES
+        n = tokens.index(len(WORDS)) if len(WORDS) in tokens else POSITIONS
         assert n and text.split() == [WORDS[t] for t in tokens[:n]]
     for i in (0, 5, 11):
         alone = pipe(PROMPTS[i // 3], sampler, seed=1 + i % 3)
@@ -175,7 +175,7 @@ def test_rows_of_a_causal_model_end_and_cost_as_much(pipes):
         ends[:, :-1].any()
     )  # place 1 is the first that may end, and some rows do end
     assert bool((ends.long().cummax(1).values == ends.long()).all())  # nothing follows an end
-    assert [s.nfe for s in out.stats] == [min(n + 1, PLACES) for n in (~ends).sum(1).tolist()]
+    assert [s.nfe for s in out.stats] == [min(n + 1, POSITIONS) for n in (~ends).sum(1).tolist()]
 
 
 def test_to_a_masked_model_the_end_is_an_id_like_any_other(pipes):
@@ -193,7 +193,7 @@ def test_to_a_masked_model_the_end_is_an_id_like_any_other(pipes):
     assert bool(
         (ends.cummax(1).values > ends).any()
     )  # something stands behind an end, and no text has it
-    assert max(len(m.split()) for m in out.media) <= PLACES
+    assert max(len(m.split()) for m in out.media) <= POSITIONS
 
 
 def test_prompts_stand_at_the_right_of_their_slots_and_matter(pipes):
@@ -203,8 +203,8 @@ def test_prompts_stand_at_the_right_of_their_slots_and_matter(pipes):
         slots = modality.prompt_words(task)
         n = len(task.words())
         assert (
-            slots[: PLACES - n] == [NOTHING] * (PLACES - n)
-            and [WORDS[s - 1] for s in slots[PLACES - n :]] == task.words()
+            slots[: POSITIONS - n] == [NOTHING] * (POSITIONS - n)
+            and [WORDS[s - 1] for s in slots[POSITIONS - n :]] == task.words()
         )
         assert max(slots) < modality.words and len(slots) == modality.slots
     with pytest.raises(GenError, match="Did you mean 'sort'"):

@@ -28,17 +28,17 @@ class ExactLength:
         return fits
 
 
-def exact_length(places: int, total: int, ids: int = 3) -> TokenSpace:
+def exact_length(positions: int, total: int, ids: int = 3) -> TokenSpace:
     return replace(
-        TokenSpace.codes((places,), ids + 1, ids + 1),
+        TokenSpace.codes((positions,), ids + 1, ids + 1),
         constraint=ExactLength(ids, total),
         eos_token_id=ids,
     )
 
 
-def with_end(places: int, ids: int = 3) -> TokenSpace:
+def with_end(positions: int, ids: int = 3) -> TokenSpace:
     """The last id is the end, and may come anywhere."""
-    return replace(TokenSpace.codes((places,), ids, ids), eos_token_id=ids - 1)
+    return replace(TokenSpace.codes((positions,), ids, ids), eos_token_id=ids - 1)
 
 
 SPACES = {"length": exact_length(4, 4), "length_with_room": exact_length(4, 3), "end": with_end(4)}

@@ -143,15 +143,15 @@ def ground(tmp_path, monkeypatch):
     ):  # what is installed does not change, and looking takes longer than a run
         monkeypatch.setattr(module, "installed", functools.cache(module.installed))
     memory = Path("/dev/shm")
-    place = (
+    position = (
         Path(tempfile.mkdtemp(prefix="gen-crash-", dir=memory))
         if os.access(memory, os.W_OK)
         else tmp_path
     )
     try:
-        yield place
+        yield position
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(position, ignore_errors=True)
 
 
 def job(out: Path, **keys: Any):

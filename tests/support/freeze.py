@@ -294,8 +294,8 @@ JOBS: dict[str, dict[str, Any]] = {
 
 def job(name: str) -> Entry:
     """Run a job file into a folder, and read what lies there."""
-    with tempfile.TemporaryDirectory() as place:
-        folder, config = Path(place) / "out", Path(place) / "job.yaml"
+    with tempfile.TemporaryDirectory() as position:
+        folder, config = Path(position) / "out", Path(position) / "job.yaml"
         tree = JOBS[name] | {"dtype": "float64", "out": str(folder)}
         config.write_text(yaml.safe_dump(tree))
         summary = run_job(load_config(config))

@@ -60,16 +60,16 @@ def write(
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
     else:
         names = [f"model-{n + 1:05d}-of-{shards:05d}.safetensors" for n in range(shards)]
-        place = {key: names[n % shards] for n, key in enumerate(sorted(weights))}
+        position = {key: names[n % shards] for n, key in enumerate(sorted(weights))}
         for name in names:
             save_file(
-                {k: v for k, v in weights.items() if place[k] == name},
+                {k: v for k, v in weights.items() if position[k] == name},
                 folder / name,
                 {"format": "pt"},
             )
         total = sum(v.nbytes for v in weights.values())
         (folder / "model.safetensors.index.json").write_text(
-            json.dumps({"metadata": {"total_size": total}, "weight_map": place})
+            json.dumps({"metadata": {"total_size": total}, "weight_map": position})
         )
     write_tokenizer(folder, **tokenizer)
     return folder

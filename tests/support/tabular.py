@@ -70,8 +70,8 @@ class _Model:
         """ids [B, S] -> the state after every id [B, S]."""
         known, factor = _bits(ids + 2), np.uint64(_A)
         out, state = np.empty_like(known), np.full(len(ids), self.seed + 1, np.uint64)
-        for place in range(ids.shape[1]):
-            state = out[:, place] = _mixed(state * factor + known[:, place])
+        for position in range(ids.shape[1]):
+            state = out[:, position] = _mixed(state * factor + known[:, position])
         return torch.from_numpy(out.view(np.int64))
 
 
@@ -118,9 +118,9 @@ class TabularMasked(_Model):
         state = self._states(ids)[:, -1:] + torch.arange(1, canvas_length + 1) * _C
         return _logits(_scramble(state), self.vocab_size, self.low, self.spread)
 
-    def at(self, ids: list[int], canvas_length: int, place: int) -> Tensor:
+    def at(self, ids: list[int], canvas_length: int, position: int) -> Tensor:
         """The logits [V] of one place."""
-        return self.forward(torch.tensor([ids]), canvas_length)[0, place]
+        return self.forward(torch.tensor([ids]), canvas_length)[0, position]
 
 
 class TabularBlocks(_Model):
@@ -203,12 +203,12 @@ def masked_law(
         if not left:
             out[canvas] = mass
             return out
-        place, *rest = left
-        cond = model.at([31 + context, 40, *canvas], space.length, place)
-        uncond = model.at([50, 51 + context, *canvas], space.length, place) if sampling.guided else None
-        for token, p in enumerate(sampling(cond, uncond, space.legal[place]).exp().tolist()):
+        position, *rest = left
+        cond = model.at([31 + context, 40, *canvas], space.length, position)
+        uncond = model.at([50, 51 + context, *canvas], space.length, position) if sampling.guided else None
+        for token, p in enumerate(sampling(cond, uncond, space.legal[position]).exp().tolist()):
             if p > 0:
-                extend((*canvas[:place], token, *canvas[place + 1 :]), mass * p, rest, out)
+                extend((*canvas[:position], token, *canvas[position + 1 :]), mass * p, rest, out)
         return out
 
     return extend((space.mask_token_id,) * space.length, 1.0, order, {})

@@ -416,12 +416,12 @@ def test_ids_of_the_wrong_number_of_coefficients_are_refused_and_ids_after_the_e
     assert torch.equal(fast.decode(noisy), whole) and not torch.equal(noisy, codes)
     assert torch.equal(fast.decode(codes[..., : int(counts.max())]), whole)
     last = int(fast.symbol_lengths[codes[1, 0, counts[1] - 1]])
-    for row, place, id_, came in (
+    for row, position, id_, came in (
         (1, counts[1] - 1, fast.eos_token_id, fast.total - last),
         (2, counts[2], 0, fast.total + 1),
     ):
         bad = codes.clone()
-        bad[row, 0, place] = id_
+        bad[row, 0, position] = id_
         with pytest.raises(
             GenError, match=rf"row {row}: .* {came} coefficients .* expected {fast.total}"
         ):
@@ -508,8 +508,8 @@ def test_the_rule_is_what_it_says_place_by_place():
     history = torch.tensor(
         [[3, 0, 5, 5, 5, 5], [2, 2, 2, 5, 5, 5], [3, 3, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
     )
-    places = torch.arange(7).expand(4, -1)
-    got = rule.legal(history, places)
+    positions = torch.arange(7).expand(4, -1)
+    got = rule.legal(history, positions)
     for row in range(4):
         for n in range(7):
             r = total - sum(int(lengths[i]) for i in history[row, :n])
@@ -525,14 +525,14 @@ def test_the_rule_is_what_it_says_place_by_place():
 
 def test_ids_at_or_after_a_place_do_not_matter_and_those_before_do(fast):
     rule, history = fast.constraint, fast.encode(SIGNALS)[:, 0]
-    place = torch.full((len(history), 1), 2)
+    position = torch.full((len(history), 1), 2)
     other = history.clone()
     other[:, 2:] = torch.tensor([-1, fast.vocab_size + 7])[torch.arange(fast.total - 2) % 2]
-    assert torch.equal(rule.legal(history, place), rule.legal(other, place))
+    assert torch.equal(rule.legal(history, position), rule.legal(other, position))
     other[:, 1] = int(fast.symbol_lengths.argmax())  # a long one
-    assert not torch.equal(rule.legal(history, place), rule.legal(other, place))
+    assert not torch.equal(rule.legal(history, position), rule.legal(other, position))
     assert torch.equal(
-        rule.legal(history, place), rule.legal(history[:, :2], place)
+        rule.legal(history, position), rule.legal(history[:, :2], position)
     )  # nor need they be there
     legal = rule.legal(history, torch.arange(fast.total).expand_as(history))
     assert bool(

@@ -275,8 +275,8 @@ def test_fast_ids_and_coefficients_are_those_of_a_plain_decoder(fast_folder):
     own = PreTrainedTokenizerFast.from_pretrained(fast_folder)
     x = chunks(24, seed=1)
     codes = frontend.encode(torch.from_numpy(x))
-    assert isinstance(frontend, FastBytes) and codes.shape == (24, 1, frontend.places)
-    assert (frontend.places == 2 * H * D) == (config["scale"] > 50)
+    assert isinstance(frontend, FastBytes) and codes.shape == (24, 1, frontend.positions)
+    assert (frontend.positions == 2 * H * D) == (config["scale"] > 50)
     for row, chunk, found, y in zip(
         codes[:, 0].tolist(), x, frontend.coefficients(codes), frontend.decode(codes), strict=True
     ):
@@ -297,8 +297,8 @@ def test_every_sequence_drawn_by_the_rule_decodes_and_few_others_do(fast_folder)
     generator = torch.Generator().manual_seed(0)
 
     def drawn(legal, rows: int) -> torch.Tensor:
-        history = torch.full((rows, frontend.places), -1)
-        for n in range(frontend.places):
+        history = torch.full((rows, frontend.positions), -1)
+        for n in range(frontend.positions):
             may = legal(history, torch.full((rows, 1), n))[:, 0]
             assert bool(may.any(1).all())
             history[:, n] = torch.rand(may.shape, generator=generator).mul_(may).argmax(1)
@@ -325,8 +325,8 @@ def test_every_sequence_drawn_by_the_rule_decodes_and_few_others_do(fast_folder)
         rule.begun, rule.waits * 0, rule.opens * 0, rule.usable, rule.total, rule.eos_token_id
     )  # to open characters
     assert decodable(drawn(deaf.legal, 100)) < 90
-    junk = torch.randint(-5, 2 * frontend.vocab_size, (50, frontend.places), generator=generator)
-    assert bool(rule.legal(junk, torch.arange(frontend.places).expand(50, -1)).any(-1).all())
+    junk = torch.randint(-5, 2 * frontend.vocab_size, (50, frontend.positions), generator=generator)
+    assert bool(rule.legal(junk, torch.arange(frontend.positions).expand(50, -1)).any(-1).all())
 
 
 def test_bytes_of_ids_are_read_as_utf8():

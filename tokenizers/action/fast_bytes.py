@@ -131,7 +131,7 @@ class FastBytes(Frequencies):
             )
         self.bpe, self.scale, self.min_token = bpe, float(scale), min_token
         self.total, self.eos_token_id = self.horizon * self.dimensions, bpe.get_vocab_size()
-        self.places = self.total * (1 + (reach(scale, horizon) - min_token >= 0x80))
+        self.positions = self.total * (1 + (reach(scale, horizon) - min_token >= 0x80))
         self.vocab_size = self.eos_token_id + 1
         self.config = FrontendConfig("action", "ids", (self.vocab_size,), (1,))
         symbols = byte_symbols()
@@ -217,13 +217,13 @@ class FastBytes(Frequencies):
 
     @property
     def grid(self) -> tuple[int, ...]:
-        return (self.places,)
+        return (self.positions,)
 
     def encode(self, x: Tensor) -> Tensor:
         """Coefficients below ``min_token`` become it, as there. Raises ``GenError`` where the
         vocabulary lacks bytes of a chunk."""
         numbers = (quantise(self.require_signals(x), self.scale) - self.min_token).clamp_min(0)
-        ids = torch.full((len(x), 1, self.places), self.eos_token_id)
+        ids = torch.full((len(x), 1, self.positions), self.eos_token_id)
         for row, one in zip(ids, numbers.tolist(), strict=True):
             text = "".join(map(chr, one))
             found = self.bpe.encode(text, add_special_tokens=False).ids

@@ -123,10 +123,10 @@ class T2MVQTokens(MotionVQ):
 
 
 def _beside(path: Path, name: str) -> Path:
-    for place in STATISTICS:
+    for position in STATISTICS:
         for file in (name, name.capitalize(), name.upper()):
-            if (path.parent / place / f"{file}.npy").is_file():
-                return path.parent / place / f"{file}.npy"
+            if (path.parent / position / f"{file}.npy").is_file():
+                return path.parent / position / f"{file}.npy"
     raise GenError(
         f"there is no {name}.npy beside {path} and in {path.parent / 'meta'}; expected the {name}"
         " of the features that it was trained on, or statistics=(mean, std)"

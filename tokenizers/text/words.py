@@ -48,10 +48,10 @@ class TextWords(TextBytes):
 
     name = "text_words"
 
-    def __init__(self, tokenizer: Any, places: int, device: torch.device | str = "cpu"):
-        if not isinstance(places, int) or isinstance(places, bool) or places < 1:
-            raise bad_value("places", places, "an integer of at least 1")
-        self.tokenizer, self.places, self.device = tokenizer, places, pick_device(device)
+    def __init__(self, tokenizer: Any, positions: int, device: torch.device | str = "cpu"):
+        if not isinstance(positions, int) or isinstance(positions, bool) or positions < 1:
+            raise bad_value("positions", positions, "an integer of at least 1")
+        self.tokenizer, self.positions, self.device = tokenizer, positions, pick_device(device)
         self.eos_token_id = len(tokenizer) - 1
         self.words = tuple(tokenizer.convert_ids_to_tokens(range(self.eos_token_id)))
         if (
@@ -66,7 +66,7 @@ class TextWords(TextBytes):
         self.config = FrontendConfig("text", "codes", (self.eos_token_id + 1,), (1,))
 
     @classmethod
-    def of(cls, words: Sequence[str], places: int, device: torch.device | str = "cpu") -> Self:
+    def of(cls, words: Sequence[str], positions: int, device: torch.device | str = "cpu") -> Self:
         """The frontend of a vocabulary. Raises ``GenError`` for words that are empty, twice the
         same, upper case or several words."""
         from transformers import PreTrainedTokenizerFast
@@ -88,7 +88,7 @@ class TextWords(TextBytes):
             PreTrainedTokenizerFast(
                 tokenizer_object=inner, eos_token=end, clean_up_tokenization_spaces=False
             ),
-            places,
+            positions,
             device,
         )
 
@@ -113,8 +113,8 @@ class TextWords(TextBytes):
         words, or longer than all places."""
         if not isinstance(media, str):
             raise GenError(f"the text is a {type(media).__name__}; expected a string")
-        if len(words := self.split(media)) > self.places:
-            raise GenError(f"the text has {len(words)} words; expected at most {self.places}")
+        if len(words := self.split(media)) > self.positions:
+            raise GenError(f"the text has {len(words)} words; expected at most {self.positions}")
         return self._bytes(" ".join(words))
 
     def encode(self, x: Tensor) -> Tensor:
@@ -123,11 +123,11 @@ class TextWords(TextBytes):
                 f"the signals are {x.dtype} {tuple(x.shape)}; expected uint8 [B, bytes], the UTF-8"
                 " of texts"
             )
-        codes = torch.full((len(x), 1, self.places), self.eos_token_id)
+        codes = torch.full((len(x), 1, self.positions), self.eos_token_id)
         for row, signal in zip(codes, x, strict=True):
             ids = self.ids(self.postprocess(signal))
-            if len(ids) > self.places:
-                raise GenError(f"the text has {len(ids)} words; expected at most {self.places}")
+            if len(ids) > self.positions:
+                raise GenError(f"the text has {len(ids)} words; expected at most {self.positions}")
             row[0, : len(ids)] = torch.tensor(ids, dtype=torch.long)
         return codes.to(self.device)
 
@@ -144,12 +144,12 @@ class TextWords(TextBytes):
     def fingerprint(self) -> Tensor:
         """The vocabulary and the places as 32 numbers of 0 to 255, which every type of float holds
         exactly."""
-        text = json.dumps([self.words, self.places])
+        text = json.dumps([self.words, self.positions])
         return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.float32)
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """However many bytes a text has."""
-        return (self.places,)
+        return (self.positions,)
 
     # --- folders
 
@@ -159,7 +159,7 @@ class TextWords(TextBytes):
         path.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save_pretrained(path)
         (path / "config.json").write_text(
-            json.dumps({"frontend_class": self.name, "places": self.places}, indent=1) + "\n"
+            json.dumps({"frontend_class": self.name, "positions": self.positions}, indent=1) + "\n"
         )
 
     @classmethod
@@ -182,7 +182,7 @@ class TextWords(TextBytes):
         if (
             not isinstance(config, dict)
             or config.get("frontend_class") != cls.name
-            or set(config) != {"frontend_class", "places"}
+            or set(config) != {"frontend_class", "positions"}
         ):
             raise GenError(
                 f"the config of frontend {folder} is {config}; expected frontend_class {cls.name!r}"
@@ -198,4 +198,4 @@ class TextWords(TextBytes):
                 f"the vocabulary of frontend {folder} cannot be read:"
                 f" {' '.join(str(error).split())[:200]}"
             ) from None
-        return cls(tokenizer, config["places"], device)
+        return cls(tokenizer, config["positions"], device)

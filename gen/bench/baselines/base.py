@@ -159,7 +159,7 @@ class Calls:
     cache holds."""
 
     def __init__(self, module: nn.Module):
-        self.module, self.n, self.places = module, 0, 0
+        self.module, self.n, self.positions = module, 0, 0
 
     def __enter__(self) -> Calls:
         self._hooks = [self.module.register_forward_hook(self._count, with_kwargs=True)]
@@ -173,12 +173,12 @@ class Calls:
 
     def _count(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         ids = args[0] if args else kwargs["input_ids"]
-        self.n, self.places = self.n + 1, self.places + ids.numel()
+        self.n, self.positions = self.n + 1, self.positions + ids.numel()
 
     def stats(self, tokens: int, rows: int = 1, **more: Any) -> Stats:
         """What each of ``rows`` rows cost that went through all calls together, of ``tokens``
         tokens."""
-        return Stats(self.n, tokens, self.places // rows, tokens / self.n, **more)
+        return Stats(self.n, tokens, self.positions // rows, tokens / self.n, **more)
 
 
 def _positioned(

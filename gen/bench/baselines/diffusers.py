@@ -81,11 +81,11 @@ def amused(
             output_type="latent",
         )
     tokens = out.images.flatten(1).cpu()
-    places = net.space.length * (
+    positions = net.space.length * (
         2 if sampling.guided else 1
     )  # their codes are a picture, with no condition in front
     return tokens, [
-        Stats(calls.n, net.space.length, calls.n * places, net.space.length / calls.n)
+        Stats(calls.n, net.space.length, calls.n * positions, net.space.length / calls.n)
         for _ in tokens
     ]
 

@@ -105,10 +105,10 @@ def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
     tokens, drafts, histogram = [], [], [0] * window
     distributions: list[Tensor | None] = []  # that the drafts came from; none: taken as they are
     while not item.over(tokens):
-        for place in range(
+        for position in range(
             len(tokens) + len(drafts), min(len(tokens) + window - 1, item.space.length - 1)
         ):
-            drafts.append(draw(item.legal[place].double(), generator))
+            drafts.append(draw(item.legal[position].double(), generator))
             distributions.append(None)
         p = item.after(tokens, drafts)
         kept = 0

@@ -43,16 +43,16 @@ class Legal(LogitsProcessor):
         self.space, self.start, self.legal = space, start, space.legal.to(device)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        place = input_ids.shape[1] - self.start
-        if place >= self.space.length:  # assisted decoding asks for one more than it takes
+        position = input_ids.shape[1] - self.start
+        if position >= self.space.length:  # assisted decoding asks for one more than it takes
             return scores
-        legal = self.legal[place].expand(len(scores), 1, -1)
+        legal = self.legal[position].expand(len(scores), 1, -1)
         if self.space.is_history_dependent:
             history = torch.nn.functional.pad(
-                input_ids[:, self.start :], (0, self.space.length - place)
+                input_ids[:, self.start :], (0, self.space.length - position)
             )
             legal = self.space.apply_constraint(
-                legal, history, torch.full((len(scores), 1), place, device=scores.device)
+                legal, history, torch.full((len(scores), 1), position, device=scores.device)
             )
         return scores.masked_fill(~legal[:, 0], float("-inf"))
 

@@ -79,9 +79,9 @@ class Clock:
     def running(self, modality: Any) -> Iterator[Clock]:
         """Clocks `PARTS` and, as ``encode``, what the modality saves."""
         with ExitStack() as stack:
-            for part, places in PARTS.items():
-                for place in places:
-                    stack.enter_context(self._around(*_owner(place), part))
+            for part, positions in PARTS.items():
+                for position in positions:
+                    stack.enter_context(self._around(*_owner(position), part))
             for name in ("save", "save_also"):
                 stack.enter_context(self._around(modality, name, "encode"))
             yield self
@@ -99,8 +99,8 @@ class Clock:
                 setattr(owner, name, own)
 
 
-def _owner(place: str) -> tuple[Any, str]:
-    module, _, path = place.partition(":")
+def _owner(position: str) -> tuple[Any, str]:
+    module, _, path = position.partition(":")
     *classes, name = path.split(".")
     owner = import_module(module)
     for part in classes:

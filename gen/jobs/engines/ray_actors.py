@@ -153,7 +153,7 @@ class Pool:
                 f"Ray refuses engine_options: {' '.join(str(error).split())[:300]}"
             ) from error
         self.pulls = {actor.pull.remote(): slot for slot, actor in enumerate(self.actors)}
-        self.places = {actor.where.remote(): slot for slot, actor in enumerate(self.actors)}
+        self.positions = {actor.where.remote(): slot for slot, actor in enumerate(self.actors)}
         self.late = threading.Event()
         self.timer = threading.Timer(PATIENCE, self.late.set)
         self.timer.daemon = True
@@ -178,7 +178,7 @@ class Pool:
         for pull in ended:
             self._ended(self.pulls.pop(pull), pull)
         return not self.pulls or (
-            self.told and set(self.places.values()) >= set(self.pulls.values())
+            self.told and set(self.positions.values()) >= set(self.pulls.values())
         )
 
     def _ended(self, slot: int, pull: Any) -> None:
@@ -215,11 +215,11 @@ class Pool:
         """Notes what actors wait for, if they wait long."""
         import ray
 
-        if self.places:
-            here, _ = ray.wait(list(self.places), num_returns=len(self.places), timeout=0)
+        if self.positions:
+            here, _ = ray.wait(list(self.positions), num_returns=len(self.positions), timeout=0)
             for place in here:
-                del self.places[place]
-        if self.places and self.late.is_set():
+                del self.positions[place]
+        if self.positions and self.late.is_set():
             self.late.clear()
             have = {
                 k: v
@@ -227,7 +227,7 @@ class Pool:
                 if ":" not in k and "memory" not in k
             }
             self.progress.note(
-                f"{len(self.places)} of {len(self.actors)} Ray actors still wait for a place; the"
+                f"{len(self.positions)} of {len(self.actors)} Ray actors still wait for a place; the"
                 f" cluster has {have}"
             )
 

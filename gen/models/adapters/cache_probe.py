@@ -21,13 +21,13 @@ def require_slots(adapter, name: str, plain: Callable[[Tensor], Tensor]) -> None
     """
     ids = tuple(range(1, 6))
     tokens = torch.tensor([ids], device=adapter.device) % adapter.vocab_size
-    places = torch.arange(tokens.shape[1], device=adapter.device)[None]
+    positions = torch.arange(tokens.shape[1], device=adapter.device)[None]
     try:
         whole = plain(tokens)
         cache = adapter.new_cache(len(ids))
-        adapter.forward(tokens[:, :2], places[:, :2], cache)
-        adapter.forward(tokens[:, :2].flip(1), places[:, 2:4], cache)  # drafts that are rejected
-        parts = adapter.forward(tokens[:, 2:], places[:, 2:], cache)
+        adapter.forward(tokens[:, :2], positions[:, :2], cache)
+        adapter.forward(tokens[:, :2].flip(1), positions[:, 2:4], cache)  # drafts that are rejected
+        parts = adapter.forward(tokens[:, 2:], positions[:, 2:], cache)
     except (
         TypeError,
         ValueError,

@@ -230,9 +230,9 @@ def fill(
         ],
     }
     require_fit(name, type(model), wrong)
-    places = _places(model, device, dtype, device_map)
+    positions = _places(model, device, dtype, device_map)
     for key, to in own.items():
-        value = _moved(weights, key, places(to), dtype)
+        value = _moved(weights, key, positions(to), dtype)
         module, _, leaf = to.rpartition(".")
         owner = model.get_submodule(module)
         if leaf in owner._parameters:

@@ -78,13 +78,13 @@ class DiffLoss(nn.Module):
     def guide(self, out: Tensor, z: Tensor, scale: float) -> Tensor:
         """What is predicted under guidance, [N, 2 C], from both halves out [N, 2, 2 C] and z [N, 2,
         D + 1]."""
-        noise, place = out.split(self.channels, -1)
+        noise, position = out.split(self.channels, -1)
         scale = 1 + (scale - 1) * z[:, 0, -1:]
-        return torch.cat([noise[:, 1] + scale * (noise[:, 0] - noise[:, 1]), place[:, 0]], -1)
+        return torch.cat([noise[:, 1] + scale * (noise[:, 0] - noise[:, 1]), position[:, 0]], -1)
 
     def posterior(self, x: Tensor, k: int, out: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation [N, C] of the k-th transition."""
-        noise, place = out.split(self.channels, -1)
+        noise, position = out.split(self.channels, -1)
         a, u = self.kept[k], self.kept[k + 1]
         b = 1 - a / u
         mean = (x - b / math.sqrt(1 - a) * noise) / math.sqrt(
@@ -93,7 +93,7 @@ class DiffLoss(nn.Module):
         if k + 1 == self.steps:
             return mean, torch.full_like(x, math.log(self.sigma_floor))
         most, least = math.log(b), math.log(b * (1 - u) / (1 - a))
-        f = (place + 1) / 2
+        f = (position + 1) / 2
         return mean, (f * most + (1 - f) * least) / 2
 
 

@@ -36,7 +36,7 @@ class FrameCache:
     ran the network for."""
 
     def __init__(self, slots: int):
-        self.places = slots
+        self.positions = slots
         self.said: Tensor | None = None
         self.states: Tensor | None = None
         self.slots: SlotCache | None = None
@@ -134,7 +134,7 @@ class FrameLM(ModelAdapter, ABC):
             1, torch.where(condition, positions, prompt.shape[1] - 1), tokens
         )  # the last column takes what is no condition
         inputs, prefix = self.begin(prompt[:, :-1] - self.vocab_size, length, cache)
-        steps = -(-cache.places // self.streams) + 1
+        steps = -(-cache.positions // self.streams) + 1
         cache.prompt, cache.prefix, cache.first = (
             length,
             prefix,
@@ -145,22 +145,22 @@ class FrameLM(ModelAdapter, ABC):
         cache.slots = SlotCache(self.layers, inputs.shape[1] + steps)
         return inputs
 
-    def _note(self, tokens: Tensor, places: Tensor, cache: FrameCache) -> None:
+    def _note(self, tokens: Tensor, positions: Tensor, cache: FrameCache) -> None:
         """Remembers codes, and forgets the states that follow from others."""
-        stream, beyond = places % self.streams, cache.said.shape[1] - 1
+        stream, beyond = positions % self.streams, cache.said.shape[1] - 1
         code = tokens - stream * self.size if self.offset else tokens
         code = torch.where(tokens >= self.code_ids, tokens - self.code_ids + self.size, code)
         code = code.clamp(
             0, self.size + max(self.specials, 1) - 1
         )  # a draft may be what the law forbids; it is not kept
-        at = torch.where(places >= 0, places, beyond)
-        other = (cache.said.gather(1, at) != code) & (places >= 0)
+        at = torch.where(positions >= 0, positions, beyond)
+        other = (cache.said.gather(1, at) != code) & (positions >= 0)
         cache.said.scatter_(1, at, code)
-        self._forget(torch.where(other, places, beyond).amin(1), cache)
+        self._forget(torch.where(other, positions, beyond).amin(1), cache)
 
-    def _forget(self, place: Tensor, cache: FrameCache) -> None:
+    def _forget(self, position: Tensor, cache: FrameCache) -> None:
         """States of steps after that of a place [B] are void."""
-        cache.known = torch.minimum(cache.known, place // self.streams + 1)
+        cache.known = torch.minimum(cache.known, position // self.streams + 1)
 
     def _advance(self, last: Tensor, cache: FrameCache, begun: Tensor | None) -> None:
         """Computes the states that are not known of the steps up to ``last`` [B]."""

@@ -35,7 +35,7 @@ class MARConfig:
     """The sizes of a model. ``encoder``, ``decoder``: width, blocks and width inside the MLPs of
     each. ``heads``: of attention, of each."""
 
-    places: int
+    positions: int
     buffer: int
     classes: int
     latent_channels: int
@@ -70,10 +70,10 @@ class MARConfig:
                 " number of axes"
             )
         mlp = {half: shapes[f"{half}_blocks.0.mlp.fc1.weight"] for half in ("encoder", "decoder")}
-        places = shapes["diffusion_pos_embed_learned"][1]
+        positions = shapes["diffusion_pos_embed_learned"][1]
         return cls(
-            places=places,
-            buffer=max(1, shapes["encoder_pos_embed_learned"][1] - places),
+            positions=positions,
+            buffer=max(1, shapes["encoder_pos_embed_learned"][1] - positions),
             classes=shapes["class_emb.weight"][0],
             latent_channels=shapes["z_proj.weight"][1],
             encoder=(mlp["encoder"][1], _count(shapes, "encoder_blocks"), mlp["encoder"][0]),
@@ -97,7 +97,7 @@ class MAR(nn.Module):
             raise unknown("guidance_schedule", config.guidance_schedule, SCHEDULES)
         self.config = config
         (wide, layers, hidden), (wide2, layers2, hidden2) = config.encoder, config.decoder
-        length = config.buffer + config.places
+        length = config.buffer + config.positions
 
         def table(*shape):
             return nn.Parameter(torch.zeros(*shape))
@@ -118,7 +118,7 @@ class MAR(nn.Module):
             _Block(wide2, config.heads[1], hidden2) for _ in range(layers2)
         )
         self.decoder_norm = nn.LayerNorm(wide2, eps=EPS)
-        self.diffusion_pos_embed_learned = table(1, config.places, wide2)
+        self.diffusion_pos_embed_learned = table(1, config.positions, wide2)
         self.diffloss = DiffLoss(
             config.latent_channels,
             wide2,
@@ -146,20 +146,20 @@ class MAR(nn.Module):
         there. They are float32 at least, so that paths are walked in that.
         """
         if words.shape[1:] != (1,) or latents.shape[1:] != (
-            self.config.places,
+            self.config.positions,
             self.config.latent_channels,
         ):
             raise GenError(
                 f"words {tuple(words.shape)} and latents {tuple(latents.shape)} came; expected [B,"
-                f" 1] and [B, {self.config.places}, {self.config.latent_channels}]"
+                f" 1] and [B, {self.config.positions}, {self.config.latent_channels}]"
             )
         known = ~latents.isnan().any(-1)
         z = self._decode(*self._encode(words, latents, known))
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         share = torch.ones_like(known[:, 0], dtype=z.dtype)
         if self.config.guidance_schedule == "linear":
-            share = ((known.sum(1) + 1) / self.config.places).clamp_max(1).to(z.dtype)
-        return torch.cat([z, share[:, None, None].expand(-1, self.config.places, 1)], -1)
+            share = ((known.sum(1) + 1) / self.config.positions).clamp_max(1).to(z.dtype)
+        return torch.cat([z, share[:, None, None].expand(-1, self.config.positions, 1)], -1)
 
     def _encode(self, words: Tensor, latents: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """What the encoder makes of the class and the known latents, laid out over all places [B,

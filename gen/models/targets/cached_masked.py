@@ -159,14 +159,14 @@ class CachedMaskedTarget(MaskedTarget):
         self._since = torch.where(refresh, 0, self._since + 1)
         attend = (attend | compute) & (self._held >= 0)
         self.fresh = torch.zeros_like(canvas, dtype=torch.bool)
-        places = torch.zeros(self.rows, dtype=torch.long, device=self.device)
+        positions = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         for group in (refresh, ~refresh):
             if bool(group.any()):
-                places[group] = self._call(
+                positions[group] = self._call(
                     group.nonzero()[:, 0], compute[group], attend[group], canvas[group]
                 )
         self._seen = self._kept
-        return self._law(self._kept, self.legal), places
+        return self._law(self._kept, self.legal), positions
 
     def _stand(self, canvas: Tensor) -> Tensor:
         return torch.nn.functional.pad(canvas, (self._prefix, 0))
@@ -189,19 +189,19 @@ class CachedMaskedTarget(MaskedTarget):
         seen = attend.repeat(branches, 1).gather(1, (column + start).clamp_max(len(column) - 1)) & (
             column + start < len(column)
         )
-        place = at - prefix + shift
-        real &= place >= 0
+        position = at - prefix + shift
+        real &= position >= 0
         keep = int(real.sum(1).max())
         some = None if len(rows) == self.rows else both
         logits = self.model.part(ids.gather(1, at), at - start, seen, self.cache, keep, some)
-        place, real = place[:, -keep:], (real & (place < canvas.shape[1]))[:, -keep:]
+        position, real = position[:, -keep:], (real & (position < canvas.shape[1]))[:, -keep:]
         if self._kept is None:
             self._kept = logits.new_zeros(
                 self.branches * self.rows, canvas.shape[1], logits.shape[-1]
             )
         row, slot = real.nonzero().unbind(1)
-        self._kept[both[row], place[row, slot]] = logits[row, slot]
-        self.fresh[both[row] % self.rows, place[row, slot]] = True
+        self._kept[both[row], position[row, slot]] = logits[row, slot]
+        self.fresh[both[row] % self.rows, position[row, slot]] = True
         return todo.sum(1).view(branches, -1).sum(0)
 
     def keep(self, rows: Tensor) -> None:

@@ -34,9 +34,9 @@ class MaskedTarget(Target):
             both = torch.cat([of + half * self.rows for half in range(self.branches)])
             prompt, left_padding = prompt[both], left_padding[both]
         canvas = canvas.repeat(self.branches, 1)
-        extra, places = (), (prompt.shape[1] + canvas.shape[1]) * self.branches
+        extra, positions = (), (prompt.shape[1] + canvas.shape[1]) * self.branches
         if ragged:
-            places = places - left_padding.view(self.branches, -1).sum(0)
+            positions = positions - left_padding.view(self.branches, -1).sum(0)
             column = torch.arange(prompt.shape[1], device=self.device)
             prompt = torch.where(
                 column < left_padding[:, None], canvas[:, :1], prompt
@@ -45,7 +45,7 @@ class MaskedTarget(Target):
         ids = torch.cat([prompt, canvas], 1)
         logits = self.model.forward(ids, canvas.shape[1], *extra)
         self._seen = logits
-        return self._law(logits, self.legal if self._narrow else None), places
+        return self._law(logits, self.legal if self._narrow else None), positions
 
     def _aligned(self) -> tuple[Tensor, Tensor, bool]:
         """The conditions [H B, P] moved to the right, P the longest of them, the columns in front

@@ -93,9 +93,9 @@ def _given_blocks(canvas: Tensor, space, block: int) -> int:
     known = ~space.is_masked(canvas)
     first = int(known.all(0).view(-1, block).all(1).long().cumprod(0).sum()) * block
     if bool(known[:, first + block :].any()):
-        place = int(known[:, first + block :].any(0).nonzero()[0]) + first + block
+        position = int(known[:, first + block :].any(0).nonzero()[0]) + first + block
         raise GenError(
-            f"the canvas holds place {place}, but blocks are made in order and block"
+            f"the canvas holds place {position}, but blocks are made in order and block"
             f" {first // block} is not complete; expected given places in the first blocks alone; a"
             " masked sampler takes any"
         )

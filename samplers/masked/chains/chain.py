@@ -119,7 +119,7 @@ class _Chain:
     """Drafts of b rows: ``places`` and ``ids`` [b, n, k], the law ``logq`` [b, n k, V] that they
     are from, and ``steps`` [b], how many of the n a row has. Those past ``steps`` mean nothing."""
 
-    places: Tensor
+    positions: Tensor
     ids: Tensor
     logq: Tensor
     steps: Tensor
@@ -127,8 +127,8 @@ class _Chain:
     def canvases(self, canvas: Tensor) -> tuple[Tensor, Tensor]:
         """x_0, ..., x_n [b, n + 1, T], and which of them exist, bool [b, n + 1]."""
         out = [canvas]
-        for places, ids in zip(self.places.unbind(1), self.ids.unbind(1), strict=True):
-            out.append(out[-1].scatter(1, places, ids))
+        for positions, ids in zip(self.positions.unbind(1), self.ids.unbind(1), strict=True):
+            out.append(out[-1].scatter(1, positions, ids))
         return (
             torch.stack(out, 1),
             torch.arange(len(out), device=canvas.device) <= self.steps[:, None],
@@ -190,7 +190,7 @@ def decode_chains(
         )
         fixed = given >= 0
         if bool(fixed.any()):
-            top[fixed] = chain.places[index[fixed], accepted[fixed]]
+            top[fixed] = chain.positions[index[fixed], accepted[fixed]]
         due = due.gather(1, top)  # fewer than k are empty at the end
         drawn = draws.categorical(_at(logprobs, top), rows, top, "token", None, due & ~fixed[:, None])
         drawn = torch.where(
@@ -232,9 +232,9 @@ def decode_chains(
     return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
 
 
-def _at(logprobs: Tensor, places: Tensor) -> Tensor:
+def _at(logprobs: Tensor, positions: Tensor) -> Tensor:
     """The law [b, T, V] at places [b, L]: [b, L, V]."""
-    return logprobs[torch.arange(len(logprobs), device=logprobs.device)[:, None], places]
+    return logprobs[torch.arange(len(logprobs), device=logprobs.device)[:, None], positions]
 
 
 def _score(method, target, draws, rows, round_, canvases, logprobs) -> tuple[Tensor, Tensor]:
@@ -259,27 +259,27 @@ def _score(method, target, draws, rows, round_, canvases, logprobs) -> tuple[Ten
     return marginal_order(method.order)(now), empty
 
 
-def same_places(turn: Tensor, places: Tensor) -> Tensor:
+def same_places(turn: Tensor, positions: Tensor) -> Tensor:
     """Whether two times k places [..., k] are the same, in whatever order: bool [...]."""
-    return (turn.sort(-1).values == places.sort(-1).values).all(-1)
+    return (turn.sort(-1).values == positions.sort(-1).values).all(-1)
 
 
 def _judged(
     method, draws, rows, round_, chain: _Chain, exists, turn, logprobs, flat
 ) -> tuple[Tensor, Tensor]:
     """Steps of the chain that are kept [b], and an id for the draft after them [b], or -1."""
-    b, n, k = chain.places.shape
+    b, n, k = chain.positions.shape
     if not n:
         return torch.zeros_like(rows), torch.full_like(rows, -1)
-    follows = (exists[:, 1:] & same_places(turn[:, :n], chain.places)).long().cumprod(1).bool()
+    follows = (exists[:, 1:] & same_places(turn[:, :n], chain.positions)).long().cumprod(1).bool()
 
     def wide(x):
         return x.repeat_interleave(k, 1)
 
-    places, ids = chain.places.view(b, n * k), chain.ids.view(b, n * k)
-    now = Round(draws, rows, round_, torch.zeros_like(rows), places, wide(follows))
+    positions, ids = chain.positions.view(b, n * k), chain.ids.view(b, n * k)
+    now = Round(draws, rows, round_, torch.zeros_like(rows), positions, wide(follows))
     drafts = Proposal(ids, torch.full_like(ids, ROW), chain.logq, chain.logq > -torch.inf)
-    return method.judge(now, drafts, logprobs[wide(flat[:, :n]), places])
+    return method.judge(now, drafts, logprobs[wide(flat[:, :n]), positions])
 
 
 def _drafted(method, draws, rows, round_, logprobs, score, empty, fresh) -> _Chain:
@@ -289,11 +289,11 @@ def _drafted(method, draws, rows, round_, logprobs, score, empty, fresh) -> _Cha
     k = method.width
     steps = ((empty.sum(1) - 1) // k).clamp_max(method.num_drafts - 1).masked_fill(fresh, 0)
     n = int(steps.max())
-    places = ranked(score, empty).argsort(1)[:, : n * k]
+    positions = ranked(score, empty).argsort(1)[:, : n * k]
     active = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
-    logq = _at(logprobs, places)
-    ids = method.draft(Round(draws, rows, round_, torch.zeros_like(rows), places, active), logq)
-    return _Chain(places.view(len(rows), n, k), ids.view(len(rows), n, k), logq, steps)
+    logq = _at(logprobs, positions)
+    ids = method.draft(Round(draws, rows, round_, torch.zeros_like(rows), positions, active), logq)
+    return _Chain(positions.view(len(rows), n, k), ids.view(len(rows), n, k), logq, steps)
 
 
 class _Book:
@@ -316,7 +316,7 @@ class _Book:
     ) -> None:
         """Places [b, T] that were ``empty`` before the call and ``still`` are, ``canvas`` [b, T]
         after it; places ``computed`` [b]."""
-        k = chain.places.shape[2]
+        k = chain.positions.shape[2]
         for i, (row, steps, sent) in enumerate(
             zip(rows.tolist(), accepted.tolist(), computed.tolist(), strict=True)
         ):
@@ -329,7 +329,7 @@ class _Book:
                 self.traces[row].append(
                     TraceStep(
                         window,
-                        chain.places[i, :steps].flatten().tolist(),
+                        chain.positions[i, :steps].flatten().tolist(),
                         {n: ids[n] for n in filled},
                     )
                 )

@@ -138,7 +138,7 @@ class _Judge:
         """An id for every empty place [b, T]; remembers which of them are agreed on."""
         self._follow(now.rows)
         ids = torch.where(now.masked, self.believes(now), now.canvas)
-        place, total = now.positions, ids.shape[1]
+        position, total = now.positions, ids.shape[1]
         start = self._start(ids, now.masked)
         column = torch.arange(total - int(start.min()), device=ids.device)
         at = start[:, None] + column
@@ -149,13 +149,13 @@ class _Judge:
         for row in now.rows.tolist():
             self.nfe[row] += 1
         fine, best = self._verdict(law, ids.gather(1, at))
-        back = (place - start[:, None]).clamp(0, len(column) - 1)
+        back = (position - start[:, None]).clamp(0, len(column) - 1)
         refused = now.masked & ~fine.gather(1, back)
-        first = torch.where(refused, place, total).amin(1, keepdim=True)
-        agreed = now.masked & (place < first)
+        first = torch.where(refused, position, total).amin(1, keepdim=True)
+        agreed = now.masked & (position < first)
         if self.rule.commit_correction:
-            agreed |= place == first
-            ids = torch.where(place == first, best.gather(1, back), ids)
+            agreed |= position == first
+            ids = torch.where(position == first, best.gather(1, back), ids)
         now.memory["agreed"] = agreed
         return ids
 
@@ -165,8 +165,8 @@ class _Judge:
         told, self.told = self.told, ids
         if told is None:  # nothing was: what stands before place 0 comes with it
             return torch.zeros_like(self.rows)
-        place, total = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
-        stale = torch.where(told != ids, place + 1, total).amin(1)
+        position, total = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
+        stale = torch.where(told != ids, position + 1, total).amin(1)
         return torch.minimum(masked.long().argmax(1), stale).masked_fill(told[:, 0] < 0, 0)
 
     def _verdict(self, law: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,9 +67,9 @@ def features(now: Step, radius: int) -> Tensor:
         -1,
     ).clamp(0, 1)
     logprobs = logprobs.masked_fill(known[..., None], 1) * now.open[..., None]
-    place = torch.cat([now.open[..., None].double(), known[..., None].double(), logprobs], -1)
+    position = torch.cat([now.open[..., None].double(), known[..., None].double(), logprobs], -1)
     around = (
-        nn.functional.pad(place, (0, 0, radius, radius)).unfold(1, 2 * radius + 1, 1).flatten(2)
+        nn.functional.pad(position, (0, 0, radius, radius)).unfold(1, 2 * radius + 1, 1).flatten(2)
     )
     count = empty.sum(1).clamp_min(1)
     block = torch.stack(

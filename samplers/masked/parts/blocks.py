@@ -27,17 +27,17 @@ from gen.samplers.masked.step import Step, highest
 @register("block_schedule", "adaptive")
 def adaptive(now: Step) -> tuple[Tensor, Tensor]:
     """Blocks as long as what they say. A block's number is the place after its last."""
-    size, place = now.params.block_length, now.positions
+    size, position = now.params.block_length, now.positions
     start, end = (
         now.recall(f"adaptive_{name}", torch.zeros_like(now.rows)) for name in ("start", "end")
     )
-    going = (now.masked & (place < end[:, None])).any(1)
+    going = (now.masked & (position < end[:, None])).any(1)
     first = now.masked.long().argmax(1)
     begin = (
         end + (first - end).clamp_min(0) // size * size
     )  # blocks that have nothing to do are passed over
     sure, ids = now.judged().max(-1)
-    near = (place >= first[:, None]) & (place < first[:, None] + max(1, place.shape[1] // 4))
+    near = (position >= first[:, None]) & (position < first[:, None] + max(1, position.shape[1] // 4))
     ending = (
         now.masked
         & near
@@ -47,11 +47,11 @@ def adaptive(now: Step) -> tuple[Tensor, Tensor]:
         sure.double().exp() >= now.params.delimiter_threshold
     )
     until = torch.where(
-        best.any(1), best.long().argmax(1) + 1, (begin + size).clamp_max(place.shape[1])
+        best.any(1), best.long().argmax(1) + 1, (begin + size).clamp_max(position.shape[1])
     )
     start, end = torch.where(going, start, begin), torch.where(going, end, until)
     now.memory.update(adaptive_start=start, adaptive_end=end)
-    return (place >= start[:, None]) & (place < end[:, None]), end
+    return (position >= start[:, None]) & (position < end[:, None]), end
 
 
 @register("block_schedule", "sliding")

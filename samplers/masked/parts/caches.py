@@ -136,10 +136,10 @@ def freecache(now: Step, slots: Slots) -> Plan:
 @register("cache_policy", "vicinity")
 def vicinity(now: Step, slots: Slots) -> Plan:
     """What is far from the block is kept."""
-    place = _columns(slots) - slots.prefix
+    position = _columns(slots) - slots.prefix
     first = now.open.long().argmax(1)[:, None]
     end = now.open.shape[1] - now.open.flip(1).long().argmax(1)[:, None]
-    near = (place >= first - now.params.cache_before) & (place < end + now.params.cache_after)
+    near = (position >= first - now.params.cache_before) & (position < end + now.params.cache_after)
     return Plan(
         near, _all(slots), now.begins | (now.round < now.params.cache_warmup) | _due(now, slots)
     )
@@ -170,9 +170,9 @@ def _columns(slots: Slots) -> Tensor:
     )
 
 
-def _wide(places: Tensor, slots: Slots) -> Tensor:
+def _wide(positions: Tensor, slots: Slots) -> Tensor:
     """Places of the canvas [b, T] as columns [b, P + T]."""
-    return torch.nn.functional.pad(places, (slots.prefix, 0))
+    return torch.nn.functional.pad(positions, (slots.prefix, 0))
 
 
 def _open(now: Step, slots: Slots) -> Tensor:

@@ -70,8 +70,8 @@ def entropy(now: Step) -> Tensor:
 
 @register("order", "density")
 def density(now: Step) -> Tensor:
-    place = now.positions[0].double()
-    near = torch.exp(-0.5 * ((place[:, None] - place) / now.params.density_width) ** 2)
+    position = now.positions[0].double()
+    near = torch.exp(-0.5 * ((position[:, None] - position) / now.params.density_width) ** 2)
     known = (~now.masked).double() @ near / near.sum(0)
     return now.logp + known.log()
 

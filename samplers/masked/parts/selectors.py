@@ -74,16 +74,16 @@ def best_of_each(value: Tensor, among: Tensor, group: Tensor) -> Tensor:
     """In each ``group`` (long [b, T], at most T), of the places in ``among`` the first of highest
     value: bool [b, T]."""
     total = value.shape[1]
-    place = torch.arange(total, device=value.device).expand_as(group)
+    position = torch.arange(total, device=value.device).expand_as(group)
     value = value.masked_fill(~among, -torch.inf)
     top = value.new_full((len(value), total + 1), -torch.inf).scatter_reduce(
         1, group, value, "amax"
     )
     at = among & (value == top.gather(1, group))
-    first = place.new_full((len(value), total + 1), total).scatter_reduce(
-        1, group, torch.where(at, place, total), "amin"
+    first = position.new_full((len(value), total + 1), total).scatter_reduce(
+        1, group, torch.where(at, position, total), "amin"
     )
-    return at & (place == first.gather(1, group))
+    return at & (position == first.gather(1, group))
 
 
 @register("selector", "even")

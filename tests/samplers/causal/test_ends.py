@@ -88,11 +88,11 @@ def test_a_row_costs_no_call_after_its_end():
         causal_target(model, space, SamplingParams(), [r % CONTEXTS for r in range(rows)]),
         CounterDraws(range(rows)),
     )
-    places = [ends_at(ids, 3) for ids in out.tokens.tolist()]
-    assert min(places) < 3 and len(set(places)) > 4
-    assert [s.nfe for s in out.stats] == [s.tokens for s in out.stats] == places
+    positions = [ends_at(ids, 3) for ids in out.tokens.tolist()]
+    assert min(positions) < 3 and len(set(positions)) > 4
+    assert [s.nfe for s in out.stats] == [s.tokens for s in out.stats] == positions
     assert all(s.mean_acceptance_length == 1.0 for s in out.stats)
-    assert sum(model.calls) == sum(places), "rows that are over were computed"
+    assert sum(model.calls) == sum(positions), "rows that are over were computed"
 
 
 def test_control_without_an_end_every_place_costs_a_call():

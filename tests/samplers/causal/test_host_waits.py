@@ -33,14 +33,14 @@ from gen.samplers.engine import causal_loop as loop
 from gen.samplers.engine.causal_loop import Drafter, decode_causal
 from gen.samplers.verifiers import base as verifiers
 
-IDS, PLACES = 6, 12
+IDS, POSITIONS = 6, 12
 CODES = torch.randn(IDS - 1, 2, generator=torch.Generator().manual_seed(0))
 SPACES = {
     "all": replace(TokenSpace.codes((3, 4), IDS, IDS), codebook=CODES),
     "legal": replace(
-        TokenSpace((PLACES,), IDS, torch.eye(PLACES, IDS).roll(1, 0) < 1), codebook=CODES
+        TokenSpace((POSITIONS,), IDS, torch.eye(POSITIONS, IDS).roll(1, 0) < 1), codebook=CODES
     ),
-    "end": replace(with_end(PLACES, IDS), codebook=CODES),
+    "end": replace(with_end(POSITIONS, IDS), codebook=CODES),
 }
 COUPLINGS, INITS, POLICIES, VERIFIERS = (
     registry.table(kind) for kind in ("coupling", "initialiser", "length_policy", "verifier")
@@ -180,7 +180,7 @@ def models(space: TokenSpace | None):
     context = [0, 1, 2]
     if space is None:
         heads = LinearHead(2, (0.7, 0.5)), LinearHead(2, (0.7, 0.5), shift=0.4)
-        return [latent_target(LinearLatent(h, bend=0.3), PLACES, context) for h in heads]
+        return [latent_target(LinearLatent(h, bend=0.3), POSITIONS, context) for h in heads]
     return [
         causal_target(
             TabularCausal(IDS, seed, low=0.0, spread=1.5),
@@ -276,7 +276,7 @@ def test_latents_wait_for_what_was_rejected_and_then_once_per_block_of_tries(mon
 def test_rows_that_stay_are_named_by_one_tensor(monkeypatch):
     """So that who wants their numbers on the host asks once, not once per round."""
     same = watched(monkeypatch, PLAIN[0], SPACES["all"]).same
-    assert len(same) == PLACES and same == [False] + [True] * (PLACES - 1)
+    assert len(same) == POSITIONS and same == [False] + [True] * (POSITIONS - 1)
 
 
 def test_every_causal_sampler_is_watched():

@@ -118,7 +118,7 @@ def test_the_peak_says_what_it_is_made_of():
 
 # --- decoding
 
-PROMPT, PLACES, ALLOWED = 8, 64, 1.15
+PROMPT, POSITIONS, ALLOWED = 8, 64, 1.15
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Case:
     @property
     def keys_and_values(self) -> int:
         adapter = CausalLM(self.model)
-        cache = adapter.new_cache(PROMPT + PLACES)
+        cache = adapter.new_cache(PROMPT + POSITIONS)
         adapter.forward(
             torch.zeros(self.rows, 1, dtype=torch.long),
             torch.zeros(self.rows, 1, dtype=torch.long),
@@ -168,10 +168,10 @@ class Case:
     def decode(self, sampler: Callable) -> LiveBytes:
         """The meter after a decoding, which began with nothing but the weights and the space.
         ``sampler(target, draws)``."""
-        SPACES.setdefault(self.vocab, TokenSpace.codes((PLACES,), self.vocab, self.vocab))
+        SPACES.setdefault(self.vocab, TokenSpace.codes((POSITIONS,), self.vocab, self.vocab))
         with LiveBytes() as meter:
             out = sampler(self.target(), CounterDraws(range(self.rows)))
-        assert out is None or out.tokens.shape == (self.rows, PLACES)
+        assert out is None or out.tokens.shape == (self.rows, POSITIONS)
         return meter
 
     def share(self, meter: LiveBytes) -> float:
@@ -222,7 +222,7 @@ def case(shape: str, rows: int, window: int, distributions: int = 1) -> Case:
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=PROMPT + PLACES,
+        max_position_embeddings=PROMPT + POSITIONS,
     )
     torch.manual_seed(0)
     return Case(LlamaForCausalLM(config).eval(), rows, window, distributions)
@@ -270,7 +270,7 @@ def frugal(window: int, kept: int = 0) -> Callable:
 
     def decode(target: CausalTarget, draws) -> None:
         distributions: list[Tensor] = []
-        for start in range(0, PLACES, window):
+        for start in range(0, POSITIONS, window):
             at = torch.arange(start, start + window).expand(target.rows, -1)
             slots = at + (PROMPT if start else 0)
             sampling = target.model.forward(at % 7, slots, target.cache)

@@ -241,7 +241,7 @@ def test_with_gumbel_the_tokens_are_those_of_any_window(monkeypatch):
     want = run("autoregressive")[0].tokens
     for most in (1, 3, 7):
         monkeypatch.setattr(
-            auto_width, "AutoWidth", lambda known, rows, places, most=most: ByHistory(most)
+            auto_width, "AutoWidth", lambda known, rows, positions, most=most: ByHistory(most)
         )
         assert torch.equal(run({"name": "speculative_jacobi", "window": "auto"})[0].tokens, want)
     monkeypatch.undo()

@@ -39,11 +39,11 @@ def models(sigmas=(0.6,), channels=1, ratio=1.4, shift=0.3):
     return target, LinearLatent(draft, memory=0.7, bend=0.4)
 
 
-def run(sampler, target, draft=None, places=3, items=ITEMS, sampling: SamplingParams | None = None, **kwargs):
+def run(sampler, target, draft=None, positions=3, items=ITEMS, sampling: SamplingParams | None = None, **kwargs):
     context = [2] * items
-    second = None if draft is None else latent_target(draft, places, context, sampling)
+    second = None if draft is None else latent_target(draft, positions, context, sampling)
     return sampler(
-        latent_target(target, places, context, sampling),
+        latent_target(target, positions, context, sampling),
         CounterDraws([7919 * i + 11 for i in range(items)]),
         draft=second,
         **kwargs,
@@ -286,9 +286,9 @@ def test_the_first_places_are_the_targets_alone():
 # --- continuous Jacobi
 
 
-def three(sampler, model, places=11, **kwargs):
+def three(sampler, model, positions=11, **kwargs):
     """Three items with contexts of different lengths."""
-    return sampler(latent_target(model, places, [0, 1, 2]), CounterDraws([5, 6, 7]), **kwargs)
+    return sampler(latent_target(model, positions, [0, 1, 2]), CounterDraws([5, 6, 7]), **kwargs)
 
 
 @pytest.mark.parametrize("init", ["repeat", "zeros"])
@@ -310,13 +310,13 @@ def test_a_tolerance_bounds_every_place_given_those_before(window):
     cost = []
     for tolerance in (0.0, 0.02, 0.1, 0.5):
         out = three(jacobi(window=window, tolerance=tolerance), model)
-        target, draws, places = (
+        target, draws, positions = (
             latent_target(model, 11, [0, 1, 2]),
             CounterDraws([5, 6, 7]),
             torch.arange(11),
         )
         noise = draws.normal(
-            torch.arange(3), places.expand(3, -1), "token", None, noise_size(target.paths)
+            torch.arange(3), positions.expand(3, -1), "token", None, noise_size(target.paths)
         )
         z = teacher_forced(model, out.tokens, [0, 1, 2])[:, :, None]
         moved = (walk(target.paths, z, noise)[..., -1, :] - out.tokens).abs().amax()
@@ -384,13 +384,13 @@ def test_mistakes_are_named_in_one_line(spec, said):
 
 def test_a_draft_model_must_fit():
     target, draft = models((0.7, 0.5))
-    for wrong, places, said in (
+    for wrong, positions, said in (
         (None, 3, "got none"),
         (models((0.7,))[1], 3, "paths have 1 steps; expected the target's 2"),
         (models((0.7, 0.5), 2)[1], 3, "2 channels; expected the target's 1"),
-        (draft, 4, "places"),
+        (draft, 4, "positions"),
     ):
-        second = None if wrong is None else latent_target(wrong, places, [0])
+        second = None if wrong is None else latent_target(wrong, positions, [0])
         with pytest.raises(GenError, match=said):
             speculative()(latent_target(target, 3, [0]), CounterDraws([1]), draft=second)
 

@@ -22,7 +22,7 @@ from gen.models.nets.grid_latent import GridLatentConfig, GridLatentModel
 from gen.models.targets.latent import CausalLatentTarget, MaskedLatentTarget
 from gen.samplers.masked.parts.orders import BLIND
 
-GRID, PLACES, CHANNELS, ROWS = (2, 3), 6, 4, 4
+GRID, POSITIONS, CHANNELS, ROWS = (2, 3), 6, 4, 4
 SPACE = TokenSpace.latents(GRID, CHANNELS)
 SAMPLING = SamplingParams(temperature=0.9, guidance_scale=1.5)
 WORDS = torch.tensor([[r, 2 * r % 9, 8] for r in range(ROWS)])
@@ -125,7 +125,7 @@ SPECS["unguided-drafts"] = {
 SPECS |= {
     f"{order}-{steps}": {"name": "masked_iterative", "order": order, "steps": steps}
     for order in ("random", "halton", "raster")
-    for steps in (3, PLACES)
+    for steps in (3, POSITIONS)
 }
 
 
@@ -147,7 +147,7 @@ def test_contract(name):
     sampler, _ = resolve_sampler(SPECS[name])
     calls: list[dict[str, int]] = []
     out = run(sampler, trace=True, callback=calls.append)
-    assert out.tokens.shape == (ROWS, PLACES, CHANNELS) and out.tokens.dtype == torch.float64
+    assert out.tokens.shape == (ROWS, POSITIONS, CHANNELS) and out.tokens.dtype == torch.float64
     assert bool(out.tokens.isfinite().all()) and not bool((out.tokens == 0).all(-1).any())
     assert torch.allclose(out.tokens, run(sampler).tokens, rtol=0, atol=1e-12), (
         "equal keys gave different latents, or tracing changes them"
@@ -169,17 +169,17 @@ def test_contract(name):
                 step.committed
             ) & set(state)
             state |= step.committed
-        assert [state[n] for n in range(PLACES)] == out.tokens[row].tolist(), (
+        assert [state[n] for n in range(POSITIONS)] == out.tokens[row].tolist(), (
             "the trace does not replay to the latents"
         )
-        assert len(trace) == stats.nfe <= PLACES and stats.tokens == PLACES
+        assert len(trace) == stats.nfe <= POSITIONS and stats.tokens == POSITIONS
         assert (stats.draft_nfe is not None) == sampler.drafted
         if stats.acceptance_histogram:
             assert (
                 sum(stats.acceptance_histogram) == stats.nfe
                 and 0 <= stats.draft_acceptance_rate <= 1
             )
-    assert calls[-1]["done"] == calls[-1]["total"] == ROWS * PLACES
+    assert calls[-1]["done"] == calls[-1]["total"] == ROWS * POSITIONS
 
 
 def test_drafts_are_accepted_and_rejected_here():
@@ -187,7 +187,7 @@ def test_drafts_are_accepted_and_rejected_here():
     for name in ("exact-3", "relaxed-3", "jacobi-3-1.0"):
         stats = run(resolve_sampler(SPECS[name])[0], [0, 1, 2, 3] * 5, list(range(20))).stats
         taken = sum(sum(k * n for k, n in enumerate(s.acceptance_histogram)) for s in stats)
-        assert 0.1 < taken / (20 * PLACES) < 0.75, name
+        assert 0.1 < taken / (20 * POSITIONS) < 0.75, name
 
 
 def test_jacobi_at_tolerance_zero_is_autoregression():
@@ -206,7 +206,7 @@ def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(se
     """Rows commit different numbers of latents, rejected drafts are overwritten, finished rows
     leave."""
     g = torch.Generator().manual_seed(seed)
-    truth = torch.randn(ROWS, PLACES, CHANNELS, dtype=torch.float64, generator=g)
+    truth = torch.randn(ROWS, POSITIONS, CHANNELS, dtype=torch.float64, generator=g)
     target, rows, start = (
         target_of("causal", list(range(ROWS))),
         torch.arange(ROWS),
@@ -215,9 +215,9 @@ def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(se
     with torch.no_grad():
         expected = torch.stack([TARGET(WORDS, truth), TARGET(torch.full_like(WORDS, 7), truth)], 2)
     while len(rows):
-        width = min(int(torch.randint(1, 5, (), generator=g)), PLACES - int(start.min()))
+        width = min(int(torch.randint(1, 5, (), generator=g)), POSITIONS - int(start.min()))
         positions = start[:, None] + torch.arange(width)
-        valid = positions < PLACES
+        valid = positions < POSITIONS
         positions = torch.where(valid, positions, start[:, None])
         given = truth[rows[:, None], (positions - 1).clamp_min(0)]
         wrong = (torch.rand(valid.shape, generator=g) < 0.4) & valid
@@ -231,7 +231,7 @@ def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(se
         start = start + torch.minimum(
             (right & valid).sum(1), torch.randint(1, 4, rows.shape, generator=g)
         )
-        left = start < PLACES
+        left = start < POSITIONS
         if not bool(left.all()):
             rows, start = rows[left], start[left]
             target.keep(left)
@@ -258,14 +258,14 @@ def masked(**params):
 
 @pytest.mark.parametrize("order", ["raster", "halton"])
 def test_one_place_per_step_is_filling_one_after_the_other(order):
-    out = run(masked(order=order, steps=PLACES), trace=True)
+    out = run(masked(order=order, steps=POSITIONS), trace=True)
     sequence = [n for step in out.traces[0] for n in step.committed]
     assert all(len(step.committed) == 1 for t in out.traces for step in t)
-    assert (sequence == list(range(PLACES))) == (order == "raster")
+    assert (sequence == list(range(POSITIONS))) == (order == "raster")
     target, canvas = target_of("masked", list(range(ROWS))), SPACE.empty(ROWS, dtype=torch.float64)
-    places = torch.arange(PLACES).expand(ROWS, -1)
+    positions = torch.arange(POSITIONS).expand(ROWS, -1)
     noise = CounterDraws([31 * r + 7 for r in range(ROWS)]).normal(
-        torch.arange(ROWS), places, "propose", None, noise_size(target.paths)
+        torch.arange(ROWS), positions, "propose", None, noise_size(target.paths)
     )
     for n in sequence:
         sampling, _ = target.predict(canvas)
@@ -277,7 +277,7 @@ def test_one_place_per_step_is_filling_one_after_the_other(order):
 def canvas_of() -> Tensor:
     """Rows with all, some, one and no places to fill; an empty place holds NaN."""
     canvas = torch.randn(
-        ROWS, PLACES, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+        ROWS, POSITIONS, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
     )
     canvas[0], canvas[1, ::2], canvas[2, 5] = float("nan"), float("nan"), float("nan")
     return canvas

@@ -66,23 +66,23 @@ def texts(*lengths: int) -> list[str]:
     return [prompt(s, lengths[s % len(lengths)] if lengths else None) for s in SEEDS]
 
 
-def ours(both, prompts: list[str], places: int = 12, **params):
-    return both[0][places](
+def ours(both, prompts: list[str], positions: int = 12, **params):
+    return both[0][positions](
         prompts, sampler={"name": "llada2", "block_length": B, **params}, trace=True
     )
 
 
-def theirs(both, prompts: list[str], places: int = 12, **params) -> list[list[int]]:
+def theirs(both, prompts: list[str], positions: int = 12, **params) -> list[list[int]]:
     """One at a time: rows of a batch wait for each other there."""
     pipes, other = both
-    binding = pipes[places].bound(pipes[places].model)[1]
+    binding = pipes[positions].bound(pipes[positions].model)[1]
     params = {"eos_early_stop": False, "num_inference_steps": B + 1, "temperature": 0.0, **params}
 
     def run(ids):
         return (
             other(
                 input_ids=ids,
-                gen_length=places,
+                gen_length=positions,
                 block_length=B,
                 mask_token_id=MASK,
                 output_type="seq",
@@ -100,7 +100,7 @@ def edits(out) -> int:
 
 
 @pytest.mark.parametrize(
-    ("threshold", "editing", "places", "lengths"),
+    ("threshold", "editing", "positions", "lengths"),
     [
         (0.7, 0.5, 12, (4, 12)),
         (0.4, 0.3, 11, (5, 13)),
@@ -108,13 +108,13 @@ def edits(out) -> int:
         (0.0, 0.15, 12, (12, 4)),
     ],
 )
-def test_the_preset_is_the_pipeline_of_diffusers(both, threshold, editing, places, lengths):
+def test_the_preset_is_the_pipeline_of_diffusers(both, threshold, editing, positions, lengths):
     """For prompts that end with a block and inside of one."""
     prompts, params = texts(*lengths), {"threshold": threshold}
-    out = ours(both, prompts, places, editing_threshold=editing, **params, **USUAL)
-    assert out.tokens.tolist() == theirs(both, prompts, places, editing_threshold=editing, **params)
+    out = ours(both, prompts, positions, editing_threshold=editing, **params, **USUAL)
+    assert out.tokens.tolist() == theirs(both, prompts, positions, editing_threshold=editing, **params)
     assert edits(out) and out.tokens.tolist() != theirs(
-        both, prompts, places, editing_threshold=None, **params
+        both, prompts, positions, editing_threshold=None, **params
     )  # control: no edits
 
 

@@ -37,12 +37,12 @@ def sampling_of(
     block = model.block_length
 
     def logits(prompt: list[int], known: tuple[int, ...]) -> torch.Tensor:
-        place, end = len(known), (len(known) // block + 1) * block
-        ids = torch.tensor([[*prompt, *known, *[space.mask_token_id] * (end - place)]])
+        position, end = len(known), (len(known) // block + 1) * block
+        ids = torch.tensor([[*prompt, *known, *[space.mask_token_id] * (end - position)]])
         at = torch.arange(ids.shape[1])[None]
         return model.forward(
             ids, at, torch.full_like(at, ids.shape[1] - 1), model.new_cache(ids.shape[1])
-        )[0, len(prompt) + place]
+        )[0, len(prompt) + position]
 
     def extend(known: tuple[int, ...], mass: float, out: dict) -> dict:
         if len(known) == space.length:

@@ -454,11 +454,11 @@ def test_lengths_are_drawn_with_no_more_rows_at_a_time(at_most):
     draws, start = CounterDraws(range(N)), where.empty(N)
     target = of()
     sizes = counting(target)
-    drawn, places = draw_lengths(target, draws, start, at_most)
+    drawn, positions = draw_lengths(target, draws, start, at_most)
     whole, same_places = draw_lengths(of(), draws, start)
     assert (
         torch.equal(drawn, whole)
-        and places == same_places
+        and positions == same_places
         and max(sizes) == at_most
         and sum(sizes) == N
     )

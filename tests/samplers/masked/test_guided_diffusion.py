@@ -28,7 +28,7 @@ from gen.core.token_space import TokenSpace
 from gen.pipeline.pipeline import Pipeline
 from gen.samplers.masked.guided.guided_diffusion import _Judge
 
-IDS, PLACES, MASK, ROWS = 4, 10, 4, 5
+IDS, POSITIONS, MASK, ROWS = 4, 10, 4, 5
 SPACE = space_of((2, 5), IDS, masked=True)
 ENDING = replace(SPACE, eos_token_id=3)
 LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.8, top_k=3, guidance_scale=1.5)}
@@ -38,9 +38,9 @@ guided = registry.get("sampler", "guided_diffusion")
 
 def canvas() -> torch.Tensor:
     """Rows that are given nothing, the middle, all, the beginning, and every third place."""
-    out = (torch.arange(PLACES) * 3 % 3).repeat(ROWS, 1)
+    out = (torch.arange(POSITIONS) * 3 % 3).repeat(ROWS, 1)
     out[0], out[1, :3], out[1, 6:], out[3, 4:] = MASK, MASK, MASK, MASK
-    out[4] = torch.where(torch.arange(PLACES) % 3 == 2, 1, MASK)
+    out[4] = torch.where(torch.arange(POSITIONS) % 3 == 2, 1, MASK)
     return out
 
 
@@ -68,11 +68,11 @@ def run(
 def decode(sampler, sampling: SamplingParams, row: int) -> tuple[list[int], int]:
     """One row: its tokens, and calls."""
     state, draws, calls = canvas()[row].tolist(), CounterDraws([31 * row + 7]), 0
-    raw, at = SamplingParams(guidance_scale=sampling.guidance_scale), torch.arange(PLACES)[None]
+    raw, at = SamplingParams(guidance_scale=sampling.guidance_scale), torch.arange(POSITIONS)[None]
     while MASK in state:
 
         def logits(prompt, state=state):
-            return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+            return MODEL.forward(torch.tensor([[*prompt, *state]]), POSITIONS)
 
         logp = sampling(
             logits([31 + row % 3, 40]),
@@ -84,7 +84,7 @@ def decode(sampler, sampling: SamplingParams, row: int) -> tuple[list[int], int]
         )[0].tolist()
         ids = [drawn[n] if x == MASK else x for n, x in enumerate(state)]
         agreed, correction = {}, {}
-        for n in (n for n in range(PLACES) if state[n] == MASK):
+        for n in (n for n in range(POSITIONS) if state[n] == MASK):
             cond = JUDGE.after([*PROMPTS[row % 3], *ids[:n]])
             q = raw(
                 cond,
@@ -102,7 +102,7 @@ def decode(sampler, sampling: SamplingParams, row: int) -> tuple[list[int], int]
             agreed |= correction
         if not agreed:
             best = min(
-                (n for n in range(PLACES) if state[n] == MASK),
+                (n for n in range(POSITIONS) if state[n] == MASK),
                 key=lambda n: (-float(logp[0, n, ids[n]]), n),
             )
             agreed = {best: ids[best]}
@@ -146,7 +146,7 @@ def test_corrected_to_its_first_choice_it_is_the_judge(sampling, space):
     empty, expected = SPACE.empty(ROWS), greedy(space, sampling)
     out = run(guided(judge_top_k=1, commit_correction=True), sampling, space=space, start=empty)
     assert torch.equal(out.tokens, expected)
-    assert max(s.nfe for s in out.stats) <= PLACES and min(s.nfe for s in out.stats) < PLACES
+    assert max(s.nfe for s in out.stats) <= POSITIONS and min(s.nfe for s in out.stats) < POSITIONS
     for other in ({"judge_top_k": 2, "commit_correction": True}, {"judge_top_k": 1}):
         assert not torch.equal(run(guided(**other), sampling, space=space, start=empty).tokens, expected)
 
@@ -193,7 +193,7 @@ def test_the_judge_reads_no_more_than_what_has_changed(monkeypatch):
     )
     sampler, rows = guided(judge_top_k=1, commit_correction=True), [1, 4]
     out = run(sampler, rows=rows)
-    assert widths[0] == PLACES and widths == sorted(widths, reverse=True) and widths[-1] < PLACES
+    assert widths[0] == POSITIONS and widths == sorted(widths, reverse=True) and widths[-1] < POSITIONS
     assert [t.tolist() for t in out.tokens] == [decode(sampler, SamplingParams(), row)[0] for row in rows]
 
     good = _Judge._start

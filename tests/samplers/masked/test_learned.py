@@ -18,7 +18,7 @@ import test_masked_cache as caches
 import torch
 from quick_models import quickly_trained
 from tabular import masked_target
-from test_remaskers import MASK, MODEL, PLACES, ROWS, SPACE, canvas, check_given, check_rows
+from test_remaskers import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, check_given, check_rows
 from test_selectors import SUREST, states
 
 import gen
@@ -174,22 +174,22 @@ def replace_step(now, sampling, masked, logp):
 
 
 def test_traces_say_whether_a_proposal_is_what_stands_there_in_the_end():
-    sampler = resolve_sampler({"name": "llada", "steps": PLACES})[0]
+    sampler = resolve_sampler({"name": "llada", "steps": POSITIONS})[0]
 
     def target():
         return masked_target(MODEL, SPACE, SamplingParams(), [r % 3 for r in range(3)])
 
     seen = watched(target(), CounterDraws(range(3)), sampler, R)
     out, final, c = sampler(target(), CounterDraws(range(3)), trace=True), [], []
-    states_ = torch.full((3, PLACES), MASK)
-    for step in range(PLACES):  # one place each
+    states_ = torch.full((3, POSITIONS), MASK)
+    for step in range(POSITIONS):  # one place each
         sampling = target().predict(states_)[0]
         sure, ids = sampling.max(-1)
         empty = states_ == MASK
         final, c = [*final, (ids == out.tokens)[empty]], [*c, sure.exp()[empty]]
         for row in range(3):
-            for place, token in out.traces[row][step].committed.items():
-                states_[row, place] = token
+            for position, token in out.traces[row][step].committed.items():
+                states_[row, position] = token
     assert (
         torch.equal(seen.final, torch.cat(final))
         and torch.allclose(seen.c, torch.cat(c))
@@ -245,7 +245,7 @@ def test_a_threshold_above_one_means_one_place_per_call_and_zero_one_call_per_bl
 ):
     params = {"blocks": blocks, "block_length": 7}
     one = decode(
-        resolve_sampler({"name": "llada", "steps": PLACES, **params})[0], [0, 1, 5], trace=True
+        resolve_sampler({"name": "llada", "steps": POSITIONS, **params})[0], [0, 1, 5], trace=True
     )
     never = decode(learned(folders / "raw", 1.01, **params), [0, 1, 5], trace=True)
     assert torch.equal(never.tokens, one.tokens) and [s.nfe for s in never.stats] == [
@@ -255,9 +255,9 @@ def test_a_threshold_above_one_means_one_place_per_call_and_zero_one_call_per_bl
         [s.committed for s in t] for t in one.traces
     ]
     always = decode(learned(folders / "raw", 0, **params))
-    length = 7 if blocks == "fixed" else PLACES
+    length = 7 if blocks == "fixed" else POSITIONS
     assert [s.nfe for s in always.stats] == [
-        len({n // length for n in range(PLACES) if row[n]}) for row in canvas() == MASK
+        len({n // length for n in range(POSITIONS) if row[n]}) for row in canvas() == MASK
     ]
     between = [
         s.nfe for s in decode(learned(folders / "raw", 0.5, **params), [0, 1, 5]).stats
@@ -302,11 +302,11 @@ def test_the_highest_score_is_always_selected_and_nothing_else_below_the_thresho
                 (q.isfinite() == now.eligible).all()
             )
             for b in range(len(now.rows)):
-                places = [i for i, e in enumerate(now.eligible[b].tolist()) if e]
-                if not places:
+                positions = [i for i, e in enumerate(now.eligible[b].tolist()) if e]
+                if not positions:
                     continue
-                best = max(places, key=lambda i: (float(now.score[b, i]), -i))
-                expected = {best} | {i for i in places if q[b, i] >= 0.6}
+                best = max(positions, key=lambda i: (float(now.score[b, i]), -i))
+                expected = {best} | {i for i in positions if q[b, i] >= 0.6}
                 assert set(chosen[b].nonzero()[:, 0].tolist()) == expected
                 beside, alone = beside + (len(expected) > 1), alone + (q[b, best] < 0.6)
     assert beside > 10 and alone > 10
@@ -323,7 +323,7 @@ def test_it_is_read_once_per_call_of_the_sampler(folders, monkeypatch):
         classmethod(lambda cls, *args: read.append(args) or own(cls, *args)),
     )
     sampler = learned(folders / "raw", 1.01)
-    assert max(s.nfe for s in decode(sampler).stats) == PLACES and len(read) == 1
+    assert max(s.nfe for s in decode(sampler).stats) == POSITIONS and len(read) == 1
     shutil.copytree(folders / "fine", folders / "moved")
     moved = learned(folders / "moved", 0.5)
     first = decode(moved)

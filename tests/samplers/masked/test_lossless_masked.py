@@ -52,15 +52,15 @@ class Coupled:
 
     def __init__(self, space: TokenSpace, coupling: float = 0.5, seed: int = 0):
         normal = torch.Generator().manual_seed(seed)
-        self.vocab_size, self.mask, places = space.vocab_size, space.mask_token_id, space.length
+        self.vocab_size, self.mask, positions = space.vocab_size, space.mask_token_id, space.length
         self.alone = 1.5 * torch.randn(
-            16, places, self.vocab_size, dtype=torch.float64, generator=normal
+            16, positions, self.vocab_size, dtype=torch.float64, generator=normal
         )
         self.pull = coupling * torch.randn(
             16,
-            places,
+            positions,
             self.vocab_size,
-            places,
+            positions,
             self.vocab_size,
             dtype=torch.float64,
             generator=normal,
@@ -98,15 +98,15 @@ def laws_at(
     return final, SamplingParams(guidance_scale=sampling.guidance_scale)(*branches, space.legal) if raw else final
 
 
-def score(order: str, judged: Tensor, space: TokenSpace, place: int, number) -> float:
-    p = sorted(judged[place].exp().tolist(), reverse=True)
+def score(order: str, judged: Tensor, space: TokenSpace, position: int, number) -> float:
+    p = sorted(judged[position].exp().tolist(), reverse=True)
     return {
         "confidence": lambda: p[0],
         "margin": lambda: p[0] - p[1],
         "entropy": lambda: math.fsum(x * math.log(x) for x in p if x > 0),
-        "random": lambda: number(place),
-        "raster": lambda: -place,
-        "halton": lambda: -halton_cells(tuple(space.grid)).index(place),
+        "random": lambda: number(position),
+        "raster": lambda: -position,
+        "halton": lambda: -halton_cells(tuple(space.grid)).index(position),
     }[order]()
 
 
@@ -115,8 +115,8 @@ def turn(order: str, judged: Tensor, space: TokenSpace, canvas, number, k: int =
     return sorted(empty, key=lambda n: (-score(order, judged, space, n, number), n))[:k]
 
 
-def put(canvas, place: int, token: int) -> tuple[int, ...]:
-    return (*canvas[:place], token, *canvas[place + 1 :])
+def put(canvas, position: int, token: int) -> tuple[int, ...]:
+    return (*canvas[:position], token, *canvas[position + 1 :])
 
 
 def ordered_law(
@@ -135,10 +135,10 @@ def ordered_law(
             found[canvas] += mass
             continue
         final, judged = laws_at(model, space, sampling, context, canvas, raw)
-        (place,) = turn(order, judged, space, canvas, number)
+        (position,) = turn(order, judged, space, canvas, number)
         todo += [
-            (put(canvas, place, v), mass * p)
-            for v, p in enumerate(final[place].exp().tolist())
+            (put(canvas, position, v), mass * p)
+            for v, p in enumerate(final[position].exp().tolist())
             if p > 0
         ]
     return dict(found)
@@ -271,7 +271,7 @@ def test_control_without_the_order_check_the_tokens_are_others(monkeypatch):
     monkeypatch.setattr(
         marginal_orders,
         "same_places",
-        lambda turn, places: torch.ones(places.shape[:-1], dtype=torch.bool),
+        lambda turn, positions: torch.ones(positions.shape[:-1], dtype=torch.bool),
     )
     assert not torch.equal(run(freedave(num_drafts=8), model, LAWS["greedy"]).tokens, expected)
 
@@ -326,10 +326,10 @@ def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts)
         reports: list[dict] = []
         model.calls.clear()
         out = run(make(num_drafts=drafts), model, SamplingParams(), trace=True, callback=reports.append)
-        canvas, places = canvas_of(), 2 + SPACE.length
+        canvas, positions = canvas_of(), 2 + SPACE.length
         assert torch.equal(out.tokens[canvas != SPACE.mask_token_id], canvas[canvas != SPACE.mask_token_id])
         assert len(model.calls) == len(reports) == max(s.nfe for s in out.stats)
-        assert sum(model.calls) * places == sum(s.tokens_computed for s in out.stats)
+        assert sum(model.calls) * positions == sum(s.tokens_computed for s in out.stats)
         assert [r["step"] for r in reports] == list(range(1, len(reports) + 1)) and reports[-1][
             "done"
         ] == canvas.numel()
@@ -437,7 +437,7 @@ def test_control_no_order_check_loses_the_law(monkeypatch, order):
     monkeypatch.setattr(
         marginal_orders,
         "same_places",
-        lambda turn, places: torch.ones(places.shape[:-1], dtype=torch.bool),
+        lambda turn, positions: torch.ones(positions.shape[:-1], dtype=torch.bool),
     )
     assert error(exact(num_drafts=2, order=order), SamplingParams(), MODEL_FOUR, FOUR) > WRONG
     assert (

@@ -148,14 +148,14 @@ def errors(
         return prepare(self, now)
 
     def compared(self, canvas, of=None):
-        sampling, places = predict(self, canvas, of)
+        sampling, positions = predict(self, canvas, of)
         seen = self._seen
         true, _ = predict(self, canvas, torch.arange(len(canvas)))
         self._seen = seen
         difference = (sampling.exp() - true.exp()).abs().amax(-1)
         assert bool((self.fresh & self.could).any(1)[self.could.any(1)].all())
         found.append(float(difference[self.fresh if everywhere else self.fresh & self.could].max()))
-        return sampling, places
+        return sampling, positions
 
     with monkeypatch.context() as patch:
         patch.setattr(CachedMaskedTarget, "predict", compared)
@@ -311,10 +311,10 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
                 begins=torch.ones(ROWS) > 0,
             )
         )
-        sampling, places = of.predict(empty)
+        sampling, positions = of.predict(empty)
         assert bool(((sampling[:, :6].exp() - short.exp()).abs() < EXACT).all()) == same
         assert (
-            places.tolist() == [P + min(width, T)] * ROWS
+            positions.tolist() == [P + min(width, T)] * ROWS
             and of.fresh.sum(1).tolist() == [min(width, T)] * ROWS
         )
 

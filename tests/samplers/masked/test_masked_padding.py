@@ -79,10 +79,10 @@ def test_no_call_goes_backwards(name):
         assert stats.nfe <= empty + spare * T
         full = 0
         for step in trace:
-            for place in step.removed:
-                state[place] = MASK
-            for place, value in step.committed.items():
-                state[place] = value
+            for position in step.removed:
+                state[position] = MASK
+            for position, value in step.committed.items():
+                state[position] = value
             full += state.count(MASK) >= empty
             empty = state.count(MASK)
         assert full <= spare * T and state == out.tokens[row].tolist()

@@ -138,13 +138,13 @@ def test_counts_of_masked_places_are_the_schedulers():
 
     from gen.core.registry import registry
 
-    def commits(schedule: str, places: int, steps: int) -> list[int]:
-        share, left, out = registry.get("schedule", schedule), places, []
+    def commits(schedule: str, positions: int, steps: int) -> list[int]:
+        share, left, out = registry.get("schedule", schedule), positions, []
         for s in range(steps - 1):
             left = min(
                 max(
                     int(
-                        places * share(torch.tensor((s + 1) / steps, dtype=torch.float64), 2.0)
+                        positions * share(torch.tensor((s + 1) / steps, dtype=torch.float64), 2.0)
                         + 1e-9
                     ),
                     1,
@@ -154,11 +154,11 @@ def test_counts_of_masked_places_are_the_schedulers():
             out.append(left)
         return out
 
-    def masked(places: int, steps: int) -> list[int]:
+    def masked(positions: int, steps: int) -> list[int]:
         scheduler = AmusedScheduler(mask_token_id=2)
         scheduler.set_timesteps(steps)
-        canvas, out = torch.full((1, places), 2), []
-        logits = torch.zeros(1, places, 2)
+        canvas, out = torch.full((1, positions), 2), []
+        logits = torch.zeros(1, positions, 2)
         for t in scheduler.timesteps[:-1]:
             canvas = scheduler.step(
                 logits, t, canvas, generator=torch.Generator().manual_seed(int(t))
@@ -166,10 +166,10 @@ def test_counts_of_masked_places_are_the_schedulers():
             out.append(int((canvas == 2).sum()))
         return out
 
-    for places in (64, 256):
+    for positions in (64, 256):
         for steps in (2, 3, 7, 12, 18, 30):
-            assert commits("cosine_single", places, steps) == masked(places, steps)
-            assert (commits("cosine", places, steps) == masked(places, steps)) == (
+            assert commits("cosine_single", positions, steps) == masked(positions, steps)
+            assert (commits("cosine", positions, steps) == masked(positions, steps)) == (
                 steps % 3 != 0
             )  # control: double precision
 

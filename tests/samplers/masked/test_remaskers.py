@@ -34,7 +34,7 @@ PLAIN = [
     "secondary",
 ]  # the others have references in test_remaskers_text.py
 masked_iterative = registry.get("sampler", "masked_iterative")
-IDS, GRID, PLACES, MASK, ROWS = 5, (4, 5), 20, 5, 6
+IDS, GRID, POSITIONS, MASK, ROWS = 5, (4, 5), 20, 5, 6
 SPACE = replace(TokenSpace.codes(GRID, IDS, IDS + 1, MASK), rarity=torch.arange(1.0, IDS + 2))
 LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.9, top_k=3, guidance_scale=1.5)}
 MODEL = TabularMasked(IDS + 1, low=0.1)
@@ -42,7 +42,7 @@ MODEL = TabularMasked(IDS + 1, low=0.1)
 
 def canvas() -> Tensor:
     """Rows with all, half, one, none and some places to fill, and all again."""
-    out = (torch.arange(PLACES) * 3 % IDS).repeat(ROWS, 1)
+    out = (torch.arange(POSITIONS) * 3 % IDS).repeat(ROWS, 1)
     out[0], out[1, ::2], out[2, 7], out[4, 6:], out[5] = MASK, MASK, MASK, MASK, MASK
     return out
 
@@ -64,33 +64,33 @@ def run(sampler, sampling: SamplingParams = LAWS["plain"], rows: list[int] | Non
 def reference(sampler, sampling: SamplingParams, row: int) -> list[int]:
     """One row, in plain Python: order ``confidence``, schedule ``cosine``."""
     state = canvas()[row].tolist()
-    given = {n for n in range(PLACES) if state[n] != MASK}
-    wanted, draws, born = PLACES - len(given), CounterDraws([31 * row + 7]), {}
+    given = {n for n in range(POSITIONS) if state[n] != MASK}
+    wanted, draws, born = POSITIONS - len(given), CounterDraws([31 * row + 7]), {}
     for step in range(sampler.steps):
-        masked = [n for n in range(PLACES) if state[n] == MASK]
-        filled = [n for n in range(PLACES) if state[n] != MASK and n not in given]
+        masked = [n for n in range(POSITIONS) if state[n] == MASK]
+        filled = [n for n in range(POSITIONS) if state[n] != MASK and n not in given]
         if not masked:
             break
         r, last = (step + 1) / sampler.steps, step + 1 == sampler.steps
 
         def logits(prompt, state=state):
-            return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+            return MODEL.forward(torch.tensor([[*prompt, *state]]), POSITIONS)
 
         logp = sampling(
             logits([31 + row % 3, 40]),
             logits([50, 51 + row % 3]) if sampling.guided else None,
             SPACE.legal,
         )[0]
-        here = torch.tensor([0]), torch.arange(PLACES)[None]
+        here = torch.tensor([0]), torch.arange(POSITIONS)[None]
         drawn = draws.categorical(logp[None], *here, "propose", torch.tensor([step]), here[1] >= 0)[
             0
         ].tolist()
         noise = draws.uniform(*here, "confidence", torch.tensor([step]))[0].tolist()
-        ids = {n: drawn[n] if n in masked else state[n] for n in range(PLACES)}
-        sure = {n: float(logp[n, ids[n]]) for n in range(PLACES)}
+        ids = {n: drawn[n] if n in masked else state[n] for n in range(POSITIONS)}
+        sure = {n: float(logp[n, ids[n]]) for n in range(POSITIONS)}
         score = {
             n: sure[n] - sampler.choice_temperature * (1 - r) * math.log(-math.log(noise[n]))
-            for n in range(PLACES)
+            for n in range(POSITIONS)
         }
         stay = (
             0
@@ -227,7 +227,7 @@ def check_final(sampler) -> None:
     )
     for tokens, known, _ in calls:
         assert torch.equal(tokens[known], out.tokens[known]), "a known place has changed"
-    assert bool(calls[-1][1].all()) and calls[-1][2] == ROWS * PLACES
+    assert bool(calls[-1][1].all()) and calls[-1][2] == ROWS * POSITIONS
     assert [c[2] for c in calls] == sorted(c[2] for c in calls)
 
 
@@ -259,7 +259,7 @@ def test_under_low_confidence_the_schedule_holds_and_under_secondary_it_is_caugh
     for remasker in REMASKERS:
         trace = run(masked_iterative(steps=8, remasker=remasker), trace=True).traces[0]
         left[remasker] = [
-            PLACES - sum(len(s.committed) - len(s.removed) for s in trace[: n + 1])
+            POSITIONS - sum(len(s.committed) - len(s.removed) for s in trace[: n + 1])
             for n in range(len(trace))
         ]
     assert left["low_confidence"] == left["none"] and left["none"][-1] == left["secondary"][-1] == 0
@@ -332,7 +332,7 @@ def test_a_remasker_keeps_its_word_in_any_state(name):
 def test_lowest_takes_the_first_of_equal_ones_and_no_others():
     score = torch.tensor([[3.0, -math.inf, 1.0, 1.0, math.inf, -math.inf]])
     among = torch.tensor([[True, False, True, True, True, True]])
-    for count, places in (
+    for count, positions in (
         (0, []),
         (1, [5]),
         (2, [2, 5]),
@@ -341,7 +341,7 @@ def test_lowest_takes_the_first_of_equal_ones_and_no_others():
         (9, [0, 2, 3, 4, 5]),
         (-1, []),
     ):
-        assert lowest(score, among, torch.tensor([count]))[0].nonzero()[:, 0].tolist() == places
+        assert lowest(score, among, torch.tensor([count]))[0].nonzero()[:, 0].tolist() == positions
 
 
 # --- controls
@@ -477,7 +477,7 @@ def test_blocks_take_back_within_a_block(remasker):
         for step in trace:
             state = {n: x for n, x in state.items() if n not in step.removed} | step.committed
             assert len({n // 10 for n in (*step.committed, *step.removed)}) == 1
-        assert [state[n] for n in range(PLACES)] == ids
+        assert [state[n] for n in range(POSITIONS)] == ids
 
 
 @pytest.mark.parametrize("remasker", REVISING)

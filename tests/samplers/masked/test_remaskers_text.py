@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from test_remaskers import IDS, MASK, MODEL, PLACES, ROWS, SPACE, canvas, masked_iterative, run
+from test_remaskers import IDS, MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, masked_iterative, run
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -136,13 +136,13 @@ def wide_in(s, params):
 def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
     """Rows of 9 places, the first 7 of them a block, as the loop has them and as lists."""
     g = torch.Generator().manual_seed(seed)
-    rows, places = 48, 9
-    kind = torch.randint(0, 4, (rows, places), generator=g).clamp_max(2)  # given, masked, filled
+    rows, positions = 48, 9
+    kind = torch.randint(0, 4, (rows, positions), generator=g).clamp_max(2)  # given, masked, filled
     kind[:, 0] = 1
-    sampling = torch.randn(rows, places, IDS + 1, generator=g).double().mul(2).log_softmax(-1)
-    held = torch.where(kind == 1, MASK, torch.randint(0, IDS, (rows, places), generator=g))
+    sampling = torch.randn(rows, positions, IDS + 1, generator=g).double().mul(2).log_softmax(-1)
+    held = torch.where(kind == 1, MASK, torch.randint(0, IDS, (rows, positions), generator=g))
     born, left, u = (
-        torch.randint(1, 9, (rows, places), generator=g).double() / 9 for _ in range(3)
+        torch.randint(1, 9, (rows, positions), generator=g).double() / 9 for _ in range(3)
     )  # some are equal
     row = torch.arange(rows)
     params = masked_iterative(
@@ -169,7 +169,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
         born.log(),
         left.log(),
     )
-    now.open = (torch.arange(places) < 7).expand(rows, -1)
+    now.open = (torch.arange(positions) < 7).expand(rows, -1)
     now.proposed = torch.where(now.masked, sampling.argmax(-1), held)
     now.logp = now.score = sampling.gather(-1, now.proposed[..., None])[..., 0]
     now.since, steps = (
@@ -283,9 +283,9 @@ def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tu
     """One row's tokens, calls and places computed. ``hold``: whether a row stays in a full block as
     long as its remasker asks."""
     state = canvas()[row].tolist()
-    given = {n for n in range(PLACES) if state[n] != MASK}
+    given = {n for n in range(POSITIONS) if state[n] != MASK}
     total, draws, born, calls, computed, step = (
-        PLACES - len(given),
+        POSITIONS - len(given),
         CounterDraws([31 * row + 7]),
         {},
         0,
@@ -296,7 +296,7 @@ def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tu
 
     def sampling_of(state: list[int]) -> list[list[float]]:
         def logits(prompt):
-            return MODEL.forward(torch.tensor([[*prompt, *state]]), PLACES)
+            return MODEL.forward(torch.tensor([[*prompt, *state]]), POSITIONS)
 
         raw = SamplingParams(guidance_scale=sampling.guidance_scale)
         return raw(
@@ -306,7 +306,7 @@ def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tu
         )[0].tolist()
 
     while MASK in state or again:
-        masked = [n for n in range(PLACES) if state[n] == MASK]
+        masked = [n for n in range(POSITIONS) if state[n] == MASK]
         if not (again and hold):
             number = (masked[0] if masked else 0) // SIZE
             if number != block:
@@ -319,25 +319,25 @@ def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tu
         steps = max(1, math.ceil(sampler.steps * wanted / total - 1e-9))
         empty = [n for n in masked if n // SIZE == block]
         filled = [
-            n for n in range(PLACES) if n not in masked and n not in given and n // SIZE == block
+            n for n in range(POSITIONS) if n not in masked and n not in given and n // SIZE == block
         ]
         r = min((since + 1) / steps, 1)
         p = sampling_of(state)
         top = [max(range(len(x)), key=lambda v, x=x: (x[v], -v)) for x in p]
-        ids = {n: top[n] if n in masked else state[n] for n in range(PLACES)}
+        ids = {n: top[n] if n in masked else state[n] for n in range(POSITIONS)}
         left = (
             {n: sampling_of([*state[:n], MASK, *state[n + 1 :]])[n][state[n]] for n in filled}
             if sampler.remasker == "wino"
             else {}
         )
         noise = draws.uniform(
-            torch.tensor([0]), torch.arange(PLACES)[None], "remask", torch.tensor([step])
+            torch.tensor([0]), torch.arange(POSITIONS)[None], "remask", torch.tensor([step])
         )[0].tolist()
         s |= {
             "filled": filled,
             "empty": empty,
             "ids": ids,
-            "p": {n: p[n][ids[n]] for n in range(PLACES)},
+            "p": {n: p[n][ids[n]] for n in range(POSITIONS)},
             "born": born,
             "left": left,
             "u": noise,
@@ -363,7 +363,7 @@ def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tu
         for n in gone if r < 1 else []:
             state[n] = MASK
         calls, step, since = calls + 1, step + 1, since + 1
-        computed += (PLACES + 2) * (2 if sampling.guided else 1) * (1 + len(left))
+        computed += (POSITIONS + 2) * (2 if sampling.guided else 1) * (1 + len(left))
     return state, calls, computed
 
 

@@ -88,8 +88,8 @@ def test_every_selector_fills_every_modality(case_of, modality, selector):
     assert torch.equal(out.tokens[~empty], canvas[~empty]) and not bool(
         (out.tokens == space.mask_token_id).any()
     )
-    place = torch.arange(space.length).expand(empty.shape)
-    assert bool(space.legal[place, out.tokens][empty].all())
+    position = torch.arange(space.length).expand(empty.shape)
+    assert bool(space.legal[position, out.tokens][empty].all())
     assert all(1 <= s.nfe <= EMPTY == s.tokens for s in out.stats)
     alone = decode(sampler, [1])
     assert torch.equal(alone.tokens[0], out.tokens[1]) and alone.stats[0].nfe == out.stats[1].nfe

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from test_remaskers import MASK, MODEL, PLACES, ROWS, SPACE, canvas, run
+from test_remaskers import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, run
 
 from gen.core.registry import registry
 from gen.core.rng import CounterDraws
@@ -122,10 +122,10 @@ def local(s: Row) -> set[int]:
     }
 
 
-def gaps(places, ids=None) -> list[list[int]]:
+def gaps(positions, ids=None) -> list[list[int]]:
     """Runs of places that follow each other (and hold one id)."""
     out: list[list[int]] = []
-    for i in sorted(places):
+    for i in sorted(positions):
         follows = out and out[-1][-1] == i - 1 and (ids is None or ids[i] == ids[i - 1])
         out[-1].append(i) if follows else out.append([i])
     return out
@@ -223,7 +223,7 @@ def states(seed: int, sampler, steps: int = 4) -> list[Step]:
     kind, memory, out = torch.randint(0, 3, (B, T), generator=g), {}, []  # given, empty, filled
     kind[:, 3] = 1
     edges = torch.randint(0, 3, (B, 1), generator=g), torch.randint(7, T + 1, (B, 1), generator=g)
-    place, logits, row = (
+    position, logits, row = (
         torch.arange(T),
         torch.randint(0, 4, (B, T, V), generator=g).double(),
         torch.arange(B),
@@ -248,7 +248,7 @@ def states(seed: int, sampler, steps: int = 4) -> list[Step]:
             memory,
             torch.zeros(B, T).double(),
         )
-        now.open = (place >= edges[0]) & (place < edges[1])
+        now.open = (position >= edges[0]) & (position < edges[1])
         wanted = now.eligible.sum(1)
         now.proposed = torch.where(
             masked, sampling.argmax(-1) if seed % 2 else torch.randint(0, V, (B, T), generator=g), 0
@@ -325,11 +325,11 @@ def with_credit(s: Row) -> None:
         if s.begins
         else {key: x * s.k.credit_decay for key, x in s.memory.get("credit", {}).items()}
     )
-    empty = [i for i in range(PLACES) if i not in s.known]
+    empty = [i for i in range(POSITIONS) if i not in s.known]
     for i in empty:
         top = max(range(len(s.sampling[i])), key=lambda v: s.sampling[i][v])
         k[i, top] = k.get((i, top), 0) + s.sampling[i][top] ** s.k.credit_power
-    for i in range(PLACES):
+    for i in range(POSITIONS):
         fused = [p * (1 + k.get((i, v), 0)) ** s.k.credit_weight for v, p in enumerate(s.sampling[i])]
         s.sampling[i] = [x / sum(fused) for x in fused]
 
@@ -340,11 +340,11 @@ def reference(sampler, sampling: SamplingParams, row: int, rule) -> tuple[list[i
     total = state.count(MASK)
     since = wanted = 0
     while MASK in state:
-        masked = [n for n in range(PLACES) if state[n] == MASK]
-        length = {"whole": PLACES}.get(sampler.blocks, sampler.block_length)
+        masked = [n for n in range(POSITIONS) if state[n] == MASK]
+        length = {"whole": POSITIONS}.get(sampler.blocks, sampler.block_length)
         number = masked[0] // length
         opened = {
-            n for n in range(PLACES) if 0 <= n // length - number <= (sampler.blocks == "lookahead")
+            n for n in range(POSITIONS) if 0 <= n // length - number <= (sampler.blocks == "lookahead")
         }
         eligible = [n for n in masked if n in opened]
         begins, last = number != last, number
@@ -358,7 +358,7 @@ def reference(sampler, sampling: SamplingParams, row: int, rule) -> tuple[list[i
         prompts = [31 + row % 3, 40], [50, 51 + row % 3]
         p = probabilities(
             lambda half, state=state, prompts=prompts: MODEL.forward(
-                torch.tensor([[*prompts[half], *state]]), PLACES
+                torch.tensor([[*prompts[half], *state]]), POSITIONS
             ),
             sampling,
         )
@@ -366,7 +366,7 @@ def reference(sampler, sampling: SamplingParams, row: int, rule) -> tuple[list[i
             sampler,
             eligible,
             opened,
-            set(range(PLACES)) - set(masked),
+            set(range(POSITIONS)) - set(masked),
             [],
             p,
             [],
@@ -382,9 +382,9 @@ def reference(sampler, sampling: SamplingParams, row: int, rule) -> tuple[list[i
             with_credit(s)
         s.ids = [
             state[n] if n in s.known else max(range(len(p[n])), key=lambda v, n=n: p[n][v])
-            for n in range(PLACES)
+            for n in range(POSITIONS)
         ]
-        s.conf = [p[n][s.ids[n]] for n in range(PLACES)]
+        s.conf = [p[n][s.ids[n]] for n in range(POSITIONS)]
         s.score = s.conf
         chosen = rule(s) & set(eligible) or s.best(1, s.score)
         for n in chosen:

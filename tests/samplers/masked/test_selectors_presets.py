@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from tabular import masked_target
-from test_remaskers import MASK, MODEL, PLACES, ROWS, SPACE, canvas, check_given, check_rows, run
+from test_remaskers import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, check_given, check_rows, run
 from test_selectors import DARING, SUREST, states
 
 from gen.core.errors import GenError
@@ -146,14 +146,14 @@ def test_the_papers_are_here_and_a_short_canvas_is_one_block():
         ("coherent", {"buffer_size": 1}),
         ("coherent", {"history": 99}),
         ("regions", {"conf_threshold": 1.01, "low_threshold": 1.01}),
-        ("scheduled_threshold", {"conf_threshold": 1.01, "steps": PLACES, "schedule": "linear"}),
-        ("even", {"steps": PLACES}),
+        ("scheduled_threshold", {"conf_threshold": 1.01, "steps": POSITIONS, "schedule": "linear"}),
+        ("even", {"steps": POSITIONS}),
     ],
 )
 def test_a_threshold_that_nothing_reaches_means_one_place_per_call(name, params, proposer, blocks):
     base = SUREST | {"proposer": proposer, "blocks": blocks, "block_length": 7}
     one = decode(
-        masked_iterative(selector="schedule", schedule="linear", steps=PLACES, **base),
+        masked_iterative(selector="schedule", schedule="linear", steps=POSITIONS, **base),
         rows=[1, 2],
         trace=True,
     )
@@ -176,7 +176,7 @@ def test_a_threshold_that_nothing_reaches_means_one_place_per_call(name, params,
         ("runs", {"conf_threshold": 0}),
         ("regions", {"conf_threshold": 0}),
         ("explore", {"conf_threshold": 0}),
-        ("coherent", {"buffer_size": PLACES, "history": 1}),
+        ("coherent", {"buffer_size": POSITIONS, "history": 1}),
         ("scheduled_threshold", {"conf_threshold": 0}),
         ("even", {"steps": 1}),
     ],
@@ -189,7 +189,7 @@ def test_a_threshold_that_everything_reaches_means_one_call_per_block(name, para
     empty = canvas() == MASK
     assert torch.equal(out.tokens[empty], target.predict(canvas())[0].argmax(-1)[empty])
     if name != "even":  # whose steps are shared out among the blocks, at least one each
-        calls = [len({n // 7 for n in range(PLACES) if row[n]}) for row in empty]
+        calls = [len({n // 7 for n in range(POSITIONS) if row[n]}) for row in empty]
         assert [
             s.nfe for s in decode(replace(sampler, blocks="fixed", block_length=7)).stats
         ] == calls
@@ -246,8 +246,8 @@ def test_credit_is_forgotten_when_a_block_begins_and_its_law_is_what_is_judged(c
 # --- LLaDA's numbers
 
 
-def llada_counts(places: int, steps: int) -> list[int]:
-    return [k for s in range(steps) if (k := places // steps + (s < places % steps))]
+def llada_counts(positions: int, steps: int) -> list[int]:
+    return [k for s in range(steps) if (k := positions // steps + (s < positions % steps))]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 6, 8, 14, 20, 40])
@@ -286,7 +286,7 @@ def test_position_is_confidence_times_rarity_bounded_and_fading(decay):
 
 
 def test_position_between_confidence_and_left_to_right():
-    one = SUREST | {"selector": "even", "steps": PLACES}
+    one = SUREST | {"selector": "even", "steps": POSITIONS}
 
     def run(space, params):
         return decode(masked_iterative(**one | params), space, trace=True).traces

@@ -21,8 +21,8 @@ from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.masked.step import Step
 
-IDS, PLACES, MASK, END, ROWS = 5, 16, 5, 4, 5
-SPACE = replace(TokenSpace.codes((PLACES,), IDS, IDS + 1, MASK), eos_token_id=END, delimiters=(1, 3))
+IDS, POSITIONS, MASK, END, ROWS = 5, 16, 5, 4, 5
+SPACE = replace(TokenSpace.codes((POSITIONS,), IDS, IDS + 1, MASK), eos_token_id=END, delimiters=(1, 3))
 BARE = replace(SPACE, eos_token_id=None, delimiters=())
 MODEL = TabularMasked(IDS + 1, low=0.0)
 masked_iterative = registry.get("sampler", "masked_iterative")
@@ -31,7 +31,7 @@ masked_iterative = registry.get("sampler", "masked_iterative")
 def canvas() -> Tensor:
     """Rows that are given nothing, every other place, all but one place, the beginning, and some of
     it."""
-    out = (torch.arange(PLACES) * 3 % 4).repeat(ROWS, 1)
+    out = (torch.arange(POSITIONS) * 3 % 4).repeat(ROWS, 1)
     out[0], out[1, ::2], out[2, 7], out[3, 4:], out[4, 2:6], out[4, 9:] = (
         MASK,
         MASK,
@@ -64,10 +64,10 @@ def check_rows(**params) -> None:
 def state(seed: int, rows: int = 40) -> Step:
     """Rows in the middle of something."""
     g = torch.Generator().manual_seed(seed)
-    kind = torch.randint(0, 4, (rows, PLACES), generator=g).clamp_max(2)  # given, masked, filled
+    kind = torch.randint(0, 4, (rows, POSITIONS), generator=g).clamp_max(2)  # given, masked, filled
     kind[:, : seed % 4] = 2
-    ids = torch.where(kind == 1, MASK, torch.randint(0, IDS, (rows, PLACES), generator=g))
-    sampling = torch.randn(rows, PLACES, IDS + 1, generator=g).double().mul(2)
+    ids = torch.where(kind == 1, MASK, torch.randint(0, IDS, (rows, POSITIONS), generator=g))
+    sampling = torch.randn(rows, POSITIONS, IDS + 1, generator=g).double().mul(2)
     sampling[..., MASK] = -math.inf
     sampling[:, 3, 1:] = -math.inf  # a place that has one id
     sampling = sampling.log_softmax(-1)
@@ -88,7 +88,7 @@ def state(seed: int, rows: int = 40) -> Step:
         sampling[..., 0],
     )
     now.open, now.proposed = (
-        torch.rand(rows, PLACES, generator=g) < 0.8,
+        torch.rand(rows, POSITIONS, generator=g) < 0.8,
         torch.where(kind == 1, sampling.argmax(-1), ids),
     )
     return now
@@ -172,7 +172,7 @@ def test_what_a_remasker_took_back_and_a_stop_filled_is_in_the_trace():
 def leads(now: Step, i: int, made: list[int]) -> bool:
     """Prophet's rule for one row."""
     params, gaps = now.params, []
-    for n in range(PLACES):
+    for n in range(POSITIONS):
         asked = (
             params.answer_start <= n < params.answer_start + params.answer_length
             if params.answer_length
@@ -253,12 +253,12 @@ def test_a_gap_that_is_never_reached_is_no_stop():
 def blocks_of(now: Step, i: int, start: int, end: int) -> tuple[int, int]:
     """Where the block of one row begins and ends, in plain Python; ``start`` and ``end`` are those
     of the step before."""
-    masked = [n for n in range(PLACES) if now.masked[i, n]]
+    masked = [n for n in range(POSITIONS) if now.masked[i, n]]
     if not masked or masked[0] < end:
         return (
             (start, end)
             if masked and masked[0] < end
-            else (end, min(end + now.params.block_length, PLACES))
+            else (end, min(end + now.params.block_length, POSITIONS))
         )
     first, size = masked[0], now.params.block_length
     while end + size <= first:
@@ -267,11 +267,11 @@ def blocks_of(now: Step, i: int, start: int, end: int) -> tuple[int, int]:
     said = [
         (max(sampling[n]), -n)
         for n in masked
-        if first <= n < first + PLACES // 4 and sampling[n].index(max(sampling[n])) in now.space.delimiters
+        if first <= n < first + POSITIONS // 4 and sampling[n].index(max(sampling[n])) in now.space.delimiters
     ]
     sure, at = max(said, default=(0, 0))
     return end, (
-        1 - at if said and sure >= now.params.delimiter_threshold else min(end + size, PLACES)
+        1 - at if said and sure >= now.params.delimiter_threshold else min(end + size, POSITIONS)
     )
 
 
@@ -336,7 +336,7 @@ def check_window(size: int, **params) -> int:
     for row, trace in enumerate(run(**params).traces):
         made = canvas()[row].tolist()
         for step in trace:
-            first = [n for n in range(PLACES) if made[n] == MASK][:size]
+            first = [n for n in range(POSITIONS) if made[n] == MASK][:size]
             assert set(step.committed) <= set(first), "a place outside the window"
             assert all(n > first[0] for n in step.removed), "a place that was left behind"
             beyond += len({n // size for n in step.committed}) > 1
@@ -366,7 +366,7 @@ def test_a_window_of_the_whole_canvas_is_the_whole(selector):
     params = {"steps": 6, "selector": selector, "conf_threshold": 0.4}
     whole, wide, narrow = (
         run(**params),
-        run(blocks="sliding", block_length=PLACES, **params),
+        run(blocks="sliding", block_length=POSITIONS, **params),
         run(blocks="sliding", block_length=3, **params),
     )
     assert torch.equal(whole.tokens, wide.tokens) and whole.traces == wide.traces

@@ -182,10 +182,10 @@ def test_what_has_no_closed_form_is_refused():
 @pytest.mark.parametrize("order", registry.table("order"))
 def test_one_place_per_step_is_always_right(order):
     tasks = some_tasks()
-    places = Oracle(tasks).length
-    assert parallel.accuracy({**LINEAR, "order": order, "steps": places}, tasks, range(8)) == (
+    positions = Oracle(tasks).length
+    assert parallel.accuracy({**LINEAR, "order": order, "steps": positions}, tasks, range(8)) == (
         1.0,
-        places,
+        positions,
     )
 
 
