@@ -17,7 +17,7 @@ from gen.bench.plots import COLOURS, Axis, Point, axis, bars, panel
 from gen.bench.table import REFERENCE, interval
 from gen.store.ledger import put_text
 
-CALLS, SECONDS, SHARE = "forward calls per item", "seconds per item", "fulfilled"
+CALLS, SECONDS, SHARE = "forward calls per item", "seconds per item", "passed"
 Rows = list[dict[str, Any]]
 Marks = dict[str, tuple[str, str]]
 
@@ -55,7 +55,7 @@ def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[
 
 def section(head: str, rows: Rows, marks: Marks) -> str:
     """All plots of one batch size."""
-    checked = [r for r in rows if r["fulfilled"] is not None]
+    checked = [r for r in rows if r["passed"] is not None]
     panels = (
         [curves(checked, "nfe", CALLS, marks), curves(checked, "seconds", SECONDS, marks)]
         if checked
@@ -94,7 +94,7 @@ def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
     that was swept, or one of all if none was."""
     swept = [r for r in rows if r.get("param")]
     shown = swept or rows
-    low = max(0.0, min(interval(r["fulfilled"], r["media"])[0] for r in shown) - 0.02)
+    low = max(0.0, min(interval(r["passed"], r["media"])[0] for r in shown) - 0.02)
     y = Axis(low, 1 + 0.06 * (1 - low), SHARE, "{:.0%}".format)
     x = axis([r[key] for r in shown], name)
     found = []
@@ -194,11 +194,11 @@ def _share(row: dict[str, Any], key: str, marks: Marks) -> Point:
     label = str(row["value"]) if row.get("param") else row["sampler"]
     return Point(
         row[key],
-        row["fulfilled"],
+        row["passed"],
         label,
         _said(row),
         colour,
-        interval(row["fulfilled"], row["media"]),
+        interval(row["passed"], row["media"]),
         shape,
         row["base"] if row.get("param") else None,
     )
@@ -208,10 +208,10 @@ def _said(row: dict[str, Any]) -> str:
     text = f"{row['sampler']}: {row['nfe']:.1f} calls"
     if "seconds" in row:
         text += f", {row['seconds']:.4f} s"
-    if row["fulfilled"] is None:
+    if row["passed"] is None:
         return text
-    least, most = interval(row["fulfilled"], row["media"])
-    return f"{text}, {row['fulfilled']:.1%} of {row['media']} ({least:.0%}-{most:.0%})"
+    least, most = interval(row["passed"], row["media"])
+    return f"{text}, {row['passed']:.1%} of {row['media']} ({least:.0%}-{most:.0%})"
 
 
 def _write(folder: Path, title: str, about: str, body: str) -> Path:

@@ -219,7 +219,7 @@ def table_of(
                             "media": p.rows,
                             "nfe": p.nfe,
                             "right": p.right,
-                            "fulfilled": p.accuracy,
+                            "passed": p.accuracy,
                         }
                         for case, p in points.items()
                     ]
@@ -331,7 +331,7 @@ def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], mark
         found.setdefault(row["sampler"], {})[row["case"]] = row
 
     def cell(row):
-        return f"{row['nfe']:.1f} {row['fulfilled']:.1%}"
+        return f"{row['nfe']:.1f} {row['passed']:.1%}"
 
     rows = [["calls and accuracy", *hard, *(["other cases"] if easy else [])]]
     rows.append(
@@ -347,7 +347,7 @@ def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], mark
     for label, cases in found.items():
         if None in cases:
             continue
-        worst = min((cases[case] for case in easy), key=lambda row: row["fulfilled"], default=None)
+        worst = min((cases[case] for case in easy), key=lambda row: row["passed"], default=None)
         rows.append(
             [label, *(cell(cases[case]) for case in hard), *([cell(worst)] if worst else [])]
         )

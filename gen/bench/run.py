@@ -354,7 +354,7 @@ def measure(
         "tokens_computed": mean(s.tokens_computed for s in stats),
         "peak_memory": peak,
         "acceptance_histogram": added(s.acceptance_histogram for s in stats),
-        "fulfilled": None if verdicts is None else sum(v.fulfilled for v in verdicts),
+        "passed": None if verdicts is None else sum(v.passed for v in verdicts),
         "valid": None if verdicts is None else sum(v.valid for v in verdicts),
         "unchecked": unchecked,
     }

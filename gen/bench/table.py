@@ -47,7 +47,7 @@ def tabulate(
 
     Of the repeats: medians of forward calls, tokens computed and seconds per item, and the least
     and the most of the seconds; the largest peak memory; the sum of the acceptance histograms.
-    ``mean_acceptance_length``: tokens made per forward call. ``fulfilled`` and its interval are of
+    ``mean_acceptance_length``: tokens made per forward call. ``passed`` and its interval are of
     all media, None where nothing checks them. ``errors``: why there is no measurement. Ratios are
     to the reference at the same batch size; ``overhead``: wall speed-up / forward-call speed-up, 1
     where calls cost the same.
@@ -101,12 +101,12 @@ def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     row["acceptance_histogram"] = added(r["acceptance_histogram"] for r in group)
     drafted = [r["draft_nfe"] for r in group if r["draft_nfe"] is not None]
     row["draft_nfe"] = median(drafted) if drafted else None
-    checked = all(r["fulfilled"] is not None for r in group)
-    for key in ("fulfilled", "valid"):
+    checked = all(r["passed"] is not None for r in group)
+    for key in ("passed", "valid"):
         row[key] = sum(r[key] for r in group) / media if checked else None
     row["unchecked"] = next((r["unchecked"] for r in group if r["unchecked"]), None)
     row["fulfilled_least"], row["fulfilled_most"] = (
-        interval(row["fulfilled"], media) if checked else (None, None)
+        interval(row["passed"], media) if checked else (None, None)
     )
     return row
 
@@ -170,9 +170,9 @@ def calls(row: dict[str, Any]) -> str:
 
 
 def fidelity(row: dict[str, Any]) -> str:
-    if row["fulfilled"] is None:
+    if row["passed"] is None:
         return NOTHING
-    return f"{row['fulfilled']:.1%} ({row['fulfilled_least']:.0%}-{row['fulfilled_most']:.0%})"
+    return f"{row['passed']:.1%} ({row['fulfilled_least']:.0%}-{row['fulfilled_most']:.0%})"
 
 
 def distributions(table: list[dict[str, Any]]) -> list[str]:

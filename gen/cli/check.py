@@ -16,7 +16,7 @@ from gen.store.shard_reader import Members
 def check_folder(folder: str | Path) -> dict[str, Any]:
     """Ask the modality about every medium of a folder; writes ``check.json`` and the gallery.
 
-    Returns ``items``, the shares ``fulfilled`` and ``valid``, both ``by_sampler`` as well, and
+    Returns ``items``, the shares ``passed`` and ``valid``, both ``by_sampler`` as well, and
     ``failed``: the items that are not both. A medium that is missing, altered or unreadable is not
     valid, and one of ``broken``.
     """
@@ -46,7 +46,7 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
     failed = [
         {"id": r["id"], "prompt": r["prompt"], "file": r["file"], **verdicts[r["id"]]}
         for r in rows
-        if not (verdicts[r["id"]]["fulfilled"] and verdicts[r["id"]]["valid"])
+        if not (verdicts[r["id"]]["passed"] and verdicts[r["id"]]["valid"])
     ]
     shares = {name: _shares(v) for name, v in by_sampler.items()}
     return {
@@ -61,7 +61,7 @@ def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[di
     """The verdict, and whether there was a medium to judge."""
 
     def wrong(detail):
-        return ({"fulfilled": False, "valid": False, "detail": detail}, False)
+        return ({"passed": False, "valid": False, "detail": detail}, False)
 
     if row["status"] != "ok":
         return wrong(f"the item failed: {row['error']}")
@@ -77,7 +77,7 @@ def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[di
         except Exception as problem:  # a decoder may raise anything on a broken file
             return wrong(f"file {path.name} cannot be checked: {describe(problem)}")
     return {
-        "fulfilled": bool(verdict.fulfilled),
+        "passed": bool(verdict.passed),
         "valid": bool(verdict.valid),
         "detail": verdict.detail,
     }, True
@@ -87,4 +87,4 @@ def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
     def share(key):
         return sum(v[key] for v in verdicts) / len(verdicts)
 
-    return {"items": len(verdicts), "fulfilled": share("fulfilled"), "valid": share("valid")}
+    return {"items": len(verdicts), "passed": share("passed"), "valid": share("valid")}

@@ -193,13 +193,13 @@ def check(args: argparse.Namespace) -> int:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    rows: list[Sequence[str]] = [("sampler", "items", "fulfilled", "valid")]
+    rows: list[Sequence[str]] = [("sampler", "items", "passed", "valid")]
     groups = [
         *report["by_sampler"].items(),
         *([("all", report)] if len(report["by_sampler"]) > 1 else []),
     ]
     rows += [
-        (name, str(s["items"]), f"{s['fulfilled']:.1%}", f"{s['valid']:.1%}") for name, s in groups
+        (name, str(s["items"]), f"{s['passed']:.1%}", f"{s['valid']:.1%}") for name, s in groups
     ]
     print(columns(rows))
     for item in report["failed"][:10]:

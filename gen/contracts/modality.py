@@ -22,7 +22,7 @@ class Verdict:
     """What a checker says of one medium. ``valid``: it parses as something of this modality's
     language at all."""
 
-    fulfilled: bool
+    passed: bool
     valid: bool
     detail: str = ""
 

@@ -35,7 +35,7 @@ OWN = (
     "note",
     "tar",
     "overrides",
-    "fulfilled",
+    "passed",
     "detail",
 )
 KINDS = ("image", "audio", "video", "text", "file", "missing", "failed")
@@ -134,7 +134,7 @@ def _item(files: Files, row: Row, words: dict[str, int]) -> list[Any]:
         " ".join(overrides_of(row)) if "overrides" in row else "",
     )
     if verdict:
-        return [*item, 1 if verdict["fulfilled"] else -1, str(verdict.get("detail") or "")]
+        return [*item, 1 if verdict["passed"] else -1, str(verdict.get("detail") or "")]
     while item[-1] == "":
         item.pop()
     return item

@@ -77,7 +77,7 @@ def summary(rows: list[Row], planned: int, large: bool) -> str:
     ]
     if judged:
         facts.append(
-            ("fulfilled", f"{sum(bool(v['fulfilled']) for v in judged):,} of {len(judged):,}")
+            ("passed", f"{sum(bool(v['passed']) for v in judged):,} of {len(judged):,}")
         )
     facts.append(("models" if len(models) > 1 else "model", escape(", ".join(models)) or "none"))
     return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
@@ -148,7 +148,7 @@ def methods(rows: list[Row]) -> str:
                 "seconds": middle("seconds"),
                 "judged": len(judged),
                 "share": (
-                    sum(bool(v["fulfilled"]) for v in judged) / len(judged) if judged else None
+                    sum(bool(v["passed"]) for v in judged) / len(judged) if judged else None
                 ),
             }
         )
@@ -163,7 +163,7 @@ def methods(rows: list[Row]) -> str:
     shares = any(li["share"] is not None for li in lines)
     head = "".join(
         f'<th scope="col" class="num">{n}</th>'
-        for n in ("items", *(n for _, n in columns), *(["fulfilled"] if shares else []))
+        for n in ("items", *(n for _, n in columns), *(["passed"] if shares else []))
     )
     body = ""
     for li in lines:
@@ -178,7 +178,7 @@ def methods(rows: list[Row]) -> str:
             cells += f'<td data-label="{name}">{_bar(text, (li[key] or 0) / (most[key] or 1))}</td>'
         if shares:
             text = "–" if li["share"] is None else f"{li['share']:.0%}"
-            cells += f'<td data-label="fulfilled">{_bar(text, li["share"] or 0, "share")}</td>'
+            cells += f'<td data-label="passed">{_bar(text, li["share"] or 0, "share")}</td>'
         body += (
             f'<tr data-method="{escape(li["method"])}"><th scope="row">{escape(li["method"])}'
             f" {tag}</th>{cells}</tr>\n"
@@ -247,7 +247,7 @@ def _mark(verdict: dict[str, Any] | None) -> str:
     if not verdict:
         return ""
     detail = escape(str(verdict.get("detail") or ""))
-    if verdict["fulfilled"]:
+    if verdict["passed"]:
         return f'<b class="yes" title="fulfils its prompt: {detail}">✓</b> '
     return f'<b class="no" title="does not fulfil its prompt: {detail}">✗</b> '
 
@@ -271,7 +271,7 @@ def media(files: Files, row: Row) -> str:
         ]
         if row["verdict"]:
             facts.append(
-                ("✓ " if row["verdict"]["fulfilled"] else "✗ ")
+                ("✓ " if row["verdict"]["passed"] else "✗ ")
                 + str(row["verdict"].get("detail") or "")
             )
         info = escape(" · ".join(facts))

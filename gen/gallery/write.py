@@ -143,7 +143,7 @@ def _rows(folder: Path) -> list[Row]:
     """With ``method``, what the page calls the sampler, and ``verdict``, if there is one."""
     rows, verdicts = read_rows(folder), read_json(folder / CHECK)
     for name, verdict in verdicts.items():
-        if not isinstance(verdict, dict) or "fulfilled" not in verdict:
+        if not isinstance(verdict, dict) or "passed" not in verdict:
             raise bad_value(
                 f"item {name}",
                 verdict,
@@ -152,7 +152,7 @@ def _rows(folder: Path) -> list[Row]:
             )
     for row in rows:
         row["method"] = str(row.get("sampler"))
-        row["verdict"] = verdicts.get(row["id"], row if "fulfilled" in row else None)
+        row["verdict"] = verdicts.get(row["id"], row if "passed" in row else None)
     _name_methods(rows)
     return rows
 

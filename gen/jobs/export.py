@@ -2,7 +2,7 @@
 
 The columns and their types are always the same, so that files of several jobs can be read as one
 table. What has parts of its own (overrides, meta, the grid) is JSON text, and so is ``other``:
-everything a row says that has no column. ``fulfilled``, ``valid`` and ``detail`` are what ``gen
+everything a row says that has no column. ``passed``, ``valid`` and ``detail`` are what ``gen
 check`` found, and empty where it has not been asked. Rows are written in groups, and the file
 appears under its name when it is whole.
 """
@@ -59,7 +59,7 @@ COLUMNS = {
     "seconds": NUMBER,
     "batch": WHOLE,
     "worker": TEXT,
-    "fulfilled": FLAG,
+    "passed": FLAG,
     "valid": FLAG,
     "detail": TEXT,
     "other": PARTS,

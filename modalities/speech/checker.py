@@ -97,9 +97,9 @@ def judge(heard: Heard, utterance: Utterance) -> Verdict:
         return Verdict(False, False, f"not speech: {detail}")
     said = [f"{heard.f0:.0f} Hz", f"pace {heard.pace:.2f}", f"distance {heard.distance:.2f}"]
     asked = utterance.voice in (None, heard.voice) and utterance.speed in (None, heard.speed)
-    fulfilled = heard.words == utterance.words and asked
+    passed = heard.words == utterance.words and asked
     return Verdict(
-        fulfilled,
+        passed,
         True,
         f"heard {Utterance(heard.words, heard.voice, heard.speed)} ({', '.join(said)})",
     )

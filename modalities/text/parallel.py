@@ -169,7 +169,7 @@ def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
 
     def right(tokens):
         return [
-            check(task, oracle.text(ids)).fulfilled
+            check(task, oracle.text(ids)).passed
             for task, ids in zip(asked, tokens.tolist(), strict=True)
         ]
 

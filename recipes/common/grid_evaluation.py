@@ -115,7 +115,7 @@ def sampler_figures(
         nfe = [s.nfe for s in out.stats]
         rows[name] = {
             "items": len(said),
-            "fulfilled": statistics.mean(v.fulfilled for v in verdicts),
+            "passed": statistics.mean(v.passed for v in verdicts),
             "valid": statistics.mean(v.valid for v in verdicts),
             "nfe_median": statistics.median(nfe),
             "nfe_mean": statistics.mean(nfe),
@@ -163,7 +163,7 @@ def frontend_figures(world: World, zoo: Path, count: int) -> dict:
         again.append(made.modality.trim(frontend.postprocess(frontend.decode(codes)[0])))
 
     def share(media, said):
-        return statistics.mean(v.fulfilled for v in world.check_many(media, said))
+        return statistics.mean(v.passed for v in world.check_many(media, said))
 
     return {
         "checker_on_real": share(real, conditions),
@@ -221,7 +221,7 @@ def write_cards(world: World, zoo: Path, result: dict) -> None:
 
     def line(n):
         row = rows[n]
-        return f"| {n} | {row['fulfilled']:.3f} | {row['items']} | {row['nfe_median']:g} |\n"
+        return f"| {n} | {row['passed']:.3f} | {row['items']} | {row['nfe_median']:g} |\n"
 
     about = f"Measured on {world.asked}, one sample each, with the modality's default law.\n\n"
     for folder, text in ((f, t) for f, t in world.about.items() if (zoo / f).is_dir()):

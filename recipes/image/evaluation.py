@@ -85,12 +85,12 @@ def sampler_figures(
 
         def share(n, v=verdicts):
             return mean(
-                [x.fulfilled for x, c in zip(v, captions, strict=True) if len(c.items) == n]
+                [x.passed for x, c in zip(v, captions, strict=True) if len(c.items) == n]
             )
 
         nfe = [s.nfe for s in out.stats]
         rows[name] = {
-            "fulfilled": mean([v.fulfilled for v in verdicts]),
+            "passed": mean([v.passed for v in verdicts]),
             "valid": mean([v.valid for v in verdicts]),
             "one_shape": share(1),
             "two_shapes": share(2),
@@ -145,7 +145,7 @@ def frontend_figures(frontend, pictures: int) -> dict:
     error = ((again.astype(np.float64) - real) ** 2).mean((1, 2, 3))
 
     def share(p):
-        return statistics.mean(v.fulfilled for v in check_many(p, captions))
+        return statistics.mean(v.passed for v in check_many(p, captions))
 
     return {
         "checker_on_real": share(real),
@@ -166,7 +166,7 @@ def write_cards(zoo: Path, result: dict) -> None:
 
     def line(n):
         return (
-            f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['one_shape'] or 0:.3f} |"
+            f"| {n} | {rows[n]['passed']:.3f} | {rows[n]['one_shape'] or 0:.3f} |"
             f" {rows[n]['two_shapes'] or 0:.3f} | {rows[n]['nfe_median']:g} |\n"
         )
 

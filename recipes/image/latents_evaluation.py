@@ -70,7 +70,7 @@ def sampler_figures(
             [s.draft_nfe for s in out.stats if s.draft_nfe is not None],
         )
         rows[name] = {
-            "fulfilled": mean([v.fulfilled for v in verdicts]),
+            "passed": mean([v.passed for v in verdicts]),
             "nfe_mean": mean(nfe),
             "nfe_median": statistics.median(nfe),
             "nfe_max": max(nfe),
@@ -115,7 +115,7 @@ def write_figures(zoo: Path, result: dict) -> None:
 
     def line(n):
         return (
-            f"| {n} | {rows[n]['fulfilled']:.3f} | {rows[n]['nfe_mean']:.1f} |"
+            f"| {n} | {rows[n]['passed']:.3f} | {rows[n]['nfe_mean']:.1f} |"
             f" {rows[n]['draft_nfe_mean'] or 0:.1f} |\n"
         )
 

@@ -183,8 +183,8 @@ def decoding(
         out = pipe([str(t) for t in tasks], spec, batch_size=plan.rows)
         reference = reference or out.media
         rows[name] = {
-            "fulfilled": statistics.mean(
-                text_tasks.check(t, m).fulfilled for t, m in zip(tasks, out.media, strict=True)
+            "passed": statistics.mean(
+                text_tasks.check(t, m).passed for t, m in zip(tasks, out.media, strict=True)
             ),
             "same": statistics.mean(a == b for a, b in zip(out.media, reference, strict=True)),
             "calls": statistics.mean(s.nfe for s in out.stats),
@@ -200,7 +200,7 @@ def card(
         f"| {name} | {p:.3f} | {r:.3f} |\n" for name, (p, r) in figures["judged"].items()
     )
     decoded = "".join(
-        f"| {name} | {row['fulfilled']:.3f} | {row['same']:.3f} | {row['calls']:.1f} |\n"
+        f"| {name} | {row['passed']:.3f} | {row['same']:.3f} | {row['calls']:.1f} |\n"
         for name, row in rows.items()
     )
     return (

@@ -98,7 +98,7 @@ def measured(label: str, repeat: int = 0, **keys):
         tokens_computed=20.0,
         peak_memory=None,
         acceptance_histogram=[],
-        fulfilled=3,
+        passed=3,
         valid=4,
         unchecked=None,
     )
@@ -202,7 +202,7 @@ def test_medians_and_spread_of_known_runs():
     assert fast["acceptance_histogram"] == [3, 3, 5] and fast["mean_acceptance_length"] == 180 / (
         4 * 15
     )
-    assert (fast["media"], fast["fulfilled"]) == (12, 0.75) and fast[
+    assert (fast["media"], fast["passed"]) == (12, 0.75) and fast[
         "fulfilled_least"
     ] < 0.75 < fast["fulfilled_most"]
 
@@ -346,7 +346,7 @@ def test_media_that_nobody_checks_have_a_dash_and_the_reason(toys, capsys):
     )
     rows = json.loads(open("b.json").read())["table"]
     assert (
-        all(r["fulfilled"] is None and r["fulfilled_least"] is None for r in rows)
+        all(r["passed"] is None and r["fulfilled_least"] is None for r in rows)
         and "fulfilled -: nobody can tell" in out
     )
     page = open("page/index.html").read()
@@ -364,7 +364,7 @@ def test_media_that_nobody_checks_have_a_dash_and_the_reason(toys, capsys):
 def test_a_modality_without_any_checker_is_measured():
     pipe = Pipe(SimpleNamespace(name="bare"))
     found = measure(pipe, pipe.plan(["a"], 1, 0), variant("sjd"), 1, None, check=True)
-    assert found["fulfilled"] is None and "no checker" in found["unchecked"] and found["nfe"] == 3
+    assert found["passed"] is None and "no checker" in found["unchecked"] and found["nfe"] == 3
 
 
 def test_quick_takes_fewer_prompts_and_repeats_and_the_same_samplers(toys, capsys):

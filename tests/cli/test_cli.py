@@ -297,7 +297,7 @@ def test_status_gallery_and_check_of_a_folder(capsys):
     Path("o/index.html").unlink()
     assert gen(capsys, "gallery", "o")[1] == "o/index.html\n" and Path("o/index.html").exists()
     code, out, _ = gen(capsys, "check", "o", "--json")
-    assert code == 0 and json.loads(out)["fulfilled"] == 1
+    assert code == 0 and json.loads(out)["passed"] == 1
     Path("o/000001-x-s1.txt").unlink()
     code, out, _ = gen(capsys, "check", "o")
     assert code == 1 and "50.0%" in out and "missing" in out
@@ -448,7 +448,7 @@ def test_bench_measures_everything_against_autoregression(capsys):
     )
     assert (
         rows["sjd window=4", 2]["media"] == 6
-        and rows["sjd window=4", 2]["fulfilled"] == 1
+        and rows["sjd window=4", 2]["passed"] == 1
         and len(report["runs"]) == 2 * 5 * 2
     )
     order = [r["sampler"] for r in report["runs"] if r["batch_size"] == 1]

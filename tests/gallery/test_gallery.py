@@ -134,7 +134,7 @@ def folder(tmp_path: Path) -> Path:
     verdicts = {ident(0): (True, "saw a red circle"), ident(1): (False, "saw nothing")}
     (tmp_path / "check.json").write_text(
         json.dumps(
-            {k: {"fulfilled": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()}
+            {k: {"passed": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()}
         )
     )
     return tmp_path
@@ -336,7 +336,7 @@ def test_marks_follow_the_verdicts_and_are_absent_without_them(folder):
     text = write_gallery(folder).read_text(encoding="utf-8")
     assert (
         "✓" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
-        and "fulfilled" not in Page(text).text
+        and "passed" not in Page(text).text
     )
 
 

@@ -290,7 +290,7 @@ def test_only_files_whose_items_changed_are_written_again(tmp_path):
     )
     assert [item[0] for item in last] == list(range(2 * CHUNK, 1250))
     (tmp_path / "check.json").write_text(
-        json.dumps({f"{3:016x}": {"fulfilled": False, "valid": True, "detail": "nothing"}})
+        json.dumps({f"{3:016x}": {"passed": False, "valid": True, "detail": "nothing"}})
     )
     (tmp_path / row(700, 2000)["file"]).unlink()  # what is not in the rows counts as well
     before = written(tmp_path)

@@ -73,7 +73,7 @@ def test_every_row_is_there_in_the_order_of_the_plan_with_its_types(tmp_path):
     }
     out = folder_of(tmp_path / "job", **more)
     (out / "check.json").write_text(
-        json.dumps({f"{1:016x}": {"fulfilled": True, "valid": False, "detail": "looked"}})
+        json.dumps({f"{1:016x}": {"passed": True, "valid": False, "detail": "looked"}})
     )
     summary = export_parquet(out, tmp_path / "new" / "a.parquet")
     assert {k: summary[k] for k in ("rows", "failed", "pending", "lost")} == {
@@ -105,8 +105,8 @@ def test_every_row_is_there_in_the_order_of_the_plan_with_its_types(tmp_path):
         [2, 2],
         {"coming": more["coming"]},
     ]
-    assert (row["fulfilled"], row["valid"], row["detail"]) == (True, False, "looked") and rows[0][
-        "fulfilled"
+    assert (row["passed"], row["valid"], row["detail"]) == (True, False, "looked") and rows[0][
+        "passed"
     ] is None
     assert isinstance(row["mean_acceptance_length"], float) and rows[3]["error"] == "KeyError: 'x'"
 

@@ -78,7 +78,7 @@ def test_saving_an_edit_keeps_what_it_started_from(tmp_path):
 def test_checking_reports_shares_and_writes_the_verdicts(tmp_path):
     run(tmp_path)
     report = check_folder(tmp_path)
-    assert (report["items"], report["fulfilled"], report["valid"], report["failed"]) == (
+    assert (report["items"], report["passed"], report["valid"], report["failed"]) == (
         3,
         1.0,
         1.0,
@@ -95,7 +95,7 @@ def test_checking_reports_broken_media_instead_of_crashing(tmp_path, monkeypatch
     (tmp_path / "000000-alpha-s0.txt").unlink()
     (tmp_path / "000001-beta-s0.txt").write_text("altered")
     report = check_folder(tmp_path)
-    assert report["valid"] == report["fulfilled"] == 0 and report["by_sampler"]["sjd"]["items"] == 3
+    assert report["valid"] == report["passed"] == 0 and report["by_sampler"]["sjd"]["items"] == 3
     assert [
         w in f["detail"]
         for f, w in zip(report["failed"], ("missing", "sha256", "KeyError"), strict=True)

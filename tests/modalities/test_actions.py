@@ -287,9 +287,9 @@ def test_the_checker_rolls_a_chunk_out_from_its_own_state(tmp_path):
         Situation(tabletop_tasks.parse("push the block"), states[0]),
     )
     modality.save(chunk, tmp_path / "a.npz", {})
-    assert modality.check(modality.load(tmp_path / "a.npz"), "push the block").fulfilled
+    assert modality.check(modality.load(tmp_path / "a.npz"), "push the block").passed
     other = ActionChunk(chunk.action, replace(chunk.situation, state=states[1]))
-    assert not modality.check(other, "push the block").fulfilled  # control
+    assert not modality.check(other, "push the block").passed  # control
     write_npz(tmp_path / "b.npz", {"root": np.zeros((40, 3))})
     with pytest.raises(GenError, match="holds no 'action'; it has root"):
         modality.load(tmp_path / "b.npz")

@@ -58,7 +58,7 @@ def halved(joints: np.ndarray) -> np.ndarray:
 
 
 def share(clips: list[np.ndarray], captions: list[Caption]) -> float:
-    return float(np.mean([v.fulfilled for v in check_many(clips, captions)]))
+    return float(np.mean([v.passed for v in check_many(clips, captions)]))
 
 
 def clip(text: str, style: int = 0) -> np.ndarray:
@@ -215,7 +215,7 @@ def test_unsaid_attributes_match_anything_and_said_ones_do_not():
         "a person waves with the left hand",
         "a person waves twice",
     ):
-        assert check(joints, text).fulfilled, text
+        assert check(joints, text).passed, text
     for text in (
         "a person waves quickly",
         "a person waves with the right hand",
@@ -223,7 +223,7 @@ def test_unsaid_attributes_match_anything_and_said_ones_do_not():
         "a person bows",
     ):
         verdict = check(joints, text)
-        assert verdict.valid and not verdict.fulfilled, text
+        assert verdict.valid and not verdict.passed, text
         assert "saw a person waves slowly with the left hand twice; expected" in verdict.detail
 
 
@@ -287,7 +287,7 @@ def test_changing_any_one_stated_attribute_turns_the_verdict(data):
                     key == "direction" and (value in CIRCLES) != (caption.direction in CIRCLES)
                 ):
                     other = replace(caption, **{key: value})
-                    assert not check(joints, other).fulfilled and getattr(found, key) != value
+                    assert not check(joints, other).passed and getattr(found, key) != value
                     changed += 1
     assert changed > 250
 
@@ -339,7 +339,7 @@ def test_who_glides_does_not_walk_and_who_walks_on_the_spot_gets_nowhere(data):
     still[:, 0, 0, 0] = still[:, 0, 2, 2] = np.cos(turn)
     still[:, 0, 0, 2], still[:, 0, 2, 0] = np.sin(turn), -np.sin(turn)
     rigid = kinematics(np.tile([0, STANDING, 0], (len(turn), 1)), still)[0]
-    assert check(spinning, "a person turns left").fulfilled
+    assert check(spinning, "a person turns left").passed
     assert "without steps" in check(rigid, "a person turns left").detail
 
 
@@ -364,7 +364,7 @@ def test_two_actions_in_one_clip_are_not_valid():
         clip("a person kicks quickly with the left leg once"),
     )
     assert not check(np.concatenate([bows, kicks]), "a person bows").valid
-    assert check(np.concatenate([bows, bows]), "a person bows twice").fulfilled
+    assert check(np.concatenate([bows, bows]), "a person bows twice").passed
 
 
 def test_a_number_of_steps_that_no_caption_has_is_seen_as_such():
@@ -377,8 +377,8 @@ def test_a_number_of_steps_that_no_caption_has_is_seen_as_such():
         and found.caption is None
         and str(found) == "a person squats quickly, 5 times"
     )
-    assert check(five, "a person squats quickly").fulfilled
-    assert not check(five, "a person squats three times").fulfilled
+    assert check(five, "a person squats quickly").passed
+    assert not check(five, "a person squats three times").passed
 
 
 @pytest.mark.parametrize(
@@ -396,9 +396,9 @@ def test_a_number_of_steps_that_no_caption_has_is_seen_as_such():
 )
 def test_what_is_no_person_is_not_valid_and_says_why(break_it, says):
     joints = clip("a person walks forward slowly for six steps")
-    assert check(joints, "a person walks forward").fulfilled
+    assert check(joints, "a person walks forward").passed
     verdict = check(break_it(joints), "a person walks forward")
-    assert not verdict.valid and not verdict.fulfilled and says in verdict.detail
+    assert not verdict.valid and not verdict.passed and says in verdict.detail
 
 
 def test_motions_and_their_joints_are_judged_alike():

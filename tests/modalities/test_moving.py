@@ -38,7 +38,7 @@ def painted(
 
 
 def share(clips: np.ndarray, captions: list[Caption]) -> float:
-    return float(np.mean([v.fulfilled for v in check_many(clips, captions)]))
+    return float(np.mean([v.passed for v in check_many(clips, captions)]))
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +203,8 @@ def test_unsaid_attributes_match_anything():
         "a red circle moves left",
         "a large circle moves left slowly",
     ):
-        assert check(clip, text).fulfilled, text
-    assert check(clip, Caption("circle", "left", bounces=None)).fulfilled
+        assert check(clip, text).passed, text
+    assert check(clip, Caption("circle", "left", bounces=None)).passed
     for text in (
         "a circle moves left and bounces",
         "a circle moves right",
@@ -212,7 +212,7 @@ def test_unsaid_attributes_match_anything():
         "a ring moves left",
     ):
         verdict = check(clip, text)
-        assert verdict.valid and not verdict.fulfilled, text
+        assert verdict.valid and not verdict.passed, text
         assert "saw a large red circle moves left slowly; expected" in verdict.detail
 
 
@@ -239,7 +239,7 @@ def test_one_bad_frame_is_forgiven_and_two_are_not():
     for bad in (1, 2):
         clip[5 * bad] = moving.background(np.random.default_rng(0))
         verdict = check(clip, "a green square moves right")
-        assert verdict.fulfilled == verdict.valid == (bad == 1)
+        assert verdict.passed == verdict.valid == (bad == 1)
     assert "2 of 16 frames" in verdict.detail
 
 
@@ -282,8 +282,8 @@ def test_changing_any_one_stated_attribute_turns_the_verdict():
         if v != getattr(caption, k)
     ]
     assert len(changed) == 4 + 5 + 1 + 3 + 1 + 1
-    assert check(clip, caption).fulfilled
-    assert not any(v.fulfilled for v in check_many([clip] * len(changed), changed))
+    assert check(clip, caption).passed
+    assert not any(v.passed for v in check_many([clip] * len(changed), changed))
 
 
 def test_only_the_true_order_of_time_passes(data):
@@ -291,14 +291,14 @@ def test_only_the_true_order_of_time_passes(data):
     rng = np.random.default_rng(8)
     straight = [i for i, c in enumerate(captions) if not c.bounces]
     backwards = check_many(clips[straight][:, ::-1], [captions[i] for i in straight])
-    assert len(straight) > 20 and all(v.valid and not v.fulfilled for v in backwards)
+    assert len(straight) > 20 and all(v.valid and not v.passed for v in backwards)
     assert share(np.stack([c[rng.permutation(16)] for c in clips]), captions) == 0
     assert share(np.repeat(clips[:, :1], 16, axis=1), captions) == 0  # stands still
 
 
 def test_a_second_shape_makes_a_clip_invalid():
     clip = painted("circle", 4.5, 8 + TIMES, 8, "red")
-    assert check(clip, "a red circle moves right").fulfilled
+    assert check(clip, "a red circle moves right").passed
     for colour in moving.COLOURS:
         for path in (
             (8 + TIMES, 22),
@@ -324,7 +324,7 @@ def test_a_second_shape_makes_a_clip_invalid():
 def test_an_unknown_path_is_not_valid(x, y):
     clip = painted("circle", 4.5, x, y, "red")
     verdict = check(clip, "a red circle moves right")
-    assert not verdict.valid and not verdict.fulfilled and "no known path" in verdict.detail
+    assert not verdict.valid and not verdict.passed and "no known path" in verdict.detail
     assert track(clip).residual > MAX_RESIDUAL and track(clip).iou > 0.98
 
 
@@ -379,7 +379,7 @@ def test_lists_of_pil_frames_are_welcome_and_a_wrong_clip_says_what_came(data):
         (clips[0][0], "[32, 32, 3]"),
     ):
         verdict = check(clip, captions[0])
-        assert not verdict.valid and not verdict.fulfilled
+        assert not verdict.valid and not verdict.passed
         assert came in verdict.detail and "expected uint8 [16, 32, 32, 3]" in verdict.detail
     with pytest.raises(ValueError, match="one caption per clip"):
         check_many(clips[:2], captions[:1])

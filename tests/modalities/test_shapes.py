@@ -112,7 +112,7 @@ def test_the_same_seed_draws_the_same_picture_and_another_seed_another_one():
 
 def test_drawn_pictures_fulfil_their_captions(data):
     captions, pictures = data
-    assert all(v.fulfilled and v.valid for v in check_many(pictures, captions))
+    assert all(v.passed and v.valid for v in check_many(pictures, captions))
 
 
 def test_drawn_pictures_do_not_fulfil_other_captions(data):
@@ -120,7 +120,7 @@ def test_drawn_pictures_do_not_fulfil_other_captions(data):
     verdicts = check_many(pictures, captions[1:] + captions[:1])
     other = [str(a) != str(b) for a, b in zip(captions, captions[1:] + captions[:1], strict=True)]
     assert sum(other) > 140
-    assert not any(v.fulfilled for v, o in zip(verdicts, other, strict=True) if o)
+    assert not any(v.passed for v, o in zip(verdicts, other, strict=True) if o)
     assert all(v.valid for v in verdicts)  # valid judges the picture alone
 
 
@@ -146,8 +146,8 @@ def test_changing_any_one_stated_attribute_turns_the_verdict():
         if value != getattr(caption.items[k], name)
     ]
     assert len(changed) == 2 * (4 + 5 + 1 + 8)
-    assert check(picture, caption).fulfilled
-    assert not any(v.fulfilled for v in check_many([picture] * len(changed), changed))
+    assert check(picture, caption).passed
+    assert not any(v.passed for v in check_many([picture] * len(changed), changed))
 
 
 def test_unsaid_attributes_match_anything_and_order_does_not_matter():
@@ -159,15 +159,15 @@ def test_unsaid_attributes_match_anything_and_order_does_not_matter():
         "a ring and a circle",
         "a small ring and a red circle at the top left",
     ):
-        assert check(picture, text).fulfilled, text
+        assert check(picture, text).passed, text
     for text in ("a ring and a cross", "a ring", "a circle", "a large ring and a circle"):
-        assert not check(picture, text).fulfilled, text
+        assert not check(picture, text).passed, text
 
 
 def test_one_shape_cannot_stand_for_two():
     picture = drawn([parse("a large red circle at the left")], 5)[0]
-    assert check(picture, "a circle").fulfilled
-    assert not check(picture, "a red circle and a circle").fulfilled
+    assert check(picture, "a circle").passed
+    assert not check(picture, "a red circle and a circle").passed
 
 
 def test_the_empty_background_shows_nothing():
@@ -177,14 +177,14 @@ def test_the_empty_background_shows_nothing():
         )
         assert detect(picture) == []
         verdict = check(picture, "a circle")
-        assert verdict.valid and not verdict.fulfilled
+        assert verdict.valid and not verdict.passed
 
 
 def test_an_extra_shape_is_refused():
     two = parse("a large red circle at the left and a small yellow cross at the right")
     picture = drawn([two], 6)[0]
     verdict = check(picture, Caption(two.items[:1]))
-    assert verdict.valid and not verdict.fulfilled
+    assert verdict.valid and not verdict.passed
     assert "yellow cross" in verdict.detail
 
 
@@ -194,7 +194,7 @@ def test_a_broken_shape_is_not_valid():
     picture[34:] = shapes.background(np.random.default_rng(9))[34:].clip(0, 255).astype(np.uint8)
     broken = check(picture, "a green square")
     assert whole.iou > 0.98 and detect(picture)[0].iou < MIN_IOU
-    assert not broken.valid and not broken.fulfilled
+    assert not broken.valid and not broken.passed
 
 
 def test_a_shape_in_no_known_colour_is_not_valid(monkeypatch):
@@ -222,7 +222,7 @@ def test_noise_and_specks_do_not_turn_the_verdict(data):
     rng = np.random.default_rng(11)
     noisy = (pictures + rng.normal(0, 12, pictures.shape)).round().clip(0, 255).astype(np.uint8)
     noisy[:, 1:4, 60:63] = shapes.PALETTE["yellow"]
-    assert all(v.fulfilled for v in check_many(noisy, captions))
+    assert all(v.passed for v in check_many(noisy, captions))
 
 
 def test_a_blurred_picture_still_reads(data):
@@ -230,7 +230,7 @@ def test_a_blurred_picture_still_reads(data):
     for axis in (1, 2):  # binomial, sigma 1
         for _ in range(2):
             pictures = (np.roll(pictures, 1, axis) + 2 * pictures + np.roll(pictures, -1, axis)) / 4
-    assert all(v.fulfilled for v in check_many(pictures.round().astype(np.uint8), captions))
+    assert all(v.passed for v in check_many(pictures.round().astype(np.uint8), captions))
 
 
 def test_pil_pictures_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(data):

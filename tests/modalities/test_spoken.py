@@ -173,14 +173,14 @@ def test_a_steady_vowel_repeats_in_every_frame(voice):
 
 
 def test_spoken_clips_fulfil_their_utterances(data, heard):
-    fulfilled = np.mean([judge(h, u).fulfilled for h, u in zip(heard, data[0], strict=True)])
-    print(f"{fulfilled:.4f} of {len(heard)} spoken clips fulfil their utterances")
-    assert fulfilled >= 0.99
+    passed = np.mean([judge(h, u).passed for h, u in zip(heard, data[0], strict=True)])
+    print(f"{passed:.4f} of {len(heard)} spoken clips fulfil their utterances")
+    assert passed >= 0.99
 
 
 def test_spoken_clips_do_not_fulfil_other_utterances(data, heard):
     verdicts = [judge(h, u) for h, u in zip(heard, data[0][1:] + data[0][:1], strict=True)]
-    assert np.mean([v.fulfilled for v in verdicts]) < 0.02
+    assert np.mean([v.passed for v in verdicts]) < 0.02
     assert all(v.valid for v in verdicts)  # valid judges the clip alone
 
 
@@ -209,10 +209,10 @@ def test_changing_any_one_stated_attribute_turns_the_verdict():
     changed += [replace(utterance, voice=v) for v in ("low", "high")] + [
         replace(utterance, speed=s) for s in ("slow", "fast")
     ]
-    assert check(wave, utterance).fulfilled
+    assert check(wave, utterance).passed
     assert len(changed) == 3 * 21 + 3 + 4
     heard = hear(wave)
-    assert not any(judge(heard, u).fulfilled for u in changed)
+    assert not any(judge(heard, u).passed for u in changed)
 
 
 def test_a_word_replaced_in_the_clip_turns_the_verdict():
@@ -223,17 +223,17 @@ def test_a_word_replaced_in_the_clip_turns_the_verdict():
         wrong = replace(
             utterance, words=(*utterance.words[:k], str(other), *utterance.words[k + 1 :])
         )
-        assert not check(speak(wrong, rng), utterance).fulfilled
+        assert not check(speak(wrong, rng), utterance).passed
 
 
 def test_a_clip_played_backwards_is_not_what_it_says(data):
     utterances, waves = (d[:80] for d in data)
-    fulfilled = [v.fulfilled for v in check_many(waves[:, ::-1], utterances)]
+    passed = [v.passed for v in check_many(waves[:, ::-1], utterances)]
     mirrored = [
         set(u.words) <= {"one", "up", "back"} for u in utterances
     ]  # w-uh-n is nearly n-uh-w, and so with these
-    assert not any(f for f, m in zip(fulfilled, mirrored, strict=True) if not m)
-    assert np.mean(fulfilled) < 0.03
+    assert not any(f for f, m in zip(passed, mirrored, strict=True) if not m)
+    assert np.mean(passed) < 0.03
 
 
 def test_what_is_no_speech_is_not_valid(data):
@@ -252,7 +252,7 @@ def test_what_is_no_speech_is_not_valid(data):
     sounds["shuffled frames"] = rng.permutation(data[1][0].reshape(-1, FRAME // 4)).ravel()
     for name, sound in sounds.items():
         verdict = check(sound, "two")
-        assert not verdict.valid and not verdict.fulfilled, (name, verdict.detail)
+        assert not verdict.valid and not verdict.passed, (name, verdict.detail)
 
 
 def lowpass(wave: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -307,9 +307,9 @@ def test_what_a_codec_may_do_does_not_turn_the_verdict(data, distort: Callable):
     rng = np.random.default_rng(9)
     utterances, waves = (d[50:95] for d in data)
     verdicts = check_many([distort(w, rng) for w in waves], utterances)
-    fulfilled = np.mean([v.fulfilled for v in verdicts])
-    print(f"{fulfilled:.4f} fulfil after {distort.__name__}")
-    assert fulfilled >= 0.95
+    passed = np.mean([v.passed for v in verdicts])
+    print(f"{passed:.4f} fulfil after {distort.__name__}")
+    assert passed >= 0.95
 
 
 def test_tensors_and_texts_are_welcome_and_wrong_sizes_are_not(data):

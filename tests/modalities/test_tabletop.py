@@ -277,13 +277,13 @@ def test_a_detour_on_the_wrong_side_of_the_wall_s_end_collides(data):
 def test_the_checker_says_what_the_rollout_says(data):
     states, tasks = data.states[:90], data.tasks[:90]
     good = check_many(data.actions[:90], states, tasks)
-    assert all(v.fulfilled and v.valid and "m from the goal" in v.detail for v in good)
+    assert all(v.passed and v.valid and "m from the goal" in v.detail for v in good)
     still = check_many(np.zeros((90, HORIZON, 2)), states, [str(t) for t in tasks])
     assert all(
-        v.valid and not v.fulfilled and "expected less than 0.05 m" in v.detail for v in still
+        v.valid and not v.passed and "expected less than 0.05 m" in v.detail for v in still
     )
     mixed = np.where(np.arange(90)[:, None, None] % 2, data.actions[:90], 0)
-    assert [v.fulfilled for v in check_many(mixed, states, tasks)] == [
+    assert [v.passed for v in check_many(mixed, states, tasks)] == [
         bool(i % 2) for i in range(90)
     ]
     assert check(data.actions[1], states[1], tasks[1]) == good[1]
@@ -308,13 +308,13 @@ def test_a_collision_fails_even_if_the_goal_is_reached():
     bump[3], bump[4] = (0.8, 0), (-0.5, 0)  # to the wall, which stops it after 0.05 m, and back
     verdict = check(bump, state, "avoid the wall")
     assert (
-        not verdict.fulfilled
+        not verdict.passed
         and verdict.valid
         and "ends 0.000 m" in verdict.detail
         and "wall in step 4" in verdict.detail
     )
-    assert check(np.zeros((HORIZON, 2)), state, "avoid the wall").fulfilled
-    assert check(clean, AVOID, "avoid the wall").fulfilled
+    assert check(np.zeros((HORIZON, 2)), state, "avoid the wall").passed
+    assert check(clean, AVOID, "avoid the wall").passed
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_collision_fails_even_if_the_goal_is_reached():
 )
 def test_what_is_no_chunk_is_invalid(chunk, why):
     verdict = check(chunk, REACH, "reach")
-    assert not verdict.valid and not verdict.fulfilled
+    assert not verdict.valid and not verdict.passed
     assert why in verdict.detail and "expected floats [16, 2] in [-1, 1]" in verdict.detail
 
 

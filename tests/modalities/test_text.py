@@ -363,7 +363,7 @@ def test_an_answer_in_a_file_is_checked(tmp_path):
     modality = TextModality()
     for text, right in (("1 2 3", True), ("1 3 2", False)):
         modality.save(text, tmp_path / "a.txt", {})
-        assert modality.check(modality.load(tmp_path / "a.txt"), "sort 3 1 2 =").fulfilled == right
+        assert modality.check(modality.load(tmp_path / "a.txt"), "sort 3 1 2 =").passed == right
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(GenError, match="cannot be read"):
         modality.load(tmp_path / "b.txt")
@@ -382,7 +382,7 @@ def test_training_sees_right_answers_of_tasks_that_are_not_held_out(work):
 
     def check(media, tasks):
         return np.mean(
-            [text_tasks.check(t, m).fulfilled for m, t in zip(media, tasks, strict=True)]
+            [text_tasks.check(t, m).passed for m, t in zip(media, tasks, strict=True)]
         )
 
     assert check(texts, tasks) == 1.0 and check(texts, tasks[1:] + tasks[:1]) < 0.05  # control

@@ -33,7 +33,7 @@ def some(n: int, seed: int = 0, ops=None, lengths=None) -> list[Task]:
 
 
 def right(task: Task, words) -> bool:
-    return check(task, " ".join(words)).fulfilled
+    return check(task, " ".join(words)).passed
 
 
 # --- prompts
@@ -147,7 +147,7 @@ def test_every_answer_is_right_and_there_are_as_many_as_counting_says():
         for words in found:
             verdict = check(task, " ".join(words))
             assert (
-                verdict.fulfilled
+                verdict.passed
                 and verdict.valid
                 and not verdict.detail
                 and set(words) <= set(WORDS)
@@ -281,7 +281,7 @@ def test_a_checker_that_takes_any_order_would_be_found_out():
 )
 def test_valid_is_what_could_answer_a_task_of_the_kind(prompt, text, valid):
     verdict = check(parse(prompt), text)
-    assert (verdict.fulfilled, verdict.valid) == (False, valid) and "expected" in verdict.detail
+    assert (verdict.passed, verdict.valid) == (False, valid) and "expected" in verdict.detail
 
 
 def test_the_interpreter_does_not_enumerate(monkeypatch):
@@ -289,6 +289,6 @@ def test_the_interpreter_does_not_enumerate(monkeypatch):
     monkeypatch.setattr(text_tasks, "permutations", lambda items: pytest.fail("enumerated"))
     task = parse("shuffle 0 1 2 3 4 5 6 7")
     assert (
-        check(task, "7 6 5 4 3 2 1 0").fulfilled
+        check(task, "7 6 5 4 3 2 1 0").passed
         and draw_answer(task, np.random.default_rng(0)) != task.items
     )

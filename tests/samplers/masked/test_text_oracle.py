@@ -263,7 +263,7 @@ def test_an_oracle_that_is_wrong_is_caught(monkeypatch, mistake):
         ["shuffle"] * 200,
         range(200),
         lambda sampling: model.target([SHUFFLE] * 200, sampling),
-        lambda tokens: [check(SHUFFLE, model.text(ids)).fulfilled for ids in tokens.tolist()],
+        lambda tokens: [check(SHUFFLE, model.text(ids)).passed for ids in tokens.tolist()],
         {},
     )
     sampler, sampling = resolve_sampler({**LINEAR, "order": "random", "steps": 4})
@@ -308,10 +308,10 @@ def test_the_bench_draws_accuracy_against_calls(puzzles, capsys):
         and {r["param"] for r in report["table"]} == {"steps"}
         and {r["media"] for r in report["table"]} == {40}
     )
-    assert all(r["fulfilled"] == 1 for (case, _), r in rows.items() if case == "copy")
+    assert all(r["passed"] == 1 for (case, _), r in rows.items() if case == "copy")
     assert (
-        rows["shuffle", 1]["fulfilled"] < 0.5
-        and max(r["fulfilled"] for (case, _), r in rows.items() if case == "shuffle") == 1
+        rows["shuffle", 1]["passed"] < 0.5
+        and max(r["passed"] for (case, _), r in rows.items() if case == "shuffle") == 1
     )
     assert math.isclose(
         report["cases"]["shuffle"]["one_step"], parallel.closed_accuracy("shuffle", 4)
