@@ -128,7 +128,7 @@ def _item(files: Files, row: Row, words: dict[str, int]) -> list[Any]:
         row.get("nfe"),
         KINDS.index(v.kind),
         v.source,
-        v.picture if v.picture != v.source else "",
+        v.image if v.image != v.source else "",
         note,
         v.tar,
         " ".join(overrides_of(row)) if "overrides" in row else "",

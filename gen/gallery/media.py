@@ -47,7 +47,7 @@ class View(NamedTuple):
 
     kind: str
     source: str = ""
-    picture: str = ""
+    image: str = ""
     note: str = ""
     tar: str = ""
 
@@ -117,8 +117,8 @@ def _in_tar(files: Files, row: Row) -> View:
         return View("missing", note=f"{row.get('file')} is missing")
     tar, name = quote(row["file"]) if there else "", preview_name(str(row["member"]))
     if name in files.previews:
-        picture = f"{PREVIEW}/{quote(name)}"
-        return View("image", picture, picture, tar=tar)
+        image = f"{PREVIEW}/{quote(name)}"
+        return View("image", image, image, tar=tar)
     if isinstance(row.get("text"), str):
         return View("text", tar, note=_cut(row["text"]), tar=tar)
     return View("file", tar, note=str(row["member"]), tar=tar)
@@ -165,15 +165,15 @@ def preview_of(path: Path, folder: Path, row: Row) -> None:
 def _preview(files: Files, name: str) -> str:
     """The address of the picture that stands for a medium, made if there is none or the medium is
     newer; empty for one that cannot be read here, though the browser may."""
-    picture = preview_name(name)
-    if picture not in files.previews or files.previews[picture] < files.media[name]:
-        if not _draw(files.folder / name, files.folder / PREVIEW / picture):
+    image = preview_name(name)
+    if image not in files.previews or files.previews[image] < files.media[name]:
+        if not _draw(files.folder / name, files.folder / PREVIEW / image):
             return ""
-        files.previews[picture] = files.media[name]
-    return f"{PREVIEW}/{quote(picture)}"
+        files.previews[image] = files.media[name]
+    return f"{PREVIEW}/{quote(image)}"
 
 
-def _draw(path: Path, picture: Path) -> bool:
+def _draw(path: Path, image: Path) -> bool:
     try:
         small = _is_small(path)
         drawn = None if small else DRAW[kind_of(path.name)](path)
@@ -184,21 +184,21 @@ def _draw(path: Path, picture: Path) -> bool:
         ValueError,
         Image.DecompressionBombError,
     ):  # what Pillow says of a broken picture
-        picture.unlink(missing_ok=True)  # of a medium that stood here before
+        image.unlink(missing_ok=True)  # of a medium that stood here before
         return False
     # Not `put`: what a crash of the machine loses here is done without, so nobody waits for the
     # disk at every item.
-    temporary = picture.with_name(
-        f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{picture.name}"
+    temporary = image.with_name(
+        f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{image.name}"
     )
-    with writing(picture):
-        picture.parent.mkdir(exist_ok=True)
+    with writing(image):
+        image.parent.mkdir(exist_ok=True)
         try:
             if drawn is None:
                 shutil.copyfile(path, temporary)
             else:
                 drawn.save(temporary, format="PNG", compress_level=1)
-            os.replace(temporary, picture)
+            os.replace(temporary, image)
         finally:
             temporary.unlink(missing_ok=True)
     return True
@@ -208,19 +208,19 @@ def _is_small(path: Path) -> bool:
     """Whether a medium is a preview already."""
     if path.suffix.lower() != ".png":
         return False
-    with Image.open(path) as picture:
-        return max(picture.size) <= LARGEST
+    with Image.open(path) as image:
+        return max(image.size) <= LARGEST
 
 
 def _thumbnail(path: Path) -> Image.Image:
-    with Image.open(path) as picture:
-        clear = "A" in picture.getbands() or "transparency" in picture.info
-        return _small(picture.convert("RGBA" if clear else "RGB"))
+    with Image.open(path) as image:
+        clear = "A" in image.getbands() or "transparency" in image.info
+        return _small(image.convert("RGBA" if clear else "RGB"))
 
 
-def _small(picture: Image.Image) -> Image.Image:
-    picture.thumbnail((LARGEST, LARGEST))
-    return picture
+def _small(image: Image.Image) -> Image.Image:
+    image.thumbnail((LARGEST, LARGEST))
+    return image
 
 
 DRAW = {

@@ -276,14 +276,14 @@ def media(files: Files, row: Row) -> str:
             )
         info = escape(" · ".join(facts))
         return (
-            f'<a class="pic" href="{v.source}" data-info="{info}"><img src="{v.picture}"'
-            f' alt="{prompt}" loading="lazy" {_size(files, v.picture)}></a>'
+            f'<a class="pic" href="{v.source}" data-info="{info}"><img src="{v.image}"'
+            f' alt="{prompt}" loading="lazy" {_size(files, v.image)}></a>'
         )
     if v.kind == "audio":
         seen = (
-            f'<img src="{v.picture}" alt="spectrogram" loading="lazy" width="{WIDTH}"'
+            f'<img src="{v.image}" alt="spectrogram" loading="lazy" width="{WIDTH}"'
             f' height="{HEIGHT}">'
-            if v.picture
+            if v.image
             else ""
         )
         player = (
@@ -292,7 +292,7 @@ def media(files: Files, row: Row) -> str:
         )
         return f'<div class="sound"><div class="spectrum">{seen}</div>{player}</div>'
     if v.kind == "video":
-        still = f' poster="{v.picture}" {_size(files, v.picture)}' if v.picture else ""
+        still = f' poster="{v.image}" {_size(files, v.image)}' if v.image else ""
         return (
             '<div class="clip"><video controls loop muted playsinline preload="metadata"'
             f' loading="lazy" src="{v.source}" aria-label="{prompt}"{still}></video></div>'
@@ -304,8 +304,8 @@ def media(files: Files, row: Row) -> str:
 def _size(files: Files, address: str) -> str:
     """Width and height, so that the page does not jump as pictures load."""
     try:
-        with Image.open(files.folder / unquote(address)) as picture:  # reads the header alone
-            width, height = picture.size
+        with Image.open(files.folder / unquote(address)) as image:  # reads the header alone
+            width, height = image.size
     except OSError:
         return 'class="broken"'
     return f'width="{width}" height="{height}"' + (

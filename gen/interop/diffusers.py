@@ -342,11 +342,11 @@ def _filled(tokens: Tensor, known: Tensor, space: TokenSpace, in_order: bool) ->
     return tokens
 
 
-def _pictures(pictures: Sequence[Image.Image], output_type: str) -> Any:
+def _pictures(images: Sequence[Image.Image], output_type: str) -> Any:
     """Pillow's, float32 [N, h, w, 3] in [0, 1], or a tensor [N, 3, h, w]."""
     if output_type == "pil":
-        return list(pictures)
-    array = np.stack([np.asarray(p.convert("RGB"), np.float32) / 255 for p in pictures])
+        return list(images)
+    array = np.stack([np.asarray(p.convert("RGB"), np.float32) / 255 for p in images])
     return array if output_type == "np" else torch.from_numpy(array).permute(0, 3, 1, 2)
 
 

@@ -26,7 +26,7 @@ COUNT = "NUMBER_OF_FRAMES"  # the tag by which a Matroska file says how many fra
 BT709 = 1  # the number of these primaries, this curve and this matrix in every video standard
 SOUND = (b"data", b"SSND")  # the parts that hold the medium: of WAV and AIFF,
 MOVING = (b"mdat", b"moov", b"moof", b"LIST", b"\x18\x53\x80\x67")  # of MP4, AVI and Matroska
-PICTURES = (
+IMAGES = (
     "image2",
     "tty",
 )  # formats that FFmpeg takes for videos, beside those that end in "_pipe"
@@ -265,7 +265,7 @@ def _stream(av: ModuleType, container: Any, path: Path) -> Any:
     """The moving picture of a container. Raises ``GenError`` if it has none; a still picture or a
     cover is none."""
     name = container.format.name
-    if name in PICTURES or name.endswith("_pipe"):
+    if name in IMAGES or name.endswith("_pipe"):
         raise GenError(
             f"video {path} is a picture ({name.removesuffix('_pipe')}); expected a video file such"
             " as MP4"

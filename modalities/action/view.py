@@ -65,8 +65,8 @@ def _draw(states: np.ndarray, side: int, struck: bool) -> np.ndarray:
             f"the state has the shape {list(states.shape[1:])}; expected {STATES} finite numbers"
         )
     now, scale = states[-1], side * _FINE
-    picture = Image.new("RGB", (scale, scale), TABLE)
-    pen = _Pen(ImageDraw.Draw(picture), scale)
+    image = Image.new("RGB", (scale, scale), TABLE)
+    pen = _Pen(ImageDraw.Draw(image), scale)
     if side > CAMERA:
         for v in np.arange(1, 10) / 10:
             pen.line([(v, 0), (v, 1)], 0.003, GRID)
@@ -92,7 +92,7 @@ def _draw(states: np.ndarray, side: int, struck: bool) -> np.ndarray:
             pen.ring(now[GOAL], SUCCESS_RADIUS, GOAL_RING)  # the block would hide it
     pen.disc(now[GRIPPER], GRIPPER_RADIUS, HAND_RING)
     pen.disc(now[GRIPPER], GRIPPER_RADIUS - 0.008, HAND_FILL)
-    return np.asarray(picture.resize((side, side), Image.Resampling.BOX))
+    return np.asarray(image.resize((side, side), Image.Resampling.BOX))
 
 
 class _Pen:

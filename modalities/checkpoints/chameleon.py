@@ -39,7 +39,7 @@ from gen.core.token_space import TokenSpace
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.conditioning import Vocabulary
 from gen.models.load.weights import Weights
-from gen.models.published.chameleon import PICTURES, ChameleonLM, language_model, model_weights
+from gen.models.published.chameleon import IMAGES, ChameleonLM, language_model, model_weights
 from gen.tokenizers.image.chameleon_vq import Below, ChameleonVQ
 from gen.tokenizers.image.vq import VQ
 
@@ -307,7 +307,7 @@ def _tokenizer(files: CheckpointFiles):
 def _frontend(
     files: CheckpointFiles, vq: str | Path | None, variant: Variant, weights: Weights, how: LoadOptions
 ) -> TokenFrontend:
-    own = Below(weights, PICTURES)
+    own = Below(weights, IMAGES)
     dtype = torch.promote_types(how.dtype, torch.float32)
     where = files.folder if vq is None else Path(vq).expanduser()
     if vq is not None and not where.exists():

@@ -257,7 +257,7 @@ def background(rng: np.random.Generator) -> np.ndarray:
 
 def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
     """A picture that fulfils a caption whose attributes are all said: uint8 [64, 64, 3]."""
-    picture = background(rng)
+    image = background(rng)
     for item in caption.items:
         row, col = divmod(POSITIONS.index(item.place), 3)
         cx, cy = (
@@ -267,5 +267,5 @@ def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
         alpha = coverage(item.shape, rng.uniform(*RADII[item.size]), cx, cy)[..., None]
         colour = np.array(PALETTE[item.colour]) + rng.uniform(-10, 10, 3)
         shade = 1 - 0.12 * (_Y[..., None] - cy) / 14  # lit from above
-        picture = picture * (1 - alpha) + np.clip(colour * shade, 0, 255) * alpha
-    return np.clip(picture.round(), 0, 255).astype(np.uint8)
+        image = image * (1 - alpha) + np.clip(colour * shade, 0, 255) * alpha
+    return np.clip(image.round(), 0, 255).astype(np.uint8)

@@ -61,30 +61,30 @@ class Found:
         return Item(self.shape, self.colour, self.size, self.place)
 
 
-def check(picture: object, caption: Caption | str) -> Verdict:
+def check(image: object, caption: Caption | str) -> Verdict:
     """Whether one picture (uint8 [64, 64, 3] or a PIL image) fulfils a caption."""
-    return check_many([picture], [caption])[0]
+    return check_many([image], [caption])[0]
 
 
 def check_many(
-    pictures: Sequence[object] | np.ndarray, captions: Sequence[Caption | str]
+    images: Sequence[object] | np.ndarray, captions: Sequence[Caption | str]
 ) -> list[Verdict]:
     """One verdict per picture. Unsaid attributes match anything; further shapes never do."""
-    if len(pictures) != len(captions):
+    if len(images) != len(captions):
         raise ValueError(
-            f"{len(pictures)} pictures but {len(captions)} captions; expected one caption per"
+            f"{len(images)} pictures but {len(captions)} captions; expected one caption per"
             " picture"
         )
     wanted = [shapes.parse(c) if isinstance(c, str) else c for c in captions]
     return [
-        _judge(found, stray, c) for (found, stray), c in zip(_read(pictures), wanted, strict=True)
+        _judge(found, stray, c) for (found, stray), c in zip(_read(images), wanted, strict=True)
     ]
 
 
-def detect(picture: object) -> list[Found]:
+def detect(image: object) -> list[Found]:
     """Every coloured region of a picture, whether or not it is a clean shape (see ``iou``), in
     palette order."""
-    return _read([picture])[0][0]
+    return _read([image])[0][0]
 
 
 def _judge(found: list[Found], stray: int, caption: Caption) -> Verdict:
@@ -123,11 +123,11 @@ def _agrees(said: Item, found: Found) -> bool:
 # --- Reading a picture
 
 
-def _read(pictures: Sequence[object] | np.ndarray) -> list[tuple[list[Found], int]]:
+def _read(images: Sequence[object] | np.ndarray) -> list[tuple[list[Found], int]]:
     """Per picture: the regions found and the number of stray pixels."""
     regions, strays = [], []
-    for index, picture in enumerate(pictures):
-        masks, stray = _segment(_pixels(picture))
+    for index, image in enumerate(images):
+        masks, stray = _segment(_pixels(image))
         regions += [(index, colour, mask) for colour, mask in masks.items()]
         strays.append(stray)
     out: list[tuple[list[Found], int]] = [([], s) for s in strays]
@@ -140,8 +140,8 @@ def _read(pictures: Sequence[object] | np.ndarray) -> list[tuple[list[Found], in
     return out
 
 
-def _pixels(picture: object) -> np.ndarray:
-    a = np.asarray(picture.convert("RGB") if hasattr(picture, "convert") else picture)
+def _pixels(image: object) -> np.ndarray:
+    a = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
     n = shapes.IMAGE_SIZE
     if a.shape != (n, n, 3) or a.dtype != np.uint8:
         raise ValueError(f"the picture is {a.dtype} {list(a.shape)}; expected uint8 [{n}, {n}, 3]")

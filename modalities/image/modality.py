@@ -131,8 +131,8 @@ class ImageModality(Modality):
 
     def load(self, path: Path) -> Image.Image:
         try:
-            with Image.open(path) as picture:
-                return picture.convert("RGB")
+            with Image.open(path) as image:
+                return image.convert("RGB")
         except (UnidentifiedImageError, OSError, SyntaxError) as error:
             raise GenError(f"picture {path} cannot be read: {error}") from None
 
@@ -148,7 +148,7 @@ class ImageModality(Modality):
     def edit(self, source, where, frontend, space):
         """``where``: white (above half) is regenerated; a cell (4x4 pixels of codes, 8x8 of
         latents) is, if any of its pixels is. Other cells keep their pixels."""
-        picture = self.load(Path(source)) if self.is_path(source) else as_picture(source)
+        image = self.load(Path(source)) if self.is_path(source) else as_picture(source)
         side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
         marks = (
             np.asarray(
@@ -156,7 +156,7 @@ class ImageModality(Modality):
             )
             > 127
         )
-        pixels = np.asarray(picture.convert("RGB"))
+        pixels = np.asarray(image.convert("RGB"))
         if pixels.shape[:2] != side or marks.shape != side:
             raise GenError(
                 f"picture and mask are {pixels.shape[:2]} and {marks.shape}; expected both {side}"

@@ -133,10 +133,10 @@ def mean(values: list) -> float | None:
     return statistics.mean(values) if values else None
 
 
-def frontend_figures(frontend, pictures: int) -> dict:
+def frontend_figures(frontend, images: int) -> dict:
     """The checker on real pictures and on their reconstructions, and the PSNR of the
     reconstructions in dB."""
-    captions = shapes.captions(pictures, seed=77, held=True)
+    captions = shapes.captions(images, seed=77, held=True)
     rng = np.random.default_rng(5)
     real = np.stack([shapes.draw(c, rng) for c in captions])
     x = torch.stack([frontend.preprocess(p) for p in real])

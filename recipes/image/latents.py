@@ -28,7 +28,7 @@ from gen.recipes.common.grid_models import tidy
 from gen.recipes.common.stages import run
 from gen.recipes.common.train import fit
 from gen.recipes.image.latents_evaluation import evaluate
-from gen.recipes.image.recipe import drawn, drop_words, pictures
+from gen.recipes.image.recipe import drawn, drop_words, images
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Plan:
 
     kl_steps: int = 1000
     kl_batch: int = 16
-    pictures: int = 72_000
+    images: int = 72_000
     steps: int = 3000
     cooldown: tuple[int, int] | None = (1250, 1750)
     mar_cooldown: tuple[int, int] | None = (1500, 2000)
@@ -55,7 +55,7 @@ class Plan:
 QUICK = Plan(
     kl_steps=4,
     kl_batch=4,
-    pictures=96,
+    images=96,
     steps=4,
     cooldown=(3, 4),
     mar_cooldown=None,
@@ -110,7 +110,7 @@ def train_kl(work: Path, plan: Plan, log=print) -> None:
 
     average = fit(
         model,
-        pictures(plan.kl_batch, seed=1),
+        images(plan.kl_batch, seed=1),
         loss_fn,
         steps=plan.kl_steps,
         lr=2e-3,
@@ -125,7 +125,7 @@ def train_kl(work: Path, plan: Plan, log=print) -> None:
         z = torch.cat(
             [
                 model.encode(x).latent_dist.mean
-                for x, _ in zip(pictures(32, seed=2), range(8), strict=False)
+                for x, _ in zip(images(32, seed=2), range(8), strict=False)
             ]
         )
     model.register_to_config(scaling_factor=float(1 / z.std()), patch_size=PATCH)
@@ -138,13 +138,13 @@ def make_latents(work: Path, plan: Plan, log=print) -> None:
     from gen.tokenizers.image.kl import KL
 
     kl, found, slots = KL.from_pretrained(work / "kl" / "model"), [], []
-    for start, (x, said) in zip(range(0, plan.pictures, 32), drawn(32, seed=2), strict=False):
+    for start, (x, said) in zip(range(0, plan.images, 32), drawn(32, seed=2), strict=False):
         with torch.autocast("cpu", torch.bfloat16):
             z = kl.encode(x)
         found.append(z.flatten(2).transpose(1, 2).half())
         slots.append(said)
         if start // 32 % 250 == 0:
-            log(f"{start}/{plan.pictures} pictures")
+            log(f"{start}/{plan.images} pictures")
     torch.save({"latents": torch.cat(found), "slots": torch.cat(slots)}, work / "latents.pt")
 
 

@@ -41,7 +41,7 @@ class Plan:
 
     vq_steps: int = 1000
     vq_batch: int = 16
-    pictures: int = 72_000
+    images: int = 72_000
     causal: Run = Run(3600, 160, 5, seed=5, keep_average_at=800, cooldown=(2000, 2500))
     masked: Run = Run(
         3000, 160, 5, causal=False, start="causal/average.pt", seed=4, cooldown=(1250, 1900)
@@ -54,7 +54,7 @@ _TINY = dict(width=32, layers=1, batch=8)
 QUICK = Plan(
     vq_steps=6,
     vq_batch=4,
-    pictures=96,
+    images=96,
     causal=Run(4, seed=5, keep_average_at=2, cooldown=(3, 4), **_TINY),
     masked=Run(4, causal=False, start="causal/average.pt", seed=4, cooldown=(3, 4), **_TINY),
     draft=Run(4, seed=6, **_TINY),
@@ -85,7 +85,7 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, torch.tensor([c.slots() for c in captions], dtype=torch.uint8)
 
 
-def pictures(batch: int, seed: int) -> Iterator[Tensor]:
+def images(batch: int, seed: int) -> Iterator[Tensor]:
     """Those of ``drawn`` without their captions."""
     return (x for x, _ in drawn(batch, seed))
 
@@ -131,7 +131,7 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
 
     average = fit(
         model,
-        pictures(plan.vq_batch, seed=1),
+        images(plan.vq_batch, seed=1),
         loss_fn,
         steps=plan.vq_steps,
         lr=2e-3,
@@ -152,14 +152,14 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
 
     model = VQModel.from_pretrained(work / "vq" / "model").eval()
     chunk, codes, slots = 32, [], []
-    for start, (x, said) in zip(range(0, plan.pictures, chunk), drawn(chunk, seed=2), strict=False):
+    for start, (x, said) in zip(range(0, plan.images, chunk), drawn(chunk, seed=2), strict=False):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             latents = model.encode(x).latents.float()
         with torch.no_grad():
             codes.append(model.quantize(latents)[2][2].view(len(x), -1).to(torch.int16))
         slots.append(said)
         if start // chunk % 250 == 0:
-            log(f"{start}/{plan.pictures} pictures")
+            log(f"{start}/{plan.images} pictures")
     torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
 
 

@@ -260,28 +260,28 @@ def test_pictures_are_those_of_diffusers_pipeline_for_the_same_codes(folder, pip
         generator=torch.Generator().manual_seed(0),
         output_type="latent",
     ).images
-    picture = theirs(
+    image = theirs(
         PROMPTS[0], num_inference_steps=3, generator=torch.Generator().manual_seed(0)
     ).images[0]
     _, binding, frontend = pipe.bound(str(folder))
     ours = pipe.decode(latents.flatten(), binding.space, frontend)
     assert (
         ours.size
-        == picture.size
+        == image.size
         == pipe(PROMPTS[0], sampler={"name": "amused", "steps": 3}).media[0].size
     )
-    assert np.abs(np.asarray(ours).astype(int) - np.asarray(picture)).max() <= 1
+    assert np.abs(np.asarray(ours).astype(int) - np.asarray(image)).max() <= 1
     from gen.tokenizers.image.vq import VQ
 
     signed = VQ(frontend.model).postprocess(
         frontend.decode(latents[None])[0]
     )  # control: pixels taken for [-1, 1]
-    assert np.abs(np.asarray(signed).astype(int) - np.asarray(picture)).max() > 10
-    x = frontend.preprocess(picture)
+    assert np.abs(np.asarray(signed).astype(int) - np.asarray(image)).max() > 10
+    x = frontend.preprocess(image)
     assert (
         float(x.min()) >= 0
         and float(x.max()) <= 1
-        and np.array_equal(frontend.postprocess(x), picture)
+        and np.array_equal(frontend.postprocess(x), image)
     )
 
 

@@ -387,11 +387,11 @@ def test_an_item_is_the_same_alone_and_in_a_batch(pipe):
 
 
 def test_a_part_of_a_picture_is_made_anew_and_the_rest_is_kept(pipe):
-    picture = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     mask = np.zeros((16, 16), dtype=bool)
     mask[4:8, 8:16] = True
-    made = np.asarray(pipe("5", sampler="mar", source=picture, mask=mask).media[0])
-    assert (made[~mask] == picture[~mask]).all() and (made[mask] != picture[mask]).any()
+    made = np.asarray(pipe("5", sampler="mar", source=image, mask=mask).media[0])
+    assert (made[~mask] == image[~mask]).all() and (made[mask] != image[mask]).any()
 
 
 def test_the_averaged_weights_are_taken_unless_the_others_are_asked_for(folder, pipe, weights):

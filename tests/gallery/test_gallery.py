@@ -169,11 +169,11 @@ def test_every_ok_item_is_referenced_by_a_relative_quoted_path(folder):
 
 
 def test_pictures_keep_their_size_and_small_ones_their_pixels(folder):
-    (picture,) = page(folder).all("img", src="000001.png")
-    assert (picture["width"], picture["height"], picture["class"]) == ("64", "48", "px")
+    (image,) = page(folder).all("img", src="000001.png")
+    assert (image["width"], image["height"], image["class"]) == ("64", "48", "px")
     Image.new("RGB", (512, 512)).save(folder / "000001.png")
-    (picture,) = page(folder).all("img", src="000001.png")
-    assert picture["width"] == "512" and "class" not in picture
+    (image,) = page(folder).all("img", src="000001.png")
+    assert image["width"] == "512" and "class" not in image
 
 
 def test_prompts_names_and_errors_are_inert(folder):
@@ -485,18 +485,18 @@ def test_sounds_and_clips_have_players_and_a_picture_where_they_can_be_read(mixe
 
 
 def test_a_preview_is_made_again_only_when_its_medium_is_newer(mixed):
-    picture, sound = mixed / "preview/1 #.png", mixed / "1 #.wav"
+    image, sound = mixed / "preview/1 #.png", mixed / "1 #.wav"
     write_gallery(mixed)
-    first, made = picture.read_bytes(), picture.stat().st_mtime_ns
+    first, made = image.read_bytes(), image.stat().st_mtime_ns
     write_gallery(mixed)
-    assert picture.stat().st_mtime_ns == made
+    assert image.stat().st_mtime_ns == made
     write_wav(sound, np.sin(np.arange(8000) / 3), 8000)
     os.utime(sound, ns=(made + 1, made + 1))
     write_gallery(mixed)
-    assert picture.read_bytes() != first
+    assert image.read_bytes() != first
     sound.write_bytes(b"")
     os.utime(sound, ns=(2 * made, 2 * made))
-    assert "preview/1" not in write_gallery(mixed).read_text() and not picture.exists()
+    assert "preview/1" not in write_gallery(mixed).read_text() and not image.exists()
 
 
 def test_what_a_killed_process_left_goes_when_nobody_can_be_at_work(mixed):

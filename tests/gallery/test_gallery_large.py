@@ -158,11 +158,11 @@ def test_the_first_page_of_2000_items_shows_100_lazily_and_in_peace(large):
     folder, _rows = large
     seen = Seen(folder / "index.html")
     assert seen.faults() == [] and seen.items == list(range(100))
-    pictures = Images("".join(seen.tiles)).found
-    assert len(pictures) == 98 and all(
-        p["loading"] == "lazy" for p in pictures
+    images = Images("".join(seen.tiles)).found
+    assert len(images) == 98 and all(
+        p["loading"] == "lazy" for p in images
     )  # two of the first hundred failed
-    assert all((folder / unquote(p["src"])).is_file() for p in pictures)
+    assert all((folder / unquote(p["src"])).is_file() for p in images)
     assert (
         "window=3 sampling.top_k=5" in seen.tiles[0]
         and "2,000 items" in seen.dom

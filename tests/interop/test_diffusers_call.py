@@ -212,20 +212,20 @@ def test_pictures_come_as_diffusers_names_them(image):
         for t in ("pil", "np", "pt", "latent")
     }
     assert all(type(c) is ImagePipelineOutput for c in calls.values())
-    pictures = calls["pil"].images
-    assert all(isinstance(p, Image.Image) for p in pictures)
+    images = calls["pil"].images
+    assert all(isinstance(p, Image.Image) for p in images)
     array, tensor = calls["np"].images, calls["pt"].images
     assert (
         array.shape == (2, 64, 64, 3)
         and array.dtype == np.float32
-        and same((array * 255).round().astype(np.uint8), pictures)
+        and same((array * 255).round().astype(np.uint8), images)
     )
     assert tensor.shape == (2, 3, 64, 64) and torch.equal(
         tensor.permute(0, 2, 3, 1), torch.from_numpy(array)
     )
     assert calls["latent"].images.shape == (2, 256)
     found = image(CIRCLE, generator=seeded(), return_dict=False, **QUICK)
-    assert isinstance(found, tuple) and len(found) == 1 and same(found[0], pictures[:1])
+    assert isinstance(found, tuple) and len(found) == 1 and same(found[0], images[:1])
 
 
 def test_other_media_come_as_diffusers_names_them():
@@ -237,7 +237,7 @@ def test_other_media_come_as_diffusers_names_them():
         "a red square moves right", generator=seeded(), num_videos_per_prompt=2, **steps
     ).frames
     tensor = clip("a red square moves right", generator=seeded(), output_type="pt", **steps).frames
-    pictures = clip(
+    images = clip(
         "a red square moves right", generator=seeded(), output_type="pil", **steps
     ).frames
     assert (
@@ -247,7 +247,7 @@ def test_other_media_come_as_diffusers_names_them():
     )
     assert (
         torch.equal(tensor[0].permute(0, 2, 3, 1), torch.from_numpy(array[0]))
-        and len(pictures[0]) == array.shape[1]
+        and len(images[0]) == array.shape[1]
     )
     sound = diffusers_pipeline(gen.load("speech"))(
         "three seven", generator=seeded(), num_waveforms_per_prompt=2, **steps

@@ -190,12 +190,12 @@ def test_the_medium_of_stored_tokens_is_the_sampled_one(case, tmp_path):
 
 
 def test_edits_are_laid_over_their_source_again(tmp_path):
-    pictures, texts = gen.load("image"), gen.load("text")
+    images, texts = gen.load("image"), gen.load("text")
     source, mask = np.full((64, 64, 3), 90, np.uint8), np.zeros((64, 64), bool)
     mask[:, 32:] = True
     for name, medium in (("source.png", source), ("mask.png", mask)):
-        pictures.modality.save(medium, tmp_path / name, {})
-    out = pictures(
+        images.modality.save(medium, tmp_path / name, {})
+    out = images(
         PICTURE, FAST, source=str(tmp_path / "source.png"), mask=str(tmp_path / "mask.png")
     )
     first, second = again(out, tmp_path)

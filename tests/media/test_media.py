@@ -320,8 +320,8 @@ def test_a_spectrogram_shows_what_sounds_when():
 @pytest.mark.parametrize("n", [1, 2, 100, 5000, 200_000])
 def test_any_wave_has_a_spectrogram(n):
     for w in (np.zeros(n), wave(n), wave(n, 2)):
-        picture = spectrogram_png(w, 8000)
-        assert picture.size == (WIDTH, HEIGHT) and picture.mode == "RGB"
+        image = spectrogram_png(w, 8000)
+        assert image.size == (WIDTH, HEIGHT) and image.mode == "RGB"
     assert np.asarray(spectrogram_png(np.zeros(n), 8000)).max() == ramp()[0].max()
     assert spectrogram_png(wave(n), 8000).tobytes() == spectrogram_png(wave(n), 8000).tobytes()
 

@@ -111,13 +111,13 @@ def test_the_same_seed_draws_the_same_picture_and_another_seed_another_one():
 
 
 def test_drawn_pictures_fulfil_their_captions(data):
-    captions, pictures = data
-    assert all(v.passed and v.valid for v in check_many(pictures, captions))
+    captions, images = data
+    assert all(v.passed and v.valid for v in check_many(images, captions))
 
 
 def test_drawn_pictures_do_not_fulfil_other_captions(data):
-    captions, pictures = data
-    verdicts = check_many(pictures, captions[1:] + captions[:1])
+    captions, images = data
+    verdicts = check_many(images, captions[1:] + captions[:1])
     other = [str(a) != str(b) for a, b in zip(captions, captions[1:] + captions[:1], strict=True)]
     assert sum(other) > 140
     assert not any(v.passed for v, o in zip(verdicts, other, strict=True) if o)
@@ -126,7 +126,7 @@ def test_drawn_pictures_do_not_fulfil_other_captions(data):
 
 def test_changing_any_one_stated_attribute_turns_the_verdict():
     caption = parse("a large red circle at the top left and a small blue ring at the bottom right")
-    picture = drawn([caption], 3)[0]
+    image = drawn([caption], 3)[0]
     options = {
         "shape": shapes.SHAPES,
         "colour": shapes.COLOURS,
@@ -146,12 +146,12 @@ def test_changing_any_one_stated_attribute_turns_the_verdict():
         if value != getattr(caption.items[k], name)
     ]
     assert len(changed) == 2 * (4 + 5 + 1 + 8)
-    assert check(picture, caption).passed
-    assert not any(v.passed for v in check_many([picture] * len(changed), changed))
+    assert check(image, caption).passed
+    assert not any(v.passed for v in check_many([image] * len(changed), changed))
 
 
 def test_unsaid_attributes_match_anything_and_order_does_not_matter():
-    picture = drawn(
+    image = drawn(
         [parse("a large red circle at the top left and a small blue ring at the bottom right")], 4
     )[0]
     for text in (
@@ -159,49 +159,49 @@ def test_unsaid_attributes_match_anything_and_order_does_not_matter():
         "a ring and a circle",
         "a small ring and a red circle at the top left",
     ):
-        assert check(picture, text).passed, text
+        assert check(image, text).passed, text
     for text in ("a ring and a cross", "a ring", "a circle", "a large ring and a circle"):
-        assert not check(picture, text).passed, text
+        assert not check(image, text).passed, text
 
 
 def test_one_shape_cannot_stand_for_two():
-    picture = drawn([parse("a large red circle at the left")], 5)[0]
-    assert check(picture, "a circle").passed
-    assert not check(picture, "a red circle and a circle").passed
+    image = drawn([parse("a large red circle at the left")], 5)[0]
+    assert check(image, "a circle").passed
+    assert not check(image, "a red circle and a circle").passed
 
 
 def test_the_empty_background_shows_nothing():
     for seed in range(12):
-        picture = (
+        image = (
             shapes.background(np.random.default_rng(seed)).round().clip(0, 255).astype(np.uint8)
         )
-        assert detect(picture) == []
-        verdict = check(picture, "a circle")
+        assert detect(image) == []
+        verdict = check(image, "a circle")
         assert verdict.valid and not verdict.passed
 
 
 def test_an_extra_shape_is_refused():
     two = parse("a large red circle at the left and a small yellow cross at the right")
-    picture = drawn([two], 6)[0]
-    verdict = check(picture, Caption(two.items[:1]))
+    image = drawn([two], 6)[0]
+    verdict = check(image, Caption(two.items[:1]))
     assert verdict.valid and not verdict.passed
     assert "yellow cross" in verdict.detail
 
 
 def test_a_broken_shape_is_not_valid():
-    picture = drawn([parse("a large green square in the centre")], 8)[0]
-    whole = detect(picture)[0]
-    picture[34:] = shapes.background(np.random.default_rng(9))[34:].clip(0, 255).astype(np.uint8)
-    broken = check(picture, "a green square")
-    assert whole.iou > 0.98 and detect(picture)[0].iou < MIN_IOU
+    image = drawn([parse("a large green square in the centre")], 8)[0]
+    whole = detect(image)[0]
+    image[34:] = shapes.background(np.random.default_rng(9))[34:].clip(0, 255).astype(np.uint8)
+    broken = check(image, "a green square")
+    assert whole.iou > 0.98 and detect(image)[0].iou < MIN_IOU
     assert not broken.valid and not broken.passed
 
 
 def test_a_shape_in_no_known_colour_is_not_valid(monkeypatch):
     monkeypatch.setitem(shapes.PALETTE, "red", (60, 200, 210))
-    picture = drawn([parse("a large red circle in the centre")], 10)[0]
+    image = drawn([parse("a large red circle in the centre")], 10)[0]
     monkeypatch.undo()
-    assert not check(picture, "a large red circle in the centre").valid
+    assert not check(image, "a large red circle in the centre").valid
 
 
 def test_radius_and_centre_are_read_to_a_quarter_of_a_pixel():
@@ -209,39 +209,39 @@ def test_radius_and_centre_are_read_to_a_quarter_of_a_pixel():
     for k, shape in enumerate(shapes.SHAPES):
         radius, x, y = 7.3 + k * 0.2, 20.3 + 5 * k, 44.6 - 5 * k
         alpha = shapes.coverage(shape, radius, x, y)[..., None]
-        picture = (
+        image = (
             (flat * (1 - alpha) + np.array(shapes.PALETTE["blue"]) * alpha).round().astype(np.uint8)
         )
-        (found,) = detect(picture)
+        (found,) = detect(image)
         assert found.item.shape == shape
         assert np.allclose((found.radius, *found.centre), (radius, x, y), atol=0.25)
 
 
 def test_noise_and_specks_do_not_turn_the_verdict(data):
-    captions, pictures = (d[:60] for d in data)
+    captions, images = (d[:60] for d in data)
     rng = np.random.default_rng(11)
-    noisy = (pictures + rng.normal(0, 12, pictures.shape)).round().clip(0, 255).astype(np.uint8)
+    noisy = (images + rng.normal(0, 12, images.shape)).round().clip(0, 255).astype(np.uint8)
     noisy[:, 1:4, 60:63] = shapes.PALETTE["yellow"]
     assert all(v.passed for v in check_many(noisy, captions))
 
 
 def test_a_blurred_picture_still_reads(data):
-    captions, pictures = data[0][:60], data[1][:60].astype(np.float32)
+    captions, images = data[0][:60], data[1][:60].astype(np.float32)
     for axis in (1, 2):  # binomial, sigma 1
         for _ in range(2):
-            pictures = (np.roll(pictures, 1, axis) + 2 * pictures + np.roll(pictures, -1, axis)) / 4
-    assert all(v.passed for v in check_many(pictures.round().astype(np.uint8), captions))
+            images = (np.roll(images, 1, axis) + 2 * images + np.roll(images, -1, axis)) / 4
+    assert all(v.passed for v in check_many(images.round().astype(np.uint8), captions))
 
 
 def test_pil_pictures_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(data):
     from PIL import Image
 
-    captions, pictures = data
-    assert check(Image.fromarray(pictures[0]), str(captions[0])) == check(pictures[0], captions[0])
+    captions, images = data
+    assert check(Image.fromarray(images[0]), str(captions[0])) == check(images[0], captions[0])
     with pytest.raises(ValueError, match=r"expected uint8 \[64, 64, 3\]"):
         check(np.zeros((32, 32, 3), np.uint8), "a circle")
     with pytest.raises(ValueError, match="one caption per picture"):
-        check_many(pictures[:2], captions[:1])
+        check_many(images[:2], captions[:1])
     assert isinstance(captions[0].items[0], Item)
 
 

@@ -151,15 +151,15 @@ def test_the_callback_sees_every_forward_call(pipes):
 
 def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
     pipe = pipes["masked"]
-    picture = pipe("a large red circle at the top left", "halton").media[0]
+    image = pipe("a large red circle at the top left", "halton").media[0]
     mask = np.zeros((64, 64), dtype=bool)
     mask[40:52, 8:20] = True
-    out = pipe("a small blue ring", "maskgit", source=picture, mask=mask, num_samples=2)
-    before = np.asarray(picture)
+    out = pipe("a small blue ring", "maskgit", source=image, mask=mask, num_samples=2)
+    before = np.asarray(image)
     for media in out.media:
         after = np.asarray(media)
         assert np.array_equal(after[~mask], before[~mask])
-    codes = pipe.frontend().encode(pipe.frontend().preprocess(picture)[None]).flatten()
+    codes = pipe.frontend().encode(pipe.frontend().preprocess(image)[None]).flatten()
     cells = mask.reshape(16, 4, 16, 4).any((1, 3)).flatten()
     assert torch.equal(out.tokens[0][~cells], codes[~cells])
     assert out.stats[0].tokens == cells.sum() == 9

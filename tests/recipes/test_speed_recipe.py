@@ -32,8 +32,8 @@ def test_every_model_batch_and_sampler_is_a_row_and_a_picture(tmp_path, capsys):
             and 0 <= row["outside_forward"] < 1
         )
     assert (tmp_path / "speed.md").read_text().strip() in capsys.readouterr().out
-    pictures = sorted(tmp_path.glob("profile-*.svg"))
-    assert len(pictures) == len(found) and all(len(xml.parse(p).getroot()) > 10 for p in pictures)
+    images = sorted(tmp_path.glob("profile-*.svg"))
+    assert len(images) == len(found) and all(len(xml.parse(p).getroot()) > 10 for p in images)
 
 
 def test_the_calls_made_again_without_the_loop_are_those_of_the_loop():

@@ -43,7 +43,7 @@ def frontends(files):
     }
 
 
-def pictures(count: int = 3, h: int = 16, w: int = 24) -> torch.Tensor:
+def images(count: int = 3, h: int = 16, w: int = 24) -> torch.Tensor:
     return (
         torch.rand(count, 3, h, w, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
         * 2
@@ -75,7 +75,7 @@ def test_decoding_is_that_of_diffusers_with_the_same_weights(name, models, front
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
 def test_encoding_is_that_of_diffusers_with_the_same_weights(name, models, frontends):
-    x = pictures()
+    x = images()
     want = models[name].quantize(models[name].encode(x).latents)[2][2].view(3, 1, 8, 12)
     assert torch.equal(frontends[name].encode(x), want)
     assert not torch.equal(frontends[name].encode(x.flip(-1)), want)  # control
@@ -114,7 +114,7 @@ def test_encoder_and_codebook_are_those_of_transformers(models, frontends, tmp_p
     model = ChameleonVQVAE(config)
     model.quantize.embedding.weight.data.normal_()
     model = shaken(model, 7)
-    x = pictures()
+    x = images()
     want = model.encode(x).image_tokens.view(3, 1, 8, 12)
     decoder = {
         k: v.contiguous()
@@ -166,7 +166,7 @@ def test_a_decoder_with_attention_at_its_last_level_is_that_of_janus(models, tmp
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_row_is_the_same_alone_and_in_a_batch(name, frontends):
-    frontend, x = frontends[name], pictures()
+    frontend, x = frontends[name], images()
     codes = frontend.encode(x)
     assert codes.dtype == torch.long and codes.shape == (
         3,
@@ -185,10 +185,10 @@ def test_a_frontend_that_is_saved_and_loaded_is_the_same(name, frontends, tmp_pa
     again = registry.get("tokenizer", "chameleon_vq").from_pretrained(tmp_path, dtype=torch.float64)
     assert again.config == frontend.config and torch.equal(again.fingerprint, frontend.fingerprint)
     assert torch.equal(again.decode(codes_of()), frontend.decode(codes_of())) and torch.equal(
-        again.encode(pictures()), frontend.encode(pictures())
+        again.encode(images()), frontend.encode(images())
     )
-    picture = frontend.postprocess(frontend.decode(codes_of(1))[0])
-    assert picture.size == (24, 16) and frontend.preprocess(picture).shape == (3, 16, 24)
+    image = frontend.postprocess(frontend.decode(codes_of(1))[0])
+    assert image.size == (24, 16) and frontend.preprocess(image).shape == (3, 16, 24)
 
 
 def test_sizes_are_read_off_the_published_shapes():

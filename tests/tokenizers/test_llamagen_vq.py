@@ -187,7 +187,7 @@ def vq(weights, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def images():
     return (
         torch.rand(3, 3, 16, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         * 2
@@ -200,22 +200,22 @@ def codes():
     return torch.randint(24, (3, 1, 4, 6), generator=torch.Generator().manual_seed(2))
 
 
-def test_latents_codes_and_pictures_equal_a_plain_forward(vq, weights, pictures, codes):
+def test_latents_codes_and_pictures_equal_a_plain_forward(vq, weights, images, codes):
     plain = Plain(weights)
     with torch.no_grad():
-        latents = vq.model.quant_conv(vq.model.encoder(pictures))
-    assert (latents - plain.latents(pictures)).abs().max() < EXACT
-    assert torch.equal(vq.encode(pictures), plain.encode(pictures))
+        latents = vq.model.quant_conv(vq.model.encoder(images))
+    assert (latents - plain.latents(images)).abs().max() < EXACT
+    assert torch.equal(vq.encode(images), plain.encode(images))
     assert (vq.decode(codes) - plain.decode(codes)).abs().max() < EXACT
 
 
 @pytest.mark.parametrize("wrong", ["no attention", "padded on the left", "vectors as stored"])
-def test_a_broken_forward_is_another_one(vq, weights, pictures, codes, wrong):
+def test_a_broken_forward_is_another_one(vq, weights, images, codes, wrong):
     plain = Plain(weights, wrong)
     with torch.no_grad():
-        latents = vq.model.quant_conv(vq.model.encoder(pictures))
+        latents = vq.model.quant_conv(vq.model.encoder(images))
     far = max(
-        float((latents - plain.latents(pictures)).abs().max()),
+        float((latents - plain.latents(images)).abs().max()),
         float((vq.decode(codes) - plain.decode(codes)).abs().max()),
     )
     assert far > WRONG
@@ -235,7 +235,7 @@ def test_the_codebook_is_what_decoding_looks_up_and_has_length_one(vq, codes):
     assert not torch.equal(vq.decode(codes), other)
 
 
-def test_the_length_of_stored_vectors_changes_nothing(vq, weights, pictures, codes, tmp_path):
+def test_the_length_of_stored_vectors_changes_nothing(vq, weights, images, codes, tmp_path):
     lengths = (
         torch.rand(24, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.1
     )
@@ -256,7 +256,7 @@ def test_the_length_of_stored_vectors_changes_nothing(vq, weights, pictures, cod
         )
     )
     assert (
-        torch.equal(longer.encode(pictures), vq.encode(pictures))
+        torch.equal(longer.encode(images), vq.encode(images))
         and (longer.decode(codes) - vq.decode(codes)).abs().max() < EXACT
     )
     assert (turned.decode(codes) - vq.decode(codes)).abs().max() > WRONG
@@ -270,17 +270,17 @@ def test_codes_of_the_codebooks_own_vectors_are_themselves(vq):
     assert not torch.equal(model.encode(-table[wanted].permute(0, 3, 1, 2)), wanted)
 
 
-def test_a_batch_gives_what_its_rows_give_alone(vq, pictures, codes):
-    assert torch.equal(vq.encode(pictures), torch.cat([vq.encode(p[None]) for p in pictures]))
+def test_a_batch_gives_what_its_rows_give_alone(vq, images, codes):
+    assert torch.equal(vq.encode(images), torch.cat([vq.encode(p[None]) for p in images]))
     together, alone = vq.decode(codes), torch.cat([vq.decode(c[None]) for c in codes])
     assert (together - alone).abs().max() < EXACT and (together - alone.flip(0)).abs().max() > WRONG
 
 
 def test_media_go_in_and_come_out_in_their_size(vq):
-    picture = Image.fromarray(
+    image = Image.fromarray(
         np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
     )
-    codes = vq.encode(vq.preprocess(picture)[None])
+    codes = vq.encode(vq.preprocess(image)[None])
     assert codes.dtype == torch.long and codes.shape == (1, 1, *vq.grid_for((3, 16, 24))) == (
         1,
         1,
@@ -288,9 +288,9 @@ def test_media_go_in_and_come_out_in_their_size(vq):
         6,
     )
     again = vq.postprocess(vq.decode(codes)[0])
-    assert again.size == picture.size and again.mode == "RGB"
+    assert again.size == image.size and again.mode == "RGB"
     with pytest.raises(GenError, match="divisible by 4"):
-        vq.preprocess(picture.resize((18, 16)))
+        vq.preprocess(image.resize((18, 16)))
     for wrong in (codes + 24, codes[:, 0], codes.repeat(1, 2, 1, 1)):
         with pytest.raises(GenError, match="expected"):
             vq.decode(wrong)

@@ -96,7 +96,7 @@ def kl(file) -> KL:
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def images():
     return torch.rand(3, 3, 16, 24, generator=numbers(5), dtype=torch.float64) * 2 - 1
 
 
@@ -104,19 +104,19 @@ def far(a, b):
     return float((a - b).abs().max())
 
 
-def test_latents_and_pictures_equal_a_plain_forward_over_the_published_keys(kl, weights, pictures):
+def test_latents_and_pictures_equal_a_plain_forward_over_the_published_keys(kl, weights, images):
     w = {k: v.double() for k, v in weights.items()}
-    z = kl.encode(pictures)
+    z = kl.encode(images)
     assert (
         z.shape == (3, CHANNELS, 4, 6)
         and kl.config.channels == CHANNELS
         and kl.config.compression == (4, 4)
     )
-    assert far(z, plain_encode(w, pictures) * SCALE) < 1e-10
+    assert far(z, plain_encode(w, images) * SCALE) < 1e-10
     assert far(kl.decode(z), plain_decode(w, z / SCALE)) < 1e-10
     for broken in ({"attends": False}, {"corner": False}):
-        assert far(z, plain_encode(w, pictures, **broken) * SCALE) > 1e-3, broken
-    assert far(z, plain_encode(w, pictures)) > 1e-2
+        assert far(z, plain_encode(w, images, **broken) * SCALE) > 1e-3, broken
+    assert far(z, plain_encode(w, images)) > 1e-2
     assert far(kl.decode(z), plain_decode(w, z)) > 1e-2
     upside_down = {
         **w,
@@ -128,24 +128,24 @@ def test_latents_and_pictures_equal_a_plain_forward_over_the_published_keys(kl, 
     assert far(kl.decode(z), plain_decode(upside_down, z / SCALE)) > 1e-3
 
 
-def test_latents_are_those_of_single_precision_too(file, kl, pictures):
+def test_latents_are_those_of_single_precision_too(file, kl, images):
     single = KL(load_ldm_vae(file, scaling_factor=SCALE))
     assert single.model.dtype == torch.float32
-    assert far(single.encode(pictures.float()), kl.encode(pictures)) < 1e-4
-    assert far(single.decode(kl.encode(pictures).float()), kl.decode(kl.encode(pictures))) < 1e-4
+    assert far(single.encode(images.float()), kl.encode(images)) < 1e-4
+    assert far(single.decode(kl.encode(images).float()), kl.decode(kl.encode(images))) < 1e-4
 
 
-def test_a_picture_has_its_latents_alone_and_in_a_batch(kl, pictures):
-    z = kl.encode(pictures)
+def test_a_picture_has_its_latents_alone_and_in_a_batch(kl, images):
+    z = kl.encode(images)
     out = kl.decode(z)
     for i in range(3):
-        assert far(kl.encode(pictures[i : i + 1])[0], z[i]) < 1e-10
+        assert far(kl.encode(images[i : i + 1])[0], z[i]) < 1e-10
         assert far(kl.decode(z[i : i + 1])[0], out[i]) < 1e-10
-    assert far(kl.encode(pictures[:1])[0], z[1]) > 1e-2
+    assert far(kl.encode(images[:1])[0], z[1]) > 1e-2
 
 
-def test_media_become_latents_and_media_again(kl, pictures):
-    medium = kl.postprocess(pictures[0])
+def test_media_become_latents_and_media_again(kl, images):
+    medium = kl.postprocess(images[0])
     again = kl.postprocess(kl.preprocess(medium))
     assert medium.size == (24, 16) and list(again.getdata()) == list(medium.getdata())
     made = kl.postprocess(kl.decode(kl.encode(kl.preprocess(medium)[None]))[0])

@@ -23,7 +23,7 @@ from gen.models.adapters.conditioning import MappedLM, Vocabulary
 from gen.models.load.locate import readable
 from gen.models.load.weights import Weights, fill, without_storage
 
-PICTURES = "model.vqmodel."  # how keys of the picture encoder begin
+IMAGES = "model.vqmodel."  # how keys of the picture encoder begin
 DROP = (r"^model\.vqmodel\.", r"rotary_emb\.inv_freq$")
 NORMS = re.compile(r"self_attn\.([qk])_norm\.(weight|bias)$")
 

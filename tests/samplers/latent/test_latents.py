@@ -29,8 +29,8 @@ def kl() -> KL:
 
 def test_pictures_survive_the_autoencoder(kl):
     rng = np.random.default_rng(0)
-    pictures = [shapes.draw(c, rng) for c in shapes.captions(4, seed=5, held=True)]
-    x = torch.stack([kl.preprocess(p) for p in pictures])
+    images = [shapes.draw(c, rng) for c in shapes.captions(4, seed=5, held=True)]
+    x = torch.stack([kl.preprocess(p) for p in images])
     z = kl.encode(x)
     assert (
         z.shape == (4, 16, 8, 8) and kl.grid_for(x.shape) == (8, 8) and 0.7 < float(z.std()) < 1.4
@@ -38,7 +38,7 @@ def test_pictures_survive_the_autoencoder(kl):
     again = np.stack([np.asarray(kl.postprocess(y)) for y in kl.decode(z)])
 
     def error(a):
-        return ((a.astype(float) - np.stack(pictures)) ** 2).mean()
+        return ((a.astype(float) - np.stack(images)) ** 2).mean()
 
     assert error(again) < 100 and error(again[::-1]) > 10 * error(again)
     assert torch.equal(kl.encode(x), z), "encoding is not deterministic"
@@ -101,16 +101,16 @@ def test_an_item_is_the_same_alone_and_in_a_batch(model, sampler):
 
 
 def test_editing_keeps_what_the_mask_does_not_mark(kl):
-    picture = shapes.draw(shapes.captions(1, seed=3, held=True)[0], np.random.default_rng(1))
+    image = shapes.draw(shapes.captions(1, seed=3, held=True)[0], np.random.default_rng(1))
     mask = np.zeros((64, 64), dtype=bool)
     mask[:, 40:] = True
     pipe = Pipeline("image", "image-mar")
-    out = pipe(RING, {"name": "mar", "steps": 8}, SAMPLING, source=picture, mask=mask)
+    out = pipe(RING, {"name": "mar", "steps": 8}, SAMPLING, source=image, mask=mask)
     again = np.asarray(out.media[0])
-    assert np.array_equal(again[:, :40], picture[:, :40]) and not np.array_equal(
-        again[:, 40:], picture[:, 40:]
+    assert np.array_equal(again[:, :40], image[:, :40]) and not np.array_equal(
+        again[:, 40:], image[:, 40:]
     )
-    known = kl.encode(kl.preprocess(picture)[None])[0].flatten(1).T.view(8, 8, 16)[:, :5]
+    known = kl.encode(kl.preprocess(image)[None])[0].flatten(1).T.view(8, 8, 16)[:, :5]
     assert torch.allclose(out.tokens[0].view(8, 8, 16)[:, :5], known, atol=1e-5)
 
 
