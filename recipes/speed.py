@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -121,7 +121,7 @@ class Arm:
             target.model.forward = noting
         wait(self.net)
         began = time.perf_counter()
-        out = self.sampler(target, CounterDraws(range(seed, seed + self.rows), self.net.device))
+        out = self.sampler(target, CounterRNG(range(seed, seed + self.rows), self.net.device))
         wait(self.net)
         self.nfe = sum(s.nfe for s in out.stats) / self.rows
         return time.perf_counter() - began

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 
@@ -71,7 +71,7 @@ class Point:
 
 def measure(board: Board, sampler: Sampler, sampling: SamplingParams) -> dict[str, Point]:
     """A sampler on every row of a board, by case. The same every time."""
-    out = sampler(board.target(sampling), CounterDraws(board.keys))
+    out = sampler(board.target(sampling), CounterRNG(board.keys))
     found: dict[str, list[tuple[bool, int]]] = {case: [] for case in board.cases}
     for case, right, stats in zip(board.cases, board.right(out.tokens), out.stats, strict=True):
         found[case].append((bool(right), stats.nfe))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import bad_value, unknown
-from gen.core.rng import CounterDraws, item_key
+from gen.core.rng import CounterRNG, item_key
 
 Place = tuple[int, int] | str  # (stream, cell), or the name of a special
 
@@ -57,9 +57,9 @@ def halton_cells(grid: tuple[int, ...], seed: int | None = None) -> tuple[int, .
 
 def random_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
     """One permutation per seed, from our own hash: the same with every version of torch."""
-    draws = CounterDraws([item_key("layout", seed)])
+    rng = CounterRNG([item_key("layout", seed)])
     return (
-        draws.uniform(torch.tensor([0]), torch.arange(math.prod(grid))[None], "order", None)[0]
+        rng.uniform(torch.tensor([0]), torch.arange(math.prod(grid))[None], "order", None)[0]
         .argsort(stable=True)
         .tolist()
     )

@@ -32,7 +32,7 @@ Bits = (
 )  # int64, or float64 between 0 and 1: an array on the host, a tensor elsewhere
 
 
-class Draws(Protocol):
+class RNG(Protocol):
     """Decisions for the rows of a batch. ``rows`` [b] picks rows of the batch; ``positions`` is
     long [b, L], the grid position each decision is about; ``round`` long [b] or None; ``active``
     bool [b, L] marks decisions that count (the others may return anything)."""
@@ -75,7 +75,7 @@ def item_key(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
-class CounterDraws:
+class CounterRNG:
     """See the module. ``keys``: one integer per row of the batch.
 
     On a CPU, noise that belongs to positions is kept as long as it takes no more than ``KEPT``
@@ -195,20 +195,20 @@ class OffsetDraws:
     """Draws about a part of a grid: its place 0 is place ``first`` of the whole, and has that one's
     draws."""
 
-    def __init__(self, draws: Draws, first: int):
-        self.draws, self.first = draws, first
+    def __init__(self, rng: RNG, first: int):
+        self.rng, self.first = rng, first
 
     def categorical(self, logp, rows, positions, purpose, round, active) -> Tensor:
-        return self.draws.categorical(logp, rows, positions + self.first, purpose, round, active)
+        return self.rng.categorical(logp, rows, positions + self.first, purpose, round, active)
 
     def flip(self, p, rows, positions, purpose, round, active) -> Tensor:
-        return self.draws.flip(p, rows, positions + self.first, purpose, round, active)
+        return self.rng.flip(p, rows, positions + self.first, purpose, round, active)
 
     def uniform(self, rows, positions, purpose, round) -> Tensor:
-        return self.draws.uniform(rows, positions + self.first, purpose, round)
+        return self.rng.uniform(rows, positions + self.first, purpose, round)
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:
-        return self.draws.normal(rows, positions + self.first, purpose, round, size)
+        return self.rng.normal(rows, positions + self.first, purpose, round, size)
 
 
 def _signed(x: int) -> int:

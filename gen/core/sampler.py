@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
-from gen.core.rng import Draws
+from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import EXACTNESS
@@ -60,7 +60,7 @@ class Sampler(ABC):
     def __call__(
         self,
         target,
-        draws: Draws,
+        rng: RNG,
         *,
         draft=None,
         canvas=None,

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from gen.core.errors import GenError, bad_value
-from gen.core.rng import CounterDraws, item_key
+from gen.core.rng import CounterRNG, item_key
 from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
@@ -106,7 +106,7 @@ def transformers_generate(
         )
         out = sampler(
             target,
-            CounterDraws(_keys(request.prompts, seed), model.device),
+            CounterRNG(_keys(request.prompts, seed), model.device),
             draft=draft,
             callback=put,
         )

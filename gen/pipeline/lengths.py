@@ -14,14 +14,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gen.core.rng import Draws
+from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
 
 
 def draw_lengths(
-    target: MaskedTarget, draws: Draws, canvas: Tensor, at_most: int | None = None
+    target: MaskedTarget, rng: RNG, canvas: Tensor, at_most: int | None = None
 ) -> tuple[Tensor, list[int]]:
     """The canvas [B, T] of every row with its end filled in, and how many places of its own each
     row had computed. ``at_most``: rows per call."""
@@ -44,7 +44,7 @@ def draw_lengths(
     )
     rows = torch.arange(len(canvas), device=canvas.device)
     start = rows.new_zeros(len(rows), 1)
-    frames = draws.categorical(
+    frames = rng.categorical(
         logprobs[:, None], rows, start, "length", None, torch.ones_like(start, dtype=torch.bool)
     )
     after = torch.arange(space.length, device=canvas.device) >= frames * streams

@@ -24,7 +24,7 @@ from gen.contracts.modality import Binding, Modality, kind_of, model_key, sugges
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws, OffsetDraws, item_key
+from gen.core.rng import CounterRNG, OffsetDraws, item_key
 from gen.core.sampler import Callback, Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -337,8 +337,8 @@ class Pipeline:
         space, given, canvas, overlay = self._given(
             spec, sampler, binding.space, frontend, start, len(items)
         )
-        draws, positions, unsettled = (
-            CounterDraws([self.draw_key(i) for i in items], self.device),
+        rng, positions, unsettled = (
+            CounterRNG([self.draw_key(i) for i in items], self.device),
             [],
             None,
         )
@@ -388,20 +388,20 @@ class Pipeline:
                     part.at_most(at_most)
         if unsettled is not None:
             canvas, positions = draw_lengths(
-                self.target(sampler, sampling, items, name, space=unsettled), draws, canvas, at_most
+                self.target(sampler, sampling, items, name, space=unsettled), rng, canvas, at_most
             )
         first = 0
         if (
             target.length < space.length
         ):  # the places after what is given have the draws that they always have
             first = space.length - target.length
-            draws = OffsetDraws(draws, first)
+            rng = OffsetDraws(rng, first)
         stream = (
             MediaStream(self.modality, frontend, space, len(items), on_chunk) if on_chunk else None
         )
         if stream:
             callback = stream.following(callback, given if first else None)
-        out = sampler(target, draws, draft=draft, canvas=canvas, trace=trace, callback=callback)
+        out = sampler(target, rng, draft=draft, canvas=canvas, trace=trace, callback=callback)
         if first:
             out = out.after(given.to(out.tokens))
         if positions:

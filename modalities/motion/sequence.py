@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
-from gen.core.rng import CounterDraws, item_key
+from gen.core.rng import CounterRNG, item_key
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion.modality import ANYTHING
 from gen.pipeline.lengths import settled
@@ -81,7 +81,7 @@ def _filled(
     canvas[0, : len(window)] = window
     target = pipe.target(sampler, sampling, items, name, space=settled(space))
     return (
-        sampler(target, CounterDraws([key], pipe.device), canvas=canvas)
+        sampler(target, CounterRNG([key], pipe.device), canvas=canvas)
         .tokens[0, : len(window)]
         .cpu()
     )

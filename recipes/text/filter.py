@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.rng import CounterDraws, Draws
+from gen.core.rng import CounterRNG, RNG
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import POSITIONS
 from gen.pipeline.pipeline import Pipeline
@@ -81,7 +81,7 @@ class Traces:
     final: Tensor
 
 
-def watched(target, draws: Draws, sampler, radius: int) -> Traces:
+def watched(target, rng: RNG, sampler, radius: int) -> Traces:
     """Decodes every row of a target, as many places per call as LLaDA's selector says under the
     knobs of ``sampler``, and writes down what a filter of that ``radius`` would have read."""
     seen: list[tuple[Tensor, ...]] = []
@@ -99,7 +99,7 @@ def watched(target, draws: Draws, sampler, radius: int) -> Traces:
         )
         return even(now)
 
-    tokens = decode_masked(target, draws, sampler, instead={"selector": watch}).tokens
+    tokens = decode_masked(target, rng, sampler, instead={"selector": watch}).tokens
     x, c, row, place, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
     return Traces(x, c, tokens.cpu()[row, place] == ids)
 
@@ -113,7 +113,7 @@ def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: Plan, radius: int) -
         found.append(
             watched(
                 pipe.target(sampler, sampling, some),
-                CounterDraws([pipe.draw_key(i) for i in some]),
+                CounterRNG([pipe.draw_key(i) for i in some]),
                 sampler,
                 radius,
             )

@@ -63,6 +63,6 @@ class Autoregressive(Sampler):
     reference = "plain autoregression"
     guarantee = "same_tokens"
 
-    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         drafter = _NoLatentDrafts(target.paths) if target.space.channels else _NoDrafts()
-        return decode_causal(target, draws, drafter, trace=trace, callback=callback)
+        return decode_causal(target, rng, drafter, trace=trace, callback=callback)

@@ -168,7 +168,7 @@ class SpeculativeJacobi(Sampler):
     def timed(self) -> bool:
         return self.window == AUTO
 
-    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         coupling, init = (
             registry.get("coupling", self.coupling)(),
             registry.get("initialiser", self.init),
@@ -176,7 +176,7 @@ class SpeculativeJacobi(Sampler):
         drafter = JacobiDrafter(
             width_of(self.window, self, target), coupling, init, target.space, target.legal
         )
-        return decode_causal(target, draws, drafter, trace=trace, callback=callback)
+        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
 
 
 for _preset in (

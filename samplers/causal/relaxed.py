@@ -81,7 +81,7 @@ class RelaxedAcceptance(ModelDrafted):
     def timed(self) -> bool:
         return (self.num_speculative_tokens if self.drafted else self.window) == AUTO
 
-    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         verifier = self._rule().on(target.space, target.device)
         if self.drafter == "model":
             drafter = self.model_drafter(target, draft, IdChain(verifier, target.legal))
@@ -91,7 +91,7 @@ class RelaxedAcceptance(ModelDrafted):
             drafter = JacobiDrafter(
                 width_of(self.window, self, target), coupling, init, target.space, target.legal
             )
-        return decode_causal(target, draws, drafter, trace=trace, callback=callback)
+        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
 
 
 # a draft that is not random is judged by p alone; uniform ones have a q so small that relaxed rules

@@ -56,7 +56,7 @@ class Speculative(ModelDrafted):
     def drafted(self) -> bool:
         return True
 
-    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         verifier = registry.get("verifier", self.verifier)().on(target.space, target.device)
         drafter = self.model_drafter(target, draft, IdChain(verifier, target.legal))
-        return decode_causal(target, draws, drafter, trace=trace, callback=callback)
+        return decode_causal(target, rng, drafter, trace=trace, callback=callback)

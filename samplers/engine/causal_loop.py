@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.core.rng import Draws
+from gen.core.rng import RNG
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.host import sent
@@ -39,7 +39,7 @@ class Round:
     host knows them, so that nobody has to wait for the device.
     """
 
-    draws: Draws
+    rng: RNG
     rows: Tensor
     round: Tensor
     start: Tensor
@@ -64,19 +64,19 @@ class Round:
             at = self.positions[:, first : first + logp.shape[1]]
         else:
             at = self.positions
-        return self.draws.categorical(
+        return self.rng.categorical(
             logp, self.rows, at, purpose, None if shared else self.round, active
         )
 
     def normal(self, purpose: str, size: int, columns: int, shared: bool = False) -> Tensor:
         """Standard normal float64 [b, columns, size] for the first columns. ``shared``: as in
         ``categorical``."""
-        return self.draws.normal(
+        return self.rng.normal(
             self.rows, self.positions[:, :columns], purpose, None if shared else self.round, size
         )
 
     def flip(self, p: Tensor, purpose: str, active: Tensor) -> Tensor:
-        return self.draws.flip(
+        return self.rng.flip(
             p, self.rows, self.positions[:, : p.shape[1]], purpose, self.round, active
         )
 
@@ -111,7 +111,7 @@ class Drafter:
 
 def decode_causal(
     target: CausalTarget,
-    draws: Draws,
+    rng: RNG,
     drafter: Drafter,
     *,
     trace: bool = False,
@@ -155,7 +155,7 @@ def decode_causal(
                 here(exists),
                 np.minimum(total - start, width),
             )
-        now = Round(draws, of, here(round_), here(start), here(positions), valid, widths, start)
+        now = Round(rng, of, here(round_), here(start), here(positions), valid, widths, start)
         drafts, drafted = drafter.propose(now, tokens if len(rows) == batch else tokens[of])
         given = torch.cat([last, drafts], 1)[:, :width] if drafts.shape[1] else last
         if not full:

@@ -134,8 +134,8 @@ class ContinuousJacobi(Sampler):
     def timed(self) -> bool:
         return self.window == AUTO
 
-    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         drafter = LatentJacobiDrafter(
             target.paths, width_of(self.window, self, target), self.tolerance, self.init
         )
-        return decode_causal(target, draws, drafter, trace=trace, callback=callback)
+        return decode_causal(target, rng, drafter, trace=trace, callback=callback)

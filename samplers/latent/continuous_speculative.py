@@ -128,7 +128,7 @@ class ContinuousSpeculative(ModelDrafted):
     def drafted(self) -> bool:
         return True
 
-    def __call__(self, target, draws, *, draft=None, canvas=None, trace=False, callback=None):
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         drafter = self.model_drafter(
             target, draft, None
         )  # the chain needs the law that drafts come from, which this decides
@@ -145,7 +145,7 @@ class ContinuousSpeculative(ModelDrafted):
             drafter.policy = _AfterPrefill(
                 drafter.policy, math.ceil(self.prefill_ratio * target.length)
             )
-        return decode_causal(target, draws, drafter, trace=trace, callback=callback)
+        return decode_causal(target, rng, drafter, trace=trace, callback=callback)
 
 
 _preset = Preset(

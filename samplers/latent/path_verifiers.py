@@ -117,7 +117,7 @@ class PathChain:
             x, log_ratio = self.attempt(now, r, c, logprobs, tries)
             chance = -torch.expm1(-log_ratio.clamp_min(0))[:, None]
             at = now.positions[r, c][:, None]
-            fine = now.draws.flip(
+            fine = now.rng.flip(
                 chance,
                 now.rows[r],
                 at,
@@ -155,7 +155,7 @@ class ExactPaths(PathChain):
     """Drafts have noise of their round, and are judged by the densities of whole paths."""
 
     def draw(self, now, column, logprobs, active):
-        noise = now.draws.normal(
+        noise = now.rng.normal(
             now.rows, now.positions[:, column, None], "draft", now.round, noise_size(self.theirs)
         )[:, 0]
         path = walk(self.theirs, logprobs, noise)
@@ -202,7 +202,7 @@ class AlignedPaths(PathChain):
         self.relaxation = relaxation
 
     def draw(self, now, column, logprobs, active):
-        noise = now.draws.normal(
+        noise = now.rng.normal(
             now.rows, now.positions[:, column, None], "token", None, noise_size(self.theirs)
         )[:, 0]
         last = align(self.theirs, logprobs, noise)
@@ -246,6 +246,6 @@ def _noise(
     now: Round, row: Tensor, column: Tensor, purpose: str, round: Tensor | None, size: int
 ) -> Tensor:
     """Standard normal numbers [n, size] of places of the round."""
-    return now.draws.normal(
+    return now.rng.normal(
         now.rows[row], now.positions[row, column][:, None], purpose, round, size
     )[:, 0]

@@ -55,7 +55,7 @@ class MaskedIterative(MaskedParams, Sampler):
     guarantee = "approximate"
 
     def __call__(
-        self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
+        self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
         space = target.space
         if space.channels:
@@ -64,7 +64,7 @@ class MaskedIterative(MaskedParams, Sampler):
             raise GenError(
                 "masked_iterative needs a token space with a mask id; this model has none"
             )
-        return decode_masked(target, draws, self, canvas=canvas, trace=trace, callback=callback)
+        return decode_masked(target, rng, self, canvas=canvas, trace=trace, callback=callback)
 
     def _refuse_latents(self) -> None:
         """Nothing ranks latents before they are drawn, and nothing judges them afterwards."""
@@ -88,7 +88,7 @@ class MaskedIterative(MaskedParams, Sampler):
 @register("proposer", "categorical")
 def categorical(now: Step) -> Tensor:
     """An id from the law at every masked place, with noise of the place and the step: [b, T]."""
-    return now.draws.categorical(now.law, now.rows, now.positions, "propose", now.round, now.masked)
+    return now.rng.categorical(now.law, now.rows, now.positions, "propose", now.round, now.masked)
 
 
 @register("proposer", "argmax")

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import Draws
+from gen.core.rng import RNG
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.denoising_path import noise_size, walk
@@ -94,7 +94,7 @@ class _Parts:
 
 def decode_masked(
     target,
-    draws: Draws,
+    rng: RNG,
     params: MaskedParams,
     *,
     canvas: Tensor | None = None,
@@ -132,7 +132,7 @@ def decode_masked(
         masked = space.is_masked(canvas[rows])
         committed = _at_work(~masked & ~given[rows], masked, memory) if parts.shadow else None
         now = Step(
-            draws,
+            rng,
             rows,
             round_,
             space,
@@ -183,7 +183,7 @@ def decode_masked(
             torch.zeros_like(rows, dtype=torch.bool),
         )
         if space.channels:
-            noise = draws.normal(rows, now.positions, "propose", None, noise_size(target.paths))
+            noise = rng.normal(rows, now.positions, "propose", None, noise_size(target.paths))
             proposed = now.canvas.clone()
             proposed[chosen] = walk(target.paths, now.law[chosen], noise[chosen])[:, -1].to(
                 canvas.dtype

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gen.core.rng import Draws
+from gen.core.rng import RNG
 from gen.core.token_space import TokenSpace
 from gen.samplers.engine.host import sent
 
@@ -119,7 +119,7 @@ class Step:
     without temperature and filters, [b, T, V].
     """
 
-    draws: Draws
+    rng: RNG
     rows: Tensor
     round: Tensor
     space: TokenSpace

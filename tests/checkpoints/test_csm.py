@@ -11,7 +11,7 @@ from published import padded_left, save_quietly
 import gen
 from gen.contracts.layouts import make_layout
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.media.av_files import read_wav
 from gen.modalities.checkpoints.csm import AfterSilence, Line, SpokenFrames
 from gen.models.load.locate import quiet
@@ -243,7 +243,7 @@ def test_the_backbone_runs_once_per_frame(pipe):
     sampler, sampling = pipe.resolve("autoregressive", GREEDY)
     items = pipe.plan(PROMPTS)
     target = pipe.target(sampler, sampling, items)
-    out = sampler(target, CounterDraws([pipe.draw_key(i) for i in items]))
+    out = sampler(target, CounterRNG([pipe.draw_key(i) for i in items]))
     assert [s.nfe for s in out.stats] == [T] * len(
         items
     )  # what is reported is what the backbone did

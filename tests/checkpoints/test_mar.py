@@ -29,7 +29,7 @@ from mar_layout import (
 import gen
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.checkpoints.mar import MARPictures
 from gen.models.adapters.denoising_path import HeadDistribution, log_density, noise_size, walk
@@ -351,8 +351,8 @@ def test_what_is_made_is_the_published_loop_with_the_same_noise(pipe, w):
         seed=5,
     )
     size = (STEPS + 1) * CHANNELS
-    draws = CounterDraws([pipe.draw_key(out.items[0])])
-    noise = draws.normal(torch.tensor([0]), torch.arange(POSITIONS)[None], "propose", None, size)[
+    rng = CounterRNG([pipe.draw_key(out.items[0])])
+    noise = rng.normal(torch.tensor([0]), torch.arange(POSITIONS)[None], "propose", None, size)[
         0
     ].view(POSITIONS, STEPS + 1, CHANNELS)
     for last, growing in ((1e-4, True), (0.0, True), (1e-4, False)):

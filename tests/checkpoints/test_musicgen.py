@@ -10,7 +10,7 @@ from published import save_quietly
 import gen
 from gen.contracts.layouts import make_layout
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.media.av_files import read_wav
 from gen.modalities.checkpoints.musicgen import MusicFrames
 from gen.models.load.locate import quiet
@@ -224,7 +224,7 @@ def test_the_decoder_runs_once_per_step_and_not_once_per_code(pipe):
     sampler, sampling = pipe.resolve("autoregressive", GREEDY)
     items = pipe.plan(PROMPTS)
     target = pipe.target(sampler, sampling, items)
-    out = sampler(target, CounterDraws([pipe.draw_key(i) for i in items]))
+    out = sampler(target, CounterRNG([pipe.draw_key(i) for i in items]))
     steps = T + Q - 1
     assert target.model.calls == steps and out.tokens.shape[1] == steps * Q
     assert [s.nfe for s in out.stats] == [steps] * len(

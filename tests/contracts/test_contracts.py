@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import Sampler, describe_guarantee, params, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
@@ -101,7 +101,7 @@ class Bench:
                 self.drafts[sampler.draft_protocol], prompt, self.space, sampling, uncond
             )
         out = sampler(
-            self.target(self.model, prompt, self.space, sampling, uncond), CounterDraws(keys), **kwargs
+            self.target(self.model, prompt, self.space, sampling, uncond), CounterRNG(keys), **kwargs
         )
         assert torch.equal(prompt, before[0]) and torch.equal(uncond, before[1]), (
             "the sampler wrote into its condition"
@@ -373,47 +373,47 @@ def broken(call: Callable, protocol: str = "causal") -> Sampler:
     )()
 
 
-def row_zero_noise(self, target, draws, **kwargs):
+def row_zero_noise(self, target, rng, **kwargs):
     """All rows share the noise of row 0."""
-    draws.keys = draws.keys[:1].expand(len(draws.keys))
-    return self.good(target, draws, **kwargs)
+    rng.keys = rng.keys[:1].expand(len(rng.keys))
+    return self.good(target, rng, **kwargs)
 
 
-def global_noise(self, target, draws, **kwargs):
+def global_noise(self, target, rng, **kwargs):
     """Noise from torch's global generator."""
-    draws.keys = torch.randint(1 << 60, draws.keys.shape)
-    return self.good(target, draws, **kwargs)
+    rng.keys = torch.randint(1 << 60, rng.keys.shape)
+    return self.good(target, rng, **kwargs)
 
 
-def leaves_the_mask(self, target, draws, **kwargs):
+def leaves_the_mask(self, target, rng, **kwargs):
     """The last place is not filled."""
-    out = self.good(target, draws, **kwargs)
+    out = self.good(target, rng, **kwargs)
     out.tokens[:, -1] = MASK
     return out
 
 
-def ignores_legal_ids(self, target, draws, **kwargs):
+def ignores_legal_ids(self, target, rng, **kwargs):
     target.legal = torch.ones_like(target.legal)
-    return self.good(target, draws, **kwargs)
+    return self.good(target, rng, **kwargs)
 
 
-def miscounts(self, target, draws, **kwargs):
+def miscounts(self, target, rng, **kwargs):
     """One forward call is not counted."""
-    out = self.good(target, draws, **kwargs)
+    out = self.good(target, rng, **kwargs)
     out.stats[1].nfe -= 1
     return out
 
 
-def forgets_in_the_trace(self, target, draws, **kwargs):
-    out = self.good(target, draws, **kwargs)
+def forgets_in_the_trace(self, target, rng, **kwargs):
+    out = self.good(target, rng, **kwargs)
     if out.traces:
         out.traces[0][2].committed.clear()
     return out
 
 
-def writes_into_the_prompt(self, target, draws, **kwargs):
+def writes_into_the_prompt(self, target, rng, **kwargs):
     target.prompt[:] = 0
-    return self.good(target, draws, **kwargs)
+    return self.good(target, rng, **kwargs)
 
 
 @pytest.mark.parametrize("protocol", ["causal", "masked"])

@@ -34,7 +34,7 @@ from test_grid_latent import of_latents
 from torch import Tensor
 
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
@@ -140,7 +140,7 @@ def of_ids(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
         )
 
     draft = make(sampler.draft_protocol or sampler.protocol, 3) if sampler.drafted else None
-    return sampler(make(sampler.protocol, 1), CounterDraws(KEYS), draft=draft)
+    return sampler(make(sampler.protocol, 1), CounterRNG(KEYS), draft=draft)
 
 
 def of_numbers(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
@@ -160,7 +160,7 @@ def of_numbers(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
             uncond,
         )
 
-    return sampler(made(0.0), CounterDraws(KEYS), draft=made(0.2) if sampler.drafted else None)
+    return sampler(made(0.0), CounterRNG(KEYS), draft=made(0.2) if sampler.drafted else None)
 
 
 def counted(out: SampleOutput) -> Calls:

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from gen.core.rng import CounterDraws, item_key
+from gen.core.rng import CounterRNG, item_key
 
 CHI2_99 = 148.2  # the 0.999 quantile of chi-square with 99 degrees of freedom
 GOLDEN_KEY = 116608659933618294
@@ -34,14 +34,14 @@ def chi_square(cells: torch.Tensor, bins: int = 100) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def all_three(draws: CounterDraws, rows, positions, purpose, round) -> list[torch.Tensor]:
+def all_three(rng: CounterRNG, rows, positions, purpose, round) -> list[torch.Tensor]:
     """What the three methods answer; the law differs by id, and neither by row nor by place."""
     logp = torch.linspace(0, 2, 16, dtype=torch.float64).log_softmax(0).expand(*positions.shape, 16)
     on = torch.ones_like(positions, dtype=torch.bool)
     return [
-        draws.uniform(rows, positions, purpose, round),
-        draws.flip(torch.full(positions.shape, 0.5), rows, positions, purpose, round, on),
-        draws.categorical(logp, rows, positions, purpose, round, on),
+        rng.uniform(rows, positions, purpose, round),
+        rng.flip(torch.full(positions.shape, 0.5), rows, positions, purpose, round, on),
+        rng.categorical(logp, rows, positions, purpose, round, on),
     ]
 
 
@@ -50,9 +50,9 @@ def test_an_item_draws_the_same_in_every_batch(shared):
     keys = [item_key("prompt", i) for i in range(6)]
     rows, positions = grid(6, 40)
     round = None if shared else torch.tensor([0, 3, 1, 0, 7, 2])
-    whole = all_three(CounterDraws(keys), rows, positions, "token", round)
+    whole = all_three(CounterRNG(keys), rows, positions, "token", round)
     for order in ([4], [5, 0, 3], [1, 2, 3, 4, 5, 0]):
-        part = CounterDraws([keys[i] for i in order])
+        part = CounterRNG([keys[i] for i in order])
         at = None if shared else round[order]
         alone = all_three(part, torch.arange(len(order)), positions[: len(order)], "token", at)
         for a, b in zip(whole, alone, strict=True):
@@ -60,7 +60,7 @@ def test_an_item_draws_the_same_in_every_batch(shared):
     # some rows of the batch, some places
     some = torch.tensor([5, 2])
     part = all_three(
-        CounterDraws(keys), some, positions[some, 7:9], "token", None if shared else round[some]
+        CounterRNG(keys), some, positions[some, 7:9], "token", None if shared else round[some]
     )
     for a, b in zip(whole, part, strict=True):
         assert torch.equal(a[some, 7:9], b)
@@ -70,7 +70,7 @@ def test_everything_that_names_a_decision_matters():
     rows, positions = grid(1, 64)
 
     def ask(key=5, shift=0, purpose="token", round=0):
-        return CounterDraws([key]).uniform(
+        return CounterRNG([key]).uniform(
             rows, positions + shift, purpose, None if round is None else torch.tensor([round])
         )
 
@@ -92,11 +92,11 @@ def test_everything_that_names_a_decision_matters():
 def test_methods_and_ids_do_not_share_noise():
     """The noise of ids, of coins and of plain numbers of one decision: no value occurs twice."""
     rows, positions = grid(3, 50)
-    draws = CounterDraws([1, 2, 3])
-    uniform = draws.uniform(rows, positions, "token", None).flatten()
+    rng = CounterRNG([1, 2, 3])
+    uniform = rng.uniform(rows, positions, "token", None).flatten()
     assert len(uniform.unique()) == 150
     flat = torch.zeros(3, 50, 7, dtype=torch.float64)
-    winner = draws.categorical(flat, rows, positions, "token", None, positions >= 0)
+    winner = rng.categorical(flat, rows, positions, "token", None, positions >= 0)
     low = (uniform < 0.5).reshape(3, 50)
     assert (
         2 < float(winner[low].double().mean()) < 4 and 2 < float(winner[~low].double().mean()) < 4
@@ -107,16 +107,16 @@ def test_methods_and_ids_do_not_share_noise():
 def test_uniform_and_independent_along_every_axis(axis):
     n = 100_000
     if axis == "positions":
-        u = CounterDraws([123]).uniform(
+        u = CounterRNG([123]).uniform(
             torch.tensor([0]), torch.arange(n)[None], "token", torch.tensor([4])
         )[0]
     elif axis == "keys":
-        u = CounterDraws(range(n)).uniform(torch.arange(n), torch.full((n, 1), 9), "token", None)[
+        u = CounterRNG(range(n)).uniform(torch.arange(n), torch.full((n, 1), 9), "token", None)[
             :, 0
         ]
     else:
         rows = torch.zeros(n, dtype=torch.long)
-        u = CounterDraws([123]).uniform(rows, torch.full((n, 1), 9), "accept", torch.arange(n))[
+        u = CounterRNG([123]).uniform(rows, torch.full((n, 1), 9), "accept", torch.arange(n))[
             :, 0
         ]
     assert float(u.min()) > 0 and float(u.max()) < 1
@@ -139,7 +139,7 @@ def test_categorical_frequencies():
     n, p = 200_000, torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0], dtype=torch.float64)
     logp = p.log().expand(1, n, 5)
     positions = torch.arange(n)[None]
-    ids = CounterDraws([42]).categorical(
+    ids = CounterRNG([42]).categorical(
         logp, torch.tensor([0]), positions, "token", None, positions >= 0
     )[0]
     found = torch.bincount(ids, minlength=5) / n
@@ -154,7 +154,7 @@ def test_flip_frequencies_and_certainties():
     rows, positions = torch.tensor([0]), torch.arange(n)[None]
 
     def flip(p):
-        return CounterDraws([8]).flip(
+        return CounterRNG([8]).flip(
             torch.full((1, n), p), rows, positions, "accept", torch.tensor([0]), positions >= 0
         )
 
@@ -171,7 +171,7 @@ def test_noise_without_a_round_couples_laws():
     two = torch.tensor([0.31, 0.31, 0.38], dtype=torch.float64).log().expand(1, n, 3)
 
     def ask(logp, round):
-        return CounterDraws([3]).categorical(logp, rows, positions, "token", round, positions >= 0)
+        return CounterRNG([3]).categorical(logp, rows, positions, "token", round, positions >= 0)
 
     assert float((ask(one, None) == ask(two, None)).double().mean()) > 0.95
     assert (
@@ -188,17 +188,17 @@ def test_item_keys():
 def test_the_stream_never_changes():
     """Seeds are part of job files and manifests: these numbers may not change."""
     assert item_key("image", "a small blue ring", 1849) == GOLDEN_KEY
-    draws, rows, positions = (
-        CounterDraws([GOLDEN_KEY, 7]),
+    rng, rows, positions = (
+        CounterRNG([GOLDEN_KEY, 7]),
         torch.tensor([0, 1]),
         torch.tensor([[0, 5, 255], [1, 2, 3]]),
     )
 
     def units(*args):
-        return (draws.uniform(rows, positions, *args) * 2**53).long().tolist()
+        return (rng.uniform(rows, positions, *args) * 2**53).long().tolist()
 
     assert units("token", None) == GOLDEN_SHARED
     assert units("accept", torch.tensor([0, 12])) == GOLDEN_ROUND
     on = positions >= 0
     flat = torch.zeros(2, 3, 1000)
-    assert draws.categorical(flat, rows, positions, "token", None, on).tolist() == GOLDEN_IDS
+    assert rng.categorical(flat, rows, positions, "token", None, on).tolist() == GOLDEN_IDS

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from enumeration import Noise, ScriptedDraws, distance, enumerate_law, hashed
+from enumeration import Noise, ScriptedRNG, distance, enumerate_law, hashed
 from tabular import (
     EMPTY,
     PROMPTS,
@@ -27,7 +27,7 @@ from tabular import (
 )
 
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
@@ -63,7 +63,7 @@ def causal_error(sampler, sampling: SamplingParams, space: TokenSpace, **prompts
     def target(context):
         return causal_target(model, space, sampling, context, **prompts)
 
-    found = enumerate_law(lambda draws, context: sampler(target(context), draws).tokens, CONTEXTS)
+    found = enumerate_law(lambda rng, context: sampler(target(context), rng).tokens, CONTEXTS)
     expected = [causal_law(model, space, sampling, c, **prompts) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
         "the law is too simple to test anything"
@@ -121,17 +121,17 @@ def test_shared_noise_against_gumbel_samples():
 
 
 def test_the_harness_refuses_noise_used_twice():
-    draws = ScriptedDraws([(0, ())])
+    rng = ScriptedRNG([(0, ())])
     row, at, on, half = (
         torch.tensor([0]),
         torch.tensor([[2]]),
         torch.tensor([[True]]),
         torch.tensor([[0.5]]),
     )
-    draws.flip(half, row, at, "accept", torch.tensor([0]), on)
-    draws.flip(half, row, at, "accept", torch.tensor([1]), on)
+    rng.flip(half, row, at, "accept", torch.tensor([0]), on)
+    rng.flip(half, row, at, "accept", torch.tensor([1]), on)
     with pytest.raises(AssertionError, match="share their noise"):
-        draws.flip(half, row, at, "accept", torch.tensor([1]), on)
+        rng.flip(half, row, at, "accept", torch.tensor([1]), on)
 
 
 # --- causal samplers
@@ -274,7 +274,7 @@ def tabular_runs(items: int, sampling: SamplingParams):
     model = TabularCausal.with_params(sampling, 6)
     keys = [7919 * i + 5 for i in range(items)]
     context = [i % CONTEXTS for i in range(items)]
-    return lambda sampler: sampler(causal_target(model, space, sampling, context), CounterDraws(keys))
+    return lambda sampler: sampler(causal_target(model, space, sampling, context), CounterRNG(keys))
 
 
 def tiny_llama(codes: int = 6, grid=(3, 4), prefix: int = 3) -> CausalLM:
@@ -301,7 +301,7 @@ def llama_runs(items: int, sampling: SamplingParams):
     uncond = torch.tensor([[9, 9, 9]] * items)
     keys = [104729 * i + 3 for i in range(items)]
     return lambda sampler: sampler(
-        CausalTarget(model, prompt, space, sampling, uncond), CounterDraws(keys)
+        CausalTarget(model, prompt, space, sampling, uncond), CounterRNG(keys)
     )
 
 
@@ -371,8 +371,8 @@ def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
 
 def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
     sampling, space, model = COMBINED, space_of((3, 4), 6), TabularCausal.with_params(COMBINED, 6)
-    draws = CounterDraws([77])
-    tokens = autoregressive()(causal_target(model, space, sampling, [1]), draws).tokens[0].tolist()
+    rng = CounterRNG([77])
+    tokens = autoregressive()(causal_target(model, space, sampling, [1]), rng).tokens[0].tolist()
     for n in range(space.length):
         logp = sampling(
             model.after([*PROMPTS[1], *tokens[:n]]),
@@ -381,7 +381,7 @@ def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
         )
         at = torch.tensor([[n]])
         assert (
-            int(draws.categorical(logp[None, None], torch.tensor([0]), at, "token", None, at == n))
+            int(rng.categorical(logp[None, None], torch.tensor([0]), at, "token", None, at == n))
             == tokens[n]
         )
 
@@ -392,8 +392,8 @@ def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
 def masked_error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
     model = TabularMasked.with_params(sampling, space.vocab_size)
 
-    def decode(draws, context):
-        return sampler(masked_target(model, space, sampling, context), draws).tokens
+    def decode(rng, context):
+        return sampler(masked_target(model, space, sampling, context), rng).tokens
 
     found = enumerate_law(decode, CONTEXTS)
 
@@ -435,7 +435,7 @@ def test_control_several_places_per_step_are_not(order, steps):
 
 def committed_per_step(sampler, grid) -> list[int]:
     space = space_of(grid, 3, masked=True)
-    out = sampler(masked_target(TabularMasked(4), space, SamplingParams(), [0]), CounterDraws([1]), trace=True)
+    out = sampler(masked_target(TabularMasked(4), space, SamplingParams(), [0]), CounterRNG([1]), trace=True)
     return [len(step.committed) for step in out.traces[0]]
 
 

@@ -137,12 +137,12 @@ def test_settings_change_greedy_ids_as_they_do_there(llama, rules):
 class Watched(Autoregressive):
     """Keeps the law of the first place."""
 
-    def __call__(self, target, draws, **kwargs):
+    def __call__(self, target, rng, **kwargs):
         zero = torch.zeros(target.rows, 1, dtype=torch.long)
         self.__dict__["sampling"] = type(target)(*target._init_args(target.sampling)).predict(zero, zero)[0][
             :, 0
         ]
-        return super().__call__(target, draws, **kwargs)
+        return super().__call__(target, rng, **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from quick_models import quickly_trained
 import gen
 from gen.__main__ import main
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.interop.lerobot import Policy
 from gen.media.av_files import read_video
 from gen.media.npz import read_npz, write_npz
@@ -95,7 +95,7 @@ def test_every_sample_of_fast_ids_is_a_whole_chunk(wild):
     def decode(space):
         tokens = sampler(
             wild.target(sampler, sampling, items, space=space),
-            CounterDraws([wild.draw_key(i) for i in items]),
+            CounterRNG([wild.draw_key(i) for i in items]),
         ).tokens
         spoken = (tokens != space.eos_token_id).long().cumprod(1)
         return float(((lengths[tokens] * spoken).sum(1) == 32).double().mean())

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import gen
 from gen.__main__ import main
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.token_space import TokenSpace
 from gen.media.av_files import read_video
 from gen.media.motion.bvh import read_bvh, write_bvh
@@ -129,7 +129,7 @@ def test_rows_end_between_frames(name, pipes):
         )
         out = sampler(
             pipe.target(sampler, sampling, items, space=space),
-            CounterDraws([pipe.draw_key(i) for i in items]),
+            CounterRNG([pipe.draw_key(i) for i in items]),
             draft=draft,
         )
         return ends(out.tokens, space.eos_token_id)
@@ -166,7 +166,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
     target, keys = Known([0.0, 0.0, 0.1, 0.4, 0.3, 0.7]), range(4000)
 
     def of(keys):
-        return draw_lengths(target, CounterDraws(list(keys)), target.space.empty(len(keys)))
+        return draw_lengths(target, CounterRNG(list(keys)), target.space.empty(len(keys)))
 
     canvas, positions = of(keys)
     found = torch.tensor(ends(canvas, 4))
@@ -186,7 +186,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
     assert not torch.equal(canvas, of(range(4000, 8000))[0])
     given = target.space.empty(4000)
     given[:, :6] = 1
-    after, _ = draw_lengths(target, CounterDraws(list(keys)), given)
+    after, _ = draw_lengths(target, CounterRNG(list(keys)), given)
     assert (
         bool((after[:, :6] == 1).all())
         and abs(float((after[:, 6] == 4).double().mean()) - 0.4) < 0.03

@@ -13,7 +13,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from gen.config.job import fingerprint, load_config, make_job
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -61,7 +61,7 @@ def decode(net, spec, backend: str | None, rows: int = 5):
         torch.tensor([2, 4, 3, 4, 4])[:rows],
         torch.tensor([4, 4, 2, 4, 3])[:rows],
     )
-    return sampler(target, CounterDraws(range(rows)))
+    return sampler(target, CounterRNG(range(rows)))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -111,7 +111,7 @@ def test_the_graph_of_a_masked_forward_decodes_what_the_forward_does(spec):
     torch._dynamo.utils.counters.clear()
     net, sampler = small_llama(V), resolve_sampler(spec)[0]
     want, got = (
-        sampler(masked(net, backend), CounterDraws(range(3))) for backend in (None, "eager")
+        sampler(masked(net, backend), CounterRNG(range(3))) for backend in (None, "eager")
     )
     assert (
         torch.equal(got.tokens, want.tokens)
@@ -203,8 +203,8 @@ def test_control_a_graph_that_forgets_the_mask_is_found():
     )[1]
     space, prompt = TokenSpace.codes((T,), 16, V), torch.arange(8).view(2, 4)
     sampler = resolve_sampler(SPECS[1])[0]
-    broken = sampler(CausalTarget(adapter, prompt, space, SamplingParams()), CounterDraws([0, 1]))
-    whole = sampler(CausalTarget(CausalLM(net), prompt, space, SamplingParams()), CounterDraws([0, 1]))
+    broken = sampler(CausalTarget(adapter, prompt, space, SamplingParams()), CounterRNG([0, 1]))
+    whole = sampler(CausalTarget(CausalLM(net), prompt, space, SamplingParams()), CounterRNG([0, 1]))
     assert calls and not torch.equal(broken.tokens, whole.tokens)
 
 

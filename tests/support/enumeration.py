@@ -119,7 +119,7 @@ class _Row:
         self.used.add(decision)
 
 
-class ScriptedDraws:
+class ScriptedRNG:
     """The protocol of ``gen.core.rng.Draws`` for rows that follow scripts. What is not active gets
     the least likely id."""
 
@@ -195,7 +195,7 @@ def hashed(key: int, position: int, purpose: str, round: int | None) -> float:
     return (int.from_bytes(digest[:6], "big") + 0.5) / 2**48
 
 
-Decode = Callable[[ScriptedDraws, list[int]], Tensor]
+Decode = Callable[[ScriptedRNG, list[int]], Tensor]
 
 
 def enumerate_law(
@@ -208,9 +208,9 @@ def enumerate_law(
     roots: dict[int, Noise] = {}
     while todo:
         batch, todo = todo[:rows], todo[rows:]
-        draws = ScriptedDraws(batch, roots)
-        tokens = decode(draws, [context for context, _ in batch]).tolist()
-        for row, ids in zip(draws.rows, tokens, strict=True):
+        rng = ScriptedRNG(batch, roots)
+        tokens = decode(rng, [context for context, _ in batch]).tolist()
+        for row, ids in zip(rng.rows, tokens, strict=True):
             assert tuple(row.taken[: len(row.script)]) == row.script, "a replay took another course"
             found[row.key][tuple(ids)].append(row.weight)
             todo += [(row.key, script) for script in row.siblings]

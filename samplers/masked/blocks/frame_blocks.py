@@ -38,7 +38,7 @@ class FrameBlocks(MaskedIterative):
     reference = "one place per step in the same order"
 
     def __call__(
-        self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
+        self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
         space, batch = target.space, target.rows
         canvas = (
@@ -70,7 +70,7 @@ class FrameBlocks(MaskedIterative):
 
             out = super().__call__(
                 target.block(),
-                OffsetDraws(draws, at),
+                OffsetDraws(rng, at),
                 canvas=canvas[:, here],
                 trace=trace,
                 callback=inner if callback else None,

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
-from gen.core.rng import Draws
+from gen.core.rng import RNG
 from gen.core.sampler import Sampler
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.samplers.engine.causal_loop import Round
@@ -104,9 +104,9 @@ class ChainSampler(Sampler):
         """
 
     def __call__(
-        self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
+        self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
-        return decode_chains(target, draws, self, canvas=canvas, trace=trace, callback=callback)
+        return decode_chains(target, rng, self, canvas=canvas, trace=trace, callback=callback)
 
 
 def at_least_one(name: str, value: object) -> None:
@@ -137,7 +137,7 @@ class _Chain:
 
 def decode_chains(
     target,
-    draws: Draws,
+    rng: RNG,
     method: ChainSampler,
     *,
     canvas: Tensor | None = None,
@@ -176,9 +176,9 @@ def decode_chains(
             exists, dtype=torch.long
         )  # which of the canvases sent is x_j of a row
         flat[exists] = torch.arange(len(of), device=device)
-        score, empty = _score(method, target, draws, rows[of], round_[of], states[exists], logprobs)
+        score, empty = _score(method, target, rng, rows[of], round_[of], states[exists], logprobs)
         turn = ranked(score, empty).argsort(1)[:, :k]  # S of every canvas
-        accepted, given = _judged(method, draws, rows, round_, chain, exists, turn[flat], logprobs, flat)
+        accepted, given = _judged(method, rng, rows, round_, chain, exists, turn[flat], logprobs, flat)
         # the law at the canvas where the chain stopped is there already
         last = flat.gather(1, accepted[:, None])[:, 0]
         before, logprobs, score, top, due = (
@@ -192,7 +192,7 @@ def decode_chains(
         if bool(fixed.any()):
             top[fixed] = chain.positions[index[fixed], accepted[fixed]]
         due = due.gather(1, top)  # fewer than k are empty at the end
-        drawn = draws.categorical(_at(logprobs, top), rows, top, "token", None, due & ~fixed[:, None])
+        drawn = rng.categorical(_at(logprobs, top), rows, top, "token", None, due & ~fixed[:, None])
         drawn = torch.where(
             fixed[:, None], given[:, None], torch.where(due, drawn, before.gather(1, top))
         )
@@ -226,7 +226,7 @@ def decode_chains(
             fresh, round_, logprobs, score = fresh[left], round_[left], logprobs[left], score[left]
         if len(rows := seats.rows):
             chain = _drafted(
-                method, draws, rows, round_, logprobs, score, space.is_masked(canvas[rows]), fresh
+                method, rng, rows, round_, logprobs, score, space.is_masked(canvas[rows]), fresh
             )
             round_ = (round_ + 1).masked_fill(fresh, 0)
     return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
@@ -237,12 +237,12 @@ def _at(logprobs: Tensor, positions: Tensor) -> Tensor:
     return logprobs[torch.arange(len(logprobs), device=logprobs.device)[:, None], positions]
 
 
-def _score(method, target, draws, rows, round_, canvases, logprobs) -> tuple[Tensor, Tensor]:
+def _score(method, target, rng, rows, round_, canvases, logprobs) -> tuple[Tensor, Tensor]:
     """The scores float64 [m, T] of m canvases, and their empty places, bool [m, T]."""
     empty = target.space.is_masked(canvases)
     no = torch.zeros_like(empty)
     now = Step(
-        draws,
+        rng,
         rows,
         round_,
         target.space,
@@ -265,7 +265,7 @@ def same_places(turn: Tensor, positions: Tensor) -> Tensor:
 
 
 def _judged(
-    method, draws, rows, round_, chain: _Chain, exists, turn, logprobs, flat
+    method, rng, rows, round_, chain: _Chain, exists, turn, logprobs, flat
 ) -> tuple[Tensor, Tensor]:
     """Steps of the chain that are kept [b], and an id for the draft after them [b], or -1."""
     b, n, k = chain.positions.shape
@@ -277,12 +277,12 @@ def _judged(
         return x.repeat_interleave(k, 1)
 
     positions, ids = chain.positions.view(b, n * k), chain.ids.view(b, n * k)
-    now = Round(draws, rows, round_, torch.zeros_like(rows), positions, wide(follows))
+    now = Round(rng, rows, round_, torch.zeros_like(rows), positions, wide(follows))
     drafts = Proposal(ids, torch.full_like(ids, ROW), chain.logq, chain.logq > -torch.inf)
     return method.judge(now, drafts, logprobs[wide(flat[:, :n]), positions])
 
 
-def _drafted(method, draws, rows, round_, logprobs, score, empty, fresh) -> _Chain:
+def _drafted(method, rng, rows, round_, logprobs, score, empty, fresh) -> _Chain:
     """The next chain, from a law [b, T, V] and scores [b, T] known before; none in rows that are
     ``fresh`` (bool [b]), whose law is not known. The last step is never drafted: nothing comes
     after it."""
@@ -292,7 +292,7 @@ def _drafted(method, draws, rows, round_, logprobs, score, empty, fresh) -> _Cha
     positions = ranked(score, empty).argsort(1)[:, : n * k]
     active = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
     logq = _at(logprobs, positions)
-    ids = method.draft(Round(draws, rows, round_, torch.zeros_like(rows), positions, active), logq)
+    ids = method.draft(Round(rng, rows, round_, torch.zeros_like(rows), positions, active), logq)
     return _Chain(positions.view(len(rows), n, k), ids.view(len(rows), n, k), logq, steps)
 
 

@@ -88,7 +88,7 @@ class GuidedDiffusion(Sampler):
         return True
 
     def __call__(
-        self, target, draws, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
+        self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
         """``draft``: a target of the judge for the same items and the same places. Raises
         ``GenError`` for one that is missing or speaks of other ids."""
@@ -100,7 +100,7 @@ class GuidedDiffusion(Sampler):
         params = MaskedParams(order="confidence", choice_temperature=0.0, stop=self.stop)
         parts = {"proposer": judge.propose, "selector": lambda now: now.memory["agreed"]}
         out = decode_masked(
-            target, draws, params, canvas=canvas, trace=trace, callback=callback, instead=parts
+            target, rng, params, canvas=canvas, trace=trace, callback=callback, instead=parts
         )
         return replace(
             out, stats=[replace(s, draft_nfe=n) for s, n in zip(out.stats, judge.nfe, strict=True)]

@@ -47,7 +47,7 @@ def noisy(now: Step, share: Tensor) -> Tensor:
     if not now.params.choice_temperature or not anywhere(temperature > 0):
         return now.logp
     noise = -torch.log(
-        -torch.log(now.draws.uniform(now.rows, now.positions, "confidence", now.round))
+        -torch.log(now.rng.uniform(now.rows, now.positions, "confidence", now.round))
     )
     return now.logp + temperature[:, None] * noise
 
@@ -93,7 +93,7 @@ def position(now: Step) -> Tensor:
 @register("order", "random")
 def random(now: Step) -> Tensor:
     """One random permutation per row."""
-    return now.draws.uniform(now.rows, now.positions, "order", None)
+    return now.rng.uniform(now.rows, now.positions, "order", None)
 
 
 @register("order", "halton")

@@ -114,7 +114,7 @@ def remdm_cap(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
     """Any place, with a probability that the schedule bounds."""
     left = now.eligible.sum(1) - count
     chance = (left.double() / now.filled.sum(1).clamp_min(1)).clamp_max(now.params.remask_rate)
-    drawn = now.draws.uniform(now.rows, now.positions, "remask", now.round)
+    drawn = now.rng.uniform(now.rows, now.positions, "remask", now.round)
     return _made_up_for(now, lowest(drawn, now.filled & (drawn < chance[:, None]), left), count)
 
 

@@ -28,7 +28,7 @@ from test_blocks import target_of as block_target
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws, OffsetDraws
+from gen.core.rng import CounterRNG, OffsetDraws
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -60,11 +60,11 @@ def error(
     in one batch."""
     model, small = models(space, sampling)
 
-    def decode(draws, context):
+    def decode(rng, context):
         draft = (
             causal_target(small, draft_space or space, sampling, context) if sampler.drafted else None
         )
-        return sampler(causal_target(model, space, sampling, context), draws, draft=draft).tokens
+        return sampler(causal_target(model, space, sampling, context), rng, draft=draft).tokens
 
     found = enumerate_law(decode, CONTEXTS)
     expected = [sampling_of(model, space, sampling, c) for c in range(CONTEXTS)]
@@ -229,7 +229,7 @@ def run(
     draft = causal_target(small, space, sampling, context) if sampler.drafted else None
     return sampler(
         causal_target(model, space, sampling, context),
-        CounterDraws([7919 * r + 5 for r in rows]),
+        CounterRNG([7919 * r + 5 for r in rows]),
         draft=draft,
         **kwargs,
     )
@@ -284,13 +284,13 @@ def test_continuation_has_the_law_of_what_follows(sampler):
     assert rest.length == 4 and rest.given.tolist() == [0, 1]
     known = [[(*p, 0, 1) for p in prompts] for prompts in (PROMPTS, EMPTY)]
     found = enumerate_law(
-        lambda draws, c: sampler(causal_target(model, rest, sampling, c, *known), draws).tokens, CONTEXTS
+        lambda rng, c: sampler(causal_target(model, rest, sampling, c, *known), rng).tokens, CONTEXTS
     )
     for context, one in enumerate(found):
         assert len(one) > 2 and distance(one, sampling_of(model, space, sampling, context, (0, 1))) < EXACT
     forgetful = replace(rest, given=None)  # the control: the constraint counts from zero
     found = enumerate_law(
-        lambda draws, c: sampler(causal_target(model, forgetful, sampling, c, *known), draws).tokens,
+        lambda rng, c: sampler(causal_target(model, forgetful, sampling, c, *known), rng).tokens,
         CONTEXTS,
     )
     assert distance(found[0], sampling_of(model, space, sampling, 0, (0, 1))) > WRONG
@@ -299,13 +299,13 @@ def test_continuation_has_the_law_of_what_follows(sampler):
 def test_a_row_continued_from_its_own_beginning_is_the_same_row():
     space, sampling = LONG, LAWS["guided"]
     model = models(space, sampling)[0]
-    whole = jacobi(window=4)(causal_target(model, space, sampling, [1]), CounterDraws([9])).tokens[0]
+    whole = jacobi(window=4)(causal_target(model, space, sampling, [1]), CounterRNG([9])).tokens[0]
     for k in range(1, ends_at(whole.tolist(), 3)):
         given = whole[:k]
         prompts = [[(*p, *given.tolist()) for p in x] for x in (PROMPTS, EMPTY)]
         out = jacobi(window=4)(
             causal_target(model, space.after(given), sampling, [1], *prompts),
-            OffsetDraws(CounterDraws([9]), k),
+            OffsetDraws(CounterRNG([9]), k),
             trace=True,
         )
         assert torch.equal(out.after(given).tokens[0], whole)
@@ -346,7 +346,7 @@ def test_a_masked_space_may_have_an_end_and_fills_nothing_by_it():
 
     def sample(s):
         return registry.get("sampler", "masked_iterative")()(
-            masked_target(TabularMasked(4), s, SamplingParams(), [0] * 8), CounterDraws(range(8))
+            masked_target(TabularMasked(4), s, SamplingParams(), [0] * 8), CounterRNG(range(8))
         )
 
     assert torch.equal(sample(space).tokens, sample(plain).tokens)
@@ -391,4 +391,4 @@ def test_a_constraint_that_leaves_nothing_is_named_with_its_place():
 
     space = replace(TokenSpace.codes((4,), 3, 3), constraint=Nothing())
     with pytest.raises(GenError, match=r"leaves no id for place 2 after \[\d, \d\]"):
-        autoregressive()(causal_target(TabularCausal(3), space, SamplingParams(), [0]), CounterDraws([1]))
+        autoregressive()(causal_target(TabularCausal(3), space, SamplingParams(), [0]), CounterRNG([1]))

@@ -8,7 +8,7 @@ from small_llama import small_llama
 from tabular import PROMPTS, TabularCausal, causal_target
 
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -73,7 +73,7 @@ def decode(name: str, sampling: SamplingParams, end: bool, at_most: int | None):
         sizes.append(len(tokens) // ours.branches),
         forward(tokens, *rest, **more),
     )[1]
-    return sampler(ours, CounterDraws(range(N)), draft=draft, trace=True), sizes
+    return sampler(ours, CounterRNG(range(N)), draft=draft, trace=True), sizes
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])

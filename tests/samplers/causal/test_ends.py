@@ -23,7 +23,7 @@ from test_constraints import (
     speculative,
 )
 
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.causal import jacobi as speculative_jacobi
 from gen.samplers.causal.jacobi import JacobiDrafter
@@ -86,7 +86,7 @@ def test_a_row_costs_no_call_after_its_end():
     model.calls = []
     out = autoregressive()(
         causal_target(model, space, SamplingParams(), [r % CONTEXTS for r in range(rows)]),
-        CounterDraws(range(rows)),
+        CounterRNG(range(rows)),
     )
     positions = [ends_at(ids, 3) for ids in out.tokens.tolist()]
     assert min(positions) < 3 and len(set(positions)) > 4
@@ -98,7 +98,7 @@ def test_a_row_costs_no_call_after_its_end():
 def test_control_without_an_end_every_place_costs_a_call():
     out = autoregressive()(
         causal_target(TabularCausal(4), replace(with_end(12, ids=4), eos_token_id=None), SamplingParams(), [0]),
-        CounterDraws([1]),
+        CounterRNG([1]),
     )
     assert out.stats[0].nfe == out.stats[0].tokens == 12
 
@@ -157,7 +157,7 @@ def test_a_draft_behind_the_end_counts_neither_way():
     target, draft = (
         causal_target(model, space, sampling, [r % CONTEXTS for r in range(20)]) for _ in range(2)
     )
-    out = speculative(num_speculative_tokens=5)(target, CounterDraws(range(20)), draft=draft)
+    out = speculative(num_speculative_tokens=5)(target, CounterRNG(range(20)), draft=draft)
     drafted = [s for s in out.stats if s.acceptance_histogram]
     assert drafted and all(s.draft_acceptance_rate == 1.0 for s in drafted)
     assert any(s.tokens < 12 and s.tokens != 6 for s in drafted)

@@ -22,7 +22,7 @@ from small_llama import small_llama
 from tabular import TabularCausal, causal_target
 
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM, MaskedLM
@@ -196,7 +196,7 @@ def decoded(spec: dict, space: TokenSpace | None):
     sampler, _ = resolve_sampler(spec)
     target, draft = models(space)
     out = sampler(
-        target, CounterDraws([3, 14, 15]), draft=draft if sampler.drafted else None, trace=True
+        target, CounterRNG([3, 14, 15]), draft=draft if sampler.drafted else None, trace=True
     )
     stats = [(s.nfe, s.draft_nfe, s.tokens, s.acceptance_histogram) for s in out.stats]
     return out.tokens, stats, [[(t.window, t.accepted) for t in row] for row in out.traces]
@@ -207,9 +207,9 @@ def watched(monkeypatch, spec: dict, space: TokenSpace | None) -> Watched:
     watches."""
     plain, seen = decoded(spec, space), []
 
-    def watching(target, draws, drafter, **more):
+    def watching(target, rng, drafter, **more):
         seen.append(Watched(drafter))
-        return decode_causal(target, draws, seen[-1], **more)
+        return decode_causal(target, rng, seen[-1], **more)
 
     with monkeypatch.context() as patched:
         for name, module in list(sys.modules.items()):
@@ -295,8 +295,8 @@ def between_calls(sampler, target: Callable) -> list[list[str]]:
     watched.predict = lambda *args: (marks.append(len(meter.waits)), predict(*args))[1]
     watched.keep = lambda rows: (left.add(len(marks) - 1), keep(rows))[1]
     with meter:
-        out = sampler(watched, CounterDraws([3, 14, 15]))
-    assert torch.equal(out.tokens, sampler(target(), CounterDraws([3, 14, 15])).tokens)
+        out = sampler(watched, CounterRNG([3, 14, 15]))
+    assert torch.equal(out.tokens, sampler(target(), CounterRNG([3, 14, 15])).tokens)
     rounds = [
         meter.waits[a:b] for i, (a, b) in enumerate(itertools.pairwise(marks)) if i not in left
     ]

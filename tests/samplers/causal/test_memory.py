@@ -12,7 +12,7 @@ from live_bytes import LiveBytes
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -170,7 +170,7 @@ class Case:
         ``sampler(target, draws)``."""
         SPACES.setdefault(self.vocab, TokenSpace.codes((POSITIONS,), self.vocab, self.vocab))
         with LiveBytes() as meter:
-            out = sampler(self.target(), CounterDraws(range(self.rows)))
+            out = sampler(self.target(), CounterRNG(range(self.rows)))
         assert out is None or out.tokens.shape == (self.rows, POSITIONS)
         return meter
 
@@ -268,7 +268,7 @@ def frugal(window: int, kept: int = 0) -> Callable:
     """A loop that takes the likeliest ids of a window, and keeps so many laws besides the one at
     work."""
 
-    def decode(target: CausalTarget, draws) -> None:
+    def decode(target: CausalTarget, rng) -> None:
         distributions: list[Tensor] = []
         for start in range(0, POSITIONS, window):
             at = torch.arange(start, start + window).expand(target.rows, -1)
@@ -305,7 +305,7 @@ def test_control_a_sampler_that_keeps_the_last_law_is_found(name):
     this, sampler = case("sampling", 8, 32, LAWS.get(name, 1)), sampler_of(name, 32)
     kept: list[Tensor] = []
 
-    def hoarder(target, draws):
+    def hoarder(target, rng):
         predict, kept[:] = (
             target.predict,
             [torch.zeros(8, 32, this.vocab)],
@@ -317,7 +317,7 @@ def test_control_a_sampler_that_keeps_the_last_law_is_found(name):
             return sampling, computed
 
         target.predict = keeping
-        return sampler(target, draws)
+        return sampler(target, rng)
 
     plain, more = this.decode(sampler), this.decode(hoarder)
     assert more.peak - plain.peak >= 0.9 * this.sampling and this.share(more) > ALLOWED

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi import JacobiDrafter
@@ -80,10 +80,10 @@ def step_law(verifier: PositionVerifier, p: Tensor, q: Tensor, kind: int) -> tup
     legal = (torch.arange(MANY)[:, None, None] + torch.arange(V)) % 4 > 0
     source = drafts_law(kind, q, legal)
 
-    def decode(draws, case):
+    def decode(rng, case):
         n, zero = torch.arange(len(case)), torch.zeros(len(case), dtype=torch.long)
         on = torch.ones(len(case), 1, dtype=torch.bool)
-        now = Round(draws, n, zero, zero, zero[:, None], on)
+        now = Round(rng, n, zero, zero, zero[:, None], on)
         tokens = now.categorical(source[case], "draft", on)
         proposal = Proposal(tokens, torch.full_like(tokens, kind), q[case], legal[case])
         return verifier.verify(now, proposal, on, p[case])[1]
@@ -242,7 +242,7 @@ def runs(sampling: SamplingParams, rows: int = 9):
 
     def run(sampler):
         target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
-        return sampler(target, CounterDraws([7919 * i + 5 for i in range(rows)]), draft=draft)
+        return sampler(target, CounterRNG([7919 * i + 5 for i in range(rows)]), draft=draft)
 
     return run
 
@@ -294,9 +294,9 @@ def sequence_error(sampler) -> float:
     sampling, space = SamplingParams(), with_codes(space_of((3,), 3))
     model, small = TabularCausal(3), TabularCausal(3, seed=5)
 
-    def decode(draws, context):
+    def decode(rng, context):
         target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
-        return sampler(target, draws, draft=draft).tokens
+        return sampler(target, rng, draft=draft).tokens
 
     found = enumerate_law(decode, CONTEXTS)
     return max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
@@ -350,12 +350,12 @@ def never_the_first(coupling: str) -> float:
     sampling, space = SamplingParams(), space_of((4,), 2)
     model = TabularCausal(2)
 
-    def decode(draws, context):
+    def decode(rng, context):
         init = registry.get("initialiser", "uniform")
         part = registry.get("coupling", coupling)(NeverTheFirst())
         target = causal_target(model, space, sampling, context)
         return decode_causal(
-            target, draws, JacobiDrafter(3, part, init, space, target.legal)
+            target, rng, JacobiDrafter(3, part, init, space, target.legal)
         ).tokens
 
     found = enumerate_law(decode, CONTEXTS)
@@ -383,5 +383,5 @@ def test_control_the_next_iterate_is_kept_by_relaxed_coins(monkeypatch):
 def test_a_missing_codebook_is_named_in_one_line(name):
     target = causal_target(TabularCausal(3), space_of((3,), 3), SamplingParams(), [0])
     with pytest.raises(GenError, match="compare the vectors of codes") as caught:
-        relaxed_acceptance(verifier=name)(target, CounterDraws([1]))
+        relaxed_acceptance(verifier=name)(target, CounterRNG([1]))
     assert "\n" not in str(caught.value)

@@ -11,12 +11,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from enumeration import ScriptedDraws, distance, enumerate_law
+from enumeration import ScriptedRNG, distance, enumerate_law
 from tabular import EMPTY, PROMPTS, TabularCausal, causal_law, causal_target, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
@@ -49,9 +49,9 @@ def error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
     def both(context):
         return (causal_target(m, space, sampling, context) for m in (model, small))
 
-    def decode(draws, context):
+    def decode(rng, context):
         target, draft = both(context)
-        return sampler(target, draws, draft=draft).tokens
+        return sampler(target, rng, draft=draft).tokens
 
     found = enumerate_law(decode, CONTEXTS)
     expected = [causal_law(model, space, sampling, c) for c in range(CONTEXTS)]
@@ -186,10 +186,10 @@ def accepted_on_average(verifier: str, policy: str, length: int) -> list[float]:
     space, sampling = space_of((length + 1,), 3), SamplingParams()
     model, small = models(sampling, 3)
 
-    def decode(draws, context):
+    def decode(rng, context):
         target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
         sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=length)
-        out = sampler(target, draws, draft=draft, trace=True)
+        out = sampler(target, rng, draft=draft, trace=True)
         return torch.tensor([[len(trace[0].accepted)] for trace in out.traces])
 
     return [
@@ -218,7 +218,7 @@ def test_chains_of_one_draft_are_judged_alike_whatever_law_it_came_from():
     n = torch.arange(300)
     drafted = torch.ones(300, 1, dtype=torch.bool)
     now = Round(
-        CounterDraws(range(300)), n, n * 0, n * 0, torch.zeros(300, 1, dtype=torch.long), drafted
+        CounterRNG(range(300)), n, n * 0, n * 0, torch.zeros(300, 1, dtype=torch.long), drafted
     )
     for kind in (ROW, UNIFORM, POINT):
         tokens = now.categorical(q if kind == ROW else q * 0, "draft", drafted)
@@ -239,7 +239,7 @@ def run(sampler, sampling: SamplingParams, length: int = 12, rows: int = 24, sam
     target, draft = (
         causal_target(m, space, sampling, context) for m in (model, model if same else small)
     )
-    return sampler(target, CounterDraws([7919 * i + 5 for i in range(rows)]), draft=draft)
+    return sampler(target, CounterRNG([7919 * i + 5 for i in range(rows)]), draft=draft)
 
 
 def run_tokens(sampler, sampling):
@@ -312,7 +312,7 @@ def test_unguided_drafts_cost_one_half():
             causal_target(TabularCausal.with_params(sampling, 3), space, sampling, [0, 1]),
             causal_target(small, space, sampling, [0, 1]),
         )
-        speculative(draft_guidance=guidance)(target, CounterDraws([1, 2]), draft=draft)
+        speculative(draft_guidance=guidance)(target, CounterRNG([1, 2]), draft=draft)
         assert max(small.calls) == rows
 
 
@@ -358,7 +358,7 @@ def test_mistakes_are_named_in_one_line():
         ),
     ):
         with pytest.raises(GenError) as caught:
-            sampler(make(space, 3), CounterDraws([1]), draft=draft)
+            sampler(make(space, 3), CounterRNG([1]), draft=draft)
         assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -373,4 +373,4 @@ def test_the_harness_sees_a_coin_that_is_thrown_twice(monkeypatch):
     sampling, space = SamplingParams(), space_of((3,), 3)
     target, draft = (causal_target(m, space, sampling, [0]) for m in models(sampling, 3))
     with pytest.raises(AssertionError, match="share their noise"):
-        speculative()(target, ScriptedDraws([(0, ())]), draft=draft)
+        speculative()(target, ScriptedRNG([(0, ())]), draft=draft)

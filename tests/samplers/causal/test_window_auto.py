@@ -10,7 +10,7 @@ from tabular import TabularCausal, causal_law, causal_target
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -171,11 +171,11 @@ def jacobi_error(
     scripts must not hear of each other."""
     model, sampling, space = TabularCausal(ids), SamplingParams(), space_of(length, ids)
 
-    def decode(draws, context):
+    def decode(rng, context):
         part, first = registry.get("coupling", coupling)(), registry.get("initialiser", init)
         target = causal_target(model, space, sampling, context)
         return decode_causal(
-            target, draws, drafter(window(3), part, first, space, target.legal)
+            target, rng, drafter(window(3), part, first, space, target.legal)
         ).tokens
 
     found = enumerate_law(decode, CONTEXTS, rows=1)
@@ -205,11 +205,11 @@ def test_control_drafts_left_out_for_their_value_do_not(coupling):
 def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
     model, small, sampling, space = TabularCausal(2), TabularCausal(2, seed=5), SamplingParams(), space_of(4, 2)
 
-    def decode(draws, context):
+    def decode(rng, context):
         target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
         lengths = drafting.AutoLength(ByHistory(3), 1)
         return decode_causal(
-            target, draws, ModelDrafter(draft, IdChain(TOKEN, target.legal), lengths)
+            target, rng, ModelDrafter(draft, IdChain(TOKEN, target.legal), lengths)
         ).tokens
 
     found = enumerate_law(decode, CONTEXTS, rows=1)
@@ -230,7 +230,7 @@ def run(spec, seed: int = 0, known: dict | None = None, length: int = 40):
     return (
         sampler(
             target,
-            CounterDraws([seed, seed + 1, seed + 2]),
+            CounterRNG([seed, seed + 1, seed + 2]),
             draft=draft if sampler.drafted else None,
         ),
         target,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.denoising_path import log_density, noise_size, walk
@@ -44,7 +44,7 @@ def run(sampler, target, draft=None, positions=3, items=ITEMS, sampling: Samplin
     second = None if draft is None else latent_target(draft, positions, context, sampling)
     return sampler(
         latent_target(target, positions, context, sampling),
-        CounterDraws([7919 * i + 11 for i in range(items)]),
+        CounterRNG([7919 * i + 11 for i in range(items)]),
         draft=second,
         **kwargs,
     )
@@ -288,7 +288,7 @@ def test_the_first_places_are_the_targets_alone():
 
 def three(sampler, model, positions=11, **kwargs):
     """Three items with contexts of different lengths."""
-    return sampler(latent_target(model, positions, [0, 1, 2]), CounterDraws([5, 6, 7]), **kwargs)
+    return sampler(latent_target(model, positions, [0, 1, 2]), CounterRNG([5, 6, 7]), **kwargs)
 
 
 @pytest.mark.parametrize("init", ["repeat", "zeros"])
@@ -310,12 +310,12 @@ def test_a_tolerance_bounds_every_place_given_those_before(window):
     cost = []
     for tolerance in (0.0, 0.02, 0.1, 0.5):
         out = three(jacobi(window=window, tolerance=tolerance), model)
-        target, draws, positions = (
+        target, rng, positions = (
             latent_target(model, 11, [0, 1, 2]),
-            CounterDraws([5, 6, 7]),
+            CounterRNG([5, 6, 7]),
             torch.arange(11),
         )
-        noise = draws.normal(
+        noise = rng.normal(
             torch.arange(3), positions.expand(3, -1), "token", None, noise_size(target.paths)
         )
         z = teacher_forced(model, out.tokens, [0, 1, 2])[:, :, None]
@@ -392,7 +392,7 @@ def test_a_draft_model_must_fit():
     ):
         second = None if wrong is None else latent_target(wrong, positions, [0])
         with pytest.raises(GenError, match=said):
-            speculative()(latent_target(target, 3, [0]), CounterDraws([1]), draft=second)
+            speculative()(latent_target(target, 3, [0]), CounterRNG([1]), draft=second)
 
 
 def test_declarations():

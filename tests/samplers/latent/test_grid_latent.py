@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -83,7 +83,7 @@ def run(
     keys = [31 * r + 7 for r in rows] if keys is None else keys
     draft = target_of(sampler.protocol, rows, sampling, draft=True) if sampler.drafted else None
     return sampler(
-        target_of(sampler.protocol, rows, sampling), CounterDraws(keys), draft=draft, **kwargs
+        target_of(sampler.protocol, rows, sampling), CounterRNG(keys), draft=draft, **kwargs
     )
 
 
@@ -264,7 +264,7 @@ def test_one_place_per_step_is_filling_one_after_the_other(order):
     assert (sequence == list(range(POSITIONS))) == (order == "raster")
     target, canvas = target_of("masked", list(range(ROWS))), SPACE.empty(ROWS, dtype=torch.float64)
     positions = torch.arange(POSITIONS).expand(ROWS, -1)
-    noise = CounterDraws([31 * r + 7 for r in range(ROWS)]).normal(
+    noise = CounterRNG([31 * r + 7 for r in range(ROWS)]).normal(
         torch.arange(ROWS), positions, "propose", None, noise_size(target.paths)
     )
     for n in sequence:

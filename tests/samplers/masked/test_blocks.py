@@ -10,7 +10,7 @@ from tabular import TabularBlocks, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws, OffsetDraws
+from gen.core.rng import CounterRNG, OffsetDraws
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import BlockLM
@@ -68,7 +68,7 @@ def test_with_one_place_per_step_it_is_sequential_decoding_and_otherwise_not(sam
     model = TabularBlocks(space.vocab_size, block_length=2, low=0.0, spread=1.5)
     sampler = frame_blocks(steps=steps, order="raster", schedule="linear")
     found = enumerate_law(
-        lambda draws, c: sampler(target_of(model, space, sampling, c), draws).tokens, 2
+        lambda rng, c: sampler(target_of(model, space, sampling, c), rng).tokens, 2
     )
     error = max(distance(f, sampling_of(model, space, sampling, c)) for c, f in enumerate(found))
     assert error < EXACT if steps == 2 else error > WRONG
@@ -84,7 +84,7 @@ def test_control_a_block_that_is_not_handed_on_gives_another_law(monkeypatch):
     model = TabularBlocks(space.vocab_size, block_length=2, low=0.0, spread=1.5)
     sampler = frame_blocks(steps=2, order="raster", schedule="linear")
     found = enumerate_law(
-        lambda draws, c: sampler(target_of(model, space, SamplingParams(), c), draws).tokens, 2
+        lambda rng, c: sampler(target_of(model, space, SamplingParams(), c), rng).tokens, 2
     )
     assert max(distance(f, sampling_of(model, space, SamplingParams(), c)) for c, f in enumerate(found)) > WRONG
 
@@ -189,11 +189,11 @@ def test_training_sees_what_generation_sees():
 def test_forward_calls_are_steps_times_blocks_and_given_blocks_are_kept():
     model, space = llama(), wide()
     sampler = frame_blocks(steps=3)
-    whole = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterDraws([5, 6]))
+    whole = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterRNG([5, 6]))
     assert [s.nfe for s in whole.stats] == [12, 12]
     canvas = space.empty(2)
     canvas[:, :12] = whole.tokens[:, :12]
-    again = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterDraws([5, 6]), canvas=canvas)
+    again = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterRNG([5, 6]), canvas=canvas)
     assert torch.equal(again.tokens, whole.tokens)  # the same draws for the same places
     assert [s.nfe for s in again.stats] == [6, 6] and [s.tokens for s in again.stats] == [12, 12]
 
@@ -201,10 +201,10 @@ def test_forward_calls_are_steps_times_blocks_and_given_blocks_are_kept():
 def test_rows_with_nothing_to_do_in_a_block_come_back_in_the_next():
     model, space = llama(), wide()
     sampler = frame_blocks(steps=3)
-    alone = sampler(target_of(model, space, SamplingParams(), [1]), CounterDraws([6]))
+    alone = sampler(target_of(model, space, SamplingParams(), [1]), CounterRNG([6]))
     canvas = space.empty(2)
     canvas[0, :6] = 3  # row 0 has its first block, row 1 has not
-    both = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterDraws([5, 6]), canvas=canvas)
+    both = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterRNG([5, 6]), canvas=canvas)
     assert torch.equal(both.tokens[1], alone.tokens[0]) and bool((both.tokens[0, :6] == 3).all())
     assert [s.nfe for s in both.stats] == [9, 12]
 
@@ -215,7 +215,7 @@ def test_places_that_would_not_be_seen_are_refused():
     with pytest.raises(
         GenError, match="place 13, but blocks are made in order and block 0 is not complete"
     ):
-        frame_blocks()(target_of(llama(), wide(), SamplingParams(), [0]), CounterDraws([1]), canvas=canvas)
+        frame_blocks()(target_of(llama(), wide(), SamplingParams(), [0]), CounterRNG([1]), canvas=canvas)
 
 
 def test_blocks_must_divide_the_grid():
@@ -224,7 +224,7 @@ def test_blocks_must_divide_the_grid():
 
 
 def test_draws_of_a_part_are_those_of_the_whole():
-    whole, part = CounterDraws([3]), OffsetDraws(CounterDraws([3]), 4)
+    whole, part = CounterRNG([3]), OffsetDraws(CounterRNG([3]), 4)
     rows, at = torch.tensor([0]), torch.arange(3)[None]
     assert torch.equal(part.uniform(rows, at, "x", None), whole.uniform(rows, at + 4, "x", None))
     assert torch.equal(

@@ -17,7 +17,7 @@ from test_forward_calls import LeaningMasked, LinearMasked
 from torch import Tensor
 
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
@@ -156,7 +156,7 @@ def decode(
     return (
         sampler(
             target,
-            CounterDraws([31 * i + 7 for i in items]),
+            CounterRNG([31 * i + 7 for i in items]),
             draft=draft,
             canvas=canvas()[items],
             trace=True,
@@ -275,7 +275,7 @@ def test_latents_are_those_of_each_item_alone(spec, scale):
             model, prompts(items) - 7, of, sampling, prompts(items, 9) - 7 if sampling.guided else None
         )
         target.at_most(at_most)
-        return sampler(target, CounterDraws([31 * i + 7 for i in items]), canvas=start[items])
+        return sampler(target, CounterRNG([31 * i + 7 for i in items]), canvas=start[items])
 
     ones = [made([i]) for i in range(N)]
     for at_most in (1, 2, 3):
@@ -451,11 +451,11 @@ def test_lengths_are_drawn_with_no_more_rows_at_a_time(at_most):
     def of():
         return MaskedTarget(TabularMasked(V, low=0.0), prompts(list(range(N))), where, SamplingParams())
 
-    draws, start = CounterDraws(range(N)), where.empty(N)
+    rng, start = CounterRNG(range(N)), where.empty(N)
     target = of()
     sizes = counting(target)
-    drawn, positions = draw_lengths(target, draws, start, at_most)
-    whole, same_places = draw_lengths(of(), draws, start)
+    drawn, positions = draw_lengths(target, rng, start, at_most)
+    whole, same_places = draw_lengths(of(), rng, start)
     assert (
         torch.equal(drawn, whole)
         and positions == same_places

@@ -20,7 +20,7 @@ from tabular import (
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
@@ -58,7 +58,7 @@ def run(
     given = (canvas() if start is None else start)[rows]
     return sampler(
         masked_target(MODEL, space, sampling, contexts),
-        CounterDraws([31 * r + 7 for r in rows]),
+        CounterRNG([31 * r + 7 for r in rows]),
         draft=judge,
         canvas=given,
         **kwargs,
@@ -67,7 +67,7 @@ def run(
 
 def decode(sampler, sampling: SamplingParams, row: int) -> tuple[list[int], int]:
     """One row: its tokens, and calls."""
-    state, draws, calls = canvas()[row].tolist(), CounterDraws([31 * row + 7]), 0
+    state, rng, calls = canvas()[row].tolist(), CounterRNG([31 * row + 7]), 0
     raw, at = SamplingParams(guidance_scale=sampling.guidance_scale), torch.arange(POSITIONS)[None]
     while MASK in state:
 
@@ -79,7 +79,7 @@ def decode(sampler, sampling: SamplingParams, row: int) -> tuple[list[int], int]
             logits([50, 51 + row % 3]) if sampling.guided else None,
             SPACE.legal,
         )
-        drawn = draws.categorical(
+        drawn = rng.categorical(
             logp, torch.tensor([0]), at, "propose", torch.tensor([calls]), at >= 0
         )[0].tolist()
         ids = [drawn[n] if x == MASK else x for n, x in enumerate(state)]
@@ -134,7 +134,7 @@ def test_tokens_and_calls_are_those_of_the_reference(params, sampling):
 def greedy(space: TokenSpace, sampling: SamplingParams) -> torch.Tensor:
     return registry.get("sampler", "autoregressive")()(
         causal_target(JUDGE, space, replace(sampling, temperature=0.0), [r % 3 for r in range(ROWS)]),
-        CounterDraws(range(ROWS)),
+        CounterRNG(range(ROWS)),
     ).tokens
 
 
@@ -157,7 +157,7 @@ def test_a_judge_that_takes_everything_takes_it_at_once():
     masked = registry.get("sampler", "masked_iterative")(steps=1)
     alone = masked(
         masked_target(MODEL, SPACE, SamplingParams(), [r % 3 for r in range(ROWS)]),
-        CounterDraws([31 * r + 7 for r in range(ROWS)]),
+        CounterRNG([31 * r + 7 for r in range(ROWS)]),
         canvas=canvas(),
     )
     assert torch.equal(out.tokens, alone.tokens)
@@ -241,7 +241,7 @@ def test_a_judge_of_other_tokens_is_refused():
         return masked_target(MODEL, SPACE, SamplingParams(), [0])
 
     with pytest.raises(GenError, match="judges with a causal model and got none"):
-        guided()(target(), CounterDraws([1]))
+        guided()(target(), CounterRNG([1]))
     for space, said in (
         (
             space_of((2, 5), 6),
@@ -252,7 +252,7 @@ def test_a_judge_of_other_tokens_is_refused():
         with pytest.raises(GenError, match=said):
             guided()(
                 target(),
-                CounterDraws([1]),
+                CounterRNG([1]),
                 draft=causal_target(TabularCausal(space.vocab_size), space, SamplingParams(), [0]),
             )
 

@@ -23,7 +23,7 @@ from test_selectors import SUREST, states
 
 import gen
 from gen.core.errors import GenError
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.modalities.text.oracle import Oracle
@@ -44,7 +44,7 @@ def oracle_traces(seed: int, n: int = 10) -> Traces:
     tasks = tasks_of(seed, n)
     oracle = Oracle(tasks)
     sampler, sampling = resolve_sampler({"name": "llada", "steps": oracle.length})
-    return watched(oracle.target(tasks, sampling), CounterDraws(range(len(tasks))), sampler, R)
+    return watched(oracle.target(tasks, sampling), CounterRNG(range(len(tasks))), sampler, R)
 
 
 def tasks_of(seed: int, n: int) -> list:
@@ -86,7 +86,7 @@ def learned(folder, threshold: float = 0.5, **params):
 def decode(sampler, rows=range(ROWS), space=SPACE, **kwargs):
     target = masked_target(MODEL, space, SamplingParams(), [r % 3 for r in rows])
     return sampler(
-        target, CounterDraws([31 * r + 7 for r in rows]), canvas=canvas()[list(rows)], **kwargs
+        target, CounterRNG([31 * r + 7 for r in rows]), canvas=canvas()[list(rows)], **kwargs
     )
 
 
@@ -179,8 +179,8 @@ def test_traces_say_whether_a_proposal_is_what_stands_there_in_the_end():
     def target():
         return masked_target(MODEL, SPACE, SamplingParams(), [r % 3 for r in range(3)])
 
-    seen = watched(target(), CounterDraws(range(3)), sampler, R)
-    out, final, c = sampler(target(), CounterDraws(range(3)), trace=True), [], []
+    seen = watched(target(), CounterRNG(range(3)), sampler, R)
+    out, final, c = sampler(target(), CounterRNG(range(3)), trace=True), [], []
     states_ = torch.full((3, POSITIONS), MASK)
     for step in range(POSITIONS):  # one place each
         sampling = target().predict(states_)[0]
@@ -455,7 +455,7 @@ def windowed(net, sampling="plain", **params):
     sampler, _ = resolve_sampler({"name": "window_diffusion", **params})
     return sampler(
         caches.target(net, caches.LAWS[sampling]),
-        CounterDraws([31 * r + 7 for r in range(caches.ROWS)]),
+        CounterRNG([31 * r + 7 for r in range(caches.ROWS)]),
         canvas=caches.canvas(),
     )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from gen.contracts.layout_orders import halton_cells
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
@@ -148,8 +148,8 @@ def static(
     sampler, model, space: TokenSpace, sampling: SamplingParams, context: int, key: int, canvas
 ) -> list[int]:
     """Static decoding of one row: k places per call, with the noise of their places."""
-    draws, canvas = CounterDraws([key]), tuple(canvas)
-    uniform = draws.uniform(torch.tensor([0]), torch.arange(space.length)[None], "order", None)[
+    rng, canvas = CounterRNG([key]), tuple(canvas)
+    uniform = rng.uniform(torch.tensor([0]), torch.arange(space.length)[None], "order", None)[
         0
     ].tolist()
     while space.mask_token_id in canvas:
@@ -167,7 +167,7 @@ def static(
                 canvas,
                 n,
                 int(
-                    draws.categorical(
+                    rng.categorical(
                         final[None, n : n + 1], torch.tensor([0]), at, "token", None, at == n
                     )
                 ),
@@ -196,7 +196,7 @@ def run(
     canvas = canvas_of() if canvas is None else canvas
     target = masked_target(model, SPACE, sampling, list(rows))
     return sampler(
-        target, CounterDraws([7919 * r + 5 for r in rows]), canvas=canvas[list(rows)], **kwargs
+        target, CounterRNG([7919 * r + 5 for r in rows]), canvas=canvas[list(rows)], **kwargs
     )
 
 
@@ -370,7 +370,7 @@ def test_confidence_is_of_the_raw_law_unless_the_final_one_is_asked_for():
 def error(sampler, sampling: SamplingParams, model, space: TokenSpace, contexts: int = 1) -> float:
     """The largest error of a probability, over contexts that are decoded in one ragged batch."""
     found = enumerate_law(
-        lambda draws, context: sampler(masked_target(model, space, sampling, context), draws).tokens,
+        lambda rng, context: sampler(masked_target(model, space, sampling, context), rng).tokens,
         contexts,
     )
     expected = [
@@ -487,7 +487,7 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     noise, which is asked again."""
 
     def looks(now):
-        ids = now.draws.categorical(now.sampling, now.rows, now.positions, "token", None, now.masked)
+        ids = now.rng.categorical(now.sampling, now.rows, now.positions, "token", None, now.masked)
         return now.sampling.gather(-1, ids[..., None])[..., 0]
 
     space = space_of((2,), 3, masked=True)
@@ -495,7 +495,7 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     assert error(sampler, SamplingParams(), model, space) < EXACT
     monkeypatch.setitem(registry._kinds["order"], "top", looks)
     found = enumerate_law(
-        lambda draws, context: sampler(masked_target(model, space, SamplingParams(), context), draws).tokens,
+        lambda rng, context: sampler(masked_target(model, space, SamplingParams(), context), rng).tokens,
         CONTEXTS,
     )
     assert (
@@ -521,7 +521,7 @@ def test_what_cannot_be_done_is_said(name):
         sampler = resolve_sampler(name)[0]
         target = masked_target(Coupled(SPACE), SPACE, SamplingParams(), [0])
         target.space = TokenSpace.latents((3, 4), 2)
-        sampler(target, CounterDraws([1]))
+        sampler(target, CounterRNG([1]))
 
 
 def test_knobs_of_one_sampler_alone():

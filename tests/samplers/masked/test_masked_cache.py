@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import MaskedLM
@@ -126,7 +126,7 @@ def decode(of: MaskedTarget, rows: list[int] | None = None, start: Tensor | None
     rows = list(range(ROWS)) if rows is None else rows
     return Sampler(**{**BASE, **params})(
         of,
-        CounterDraws([31 * r + 7 for r in rows]),
+        CounterRNG([31 * r + 7 for r in rows]),
         canvas=canvas(rows) if start is None else start,
     )
 

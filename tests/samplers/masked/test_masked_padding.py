@@ -11,7 +11,7 @@ import torch
 from test_masked_cache import MASK, ROWS, SPACE, Seen, T, V, canvas, conditions, model
 
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
@@ -32,7 +32,7 @@ def run(name: str, rows: list[int], extra: int = 0, adapter=None):
     prompt, length = conditions(rows, True, extra=extra)
     before = prompt.clone()
     net = model("llama", adapter=adapter) if adapter else model("llama")
-    draws, known = CounterDraws([31 * r + 7 for r in rows]), {}
+    rng, known = CounterRNG([31 * r + 7 for r in rows]), {}
     if sampler.drafted:
         known = {
             "draft": CausalTarget(
@@ -41,7 +41,7 @@ def run(name: str, rows: list[int], extra: int = 0, adapter=None):
         }
     out = sampler(
         MaskedTarget(net, prompt, NEEDS, sampling, prompt_length=length),
-        draws,
+        rng,
         canvas=canvas(rows),
         trace=True,
         **known,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
@@ -49,10 +49,10 @@ def canvas() -> Tensor:
 
 def run(sampler, sampling: SamplingParams = LAWS["plain"], rows: list[int] | None = None, **kwargs) -> SampleOutput:
     rows = list(range(ROWS)) if rows is None else rows
-    draws = CounterDraws([31 * r + 7 for r in rows])
+    rng = CounterRNG([31 * r + 7 for r in rows])
     return sampler(
         masked_target(MODEL, SPACE, sampling, [r % 3 for r in rows]),
-        draws,
+        rng,
         canvas=canvas()[rows],
         **kwargs,
     )
@@ -65,7 +65,7 @@ def reference(sampler, sampling: SamplingParams, row: int) -> list[int]:
     """One row, in plain Python: order ``confidence``, schedule ``cosine``."""
     state = canvas()[row].tolist()
     given = {n for n in range(POSITIONS) if state[n] != MASK}
-    wanted, draws, born = POSITIONS - len(given), CounterDraws([31 * row + 7]), {}
+    wanted, rng, born = POSITIONS - len(given), CounterRNG([31 * row + 7]), {}
     for step in range(sampler.steps):
         masked = [n for n in range(POSITIONS) if state[n] == MASK]
         filled = [n for n in range(POSITIONS) if state[n] != MASK and n not in given]
@@ -82,10 +82,10 @@ def reference(sampler, sampling: SamplingParams, row: int) -> list[int]:
             SPACE.legal,
         )[0]
         here = torch.tensor([0]), torch.arange(POSITIONS)[None]
-        drawn = draws.categorical(logp[None], *here, "propose", torch.tensor([step]), here[1] >= 0)[
+        drawn = rng.categorical(logp[None], *here, "propose", torch.tensor([step]), here[1] >= 0)[
             0
         ].tolist()
-        noise = draws.uniform(*here, "confidence", torch.tensor([step]))[0].tolist()
+        noise = rng.uniform(*here, "confidence", torch.tensor([step]))[0].tolist()
         ids = {n: drawn[n] if n in masked else state[n] for n in range(POSITIONS)}
         sure = {n: float(logp[n, ids[n]]) for n in range(POSITIONS)}
         score = {
@@ -285,7 +285,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
     )
     sampling = torch.randn(64, 9, IDS + 1, generator=g).double().mul(3).log_softmax(-1)
     now = Step(
-        CounterDraws(range(64)),
+        CounterRNG(range(64)),
         row,
         row,
         SPACE,
@@ -438,7 +438,7 @@ def test_what_disagrees_is_taken_back(remasker):
             remasker=name,
             remask_count=2,
             remask_rate=0.9,
-        )(MaskedTarget(Unanimous(), prompt, space, SamplingParams()), CounterDraws(range(300))).tokens
+        )(MaskedTarget(Unanimous(), prompt, space, SamplingParams()), CounterRNG(range(300))).tokens
         for name in ("none", remasker)
     )
 
@@ -464,11 +464,11 @@ def test_blocks_take_back_within_a_block(remasker):
             ),
         ):
             frame_blocks(steps=5, remasker=remasker)(
-                block_target(model, SPACE, SamplingParams(), [0]), CounterDraws([1])
+                block_target(model, SPACE, SamplingParams(), [0]), CounterRNG([1])
             )
         return
     out = frame_blocks(steps=5, remasker=remasker)(
-        block_target(model, SPACE, SamplingParams(), [0, 1, 2]), CounterDraws([1, 2, 3]), trace=True
+        block_target(model, SPACE, SamplingParams(), [0, 1, 2]), CounterRNG([1, 2, 3]), trace=True
     )
     removed = [n for trace in out.traces for step in trace for n in step.removed]
     assert removed and not bool((out.tokens == MASK).any())

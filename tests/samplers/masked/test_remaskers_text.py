@@ -14,7 +14,7 @@ from test_remaskers import IDS, MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, mas
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.masked.step import Step
 
@@ -154,7 +154,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
         max_post_steps=2,
     )
     now = Step(
-        CounterDraws(range(rows)),
+        CounterRNG(range(rows)),
         row,
         row,
         SPACE,
@@ -185,7 +185,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
     )
     full = row % 5 == 1  # nothing is left to do in some
     now.open, count = now.open & ~(full[:, None] & now.masked), torch.where(full, 0, count)
-    u = now.draws.uniform(row, now.positions, "remask", row)
+    u = now.rng.uniform(row, now.positions, "remask", row)
     now.memory["edits"] = torch.randint(0, 3, (rows,), generator=g)
     states = []
     for i in range(rows):
@@ -284,9 +284,9 @@ def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tu
     long as its remasker asks."""
     state = canvas()[row].tolist()
     given = {n for n in range(POSITIONS) if state[n] != MASK}
-    total, draws, born, calls, computed, step = (
+    total, rng, born, calls, computed, step = (
         POSITIONS - len(given),
-        CounterDraws([31 * row + 7]),
+        CounterRNG([31 * row + 7]),
         {},
         0,
         0,
@@ -330,7 +330,7 @@ def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tu
             if sampler.remasker == "wino"
             else {}
         )
-        noise = draws.uniform(
+        noise = rng.uniform(
             torch.tensor([0]), torch.arange(POSITIONS)[None], "remask", torch.tensor([step])
         )[0].tolist()
         s |= {

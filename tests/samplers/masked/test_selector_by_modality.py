@@ -10,7 +10,7 @@ import torch
 
 import gen
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.pipeline.lengths import settled
 
@@ -66,7 +66,7 @@ def case_in(modality: str):
     def decode(sampler, rows):
         target = pipe.target(sampler, sampling, [made.items[r] for r in rows], name, space=space)
         return sampler(
-            target, CounterDraws([pipe.draw_key(made.items[r]) for r in rows]), canvas=canvas[rows]
+            target, CounterRNG([pipe.draw_key(made.items[r]) for r in rows]), canvas=canvas[rows]
         )
 
     return decode, canvas, empty, space

@@ -16,7 +16,7 @@ import torch
 from test_remaskers import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, run
 
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.masked.step import Step, highest
@@ -234,7 +234,7 @@ def states(seed: int, sampler, steps: int = 4) -> list[Step]:
         )
         sampling, masked = logits.log_softmax(-1), kind == 1
         now = Step(
-            CounterDraws(range(B)),
+            CounterRNG(range(B)),
             row,
             row * 0 + step,
             SPACE,

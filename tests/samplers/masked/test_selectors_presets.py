@@ -14,7 +14,7 @@ from test_selectors import DARING, SUREST, states
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.samplers.masked.step import highest
@@ -54,7 +54,7 @@ def decode(sampler, space=RARE, sampling: SamplingParams | None = None, rows=ran
     """Some rows, on a model that says how rare its ids are."""
     target = masked_target(MODEL, space, sampling or SamplingParams(), [r % 3 for r in rows])
     return sampler(
-        target, CounterDraws([31 * r + 7 for r in rows]), canvas=canvas()[list(rows)], **kwargs
+        target, CounterRNG([31 * r + 7 for r in rows]), canvas=canvas()[list(rows)], **kwargs
     )
 
 
@@ -108,7 +108,7 @@ def test_what_every_preset_keeps(name):
     ):  # nothing is drawn: the seed says nothing
         target = masked_target(MODEL, RARE, sampling, [r % 3 for r in range(ROWS)])
         assert torch.equal(
-            sampler(target, CounterDraws(range(50, 50 + ROWS)), canvas=canvas()).tokens,
+            sampler(target, CounterRNG(range(50, 50 + ROWS)), canvas=canvas()).tokens,
             whole.tokens,
         )
 

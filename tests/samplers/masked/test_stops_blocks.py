@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterDraws
+from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
@@ -47,7 +47,7 @@ def run(rows: list[int] | None = None, space: TokenSpace = SPACE, **params) -> S
     rows = list(range(ROWS)) if rows is None else rows
     target = masked_target(MODEL, space, SamplingParams(), [r % 3 for r in rows])
     return masked_iterative(**params)(
-        target, CounterDraws([31 * r + 7 for r in rows]), canvas=canvas()[rows], trace=True
+        target, CounterRNG([31 * r + 7 for r in rows]), canvas=canvas()[rows], trace=True
     )
 
 
@@ -231,8 +231,8 @@ def test_prophet_asks_for_less_in_each_third(gap, calls):
             Ahead(gap), torch.zeros(2, 1, dtype=torch.long), BARE, SamplingParams(temperature=3.0)
         )  # which is not looked at
 
-    assert [s.nfe for s in sampler("prophet")(target(), CounterDraws([1, 2])).stats] == [calls] * 2
-    assert [s.nfe for s in sampler("filled")(target(), CounterDraws([1, 2])).stats] == [12] * 2
+    assert [s.nfe for s in sampler("prophet")(target(), CounterRNG([1, 2])).stats] == [calls] * 2
+    assert [s.nfe for s in sampler("filled")(target(), CounterRNG([1, 2])).stats] == [12] * 2
 
 
 def test_a_gap_that_is_never_reached_is_no_stop():
@@ -410,7 +410,7 @@ def test_presets_decode_and_a_row_alone_is_a_row_of_the_batch(name, parts):
     def rows(which):
         return sampler(
             masked_target(MODEL, SPACE, sampling, [r % 3 for r in which]),
-            CounterDraws([7 + r for r in which]),
+            CounterRNG([7 + r for r in which]),
             canvas=canvas()[which],
         )
 

@@ -214,7 +214,7 @@ def test_a_sampler_is_exactly_as_good_as_its_groups(task, groups):
     oracle = Oracle([task])
     sampler, sampling = resolve_sampler({**LINEAR, "order": "raster", "steps": len(groups)})
     found = enumerate_law(
-        lambda draws, context: sampler(oracle.target([task] * len(context), sampling), draws).tokens, 1
+        lambda rng, context: sampler(oracle.target([task] * len(context), sampling), rng).tokens, 1
     )[0]
     right = {tuple(oracle.canvas(a)) for a in answers(task)}
     got = math.fsum(p for ids, p in found.items() if ids in right)
