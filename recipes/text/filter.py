@@ -43,7 +43,7 @@ from gen.recipes.text.recipe import drawn
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.methods.learn2pd import PlaceFilter, features
 from gen.samplers.masked.parts.selectors import even
-from gen.samplers.masked.step import Step
+from gen.samplers.masked.step import MaskedStep
 
 MODEL, FILTER = "text-masked", "text-filter"
 THRESHOLDS = (0.5, 0.8, 0.9, 0.96, 0.99)
@@ -86,18 +86,18 @@ def watched(target, rng: RNG, sampler, radius: int) -> Traces:
     knobs of ``sampler``, and writes down what a filter of that ``radius`` would have read."""
     seen: list[tuple[Tensor, ...]] = []
 
-    def watch(now: Step) -> Tensor:
-        row, place = now.eligible.nonzero(as_tuple=True)
+    def watch(step: MaskedStep) -> Tensor:
+        row, place = step.eligible.nonzero(as_tuple=True)
         seen.append(
             (
-                features(now, radius)[row, place].float(),
-                now.confidence[row, place],
-                now.rows[row],
+                features(step, radius)[row, place].float(),
+                step.confidence[row, place],
+                step.rows[row],
                 place,
-                now.proposed[row, place],
+                step.proposed[row, place],
             )
         )
-        return even(now)
+        return even(step)
 
     tokens = decode_masked(target, rng, sampler, instead={"selector": watch}).tokens
     x, c, row, place, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))

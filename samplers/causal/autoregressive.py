@@ -24,20 +24,20 @@ class _NoDrafts(Drafter):
     def __init__(self):
         self.rows = None
 
-    def propose(self, now, tokens):
-        if now.rows is not self.rows:  # nothing, of so many rows
+    def propose(self, step, tokens):
+        if step.rows is not self.rows:  # nothing, of so many rows
             self.rows, self.nothing = (
-                now.rows,
+                step.rows,
                 (
                     tokens[:, :0],
-                    now.valid[:, :0],
-                    torch.zeros_like(now.start),
+                    step.valid[:, :0],
+                    torch.zeros_like(step.start),
                 ),
             )
         return self.nothing[:2]
 
-    def verify(self, now, law):
-        return self.nothing[2], now.categorical(law, "token", now.valid, shared=True)
+    def verify(self, step, law):
+        return self.nothing[2], step.categorical(law, "token", step.valid, shared=True)
 
     def renew(self, rows):
         pass
@@ -48,8 +48,8 @@ class _NoLatentDrafts(_NoDrafts):
         super().__init__()
         self.paths = paths
 
-    def verify(self, now, law):
-        noise = now.normal("token", noise_size(self.paths), 1, shared=True)
+    def verify(self, step, law):
+        noise = step.normal("token", noise_size(self.paths), 1, shared=True)
         return self.nothing[2], walk(self.paths, law, noise)[..., -1, :]
 
 

@@ -34,15 +34,15 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.rng import PIECE
-from gen.samplers.engine.causal_loop import Round
-from gen.samplers.engine.host import anywhere
+from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.host import may_be_any
 from gen.samplers.verifiers.base import (
     TOKEN,
     PositionVerifier,
     Proposal,
     first_rejected,
-    leading,
-    redrawn,
+    num_accepted,
+    resample_rejected,
 )
 
 
@@ -56,7 +56,7 @@ class Coupling:
     compares = True  # whether it looks at the law that a draft came from
 
     def step(
-        self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor, onward: Tensor
+        self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor, next_logprobs: Tensor
     ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
@@ -67,26 +67,26 @@ class _Verified(Coupling):
     def __init__(self, verifier: PositionVerifier = TOKEN):
         self.verifier = verifier
 
-    def step(self, now, proposal, drafted, logp, onward):
+    def step(self, step, proposal, drafted, logp, next_logprobs):
         length = drafted.shape[1]
         chance = self.verifier.acceptance(proposal, logp[:, :length])
-        kept = now.flip(chance, "accept", drafted) & drafted
-        accepted = leading(kept)
+        kept = step.flip(chance, "accept", drafted) & drafted
+        accepted = num_accepted(kept)
         # the place without a draft, if the window has one; its noise has not been used before
         free = torch.where(
-            (accepted == length)[:, None, None], logp[:, length:], onward[:, length:]
+            (accepted == length)[:, None, None], logp[:, length:], next_logprobs[:, length:]
         )
-        undrafted = now.categorical(free, "token", now.valid[:, length:], length, shared=True)
+        undrafted = step.categorical(free, "token", step.valid[:, length:], length, shared=True)
         past = torch.arange(length, device=logp.device) > accepted[:, None]
-        new = self.redraft(now, proposal, drafted & past, kept, chance, onward[:, :length])
+        new = self.redraft(step, proposal, drafted & past, kept, chance, next_logprobs[:, :length])
         ids = torch.where(past, new, proposal.tokens)
         # at the first rejection: the residual, never p itself
         rejected = first_rejected(drafted, accepted)
-        if anywhere(rejected):
-            ids = redrawn(now, ids, rejected, self.verifier.instead(proposal, logp, rejected))
+        if may_be_any(rejected):
+            ids = resample_rejected(step, ids, rejected, self.verifier.instead(proposal, logp, rejected))
         return accepted, torch.cat([ids, undrafted], 1)
 
-    def redraft(self, now, proposal, past, kept, chance, onward) -> Tensor:
+    def redraft(self, step, proposal, past, kept, chance, next_logprobs) -> Tensor:
         """The next iterate [b, L] from the law ``onward`` [b, L, V] where ``past`` (bool [b, L]):
         beyond the first rejection. ``kept``: what the coins of probability ``chance`` said."""
         raise NotImplementedError
@@ -96,47 +96,47 @@ class _Verified(Coupling):
 class Fresh(_Verified):
     """Everything past the first rejection is drawn anew."""
 
-    def redraft(self, now, proposal, past, kept, chance, onward):
-        return now.categorical(onward, "redraft", past)
+    def redraft(self, step, proposal, past, kept, chance, next_logprobs):
+        return step.categorical(next_logprobs, "redraft", past)
 
 
 @register("coupling", "maximal")
 class Maximal(_Verified):
     """The token verifier's coin and residual are used past the first rejection too."""
 
-    def redraft(self, now, proposal, past, kept, chance, onward):
-        kept = self._exact(now, proposal, past, kept, chance, onward)
+    def redraft(self, step, proposal, past, kept, chance, next_logprobs):
+        kept = self._exact(step, proposal, past, kept, chance, next_logprobs)
         moved, new = past & ~kept, []
         many = max(
-            1, PIECE[onward.is_cpu] // (len(onward) * onward.shape[-1])
+            1, PIECE[next_logprobs.is_cpu] // (len(next_logprobs) * next_logprobs.shape[-1])
         )  # a few places at a time: no further law is held
-        for first in range(0, onward.shape[1], many):
+        for first in range(0, next_logprobs.shape[1], many):
             here = slice(first, first + many)
-            drafts, logprobs, turn = proposal.part(here), onward[:, here], moved[:, here]
+            drafts, logprobs, turn = proposal.part(here), next_logprobs[:, here], moved[:, here]
             new.append(
-                now.categorical(TOKEN.residual(drafts, logprobs), "residual", turn, first)
-                if anywhere(turn)
+                step.categorical(TOKEN.residual(drafts, logprobs), "residual", turn, first)
+                if may_be_any(turn)
                 else drafts.tokens
             )
         return torch.where(kept, proposal.tokens, torch.cat(new, 1))
 
-    def _exact(self, now, proposal, past, kept, chance, onward):
+    def _exact(self, step, proposal, past, kept, chance, next_logprobs):
         """Coins of the probability e that is exact for the next iterate, and that agree as often as
         can be with those of another, f, which another verifier or an end made differ: a yes stays
         with probability min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f).
         """
-        exact = TOKEN.acceptance(proposal, onward)
+        exact = TOKEN.acceptance(proposal, next_logprobs)
         stay = torch.where(exact >= chance, 1.0, exact / chance)
         turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
-        return now.flip(torch.where(kept, stay, turn), "keep", past) & past
+        return step.flip(torch.where(kept, stay, turn), "keep", past) & past
 
 
 @register("coupling", "gumbel_shared")
 class GumbelShared(_Verified):
     """Drafts share the noise of their position; coins and residuals are independent of it."""
 
-    def redraft(self, now, proposal, past, kept, chance, onward):
-        return now.categorical(onward, "token", past, shared=True)
+    def redraft(self, step, proposal, past, kept, chance, next_logprobs):
+        return step.categorical(next_logprobs, "token", past, shared=True)
 
 
 @register("coupling", "gumbel")
@@ -147,16 +147,16 @@ class Gumbel(Coupling):
     guarantee = "same_tokens"
     compares = False
 
-    def step(self, now, proposal, drafted, logp, onward):
-        ids = now.categorical(logp, "token", now.valid, shared=True)
-        accepted = leading((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted)
-        if onward is not logp:
-            past = now.valid & (torch.arange(ids.shape[1], device=ids.device) > accepted[:, None])
-            ids = torch.where(past, now.categorical(onward, "token", past, shared=True), ids)
+    def step(self, step, proposal, drafted, logp, next_logprobs):
+        ids = step.categorical(logp, "token", step.valid, shared=True)
+        accepted = num_accepted((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted)
+        if next_logprobs is not logp:
+            past = step.valid & (torch.arange(ids.shape[1], device=ids.device) > accepted[:, None])
+            ids = torch.where(past, step.categorical(next_logprobs, "token", past, shared=True), ids)
         return accepted, ids
 
 
-def going_on(logprobs: Tensor, end: int | None) -> Tensor:
+def without_eos(logprobs: Tensor, end: int | None) -> Tensor:
     """The law [..., V], log-probabilities or a bool for what is legal, given that it is not the
     end; itself where there is nothing else."""
     if end is None:

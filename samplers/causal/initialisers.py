@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.samplers.engine.causal_loop import Round
+from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.verifiers.base import POINT, UNIFORM
 
 
@@ -33,7 +33,7 @@ def _uniform_logp(legal: Tensor) -> Tensor:
 
 @register("initialiser", "uniform")
 def uniform(
-    now: Round,
+    step: CausalStep,
     canvas: Callable[[], Tensor],
     space: TokenSpace,
     first: int,
@@ -43,36 +43,36 @@ def uniform(
     """Drafts [b, n] of the n columns from ``first`` on, and their kind. ``canvas()`` [b, T]:
     committed tokens and drafts so far. ``legal`` bool [b, n, V]; ``active`` [b, n] marks the
     columns that are really entering."""
-    return now.categorical(_uniform_logp(legal), "token", active, first, shared=True), UNIFORM
+    return step.categorical(_uniform_logp(legal), "token", active, first, shared=True), UNIFORM
 
 
 @register("initialiser", "random")
-def random(now, canvas, space, first, legal, active):
-    return now.categorical(_uniform_logp(legal), "initial", active, first, shared=True), POINT
+def random(step, canvas, space, first, legal, active):
+    return step.categorical(_uniform_logp(legal), "initial", active, first, shared=True), POINT
 
 
 @register("initialiser", "repeat")
-def repeat(now, canvas, space, first, legal, active):
-    return _copy(now, canvas(), first, legal, active, 1), POINT
+def repeat(step, canvas, space, first, legal, active):
+    return _copy(step, canvas(), first, legal, active, 1), POINT
 
 
 @register("initialiser", "repeat_above")
-def repeat_above(now, canvas, space, first, legal, active):
+def repeat_above(step, canvas, space, first, legal, active):
     return (
-        _copy(now, canvas(), first, legal, active, space.grid[-1] if len(space.grid) > 1 else 1),
+        _copy(step, canvas(), first, legal, active, space.grid[-1] if len(space.grid) > 1 else 1),
         POINT,
     )
 
 
 def _copy(
-    now: Round, canvas: Tensor, first: int, legal: Tensor, active: Tensor, back: int
+    step: CausalStep, canvas: Tensor, first: int, legal: Tensor, active: Tensor, back: int
 ) -> Tensor:
     """The token ``back`` places before, column by column since a copy may be copied again; the
     smallest legal id where there is none or it is not legal there."""
     out = []
     lowest = legal.to(torch.uint8).argmax(-1)
     for i in range(legal.shape[1]):
-        at = now.positions[:, first + i]
+        at = step.positions[:, first + i]
         source = at - back
         token = canvas.gather(1, source.clamp_min(0)[:, None])[:, 0]
         allowed = legal[:, i].gather(1, token[:, None])[:, 0] & (source >= 0)
@@ -83,4 +83,4 @@ def _copy(
             torch.where(active[:, i], token, canvas.gather(1, at[:, None])[:, 0])[:, None],
         )
         out.append(token)
-    return torch.stack(out, 1) if out else now.positions[:, :0]
+    return torch.stack(out, 1) if out else step.positions[:, :0]

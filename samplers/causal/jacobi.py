@@ -25,9 +25,9 @@ from torch import Tensor
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset, Sampler
 from gen.models.targets.base import legal_at
-from gen.samplers.causal.couplings import going_on
-from gen.samplers.engine.causal_loop import Round, decode_causal
-from gen.samplers.engine.host import kept, sent
+from gen.samplers.causal.couplings import without_eos
+from gen.samplers.engine.causal_loop import CausalStep, decode_causal
+from gen.samplers.engine.host import kept, to_device
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
 from gen.samplers.verifiers.base import ROW, Proposal
 
@@ -46,8 +46,8 @@ class JacobiDrafter(Windowed):
         self.logq: Tensor | None = None  # [b, n, V]
         self.kind: Tensor | None = None  # [b, n]
 
-    def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        b, width = now.positions.shape
+    def propose(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        b, width = step.positions.shape
         length = min(self.window - 1, width)
         if self.carried is None:
             self.carried = np.zeros(b, dtype=np.int64)
@@ -56,16 +56,16 @@ class JacobiDrafter(Windowed):
                 self.tokens,
                 torch.zeros(b, 0, self.legal.shape[1], device=tokens.device),
             )
-        drafts, drafted = _resize(self.tokens, length), now.valid[:, :length]
+        drafts, drafted = _resize(self.tokens, length), step.valid[:, :length]
         compares = self.coupling.compares
         kind, logq = (
             (_resize(self.kind, length), _resize(self.logq, length)) if compares else (None, None)
         )
-        legal = self._legal(now.positions[:, :length]) if compares and length else None
-        room = np.minimum(now.widths, length)
+        legal = self._legal(step.positions[:, :length]) if compares and length else None
+        room = np.minimum(step.widths, length)
         if (self.carried < room).any():
             first = int(self.carried.min())
-            entering = drafted[:, first:] & sent(
+            entering = drafted[:, first:] & to_device(
                 np.arange(first, length) >= self.carried[:, None], tokens.device
             )
 
@@ -73,11 +73,11 @@ class JacobiDrafter(Windowed):
                 """What is committed and drafted so far, [b, T]."""
                 carried = torch.cat([drafted[:, :first], drafted[:, first:] & ~entering], 1)
                 total = tokens.shape[1]  # what is not carried goes to a place behind all others
-                at = torch.where(carried, now.positions[:, :length], total)
+                at = torch.where(carried, step.positions[:, :length], total)
                 return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, drafts)[:, :total]
 
-            here = legal[:, first:] if compares else self._legal(now.positions[:, first:length])
-            new, new_kind = self.init(now, canvas, self.space, first, here, entering)
+            here = legal[:, first:] if compares else self._legal(step.positions[:, first:length])
+            new, new_kind = self.init(step, canvas, self.space, first, here, entering)
             drafts[:, first:] = torch.where(entering, new, drafts[:, first:])
             if compares:
                 kind[:, first:] = torch.where(entering, new_kind, kind[:, first:])
@@ -86,19 +86,19 @@ class JacobiDrafter(Windowed):
 
     def _legal(self, positions: Tensor) -> Tensor:
         """What may be drafted at positions [b, n]: bool [b, n, V]."""
-        return going_on(legal_at(self.legal, positions), self.space.eos_token_id)
+        return without_eos(legal_at(self.legal, positions), self.space.eos_token_id)
 
-    def verify(self, now: Round, logp: Tensor) -> tuple[Tensor, Tensor]:
+    def verify(self, step: CausalStep, logp: Tensor) -> tuple[Tensor, Tensor]:
         proposal = self.proposal
         if not self.drafted.shape[1]:
-            return torch.zeros_like(now.start), now.categorical(
-                logp, "token", now.valid, shared=True
+            return torch.zeros_like(step.start), step.categorical(
+                logp, "token", step.valid, shared=True
             )
         compares = self.coupling.compares
         if compares and proposal.logq.dtype != logp.dtype:
             proposal.logq = proposal.logq.to(logp.dtype)
-        onward = going_on(logp, self.space.eos_token_id)
-        accepted, ids = self.coupling.step(now, proposal, self.drafted, logp, onward)
+        next_logprobs = without_eos(logp, self.space.eos_token_id)
+        accepted, ids = self.coupling.step(step, proposal, self.drafted, logp, next_logprobs)
         # what lies past the token that follows the accepted drafts is the next iterate, drawn from
         # p or p without an end: q
         width = logp.shape[1]
@@ -108,13 +108,13 @@ class JacobiDrafter(Windowed):
         self.tokens = ids.gather(1, inside)
         if compares:
             self.logq = self.proposal = proposal = None  # one law less while the next one is made
-            self.logq = onward.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
+            self.logq = next_logprobs.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
             self.kind = torch.full_like(self.tokens, ROW)
         return accepted, ids
 
-    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        super().learn(now, accepted, drafted)
-        self.carried = np.maximum(now.widths - accepted - 1, 0)
+    def observe(self, step: CausalStep, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        super().observe(step, accepted, drafted)
+        self.carried = np.maximum(step.widths - accepted - 1, 0)
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)

@@ -42,7 +42,7 @@ class LengthPolicy:
         [b]; None where that is no reason to stop."""
         return None
 
-    def learn(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
+    def observe(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """The outcome of a round, each int64 [b]."""
 
     def keep(self, rows: np.ndarray) -> None:
@@ -67,7 +67,7 @@ class Constant(LengthPolicy):
 class Heuristic(LengthPolicy):
     """Row by row."""
 
-    def learn(self, drafted, accepted):
+    def observe(self, drafted, accepted):
         self.lengths = (self.lengths + np.where(accepted == drafted, 2, -1)).clip(
             1, 4 * self.length
         )
@@ -90,7 +90,7 @@ class AutoLength(LengthPolicy):
         self.auto = auto
 
     def over(self, width, starts, tokens):
-        self.auto.learn(width, starts, tokens)
+        self.auto.observe(width, starts, tokens)
         if self.auto.width - 1 != self.length:
             self.length = self.auto.width - 1
             self.lengths = np.full_like(self.lengths, self.length)

@@ -26,11 +26,11 @@ from torch import Tensor
 from gen.core.rng import RNG
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.engine.host import sent
+from gen.samplers.engine.host import to_device
 
 
 @dataclass
-class Round:
+class CausalStep:
     """What the parts of a method may look at in one round. b rows are left, W = columns computed.
 
     ``rows`` [b]: their numbers in the batch. ``round`` [b]: forward calls before this one.
@@ -87,17 +87,17 @@ class Drafter:
 
     window: int  # columns computed per forward call at most; drafts are at most window - 1
 
-    def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Drafts [b, L(, C)] for the first L <= W columns and bool [b, L], which of them exist.
         ``tokens`` [b, T(, C)] are the committed ones."""
         raise NotImplementedError
 
-    def verify(self, now: Round, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def verify(self, step: CausalStep, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """From the law of W columns: accepted drafts per row [b], and tokens [b, W(, C)] whose
         column ``accepted`` is the one that follows (columns before it are the accepted drafts)."""
         raise NotImplementedError
 
-    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
+    def observe(self, step: CausalStep, accepted: np.ndarray, drafted: np.ndarray) -> None:
         """The outcome of the round as the host knows it: accepted drafts [b], and how many there
         were [b]."""
 
@@ -128,7 +128,7 @@ def decode_causal(
     batch, b = len(tokens), target.rows
     book = _Book(batch, drafter.window, trace, total, end)
     rows, start, round_ = np.arange(b), np.zeros(b, dtype=np.int64), np.zeros(b, dtype=np.int64)
-    here = torch.from_numpy if device.type == "cpu" else lambda x: sent(x, device)
+    here = torch.from_numpy if device.type == "cpu" else lambda x: to_device(x, device)
     last = tokens[:b, :1]  # before position 0 the target puts its prompt
     finished = np.zeros(batch, dtype=np.int64)  # committed tokens of every row of the batch
     following, step = b, 0
@@ -155,7 +155,7 @@ def decode_causal(
                 here(exists),
                 np.minimum(total - start, width),
             )
-        now = Round(rng, of, here(round_), here(start), here(positions), valid, widths, start)
+        now = CausalStep(rng, of, here(round_), here(start), here(positions), valid, widths, start)
         drafts, drafted = drafter.propose(now, tokens if len(rows) == batch else tokens[of])
         given = torch.cat([last, drafts], 1)[:, :width] if drafts.shape[1] else last
         if not full:
@@ -168,7 +168,7 @@ def decode_causal(
         own = (
             np.minimum(widths, proposed + 1) if was.shape[1] else widths
         )  # what is behind fills the window up that others need
-        drafter.learn(now, got, proposed)
+        drafter.observe(now, got, proposed)
         count = np.minimum(got + 1, widths)
         if end is not None:
             new = column < count[:, None]

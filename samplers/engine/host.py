@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 
-def anywhere(at: Tensor) -> bool:
+def may_be_any(at: Tensor) -> bool:
     """Whether ``at`` is true somewhere, as far as that can be said without waiting: elsewhere than
     on a CPU it may be."""
     return at.numel() > 0 and (at.device.type != "cpu" or bool(at.any()))
 
 
-def sent(x: np.ndarray, device: torch.device) -> Tensor:
+def to_device(x: np.ndarray, device: torch.device) -> Tensor:
     """What the host knows, on the device, which may still be at work when it comes."""
     return torch.from_numpy(x).to(device, non_blocking=True)
 
@@ -29,4 +29,4 @@ def kept(rows: Tensor) -> tuple[np.ndarray, Tensor]:
     """The rows that are left (bool [b]) as the host has them, and their numbers for the device to
     choose by: one wait, however much is chosen."""
     left = rows.cpu().numpy()
-    return left, sent(left.nonzero()[0], rows.device)
+    return left, to_device(left.nonzero()[0], rows.device)

@@ -32,7 +32,7 @@ import numpy as np
 from torch import Tensor
 
 from gen.core.errors import bad_value
-from gen.samplers.engine.causal_loop import Drafter, Round
+from gen.samplers.engine.causal_loop import Drafter, CausalStep
 
 AUTO = "auto"
 LADDER = (1, 4, 8, 16, 32, 64, 128)
@@ -155,10 +155,10 @@ class AutoWidth:
         )  # the width that pays, and tokens per second and row with it
         self.width = self._next()
 
-    def learn(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
+    def observe(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
         """A round of ``width`` places is over, in which the rows, which had ``starts`` [b],
         committed so many ``tokens`` [b]."""
-        now, before, self.since, self.far = (
+        step, before, self.since, self.far = (
             self.clock(),
             self.since,
             self.clock(),
@@ -171,7 +171,7 @@ class AutoWidth:
                 self.rows,
                 width,
                 self.far,
-                now - before,
+                step - before,
                 float(tokens.mean()) if self.settled >= SETTLE else None,
             )
             if (
@@ -236,10 +236,10 @@ class Windowed(Drafter):
     def window(self) -> int:
         return self._window if isinstance(self._window, int) else self._window.width
 
-    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
+    def observe(self, step: CausalStep, accepted: np.ndarray, drafted: np.ndarray) -> None:
         if not isinstance(self._window, int):
-            self._window.learn(
-                now.positions.shape[1], now.starts, np.minimum(accepted + 1, now.widths)
+            self._window.observe(
+                step.positions.shape[1], step.starts, np.minimum(accepted + 1, step.widths)
             )
 
     def keep(self, rows: Tensor) -> None:

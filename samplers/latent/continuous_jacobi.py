@@ -35,10 +35,10 @@ from gen.core.errors import bad_value, unknown
 from gen.core.registry import register
 from gen.core.sampler import Sampler
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
-from gen.samplers.engine.causal_loop import Round, decode_causal
+from gen.samplers.engine.causal_loop import CausalStep, decode_causal
 from gen.samplers.engine.host import kept
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
-from gen.samplers.verifiers.base import leading
+from gen.samplers.verifiers.base import num_accepted
 
 INITS = ("repeat", "zeros")
 
@@ -53,11 +53,11 @@ class LatentJacobiDrafter(Windowed):
         self.iterate: Tensor | None = None  # [b, T, C]
         self.reach: Tensor | None = None  # [b], places below it have an iterate
 
-    def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
         if self.iterate is None:
-            self.iterate, self.reach = torch.zeros_like(tokens), torch.zeros_like(now.start)
-        length = min(self.window - 1, now.positions.shape[1])
-        at, drafted = now.positions[:, :length], now.valid[:, :length]
+            self.iterate, self.reach = torch.zeros_like(tokens), torch.zeros_like(step.start)
+        length = min(self.window - 1, step.positions.shape[1])
+        at, drafted = step.positions[:, :length], step.valid[:, :length]
         row = torch.arange(len(at), device=at.device)[:, None]
         # all places that enter follow the last one with an iterate; before the first place there is
         # none
@@ -67,26 +67,26 @@ class LatentJacobiDrafter(Windowed):
         self.drafts, self.drafted = drafts, drafted
         return drafts, drafted
 
-    def verify(self, now: Round, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def verify(self, step: CausalStep, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         width, length = logprobs.shape[1], self.drafts.shape[1]
-        values = self.values(now, logprobs).to(self.drafts.dtype)
+        values = self.values(step, logprobs).to(self.drafts.dtype)
         still = (values[:, :length] - self.drafts).abs().amax(-1) <= self.tolerance
-        accepted = leading(still & self.drafted)
+        accepted = num_accepted(still & self.drafted)
         column = torch.arange(width, device=logprobs.device)
         chosen = values.clone()
         chosen[:, :length] = torch.where(
             (column[:length] < accepted[:, None])[..., None], self.drafts, values[:, :length]
         )
         # a column that does not exist stands for the row's first one
-        here = torch.where(now.valid[..., None], chosen, chosen[:, :1])
-        self.iterate.scatter_(1, now.positions[..., None].expand_as(here), here)
-        self.reach = now.start + now.valid.sum(1)
+        here = torch.where(step.valid[..., None], chosen, chosen[:, :1])
+        self.iterate.scatter_(1, step.positions[..., None].expand_as(here), here)
+        self.reach = step.start + step.valid.sum(1)
         return accepted, chosen
 
-    def values(self, now: Round, logprobs: Tensor) -> Tensor:
+    def values(self, step: CausalStep, logprobs: Tensor) -> Tensor:
         """What the noise of each place makes of its conditioning vector: [b, W, C]."""
         return walk(
-            self.paths, logprobs, now.normal("token", noise_size(self.paths), logprobs.shape[1], shared=True)
+            self.paths, logprobs, step.normal("token", noise_size(self.paths), logprobs.shape[1], shared=True)
         )[..., -1, :]
 
     def keep(self, rows: Tensor) -> None:

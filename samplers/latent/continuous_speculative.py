@@ -56,9 +56,9 @@ class _AfterPrefill(LengthPolicy):
     def stop(self, mass):
         return self.policy.stop(mass)
 
-    def learn(self, drafted, accepted):
+    def observe(self, drafted, accepted):
         before = self.policy.lengths
-        self.policy.learn(drafted, accepted)
+        self.policy.observe(drafted, accepted)
         self.policy.lengths = np.where(self.left > 0, before, self.policy.lengths)
         self.left = self.left - 1
 

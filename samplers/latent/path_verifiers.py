@@ -42,9 +42,9 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.denoising_path import PathDistribution, log_density, noise_size, walk
-from gen.samplers.engine.causal_loop import Round
-from gen.samplers.engine.host import sent
-from gen.samplers.verifiers.base import leading, rows_at
+from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.host import to_device
+from gen.samplers.verifiers.base import num_accepted, rows_at
 
 BLOCK = 64  # tries of a place computed at once, at most
 
@@ -61,45 +61,45 @@ class PathChain:
         self.ours, self.theirs, self.max_tries = ours, theirs, max_tries
         self.drawn: list = []  # what is known of the drafts, column by column
 
-    def begin(self, now: Round, drafts: int) -> None:
+    def begin(self, step: CausalStep, drafts: int) -> None:
         self.drawn = []
 
     def keep(self, rows: Tensor) -> None:
         self.drawn = []
 
     def verify(
-        self, now: Round, drafts: Tensor, drafted: Tensor, logprobs: Tensor
+        self, step: CausalStep, drafts: Tensor, drafted: Tensor, logprobs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        accepted = leading(self.kept(now, drafted, logprobs))
+        accepted = num_accepted(self.kept(step, drafted, logprobs))
         chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
         rejected = (
             (accepted < drafted.sum(1)).cpu().numpy()
         )  # walks are too dear to be taken for nothing, so this is waited for
         for which, draw in ((rejected, self.residual), (~rejected, self.own)):
             if which.any():
-                rows = sent(which.nonzero()[0], logprobs.device)
-                chosen[rows, accepted[rows]] = draw(now, rows, accepted[rows], logprobs).to(chosen.dtype)
+                rows = to_device(which.nonzero()[0], logprobs.device)
+                chosen[rows, accepted[rows]] = draw(step, rows, accepted[rows], logprobs).to(chosen.dtype)
         return accepted, chosen
 
-    def undrafted(self, now: Round, logprobs: Tensor) -> Tensor:
+    def undrafted(self, step: CausalStep, logprobs: Tensor) -> Tensor:
         row = torch.arange(len(logprobs), device=logprobs.device)
-        return self.own(now, row, torch.zeros_like(row), logprobs)[:, None]
+        return self.own(step, row, torch.zeros_like(row), logprobs)[:, None]
 
-    def kept(self, now: Round, drafted: Tensor, logprobs: Tensor) -> Tensor:
+    def kept(self, step: CausalStep, drafted: Tensor, logprobs: Tensor) -> Tensor:
         """What the coins say of each draft by itself: bool like ``drafted``."""
         out = torch.zeros_like(drafted)
         if self.drawn:
             count = len(self.drawn)
-            chance = self.log_ratio(now, logprobs[:, :count]).clamp_max(0).exp()
-            out[:, :count] = now.flip(chance, "accept", drafted[:, :count]) & drafted[:, :count]
+            chance = self.log_ratio(step, logprobs[:, :count]).clamp_max(0).exp()
+            out[:, :count] = step.flip(chance, "accept", drafted[:, :count]) & drafted[:, :count]
         return out
 
-    def own(self, now: Round, row: Tensor, column: Tensor, logprobs: Tensor) -> Tensor:
+    def own(self, step: CausalStep, row: Tensor, column: Tensor, logprobs: Tensor) -> Tensor:
         """Latents [n, C] of the target alone."""
-        noise = _noise(now, row, column, "token", None, noise_size(self.ours))
+        noise = _noise(step, row, column, "token", None, noise_size(self.ours))
         return walk(self.ours, logprobs[row, column], noise)[:, -1]
 
-    def residual(self, now: Round, row: Tensor, column: Tensor, logprobs: Tensor) -> Tensor:
+    def residual(self, step: CausalStep, row: Tensor, column: Tensor, logprobs: Tensor) -> Tensor:
         """Latents [n, C] in place of rejected drafts: the first accepted try, or else the target's
         own. Every try is a round of draws of its own, so how many are computed at once changes
         nothing. After each block of tries the device is waited for: are there enough?
@@ -110,16 +110,16 @@ class PathChain:
             block = min(max(tried, 1), BLOCK, self.max_tries - tried)
             r, c = row[left].repeat_interleave(block), column[left].repeat_interleave(block)
             tries = (
-                now.round[r] * self.max_tries
+                step.round[r] * self.max_tries
                 + tried
                 + torch.arange(block, device=row.device).repeat(len(left))
             )
-            x, log_ratio = self.attempt(now, r, c, logprobs, tries)
+            x, log_ratio = self.attempt(step, r, c, logprobs, tries)
             chance = -torch.expm1(-log_ratio.clamp_min(0))[:, None]
-            at = now.positions[r, c][:, None]
-            fine = now.rng.flip(
+            at = step.positions[r, c][:, None]
+            fine = step.rng.flip(
                 chance,
-                now.rows[r],
+                step.rows[r],
                 at,
                 "residual_accept",
                 tries,
@@ -130,22 +130,22 @@ class PathChain:
             best = rows_at(x.view(len(left), block, -1), first)[:, 0].to(out.dtype)
             out[left] = torch.where(hit[:, None], best, out[left])
             missed = (~hit).cpu().numpy().nonzero()[0]
-            left, tried = left[sent(missed, left.device)], tried + block
+            left, tried = left[to_device(missed, left.device)], tried + block
         if len(left):
-            out[left] = self.own(now, row[left], column[left], logprobs)
+            out[left] = self.own(step, row[left], column[left], logprobs)
         return out
 
-    def draw(self, now: Round, column: int, logprobs: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Chain``; a latent says nothing of how sure the draft is."""
         raise NotImplementedError
 
-    def log_ratio(self, now: Round, logprobs: Tensor) -> Tensor:
+    def log_ratio(self, step: CausalStep, logprobs: Tensor) -> Tensor:
         """log r of the drafts, [b, L], which stand in the first L columns; ``law`` is those
         columns'."""
         raise NotImplementedError
 
     def attempt(
-        self, now: Round, row: Tensor, column: Tensor, logprobs: Tensor, tries: Tensor
+        self, step: CausalStep, row: Tensor, column: Tensor, logprobs: Tensor, tries: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Latents [n, C] of the target's side, and log r of each [n]."""
         raise NotImplementedError
@@ -154,20 +154,20 @@ class PathChain:
 class ExactPaths(PathChain):
     """Drafts have noise of their round, and are judged by the densities of whole paths."""
 
-    def draw(self, now, column, logprobs, active):
-        noise = now.rng.normal(
-            now.rows, now.positions[:, column, None], "draft", now.round, noise_size(self.theirs)
+    def draw(self, step, column, logprobs, active):
+        noise = step.rng.normal(
+            step.rows, step.positions[:, column, None], "draft", step.round, noise_size(self.theirs)
         )[:, 0]
         path = walk(self.theirs, logprobs, noise)
         self.drawn.append((path, logprobs))
         return path[:, -1], path.new_ones(len(path))
 
-    def log_ratio(self, now, logprobs):
+    def log_ratio(self, step, logprobs):
         path, self.conditions = (torch.stack(x, 1) for x in zip(*self.drawn, strict=True))
         return self.compare(path, logprobs, self.conditions)
 
-    def attempt(self, now, row, column, logprobs, tries):
-        noise = _noise(now, row, column, "residual", tries, noise_size(self.ours))
+    def attempt(self, step, row, column, logprobs, tries):
+        noise = _noise(step, row, column, "residual", tries, noise_size(self.ours))
         path = walk(self.ours, logprobs[row, column], noise)
         return path[:, -1], self.compare(path, logprobs[row, column], self.conditions[row, column])
 
@@ -201,25 +201,25 @@ class AlignedPaths(PathChain):
         super().__init__(ours, theirs, max_tries)
         self.relaxation = relaxation
 
-    def draw(self, now, column, logprobs, active):
-        noise = now.rng.normal(
-            now.rows, now.positions[:, column, None], "token", None, noise_size(self.theirs)
+    def draw(self, step, column, logprobs, active):
+        noise = step.rng.normal(
+            step.rows, step.positions[:, column, None], "token", None, noise_size(self.theirs)
         )[:, 0]
         last = align(self.theirs, logprobs, noise)
         self.drawn.append(last)
         return last.end, last.before.new_ones(len(logprobs))
 
-    def log_ratio(self, now, logprobs):
+    def log_ratio(self, step, logprobs):
         self.q = Last(*(torch.stack(x, 1) for x in zip(*self.drawn, strict=True)))
         self.p = align(
-            self.ours, logprobs, now.normal("token", noise_size(self.ours), logprobs.shape[1], shared=True)
+            self.ours, logprobs, step.normal("token", noise_size(self.ours), logprobs.shape[1], shared=True)
         )
         return self.compare(self.q.end, self.p, self.q)
 
-    def attempt(self, now, row, column, logprobs, tries):
+    def attempt(self, step, row, column, logprobs, tries):
         p, q = (Last(*(x[row, column] for x in last)) for last in (self.p, self.q))
         x = p.mean + p.log_sigma.exp() * _noise(
-            now, row, column, "residual", tries, self.ours.channels
+            step, row, column, "residual", tries, self.ours.channels
         ).to(p.mean.dtype)
         return x, self.compare(x, p, q)
 
@@ -243,9 +243,9 @@ def align(logprobs: PathDistribution, z: Tensor, noise: Tensor) -> Last:
 
 
 def _noise(
-    now: Round, row: Tensor, column: Tensor, purpose: str, round: Tensor | None, size: int
+    step: CausalStep, row: Tensor, column: Tensor, purpose: str, round: Tensor | None, size: int
 ) -> Tensor:
     """Standard normal numbers [n, size] of places of the round."""
-    return now.rng.normal(
-        now.rows[row], now.positions[row, column][:, None], purpose, round, size
+    return step.rng.normal(
+        step.rows[row], step.positions[row, column][:, None], purpose, round, size
     )[:, 0]

@@ -40,7 +40,7 @@ from gen.core.sampler import Preset, Sampler
 from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.parts.orders import BLIND
-from gen.samplers.masked.step import Step, highest
+from gen.samplers.masked.step import MaskedStep, highest
 
 
 @register("sampler", "masked_iterative")
@@ -86,48 +86,48 @@ class MaskedIterative(MaskedParams, Sampler):
 
 
 @register("proposer", "categorical")
-def categorical(now: Step) -> Tensor:
+def categorical(step: MaskedStep) -> Tensor:
     """An id from the law at every masked place, with noise of the place and the step: [b, T]."""
-    return now.rng.categorical(now.law, now.rows, now.positions, "propose", now.round, now.masked)
+    return step.rng.categorical(step.law, step.rows, step.positions, "propose", step.round, step.masked)
 
 
 @register("proposer", "argmax")
-def argmax(now: Step) -> Tensor:
+def argmax(step: MaskedStep) -> Tensor:
     """The most likely id."""
-    return now.law.argmax(-1)
+    return step.law.argmax(-1)
 
 
 @register("selector", "schedule")
-def schedule(now: Step) -> Tensor:
+def schedule(step: MaskedStep) -> Tensor:
     """As many as the schedule says, the highest scores first."""
-    return highest(now.score, now.eligible, now.quota)
+    return highest(step.score, step.eligible, step.quota)
 
 
 @register("stop", "filled")
-def filled(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
+def filled(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
     """When nothing is empty any more."""
-    return torch.zeros_like(now.rows, dtype=torch.bool), canvas
+    return torch.zeros_like(step.rows, dtype=torch.bool), canvas
 
 
 @register("block_schedule", "whole")
-def whole(now: Step) -> tuple[Tensor, Tensor]:
+def whole(step: MaskedStep) -> tuple[Tensor, Tensor]:
     """All places are one block."""
-    return torch.ones_like(now.masked), torch.zeros_like(now.rows)
+    return torch.ones_like(step.masked), torch.zeros_like(step.rows)
 
 
-def numbered(now: Step) -> Tensor:
+def numbered(step: MaskedStep) -> Tensor:
     """The number [b, T] of the block of ``block_length`` places that each one is in. With
     ``align_blocks`` they are counted from the first id of the condition, so that the canvas may
     begin inside of one."""
-    before = now.before[:, None] if now.params.align_blocks and isinstance(now.before, Tensor) else 0
-    return (now.positions + before) // now.params.block_length
+    before = step.before[:, None] if step.params.align_blocks and isinstance(step.before, Tensor) else 0
+    return (step.positions + before) // step.params.block_length
 
 
 @register("block_schedule", "fixed")
-def fixed(now: Step) -> tuple[Tensor, Tensor]:
+def fixed(step: MaskedStep) -> tuple[Tensor, Tensor]:
     """Blocks of ``block_length`` places, one after the other: the first that has an empty place."""
-    block = numbered(now)
-    number = block.gather(1, now.masked.long().argmax(1)[:, None])
+    block = numbered(step)
+    number = block.gather(1, step.masked.long().argmax(1)[:, None])
     return block == number, number[:, 0]
 
 

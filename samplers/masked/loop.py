@@ -48,10 +48,10 @@ from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
-from gen.samplers.engine.host import anywhere
+from gen.samplers.engine.host import may_be_any
 from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.parts.caches import with_cache
-from gen.samplers.masked.step import Memory, Seats, Step, highest
+from gen.samplers.masked.step import Memory, Seats, MaskedStep, highest
 
 
 class Revision(NamedTuple):
@@ -131,7 +131,7 @@ def decode_masked(
     while len(rows := seats.rows):
         masked = space.is_masked(canvas[rows])
         committed = _at_work(~masked & ~given[rows], masked, memory) if parts.shadow else None
-        now = Step(
+        now = MaskedStep(
             rng,
             rows,
             round_,
@@ -167,7 +167,7 @@ def decode_masked(
         now.score = parts.order(now)
         eligible = now.eligible
         chosen = parts.selector(now) & eligible
-        if anywhere(~chosen.any(1)):
+        if may_be_any(~chosen.any(1)):
             chosen = torch.where(
                 chosen.any(1, keepdim=True),
                 chosen,
@@ -266,43 +266,43 @@ def _read(
     )
 
 
-def _block(now: Step, parts: _Parts, wanted: Tensor) -> None:
+def _block(step: MaskedStep, parts: _Parts, wanted: Tensor) -> None:
     """Which block every row is in, and how far in it. ``wanted`` [b]: empty places at the start of
     all."""
-    now.begins = now.since = now.wanted = torch.zeros_like(now.rows)
+    step.begins = step.since = step.wanted = torch.zeros_like(step.rows)
     asks, before = (
-        "held" in now.memory,
-        dict(now.memory),
+        "held" in step.memory,
+        dict(step.memory),
     )  # whether a remasker may have asked for another call in a full block
-    held = now.recall("held", torch.zeros_like(now.rows, dtype=torch.bool)) if asks else None
-    now.open, number, *counted = parts.blocks(now)
+    held = step.recall("held", torch.zeros_like(step.rows, dtype=torch.bool)) if asks else None
+    step.open, number, *counted = parts.blocks(step)
     if asks and bool(held.any()):  # to the schedule their block is over, and it may have gone on
 
         def keep(name, new):
             return torch.where(held.view(-1, *[1] * (new.ndim - 1)), before[name], new)
 
-        now.memory.update(
+        step.memory.update(
             {
                 name: keep(name, x)
-                for name, x in now.memory.items()
+                for name, x in step.memory.items()
                 if name in before and x is not before[name]
             }
         )
-        now.open, number = keep("open", now.open), keep("block", number)
-    now.begins = number != now.recall("block", torch.full_like(number, -1))
-    count = (now.masked & now.fresh & (counted[0] if counted else now.open)).sum(1)
-    now.since = torch.where(now.begins, 0, now.recall("since", count))
-    now.wanted = torch.where(now.begins, count, now.recall("wanted", count))
-    steps = torch.ceil(now.params.steps * now.wanted.double() / wanted - 1e-9).clamp_min(1)
-    if now.params.block_steps:
-        steps = torch.full_like(steps, now.params.block_steps)
-    now.r = ((now.since + 1) / steps).clamp_max(1)
-    now.last = now.r >= 1
-    share = torch.where(now.last, 0.0, parts.schedule(now.r, now.params.exponent))
-    stay = (now.wanted * share + 1e-9).floor().long()
+        step.open, number = keep("open", step.open), keep("block", number)
+    step.begins = number != step.recall("block", torch.full_like(number, -1))
+    count = (step.masked & step.fresh & (counted[0] if counted else step.open)).sum(1)
+    step.since = torch.where(step.begins, 0, step.recall("since", count))
+    step.wanted = torch.where(step.begins, count, step.recall("wanted", count))
+    steps = torch.ceil(step.params.steps * step.wanted.double() / wanted - 1e-9).clamp_min(1)
+    if step.params.block_steps:
+        steps = torch.full_like(steps, step.params.block_steps)
+    step.r = ((step.since + 1) / steps).clamp_max(1)
+    step.last = step.r >= 1
+    share = torch.where(step.last, 0.0, parts.schedule(step.r, step.params.exponent))
+    stay = (step.wanted * share + 1e-9).floor().long()
     stay = torch.where(share > 0, stay.clamp_min(1), stay)
-    now.quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
-    now.memory.update(block=number, open=now.open, since=now.since + 1, wanted=now.wanted)
+    step.quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
+    step.memory.update(block=number, open=step.open, since=step.since + 1, wanted=step.wanted)
 
 
 def _report(
@@ -332,7 +332,7 @@ class _Book:
     def add(
         self,
         numbers: list[int],
-        now: Step,
+        step: MaskedStep,
         positions: int | Tensor,
         chosen: Tensor,
         proposed: Tensor,
@@ -343,7 +343,7 @@ class _Book:
         self.calls.append((numbers, positions))
         for i, row in enumerate(numbers if self.traces is not None else []):
             at, window, gone = (
-                x[i].nonzero()[:, 0].tolist() for x in (chosen, now.masked | chosen, removed)
+                x[i].nonzero()[:, 0].tolist() for x in (chosen, step.masked | chosen, removed)
             )
             self.traces[row].append(
                 TraceStep(

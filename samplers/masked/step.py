@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gen.core.rng import RNG
 from gen.core.token_space import TokenSpace
-from gen.samplers.engine.host import sent
+from gen.samplers.engine.host import to_device
 
 
 class Memory(dict[str, Tensor]):
@@ -74,7 +74,7 @@ class Seats:
         free = over.nonzero()[0]
         if not len(free):
             return None
-        free, there = free[: len(self._waiting)], lambda x: sent(x, done.device)
+        free, there = free[: len(self._waiting)], lambda x: to_device(x, done.device)
         new = np.zeros_like(over)
         new[free] = True
         again, left = there(new), new | ~over
@@ -93,7 +93,7 @@ class Seats:
 
 
 @dataclass
-class Step:
+class MaskedStep:
     """One forward call, of b rows. T places, V ids.
 
     ``rows`` [b]: their numbers among all items, ``round`` [b]: forward calls of each before this

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.samplers.engine.host import anywhere
+from gen.samplers.engine.host import may_be_any
 
 if TYPE_CHECKING:
-    from gen.samplers.engine.causal_loop import Round
+    from gen.samplers.engine.causal_loop import CausalStep
 
 ROW, UNIFORM, POINT = 0, 1, 2
 
@@ -89,7 +89,7 @@ def rows_at(x: Tensor, column: Tensor) -> Tensor:
     return x[torch.arange(len(x), device=x.device), column][:, None]
 
 
-def leading(kept: Tensor) -> Tensor:
+def num_accepted(kept: Tensor) -> Tensor:
     """How many columns are true before the first false one: bool [b, L] -> long [b]."""
     return kept.long().cumprod(1).sum(1)
 
@@ -111,10 +111,10 @@ def normalised(rest: Tensor, logp: Tensor) -> Tensor:
     return torch.where(total > 0, rest.div_(total).log_(), logp)
 
 
-def redrawn(now: Round, ids: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
+def resample_rejected(step: CausalStep, ids: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
     """``ids`` [b, L] with the ``rejected`` place (at most one per row) drawn anew from ``law``, log
     [b, V]. Rows without one draw for nothing."""
-    drawn = now.categorical(
+    drawn = step.categorical(
         logprobs[:, None], "residual", rejected.any(1, keepdim=True), place_of(rejected)
     )
     return torch.where(rejected, drawn, ids)
@@ -134,29 +134,29 @@ class Verifier:
         return self
 
     def verify(
-        self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor
+        self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Accepted drafts [b], and ids [b, W] which are right up to the token after them.
         ``proposal``: L drafts, of which each row has its first few (``drafted`` bool [b, L]);
         ``logp`` [b, W, V], W >= L."""
-        accepted, logprobs = self.decide(now, proposal, drafted, logp)
+        accepted, logprobs = self.decide(step, proposal, drafted, logp)
         b, width, _ = logp.shape
         length = drafted.shape[1]
         ids = proposal.tokens.new_zeros(b, width)
         ids[:, :length] = proposal.tokens
         rejected = first_rejected(drafted, accepted)
-        if anywhere(rejected):
-            ids[:, :length] = redrawn(now, ids[:, :length], rejected, logprobs(rejected))
+        if may_be_any(rejected):
+            ids[:, :length] = resample_rejected(step, ids[:, :length], rejected, logprobs(rejected))
         column = accepted.clamp_max(width - 1)
         free = (
             (accepted == drafted.sum(1))
-            & now.valid.gather(1, column[:, None])[:, 0]
+            & step.valid.gather(1, column[:, None])[:, 0]
             & (accepted < width)
         )
-        if anywhere(
+        if may_be_any(
             free
         ):  # all drafts accepted: one more token, with noise of its place that nobody has used yet
-            drawn = now.categorical(
+            drawn = step.categorical(
                 rows_at(logp, column), "token", free[:, None], column, shared=True
             )
             ids.scatter_(
@@ -166,7 +166,7 @@ class Verifier:
             )
         return accepted, ids
 
-    def decide(self, now: Round, proposal: Proposal, drafted: Tensor, logp: Tensor):
+    def decide(self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor):
         """Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the log
         of their residual law [b, V], which is anything in rows without one."""
         raise NotImplementedError
@@ -194,12 +194,12 @@ class PositionVerifier(Verifier):
         column = place_of(rejected)
         return self.residual(proposal.at(column), rows_at(logp, column))[:, 0]
 
-    def decide(self, now, proposal, drafted, logp):
+    def decide(self, step, proposal, drafted, logp):
         kept = (
-            now.flip(self.acceptance(proposal, logp[:, : drafted.shape[1]]), "accept", drafted)
+            step.flip(self.acceptance(proposal, logp[:, : drafted.shape[1]]), "accept", drafted)
             & drafted
         )
-        return leading(kept), lambda rejected: self.instead(proposal, logp, rejected)
+        return num_accepted(kept), lambda rejected: self.instead(proposal, logp, rejected)
 
 
 @register("verifier", "token")
@@ -215,7 +215,7 @@ class Token(PositionVerifier):
 class Block(Verifier):
     """All drafts of a chain together."""
 
-    def decide(self, now, proposal, drafted, logp):
+    def decide(self, step, proposal, drafted, logp):
         b, length = drafted.shape
         logp = logp[:, :length]
         log_p = logp.gather(-1, proposal.tokens[..., None])[..., 0]
@@ -233,7 +233,7 @@ class Block(Verifier):
         inner = torch.where(down > 0, more / down, 1.0)
         chance = joint[:, 1:].clone()  # the last draft's, P_n
         chance[:, :-1] = torch.where(drafted[:, 1:], inner, chance[:, :-1])
-        said = now.flip(chance, "accept", drafted) & drafted
+        said = step.flip(chance, "accept", drafted) & drafted
         accepted = (
             (said * torch.arange(1, length + 1, device=logp.device)).amax(1)
             if length

@@ -354,7 +354,7 @@ def test_gumbel_gives_the_tokens_of_autoregression_with_the_embedded_architectur
 def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
     """Still the right law, no longer the same tokens."""
 
-    def step(self, now, proposal, drafted, logp, onward):
+    def step(self, now, proposal, drafted, logp, next_logprobs):
         ids = now.categorical(logp, "token", now.valid)
         return (
             couplings.leading((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted),

@@ -31,8 +31,8 @@ from gen.core.sampler import Sampler
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.length_policies import AutoLength, LengthPolicy
-from gen.samplers.engine.causal_loop import Drafter, Round
-from gen.samplers.engine.host import sent
+from gen.samplers.engine.causal_loop import Drafter, CausalStep
+from gen.samplers.engine.host import to_device
 from gen.samplers.engine.window import AUTO, checked, width_of
 from gen.samplers.verifiers.base import ROW, Proposal, Verifier
 
@@ -40,22 +40,22 @@ from gen.samplers.verifiers.base import ROW, Proposal, Verifier
 class Chain(Protocol):
     """The drafts of one round. It keeps nothing between rounds, or drops it in ``keep``."""
 
-    def begin(self, now: Round, drafts: int) -> None:
+    def begin(self, step: CausalStep, drafts: int) -> None:
         """A round with places for so many drafts, the columns 0 .. drafts-1 of ``now``."""
 
-    def draw(self, now: Round, column: int, law: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, step: CausalStep, column: int, law: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """Drafts [b(, C)] of one column from the draft's law there (log-probabilities [b, V];
         conditioning vectors [b, H, D]), and what the length policy sees of them: [b], q(x) or
         another measure of confidence. Rows that are not ``active`` (bool [b]) may get anything.
         Columns come in order."""
 
     def verify(
-        self, now: Round, drafts: Tensor, drafted: Tensor, law: Tensor
+        self, step: CausalStep, drafts: Tensor, drafted: Tensor, law: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As ``Drafter.verify``, of drafts [b, L(, C)] that exist where ``drafted`` (bool [b, L])
         says so."""
 
-    def undrafted(self, now: Round, law: Tensor) -> Tensor:
+    def undrafted(self, step: CausalStep, law: Tensor) -> Tensor:
         """The tokens [b, 1(, C)] of a round without any draft, of the target's law alone."""
 
     def keep(self, rows: Tensor) -> None: ...
@@ -69,26 +69,26 @@ class IdChain:
         self.verifier, self.legal = verifier, legal
         self.distributions: list[Tensor] = []
 
-    def begin(self, now, drafts):
+    def begin(self, step, drafts):
         self.distributions = []
 
-    def draw(self, now, column, law, active):
+    def draw(self, step, column, law, active):
         self.distributions.append(law)
-        ids = now.categorical(law[:, None], "draft", active[:, None], column)[:, 0]
+        ids = step.categorical(law[:, None], "draft", active[:, None], column)[:, 0]
         return ids, law.gather(1, ids[:, None])[:, 0].exp()
 
-    def verify(self, now, drafts, drafted, law):
+    def verify(self, step, drafts, drafted, law):
         b, length = drafts.shape
         logq = torch.zeros(b, length, law.shape[-1], dtype=law.dtype, device=law.device)
         if self.distributions:
             logq[:, : len(self.distributions)] = torch.stack(self.distributions, 1).to(law.dtype)
-        legal = legal_at(self.legal, now.positions[:, :length])
+        legal = legal_at(self.legal, step.positions[:, :length])
         return self.verifier.verify(
-            now, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, law
+            step, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, law
         )
 
-    def undrafted(self, now, law):
-        return now.categorical(law, "token", now.valid, shared=True)
+    def undrafted(self, step, law):
+        return step.categorical(law, "token", step.valid, shared=True)
 
     def keep(self, rows):
         self.distributions = []
@@ -113,21 +113,21 @@ class ModelDrafter(Drafter):
     def window(self) -> int:
         return 1 + self.policy.most
 
-    def propose(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        length = now.positions.shape[1] - 1
+    def propose(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        length = step.positions.shape[1] - 1
         if not length:
-            self.drafts, self.drafted = tokens[:, :0], now.valid[:, :0]
+            self.drafts, self.drafted = tokens[:, :0], step.valid[:, :0]
             return self.drafts, self.drafted
-        wanted = np.minimum(self.policy.lengths, now.widths - 1)
+        wanted = np.minimum(self.policy.lengths, step.widths - 1)
         drafts = tokens.new_zeros(len(tokens), length, *tokens.shape[2:])
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
-        self.chain.begin(now, length)
-        given, at = self._news(now, tokens)
-        asked, most = sent(np.arange(length) < wanted[:, None], tokens.device), int(wanted.max())
+        self.chain.begin(step, length)
+        given, at = self._news(step, tokens)
+        asked, most = to_device(np.arange(length) < wanted[:, None], tokens.device), int(wanted.max())
         active = asked[:, 0]
         for column in range(most):
             law = self.draft.predict(given, at)[0][:, -1]
-            drawn, mass = self.chain.draw(now, column, law, active)
+            drawn, mass = self.chain.draw(step, column, law, active)
             drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
             drafted[:, column] = active
             if column + 1 == most:
@@ -138,32 +138,32 @@ class ModelDrafter(Drafter):
                 if not bool(active.any()):
                     break
             given = _where(active, drafts[:, column], given[:, -1])[:, None]
-            at = torch.where(active, now.start + column + 1, at[:, -1])[:, None]
+            at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
         self.drafts, self.drafted = drafts, drafted
         return drafts, drafted
 
-    def _news(self, now: Round, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def _news(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Committed tokens that the draft has not seen, and the positions after them; shorter rows
         repeat their first."""
-        back = np.arange(int((now.starts - self.known).max()) - 1, -1, -1)
-        at = sent(np.maximum(now.starts[:, None] - back, self.known[:, None] + 1), tokens.device)
+        back = np.arange(int((step.starts - self.known).max()) - 1, -1, -1)
+        at = to_device(np.maximum(step.starts[:, None] - back, self.known[:, None] + 1), tokens.device)
         row = torch.arange(len(tokens), device=tokens.device)[:, None]
         return tokens[row, (at - 1).clamp_min(0)], at
 
-    def verify(self, now: Round, law: Tensor) -> tuple[Tensor, Tensor]:
+    def verify(self, step: CausalStep, law: Tensor) -> tuple[Tensor, Tensor]:
         if not self.drafted.shape[1]:
-            return torch.zeros_like(now.start), self.chain.undrafted(now, law)
-        return self.chain.verify(now, self.drafts, self.drafted, law)
+            return torch.zeros_like(step.start), self.chain.undrafted(step, law)
+        return self.chain.verify(step, self.drafts, self.drafted, law)
 
-    def learn(self, now: Round, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        seen = now.starts + np.minimum(accepted, drafted - 1)  # the last draft was drawn, not fed
+    def observe(self, step: CausalStep, accepted: np.ndarray, drafted: np.ndarray) -> None:
+        seen = step.starts + np.minimum(accepted, drafted - 1)  # the last draft was drawn, not fed
         self.known = np.where(drafted > 0, seen, self.known)
-        self.policy.learn(drafted, accepted)
-        if self.rows[0] is not now.rows:
-            self.rows = now.rows, now.rows.tolist()
+        self.policy.observe(drafted, accepted)
+        if self.rows[0] is not step.rows:
+            self.rows = step.rows, step.rows.tolist()
         for row, calls in zip(self.rows[1], drafted.tolist(), strict=True):
             self.nfe[row] += calls
-        self.policy.over(now.positions.shape[1], now.starts, np.minimum(accepted + 1, now.widths))
+        self.policy.over(step.positions.shape[1], step.starts, np.minimum(accepted + 1, step.widths))
 
     def keep(self, rows: Tensor) -> None:
         self.draft.keep(rows)

@@ -41,10 +41,10 @@ from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler
 from gen.core.stats import SampleOutput, Stats, TraceStep
-from gen.samplers.engine.causal_loop import Round
+from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.masked.loop import check_canvas
 from gen.samplers.masked.parts.orders import BLIND
-from gen.samplers.masked.step import Seats, Step, ranked
+from gen.samplers.masked.step import Seats, MaskedStep, ranked
 from gen.samplers.verifiers.base import ROW, Proposal
 
 ORDERS = ("confidence", "top", "margin", "entropy", *BLIND)
@@ -90,12 +90,12 @@ class ChainSampler(Sampler):
         return 1
 
     @abstractmethod
-    def draft(self, now: Round, logprobs: Tensor) -> Tensor:
+    def draft(self, step: CausalStep, logprobs: Tensor) -> Tensor:
         """Ids [b, L] from the law [b, L, V] of the places ``now.positions`` [b, L], where
         ``now.valid``."""
 
     @abstractmethod
-    def judge(self, now: Round, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: CausalStep, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """``drafts``: L = n k of them, n at least 1, at ``now.positions`` [b, L]; ``law`` [b, L,
         V]: of each place given the drafts before its step; ``now.valid`` [b, L]: those whose turn
         it is if the ones before are kept. Returns how many steps are kept [b], and an id for the
@@ -171,7 +171,7 @@ def decode_chains(
         old, index = canvas[rows], torch.arange(len(rows), device=device)
         states, exists = chain.canvases(old)
         of = exists.nonzero()[:, 0]
-        logprobs, sent = target.predict(states[exists], of)
+        logprobs, to_device = target.predict(states[exists], of)
         flat = torch.zeros_like(
             exists, dtype=torch.long
         )  # which of the canvases sent is x_j of a row
@@ -206,7 +206,7 @@ def decode_chains(
             chain,
             accepted,
             torch.zeros_like(rows).index_add_(
-                0, of, torch.as_tensor(sent, device=device).expand(len(of))
+                0, of, torch.as_tensor(to_device, device=device).expand(len(of))
             ),
         )
         if callback:
@@ -241,7 +241,7 @@ def _score(method, target, rng, rows, round_, canvases, logprobs) -> tuple[Tenso
     """The scores float64 [m, T] of m canvases, and their empty places, bool [m, T]."""
     empty = target.space.is_masked(canvases)
     no = torch.zeros_like(empty)
-    now = Step(
+    step = MaskedStep(
         rng,
         rows,
         round_,
@@ -256,7 +256,7 @@ def _score(method, target, rng, rows, round_, canvases, logprobs) -> tuple[Tenso
         {},
         no.double(),
     )
-    return marginal_order(method.order)(now), empty
+    return marginal_order(method.order)(step), empty
 
 
 def same_places(turn: Tensor, positions: Tensor) -> Tensor:
@@ -277,9 +277,9 @@ def _judged(
         return x.repeat_interleave(k, 1)
 
     positions, ids = chain.positions.view(b, n * k), chain.ids.view(b, n * k)
-    now = Round(rng, rows, round_, torch.zeros_like(rows), positions, wide(follows))
+    step = CausalStep(rng, rows, round_, torch.zeros_like(rows), positions, wide(follows))
     drafts = Proposal(ids, torch.full_like(ids, ROW), chain.logq, chain.logq > -torch.inf)
-    return method.judge(now, drafts, logprobs[wide(flat[:, :n]), positions])
+    return method.judge(step, drafts, logprobs[wide(flat[:, :n]), positions])
 
 
 def _drafted(method, rng, rows, round_, logprobs, score, empty, fresh) -> _Chain:
@@ -292,7 +292,7 @@ def _drafted(method, rng, rows, round_, logprobs, score, empty, fresh) -> _Chain
     positions = ranked(score, empty).argsort(1)[:, : n * k]
     active = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
     logq = _at(logprobs, positions)
-    ids = method.draft(Round(rng, rows, round_, torch.zeros_like(rows), positions, active), logq)
+    ids = method.draft(CausalStep(rng, rows, round_, torch.zeros_like(rows), positions, active), logq)
     return _Chain(positions.view(len(rows), n, k), ids.view(len(rows), n, k), logq, steps)
 
 
@@ -317,10 +317,10 @@ class _Book:
         """Places [b, T] that were ``empty`` before the call and ``still`` are, ``canvas`` [b, T]
         after it; places ``computed`` [b]."""
         k = chain.positions.shape[2]
-        for i, (row, steps, sent) in enumerate(
+        for i, (row, steps, to_device) in enumerate(
             zip(rows.tolist(), accepted.tolist(), computed.tolist(), strict=True)
         ):
-            self.computed[row] += sent
+            self.computed[row] += to_device
             self.drafted[row] += int(chain.steps[i]) * k
             self.kept[row].append(steps * k)
             if self.traces is not None:

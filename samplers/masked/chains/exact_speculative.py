@@ -35,7 +35,7 @@ from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.samplers.masked.chains.chain import ChainSampler
-from gen.samplers.verifiers.base import first_rejected, redrawn
+from gen.samplers.verifiers.base import first_rejected, resample_rejected
 
 
 @register("sampler", "exact_speculative")
@@ -63,17 +63,17 @@ class ExactSpeculative(ChainSampler):
                 "sampler.verifier", self.verifier, f"{exact}; relaxed ones would not keep the law"
             )
 
-    def draft(self, now, logprobs):
-        return now.categorical(logprobs, "draft", now.valid)
+    def draft(self, step, logprobs):
+        return step.categorical(logprobs, "draft", step.valid)
 
-    def judge(self, now, drafts, logprobs) -> tuple[Tensor, Tensor]:
+    def judge(self, step, drafts, logprobs) -> tuple[Tensor, Tensor]:
         accepted, residual = registry.get("verifier", self.verifier)().decide(
-            now, drafts, now.valid, logprobs
+            step, drafts, step.valid, logprobs
         )
-        rejected = first_rejected(now.valid, accepted)
+        rejected = first_rejected(step.valid, accepted)
         if not bool(rejected.any()):
             return accepted, torch.full_like(accepted, -1)
-        ids = redrawn(now, drafts.tokens, rejected, residual(rejected))
+        ids = resample_rejected(step, drafts.tokens, rejected, residual(rejected))
         return accepted, torch.where(rejected, ids, -1).amax(1)
 
 

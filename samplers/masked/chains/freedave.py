@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.samplers.masked.chains.chain import ChainSampler, at_least_one
-from gen.samplers.verifiers.base import leading
+from gen.samplers.verifiers.base import num_accepted
 
 
 @register("sampler", "freedave")
@@ -57,10 +57,10 @@ class FreeDave(ChainSampler):
     def width(self) -> int:
         return self.tokens_per_step
 
-    def draft(self, now, logprobs):
-        return now.categorical(logprobs, "token", now.valid, shared=True)
+    def draft(self, step, logprobs):
+        return step.categorical(logprobs, "token", step.valid, shared=True)
 
-    def judge(self, now, drafts, logprobs) -> tuple[Tensor, Tensor]:
-        same = (now.categorical(logprobs, "token", now.valid, shared=True) == drafts.tokens) & now.valid
-        accepted = leading(same.view(len(same), same.shape[1] // self.width, self.width).all(-1))
+    def judge(self, step, drafts, logprobs) -> tuple[Tensor, Tensor]:
+        same = (step.categorical(logprobs, "token", step.valid, shared=True) == drafts.tokens) & step.valid
+        accepted = num_accepted(same.view(len(same), same.shape[1] // self.width, self.width).all(-1))
         return accepted, accepted.new_full(accepted.shape, -1)

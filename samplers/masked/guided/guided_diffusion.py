@@ -38,7 +38,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.loop import decode_masked
-from gen.samplers.masked.step import Step
+from gen.samplers.masked.step import MaskedStep
 
 
 @register("sampler", "guided_diffusion")
@@ -98,7 +98,7 @@ class GuidedDiffusion(Sampler):
             )
         judge = _Judge(self, target, draft)
         params = MaskedParams(order="confidence", choice_temperature=0.0, stop=self.stop)
-        parts = {"proposer": judge.propose, "selector": lambda now: now.memory["agreed"]}
+        parts = {"proposer": judge.propose, "selector": lambda step: step.memory["agreed"]}
         out = decode_masked(
             target, rng, params, canvas=canvas, trace=trace, callback=callback, instead=parts
         )
@@ -134,29 +134,29 @@ class _Judge:
         self.nfe = [0] * draft.items
         self.believes: Callable = registry.get("proposer", "categorical")
 
-    def propose(self, now: Step) -> Tensor:
+    def propose(self, step: MaskedStep) -> Tensor:
         """An id for every empty place [b, T]; remembers which of them are agreed on."""
-        self._follow(now.rows)
-        ids = torch.where(now.masked, self.believes(now), now.canvas)
-        position, total = now.positions, ids.shape[1]
-        start = self._start(ids, now.masked)
+        self._follow(step.rows)
+        ids = torch.where(step.masked, self.believes(step), step.canvas)
+        position, total = step.positions, ids.shape[1]
+        start = self._start(ids, step.masked)
         column = torch.arange(total - int(start.min()), device=ids.device)
         at = start[:, None] + column
         at = torch.where(
             at < total, at, start[:, None]
         )  # a column that does not exist repeats the row's first
         law, _ = self.target.predict(ids.gather(1, (at - 1).clamp_min(0)), at)
-        for row in now.rows.tolist():
+        for row in step.rows.tolist():
             self.nfe[row] += 1
         fine, best = self._verdict(law, ids.gather(1, at))
         back = (position - start[:, None]).clamp(0, len(column) - 1)
-        refused = now.masked & ~fine.gather(1, back)
+        refused = step.masked & ~fine.gather(1, back)
         first = torch.where(refused, position, total).amin(1, keepdim=True)
-        agreed = now.masked & (position < first)
+        agreed = step.masked & (position < first)
         if self.rule.commit_correction:
             agreed |= position == first
             ids = torch.where(position == first, best.gather(1, back), ids)
-        now.memory["agreed"] = agreed
+        step.memory["agreed"] = agreed
         return ids
 
     def _start(self, ids: Tensor, masked: Tensor) -> Tensor:

@@ -16,15 +16,15 @@ from torch import Tensor
 from gen.core.registry import register
 from gen.core.sampler import Preset
 from gen.samplers.masked.parts.orders import noisy
-from gen.samplers.masked.step import Step
+from gen.samplers.masked.step import MaskedStep
 
 
 @register("order", "annealed")
-def annealed(now: Step) -> Tensor:
+def annealed(step: MaskedStep) -> Tensor:
     """log p(x_i) of the proposed id, plus t (1 - s / (S - 1)) Gumbel noise with t =
     ``choice_temperature``."""
-    steps = (now.since + 1) / now.r
-    return noisy(now, (steps - 1 - now.since).clamp_min(0) / (steps - 1).clamp_min(1))
+    steps = (step.since + 1) / step.r
+    return noisy(step, (steps - 1 - step.since).clamp_min(0) / (steps - 1).clamp_min(1))
 
 
 @register("schedule", "cosine_single")

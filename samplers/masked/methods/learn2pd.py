@@ -49,32 +49,32 @@ from gen.core.registry import register
 from gen.models.load.locate import read_config, readable, zoo
 from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.parts.orders import entropy as certainty
-from gen.samplers.masked.step import Step, highest
+from gen.samplers.masked.step import MaskedStep, highest
 
 KIND = "place_filter"
 PER_PLACE, PER_BLOCK = 6, 4
 FLOOR = 1e-5  # how near to 1 confidences are told apart
 
 
-def features(now: Step, radius: int) -> Tensor:
+def features(step: MaskedStep, radius: int) -> Tensor:
     """What a filter reads of every place: float64 [b, T, F], F = 6 (2 R + 1) + 4; see the
     module."""
-    known, empty = now.open & ~now.masked, now.open & now.masked
-    c = now.confidence.clamp(0, 1)
-    first, second = now.judged().double().topk(2, -1).values.exp().unbind(-1)
+    known, empty = step.open & ~step.masked, step.open & step.masked
+    c = step.confidence.clamp(0, 1)
+    first, second = step.judged().double().topk(2, -1).values.exp().unbind(-1)
     logprobs = torch.stack(
-        [c, -torch.log10((1 - c).clamp_min(0) + FLOOR) / 5, certainty(now).exp(), first - second],
+        [c, -torch.log10((1 - c).clamp_min(0) + FLOOR) / 5, certainty(step).exp(), first - second],
         -1,
     ).clamp(0, 1)
-    logprobs = logprobs.masked_fill(known[..., None], 1) * now.open[..., None]
-    position = torch.cat([now.open[..., None].double(), known[..., None].double(), logprobs], -1)
+    logprobs = logprobs.masked_fill(known[..., None], 1) * step.open[..., None]
+    position = torch.cat([step.open[..., None].double(), known[..., None].double(), logprobs], -1)
     around = (
         nn.functional.pad(position, (0, 0, radius, radius)).unfold(1, 2 * radius + 1, 1).flatten(2)
     )
     count = empty.sum(1).clamp_min(1)
     block = torch.stack(
         [
-            known.double().sum(1) / now.open.sum(1).clamp_min(1),
+            known.double().sum(1) / step.open.sum(1).clamp_min(1),
             (c * empty).sum(1) / count,
             c.masked_fill(~empty, 1).amin(1),
             c.masked_fill(~empty, 0).amax(1),
@@ -101,13 +101,13 @@ class PlaceFilter(nn.Module):
         return self.layers(x)[..., 0]
 
     @torch.no_grad()
-    def probability(self, now: Step) -> Tensor:
+    def probability(self, step: MaskedStep) -> Tensor:
         """How likely the proposal of every place that may be committed is final, by a filter in
         float64: [b, T], minus infinity at the others."""
         out = torch.full(
-            now.masked.shape, -torch.inf, dtype=torch.float64, device=now.masked.device
+            step.masked.shape, -torch.inf, dtype=torch.float64, device=step.masked.device
         )
-        out[now.eligible] = self(features(now, self.radius)[now.eligible]).sigmoid()
+        out[step.eligible] = self(features(step, self.radius)[step.eligible]).sigmoid()
         return out
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -187,6 +187,6 @@ class Learned:
         # in float64 a row's verdicts do not depend on how many rows are judged with it
         self.filter = PlaceFilter.from_pretrained(params.filter, device, torch.float64)
 
-    def __call__(self, now: Step) -> Tensor:
-        found = self.filter.probability(now) >= now.params.filter_threshold
-        return found | highest(now.score, now.eligible, torch.ones_like(now.rows))
+    def __call__(self, step: MaskedStep) -> Tensor:
+        found = self.filter.probability(step) >= step.params.filter_threshold
+        return found | highest(step.score, step.eligible, torch.ones_like(step.rows))

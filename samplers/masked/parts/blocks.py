@@ -21,46 +21,46 @@ import torch
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.samplers.masked.step import Step, highest
+from gen.samplers.masked.step import MaskedStep, highest
 
 
 @register("block_schedule", "adaptive")
-def adaptive(now: Step) -> tuple[Tensor, Tensor]:
+def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
     """Blocks as long as what they say. A block's number is the place after its last."""
-    size, position = now.params.block_length, now.positions
+    size, position = step.params.block_length, step.positions
     start, end = (
-        now.recall(f"adaptive_{name}", torch.zeros_like(now.rows)) for name in ("start", "end")
+        step.recall(f"adaptive_{name}", torch.zeros_like(step.rows)) for name in ("start", "end")
     )
-    going = (now.masked & (position < end[:, None])).any(1)
-    first = now.masked.long().argmax(1)
+    going = (step.masked & (position < end[:, None])).any(1)
+    first = step.masked.long().argmax(1)
     begin = (
         end + (first - end).clamp_min(0) // size * size
     )  # blocks that have nothing to do are passed over
-    sure, ids = now.judged().max(-1)
+    sure, ids = step.judged().max(-1)
     near = (position >= first[:, None]) & (position < first[:, None] + max(1, position.shape[1] // 4))
     ending = (
-        now.masked
+        step.masked
         & near
-        & torch.isin(ids, torch.tensor(now.space.delimiters, dtype=ids.dtype, device=ids.device))
+        & torch.isin(ids, torch.tensor(step.space.delimiters, dtype=ids.dtype, device=ids.device))
     )
-    best = highest(sure.double(), ending, torch.ones_like(now.rows)) & (
-        sure.double().exp() >= now.params.delimiter_threshold
+    best = highest(sure.double(), ending, torch.ones_like(step.rows)) & (
+        sure.double().exp() >= step.params.delimiter_threshold
     )
     until = torch.where(
         best.any(1), best.long().argmax(1) + 1, (begin + size).clamp_max(position.shape[1])
     )
     start, end = torch.where(going, start, begin), torch.where(going, end, until)
-    now.memory.update(adaptive_start=start, adaptive_end=end)
+    step.memory.update(adaptive_start=start, adaptive_end=end)
     return (position >= start[:, None]) & (position < end[:, None]), end
 
 
 @register("block_schedule", "sliding")
-def sliding(now: Step) -> tuple[Tensor, Tensor, Tensor]:
+def sliding(step: MaskedStep) -> tuple[Tensor, Tensor, Tensor]:
     """The first ``block_length`` empty places, and what is known between them."""
-    upto = now.masked.long().cumsum(1)
-    before = upto - now.masked.long()
+    upto = step.masked.long().cumsum(1)
+    before = upto - step.masked.long()
     return (
-        (upto > 0) & (before < now.params.block_length),
-        torch.zeros_like(now.rows),
-        torch.ones_like(now.masked),
+        (upto > 0) & (before < step.params.block_length),
+        torch.zeros_like(step.rows),
+        torch.ones_like(step.masked),
     )

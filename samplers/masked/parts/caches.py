@@ -47,7 +47,7 @@ from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.models.targets.cached_masked import Plan, Slots, cached
 from gen.samplers.masked.parts.orders import BLIND
-from gen.samplers.masked.step import Step, highest
+from gen.samplers.masked.step import MaskedStep, highest
 
 BLIND_BLOCKS = ("whole", "fixed")  # block schedules that look at the canvas alone
 
@@ -76,85 +76,85 @@ def with_cache(target, params):
 
 
 @register("cache_policy", "none")
-def none(now: Step, slots: Slots) -> Plan:
+def none(step: MaskedStep, slots: Slots) -> Plan:
     """Everything, every call."""
     return Plan(_all(slots), _all(slots), torch.ones_like(slots.since, dtype=torch.bool))
 
 
 @register("cache_policy", "prefix")
-def prefix(now: Step, slots: Slots) -> Plan:
+def prefix(step: MaskedStep, slots: Slots) -> Plan:
     """What stands before the block is kept."""
-    return Plan(_from_block(now, slots), _all(slots), now.begins | _due(now, slots))
+    return Plan(_from_block(step, slots), _all(slots), step.begins | _due(step, slots))
 
 
 @register("cache_policy", "dual")
-def dual(now: Step, slots: Slots) -> Plan:
+def dual(step: MaskedStep, slots: Slots) -> Plan:
     """What stands before the block and what stands behind it is kept."""
-    return Plan(_open(now, slots), _all(slots), now.begins | _due(now, slots))
+    return Plan(_open(step, slots), _all(slots), step.begins | _due(step, slots))
 
 
 @register("cache_policy", "delayed")
-def delayed(now: Step, slots: Slots) -> Plan:
+def delayed(step: MaskedStep, slots: Slots) -> Plan:
     """What is committed is kept, as soon as it was computed as that."""
     return Plan(
-        _wide(now.masked, slots) | _turned(slots), _all(slots), now.begins | _due(now, slots, 8)
+        _wide(step.masked, slots) | _turned(slots), _all(slots), step.begins | _due(step, slots, 8)
     )
 
 
 @register("cache_policy", "delayed_greedy")
-def delayed_greedy(now: Step, slots: Slots) -> Plan:
+def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
     """All but a few places is kept. Raises ``GenError`` for an order that looks at a law."""
-    if now.params.order not in BLIND:
+    if step.params.order not in BLIND:
         raise bad_value(
             "sampler.order",
-            now.params.order,
+            step.params.order,
             f"{' or '.join(BLIND)}, where cache is 'delayed_greedy': it needs the order before"
             " the law",
         )
-    order = registry.get("order", now.params.order)
-    soon = highest(order(now), now.masked & now.open, now.quota)
-    radius = now.params.cache_radius
+    order = registry.get("order", step.params.order)
+    soon = highest(order(step), step.masked & step.open, step.quota)
+    radius = step.params.cache_radius
     near = (
         torch.nn.functional.max_pool1d(soon[:, None].float(), 2 * radius + 1, 1, radius)[:, 0] > 0
     )
     return Plan(
-        _wide(near & now.masked, slots) | _turned(slots),
+        _wide(near & step.masked, slots) | _turned(slots),
         _all(slots),
-        now.begins | _due(now, slots, 2),
+        step.begins | _due(step, slots, 2),
     )
 
 
 @register("cache_policy", "freecache")
-def freecache(now: Step, slots: Slots) -> Plan:
+def freecache(step: MaskedStep, slots: Slots) -> Plan:
     """Blocks that are over are kept for ever."""
-    compute = _from_block(now, slots)
-    if now.params.cache_settle:
+    compute = _from_block(step, slots)
+    if step.params.cache_settle:
         compute = compute | _turned(slots)
-    return Plan(compute, _all(slots), _due(now, slots))
+    return Plan(compute, _all(slots), _due(step, slots))
 
 
 @register("cache_policy", "vicinity")
-def vicinity(now: Step, slots: Slots) -> Plan:
+def vicinity(step: MaskedStep, slots: Slots) -> Plan:
     """What is far from the block is kept."""
     position = _columns(slots) - slots.prefix
-    first = now.open.long().argmax(1)[:, None]
-    end = now.open.shape[1] - now.open.flip(1).long().argmax(1)[:, None]
-    near = (position >= first - now.params.cache_before) & (position < end + now.params.cache_after)
+    first = step.open.long().argmax(1)[:, None]
+    end = step.open.shape[1] - step.open.flip(1).long().argmax(1)[:, None]
+    near = (position >= first - step.params.cache_before) & (position < end + step.params.cache_after)
     return Plan(
-        near, _all(slots), now.begins | (now.round < now.params.cache_warmup) | _due(now, slots)
+        near, _all(slots), step.begins | (step.round < step.params.cache_warmup) | _due(step, slots)
     )
 
 
 @register("cache_policy", "window")
-def window(now: Step, slots: Slots) -> Plan:
+def window(step: MaskedStep, slots: Slots) -> Plan:
     """Empty places far to the right do not exist yet."""
-    masked = _wide(now.masked, slots)
+    masked = _wide(step.masked, slots)
     waiting = masked & slots.written
-    refresh = _due(now, slots, 32) | ~waiting.any(1)
-    seen = ~masked | _first(masked, now.params.cache_window)
+    refresh = _due(step, slots, 32) | ~waiting.any(1)
+    seen = ~masked | _first(masked, step.params.cache_window)
     since = slots.written & slots.changed & ~masked
     return Plan(
-        _first(waiting, now.params.cache_active) | since,
+        _first(waiting, step.params.cache_active) | since,
         torch.where(refresh[:, None], seen, slots.written),
         refresh,
     )
@@ -175,18 +175,18 @@ def _wide(positions: Tensor, slots: Slots) -> Tensor:
     return torch.nn.functional.pad(positions, (slots.prefix, 0))
 
 
-def _open(now: Step, slots: Slots) -> Tensor:
+def _open(step: MaskedStep, slots: Slots) -> Tensor:
     """The columns of the open block. Where blocks are counted from the first id of the condition,
     its last ids may be among them."""
-    open = _wide(now.open, slots)
-    if not now.params.align_blocks or now.params.blocks != "fixed":
+    open = _wide(step.open, slots)
+    if not step.params.align_blocks or step.params.blocks != "fixed":
         return open
-    at = _columns(slots) - slots.prefix + now.before[:, None]
-    return open | (at >= 0) & (at // now.params.block_length == now.memory["block"][:, None])
+    at = _columns(slots) - slots.prefix + step.before[:, None]
+    return open | (at >= 0) & (at // step.params.block_length == step.memory["block"][:, None])
 
 
-def _from_block(now: Step, slots: Slots) -> Tensor:
-    return _columns(slots) >= _open(now, slots).long().argmax(1)[:, None]
+def _from_block(step: MaskedStep, slots: Slots) -> Tensor:
+    return _columns(slots) >= _open(step, slots).long().argmax(1)[:, None]
 
 
 def _turned(slots: Slots) -> Tensor:
@@ -199,7 +199,7 @@ def _first(columns: Tensor, count: int) -> Tensor:
     return columns & (columns.long().cumsum(1) <= count)
 
 
-def _due(now: Step, slots: Slots, usual: int = 0) -> Tensor:
+def _due(step: MaskedStep, slots: Slots, usual: int = 0) -> Tensor:
     """Whether it is time to start anew: bool [b]."""
-    every = now.params.cache_refresh or usual
+    every = step.params.cache_refresh or usual
     return slots.since + 1 >= every if every else torch.zeros_like(slots.since, dtype=torch.bool)

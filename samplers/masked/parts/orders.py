@@ -28,95 +28,95 @@ from torch import Tensor
 from gen.contracts.layout_orders import halton_cells
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.samplers.engine.host import anywhere, sent
-from gen.samplers.masked.step import Step
+from gen.samplers.engine.host import may_be_any, to_device
+from gen.samplers.masked.step import MaskedStep
 
 BLIND = ("random", "halton", "raster")  # those that look at no law
 SAYS_ENOUGH = 10.0  # PC-Sampler's bound on p r, so that a very rare id does not outrun everything
 
 
 @register("order", "confidence")
-def confidence(now: Step) -> Tensor:
-    return noisy(now, 1 - now.r)
+def confidence(step: MaskedStep) -> Tensor:
+    return noisy(step, 1 - step.r)
 
 
-def noisy(now: Step, share: Tensor) -> Tensor:
+def noisy(step: MaskedStep, share: Tensor) -> Tensor:
     """log p(x_i), plus t s Gumbel noise with t = ``choice_temperature`` and s the ``share`` [b] of
     each row."""
-    temperature = now.params.choice_temperature * share
-    if not now.params.choice_temperature or not anywhere(temperature > 0):
-        return now.logp
+    temperature = step.params.choice_temperature * share
+    if not step.params.choice_temperature or not may_be_any(temperature > 0):
+        return step.logp
     noise = -torch.log(
-        -torch.log(now.rng.uniform(now.rows, now.positions, "confidence", now.round))
+        -torch.log(step.rng.uniform(step.rows, step.positions, "confidence", step.round))
     )
-    return now.logp + temperature[:, None] * noise
+    return step.logp + temperature[:, None] * noise
 
 
 @register("order", "top")
-def top(now: Step) -> Tensor:
-    return now.judged().amax(-1).double()
+def top(step: MaskedStep) -> Tensor:
+    return step.judged().amax(-1).double()
 
 
 @register("order", "margin")
-def margin(now: Step) -> Tensor:
-    first, second = now.judged().double().exp().topk(2, -1).values.unbind(-1)
+def margin(step: MaskedStep) -> Tensor:
+    first, second = step.judged().double().exp().topk(2, -1).values.unbind(-1)
     return first - second
 
 
 @register("order", "entropy")
-def entropy(now: Step) -> Tensor:
-    return -torch.special.entr(now.judged().double().exp()).sum(-1)
+def entropy(step: MaskedStep) -> Tensor:
+    return -torch.special.entr(step.judged().double().exp()).sum(-1)
 
 
 @register("order", "density")
-def density(now: Step) -> Tensor:
-    position = now.positions[0].double()
-    near = torch.exp(-0.5 * ((position[:, None] - position) / now.params.density_width) ** 2)
-    known = (~now.masked).double() @ near / near.sum(0)
-    return now.logp + known.log()
+def density(step: MaskedStep) -> Tensor:
+    position = step.positions[0].double()
+    near = torch.exp(-0.5 * ((position[:, None] - position) / step.params.density_width) ** 2)
+    known = (~step.masked).double() @ near / near.sum(0)
+    return step.logp + known.log()
 
 
 @register("order", "position")
-def position(now: Step) -> Tensor:
+def position(step: MaskedStep) -> Tensor:
     """Raises ``GenError`` for a space that does not know how rare its ids are."""
-    rarity = now.space.rarity
+    rarity = step.space.rarity
     if rarity is None:
         raise GenError(
             "sampler.order is 'position', which needs to know how rare each id is"
             " (TokenSpace.rarity); this model does not say; expected another order, such as"
             " confidence"
         )
-    told = now.confidence * rarity.to(now.logp)[now.proposed]
-    return told.clamp(0, SAYS_ENOUGH).log() - now.params.position_decay * now.positions
+    told = step.confidence * rarity.to(step.logp)[step.proposed]
+    return told.clamp(0, SAYS_ENOUGH).log() - step.params.position_decay * step.positions
 
 
 @register("order", "random")
-def random(now: Step) -> Tensor:
+def random(step: MaskedStep) -> Tensor:
     """One random permutation per row."""
-    return now.rng.uniform(now.rows, now.positions, "order", None)
+    return step.rng.uniform(step.rows, step.positions, "order", None)
 
 
 @register("order", "halton")
-def halton(now: Step) -> Tensor:
+def halton(step: MaskedStep) -> Tensor:
     """A low-discrepancy sequence over the grid: what is committed together lies far apart (arXiv
     2503.17076)."""
-    order = sent(np.array(halton_cells(tuple(now.space.grid))), now.rows.device)
+    order = to_device(np.array(halton_cells(tuple(step.space.grid))), step.rows.device)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
-    return -rank[now.positions].double()
+    return -rank[step.positions].double()
 
 
 @register("order", "streams")
-def streams(now: Step) -> Tensor:
+def streams(step: MaskedStep) -> Tensor:
     """Along the last axis: all of its first slice, then all of its second, and so on; confidence
     inside a slice. For codes of several streams that is coarse to fine (SoundStorm, arXiv
     2305.09636; MAGNeT, arXiv 2401.04577).
     """
     # into (0, 1), in the same order, so that a slice before always comes first
-    return torch.sigmoid(confidence(now) / 8) - now.positions % now.space.grid[-1]
+    return torch.sigmoid(confidence(step) / 8) - step.positions % step.space.grid[-1]
 
 
 @register("order", "raster")
-def raster(now: Step) -> Tensor:
+def raster(step: MaskedStep) -> Tensor:
     """First to last."""
-    return -now.positions.double()
+    return -step.positions.double()

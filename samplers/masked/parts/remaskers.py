@@ -33,28 +33,28 @@ import torch
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.samplers.masked.step import Step, lowest
+from gen.samplers.masked.step import MaskedStep, lowest
 
 
 @register("remasker", "none")
-def none(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.zeros_like(now.masked), count
+def none(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(step.masked), count
 
 
 @register("remasker", "low_confidence")
-def low_confidence(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
+def low_confidence(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """The schedule's count holds over all generated places, the least likely being the masked
     ones."""
-    stay = now.eligible.sum(1) - count
-    removed = now.filled & lowest(now.logp, now.eligible | now.filled, stay)
-    return removed, torch.where(now.last, count, count + removed.sum(1))
+    stay = step.eligible.sum(1) - count
+    removed = step.filled & lowest(step.logp, step.eligible | step.filled, stay)
+    return removed, torch.where(step.last, count, count + removed.sum(1))
 
 
 @register("remasker", "secondary")
-def secondary(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
+def secondary(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """What falls below a rising threshold, or by more than a margin, is made again."""
-    c = now.logp.exp()
-    doubtful = (c < now.params.remask_threshold * now.r[:, None]) | (
-        now.certainty.exp() - c > now.params.remask_margin
+    c = step.logp.exp()
+    doubtful = (c < step.params.remask_threshold * step.r[:, None]) | (
+        step.certainty.exp() - c > step.params.remask_margin
     )
-    return lowest(now.logp, now.filled & doubtful, count - 1), count
+    return lowest(step.logp, step.filled & doubtful, count - 1), count

@@ -42,82 +42,82 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.samplers.masked.parts.selectors import sure
-from gen.samplers.masked.step import Step, highest, lowest
+from gen.samplers.masked.step import MaskedStep, highest, lowest
 
 SHARE, LEAST, MOST = (7, 10), 5, 20  # wide_in: places committed at most
 
 
 @register("selector", "wide_in")
-def wide_in(now: Step) -> Tensor:
+def wide_in(step: MaskedStep) -> Tensor:
     """All that are sure enough, up to a share of what is empty."""
-    count = now.eligible.sum(1)
-    return highest(now.confidence, sure(now), (count * SHARE[0] // SHARE[1]).clamp(LEAST, MOST))
+    count = step.eligible.sum(1)
+    return highest(step.confidence, sure(step), (count * SHARE[0] // SHARE[1]).clamp(LEAST, MOST))
 
 
 @register("remasker", "edit")
-def edit(now: Step, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def edit(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What has become unlikely is written over."""
-    top, ids = now.judged().max(-1)
-    doubtful = now.filled & (ids != now.canvas) & (top.double().exp() > now.params.edit_threshold)
-    empty = (now.masked & now.open).sum(1)
+    top, ids = step.judged().max(-1)
+    doubtful = step.filled & (ids != step.canvas) & (top.double().exp() > step.params.edit_threshold)
+    empty = (step.masked & step.open).sum(1)
     after = empty == 0  # a call for the sake of edits alone
-    calls = now.recall("edits", torch.zeros_like(empty)).masked_fill(now.begins, 0) + after
-    now.memory["edits"] = calls
-    again = (empty == count) & (calls < now.params.max_post_steps) & (~after | doubtful.any(1))
-    if now.params.block_steps:
-        again &= after | ~now.last
-    if now.params.edit_threshold >= 1:  # no probability is above that
+    calls = step.recall("edits", torch.zeros_like(empty)).masked_fill(step.begins, 0) + after
+    step.memory["edits"] = calls
+    again = (empty == count) & (calls < step.params.max_post_steps) & (~after | doubtful.any(1))
+    if step.params.block_steps:
+        again &= after | ~step.last
+    if step.params.edit_threshold >= 1:  # no probability is above that
         again = torch.zeros_like(again)
     return torch.zeros_like(doubtful), count, torch.where(doubtful, ids, -1), again
 
 
 @register("remasker", "wino")
-def wino(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
+def wino(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """What its neighbours alone would not have said."""
-    doubtful = now.filled & (now.left_out.exp() < now.params.remask_threshold)
-    return lowest(now.left_out, doubtful, count - 1), count
+    doubtful = step.filled & (step.left_out.exp() < step.params.remask_threshold)
+    return lowest(step.left_out, doubtful, count - 1), count
 
 
 wino.shadow = True
 
 
 @register("remasker", "hierarchy_remask")
-def hierarchy_remask(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
+def hierarchy_remask(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """What falls below a threshold, however many these are."""
-    doubtful = now.filled & (now.logp.exp() < now.params.remask_threshold)
-    removed = lowest(now.logp, doubtful & ~now.last[:, None], now.eligible.sum(1) - 1)
+    doubtful = step.filled & (step.logp.exp() < step.params.remask_threshold)
+    removed = lowest(step.logp, doubtful & ~step.last[:, None], step.eligible.sum(1) - 1)
     return removed, torch.maximum(count, removed.sum(1) + 1)
 
 
 @register("remasker", "rcr")
-def rcr(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
+def rcr(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """The schedule's count holds over all generated places, by what they were worth when they
     came."""
-    worth = torch.where(now.masked, now.logp, now.certainty)
-    removed = now.filled & lowest(worth, now.eligible | now.filled, now.eligible.sum(1) - count)
-    return _made_up_for(now, removed, count)
+    worth = torch.where(step.masked, step.logp, step.certainty)
+    removed = step.filled & lowest(worth, step.eligible | step.filled, step.eligible.sum(1) - count)
+    return _made_up_for(step, removed, count)
 
 
 @register("remasker", "remdm")
-def remdm(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
+def remdm(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """Late in a block, the places that were the least sure when they came."""
     after_next = (
-        now.r * (now.since + 2) / (now.since + 1)
+        step.r * (step.since + 2) / (step.since + 1)
     )  # r of the next step: the block's steps are (since + 1) / r
-    late = (8 * now.r >= 7) | (after_next >= 1 - 1e-9)
-    spare = (now.eligible.sum(1) - count).clamp_max(now.params.remask_count)
-    return _made_up_for(now, lowest(now.certainty, now.filled & late[:, None], spare), count)
+    late = (8 * step.r >= 7) | (after_next >= 1 - 1e-9)
+    spare = (step.eligible.sum(1) - count).clamp_max(step.params.remask_count)
+    return _made_up_for(step, lowest(step.certainty, step.filled & late[:, None], spare), count)
 
 
 @register("remasker", "remdm_cap")
-def remdm_cap(now: Step, count: Tensor) -> tuple[Tensor, Tensor]:
+def remdm_cap(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """Any place, with a probability that the schedule bounds."""
-    left = now.eligible.sum(1) - count
-    chance = (left.double() / now.filled.sum(1).clamp_min(1)).clamp_max(now.params.remask_rate)
-    drawn = now.rng.uniform(now.rows, now.positions, "remask", now.round)
-    return _made_up_for(now, lowest(drawn, now.filled & (drawn < chance[:, None]), left), count)
+    left = step.eligible.sum(1) - count
+    chance = (left.double() / step.filled.sum(1).clamp_min(1)).clamp_max(step.params.remask_rate)
+    drawn = step.rng.uniform(step.rows, step.positions, "remask", step.round)
+    return _made_up_for(step, lowest(drawn, step.filled & (drawn < chance[:, None]), left), count)
 
 
-def _made_up_for(now: Step, removed: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def _made_up_for(step: MaskedStep, removed: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """As many more committed as are emptied; in the last step, neither."""
-    return removed, torch.where(now.last, count, count + removed.sum(1))
+    return removed, torch.where(step.last, count, count + removed.sum(1))

@@ -42,21 +42,21 @@ from torch import Tensor
 from gen.core.registry import register
 from gen.samplers.masked.iterative import fixed, numbered
 from gen.samplers.masked.parts.orders import entropy as certainty
-from gen.samplers.masked.step import Step, highest, ranked
+from gen.samplers.masked.step import MaskedStep, highest, ranked
 
 
-def sure(now: Step) -> Tensor:
+def sure(step: MaskedStep) -> Tensor:
     """Places that may be committed and whose confidence reaches ``conf_threshold``: bool [b, T]."""
-    return now.eligible & (now.confidence >= now.params.conf_threshold)
+    return step.eligible & (step.confidence >= step.params.conf_threshold)
 
 
-def sure_or_best(now: Step) -> Tensor:
+def sure_or_best(step: MaskedStep) -> Tensor:
     """Those, or else the one place of highest score."""
-    found = sure(now)
+    found = sure(step)
     return torch.where(
         found.any(1, keepdim=True),
         found,
-        highest(now.score, now.eligible, torch.ones_like(now.rows)),
+        highest(step.score, step.eligible, torch.ones_like(step.rows)),
     )
 
 
@@ -87,86 +87,86 @@ def best_of_each(value: Tensor, among: Tensor, group: Tensor) -> Tensor:
 
 
 @register("selector", "even")
-def even(now: Step) -> Tensor:
+def even(step: MaskedStep) -> Tensor:
     """The same number in every step, the first ones having what is left over; highest score
     first."""
-    steps = ((now.since + 1) / now.r).round().long()
-    count = now.wanted // steps + (now.since < now.wanted % steps)
-    return highest(now.score, now.eligible, torch.where(now.last, now.eligible.sum(1), count))
+    steps = ((step.since + 1) / step.r).round().long()
+    count = step.wanted // steps + (step.since < step.wanted % steps)
+    return highest(step.score, step.eligible, torch.where(step.last, step.eligible.sum(1), count))
 
 
 @register("selector", "threshold")
-def threshold(now: Step) -> Tensor:
+def threshold(step: MaskedStep) -> Tensor:
     """All that are sure enough."""
-    return sure(now)
+    return sure(step)
 
 
 @register("selector", "factor")
-def factor(now: Step) -> Tensor:
+def factor(step: MaskedStep) -> Tensor:
     """The more places, the surer the last of them."""
-    number = ranked(now.confidence, now.eligible) + 1
-    return now.eligible & ((number + 1) * (1 - now.confidence) < now.params.factor)
+    number = ranked(step.confidence, step.eligible) + 1
+    return step.eligible & ((number + 1) * (1 - step.confidence) < step.params.factor)
 
 
 @register("selector", "entropy_bound")
-def entropy_bound(now: Step) -> Tensor:
+def entropy_bound(step: MaskedStep) -> Tensor:
     """As long as what the places could say about each other stays small."""
-    order = ranked(now.score, now.eligible).argsort(1)
-    eligible = now.eligible.gather(1, order)
-    bits = -certainty(now).gather(1, order).masked_fill(~eligible, 0)
-    fits = eligible & (bits.cumsum(1) - bits.cummax(1).values <= now.params.entropy_bound)
+    order = ranked(step.score, step.eligible).argsort(1)
+    eligible = step.eligible.gather(1, order)
+    bits = -certainty(step).gather(1, order).masked_fill(~eligible, 0)
+    fits = eligible & (bits.cumsum(1) - bits.cummax(1).values <= step.params.entropy_bound)
     return torch.zeros_like(fits).scatter(1, order, fits.long().cumprod(1).bool())
 
 
 @register("selector", "entropy")
-def entropy(now: Step) -> Tensor:
+def entropy(step: MaskedStep) -> Tensor:
     """All whose law leaves little choice."""
-    return now.eligible & (-certainty(now) <= now.params.entropy_bound)
+    return step.eligible & (-certainty(step) <= step.params.entropy_bound)
 
 
 @register("selector", "local")
-def local(now: Step) -> Tensor:
+def local(step: MaskedStep) -> Tensor:
     """Around a sure place, less is asked. Anchors are places of this step, not what earlier ones
     committed."""
-    anchor, radius = sure(now), now.params.radius
+    anchor, radius = sure(step), step.params.radius
     near = (
         torch.nn.functional.max_pool1d(anchor.double()[:, None], 2 * radius + 1, 1, radius)[:, 0]
         > 0
     )
-    return anchor | (now.eligible & near & (now.confidence >= now.params.low_threshold))
+    return anchor | (step.eligible & near & (step.confidence >= step.params.low_threshold))
 
 
 @register("selector", "runs")
-def runs(now: Step) -> Tensor:
+def runs(step: MaskedStep) -> Tensor:
     """One place of every gap between known ones, so that gaps are halved everywhere at once."""
-    best = best_of_each(now.confidence, now.eligible, runs_of(now.eligible))
-    return sure(now) | (best & (now.confidence >= now.params.low_threshold))
+    best = best_of_each(step.confidence, step.eligible, runs_of(step.eligible))
+    return sure(step) | (best & (step.confidence >= step.params.low_threshold))
 
 
 @register("selector", "explore")
-def explore(now: Step) -> Tensor:
+def explore(step: MaskedStep) -> Tensor:
     """What is sure; where that is next to nothing, also the least certain place, which tells the
     most. ETE takes sure places of the block after this one as well: it takes those that are open,
     so with ``blocks`` = ``lookahead`` both."""
-    found = sure_or_best(now)
-    rest = now.eligible & ~found
-    return found | highest(-certainty(now), rest, (found.sum(1) < 2).long())
+    found = sure_or_best(step)
+    rest = step.eligible & ~found
+    return found | highest(-certainty(step), rest, (found.sum(1) < 2).long())
 
 
 @register("selector", "scheduled_threshold")
-def scheduled_threshold(now: Step) -> Tensor:
+def scheduled_threshold(step: MaskedStep) -> Tensor:
     """Ahead of the schedule where the model is sure, never behind it."""
-    found, count, size, steps = sure(now), now.quota, now.params.block_length, now.params.block_steps
+    found, count, size, steps = sure(step), step.quota, step.params.block_length, step.params.block_steps
     if steps:
-        count = size // steps + (now.since < size % steps)
+        count = size // steps + (step.since < size % steps)
     return torch.where(
-        (found.sum(1) >= count)[:, None], found, highest(now.score, now.eligible, count)
+        (found.sum(1) >= count)[:, None], found, highest(step.score, step.eligible, count)
     )
 
 
 @register("block_schedule", "lookahead")
-def lookahead(now: Step) -> tuple[Tensor, Tensor]:
+def lookahead(step: MaskedStep) -> tuple[Tensor, Tensor]:
     """The first block of ``block_length`` places that has an empty one, and the one after it."""
-    here, number = fixed(now)
-    after = numbered(now) == number[:, None] + 1
+    here, number = fixed(step)
+    after = numbered(step) == number[:, None] + 1
     return here | after, number

@@ -35,65 +35,65 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.samplers.masked.parts.selectors import best_of_each, runs_of, sure, sure_or_best
-from gen.samplers.masked.step import Step, highest
+from gen.samplers.masked.step import MaskedStep, highest
 
 WINDOW, KNOWN = 3, 1  # R2-dLLM: so many places in a row, at most so many of them known
 
 
 @register("selector", "klass")
-def klass(now: Step) -> Tensor:
+def klass(step: MaskedStep) -> Tensor:
     """Sure, and no longer moving."""
-    logprobs = now.judged()
-    before = now.recall("klass_law", torch.full_like(logprobs, -torch.inf))  # nothing is close to that
+    logprobs = step.judged()
+    before = step.recall("klass_law", torch.full_like(logprobs, -torch.inf))  # nothing is close to that
     p = logprobs.double().exp()
     moved = torch.where(p > 0, p * (logprobs.double() - before.double()), 0).sum(-1).clamp_min(0)
-    count = now.recall("klass_stable", torch.zeros_like(now.canvas))
+    count = step.recall("klass_stable", torch.zeros_like(step.canvas))
     stable = torch.where(
-        now.fresh, torch.where(moved < now.params.kl_threshold, count + 1, 0), count
+        step.fresh, torch.where(moved < step.params.kl_threshold, count + 1, 0), count
     )
-    now.memory.update(klass_law=torch.where(now.fresh[..., None], logprobs, before), klass_stable=stable)
-    return sure(now) & (stable >= now.params.history)
+    step.memory.update(klass_law=torch.where(step.fresh[..., None], logprobs, before), klass_stable=stable)
+    return sure(step) & (stable >= step.params.history)
 
 
 @register("selector", "coherent")
-def coherent(now: Step) -> Tensor:
+def coherent(step: MaskedStep) -> Tensor:
     """Wanted early, and still wanted."""
-    top = highest(now.score, now.eligible, torch.full_like(now.rows, now.params.buffer_size))
-    return top & (_same(now, "coherent", top) >= now.params.history)
+    top = highest(step.score, step.eligible, torch.full_like(step.rows, step.params.buffer_size))
+    return top & (_same(step, "coherent", top) >= step.params.history)
 
 
 @register("selector", "regions")
-def regions(now: Step) -> Tensor:
+def regions(step: MaskedStep) -> Tensor:
     """What its neighbours or its past already tell."""
-    confidence, low = now.confidence, now.params.low_threshold
-    chosen = sure_or_best(now)
-    chosen = chosen | _windows(now, now.eligible & ~chosen)
-    rest = now.eligible & ~chosen
-    run = runs_of(rest, now.proposed)
+    confidence, low = step.confidence, step.params.low_threshold
+    chosen = sure_or_best(step)
+    chosen = chosen | _windows(step, step.eligible & ~chosen)
+    rest = step.eligible & ~chosen
+    run = runs_of(rest, step.proposed)
     length = (
         run.new_zeros(len(run), run.shape[1] + 1).scatter_add(1, run, rest.long()).gather(1, run)
     )
     chosen = chosen | (best_of_each(confidence, rest & (length >= 2), run) & (confidence >= low))
-    steady = _same(now, "regions", now.eligible) >= now.params.history
-    return chosen | (now.eligible & steady & (confidence >= low))
+    steady = _same(step, "regions", step.eligible) >= step.params.history
+    return chosen | (step.eligible & steady & (confidence >= low))
 
 
-def _windows(now: Step, empty: Tensor) -> Tensor:
+def _windows(step: MaskedStep, empty: Tensor) -> Tensor:
     """The places of ``empty`` (bool [b, T]) in windows that are mostly empty and sure on
     average."""
     if empty.shape[1] < WINDOW:
         return torch.zeros_like(empty)
-    known = now.open & ~empty & (~now.masked | now.eligible)
+    known = step.open & ~empty & (~step.masked | step.eligible)
 
     def slide(x):
         return x.double().unfold(1, WINDOW, 1)
 
     gaps = slide(empty).sum(-1)
-    mean = slide(now.confidence.masked_fill(~empty, 0)).sum(-1) / gaps.clamp_min(1)
+    mean = slide(step.confidence.masked_fill(~empty, 0)).sum(-1) / gaps.clamp_min(1)
     fits = (
         (slide(empty | known).sum(-1) == WINDOW)
         & (gaps >= WINDOW - KNOWN)
-        & (mean >= now.params.low_threshold)
+        & (mean >= step.params.low_threshold)
     )
     covered = torch.zeros_like(empty)
     for at in range(WINDOW):
@@ -101,43 +101,43 @@ def _windows(now: Step, empty: Tensor) -> Tensor:
     return covered & empty
 
 
-def _same(now: Step, name: str, among: Tensor) -> Tensor:
+def _same(step: MaskedStep, name: str, among: Tensor) -> Tensor:
     """For how many steps of the block, this one counted, each place has been in ``among`` (bool [b,
     T]) with the same id proposed: long [b, T]."""
-    nothing = torch.full_like(now.proposed, -1)
-    before = torch.where(now.begins[:, None], nothing, now.recall(f"{name}_ids", nothing))
+    nothing = torch.full_like(step.proposed, -1)
+    before = torch.where(step.begins[:, None], nothing, step.recall(f"{name}_ids", nothing))
     count = (
         torch.where(
-            now.proposed == before, now.recall(f"{name}_count", torch.zeros_like(nothing)), 0
+            step.proposed == before, step.recall(f"{name}_count", torch.zeros_like(nothing)), 0
         )
         + 1
     )
-    now.memory.update({f"{name}_ids": torch.where(among, now.proposed, -1), f"{name}_count": count})
+    step.memory.update({f"{name}_ids": torch.where(among, step.proposed, -1), f"{name}_count": count})
     return torch.where(among, count, 0)
 
 
 @register("proposer", "credit")
-def credit(now: Step) -> Tensor:
+def credit(step: MaskedStep) -> Tensor:
     """The likeliest id of the law, fused with what was likely before: [b, T]. From here on, the
     step has the fused law."""
-    params, judged = now.params, now.judged()
+    params, judged = step.params, step.judged()
     credits = (
-        now.recall("credit", torch.zeros_like(judged)).masked_fill(now.begins[:, None, None], 0)
+        step.recall("credit", torch.zeros_like(judged)).masked_fill(step.begins[:, None, None], 0)
         * params.credit_decay
     )
     top, ids = judged.max(-1, keepdim=True)
     credits = credits.scatter_add(
-        -1, ids, (top * params.credit_power).exp().masked_fill(~now.masked[..., None], 0)
+        -1, ids, (top * params.credit_power).exp().masked_fill(~step.masked[..., None], 0)
     )
-    now.memory["credit"] = credits
+    step.memory["credit"] = credits
 
     def fuse(logprobs):
         return (logprobs + params.credit_weight * credits.log1p()).log_softmax(-1)
 
-    raw, now.law = now.raw, fuse(now.law)
+    raw, step.law = step.raw, fuse(step.law)
     if params.confidence_on == "raw":
         fused = fuse(judged)
-        now.raw = lambda: fused
+        step.raw = lambda: fused
     else:
-        now.raw = lambda: fuse(raw())
-    return now.judged().argmax(-1)
+        step.raw = lambda: fuse(raw())
+    return step.judged().argmax(-1)

@@ -24,33 +24,33 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.samplers.masked.step import Step
+from gen.samplers.masked.step import MaskedStep
 
 
 @register("stop", "end")
-def end(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
+def end(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
     """Nothing can come before the end any more. Raises ``GenError`` for a space without an end."""
-    if now.space.eos_token_id is None:
+    if step.space.eos_token_id is None:
         raise GenError(
             "sampler.stop is 'end', which needs an id that ends a row (TokenSpace.end_id); there is"
             " none here; expected filled or prophet"
         )
-    ends = canvas == now.space.eos_token_id
-    known = (~now.space.is_masked(canvas)).long().cumprod(1).bool()
-    return (ends & known).any(1), torch.full_like(canvas, now.space.eos_token_id)
+    ends = canvas == step.space.eos_token_id
+    known = (~step.space.is_masked(canvas)).long().cumprod(1).bool()
+    return (ends & known).any(1), torch.full_like(canvas, step.space.eos_token_id)
 
 
 @register("stop", "prophet")
-def prophet(now: Step, canvas: Tensor) -> tuple[Tensor, Tensor]:
+def prophet(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
     """The ids that lead will not be overtaken."""
-    params = now.params
-    region = now.space.is_masked(canvas) & now.open
+    params = step.params
+    region = step.space.is_masked(canvas) & step.open
     if params.answer_length:
-        region = (now.positions >= params.answer_start) & (
-            now.positions < params.answer_start + params.answer_length
+        region = (step.positions >= params.answer_start) & (
+            step.positions < params.answer_start + params.answer_length
         )
-    first, second = now.raw().double().topk(2, -1).values.unbind(-1)
+    first, second = step.raw().double().topk(2, -1).values.unbind(-1)
     counts = region & second.isfinite()
     gap = torch.where(counts, first - second, 0).sum(1) / counts.sum(1)
-    third = (3 * now.round // params.steps).clamp_max(2)
-    return counts.any(1) & (gap >= params.gap_threshold * (3 - third) / 3), now.proposed
+    third = (3 * step.round // params.steps).clamp_max(2)
+    return counts.any(1) & (gap >= params.gap_threshold * (3 - third) / 3), step.proposed

@@ -35,9 +35,9 @@ class Watched(JacobiDrafter):
 
     ends = drafts = 0
 
-    def propose(self, now, tokens):
-        drafts, drafted = super().propose(now, tokens)
-        other = self.legal[now.positions[:, : drafts.shape[1]]].sum(-1) > 1
+    def propose(self, step, tokens):
+        drafts, drafted = super().propose(step, tokens)
+        other = self.legal[step.positions[:, : drafts.shape[1]]].sum(-1) > 1
         Watched.ends += int((drafted & other & (drafts == self.space.eos_token_id)).sum())
         Watched.drafts += int(drafted.sum())
         return drafts, drafted
@@ -58,8 +58,8 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
 class LawWithTheEnd(JacobiDrafter):
     """Takes its drafts, which are never the end, for draws from a law that knows one."""
 
-    def verify(self, now, logp):
-        accepted, ids = super().verify(now, logp)
+    def verify(self, step, logp):
+        accepted, ids = super().verify(step, logp)
         at = (accepted[:, None] + 1 + torch.arange(logp.shape[1])).clamp_max(logp.shape[1] - 1)
         self.logq = logp.gather(1, at[..., None].expand_as(logp))
         return accepted, ids

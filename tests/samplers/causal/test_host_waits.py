@@ -155,18 +155,18 @@ class Watched(Drafter):
     def nfe(self):
         return getattr(self.drafter, "nfe", None)
 
-    def propose(self, now, tokens):
+    def propose(self, step, tokens):
         self.calls.append(0)
-        self.same.append(now.rows is self.rows)
-        self.rows = now.rows
-        return self._seen(self.drafter.propose, self.proposed, now, tokens)
+        self.same.append(step.rows is self.rows)
+        self.rows = step.rows
+        return self._seen(self.drafter.propose, self.proposed, step, tokens)
 
-    def verify(self, now, sampling):
+    def verify(self, step, sampling):
         self.blocks.append(0)
-        return self._seen(self.drafter.verify, self.verified, now, sampling)
+        return self._seen(self.drafter.verify, self.verified, step, sampling)
 
-    def learn(self, now, accepted, drafted):
-        self._seen(self.drafter.learn, self.learned, now, accepted, drafted)
+    def observe(self, step, accepted, drafted):
+        self._seen(self.drafter.observe, self.learned, step, accepted, drafted)
 
     def keep(self, rows):
         self.drafter.keep(rows)
@@ -379,8 +379,8 @@ def test_control_a_loop_that_asks_for_the_counts_by_themselves_is_found(monkeypa
 def test_control_a_coupling_that_asks_whether_something_was_rejected_is_found(monkeypatch):
     step = COUPLINGS["fresh"].step
 
-    def asking(self, now, proposal, drafted, logp, onward):
-        accepted, ids = step(self, now, proposal, drafted, logp, onward)
+    def asking(self, now, proposal, drafted, logp, next_logprobs):
+        accepted, ids = step(self, now, proposal, drafted, logp, next_logprobs)
         bool((accepted < drafted.sum(1)).any())
         return accepted, ids
 
@@ -396,10 +396,10 @@ def test_control_a_coupling_that_asks_whether_something_was_rejected_is_found(mo
 
 
 def test_control_a_residual_of_as_many_drafts_as_were_rejected_is_found(monkeypatch):
-    def redrawn(now, ids, rejected, sampling):
+    def redrawn(step, ids, rejected, sampling):
         rest = torch.zeros_like(sampling)
         rest[rejected.any(1)] = sampling[rejected.any(1)]
-        return verifiers_redrawn(now, ids, rejected, rest)
+        return verifiers_redrawn(step, ids, rejected, rest)
 
     verifiers_redrawn = verifiers.redrawn
     monkeypatch.setattr(verifiers, "redrawn", redrawn)

@@ -17,7 +17,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi import JacobiDrafter
-from gen.samplers.engine.causal_loop import Round, decode_causal
+from gen.samplers.engine.causal_loop import CausalStep, decode_causal
 from gen.samplers.verifiers import relaxed
 from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, PositionVerifier, Proposal, Token
 
@@ -83,10 +83,10 @@ def step_law(verifier: PositionVerifier, p: Tensor, q: Tensor, kind: int) -> tup
     def decode(rng, case):
         n, zero = torch.arange(len(case)), torch.zeros(len(case), dtype=torch.long)
         on = torch.ones(len(case), 1, dtype=torch.bool)
-        now = Round(rng, n, zero, zero, zero[:, None], on)
-        tokens = now.categorical(source[case], "draft", on)
+        step = CausalStep(rng, n, zero, zero, zero[:, None], on)
+        tokens = step.categorical(source[case], "draft", on)
         proposal = Proposal(tokens, torch.full_like(tokens, kind), q[case], legal[case])
-        return verifier.verify(now, proposal, on, p[case])[1]
+        return verifier.verify(step, proposal, on, p[case])[1]
 
     out = torch.zeros(MANY, V, dtype=torch.float64)
     for case, sampling in enumerate(enumerate_law(decode, MANY)):
@@ -371,7 +371,7 @@ def test_control_the_next_iterate_is_kept_by_relaxed_coins(monkeypatch):
     monkeypatch.setattr(
         registry.get("coupling", "maximal"),
         "_exact",
-        lambda self, now, proposal, past, kept, *rest: kept,
+        lambda self, step, proposal, past, kept, *rest: kept,
     )
     assert never_the_first("maximal") > WRONG
 

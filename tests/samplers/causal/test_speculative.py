@@ -20,7 +20,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
-from gen.samplers.engine.causal_loop import Round
+from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.verifiers import base as verifiers
 from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, Block, Proposal, Token
 
@@ -112,9 +112,9 @@ def test_law_where_legal_ids_depend_on_the_place(verifier):
 def test_control_drafts_from_another_law_than_the_stored_one(monkeypatch, verifier):
     """Drawn at temperature 0.5, claimed to be drawn at 1."""
 
-    def draw(self, now, column, sampling, active):
+    def draw(self, step, column, sampling, active):
         self.distributions.append(sampling)
-        ids = now.categorical((2 * sampling).log_softmax(-1)[:, None], "draft", active[:, None], column)[
+        ids = step.categorical((2 * sampling).log_softmax(-1)[:, None], "draft", active[:, None], column)[
             :, 0
         ]
         return ids, sampling.gather(1, ids[:, None])[:, 0].exp()
@@ -149,8 +149,8 @@ def test_control_block_with_the_residual_of_token(monkeypatch):
 def test_control_doubtful_drafts_are_dropped(monkeypatch):
     """A draft that the policy stops at is not submitted: its value decided about itself."""
 
-    def propose(self, now, tokens, _true=drafting.ModelDrafter.propose):
-        drafts, drafted = _true(self, now, tokens)
+    def propose(self, step, tokens, _true=drafting.ModelDrafter.propose):
+        drafts, drafted = _true(self, step, tokens)
         for i, sampling in enumerate(self.chain.distributions):
             drafted[:, i] &= sampling.gather(1, drafts[:, i, None])[:, 0].exp() >= 0.4
         return drafts, drafted
@@ -169,9 +169,9 @@ def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
 
     before = plain()
 
-    def learn(self, now, accepted, drafted, _true=drafting.ModelDrafter.learn):
-        _true(self, now, accepted, drafted)
-        self.known = now.starts + accepted
+    def observe(self, step, accepted, drafted, _true=drafting.ModelDrafter.observe):
+        _true(self, step, accepted, drafted)
+        self.known = step.starts + accepted
 
     monkeypatch.setattr(drafting.ModelDrafter, "learn", learn)
     assert not torch.equal(before, plain())
@@ -217,15 +217,15 @@ def test_chains_of_one_draft_are_judged_alike_whatever_law_it_came_from():
     )
     n = torch.arange(300)
     drafted = torch.ones(300, 1, dtype=torch.bool)
-    now = Round(
+    step = CausalStep(
         CounterRNG(range(300)), n, n * 0, n * 0, torch.zeros(300, 1, dtype=torch.long), drafted
     )
     for kind in (ROW, UNIFORM, POINT):
-        tokens = now.categorical(q if kind == ROW else q * 0, "draft", drafted)
+        tokens = step.categorical(q if kind == ROW else q * 0, "draft", drafted)
         proposal = Proposal(
             tokens, torch.full((300, 1), kind), q, torch.ones(300, 1, 6, dtype=torch.bool)
         )
-        (a, ids), (b, others) = (v.verify(now, proposal, drafted, p) for v in (Token(), Block()))
+        (a, ids), (b, others) = (v.verify(step, proposal, drafted, p) for v in (Token(), Block()))
         assert torch.equal(a, b) and torch.equal(ids, others) and 0 < int(a.sum()) < 300
 
 
@@ -276,7 +276,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(verifier):
 def test_the_heuristic_policy_is_held_between_one_and_four_times_its_start():
     policy = registry.get("length_policy", "heuristic")(2, 2, 0.4)
     for _ in range(5):
-        policy.learn(np.array([3, 3]), np.array([3, 1]))
+        policy.observe(np.array([3, 3]), np.array([3, 1]))
     assert policy.lengths.tolist() == [8, 1]
 
 
@@ -365,9 +365,9 @@ def test_mistakes_are_named_in_one_line():
 def test_the_harness_sees_a_coin_that_is_thrown_twice(monkeypatch):
     """Both verifiers ask for each coin once; one that asked again would be told."""
 
-    def decide(self, now, proposal, drafted, logp, _true=verifiers.PositionVerifier.decide):
-        _true(self, now, proposal, drafted, logp)
-        return _true(self, now, proposal, drafted, logp)
+    def decide(self, step, proposal, drafted, logp, _true=verifiers.PositionVerifier.decide):
+        _true(self, step, proposal, drafted, logp)
+        return _true(self, step, proposal, drafted, logp)
 
     monkeypatch.setattr(verifiers.PositionVerifier, "decide", decide)
     sampling, space = SamplingParams(), space_of((3,), 3)

@@ -39,20 +39,20 @@ class Device:
     are played against a clock."""
 
     def __init__(self, seconds, tokens):
-        self.seconds, self.tokens, self.now = seconds, tokens, 0.0
+        self.seconds, self.tokens, self.step = seconds, tokens, 0.0
 
     def play(
         self, known: Widths, rows: int, rounds: int, most: int = 64
     ) -> tuple[list[int], float]:
         """Widths of all rounds, and tokens per second."""
-        auto, seen, made, began = AutoWidth(known, rows, most, lambda: self.now), [], 0.0, self.now
+        auto, seen, made, began = AutoWidth(known, rows, most, lambda: self.step), [], 0.0, self.step
         for _ in range(rounds):
             width = auto.width
             seen.append(width)
-            self.now += self.seconds(rows, width)
+            self.step += self.seconds(rows, width)
             made += self.tokens(width)
-            auto.learn(width, np.full(rows, made % 256), np.full(rows, self.tokens(width)))
-        return seen, made / (self.now - began)
+            auto.observe(width, np.full(rows, made % 256), np.full(rows, self.tokens(width)))
+        return seen, made / (self.step - began)
 
 
 def FLAT(rows, width):
@@ -157,7 +157,7 @@ class ByHistory:
     def __init__(self, most: int):
         self.most, self.width = most, 2
 
-    def learn(self, width, starts, tokens):
+    def observe(self, width, starts, tokens):
         self.width = 1 + (int(tokens.sum()) + self.width) % self.most
 
     def keep(self, rows):
@@ -191,8 +191,8 @@ def test_windows_that_follow_what_was_accepted_keep_the_law(coupling, init):
 class ByValue(JacobiDrafter):
     """Leaves out drafts because of what they are."""
 
-    def propose(self, now, tokens):
-        drafts, drafted = super().propose(now, tokens)
+    def propose(self, step, tokens):
+        drafts, drafted = super().propose(step, tokens)
         self.drafted = drafted & (drafts == 0).long().cumprod(1).bool()
         return drafts, self.drafted
 

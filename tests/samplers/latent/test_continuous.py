@@ -139,15 +139,15 @@ def inverts_the_ratio(monkeypatch):
 def keeps_drafts_after_a_rejection(monkeypatch):
     """Every rejected draft is replaced by itself; those after it stay."""
 
-    def verify(self, now, drafts, drafted, sampling):
-        wrong = drafted & ~self.kept(now, drafted, sampling)
+    def verify(self, step, drafts, drafted, sampling):
+        wrong = drafted & ~self.kept(step, drafted, sampling)
         chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
         if bool(wrong.any()):
             chosen[wrong.nonzero(as_tuple=True)] = self.residual(
-                now, *wrong.nonzero(as_tuple=True), sampling
+                step, *wrong.nonzero(as_tuple=True), sampling
             )
         count, row = drafted.sum(1), torch.arange(len(sampling))
-        chosen[row, count] = self.own(now, row, count, sampling)
+        chosen[row, count] = self.own(step, row, count, sampling)
         return count, chosen
 
     monkeypatch.setattr(ExactPaths, "verify", verify)
@@ -335,8 +335,8 @@ def test_weak_dependence_takes_few_calls():
 
 @pytest.mark.parametrize("window", [2, 5])
 def test_control_noise_of_the_round_gives_other_latents(monkeypatch, window):
-    def values(self, now, sampling):
-        return walk(self.paths, sampling, now.normal("token", noise_size(self.paths), sampling.shape[1]))[
+    def values(self, step, sampling):
+        return walk(self.paths, sampling, step.normal("token", noise_size(self.paths), sampling.shape[1]))[
             ..., -1, :
         ]
 

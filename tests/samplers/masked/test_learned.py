@@ -93,17 +93,17 @@ def decode(sampler, rows=range(ROWS), space=SPACE, **kwargs):
 # --- what it reads
 
 
-def plain(now, b: int, i: int) -> list[float]:
+def plain(step, b: int, i: int) -> list[float]:
     """The features of one place, from their description."""
-    opened, masked = now.open[b].tolist(), now.masked[b].tolist()
-    c = [math.exp(x) for x in now.logp[b].tolist()]
+    opened, masked = step.open[b].tolist(), step.masked[b].tolist()
+    c = [math.exp(x) for x in step.logp[b].tolist()]
 
     def of(n: int) -> list[float]:
         if not 0 <= n < len(c) or not opened[n]:
             return [0.0] * 6
         if not masked[n]:
             return [1.0] * 6
-        p = sorted(now.sampling[b, n].exp().tolist(), reverse=True)
+        p = sorted(step.sampling[b, n].exp().tolist(), reverse=True)
         bits = -sum(x * math.log(x) for x in p if x > 0)
         return [
             1.0,
@@ -124,18 +124,18 @@ def plain(now, b: int, i: int) -> list[float]:
 def check_features(read) -> int:
     compared = 0
     for seed in range(2):
-        for now in states(seed, learned("x"), steps=2):
-            x = read(now, R)
-            for b, i in now.eligible.nonzero().tolist():
-                assert x[b, i].tolist() == pytest.approx(plain(now, b, i), abs=1e-9)
+        for step in states(seed, learned("x"), steps=2):
+            x = read(step, R)
+            for b, i in step.eligible.nonzero().tolist():
+                assert x[b, i].tolist() == pytest.approx(plain(step, b, i), abs=1e-9)
                 compared += 1
     return compared
 
 
-def beyond_the_block(now, radius):
+def beyond_the_block(step, radius):
     """As if the block were all there is."""
-    opened, now.open = now.open, torch.ones_like(now.open)
-    x, now.open = features(now, radius), opened
+    opened, step.open = step.open, torch.ones_like(step.open)
+    x, step.open = features(step, radius), opened
     return x
 
 
@@ -144,28 +144,28 @@ def test_a_filter_reads_what_its_module_says():
     with pytest.raises(AssertionError):
         check_features(beyond_the_block)
     with pytest.raises(AssertionError):
-        check_features(lambda now, radius: features(now, radius).flip(0))  # the row of another
+        check_features(lambda step, radius: features(step, radius).flip(0))  # the row of another
 
 
 def test_only_the_block_at_work_is_read():
-    for now in states(1, learned("x"), steps=2):
-        x = features(now, R)
+    for step in states(1, learned("x"), steps=2):
+        x = features(step, R)
         assert x.min() >= 0 and x.max() <= 1
-        out = ~now.open
-        sampling, masked, logp = now.sampling.clone(), now.masked ^ out, torch.where(out, -0.1, now.logp)
+        out = ~step.open
+        sampling, masked, logp = step.sampling.clone(), step.masked ^ out, torch.where(out, -0.1, step.logp)
         sampling[out] = sampling.flip(-1)[out]
-        other = replace_step(now, sampling=sampling, masked=masked, logp=logp)
-        assert torch.equal(features(other, R)[now.eligible], x[now.eligible])
+        other = replace_step(step, sampling=sampling, masked=masked, logp=logp)
+        assert torch.equal(features(other, R)[step.eligible], x[step.eligible])
         inside = replace_step(
-            now, sampling=now.sampling, masked=now.masked, logp=now.logp - 0.5
+            step, sampling=step.sampling, masked=step.masked, logp=step.logp - 0.5
         )  # the control: in the block it is
-        assert not torch.equal(features(inside, R)[now.eligible], x[now.eligible])
+        assert not torch.equal(features(inside, R)[step.eligible], x[step.eligible])
 
 
-def replace_step(now, sampling, masked, logp):
+def replace_step(step, sampling, masked, logp):
     from copy import copy
 
-    other = copy(now)
+    other = copy(step)
     other.sampling, other.masked, other.logp, other.raw = sampling, masked, logp, lambda: sampling
     return other
 
@@ -280,7 +280,7 @@ def test_a_row_is_decoded_the_same_in_any_batch(folders, params, monkeypatch):
     monkeypatch.setattr(
         PlaceFilter,
         "probability",
-        lambda self, now: own(self, now) - own(self, now)[now.eligible].mean() + 0.5,
+        lambda self, step: own(self, step) - own(self, step)[step.eligible].mean() + 0.5,
     )
     with pytest.raises(AssertionError):  # the control: judged by what others are like
         check_rows(learned(folders / "raw", **params))
@@ -293,19 +293,19 @@ def test_the_highest_score_is_always_selected_and_nothing_else_below_the_thresho
     for seed in range(4):
         sampler = learned(folders / "raw", 0.6)
         select = Learned(sampler)
-        for now in states(seed, sampler, steps=2):
+        for step in states(seed, sampler, steps=2):
             chosen, q = (
-                select(now),
-                PlaceFilter.from_pretrained(folders / "raw", dtype=torch.float64).probability(now),
+                select(step),
+                PlaceFilter.from_pretrained(folders / "raw", dtype=torch.float64).probability(step),
             )
-            assert not bool((chosen & ~now.eligible).any()) and bool(
-                (q.isfinite() == now.eligible).all()
+            assert not bool((chosen & ~step.eligible).any()) and bool(
+                (q.isfinite() == step.eligible).all()
             )
-            for b in range(len(now.rows)):
-                positions = [i for i, e in enumerate(now.eligible[b].tolist()) if e]
+            for b in range(len(step.rows)):
+                positions = [i for i, e in enumerate(step.eligible[b].tolist()) if e]
                 if not positions:
                     continue
-                best = max(positions, key=lambda i: (float(now.score[b, i]), -i))
+                best = max(positions, key=lambda i: (float(step.score[b, i]), -i))
                 expected = {best} | {i for i in positions if q[b, i] >= 0.6}
                 assert set(chosen[b].nonzero()[:, 0].tolist()) == expected
                 beside, alone = beside + (len(expected) > 1), alone + (q[b, best] < 0.6)

@@ -256,7 +256,7 @@ def test_control_noise_of_the_step_costs_calls(monkeypatch):
     """Drafts with noise of their own are right by chance alone."""
     usual = sum(s.nfe for s in run(freedave(), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0)).stats)
     monkeypatch.setattr(
-        freedave, "draft", lambda self, now, sampling: now.categorical(sampling, "draft", now.valid)
+        freedave, "draft", lambda self, step, sampling: step.categorical(sampling, "draft", step.valid)
     )
     found = run(freedave(), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0))
     assert sum(s.nfe for s in found.stats) > 1.2 * usual
@@ -486,9 +486,9 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     """Even one place per call, without drafts: what is left behind was passed over because of its
     noise, which is asked again."""
 
-    def looks(now):
-        ids = now.rng.categorical(now.sampling, now.rows, now.positions, "token", None, now.masked)
-        return now.sampling.gather(-1, ids[..., None])[..., 0]
+    def looks(step):
+        ids = step.rng.categorical(step.sampling, step.rows, step.positions, "token", None, step.masked)
+        return step.sampling.gather(-1, ids[..., None])[..., 0]
 
     space = space_of((2,), 3, masked=True)
     model, sampler = Coupled(space), freedave(num_drafts=1)

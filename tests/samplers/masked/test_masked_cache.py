@@ -143,9 +143,9 @@ def errors(
     against the model without a cache. ``then``: the tokens that must come out."""
     found, predict, prepare = [], CachedMaskedTarget.predict, CachedMaskedTarget.prepare
 
-    def noted(self, now):
-        self.could = now.masked & now.open
-        return prepare(self, now)
+    def noted(self, step):
+        self.could = step.masked & step.open
+        return prepare(self, step)
 
     def compared(self, canvas, of=None):
         sampling, positions = predict(self, canvas, of)
@@ -275,8 +275,8 @@ def test_what_delayed_keeps_was_computed_as_what_it_is(monkeypatch):
     def watched(name: str, params: dict):
         policy = registry.get("cache_policy", params["cache"])
 
-        def watch(now, slots):
-            plan = policy(now, slots)
+        def watch(step, slots):
+            plan = policy(step, slots)
             kept = plan.attend & ~plan.compute & ~plan.refresh[:, None] & slots.written
             stale[name] = stale.get(name, 0) + int((kept & ~slots.current).sum())
             return plan

@@ -24,7 +24,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
-from gen.samplers.masked.step import Step, lowest
+from gen.samplers.masked.step import MaskedStep, lowest
 
 REMASKERS = list(registry.table("remasker"))
 REVISING = [name for name in REMASKERS if name != "none"]
@@ -269,7 +269,7 @@ def test_under_low_confidence_the_schedule_holds_and_under_secondary_it_is_caugh
     assert left["secondary"] != left["none"]
 
 
-def random_state(seed: int) -> tuple[Step, torch.Tensor]:
+def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     kind = torch.randint(0, 3, (64, 9), generator=g)  # given, masked, filled
     kind[:, 0] = 1
@@ -284,7 +284,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
         masked_iterative(remask_margin=0.2, remask_count=3),
     )
     sampling = torch.randn(64, 9, IDS + 1, generator=g).double().mul(3).log_softmax(-1)
-    now = Step(
+    step = MaskedStep(
         CounterRNG(range(64)),
         row,
         row,
@@ -300,7 +300,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
         certainty,
         certainty,
     )
-    now.open, now.logp, now.score, now.last, now.quota, now.begins = (
+    step.open, step.logp, step.score, step.last, step.quota, step.begins = (
         fresh,
         logp,
         logp,
@@ -308,23 +308,23 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor]:
         commit,
         row < 0,
     )
-    now.since = torch.randint(0, 9, (64,), generator=g)
-    now.r = (now.since + 1).double() / 10
-    return now, commit
+    step.since = torch.randint(0, 9, (64,), generator=g)
+    step.r = (step.since + 1).double() / 10
+    return step, commit
 
 
 @pytest.mark.parametrize("name", REMASKERS)
 def test_a_remasker_keeps_its_word_in_any_state(name):
     some = 0
     for seed in range(20):
-        now, count = random_state(seed)
-        removed, commit, *rest = registry.get("remasker", name)(now, count)
-        assert not bool((removed & ~now.filled).any())
+        step, count = random_state(seed)
+        removed, commit, *rest = registry.get("remasker", name)(step, count)
+        assert not bool((removed & ~step.filled).any())
         assert bool((commit - removed.sum(1) >= 1).all()) and bool(
-            (commit <= now.masked.sum(1)).all()
+            (commit <= step.masked.sum(1)).all()
         )
-        changed = rest[0] if rest else torch.full_like(now.canvas, -1)
-        assert not bool(((changed >= 0) & ~now.filled).any())
+        changed = rest[0] if rest else torch.full_like(step.canvas, -1)
+        assert not bool(((changed >= 0) & ~step.filled).any())
         some += int(removed.sum()) + int((changed >= 0).sum())
     assert some > 0 or name == "none"
 
@@ -356,26 +356,26 @@ def broken(monkeypatch):
     return make
 
 
-def touches_given(now, count):
+def touches_given(step, count):
     """It looks at all places that hold an id."""
-    return lowest(now.logp, ~now.masked, count - 1), count
+    return lowest(step.logp, ~step.masked, count - 1), count
 
 
-def never_gets_on(now, count):
+def never_gets_on(step, count):
     """It empties as many as it commits."""
-    return lowest(now.logp, now.filled, count), count
+    return lowest(step.logp, step.filled, count), count
 
 
-def looks_at_others(now, count):
+def looks_at_others(step, count):
     """A threshold that is the batch's mean."""
     return (
-        lowest(now.logp, now.filled & (now.logp < now.logp[now.logp.isfinite()].mean()), count - 1),
+        lowest(step.logp, step.filled & (step.logp < step.logp[step.logp.isfinite()].mean()), count - 1),
         count,
     )
 
 
-def empties_what_is_empty(now, count):
-    return lowest(now.logp, now.masked, count - 1), count
+def empties_what_is_empty(step, count):
+    return lowest(step.logp, step.masked, count - 1), count
 
 
 @pytest.mark.parametrize(

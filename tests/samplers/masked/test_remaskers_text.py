@@ -16,7 +16,7 @@ from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.masked.step import Step
+from gen.samplers.masked.step import MaskedStep
 
 SIZE = 10  # places of a block
 GREEDY = {
@@ -133,7 +133,7 @@ def wide_in(s, params):
 # --- in any state
 
 
-def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
+def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor, list[dict]]:
     """Rows of 9 places, the first 7 of them a block, as the loop has them and as lists."""
     g = torch.Generator().manual_seed(seed)
     rows, positions = 48, 9
@@ -153,7 +153,7 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
         conf_threshold=0.3,
         max_post_steps=2,
     )
-    now = Step(
+    step = MaskedStep(
         CounterRNG(range(rows)),
         row,
         row,
@@ -169,24 +169,24 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
         born.log(),
         left.log(),
     )
-    now.open = (torch.arange(positions) < 7).expand(rows, -1)
-    now.proposed = torch.where(now.masked, sampling.argmax(-1), held)
-    now.logp = now.score = sampling.gather(-1, now.proposed[..., None])[..., 0]
-    now.since, steps = (
+    step.open = (torch.arange(positions) < 7).expand(rows, -1)
+    step.proposed = torch.where(step.masked, sampling.argmax(-1), held)
+    step.logp = step.score = sampling.gather(-1, step.proposed[..., None])[..., 0]
+    step.since, steps = (
         torch.randint(0, 6, (rows,), generator=g),
         torch.randint(1, 10, (rows,), generator=g),
     )
-    now.r = ((now.since + 1).double() / steps).clamp_max(1)
-    now.last, now.begins = now.r >= 1, row % 3 == 0
+    step.r = ((step.since + 1).double() / steps).clamp_max(1)
+    step.last, step.begins = step.r >= 1, row % 3 == 0
     count = (
-        (1 + torch.rand(rows, generator=g) * now.eligible.sum(1))
+        (1 + torch.rand(rows, generator=g) * step.eligible.sum(1))
         .long()
-        .clamp_max(now.eligible.sum(1))
+        .clamp_max(step.eligible.sum(1))
     )
     full = row % 5 == 1  # nothing is left to do in some
-    now.open, count = now.open & ~(full[:, None] & now.masked), torch.where(full, 0, count)
-    u = now.rng.uniform(row, now.positions, "remask", row)
-    now.memory["edits"] = torch.randint(0, 3, (rows,), generator=g)
+    step.open, count = step.open & ~(full[:, None] & step.masked), torch.where(full, 0, count)
+    u = step.rng.uniform(row, step.positions, "remask", row)
+    step.memory["edits"] = torch.randint(0, 3, (rows,), generator=g)
     states = []
     for i in range(rows):
 
@@ -198,34 +198,34 @@ def random_state(seed: int) -> tuple[Step, torch.Tensor, list[dict]]:
 
         states.append(
             {
-                "filled": pick(now.filled),
-                "empty": pick(now.eligible),
+                "filled": pick(step.filled),
+                "empty": pick(step.eligible),
                 "ids": of(held),
-                "p": of(now.logp),
+                "p": of(step.logp),
                 "born": of(born.log()),
                 "left": of(left.log()),
                 "u": of(u),
                 "top": of(sampling.argmax(-1)),
                 "best": of(sampling.amax(-1)),
-                "r": float(now.r[i]),
-                "since": int(now.since[i]),
+                "r": float(step.r[i]),
+                "since": int(step.since[i]),
                 "steps": int(steps[i]),
-                "last": bool(now.last[i]),
-                "posts": 0 if now.begins[i] else int(now.memory["edits"][i]),
+                "last": bool(step.last[i]),
+                "posts": 0 if step.begins[i] else int(step.memory["edits"][i]),
             }
         )
-    return now, count, states
+    return step, count, states
 
 
 def check_rule(name: str, rule, remasker) -> None:
     for seed in range(8):
-        now, count, states = random_state(seed)
-        now.memory = dict(now.memory)
-        removed, commit, *rest = remasker(now, count)
-        replaced = rest[0] if rest else torch.full_like(now.canvas, -1)
-        again = rest[1] if rest else torch.zeros_like(now.last)
+        step, count, states = random_state(seed)
+        step.memory = dict(step.memory)
+        removed, commit, *rest = remasker(step, count)
+        replaced = rest[0] if rest else torch.full_like(step.canvas, -1)
+        again = rest[1] if rest else torch.zeros_like(step.last)
         for i, s in enumerate(states):
-            gone, k, new, more = rule(s, int(count[i]), now.params)
+            gone, k, new, more = rule(s, int(count[i]), step.params)
             assert set(removed[i].nonzero()[:, 0].tolist()) == set(gone)
             if s["empty"]:
                 assert int(commit[i]) == k and (s["last"] or k - len(gone) >= 1)
@@ -247,7 +247,7 @@ def test_wide_in_takes_what_is_sure_up_to_a_share():
     g = torch.Generator().manual_seed(1)
     sampling = torch.randn(12, 40, 3, generator=g).double().mul(3).log_softmax(-1)
     row, masked = torch.arange(12), torch.rand(12, 40, generator=g) < 0.9
-    now = Step(
+    step = MaskedStep(
         None,
         row,
         row,
@@ -262,17 +262,17 @@ def test_wide_in_takes_what_is_sure_up_to_a_share():
         {},
         sampling,
     )
-    now.open = torch.arange(40).expand(12, -1) < row[:, None] * 3 + 4
-    now.logp = sampling.amax(-1)
-    found = registry.get("selector", "wide_in")(now)
+    step.open = torch.arange(40).expand(12, -1) < row[:, None] * 3 + 4
+    step.logp = sampling.amax(-1)
+    found = registry.get("selector", "wide_in")(step)
     capped = 0
     for i in range(12):
         s = {
-            "empty": now.eligible[i].nonzero()[:, 0].tolist(),
-            "p": dict(enumerate(now.logp[i].tolist())),
+            "empty": step.eligible[i].nonzero()[:, 0].tolist(),
+            "p": dict(enumerate(step.logp[i].tolist())),
         }
-        assert set(found[i].nonzero()[:, 0].tolist()) == set(wide_in(s, now.params))
-        capped += len(wide_in(s, now.params)) < sum(math.exp(s["p"][n]) >= 0.6 for n in s["empty"])
+        assert set(found[i].nonzero()[:, 0].tolist()) == set(wide_in(s, step.params))
+        capped += len(wide_in(s, step.params)) < sum(math.exp(s["p"][n]) >= 0.6 for n in s["empty"])
     assert 0 < capped < 12
 
 
@@ -456,9 +456,9 @@ def test_rows_with_shadows_are_the_same_alone():
 def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
     """WINO without leaving anything out: what a place says of itself."""
 
-    def sees_itself(now, count):
-        now.left_out = now.logp
-        return registry.get("remasker", "wino")(now, count)
+    def sees_itself(step, count):
+        step.left_out = step.logp
+        return registry.get("remasker", "wino")(step, count)
 
     monkeypatch.setitem(registry._kinds["remasker"], "broken", sees_itself)
 

@@ -19,7 +19,7 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
-from gen.samplers.masked.step import Step, highest
+from gen.samplers.masked.step import MaskedStep, highest
 
 SELECTORS = [
     n
@@ -143,10 +143,10 @@ def explore(s: Row) -> set[int]:
 
 def klass(s: Row) -> set[int]:
     before, count = s.memory.get("sampling"), s.memory.setdefault("count", [0] * len(s.ids))
-    for i, now in enumerate(s.sampling):
+    for i, step in enumerate(s.sampling):
         moved = math.inf
-        if before is not None and all(b > 0 for p, b in zip(now, before[i], strict=True) if p > 0):
-            moved = sum(p * math.log(p / b) for p, b in zip(now, before[i], strict=True) if p > 0)
+        if before is not None and all(b > 0 for p, b in zip(step, before[i], strict=True) if p > 0):
+            moved = sum(p * math.log(p / b) for p, b in zip(step, before[i], strict=True) if p > 0)
         count[i] = count[i] + 1 if moved < s.k.kl_threshold else 0
     s.memory["sampling"] = s.sampling
     return {i for i in s.sure if count[i] >= s.k.history}
@@ -216,7 +216,7 @@ def test_every_selector_has_a_rule():
 B, T, V = 24, 10, 4
 
 
-def states(seed: int, sampler, steps: int = 4) -> list[Step]:
+def states(seed: int, sampler, steps: int = 4) -> list[MaskedStep]:
     """Steps that follow each other, of rows whose blocks begin anew now and then and whose laws
     move a little; many values are equal."""
     g = torch.Generator().manual_seed(seed)
@@ -233,7 +233,7 @@ def states(seed: int, sampler, steps: int = 4) -> list[Step]:
             -1, 2, (B, T, 1), generator=g
         )
         sampling, masked = logits.log_softmax(-1), kind == 1
-        now = Step(
+        now = MaskedStep(
             CounterRNG(range(B)),
             row,
             row * 0 + step,
@@ -266,24 +266,24 @@ def states(seed: int, sampler, steps: int = 4) -> list[Step]:
     return out
 
 
-def row_of(now: Step, b: int, memory: dict) -> Row:
+def row_of(step: MaskedStep, b: int, memory: dict) -> Row:
     def where(x):
         return x[b].nonzero()[:, 0].tolist()
 
     return Row(
-        now.params,
-        where(now.eligible),
-        set(where(now.open)),
-        set(where(~now.masked)),
-        now.proposed[b].tolist(),
-        now.sampling[b].exp().tolist(),
-        now.confidence[b].tolist(),
-        now.score[b].tolist(),
-        bool(now.begins[b]),
-        int(now.since[b]),
-        int(now.wanted[b]),
+        step.params,
+        where(step.eligible),
+        set(where(step.open)),
+        set(where(~step.masked)),
+        step.proposed[b].tolist(),
+        step.sampling[b].exp().tolist(),
+        step.confidence[b].tolist(),
+        step.score[b].tolist(),
+        bool(step.begins[b]),
+        int(step.since[b]),
+        int(step.wanted[b]),
         4,
-        int(now.quota[b]),
+        int(step.quota[b]),
         memory,
     )
 
@@ -294,11 +294,11 @@ def check_rule(name: str, selector, rule) -> int:
     for seed in range(6):
         sampler = masked_iterative(selector=name, **DARING | SUREST)
         memories: list[dict] = [{} for _ in range(B)]
-        for now in states(seed, sampler):
-            found = selector(now) & now.eligible
+        for step in states(seed, sampler):
+            found = selector(step) & step.eligible
             for b in range(B):
                 assert set(found[b].nonzero()[:, 0].tolist()) == rule(
-                    row_of(now, b, memories[b])
+                    row_of(step, b, memories[b])
                 ), (seed, b)
             taken += int(found.sum())
     return taken
@@ -457,23 +457,23 @@ def test_credit_is_that_of_its_rule(selector, blocks):
 # --- controls: broken rules fail the checks
 
 
-def off_by_one(now: Step) -> torch.Tensor:
+def off_by_one(step: MaskedStep) -> torch.Tensor:
     """``factor`` as it was first released: if the first place that fails is the last of all, it is
     taken along."""
-    number = registry.get("selector", "factor")(now).sum(1)
-    total = now.eligible.sum(1)
+    number = registry.get("selector", "factor")(step).sum(1)
+    total = step.eligible.sum(1)
     return highest(
-        now.confidence,
-        now.eligible,
+        step.confidence,
+        step.eligible,
         torch.where((number == 0) | (number == total - 1), number + 1, number),
     )
 
 
-def no_best_of_all(now: Step) -> torch.Tensor:
+def no_best_of_all(step: MaskedStep) -> torch.Tensor:
     """The same with the first place always taken, which the loop does anyway: the rest of the
     difference is the bug."""
-    number = registry.get("selector", "factor")(now).sum(1)
-    return highest(now.confidence, now.eligible, number.clamp_min(1))
+    number = registry.get("selector", "factor")(step).sum(1)
+    return highest(step.confidence, step.eligible, number.clamp_min(1))
 
 
 def test_control_the_off_by_one_of_factor_fails():
@@ -501,29 +501,29 @@ def test_control_the_off_by_one_of_factor_fails():
     assert factor(row) == {0}  # a certain place and one at 0.37: the bug takes both
 
 
-def batch_cummax(now: Step) -> torch.Tensor:
+def batch_cummax(step: MaskedStep) -> torch.Tensor:
     """``entropy_bound`` with its running maximum over the batch."""
-    order = now.score.argsort(1, descending=True)
-    bits = torch.special.entr(now.sampling.exp()).sum(-1).gather(1, order)
-    fits = bits.cumsum(1) - bits.cummax(0).values <= now.params.entropy_bound
+    order = step.score.argsort(1, descending=True)
+    bits = torch.special.entr(step.sampling.exp()).sum(-1).gather(1, order)
+    fits = bits.cumsum(1) - bits.cummax(0).values <= step.params.entropy_bound
     return torch.zeros_like(fits).scatter(1, order, fits)
 
 
-def over_edges(now: Step) -> torch.Tensor:
+def over_edges(step: MaskedStep) -> torch.Tensor:
     """``runs`` without a look at the block."""
     from gen.samplers.masked.parts.selectors import best_of_each, runs_of, sure
 
-    return sure(now) | (
-        best_of_each(now.confidence, now.masked, runs_of(now.masked))
-        & (now.confidence >= now.params.low_threshold)
+    return sure(step) | (
+        best_of_each(step.confidence, step.masked, runs_of(step.masked))
+        & (step.confidence >= step.params.low_threshold)
     )
 
 
-def never_forgets(now: Step) -> torch.Tensor:
+def never_forgets(step: MaskedStep) -> torch.Tensor:
     """``coherent`` across blocks."""
-    now = copy(now)
-    now.begins = now.begins & (now.round == 0)
-    return registry.get("selector", "coherent")(now)
+    step = copy(step)
+    step.begins = step.begins & (step.round == 0)
+    return registry.get("selector", "coherent")(step)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_credit_without_weight_is_the_plain_threshold():
 def test_credit_is_forgotten_when_a_block_begins_and_its_law_is_what_is_judged(confidence_on):
     credit, moved, seen = registry.get("proposer", "credit"), 0, 0
     for seed in range(4):
-        for now in states(
+        for step in states(
             seed,
             masked_iterative(
                 **SUREST
@@ -232,12 +232,12 @@ def test_credit_is_forgotten_when_a_block_begins_and_its_law_is_what_is_judged(c
                 }
             ),
         ):
-            before = now.judged().argmax(-1)
-            ids = credit(now)
-            kept = (now.memory["credit"] > 0).sum(-1)
-            assert bool((kept[now.begins] == now.masked[now.begins].long()).all())
-            assert torch.equal(ids, now.judged().argmax(-1))
-            for sampling in (now.sampling, now.raw()):
+            before = step.judged().argmax(-1)
+            ids = credit(step)
+            kept = (step.memory["credit"] > 0).sum(-1)
+            assert bool((kept[step.begins] == step.masked[step.begins].long()).all())
+            assert torch.equal(ids, step.judged().argmax(-1))
+            for sampling in (step.sampling, step.raw()):
                 assert torch.allclose(sampling.exp().sum(-1), torch.ones(sampling.shape[:-1]).double())
             moved, seen = moved + int((ids != before).sum()), seen + int((kept > 1).sum())
     assert moved > 0 and seen > 0
@@ -272,12 +272,12 @@ def test_the_numbers_of_llada(steps):
 def test_position_is_confidence_times_rarity_bounded_and_fading(decay):
     order, bounded = registry.get("order", "position"), 0
     for seed in range(4):
-        for now in states(seed, masked_iterative(order="position", position_decay=decay)):
-            now.space = replace(RARE, rarity=RARE.rarity * 20)
-            score = order(now).exp()
-            for b in range(len(now.rows)):
-                for n in now.eligible[b].nonzero()[:, 0].tolist():
-                    told = float(now.confidence[b, n]) * 20 * float(RARE.rarity[now.proposed[b, n]])
+        for step in states(seed, masked_iterative(order="position", position_decay=decay)):
+            step.space = replace(RARE, rarity=RARE.rarity * 20)
+            score = order(step).exp()
+            for b in range(len(step.rows)):
+                for n in step.eligible[b].nonzero()[:, 0].tolist():
+                    told = float(step.confidence[b, n]) * 20 * float(RARE.rarity[step.proposed[b, n]])
                     assert float(score[b, n]) == pytest.approx(
                         min(told, 10) * 2.718281828459045 ** (-decay * n)
                     )
@@ -407,22 +407,22 @@ def test_any_sampler_may_say_what_else_its_knobs_are_called(monkeypatch):
 # --- controls: broken selectors fail the checks
 
 
-def batch_mean(now):
+def batch_mean(step):
     """A threshold that is the batch's mean."""
-    return now.confidence > now.confidence[now.eligible].mean()
+    return step.confidence > step.confidence[step.eligible].mean()
 
 
-def one_row_for_all(now):
+def one_row_for_all(step):
     """Where ``nonzero`` loses the rows."""
     return (
-        (now.eligible & (now.confidence >= now.params.conf_threshold)).any(0).expand_as(now.eligible)
+        (step.eligible & (step.confidence >= step.params.conf_threshold)).any(0).expand_as(step.eligible)
     )
 
 
-def first_rows_memory(now):
+def first_rows_memory(step):
     """Memory that does not follow the rows."""
-    now.memory["first"] = now.recall("first", torch.zeros_like(now.logp)) + now.confidence[:1]
-    return now.memory["first"] > 1.2
+    step.memory["first"] = step.recall("first", torch.zeros_like(step.logp)) + step.confidence[:1]
+    return step.memory["first"] > 1.2
 
 
 @pytest.mark.parametrize("selector", [batch_mean, one_row_for_all, first_rows_memory])
@@ -436,7 +436,7 @@ def test_control_a_selector_that_looks_at_other_rows_fails(selector, monkeypatch
 
 
 def test_a_selector_cannot_take_what_is_given_or_of_another_block(monkeypatch):
-    monkeypatch.setitem(registry._kinds["selector"], "all", lambda now: torch.ones_like(now.masked))
+    monkeypatch.setitem(registry._kinds["selector"], "all", lambda step: torch.ones_like(step.masked))
     sampler = masked_iterative(selector="all", blocks="fixed", block_length=7, **SUREST)
     check_given(sampler)
     assert torch.equal(
@@ -447,12 +447,12 @@ def test_a_selector_cannot_take_what_is_given_or_of_another_block(monkeypatch):
 
 def test_an_empty_choice_is_the_best_place(monkeypatch):
     monkeypatch.setitem(
-        registry._kinds["selector"], "none", lambda now: torch.zeros_like(now.masked)
+        registry._kinds["selector"], "none", lambda step: torch.zeros_like(step.masked)
     )
     monkeypatch.setitem(
         registry._kinds["selector"],
         "best",
-        lambda now: highest(now.score, now.eligible, torch.ones_like(now.rows)),
+        lambda step: highest(step.score, step.eligible, torch.ones_like(step.rows)),
     )
     nothing, best = (run(masked_iterative(selector=name, **SUREST)) for name in ("none", "best"))
     assert torch.equal(nothing.tokens, best.tokens) and [s.nfe for s in nothing.stats] == WANTED

@@ -19,7 +19,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
-from gen.samplers.masked.step import Step
+from gen.samplers.masked.step import MaskedStep
 
 IDS, POSITIONS, MASK, END, ROWS = 5, 16, 5, 4, 5
 SPACE = replace(TokenSpace.codes((POSITIONS,), IDS, IDS + 1, MASK), eos_token_id=END, delimiters=(1, 3))
@@ -61,7 +61,7 @@ def check_rows(**params) -> None:
         )
 
 
-def state(seed: int, rows: int = 40) -> Step:
+def state(seed: int, rows: int = 40) -> MaskedStep:
     """Rows in the middle of something."""
     g = torch.Generator().manual_seed(seed)
     kind = torch.randint(0, 4, (rows, POSITIONS), generator=g).clamp_max(2)  # given, masked, filled
@@ -72,7 +72,7 @@ def state(seed: int, rows: int = 40) -> Step:
     sampling[:, 3, 1:] = -math.inf  # a place that has one id
     sampling = sampling.log_softmax(-1)
     row = torch.arange(rows)
-    now = Step(
+    step = MaskedStep(
         None,
         row,
         torch.randint(0, 14, (rows,), generator=g),
@@ -87,34 +87,34 @@ def state(seed: int, rows: int = 40) -> Step:
         {},
         sampling[..., 0],
     )
-    now.open, now.proposed = (
+    step.open, step.proposed = (
         torch.rand(rows, POSITIONS, generator=g) < 0.8,
         torch.where(kind == 1, sampling.argmax(-1), ids),
     )
-    return now
+    return step
 
 
-def after(now: Step, seed: int) -> Tensor:
+def after(step: MaskedStep, seed: int) -> Tensor:
     """The canvas once some of the empty places have been committed."""
-    some = torch.rand(now.masked.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
-    return torch.where(some & now.masked, now.proposed, now.canvas)
+    some = torch.rand(step.masked.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    return torch.where(some & step.masked, step.proposed, step.canvas)
 
 
 # --- end
 
 
-def ended(now: Step, canvas: list[int]) -> bool:
+def ended(step: MaskedStep, canvas: list[int]) -> bool:
     return END in canvas and MASK not in canvas[: canvas.index(END)]
 
 
 def check_end(stop) -> None:
     seen = set()
     for seed in range(6):
-        now = state(seed)
-        made = after(now, seed)
-        over, rest = stop(now, made)
+        step = state(seed)
+        made = after(step, seed)
+        over, rest = stop(step, made)
         for i, ids in enumerate(made.tolist()):
-            assert bool(over[i]) == ended(now, ids)
+            assert bool(over[i]) == ended(step, ids)
             seen.add(bool(over[i]))
         assert bool((rest[over] == END).all())
     assert seen == {True, False}
@@ -123,7 +123,7 @@ def check_end(stop) -> None:
 def test_a_row_is_over_when_nothing_is_empty_before_its_end():
     check_end(registry.get("stop", "end"))
     with pytest.raises(AssertionError):  # the control does not look left
-        check_end(lambda now, canvas: ((canvas == END).any(1), torch.full_like(canvas, END)))
+        check_end(lambda step, canvas: ((canvas == END).any(1), torch.full_like(canvas, END)))
 
 
 def test_stopping_at_the_end_changes_nothing_before_it():
@@ -169,19 +169,19 @@ def test_what_a_remasker_took_back_and_a_stop_filled_is_in_the_trace():
 # --- prophet
 
 
-def leads(now: Step, i: int, made: list[int]) -> bool:
+def leads(step: MaskedStep, i: int, made: list[int]) -> bool:
     """Prophet's rule for one row."""
-    params, gaps = now.params, []
+    params, gaps = step.params, []
     for n in range(POSITIONS):
         asked = (
             params.answer_start <= n < params.answer_start + params.answer_length
             if params.answer_length
-            else made[n] == MASK and bool(now.open[i, n])
+            else made[n] == MASK and bool(step.open[i, n])
         )
-        first, second = sorted(now.raw()[i, n].tolist())[:-3:-1]
+        first, second = sorted(step.raw()[i, n].tolist())[:-3:-1]
         if asked and second > -math.inf:
             gaps.append(first - second)
-    share = int(now.round[i]) / params.steps
+    share = int(step.round[i]) / params.steps
     need = params.gap_threshold * (1 if share < 1 / 3 else 2 / 3 if share < 2 / 3 else 1 / 3)
     return bool(gaps) and sum(gaps) / len(gaps) >= need
 
@@ -194,14 +194,14 @@ def leads(now: Step, i: int, made: list[int]) -> bool:
 def test_prophet_is_the_rule_in_any_state(params):
     seen = set()
     for seed in range(6):
-        now = state(seed)
-        now.params = masked_iterative(steps=12, gap_threshold=2.5, **params)
-        made = after(now, seed)
-        over, rest = registry.get("stop", "prophet")(now, made)
+        step = state(seed)
+        step.params = masked_iterative(steps=12, gap_threshold=2.5, **params)
+        made = after(step, seed)
+        over, rest = registry.get("stop", "prophet")(step, made)
         for i, ids in enumerate(made.tolist()):
-            assert bool(over[i]) == leads(now, i, ids)
+            assert bool(over[i]) == leads(step, i, ids)
             seen.add(bool(over[i]))
-        assert torch.equal(rest, now.proposed)
+        assert torch.equal(rest, step.proposed)
     assert seen == (
         {False} if params.get("answer_length") == 1 else {True, False}
     )  # place 3 has no second id
@@ -250,28 +250,28 @@ def test_a_gap_that_is_never_reached_is_no_stop():
 # --- blocks
 
 
-def blocks_of(now: Step, i: int, start: int, end: int) -> tuple[int, int]:
+def blocks_of(step: MaskedStep, i: int, start: int, end: int) -> tuple[int, int]:
     """Where the block of one row begins and ends, in plain Python; ``start`` and ``end`` are those
     of the step before."""
-    masked = [n for n in range(POSITIONS) if now.masked[i, n]]
+    masked = [n for n in range(POSITIONS) if step.masked[i, n]]
     if not masked or masked[0] < end:
         return (
             (start, end)
             if masked and masked[0] < end
-            else (end, min(end + now.params.block_length, POSITIONS))
+            else (end, min(end + step.params.block_length, POSITIONS))
         )
-    first, size = masked[0], now.params.block_length
+    first, size = masked[0], step.params.block_length
     while end + size <= first:
         end += size
-    sampling = now.sampling[i].exp().tolist()
+    sampling = step.sampling[i].exp().tolist()
     said = [
         (max(sampling[n]), -n)
         for n in masked
-        if first <= n < first + POSITIONS // 4 and sampling[n].index(max(sampling[n])) in now.space.delimiters
+        if first <= n < first + POSITIONS // 4 and sampling[n].index(max(sampling[n])) in step.space.delimiters
     ]
     sure, at = max(said, default=(0, 0))
     return end, (
-        1 - at if said and sure >= now.params.delimiter_threshold else min(end + size, POSITIONS)
+        1 - at if said and sure >= step.params.delimiter_threshold else min(end + size, POSITIONS)
     )
 
 
@@ -314,7 +314,7 @@ def check_adaptive(schedule, space: TokenSpace = SPACE) -> int:
 def test_adaptive_blocks_end_with_the_surest_delimiter_that_is_near():
     assert check_adaptive(registry.get("block_schedule", "adaptive")) > 20
     with pytest.raises(AssertionError):  # the control knows of no delimiters
-        check_adaptive(lambda now: registry.get("block_schedule", "fixed")(now))
+        check_adaptive(lambda step: registry.get("block_schedule", "fixed")(step))
 
 
 @pytest.mark.parametrize("given", [BARE, SPACE], ids=["none", "none sure"])

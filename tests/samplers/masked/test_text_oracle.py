@@ -332,7 +332,7 @@ def test_the_bench_finds_whatever_is_registered(puzzles, monkeypatch):
 
     monkeypatch.setitem(registry._kinds["sampler"], "plain", Plain)
     monkeypatch.setitem(
-        registry._kinds.setdefault("selector", {}), "all_of_them", lambda now: now.eligible
+        registry._kinds.setdefault("selector", {}), "all_of_them", lambda step: step.eligible
     )
     found = contenders()
     assert {
