@@ -50,7 +50,9 @@ def ending(space: TokenSpace, eos_token_id: int, shortest: int, causal: bool) ->
     for a masked model, how long a row is will be decided first (``gen.pipeline.lengths``)."""
     legal, streams = space.legal.clone(), space.length // space.grid[0]
     legal[shortest * streams :, eos_token_id] = True
-    constraint = WholeFrames(streams, eos_token_id, space.vocab_size) if causal and streams > 1 else None
+    constraint = (
+        WholeFrames(streams, eos_token_id, space.vocab_size) if causal and streams > 1 else None
+    )
     return replace(space, legal=legal, eos_token_id=eos_token_id, constraint=constraint)
 
 

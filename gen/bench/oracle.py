@@ -104,7 +104,9 @@ def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
     return found
 
 
-def dial(spec: dict[str, Any], sampling: dict[str, Any], probe: Board) -> tuple[str | None, list[Any]]:
+def dial(
+    spec: dict[str, Any], sampling: dict[str, Any], probe: Board
+) -> tuple[str | None, list[Any]]:
     """The knob that a sampler is drawn along, and its values; none if no knob changes its number of
     forward calls in the probe's hardest case.
 

@@ -143,7 +143,9 @@ def measured(
         "repeats": args.repeats,
         "prompts": prompts,
         "machine": machine(),
-        "samplers": [{"label": v.label, "sampler": v.spec, "sampling": v.sampling} for v in variants],
+        "samplers": [
+            {"label": v.label, "sampler": v.spec, "sampling": v.sampling} for v in variants
+        ],
         "table": tabulate(runs, errors, variants),
         "runs": runs,
     }
@@ -248,12 +250,19 @@ def choose(args: argparse.Namespace) -> list[Variant]:
             label = " ".join([name, *(f"{k}={v}" for k, v in said.items())])
             variants.append(
                 Variant(
-                    label, spec, asdict(resolve_sampler(spec, sampling)[1]), base, along, said.get(along)
+                    label,
+                    spec,
+                    asdict(resolve_sampler(spec, sampling)[1]),
+                    base,
+                    along,
+                    said.get(along),
                 )
             )
     for param in grid:
         if param not in used:
-            raise GenError(f"--sweep is about {param!r}, a knob that none of {', '.join(names)} has")
+            raise GenError(
+                f"--sweep is about {param!r}, a knob that none of {', '.join(names)} has"
+            )
     return variants
 
 

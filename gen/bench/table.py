@@ -158,7 +158,13 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
         f"{r['sampler']} refused: {r['error']}" for r in table if len(r["error"] or "") > BRIEF
     )
     return "\n".join(
-        [laid_out(rows, markdown), *([""] if markdown else []), *distributions(table), *why, *refused]
+        [
+            laid_out(rows, markdown),
+            *([""] if markdown else []),
+            *distributions(table),
+            *why,
+            *refused,
+        ]
     )
 
 
@@ -187,7 +193,10 @@ def distributions(table: list[dict[str, Any]]) -> list[str]:
     first, *others = sorted(said.items(), key=lambda pair: -len(pair[1])) or [
         ("the model's own", [])
     ]
-    return [f"sampling: {first[0]}", *(f"law of {', '.join(names)}: {sampling}" for sampling, names in others)]
+    return [
+        f"sampling: {first[0]}",
+        *(f"law of {', '.join(names)}: {sampling}" for sampling, names in others),
+    ]
 
 
 def laid_out(rows: list[list[str]], markdown: bool) -> str:

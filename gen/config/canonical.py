@@ -137,7 +137,9 @@ def labels(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         parts = [str(f["model"])] if keys == ["model"] and f["model"] else []
         if keys != ["model"]:
             parts = [
-                f"{k.removeprefix('sampler.').removeprefix('sampling.')}={f[k]}" for k in f if k in keys
+                f"{k.removeprefix('sampler.').removeprefix('sampling.')}={f[k]}"
+                for k in f
+                if k in keys
             ]
         names.append(
             " ".join(

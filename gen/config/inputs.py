@@ -183,7 +183,9 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
         raise bad_value("prompt", prompt, "a text that is not empty")
     if len(v) > 1:
         _check_types(v)
-    start = {k: str((base / v[k]).absolute()) if k in MEDIA else v[k] for k in EDIT_FIELDS if k in v}
+    start = {
+        k: str((base / v[k]).absolute()) if k in MEDIA else v[k] for k in EDIT_FIELDS if k in v
+    }
     nodes = {k: plain(v[k]) for k in ROW_NODES if v.get(k)}
     row = Row(
         prompt,
@@ -297,7 +299,11 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
         if row.error:
             error = error or row.error
         else:
-            own = [row.sampler, row.sampling, row.start] if row.sampler or row.sampling or row.start else None
+            own = (
+                [row.sampler, row.sampling, row.start]
+                if row.sampler or row.sampling or row.start
+                else None
+            )
             first.setdefault(json.dumps(own, sort_keys=True), row)
     return Census(count, digest.hexdigest(), first, error)
 

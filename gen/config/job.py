@@ -245,7 +245,10 @@ def make_job(
     overrides to the working directory."""
     layers = merge_layers(tree, overrides, where, base or Path())
     counted: dict[Any, Census] = {}  # entries often share their rows
-    entries = [_resolve(values, locations, location, counted) for values, locations, location in layers.entries]
+    entries = [
+        _resolve(values, locations, location, counted)
+        for values, locations, location in layers.entries
+    ]
     first: dict[str, int] = {}
     digest = cache(file_digest)
     for i, entry in enumerate(entries if len(entries) > 1 else ()):
@@ -262,7 +265,10 @@ def make_job(
     _refuse_other_bits(entries if run.deterministic else [], where)
     name = layers.top.get("name") or name or entries[0].modality
     return Job(
-        str(name), _out(layers.top.get("out"), name, layers.locations.get("out", where)), entries, run
+        str(name),
+        _out(layers.top.get("out"), name, layers.locations.get("out", where)),
+        entries,
+        run,
     )
 
 
@@ -419,7 +425,9 @@ def _resolve_sampler(
     except GenError as error:
         text = str(error)  # said in the place that set the key the message is about
         named = [p for k, p in locations.items() if "." in k and k.split(".")[1] in text]
-        raise GenError(f"{text} ({named[0] if named else locations.get('sampler', location)})") from error
+        raise GenError(
+            f"{text} ({named[0] if named else locations.get('sampler', location)})"
+        ) from error
     params = (
         {f.name: plain(getattr(sampler, f.name)) for f in fields(sampler)}
         if is_dataclass(sampler)

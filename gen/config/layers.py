@@ -205,7 +205,9 @@ def _override(text: str, jobs: int) -> tuple[list[str], Any]:
     return keys, parsed
 
 
-def _merge(values: dict, layer: Mapping, location: str, locations: dict[str, str], base: Path) -> None:
+def _merge(
+    values: dict, layer: Mapping, location: str, locations: dict[str, str], base: Path
+) -> None:
     """Lay one layer over ``values``. A sampler with a name replaces the whole node, one without
     adds knobs to it; new prompts drop the old ones, wherever those came from."""
     for key in layer:
@@ -213,7 +215,9 @@ def _merge(values: dict, layer: Mapping, location: str, locations: dict[str, str
             hint = " (a key of the whole run)" if key in FOLDER_KEYS else ""
             raise unknown(f"key{hint}", key, DEFAULTS, location)
     if layer.get("prompts") is not None and layer.get("prompts_file") is not None:
-        raise GenError(f"both prompts and prompts_file are given in {location}; expected one of them")
+        raise GenError(
+            f"both prompts and prompts_file are given in {location}; expected one of them"
+        )
     for key, value in layer.items():
         if key == "sampler":
             value = {"name": value} if isinstance(value, str) else value
@@ -231,7 +235,9 @@ def _merge(values: dict, layer: Mapping, location: str, locations: dict[str, str
         elif key == "sampling":
             value = {} if value is None else value
             if not isinstance(value, Mapping):
-                raise bad_value("sampling", value, f"knobs of {', '.join(sampling_fields())}", location)
+                raise bad_value(
+                    "sampling", value, f"knobs of {', '.join(sampling_fields())}", location
+                )
             for param in value:
                 if param not in sampling_fields():
                     raise unknown("knob of the law", param, sampling_fields(), location)

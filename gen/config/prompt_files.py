@@ -158,7 +158,9 @@ def _typed(header: list[str], cells: list[str]) -> dict[str, Any]:
     for key, cell in zip(header, cells, strict=True):
         if cell.strip():
             param = (
-                key in INTEGERS or key.partition(".")[0] in ("sampler", "sampling") or key in ROW_NODES
+                key in INTEGERS
+                or key.partition(".")[0] in ("sampler", "sampling")
+                or key in ROW_NODES
             )
             out[key] = _whole(key, scalar(cell.strip())) if param else cell
     return out

@@ -40,7 +40,9 @@ def combinations(
             list(v) if isinstance(v, Iterator) else v for v in values
         ]  # every combination reads it anew
     if {"prompts", "prompts_file"} <= set(lists):
-        raise GenError(f"both prompts and prompts_file are swept in {location}; expected one of them")
+        raise GenError(
+            f"both prompts and prompts_file are swept in {location}; expected one of them"
+        )
     count = prod(len(v) for v in lists.values())
     if count > MOST:
         sizes = " x ".join(f"{len(v)} of {k}" for k, v in lists.items())

@@ -219,9 +219,7 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
     what the files are and what is known."""
     table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
     known = [name for name, cls in table.items() if not cls.catch_all and cls.matches(files)]
-    known = known or [
-        name for name, cls in table.items() if cls.catch_all and cls.matches(files)
-    ]
+    known = known or [name for name, cls in table.items() if cls.catch_all and cls.matches(files)]
     found = [name for name in known if modality in table[name].modalities]
     if len(found) == 1:
         return table[found[0]]

@@ -134,4 +134,4 @@ class StreamingFrontend(TokenFrontend):
         begin = max(0, first - self.context)
         x = self.decode_at_once(codes[:, :, begin : first + self.chunk])
         known = (first - begin) * self.config.compression[0]
-        return x.apply_constraint(self.time_axis, known, x.shape[self.time_axis] - known)
+        return x.narrow(self.time_axis, known, x.shape[self.time_axis] - known)

@@ -132,7 +132,10 @@ class CounterRNG:
                 positions.shape
             )
         return torch.stack(
-            [_drawn(logprobs.__getitem__, here, size) for logprobs, here in zip(logp, bits, strict=True)]
+            [
+                _drawn(logprobs.__getitem__, here, size)
+                for logprobs, here in zip(logp, bits, strict=True)
+            ]
         )  # all rows together would be a copy
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> Tensor | None:

@@ -13,7 +13,7 @@ from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
-from gen.core.token_space import EXACTNESS
+from gen.core.token_space import GUARANTEES
 
 Callback = Callable[[dict[str, Any]], None]
 
@@ -39,7 +39,7 @@ class Sampler(ABC):
     @property
     @abstractmethod
     def guarantee(self) -> str:
-        """One of ``gen.core.token_space.EXACTNESS``, for these knobs."""
+        """One of ``gen.core.token_space.GUARANTEES``, for these knobs."""
 
     @property
     def drafted(self) -> bool:
@@ -107,7 +107,11 @@ def resolve_sampler(
     key (with the nearest one), for a knob under two names, for a bad value, and for a law that
     contradicts the preset's.
     """
-    said = dataclasses.asdict(sampling) if isinstance(sampling, SamplingParams) else dict(sampling or {})
+    said = (
+        dataclasses.asdict(sampling)
+        if isinstance(sampling, SamplingParams)
+        else dict(sampling or {})
+    )
     for key in said:
         if key not in SamplingParams.__dataclass_fields__:
             raise unknown("law key", key, SamplingParams.__dataclass_fields__, where)
@@ -127,7 +131,9 @@ def resolve_sampler(
         preset: Preset = presets[name]
         for key, value in preset.sampling.items():
             if said.setdefault(key, value) != value:
-                raise GenError(f"sampling.{key} is {said[key]!r}; the preset {name!r} means {value!r}")
+                raise GenError(
+                    f"sampling.{key} is {said[key]!r}; the preset {name!r} means {value!r}"
+                )
         cls = samplers[preset.sampler]
         given = {**preset.params, **_own_names(given, cls, preset.aliases, name, where)}
     else:
@@ -170,4 +176,4 @@ def _own_names(
 
 
 def describe_guarantee(sampler: Sampler) -> str:
-    return f"{EXACTNESS[sampler.guarantee]} ({sampler.reference})"
+    return f"{GUARANTEES[sampler.guarantee]} ({sampler.reference})"

@@ -50,7 +50,9 @@ class SamplingParams:
         if not number(self.temperature) or self.temperature < 0 or self.temperature == float("inf"):
             raise bad_value("sampling.temperature", self.temperature, "a number of at least 0")
         if not isinstance(self.top_k, int) or isinstance(self.top_k, bool) or self.top_k < 0:
-            raise bad_value("sampling.top_k", self.top_k, "an integer of at least 0 (0 keeps all ids)")
+            raise bad_value(
+                "sampling.top_k", self.top_k, "an integer of at least 0 (0 keeps all ids)"
+            )
         if not number(self.top_p) or not 0 < self.top_p <= 1:
             raise bad_value("sampling.top_p", self.top_p, "a number above 0 and at most 1")
         if not number(self.min_p) or not 0 <= self.min_p <= 1:

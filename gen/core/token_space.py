@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
 
-EXACTNESS = {
-    "sample": "the same tokens as the reference with that seed",
-    "sampling": "the same distribution as the reference",
+GUARANTEES = {
+    "same_tokens": "the same tokens as the reference with that seed",
+    "same_distribution": "the same distribution as the reference",
     "group": "exact over stated groups of tokens",
-    "none": "relaxed; states its bound where it has one",
+    "approximate": "relaxed; states its bound where it has one",
 }
 
 
@@ -123,7 +123,9 @@ class TokenSpace:
         """A canvas without one known place. Raises ``ValueError`` for ids without a mask id."""
         if not self.channels and self.mask_token_id is None:
             raise ValueError("a space of ids without a mask id has no empty canvas")
-        return self.blank(batch, device, dtype) + (float("nan") if self.channels else self.mask_token_id)
+        return self.blank(batch, device, dtype) + (
+            float("nan") if self.channels else self.mask_token_id
+        )
 
     def is_masked(self, canvas: Tensor) -> Tensor:
         """Which places of a canvas [B, T(, C)] are empty: bool [B, T]."""
@@ -155,7 +157,11 @@ class TokenSpace:
             before = given if self.given is None else torch.cat([self.given.to(given), given])
         size = torch.Size(self.grid[1:]).numel()
         whole = positions % size == 0
-        grid = (self.grid[0] - positions // size, *self.grid[1:]) if whole else (self.length - positions,)
+        grid = (
+            (self.grid[0] - positions // size, *self.grid[1:])
+            if whole
+            else (self.length - positions,)
+        )
         return replace(self, grid=grid, legal=self.legal[positions:], given=before)
 
     def before_end(self, tokens: Tensor) -> Tensor:
@@ -180,7 +186,9 @@ class TokenSpace:
             legal = legal & self.constraint.legal(history, positions)
         if self.eos_token_id is not None:
             position = torch.arange(history.shape[1], device=history.device)
-            first = torch.where(history == self.eos_token_id, position, len(position)).amin(1, keepdim=True)
+            first = torch.where(history == self.eos_token_id, position, len(position)).amin(
+                1, keepdim=True
+            )
             only = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
             legal = torch.where((first < positions)[..., None], only, legal)
         stuck = ~legal.any(-1)

@@ -188,9 +188,7 @@ def _draw(path: Path, image: Path) -> bool:
         return False
     # Not `put`: what a crash of the machine loses here is done without, so nobody waits for the
     # disk at every item.
-    temporary = image.with_name(
-        f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{image.name}"
-    )
+    temporary = image.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{image.name}")
     with writing(image):
         image.parent.mkdir(exist_ok=True)
         try:

@@ -76,9 +76,7 @@ def summary(rows: list[Row], planned: int, large: bool) -> str:
         ("failed", f'<a href="#status=failed">{number}</a>' if failed and large else number),
     ]
     if judged:
-        facts.append(
-            ("passed", f"{sum(bool(v['passed']) for v in judged):,} of {len(judged):,}")
-        )
+        facts.append(("passed", f"{sum(bool(v['passed']) for v in judged):,} of {len(judged):,}"))
     facts.append(("models" if len(models) > 1 else "model", escape(", ".join(models)) or "none"))
     return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
 
@@ -147,9 +145,7 @@ def methods(rows: list[Row]) -> str:
                 "mal": middle("mean_acceptance_length"),
                 "seconds": middle("seconds"),
                 "judged": len(judged),
-                "share": (
-                    sum(bool(v["passed"]) for v in judged) / len(judged) if judged else None
-                ),
+                "share": (sum(bool(v["passed"]) for v in judged) / len(judged) if judged else None),
             }
         )
     if not lines:
@@ -189,10 +185,10 @@ def methods(rows: list[Row]) -> str:
 
 def _key(rows: list[Row]) -> str:
     """What the exactness words on the page mean."""
-    from gen.core.token_space import EXACTNESS
+    from gen.core.token_space import GUARANTEES
 
     used = {str(r.get("guarantee")) for r in rows}
-    said = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in EXACTNESS.items() if k in used)
+    said = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in GUARANTEES.items() if k in used)
     return f'<dl class="key">{said}</dl>' if said else ""
 
 

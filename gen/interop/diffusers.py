@@ -146,7 +146,9 @@ class DiffusersPipeline:
         spec = _with_steps(self.pipe, sampler, num_inference_steps)
         said = {
             k: v
-            for k, v in zip(SAMPLING, (temperature, top_k, top_p, min_p, guidance_scale), strict=True)
+            for k, v in zip(
+                SAMPLING, (temperature, top_k, top_p, min_p, guidance_scale), strict=True
+            )
             if v is not None
         }
         sampling = replace(self.pipe.resolve(spec, None)[1], **said)

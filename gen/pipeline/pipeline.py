@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions, family_of, load_checkpoint, options_of
+from gen.contracts.checkpoint import (
+    Checkpoint,
+    CheckpointFiles,
+    LoadOptions,
+    family_of,
+    load_checkpoint,
+    options_of,
+)
 from gen.contracts.frontend import TokenFrontend, codebook_digest
 from gen.contracts.modality import Binding, Modality, kind_of, model_key, suggested_sampling
 from gen.core.edit_spec import EditSpec
@@ -93,7 +100,9 @@ class Pipeline:
         self.modality: Modality = (
             registry.get("modality", modality)() if isinstance(modality, str) else modality
         )
-        self._how = LoadOptions(pick_device(device), pick_dtype(dtype), device_map, trust_remote_code)
+        self._how = LoadOptions(
+            pick_device(device), pick_dtype(dtype), device_map, trust_remote_code
+        )
         if not isinstance(compile, bool):
             raise bad_value("compile", compile, "true or false")
         self.device, self.dtype, self.compile = self._how.device, self._how.dtype, compile
@@ -272,7 +281,10 @@ class Pipeline:
         if sampling is None:
             preset = registry.table("preset").get(spell(sampler).get("name"))
             kind = self.kind(resolve_sampler(sampler)[0])
-            sampling = {**suggested_sampling(self.modality, kind), **(preset.sampling if preset else {})}
+            sampling = {
+                **suggested_sampling(self.modality, kind),
+                **(preset.sampling if preset else {}),
+            }
         return resolve_sampler(sampler, sampling)
 
     def target(
@@ -342,7 +354,11 @@ class Pipeline:
             [],
             None,
         )
-        if sampler.protocol == "masked" and space.eos_token_id is not None and self.modality.length_first:
+        if (
+            sampler.protocol == "masked"
+            and space.eos_token_id is not None
+            and self.modality.length_first
+        ):
             canvas = space.empty(len(items), self.device) if canvas is None else canvas
             unsettled = space if start.source is None and start.frames is None else None
             space = settled(space)

@@ -305,7 +305,11 @@ def _tokenizer(files: CheckpointFiles):
 
 
 def _frontend(
-    files: CheckpointFiles, vq: str | Path | None, variant: Variant, weights: Weights, how: LoadOptions
+    files: CheckpointFiles,
+    vq: str | Path | None,
+    variant: Variant,
+    weights: Weights,
+    how: LoadOptions,
 ) -> TokenFrontend:
     own = Below(weights, IMAGES)
     dtype = torch.promote_types(how.dtype, torch.float32)

@@ -46,7 +46,9 @@ class Janus(Checkpoint):
     def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type in ("janus", "multi_modality")
 
-    def __init__(self, files: CheckpointFiles, modality: str, how: LoadOptions, *, chat: bool = True):
+    def __init__(
+        self, files: CheckpointFiles, modality: str, how: LoadOptions, *, chat: bool = True
+    ):
         if files.model_type != "janus":
             raise GenError(
                 f"model {files.name} is in the layout of DeepSeek's own code; expected the one of"

@@ -135,7 +135,11 @@ class MARPictures(Checkpoint):
 
 
 def autoencoder(
-    files: CheckpointFiles, vae: str | Path | None, scaling_factor: float | None, channels: int, how: LoadOptions
+    files: CheckpointFiles,
+    vae: str | Path | None,
+    scaling_factor: float | None,
+    channels: int,
+    how: LoadOptions,
 ) -> KL:
     """The frontend of a model of latents with ``channels`` floats, each of as many neighbours as
     that takes. Raises ``GenError``."""

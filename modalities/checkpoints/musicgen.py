@@ -188,7 +188,10 @@ class MusicGen(Checkpoint):
         found = space(self.layout, codebook=self.modality.codebook(self.frontend))
         self.binding = Binding(found, self._prompt, self._prompt(UNSAID))
         own = files.json("generation_config.json").get("guidance_scale")
-        self.sampling = {**type(self).sampling, **({} if own is None else {"guidance_scale": float(own)})}
+        self.sampling = {
+            **type(self).sampling,
+            **({} if own is None else {"guidance_scale": float(own)}),
+        }
 
     def _pad(self) -> int | None:
         c, own = self.model.config.decoder, self.model.generation_config.decoder_start_token_id

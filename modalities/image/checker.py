@@ -72,8 +72,7 @@ def check_many(
     """One verdict per picture. Unsaid attributes match anything; further shapes never do."""
     if len(images) != len(captions):
         raise ValueError(
-            f"{len(images)} pictures but {len(captions)} captions; expected one caption per"
-            " picture"
+            f"{len(images)} pictures but {len(captions)} captions; expected one caption per picture"
         )
     wanted = [shapes.parse(c) if isinstance(c, str) else c for c in captions]
     return [

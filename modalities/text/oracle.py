@@ -132,12 +132,16 @@ class Oracle:
                 " without a task"
             )
         number = {task: i for i, task in enumerate(self.tasks)}
-        return MaskedTarget(self, torch.tensor([[number[task]] for task in tasks]), self.space, sampling)
+        return MaskedTarget(
+            self, torch.tensor([[number[task]] for task in tasks]), self.space, sampling
+        )
 
     def canvas(self, answer: Sequence[str]) -> list[int]:
         """The ids of an answer, with the ends behind it. Raises ``ValueError`` for a word that the
         oracle has not."""
-        return [self.words.index(w) for w in answer] + [self.eos_token_id] * (self.length - len(answer))
+        return [self.words.index(w) for w in answer] + [self.eos_token_id] * (
+            self.length - len(answer)
+        )
 
     def text(self, tokens: Sequence[int]) -> str:
         """What one row of T ids says, up to its end; an empty place says ``_``."""
@@ -157,7 +161,9 @@ def _count(answers: Tensor, canvas: Tensor, vocab_size: int) -> Tensor:
 
 
 def oracle_target(
-    tasks: Sequence[Task], sampling: SamplingParams | None = None, words: Sequence[str] | None = None
+    tasks: Sequence[Task],
+    sampling: SamplingParams | None = None,
+    words: Sequence[str] | None = None,
 ) -> MaskedTarget:
     """A target with one row per task, of which there may be several alike; ``target.model`` is the
     ``Oracle``. Raises as that does."""

@@ -193,7 +193,9 @@ def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
 def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
     """Per task: its accuracy in one step, its total correlation, its places."""
     blank = torch.full((len(oracle.tasks), oracle.length), oracle.mask_token_id)
-    distributions = oracle.forward(torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length)
+    distributions = oracle.forward(
+        torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length
+    )
     found = []
     for sampling, table in zip(distributions, oracle.tables, strict=True):
         one_step = float(sampling.gather(1, table.T).sum(0).exp().sum())

@@ -126,7 +126,9 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
         for folder in folders:
             frontend.save_pretrained(folder / "frontend")
             torch.save({"codes": codes, "slots": slots[rows]}, folder / "tokens.pt")
-    log(f"{len(x)} chunks; {float((codes != fast.eos_token_id).sum(1).float().mean()):.1f} FAST ids each")
+    log(
+        f"{len(x)} chunks; {float((codes != fast.eos_token_id).sum(1).float().mean()):.1f} FAST ids each"
+    )
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:

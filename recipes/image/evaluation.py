@@ -84,9 +84,7 @@ def sampler_figures(
         verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
 
         def share(n, v=verdicts):
-            return mean(
-                [x.passed for x, c in zip(v, captions, strict=True) if len(c.items) == n]
-            )
+            return mean([x.passed for x, c in zip(v, captions, strict=True) if len(c.items) == n])
 
         nfe = [s.nfe for s in out.stats]
         rows[name] = {

@@ -56,7 +56,12 @@ class Coupling:
     compares = True  # whether it looks at the law that a draft came from
 
     def step(
-        self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor, next_logprobs: Tensor
+        self,
+        step: CausalStep,
+        proposal: Proposal,
+        drafted: Tensor,
+        logp: Tensor,
+        next_logprobs: Tensor,
     ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
@@ -83,7 +88,9 @@ class _Verified(Coupling):
         # at the first rejection: the residual, never p itself
         rejected = first_rejected(drafted, accepted)
         if may_be_any(rejected):
-            ids = resample_rejected(step, ids, rejected, self.verifier.instead(proposal, logp, rejected))
+            ids = resample_rejected(
+                step, ids, rejected, self.verifier.instead(proposal, logp, rejected)
+            )
         return accepted, torch.cat([ids, undrafted], 1)
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs) -> Tensor:
@@ -152,7 +159,9 @@ class Gumbel(Coupling):
         accepted = num_accepted((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted)
         if next_logprobs is not logp:
             past = step.valid & (torch.arange(ids.shape[1], device=ids.device) > accepted[:, None])
-            ids = torch.where(past, step.categorical(next_logprobs, "token", past, shared=True), ids)
+            ids = torch.where(
+                past, step.categorical(next_logprobs, "token", past, shared=True), ids
+            )
         return accepted, ids
 
 

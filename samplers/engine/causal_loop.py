@@ -119,7 +119,12 @@ def decode_causal(
 ) -> SampleOutput:
     """Decodes every row of ``target``. What decides about the course of a row is on the host: after
     every forward call there is one copy from the device, of the accepted counts and the tokens."""
-    total, device, end, branches = target.length, target.device, target.space.eos_token_id, target.branches
+    total, device, end, branches = (
+        target.length,
+        target.device,
+        target.space.eos_token_id,
+        target.branches,
+    )
     began = time.perf_counter()
     tokens = target.blank()
     written = (
@@ -131,7 +136,7 @@ def decode_causal(
     here = torch.from_numpy if device.type == "cpu" else lambda x: to_device(x, device)
     last = tokens[:b, :1]  # before position 0 the target puts its prompt
     finished = np.zeros(batch, dtype=np.int64)  # committed tokens of every row of the batch
-    following, step = b, 0
+    following, num_steps = b, 0
     size, of = (0, 0), here(rows)
     while len(rows):
         at = start.tolist()  # whose least and most take less time than an array's
@@ -155,20 +160,20 @@ def decode_causal(
                 here(exists),
                 np.minimum(total - start, width),
             )
-        now = CausalStep(rng, of, here(round_), here(start), here(positions), valid, widths, start)
-        drafts, drafted = drafter.propose(now, tokens if len(rows) == batch else tokens[of])
+        step = CausalStep(rng, of, here(round_), here(start), here(positions), valid, widths, start)
+        drafts, drafted = drafter.propose(step, tokens if len(rows) == batch else tokens[of])
         given = torch.cat([last, drafts], 1)[:, :width] if drafts.shape[1] else last
         if not full:
             given = torch.where(valid if given.ndim == 2 else valid[..., None], given, last)
-        logprobs, computed = target.predict(given, now.positions)
-        accepted, chosen = drafter.verify(now, logprobs)
+        logprobs, computed = target.predict(given, step.positions)
+        accepted, chosen = drafter.verify(step, logprobs)
         del logprobs
         got, was, ids = _told(accepted, drafted, chosen)
         proposed = was.sum(1) if was.shape[1] else got
         own = (
             np.minimum(widths, proposed + 1) if was.shape[1] else widths
         )  # what is behind fills the window up that others need
-        drafter.observe(now, got, proposed)
+        drafter.observe(step, got, proposed)
         count = np.minimum(got + 1, widths)
         if end is not None:
             new = column < count[:, None]
@@ -180,7 +185,7 @@ def decode_causal(
             was = was & ((got < count)[:, None] | new[:, : was.shape[1]])
             got, proposed = np.minimum(got, count), was.sum(1)
         if target.is_history_dependent:
-            target.refuse_illegal(chosen, now.positions, here(column < count[:, None]))
+            target.refuse_illegal(chosen, step.positions, here(column < count[:, None]))
         if written is not None:
             for i, row, n, c in zip(
                 range(len(rows)), rows.tolist(), start.tolist(), count.tolist(), strict=True
@@ -202,7 +207,7 @@ def decode_causal(
             computed - (width - own) * branches,
             target.ran,
         )
-        start, round_, step = start + count, round_ + 1, step + 1
+        start, round_, num_steps = start + count, round_ + 1, num_steps + 1
         if end is not None and over.any():
             for i in over.nonzero()[0]:
                 tokens[rows[i], start[i] :] = end
@@ -212,7 +217,7 @@ def decode_causal(
             known = here(np.arange(total) < finished[:, None])
             callback(
                 {
-                    "step": step,
+                    "step": num_steps,
                     "done": int(finished.sum()),
                     "total": batch * total,
                     "tokens": tokens,

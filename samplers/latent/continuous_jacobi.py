@@ -47,7 +47,9 @@ class LatentJacobiDrafter(Windowed):
     """Holds the iterate of every place that has been in the window, and what was committed, which
     ends it."""
 
-    def __init__(self, paths: PathDistribution, window: int | AutoWidth, tolerance: float, init: str):
+    def __init__(
+        self, paths: PathDistribution, window: int | AutoWidth, tolerance: float, init: str
+    ):
         super().__init__(window)
         self.paths, self.tolerance, self.init = paths, tolerance, init
         self.iterate: Tensor | None = None  # [b, T, C]
@@ -86,7 +88,9 @@ class LatentJacobiDrafter(Windowed):
     def values(self, step: CausalStep, logprobs: Tensor) -> Tensor:
         """What the noise of each place makes of its conditioning vector: [b, W, C]."""
         return walk(
-            self.paths, logprobs, step.normal("token", noise_size(self.paths), logprobs.shape[1], shared=True)
+            self.paths,
+            logprobs,
+            step.normal("token", noise_size(self.paths), logprobs.shape[1], shared=True),
         )[..., -1, :]
 
     def keep(self, rows: Tensor) -> None:
@@ -128,7 +132,7 @@ class ContinuousJacobi(Sampler):
 
     @property
     def guarantee(self) -> str:
-        return "sample" if self.tolerance == 0 else "none"
+        return "same_tokens" if self.tolerance == 0 else "approximate"
 
     @property
     def timed(self) -> bool:

@@ -122,7 +122,7 @@ class ContinuousSpeculative(ModelDrafted):
 
     @property
     def guarantee(self) -> str:
-        return "law" if self.mode == "exact" else "none"
+        return "same_distribution" if self.mode == "exact" else "approximate"
 
     @property
     def drafted(self) -> bool:

@@ -78,7 +78,9 @@ class PathChain:
         for which, draw in ((rejected, self.residual), (~rejected, self.own)):
             if which.any():
                 rows = to_device(which.nonzero()[0], logprobs.device)
-                chosen[rows, accepted[rows]] = draw(step, rows, accepted[rows], logprobs).to(chosen.dtype)
+                chosen[rows, accepted[rows]] = draw(step, rows, accepted[rows], logprobs).to(
+                    chosen.dtype
+                )
         return accepted, chosen
 
     def undrafted(self, step: CausalStep, logprobs: Tensor) -> Tensor:
@@ -135,7 +137,9 @@ class PathChain:
             out[left] = self.own(step, row[left], column[left], logprobs)
         return out
 
-    def draw(self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """See ``Chain``; a latent says nothing of how sure the draft is."""
         raise NotImplementedError
 
@@ -197,7 +201,9 @@ class Last(NamedTuple):
 class AlignedPaths(PathChain):
     """Draft and target share the noise of the place."""
 
-    def __init__(self, ours: PathDistribution, theirs: PathDistribution, max_tries: int, relaxation: float):
+    def __init__(
+        self, ours: PathDistribution, theirs: PathDistribution, max_tries: int, relaxation: float
+    ):
         super().__init__(ours, theirs, max_tries)
         self.relaxation = relaxation
 
@@ -212,7 +218,9 @@ class AlignedPaths(PathChain):
     def log_ratio(self, step, logprobs):
         self.q = Last(*(torch.stack(x, 1) for x in zip(*self.drawn, strict=True)))
         self.p = align(
-            self.ours, logprobs, step.normal("token", noise_size(self.ours), logprobs.shape[1], shared=True)
+            self.ours,
+            logprobs,
+            step.normal("token", noise_size(self.ours), logprobs.shape[1], shared=True),
         )
         return self.compare(self.q.end, self.p, self.q)
 

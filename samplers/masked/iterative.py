@@ -88,13 +88,15 @@ class MaskedIterative(MaskedParams, Sampler):
 @register("proposer", "categorical")
 def categorical(step: MaskedStep) -> Tensor:
     """An id from the law at every masked place, with noise of the place and the step: [b, T]."""
-    return step.rng.categorical(step.law, step.rows, step.positions, "propose", step.round, step.masked)
+    return step.rng.categorical(
+        step.logprobs, step.rows, step.positions, "propose", step.round, step.masked
+    )
 
 
 @register("proposer", "argmax")
 def argmax(step: MaskedStep) -> Tensor:
     """The most likely id."""
-    return step.law.argmax(-1)
+    return step.logprobs.argmax(-1)
 
 
 @register("selector", "schedule")
@@ -119,7 +121,9 @@ def numbered(step: MaskedStep) -> Tensor:
     """The number [b, T] of the block of ``block_length`` places that each one is in. With
     ``align_blocks`` they are counted from the first id of the condition, so that the canvas may
     begin inside of one."""
-    before = step.before[:, None] if step.params.align_blocks and isinstance(step.before, Tensor) else 0
+    before = (
+        step.before[:, None] if step.params.align_blocks and isinstance(step.before, Tensor) else 0
+    )
     return (step.positions + before) // step.params.block_length
 
 

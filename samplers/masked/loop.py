@@ -104,7 +104,7 @@ def decode_masked(
 ) -> SampleOutput:
     """Fills the empty places of ``canvas`` [B, T(, C)], by default all. ``instead``: functions in
     place of the parts that ``params`` name, such as ``{"selector": f}``, for samplers whose parts
-    know more than a step. Raises ``GenError`` for a canvas that the space does not allow.
+    know more than a num_steps. Raises ``GenError`` for a canvas that the space does not allow.
     """
     began = time.perf_counter()
     space, batch, total, device = target.space, target.items, target.length, target.device
@@ -126,12 +126,12 @@ def decode_masked(
     wanted = (~given).sum(1)
     certainty = torch.zeros(batch, total, dtype=torch.float64, device=device)
     finished = torch.zeros_like(wanted, dtype=torch.bool)
-    seats, memory, book, step = Seats(target, wanted > 0), Memory(), _Book(batch, trace), 0
+    seats, memory, book, num_steps = Seats(target, wanted > 0), Memory(), _Book(batch, trace), 0
     round_ = torch.zeros_like(seats.rows)
     while len(rows := seats.rows):
         masked = space.is_masked(canvas[rows])
         committed = _at_work(~masked & ~given[rows], masked, memory) if parts.shadow else None
-        now = MaskedStep(
+        step = MaskedStep(
             rng,
             rows,
             round_,
@@ -149,47 +149,51 @@ def decode_masked(
         )
         prepare = getattr(target, "prepare", None)
         if prepare:  # a cache wants to know the block before the law
-            _block(now, parts, wanted[rows])
-            prepare(now)
-        now.law, now.raw, now.left_out, positions = _read(target, canvas[rows], committed, params)
+            _block(step, parts, wanted[rows])
+            prepare(step)
+        step.logprobs, step.raw, step.left_out, positions = _read(
+            target, canvas[rows], committed, params
+        )
         if prepare:
-            now.fresh = target.fresh
+            step.fresh = target.fresh
         else:
-            _block(now, parts, wanted[rows])
+            _block(step, parts, wanted[rows])
         if space.channels:
-            now.proposed, now.logp = (
-                now.canvas,
+            step.proposed, step.logp = (
+                step.canvas,
                 torch.zeros(masked.shape, dtype=torch.float64, device=device),
             )
         else:
-            now.proposed = torch.where(masked, parts.proposer(now), now.canvas)
-            now.logp = now.judged().gather(-1, now.proposed[..., None])[..., 0].double()
-        now.score = parts.order(now)
-        eligible = now.eligible
-        chosen = parts.selector(now) & eligible
+            step.proposed = torch.where(masked, parts.proposer(step), step.canvas)
+            step.logp = step.judged().gather(-1, step.proposed[..., None])[..., 0].double()
+        step.score = parts.order(step)
+        eligible = step.eligible
+        chosen = parts.selector(step) & eligible
         if may_be_any(~chosen.any(1)):
             chosen = torch.where(
                 chosen.any(1, keepdim=True),
                 chosen,
-                highest(now.score, eligible, torch.ones_like(rows)),
+                highest(step.score, eligible, torch.ones_like(rows)),
             )
-        revision = Revision(*parts.remasker(now, chosen.sum(1)))
+        revision = Revision(*parts.remasker(step, chosen.sum(1)))
         if parts.revises:  # what is emptied is made up for
-            chosen = chosen | highest(now.score, eligible & ~chosen, revision.count - chosen.sum(1))
-        removed = revision.removed & ~now.last[:, None]
+            chosen = chosen | highest(
+                step.score, eligible & ~chosen, revision.count - chosen.sum(1)
+            )
+        removed = revision.removed & ~step.last[:, None]
         proposed, changed, over = (
-            now.proposed,
+            step.proposed,
             torch.zeros_like(removed),
             torch.zeros_like(rows, dtype=torch.bool),
         )
         if space.channels:
-            noise = rng.normal(rows, now.positions, "propose", None, noise_size(target.paths))
-            proposed = now.canvas.clone()
-            proposed[chosen] = walk(target.paths, now.law[chosen], noise[chosen])[:, -1].to(
+            noise = rng.normal(rows, step.positions, "propose", None, noise_size(target.paths))
+            proposed = step.canvas.clone()
+            proposed[chosen] = walk(target.paths, step.logprobs[chosen], noise[chosen])[:, -1].to(
                 canvas.dtype
             )
         if revision.replaced is not None:
-            changed = now.filled & ~removed & (revision.replaced >= 0)
+            changed = step.filled & ~removed & (revision.replaced >= 0)
             proposed, chosen = torch.where(changed, revision.replaced, proposed), chosen | changed
         canvas[rows] = torch.where(
             chosen if proposed.ndim == 2 else chosen[..., None], proposed, canvas[rows]
@@ -200,22 +204,22 @@ def decode_masked(
         if not space.channels:
             certainty[rows] = torch.where(
                 chosen,
-                now.judged().gather(-1, proposed[..., None])[..., 0].double(),
+                step.judged().gather(-1, proposed[..., None])[..., 0].double(),
                 certainty[rows],
             )
-            over, rest = parts.stop(now, canvas[rows])
+            over, rest = parts.stop(step, canvas[rows])
             filling = over[:, None] & space.is_masked(canvas[rows])
             proposed, chosen = torch.where(filling, rest, proposed), chosen | filling
             canvas[rows] = torch.where(filling, rest, canvas[rows])
-        book.add(seats.numbers, now, positions, chosen, proposed, removed)
-        step, round_ = step + 1, round_ + 1
+        book.add(seats.numbers, step, positions, chosen, proposed, removed)
+        num_steps, round_ = num_steps + 1, round_ + 1
         done = ~space.is_masked(canvas[rows]).any(1)
         if revision.again is not None:
             memory["held"] = revision.again & ~over
             done = done & ~memory["held"]
         if callback:
             finished[rows] = done
-            callback(_report(step, canvas, given, space, finished if parts.revises else None))
+            callback(_report(num_steps, canvas, given, space, finished if parts.revises else None))
         if moved := seats.leave(done):
             again, left = moved
             memory.renew(again)

@@ -84,7 +84,7 @@ class Relaxed(PositionVerifier):
 
     @property
     def guarantee(self) -> str:
-        return "none" if self.relaxation else "law"
+        return "approximate" if self.relaxation else "same_distribution"
 
     def on(self, space, device="cpu"):
         if space.codebook is None:
@@ -300,7 +300,9 @@ class Cool(Relaxed):
 
     def credit(self, proposal, logp):
         position = torch.arange(logp.shape[1], dtype=logp.dtype, device=logp.device)
-        return _log_p(proposal, logp) + torch.log1p(self.relaxation * (-self.decay * position).exp())
+        return _log_p(proposal, logp) + torch.log1p(
+            self.relaxation * (-self.decay * position).exp()
+        )
 
     def excess(self, p, q):
         return self.relaxation * p

@@ -158,7 +158,9 @@ def test_the_law_of_generate_is_the_samplers(pipes, name, sampling):
     ).exp()
     assert torch.allclose(first(sampling), want, atol=1e-5)
     assert not torch.allclose(
-        first(replace(sampling, temperature=2 * sampling.temperature, min_p=0.0, top_k=0)), want, atol=1e-4
+        first(replace(sampling, temperature=2 * sampling.temperature, min_p=0.0, top_k=0)),
+        want,
+        atol=1e-4,
     )  # control
 
 
@@ -171,7 +173,10 @@ def test_only_legal_ids_are_left(pipes):
         prompt = torch.cat([torch.zeros(1, 5, dtype=torch.long), whole[:, :place]], 1)
         left = ~processor(prompt, torch.zeros(1, space.vocab_size)).isneginf()
         assert torch.equal(
-            left, space.apply_constraint(space.legal[None, [place]], whole, torch.tensor([[place]]))[:, 0]
+            left,
+            space.apply_constraint(space.legal[None, [place]], whole, torch.tensor([[place]]))[
+                :, 0
+            ],
         ) and bool(left[0, whole[0, place]])
         narrower.append(int(left.sum()) < int(space.legal[place].sum()))
     assert (
@@ -391,7 +396,9 @@ def test_all_peers_leave_rows_with_the_reason(pipes):
     )
     assert found == {
         v.label: v.missing
-        for v in peers_of("reference,all", pipes["motion"], asdict(SamplingParams(guidance_scale=1.5)))
+        for v in peers_of(
+            "reference,all", pipes["motion"], asdict(SamplingParams(guidance_scale=1.5))
+        )
     }
     with pytest.raises(GenError, match="nothing can run"):
         peers_of("diffusers", pipes["motion"], {})

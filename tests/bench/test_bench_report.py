@@ -202,9 +202,9 @@ def test_medians_and_spread_of_known_runs():
     assert fast["acceptance_histogram"] == [3, 3, 5] and fast["mean_acceptance_length"] == 180 / (
         4 * 15
     )
-    assert (fast["media"], fast["passed"]) == (12, 0.75) and fast[
-        "fulfilled_least"
-    ] < 0.75 < fast["fulfilled_most"]
+    assert (fast["media"], fast["passed"]) == (12, 0.75) and fast["fulfilled_least"] < 0.75 < fast[
+        "fulfilled_most"
+    ]
 
 
 @pytest.mark.parametrize(

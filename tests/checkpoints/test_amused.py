@@ -246,7 +246,10 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(pipe, s
     assert len({tuple(t) for t in out.tokens.tolist()}) == 3
     one, other = (
         pipe(
-            PROMPTS[1], sampler=spec, seed=seed, sampling={"guidance_scale": 1.5, "temperature": 2.0}
+            PROMPTS[1],
+            sampler=spec,
+            seed=seed,
+            sampling={"guidance_scale": 1.5, "temperature": 2.0},
         ).tokens
         for seed in (5, 6)
     )

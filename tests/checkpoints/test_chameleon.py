@@ -173,7 +173,9 @@ def test_greedy_tokens_are_those_of_generate(kind, count, sampler, pipes, refere
     )[:, width:]
     out = pipes[kind](PROMPTS[:count], sampler=sampler, sampling={"temperature": 0})
     assert torch.equal(to_model(pipes[kind], out.tokens), want)
-    other = pipes[kind](list(reversed(PROMPTS))[:count], sampler=sampler, sampling={"temperature": 0})
+    other = pipes[kind](
+        list(reversed(PROMPTS))[:count], sampler=sampler, sampling={"temperature": 0}
+    )
     assert not torch.equal(other.tokens, out.tokens)  # control: prompts matter
 
 
@@ -199,7 +201,9 @@ def test_guidance_compares_with_the_published_unconditional_prompt(kind, pipes, 
     whole = words_of(kind, PROMPTS[0])
     uncond = whole[-3:] if kind == "lumina" else [whole[0], whole[-1]]
     out = pipes[kind](
-        PROMPTS[:1], sampler="speculative_jacobi", sampling={"temperature": 0, "guidance_scale": 3.0}
+        PROMPTS[:1],
+        sampler="speculative_jacobi",
+        sampling={"temperature": 0, "guidance_scale": 3.0},
     )
     got = to_model(pipes[kind], out.tokens)[0].tolist()
     assert got == guided(kind, references[kind], uncond, 3.0)
@@ -213,9 +217,9 @@ def test_guidance_compares_with_the_published_unconditional_prompt(kind, pipes, 
 def test_samplers_make_pictures_of_the_size_that_was_asked_for(kind, sampler, pipes):
     pipe = pipes[kind]
     out = pipe(PROMPTS[:2], sampler=sampler, num_samples=2, seed=3)
-    assert [m.size for m in out.media] == [(32, 64)] * 4 and out.sampling.guidance_scale == VARIANTS[
-        kind
-    ].sampling["guidance_scale"]
+    assert [m.size for m in out.media] == [
+        (32, 64)
+    ] * 4 and out.sampling.guidance_scale == VARIANTS[kind].sampling["guidance_scale"]
     checkpoint, binding, frontend = pipe.bound(pipe.model)
     codes = checkpoint.to_codes(out.tokens, binding.space)
     assert codes.shape == (4, 1, *GRID) and int(codes.max()) < CODES
@@ -401,7 +405,10 @@ def test_what_is_missing_or_does_not_fit_is_one_clear_error(vq, folders, tmp_pat
     refused(folder, "1 extra: action_head.weight")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     load_checkpoint(
-        CheckpointFiles.find(folder), "image", LoadOptions(torch.device("cpu"), torch.float32), SIDES
+        CheckpointFiles.find(folder),
+        "image",
+        LoadOptions(torch.device("cpu"), torch.float32),
+        SIDES,
     )  # control: nothing else was wrong
     (folder / "vqgan.ckpt").unlink()
     refused(folder, "no decoder of pictures .* expected vqgan.ckpt")

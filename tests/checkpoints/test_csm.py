@@ -166,7 +166,9 @@ def theirs(speech, prompts):
 
 
 def ours(pipe, prompts, sampler, sampling, **more):
-    return pipe(prompts, sampler=sampler, sampling=sampling, **more).tokens.view(len(prompts), -1, Q)
+    return pipe(prompts, sampler=sampler, sampling=sampling, **more).tokens.view(
+        len(prompts), -1, Q
+    )
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "four"])
@@ -279,7 +281,11 @@ def test_rows_of_a_batch_are_what_they_are_alone(pipe):
 def test_samplers_write_waves(sampler, pipe, folder, tmp_path):
     spec = {"name": sampler, "draft_model": str(folder)} if sampler == "speculative" else sampler
     out = pipe(PROMPTS[:2], sampler=spec, seed=1)
-    assert out.sampling.temperature == 0.9 and out.sampling.top_k == 50 and int(out.tokens.max()) < CODES
+    assert (
+        out.sampling.temperature == 0.9
+        and out.sampling.top_k == 50
+        and int(out.tokens.max()) < CODES
+    )
     out.save(tmp_path / "job")
     files = sorted((tmp_path / "job").glob("*.wav"))
     assert len(files) == 2
@@ -394,7 +400,9 @@ def test_an_utterance_is_continued(pipe):
     codes = frontend.encode(frontend.preprocess(start[: 3 * FRAME])[None])[0]
     assert torch.equal(out["autoregressive"][:, :3], codes.T.expand(2, -1, -1))
     assert torch.equal(out["autoregressive"], out["speculative_jacobi"])
-    assert not torch.equal(out["autoregressive"], ours(pipe, PROMPTS[:2], "autoregressive", sampling))
+    assert not torch.equal(
+        out["autoregressive"], ours(pipe, PROMPTS[:2], "autoregressive", sampling)
+    )
     for bad in (
         start[:10],
         start[None],
@@ -458,7 +466,10 @@ def test_what_is_streamed_is_what_a_call_gives(pipe):
 
 def test_rows_that_end_are_streamed_as_far_as_they_go(brief):
     said = dict(
-        num_samples=3, seed=5, sampler="speculative_jacobi", sampling={"temperature": 1.0, "top_k": 0}
+        num_samples=3,
+        seed=5,
+        sampler="speculative_jacobi",
+        sampling={"temperature": 1.0, "top_k": 0},
     )
     parts = {}
     for chunk in brief.stream(PROMPTS, **said):

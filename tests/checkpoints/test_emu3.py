@@ -191,7 +191,9 @@ def test_greedy_tokens_equal_generate_alone_and_in_a_padded_batch(
     for prompts in (PROMPTS[:1], PROMPTS):
         wanted = generated(theirs, own, space, prompts, guidance)
         for sampler in ("autoregressive", "speculative_jacobi"):
-            assert torch.equal(pipe(prompts, sampler=sampler, sampling=sampling, seed=3).tokens, wanted)
+            assert torch.equal(
+                pipe(prompts, sampler=sampler, sampling=sampling, seed=3).tokens, wanted
+            )
     assert len({tuple(row.tolist()) for row in wanted}) == len(
         PROMPTS
     )  # control: another prompt, other tokens

@@ -199,7 +199,9 @@ def test_greedy_codes_equal_generate_alone_and_in_a_padded_batch(
             guidance_scale=guidance,
         )
         for sampler in ("autoregressive", "speculative_jacobi"):
-            assert torch.equal(pipe(prompts, sampler=sampler, sampling=sampling, seed=3).tokens, wanted)
+            assert torch.equal(
+                pipe(prompts, sampler=sampler, sampling=sampling, seed=3).tokens, wanted
+            )
     assert len({tuple(row.tolist()) for row in wanted}) == len(
         PROMPTS
     )  # control: another prompt, other codes
@@ -207,7 +209,9 @@ def test_greedy_codes_equal_generate_alone_and_in_a_padded_batch(
     monkeypatch.setattr(
         own, "_special", special
     )  # control: something else than pad in the place of the words
-    assert not torch.equal(pipe(PROMPTS, sampler="autoregressive", sampling=sampling).tokens, wanted)
+    assert not torch.equal(
+        pipe(PROMPTS, sampler="autoregressive", sampling=sampling).tokens, wanted
+    )
 
 
 def test_greedy_codes_without_guidance_are_the_largest_logits(pipe, theirs):
@@ -226,14 +230,20 @@ def test_greedy_codes_without_guidance_are_the_largest_logits(pipe, theirs):
         assert all(torch.equal(tokens[n], codes[0]) for tokens in found.values())
     assert not torch.equal(
         found["autoregressive"],
-        pipe(PROMPTS, sampler="autoregressive", sampling={**sampling, "guidance_scale": 5.0}).tokens,
+        pipe(
+            PROMPTS, sampler="autoregressive", sampling={**sampling, "guidance_scale": 5.0}
+        ).tokens,
     )
 
 
 @pytest.mark.parametrize("sampler", ("autoregressive", "speculative_jacobi", "scd_mc"))
 def test_samplers_make_pictures_of_the_one_size(pipe, sampler, tmp_path):
     out = pipe(PROMPTS[:2], sampler=sampler, seed=1)
-    assert out.sampling.guidance_scale == 5 and out.sampling.temperature == 1 and out.grid == (SIDE, SIDE)
+    assert (
+        out.sampling.guidance_scale == 5
+        and out.sampling.temperature == 1
+        and out.grid == (SIDE, SIDE)
+    )
     assert [m.size for m in out.media] == [(8, 8)] * 2 and int(out.tokens.max()) < CODES
     assert out.save(tmp_path / "out").is_file()
 

@@ -367,12 +367,16 @@ def test_configs_that_cannot_be_served_are_refused(folders, tmp_path, name, conf
 def test_a_mask_has_to_be_said_somewhere(folders, tmp_path):
     folder = copied(folders, tmp_path, "dream", mask_token_id="gone")
     assert (
-        gen.load("text", model=folder, max_new_tokens=2).bound(str(folder))[1].space.mask_token_id == MASK
+        gen.load("text", model=folder, max_new_tokens=2).bound(str(folder))[1].space.mask_token_id
+        == MASK
     )  # the tokenizer's
     made.write_tokenizer(folder, mask=False)
     with pytest.raises(GenError, match="says which id an empty place is; expected mask_token_id"):
         gen.load("text", model=folder)
-    assert gen.load("text", model=folder, mask_token_id=5).bound(str(folder))[1].space.mask_token_id == 5
+    assert (
+        gen.load("text", model=folder, mask_token_id=5).bound(str(folder))[1].space.mask_token_id
+        == 5
+    )
 
 
 def test_weights_that_do_not_fit_are_listed(folders, tmp_path):

@@ -123,7 +123,8 @@ def plain(c, w, ids, wrong=""):
         sampling = (q @ k.mT / size**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
         x = (
             x
-            + (sampling @ v).transpose(1, 2).reshape(b, length, -1) @ w[f"{at}.attention.dense.weight"].T
+            + (sampling @ v).transpose(1, 2).reshape(b, length, -1)
+            @ w[f"{at}.attention.dense.weight"].T
         )
         h = norm(x, w[f"{at}.post_attention_layernorm.weight"], eps)
         if n < c["first_k_dense_replace"]:

@@ -211,7 +211,11 @@ def test_a_row_has_its_z_alone_and_among_others(model, canvas):
 def test_guidance_grows_with_what_is_known_where_it_is_linear(model, weights, canvas):
     share = model(LABELS, canvas)[..., -1]
     assert torch.equal(
-        share, torch.tensor([[1.0], [2.0], [8.0], [POSITIONS]]).double().div(POSITIONS).expand(-1, POSITIONS)
+        share,
+        torch.tensor([[1.0], [2.0], [8.0], [POSITIONS]])
+        .double()
+        .div(POSITIONS)
+        .expand(-1, POSITIONS),
     )
     assert bool(
         (
@@ -307,7 +311,10 @@ def head_time(k):
 
 def test_a_path_has_a_density_that_is_its_noises(model):
     random = numbers(7)
-    sampling, z = HeadDistribution(model.head, SamplingParams()), torch.randn(3, 1, 33, generator=random).double()
+    sampling, z = (
+        HeadDistribution(model.head, SamplingParams()),
+        torch.randn(3, 1, 33, generator=random).double(),
+    )
     noise = torch.randn(3, noise_size(sampling), generator=random).double()
     path = walk(sampling, z, noise)
     total = -0.5 * noise.square().sum(1) - 0.5 * noise.shape[1] * math.log(2 * math.pi)
@@ -329,7 +336,9 @@ def test_pictures_come_out_of_the_folder_by_every_sampler_for_masked_latents(pip
     ):
         out = pipe(["7", "class 3"], sampler=sampler, seed=1)
         assert [m.size for m in out.media] == [(16, 16)] * 2 and bool(out.tokens.isfinite().all())
-        assert out.tokens.shape == (2, POSITIONS, CHANNELS) and far(out.tokens[0], out.tokens[1]) > 0.1
+        assert (
+            out.tokens.shape == (2, POSITIONS, CHANNELS) and far(out.tokens[0], out.tokens[1]) > 0.1
+        )
         made[str(sampler)] = out.tokens
     names = list(made)
     assert all(far(made[a], made[b]) > 1e-3 for i, a in enumerate(names) for b in names[:i])

@@ -155,7 +155,8 @@ def test_greedy_codes_are_those_of_their_own_loop(prompts, scale, pipe, music):
     for sampler in ("autoregressive", "speculative_jacobi"):
         assert torch.equal(ours(pipe, prompts, sampler, sampling), want)
     assert not torch.equal(
-        ours(pipe, prompts[::-1] if len(prompts) > 1 else PROMPTS[1:2], "autoregressive", sampling), want
+        ours(pipe, prompts[::-1] if len(prompts) > 1 else PROMPTS[1:2], "autoregressive", sampling),
+        want,
     )  # control
 
 
@@ -232,7 +233,9 @@ def test_the_decoder_runs_once_per_step_and_not_once_per_code(pipe):
     )  # what is reported is what the network did
     again = pipe.target(sampler, sampling, items)
     for position in range(Q):  # one step's places: the first asks for it, the others find it
-        again.predict(out.tokens[:, max(0, position - 1)][:, None], torch.full((len(items), 1), position))
+        again.predict(
+            out.tokens[:, max(0, position - 1)][:, None], torch.full((len(items), 1), position)
+        )
         assert again.model.calls == 1 and bool(again.cache.ran.all()) == (position == 0)
 
 

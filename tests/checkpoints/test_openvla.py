@@ -233,7 +233,9 @@ def test_all_bins_come_back_and_values_fall_where_numpy_puts_them():
 def test_three_samplers_write_files_and_a_chunk_has_as_many_steps_as_asked_for(folder, tmp_path):
     pipe = gen.load("action", model=folder, unnorm_key="table", horizon=4)
     for sampler in ("autoregressive", "speculative_jacobi", "scd_mc"):
-        out = pipe(PROMPTS[:2], sampler=sampler, sampling={"temperature": 1.0}, num_samples=2, seed=3)
+        out = pipe(
+            PROMPTS[:2], sampler=sampler, sampling={"temperature": 1.0}, num_samples=2, seed=3
+        )
         out.save(tmp_path / sampler)
         files = sorted((tmp_path / sampler).glob("*.npz"))
         assert len(files) == 4 and all(pipe.modality.load(f).shape == (4, 2) for f in files)

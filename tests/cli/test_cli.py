@@ -323,7 +323,7 @@ def test_samplers_are_listed_with_guarantee_protocol_knobs_and_purpose(capsys):
         "causal",
         64,
     ) and row["about"]
-    assert rows["masked_iterative"]["guarantee"] == "none"
+    assert rows["masked_iterative"]["guarantee"] == "approximate"
     presets = {r["name"]: r for r in json.loads(gen(capsys, "ls", "presets", "--json")[1])}
     beside = {p["name"]: (name, p) for name, row in rows.items() for p in row["presets"]}
     assert set(beside) == set(presets) and all(

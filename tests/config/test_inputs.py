@@ -212,7 +212,10 @@ WRONG = [
     ('{"prompt": "a", "sampler": "sjd"}', "sampler is 'sjd'"),
     ('{"prompt": "a", "sampler": {"name": "sjd"}}', "sampler.name is given"),
     ('{"prompt": "a", "sampling.top_kk": 1}', "Did you mean 'top_k'?"),
-    ('{"prompt": "a", "sampling.top_k": 1, "sampling": {"top_k": 1}}', "sampling.top_k is given twice"),
+    (
+        '{"prompt": "a", "sampling.top_k": 1, "sampling": {"top_k": 1}}',
+        "sampling.top_k is given twice",
+    ),
     ('{"prompt": "a", "source": 3}', "source is 3"),
     ('{"prompt": "a", "sampler.": 1}', "unknown key"),
     ("[" * 5000, "no JSON"),

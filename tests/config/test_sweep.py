@@ -93,7 +93,10 @@ def test_entries_of_jobs_sweep_for_themselves_and_inherit_a_sweep_they_do_not_re
 
 def test_a_sweep_wins_over_its_entry_and_overrides_reach_every_combination():
     made = job("num_samples=3", "sampling.top_k=5", seed=9, sweep={"seed": [1, 2]})
-    assert [(e.seed, e.num_samples, e.sampling["top_k"]) for e in made.entries] == [(1, 3, 5), (2, 3, 5)]
+    assert [(e.seed, e.num_samples, e.sampling["top_k"]) for e in made.entries] == [
+        (1, 3, 5),
+        (2, 3, 5),
+    ]
     assert [
         e.seed
         for e in job(

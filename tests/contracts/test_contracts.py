@@ -22,7 +22,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampler import Sampler, describe_guarantee, params, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
-from gen.core.token_space import EXACTNESS, TokenSpace
+from gen.core.token_space import GUARANTEES, TokenSpace
 from gen.models.adapters.language_models import BlockLM, CausalLM, MaskedLM
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.targets.block import BlockTarget
@@ -101,7 +101,9 @@ class Bench:
                 self.drafts[sampler.draft_protocol], prompt, self.space, sampling, uncond
             )
         out = sampler(
-            self.target(self.model, prompt, self.space, sampling, uncond), CounterRNG(keys), **kwargs
+            self.target(self.model, prompt, self.space, sampling, uncond),
+            CounterRNG(keys),
+            **kwargs,
         )
         assert torch.equal(prompt, before[0]) and torch.equal(uncond, before[1]), (
             "the sampler wrote into its condition"
@@ -180,12 +182,16 @@ def certain(sampler: Sampler, sampling: SamplingParams) -> bool:
     )
 
 
-def check_traces(run: Bench, sampler: Sampler, sampling: SamplingParams, canvas: Tensor | None = None) -> None:
+def check_traces(
+    run: Bench, sampler: Sampler, sampling: SamplingParams, canvas: Tensor | None = None
+) -> None:
     """Replaying a trace gives the tokens, and costs and traces tell the same story."""
     calls: list[dict[str, int]] = []
     extra = {} if canvas is None else {"canvas": canvas}
     out = run(sampler, sampling, trace=True, callback=calls.append, **extra)
-    assert torch.equal(out.tokens, run(sampler, sampling, **extra).tokens), "tracing changes the tokens"
+    assert torch.equal(out.tokens, run(sampler, sampling, **extra).tokens), (
+        "tracing changes the tokens"
+    )
     assert out.traces is not None and len(out.traces) == len(out.stats) == ROWS
     for row, (trace, stats) in enumerate(zip(out.traces, out.stats, strict=True)):
         state = dict(
@@ -225,9 +231,9 @@ def check_traces(run: Bench, sampler: Sampler, sampling: SamplingParams, canvas:
 
 def check_declaration(sampler: Sampler) -> None:
     """It says what it guarantees, relative to what."""
-    assert sampler.guarantee in EXACTNESS and sampler.protocol and sampler.reference
+    assert sampler.guarantee in GUARANTEES and sampler.protocol and sampler.reference
     said = describe_guarantee(sampler)
-    assert EXACTNESS[sampler.guarantee] in said and sampler.reference in said
+    assert GUARANTEES[sampler.guarantee] in said and sampler.reference in said
     assert (type(sampler).__doc__ or "").strip()
     with pytest.raises(AttributeError):  # knobs are what the manifest says they are, for good
         sampler.guarantee = "same_tokens"
@@ -318,7 +324,9 @@ def test_presets_are_samplers_with_knobs(name):
 
 # --- editing: a canvas to start from
 
-MASKED = [n for n, s in SPECS.items() if resolve_sampler(s, sampling_for(n))[0].protocol == "masked"]
+MASKED = [
+    n for n, s in SPECS.items() if resolve_sampler(s, sampling_for(n))[0].protocol == "masked"
+]
 
 
 def canvas_of(space: TokenSpace) -> Tensor:
@@ -452,4 +460,6 @@ class Aliased(CausalTarget):
 def test_control_a_sampler_may_not_write_into_the_prompt():
     run = bench("causal", "tabular")
     with pytest.raises(AssertionError, match="wrote into its condition"):
-        Bench(run.model, Aliased, run.prompts, run.space, {})(broken(writes_into_the_prompt), SamplingParams())
+        Bench(run.model, Aliased, run.prompts, run.space, {})(
+            broken(writes_into_the_prompt), SamplingParams()
+        )

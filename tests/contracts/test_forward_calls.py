@@ -182,7 +182,9 @@ def jobs() -> dict[str, Callable[[], Calls]]:
     def job(run: Callable, spec: Mapping, sampling: Mapping) -> Callable[[], Calls]:
         return lambda: counted(run(*resolve_sampler(spec, sampling)))
 
-    found = {name: job(of_ids, SPECS[name] | KNOBS.get(name, {}), sampling_for(name)) for name in NAMES}
+    found = {
+        name: job(of_ids, SPECS[name] | KNOBS.get(name, {}), sampling_for(name)) for name in NAMES
+    }
     plain = {name: spec for name, spec in of_latents().items() if set(spec) == {"name"}}
     return found | {
         f"{name} (latents)": job(of_numbers, spec, {"temperature": 0.9})

@@ -116,9 +116,7 @@ def test_uniform_and_independent_along_every_axis(axis):
         ]
     else:
         rows = torch.zeros(n, dtype=torch.long)
-        u = CounterRNG([123]).uniform(rows, torch.full((n, 1), 9), "accept", torch.arange(n))[
-            :, 0
-        ]
+        u = CounterRNG([123]).uniform(rows, torch.full((n, 1), 9), "accept", torch.arange(n))[:, 0]
     assert float(u.min()) > 0 and float(u.max()) < 1
     assert chi_square((u * 100).long()) < CHI2_99
     assert (

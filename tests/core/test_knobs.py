@@ -94,7 +94,11 @@ from gen.core.sampling_params import SamplingParams
         ),
         ({"name": "cool", "relaxation": -0.5}, None, "sampler.relaxation is -0.5; expected"),
         ({"name": "lantern", "window": 0}, None, "sampler.window is 0; expected"),
-        ("jacobi", {"temperature": 1.0}, "sampling.temperature is 1.0; the preset 'jacobi' means 0.0"),
+        (
+            "jacobi",
+            {"temperature": 1.0},
+            "sampling.temperature is 1.0; the preset 'jacobi' means 0.0",
+        ),
         ("sjd", {"top_p": 2}, "sampling.top_p is 2; expected"),
     ],
 )

@@ -26,7 +26,14 @@ def test_plain_law_is_softmax():
 
 
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(0.5, 3, 0.9, 0.05, 3.0), SamplingParams(temperature=0), SamplingParams(top_p=0.01), SamplingParams(min_p=1)]
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(0.5, 3, 0.9, 0.05, 3.0),
+        SamplingParams(temperature=0),
+        SamplingParams(top_p=0.01),
+        SamplingParams(min_p=1),
+    ],
 )
 def test_every_law_sums_to_one_in_the_precision_of_the_logits(sampling):
     logits = torch.randn(4, 3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -39,7 +46,9 @@ def test_every_law_sums_to_one_in_the_precision_of_the_logits(sampling):
 def test_guidance_formula():
     u, s = torch.tensor([0.1, 0.2, -0.3, 0.4, 0.0], dtype=torch.float64), 2.5
     expected = torch.softmax(u + s * (LOGITS - u), 0).tolist()
-    assert probabilities(SamplingParams(guidance_scale=s), uncond=u) == pytest.approx(expected, abs=1e-15)
+    assert probabilities(SamplingParams(guidance_scale=s), uncond=u) == pytest.approx(
+        expected, abs=1e-15
+    )
     assert probabilities(SamplingParams(guidance_scale=0.0), uncond=u) == pytest.approx(
         u.softmax(0).tolist(), abs=1e-15
     )
@@ -57,7 +66,13 @@ def test_illegal_ids_have_no_mass():
 def test_temperature_zero_is_the_first_legal_argmax():
     assert probabilities(SamplingParams(temperature=0)) == [1, 0, 0, 0, 0]
     legal = torch.tensor([False, True, True, True, True])
-    assert probabilities(SamplingParams(temperature=0, top_k=2, top_p=0.3), legal=legal) == [0, 0, 0, 0, 1]
+    assert probabilities(SamplingParams(temperature=0, top_k=2, top_p=0.3), legal=legal) == [
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
     ties = torch.zeros(4, dtype=torch.float64)
     assert (
         probabilities(SamplingParams(temperature=0), ties)
@@ -87,7 +102,9 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(p):
 
 
 def test_top_p_of_exactly_a_sum_needs_no_further_id():
-    assert kept(SamplingParams(top_p=0.75), torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()) == [
+    assert kept(
+        SamplingParams(top_p=0.75), torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()
+    ) == [
         0,
         1,
     ]
@@ -96,7 +113,9 @@ def test_top_p_of_exactly_a_sum_needs_no_further_id():
 @pytest.mark.parametrize("floor", [0.01, 0.2, 0.4, 0.9, 1.0])
 def test_min_p_is_relative_to_the_largest(floor):
     mass = LOGITS.softmax(0).tolist()
-    assert kept(SamplingParams(min_p=floor)) == [i for i, x in enumerate(mass) if x >= floor * max(mass)]
+    assert kept(SamplingParams(min_p=floor)) == [
+        i for i, x in enumerate(mass) if x >= floor * max(mass)
+    ]
 
 
 def test_order_of_the_parts():
@@ -109,8 +128,12 @@ def test_order_of_the_parts():
     # guidance before top-k: it is the guided logits whose largest is kept
     assert kept(SamplingParams(top_k=1, guidance_scale=2.0), uncond=u) == [4]
     # temperature before top-p and min-p: a hot law keeps more ids
-    assert kept(SamplingParams(top_p=0.6)) == [0, 4] and kept(SamplingParams(temperature=4.0, top_p=0.6)) == [0, 1, 4]
-    assert kept(SamplingParams(min_p=0.5)) == [0, 4] and kept(SamplingParams(temperature=4.0, min_p=0.5)) == [0, 1, 2, 4]
+    assert kept(SamplingParams(top_p=0.6)) == [0, 4] and kept(
+        SamplingParams(temperature=4.0, top_p=0.6)
+    ) == [0, 1, 4]
+    assert kept(SamplingParams(min_p=0.5)) == [0, 4] and kept(
+        SamplingParams(temperature=4.0, min_p=0.5)
+    ) == [0, 1, 2, 4]
     # top-k before top-p: the mass is that of the ids left
     p = (
         float(LOGITS.softmax(0)[0]) + 0.02

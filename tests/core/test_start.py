@@ -75,7 +75,9 @@ def test_starts_that_make_sense_are_taken(tmp_path):
         {"prefix": "a", "frames": 8},
     ):
         assert {
-            k: getattr(EditSpec(**start), k) for k in EDIT_FIELDS if getattr(EditSpec(**start), k) is not None
+            k: getattr(EditSpec(**start), k)
+            for k in EDIT_FIELDS
+            if getattr(EditSpec(**start), k) is not None
         }.keys() == start.keys()
     (tmp_path / "a").write_text("there")
     job = make_job(

@@ -49,7 +49,9 @@ LAWS = {
     "top_p": SamplingParams(top_p=0.8),
     "min_p": SamplingParams(min_p=0.2),
 }
-LAW_COUPLINGS = [name for name, c in registry.table("coupling").items() if c.guarantee == "sampling"]
+LAW_COUPLINGS = [
+    name for name, c in registry.table("coupling").items() if c.guarantee == "sampling"
+]
 autoregressive = registry.get("sampler", "autoregressive")
 jacobi = registry.get("sampler", "speculative_jacobi")
 masked_iterative = registry.get("sampler", "masked_iterative")
@@ -100,7 +102,9 @@ def test_two_laws_asked_of_shared_noise_in_closed_form(a, b):
 
 
 def test_shared_noise_against_gumbel_samples():
-    distributions = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.7, 0.2], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    distributions = torch.tensor(
+        [[0.5, 0.2, 0.3], [0.1, 0.7, 0.2], [0.3, 0.3, 0.4]], dtype=torch.float64
+    )
     uniform = torch.rand(
         200_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
@@ -116,7 +120,9 @@ def test_shared_noise_against_gumbel_samples():
             exact += [first[a] * second[b] * x for x in third]
     assert math.fsum(exact) == pytest.approx(1, abs=1e-14)
     assert (sampled - torch.tensor(exact)).abs().max() < 0.005  # four standard errors
-    independent = (distributions[0][:, None, None] * distributions[1][None, :, None] * distributions[2]).flatten()
+    independent = (
+        distributions[0][:, None, None] * distributions[1][None, :, None] * distributions[2]
+    ).flatten()
     assert (independent - torch.tensor(exact)).abs().max() > 0.05  # what the cones are for
 
 
@@ -146,9 +152,12 @@ def test_autoregressive_law(sampling):
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 def test_jacobi_law_for_every_window(coupling, window):
     """Of four tokens; the widest window has two ids to keep the number of outcomes small."""
-    sampling, ids = (COMBINED, 3) if window < 4 else (SamplingParams(temperature=0.7, guidance_scale=2.0), 2)
+    sampling, ids = (
+        (COMBINED, 3) if window < 4 else (SamplingParams(temperature=0.7, guidance_scale=2.0), 2)
+    )
     assert (
-        causal_error(jacobi(coupling=coupling, window=window), sampling, space_of((2, 2), ids)) < EXACT
+        causal_error(jacobi(coupling=coupling, window=window), sampling, space_of((2, 2), ids))
+        < EXACT
     )
 
 
@@ -172,7 +181,10 @@ def test_jacobi_law_for_every_law(coupling, sampling):
 def test_jacobi_law_where_legal_ids_depend_on_the_place(coupling, init):
     legal = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
     space = TokenSpace((3,), 4, legal)
-    assert causal_error(jacobi(coupling=coupling, window=3, init=init), SamplingParams(), space) < EXACT
+    assert (
+        causal_error(jacobi(coupling=coupling, window=3, init=init), SamplingParams(), space)
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +194,10 @@ def test_guided_prompts_may_end_differently(sampler):
     """The unconditional half is conditioned on its own last token, not on the conditional
     prompt's."""
     empty = ((21, 22), (23,), (21, 24, 25))
-    assert causal_error(sampler, SamplingParams(guidance_scale=2.0), space_of((3,), 3), empty=empty) < EXACT
+    assert (
+        causal_error(sampler, SamplingParams(guidance_scale=2.0), space_of((3,), 3), empty=empty)
+        < EXACT
+    )
 
 
 # --- controls: each breaks one part of production code
@@ -233,18 +248,27 @@ class StaleLockStep(LockStep):
 def test_lock_step_itself_is_exact(monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", LockStep)
     for coupling in LAW_COUPLINGS:
-        assert causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3)) < EXACT
+        assert (
+            causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3))
+            < EXACT
+        )
 
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
 def test_control_lock_step_with_stale_laws(monkeypatch, coupling):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", StaleLockStep)
-    assert causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3)) > WRONG
+    assert (
+        causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3))
+        > WRONG
+    )
 
 
 def test_control_stale_laws_of_kept_drafts(monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", StaleLaws)
-    assert causal_error(jacobi(coupling="maximal", window=3), SamplingParams(), space_of((4,), 3)) > WRONG
+    assert (
+        causal_error(jacobi(coupling="maximal", window=3), SamplingParams(), space_of((4,), 3))
+        > WRONG
+    )
 
 
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
@@ -254,7 +278,9 @@ def test_control_residual_warped_again(monkeypatch, coupling):
 
     monkeypatch.setattr(verifiers.Token, "residual", warped)
     assert (
-        causal_error(jacobi(coupling=coupling, window=3), SamplingParams(temperature=0.7), space_of((3,), 3))
+        causal_error(
+            jacobi(coupling=coupling, window=3), SamplingParams(temperature=0.7), space_of((3,), 3)
+        )
         > WRONG
     )
 
@@ -262,7 +288,10 @@ def test_control_residual_warped_again(monkeypatch, coupling):
 @pytest.mark.parametrize("coupling", LAW_COUPLINGS)
 def test_control_residual_replaced_by_the_law(monkeypatch, coupling):
     monkeypatch.setattr(verifiers.Token, "residual", lambda self, proposal, logp: logp)
-    assert causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3)) > WRONG
+    assert (
+        causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3))
+        > WRONG
+    )
 
 
 # --- the same tokens
@@ -366,7 +395,10 @@ def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
     assert not torch.equal(
         run(jacobi(coupling="gumbel", window=4)).tokens, run(autoregressive()).tokens
     )
-    assert causal_error(jacobi(coupling="gumbel", window=3), SamplingParams(), space_of((3,), 3)) < EXACT
+    assert (
+        causal_error(jacobi(coupling="gumbel", window=3), SamplingParams(), space_of((3,), 3))
+        < EXACT
+    )
 
 
 def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
@@ -435,7 +467,9 @@ def test_control_several_places_per_step_are_not(order, steps):
 
 def committed_per_step(sampler, grid) -> list[int]:
     space = space_of(grid, 3, masked=True)
-    out = sampler(masked_target(TabularMasked(4), space, SamplingParams(), [0]), CounterRNG([1]), trace=True)
+    out = sampler(
+        masked_target(TabularMasked(4), space, SamplingParams(), [0]), CounterRNG([1]), trace=True
+    )
     return [len(step.committed) for step in out.traces[0]]
 
 

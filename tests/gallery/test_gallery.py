@@ -133,9 +133,7 @@ def folder(tmp_path: Path) -> Path:
     write_trace(tmp_path, 0, STEPS)
     verdicts = {ident(0): (True, "saw a red circle"), ident(1): (False, "saw nothing")}
     (tmp_path / "check.json").write_text(
-        json.dumps(
-            {k: {"passed": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()}
-        )
+        json.dumps({k: {"passed": f, "valid": True, "detail": d} for k, (f, d) in verdicts.items()})
     )
     return tmp_path
 
@@ -314,7 +312,15 @@ def test_the_table_of_methods_holds_medians_and_shares(folder):
         r'<tr data-method="[^"]*"><th scope="row">(.*?)</tr>', section(folder, "methods"), re.DOTALL
     )
     texts = {line.split()[0]: Page(line).text for line in lines}
-    assert texts["autoregressive"] == ["autoregressive", "sampling", "3", "4", "4.00", "0.25", "100%"]
+    assert texts["autoregressive"] == [
+        "autoregressive",
+        "sampling",
+        "3",
+        "4",
+        "4.00",
+        "0.25",
+        "100%",
+    ]
     assert texts["jacobi"] == [
         "jacobi",
         "sampling",

@@ -65,7 +65,10 @@ def test_items_are_those_of_the_pipeline_with_the_drawn_seeds(image):
 def test_the_law_changes_in_what_is_said_alone(image):
     usual = image.pipe.resolve("maskgit", None)[1]
     image(CIRCLE, guidance_scale=3.5, top_p=0.9, **QUICK)
-    assert image.output.sampling == replace(usual, guidance_scale=3.5, top_p=0.9) and usual.top_k == 100
+    assert (
+        image.output.sampling == replace(usual, guidance_scale=3.5, top_p=0.9)
+        and usual.top_k == 100
+    )
     image(CIRCLE, **QUICK)
     assert image.output.sampling == usual
 
@@ -237,9 +240,7 @@ def test_other_media_come_as_diffusers_names_them():
         "a red square moves right", generator=seeded(), num_videos_per_prompt=2, **steps
     ).frames
     tensor = clip("a red square moves right", generator=seeded(), output_type="pt", **steps).frames
-    images = clip(
-        "a red square moves right", generator=seeded(), output_type="pil", **steps
-    ).frames
+    images = clip("a red square moves right", generator=seeded(), output_type="pil", **steps).frames
     assert (
         array.shape[0] == 2
         and array.shape[-1] == 3

@@ -114,7 +114,9 @@ def test_what_an_item_started_from_is_stored_as_far_as_it_can_be(texts, tmp_path
         ("two + two", "text"),
         (np.zeros(3), "unsaved"),
     ):
-        save_tokens(tmp_path / "a.npz", replace(texts, start=EditSpec(source=source, span="1:2")), 0)
+        save_tokens(
+            tmp_path / "a.npz", replace(texts, start=EditSpec(source=source, span="1:2")), 0
+        )
         start = load_tokens(tmp_path / "a.npz").meta["start"]
         assert said in start["source"] and start["span"] == "1:2" and "mask" not in start
 

@@ -163,7 +163,9 @@ def test_bins_of_neighbours_pass_for_each_other_by_distance_alone(pipes):
     sampling = {"temperature": 1.0}
 
     def calls(sampler):
-        return sum(s.nfe for s in pipes["causal"](PROMPTS[:2], sampler, sampling, num_samples=4).stats)
+        return sum(
+            s.nfe for s in pipes["causal"](PROMPTS[:2], sampler, sampling, num_samples=4).stats
+        )
 
     assert calls("distance") < calls("speculative")
 

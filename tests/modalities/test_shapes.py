@@ -172,9 +172,7 @@ def test_one_shape_cannot_stand_for_two():
 
 def test_the_empty_background_shows_nothing():
     for seed in range(12):
-        image = (
-            shapes.background(np.random.default_rng(seed)).round().clip(0, 255).astype(np.uint8)
-        )
+        image = shapes.background(np.random.default_rng(seed)).round().clip(0, 255).astype(np.uint8)
         assert detect(image) == []
         verdict = check(image, "a circle")
         assert verdict.valid and not verdict.passed

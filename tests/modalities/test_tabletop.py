@@ -279,13 +279,9 @@ def test_the_checker_says_what_the_rollout_says(data):
     good = check_many(data.actions[:90], states, tasks)
     assert all(v.passed and v.valid and "m from the goal" in v.detail for v in good)
     still = check_many(np.zeros((90, HORIZON, 2)), states, [str(t) for t in tasks])
-    assert all(
-        v.valid and not v.passed and "expected less than 0.05 m" in v.detail for v in still
-    )
+    assert all(v.valid and not v.passed and "expected less than 0.05 m" in v.detail for v in still)
     mixed = np.where(np.arange(90)[:, None, None] % 2, data.actions[:90], 0)
-    assert [v.passed for v in check_many(mixed, states, tasks)] == [
-        bool(i % 2) for i in range(90)
-    ]
+    assert [v.passed for v in check_many(mixed, states, tasks)] == [bool(i % 2) for i in range(90)]
     assert check(data.actions[1], states[1], tasks[1]) == good[1]
 
 

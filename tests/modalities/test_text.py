@@ -381,9 +381,7 @@ def test_training_sees_right_answers_of_tasks_that_are_not_held_out(work):
     tasks = [text_tasks.parse(p) for p in prompts]
 
     def check(media, tasks):
-        return np.mean(
-            [text_tasks.check(t, m).passed for m, t in zip(media, tasks, strict=True)]
-        )
+        return np.mean([text_tasks.check(t, m).passed for m, t in zip(media, tasks, strict=True)])
 
     assert check(texts, tasks) == 1.0 and check(texts, tasks[1:] + tasks[:1]) < 0.05  # control
     assert (

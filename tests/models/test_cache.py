@@ -225,12 +225,15 @@ def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor([r + [V - 1] * (int(n.max()) - len(r)) for r in rows]), n
 
 
-def expected(model, sampling: SamplingParams, row: list[int], uncond: list[int], tokens: list[int]) -> Tensor:
+def expected(
+    model, sampling: SamplingParams, row: list[int], uncond: list[int], tokens: list[int]
+) -> Tensor:
     """The law [L, V] of grid positions 0, 1, ... of one row alone; ``tokens`` stand from position 0
     on."""
     cond = plain(model, torch.tensor(row + tokens))[len(row) - 1 :]
     return sampling(
-        cond, plain(model, torch.tensor(uncond + tokens))[len(uncond) - 1 :] if sampling.guided else None
+        cond,
+        plain(model, torch.tensor(uncond + tokens))[len(uncond) - 1 :] if sampling.guided else None,
     )
 
 
@@ -262,7 +265,9 @@ def test_ragged_prompts(scale, last):
         )  # the target knows what stands before 0
         logp, _ = target.predict(before.gather(1, positions), positions)
         for i, b in enumerate(alive):
-            want = expected(model, sampling, PROMPTS[b], uncond[b], drafted[i].tolist())[positions[i]]
+            want = expected(model, sampling, PROMPTS[b], uncond[b], drafted[i].tolist())[
+                positions[i]
+            ]
             assert float((logp[i] - want).abs().max()) <= EXACT, (call, b)
         done = [min(d + s, 7) for d, s in zip(done, step, strict=True)]
         if call in (1, 3):  # rows 1 and then 3 leave

@@ -110,9 +110,7 @@ def test_the_graph_of_a_masked_forward_decodes_what_the_forward_does(spec):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     net, sampler = small_llama(V), resolve_sampler(spec)[0]
-    want, got = (
-        sampler(masked(net, backend), CounterRNG(range(3))) for backend in (None, "eager")
-    )
+    want, got = (sampler(masked(net, backend), CounterRNG(range(3))) for backend in (None, "eager"))
     assert (
         torch.equal(got.tokens, want.tokens)
         and torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
@@ -204,7 +202,9 @@ def test_control_a_graph_that_forgets_the_mask_is_found():
     space, prompt = TokenSpace.codes((T,), 16, V), torch.arange(8).view(2, 4)
     sampler = resolve_sampler(SPECS[1])[0]
     broken = sampler(CausalTarget(adapter, prompt, space, SamplingParams()), CounterRNG([0, 1]))
-    whole = sampler(CausalTarget(CausalLM(net), prompt, space, SamplingParams()), CounterRNG([0, 1]))
+    whole = sampler(
+        CausalTarget(CausalLM(net), prompt, space, SamplingParams()), CounterRNG([0, 1])
+    )
     assert calls and not torch.equal(broken.tokens, whole.tokens)
 
 

@@ -98,7 +98,10 @@ def test_logits_that_look_both_ways_are_the_modules(kind):
     ids = torch.randint(0, 40, (3, 14), generator=torch.Generator().manual_seed(2))
     for left_padding in (None, torch.tensor([0, 2, 1]))[: 1 if kind == "grid" else 2]:
         assert torch.allclose(
-            lean.forward(ids, 9, left_padding), plain.forward(ids, 9, left_padding), rtol=0, atol=1e-12
+            lean.forward(ids, 9, left_padding),
+            plain.forward(ids, 9, left_padding),
+            rtol=0,
+            atol=1e-12,
         )
 
 

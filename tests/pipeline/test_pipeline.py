@@ -174,7 +174,10 @@ def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
         (lambda p: p("a red circle", "autoregresive"), ["'autoregressive'"]),
         (lambda p: p("a red circle", {"name": "sjd", "windw": 3}), ["windw", "'window'"]),
         (lambda p: p("a red circle", {"name": "sjd", "window": 0}), ["window is 0", "at least 1"]),
-        (lambda p: p("a red circle", sampling={"temperature": -1}), ["temperature is -1", "at least 0"]),
+        (
+            lambda p: p("a red circle", sampling={"temperature": -1}),
+            ["temperature is -1", "at least 0"],
+        ),
         (lambda p: p("a red circle", sampling={"top_p": 1.5}), ["top_p is 1.5"]),
         (lambda p: p("a red circle", sampling={"topk": 3}), ["topk", "'top_k'"]),
         (

@@ -97,4 +97,6 @@ def sampling_for(name: str) -> dict:
     preset = registry.table("preset").get(name)
     doubtful = name.startswith("selector-") or name in ("dream", "exact_speculative", "freedave")
     doubt = {"temperature": 2.0, "guidance_scale": 1.0} if doubtful else {}
-    return {k: v for k, v in (SAMPLING | doubt).items() if preset is None or k not in preset.sampling}
+    return {
+        k: v for k, v in (SAMPLING | doubt).items() if preset is None or k not in preset.sampling
+    }

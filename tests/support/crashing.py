@@ -53,7 +53,14 @@ DERIVED = (
 class Crash:
     """Media of 300 to 4000 bytes, each with a further file."""
 
-    name, extension, also, media_kind, default_sampling, kept = "crash", "txt", ("csv",), "data", {}, ""
+    name, extension, also, media_kind, default_sampling, kept = (
+        "crash",
+        "txt",
+        ("csv",),
+        "data",
+        {},
+        "",
+    )
 
     def condition(self, prompt):
         return prompt

@@ -214,7 +214,9 @@ def enumerate_law(
             assert tuple(row.taken[: len(row.script)]) == row.script, "a replay took another course"
             found[row.key][tuple(ids)].append(row.weight)
             todo += [(row.key, script) for script in row.siblings]
-    distributions = [{ids: math.fsum(weights) for ids, weights in sampling.items()} for sampling in found]
+    distributions = [
+        {ids: math.fsum(weights) for ids, weights in sampling.items()} for sampling in found
+    ]
     for sampling in distributions:
         total = math.fsum(sampling.values())
         assert abs(total - 1) < 1e-12, f"the outcomes have a total probability of {total!r}"

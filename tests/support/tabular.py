@@ -159,7 +159,12 @@ def _padded(prompts, context: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def causal_target(
-    model, space: TokenSpace, sampling: SamplingParams, context: list[int], prompts=PROMPTS, empty=EMPTY
+    model,
+    space: TokenSpace,
+    sampling: SamplingParams,
+    context: list[int],
+    prompts=PROMPTS,
+    empty=EMPTY,
 ) -> CausalTarget:
     """A production target whose row i has the context ``context[i]``."""
     prompt, length = _padded(prompts, context)
@@ -167,7 +172,9 @@ def causal_target(
     return CausalTarget(model, prompt, space, sampling, uncond, length, uncond_length)
 
 
-def masked_target(model, space: TokenSpace, sampling: SamplingParams, context: list[int]) -> MaskedTarget:
+def masked_target(
+    model, space: TokenSpace, sampling: SamplingParams, context: list[int]
+) -> MaskedTarget:
     """Masked models have conditions of one length."""
     prompt = torch.tensor([[31 + c, 40] for c in context])
     uncond = torch.tensor([[50, 51 + c] for c in context])
@@ -175,7 +182,12 @@ def masked_target(model, space: TokenSpace, sampling: SamplingParams, context: l
 
 
 def causal_law(
-    model: TabularCausal, space: TokenSpace, sampling: SamplingParams, context: int, prompts=PROMPTS, empty=EMPTY
+    model: TabularCausal,
+    space: TokenSpace,
+    sampling: SamplingParams,
+    context: int,
+    prompts=PROMPTS,
+    empty=EMPTY,
 ) -> dict[tuple[int, ...], float]:
     """The law of plain autoregression, straight from its definition."""
 
@@ -195,7 +207,11 @@ def causal_law(
 
 
 def masked_law(
-    model: TabularMasked, space: TokenSpace, sampling: SamplingParams, context: int, order: list[int]
+    model: TabularMasked,
+    space: TokenSpace,
+    sampling: SamplingParams,
+    context: int,
+    order: list[int],
 ) -> dict[tuple[int, ...], float]:
     """The law of filling one place after the other in that order."""
 
@@ -205,7 +221,11 @@ def masked_law(
             return out
         position, *rest = left
         cond = model.at([31 + context, 40, *canvas], space.length, position)
-        uncond = model.at([50, 51 + context, *canvas], space.length, position) if sampling.guided else None
+        uncond = (
+            model.at([50, 51 + context, *canvas], space.length, position)
+            if sampling.guided
+            else None
+        )
         for token, p in enumerate(sampling(cond, uncond, space.legal[position]).exp().tolist()):
             if p > 0:
                 extend((*canvas[:position], token, *canvas[position + 1 :]), mass * p, rest, out)

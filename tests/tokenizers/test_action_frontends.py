@@ -385,7 +385,10 @@ def test_ids_say_how_many_coefficients_they_stand_for(fast):
     codes = fast.encode(SIGNALS)[:, 0]
     over = (codes == fast.eos_token_id).cumsum(1) > 0
     assert torch.equal(fast.symbol_lengths[codes].sum(1), torch.full((len(codes),), fast.total))
-    assert bool((codes[over] == fast.eos_token_id).all()) and fast.symbol_lengths[fast.eos_token_id] == 0
+    assert (
+        bool((codes[over] == fast.eos_token_id).all())
+        and fast.symbol_lengths[fast.eos_token_id] == 0
+    )
     assert len(fast.symbol_lengths) == fast.vocab_size == 256 and fast.config.kind == "ids"
     assert (fast.symbol_lengths == 1).nonzero().flatten().tolist() == list(
         range(2 * fast.reach + 1)

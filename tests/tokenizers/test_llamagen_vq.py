@@ -277,9 +277,7 @@ def test_a_batch_gives_what_its_rows_give_alone(vq, images, codes):
 
 
 def test_media_go_in_and_come_out_in_their_size(vq):
-    image = Image.fromarray(
-        np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
-    )
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8))
     codes = vq.encode(vq.preprocess(image)[None])
     assert codes.dtype == torch.long and codes.shape == (1, 1, *vq.grid_for((3, 16, 24))) == (
         1,

@@ -78,7 +78,9 @@ class ExactLength:
         if at_least("eos_token_id", self.eos_token_id, 0) >= len(self.lengths) or int(
             self.lengths[self.eos_token_id]
         ):
-            raise bad_value("eos_token_id", self.eos_token_id, f"an id below {len(self.lengths)} of length 0")
+            raise bad_value(
+                "eos_token_id", self.eos_token_id, f"an id below {len(self.lengths)} of length 0"
+            )
 
     def to(self, device: torch.device | str) -> ExactLength:
         return replace(self, lengths=self.lengths.to(device))

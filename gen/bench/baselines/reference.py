@@ -179,7 +179,11 @@ def maskgit(item: Item, generator: torch.Generator, steps: int, temperature: flo
 
 
 def looped(
-    pipe: Pipeline, net: Network, sampling: SamplingParams, loop: Callable[..., Made], items: Sequence[Any]
+    pipe: Pipeline,
+    net: Network,
+    sampling: SamplingParams,
+    loop: Callable[..., Made],
+    items: Sequence[Any],
 ) -> tuple[Tensor, list[Stats]]:
     """A loop over one item after the other."""
     rows, stats = [], []
@@ -200,13 +204,20 @@ def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
         NOT_HERE
         if masked is None
         else (
-            None if masked.space.eos_token_id is None else "rows that end, which MaskGIT knows nothing of"
+            None
+            if masked.space.eos_token_id is None
+            else "rows that end, which MaskGIT knows nothing of"
         )
     )
 
     def say(name, net, loop, missing):
         return Peer(
-            f"reference ({name})", sampling, net, partial(looped, pipe, net, sampling, loop), True, missing
+            f"reference ({name})",
+            sampling,
+            net,
+            partial(looped, pipe, net, sampling, loop),
+            True,
+            missing,
         )
 
     away = None if causal else NOT_HERE

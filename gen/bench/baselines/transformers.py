@@ -114,7 +114,9 @@ def generated(
         found = net.module.generate(
             **said, **({"assistant_model": draft.module} if draft else {}), **more
         )[:, said["input_ids"].shape[1] :]
-    fill = 0 if space.eos_token_id is None else space.eos_token_id  # rows that are all over end early
+    fill = (
+        0 if space.eos_token_id is None else space.eos_token_id
+    )  # rows that are all over end early
     tokens = torch.nn.functional.pad(found, (0, space.length - found.shape[1]), value=fill)
     cost = {} if drafts is None else {"draft_nfe": drafts.n}
     return tokens, [
@@ -148,7 +150,9 @@ def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
     return [
         say("greedy", greedy, away),
         say(
-            "sampling", sampling, away if sampling.temperature or away else "temperature 0 is the greedy row"
+            "sampling",
+            sampling,
+            away if sampling.temperature or away else "temperature 0 is the greedy row",
         ),
         say("assisted", sampling, one or (None if draft else "no draft model"), True, draft=draft),
         say("prompt lookup", sampling, one, True, prompt_lookup_num_tokens=LOOKUP),

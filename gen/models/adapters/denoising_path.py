@@ -31,34 +31,34 @@ class PathDistribution(Protocol):
         """m_k and log s_k, each [N, C], of x [N, C] given z [N, H, D]."""
 
 
-def noise_size(law: PathDistribution) -> int:
+def noise_size(paths: PathDistribution) -> int:
     """Standard normal numbers that one path takes."""
-    return (law.steps + 1) * law.channels
+    return (paths.steps + 1) * paths.channels
 
 
 @torch.no_grad()
-def walk(law: PathDistribution, z: Tensor, noise: Tensor) -> Tensor:
+def walk(paths: PathDistribution, z: Tensor, noise: Tensor) -> Tensor:
     """The path that noise [..., (S + 1) C] leads along: [..., S + 1, C]; its last place is the
     latent. z [..., H, D]."""
     lead = z.shape[:-2]
-    z, noise = z.flatten(0, -3), noise.reshape(-1, law.steps + 1, law.channels).to(z.dtype)
+    z, noise = z.flatten(0, -3), noise.reshape(-1, paths.steps + 1, paths.channels).to(z.dtype)
     x = noise[:, 0]
     path = [x]
-    for k in range(law.steps):
-        mean, log_sigma = law.transition(x, k, z)
+    for k in range(paths.steps):
+        mean, log_sigma = paths.transition(x, k, z)
         x = mean + log_sigma.exp() * noise[:, k + 1]
         path.append(x)
-    return torch.stack(path, 1).view(*lead, law.steps + 1, law.channels)
+    return torch.stack(path, 1).view(*lead, paths.steps + 1, paths.channels)
 
 
 @torch.no_grad()
-def log_density(law: PathDistribution, path: Tensor, z: Tensor) -> Tensor:
+def log_density(paths: PathDistribution, path: Tensor, z: Tensor) -> Tensor:
     """log of the density of paths [..., S + 1, C] given z [..., H, D]: float64 [...]."""
     lead = z.shape[:-2]
-    z, path = z.flatten(0, -3), path.reshape(-1, law.steps + 1, law.channels)
+    z, path = z.flatten(0, -3), path.reshape(-1, paths.steps + 1, paths.channels)
     total = _log_normal(path[:, 0], torch.zeros_like(path[:, 0]), torch.zeros_like(path[:, 0]))
-    for k in range(law.steps):
-        total = total + _log_normal(path[:, k + 1], *law.transition(path[:, k], k, z))
+    for k in range(paths.steps):
+        total = total + _log_normal(path[:, k + 1], *paths.transition(path[:, k], k, z))
     return total.view(lead)
 
 
@@ -77,11 +77,11 @@ class HeadDistribution:
     ``GenError`` if one of them is set.
     """
 
-    def __init__(self, head, law: SamplingParams):
+    def __init__(self, head, sampling: SamplingParams):
         if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
             name = "top_k" if sampling.top_k else "top_p" if sampling.top_p < 1 else "min_p"
             raise GenError(
-                f"sampling.{name} is {getattr(law, name)}; it chooses among ids, and this model makes"
+                f"sampling.{name} is {getattr(sampling, name)}; it chooses among ids, and this model makes"
                 " latents; expected only temperature and guidance_scale"
             )
         if sampling.temperature == 0:
@@ -89,7 +89,7 @@ class HeadDistribution:
                 "sampling.temperature is 0; a latent has no most likely value that could be found;"
                 " expected a number above 0"
             )
-        self.head, self.law = head, law
+        self.head, self.sampling = head, sampling
         self.steps, self.channels = head.steps, head.channels
 
     def transition(self, x: Tensor, k: int, z: Tensor) -> tuple[Tensor, Tensor]:

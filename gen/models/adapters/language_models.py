@@ -133,13 +133,18 @@ class MaskedLM(LanguageModel):
         return not hasattr(self.config, "prefix_length")
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None
+    ) -> Tensor:
         width, keep = ids.shape[1], canvas_length + self.shift
         at = torch.arange(width, device=ids.device)[None].expand_as(ids)
         at, hidden = (
             (at, None)
             if left_padding is None
-            else ((at - left_padding[:, None]).clamp_min(0), (at < left_padding[:, None])[:, None, None])
+            else (
+                (at - left_padding[:, None]).clamp_min(0),
+                (at < left_padding[:, None])[:, None, None],
+            )
         )
         if self._lean is not None:
             if self._tables is None or len(self._tables[0]) < width:

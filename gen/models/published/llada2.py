@@ -313,7 +313,9 @@ class BlockCausalLM(MaskedLM):
     shift = 0
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None
+    ) -> Tensor:
         at = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         at = at if left_padding is None else at - left_padding[:, None]
         mask = block_causal(at.clamp_min(0), at, self.config.block_length, self.dtype)

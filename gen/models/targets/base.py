@@ -160,7 +160,11 @@ class Target:
         self.rows = len(self._items)
 
     def _law(
-        self, logits: Tensor, legal: Tensor | None, sampling: SamplingParams | None = None, consume: bool = False
+        self,
+        logits: Tensor,
+        legal: Tensor | None,
+        sampling: SamplingParams | None = None,
+        consume: bool = False,
     ) -> Tensor:
         size = self.legal.shape[-1]
         logits = logits if logits.shape[-1] == size else logits[..., :size]

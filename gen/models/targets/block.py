@@ -99,7 +99,9 @@ class Block:
     def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
         """As ``BlockTarget.predict`` for the rows left. Rows that were dropped are computed along:
         they come back in the next block."""
-        whole = torch.full((self.parent.rows, self.length), self.space.mask_token_id, device=self.device)
+        whole = torch.full(
+            (self.parent.rows, self.length), self.space.mask_token_id, device=self.device
+        )
         whole[self._at] = canvas
         logprobs, computed = self.parent.predict(whole)
         return logprobs[self._at], computed

@@ -152,7 +152,9 @@ class CausalTarget(Target):
         """What may stand at positions [B, L]: bool [B, L, V]; None where that is everything."""
         if self.history is None:
             return legal_at(self.legal, positions) if self._narrow else None
-        self.allowed = self.space.apply_constraint(self.legal[positions], self.history[:, 1:], positions)
+        self.allowed = self.space.apply_constraint(
+            self.legal[positions], self.history[:, 1:], positions
+        )
         return self.allowed
 
     def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:

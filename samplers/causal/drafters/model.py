@@ -43,7 +43,9 @@ class Chain(Protocol):
     def begin(self, step: CausalStep, drafts: int) -> None:
         """A round with places for so many drafts, the columns 0 .. drafts-1 of ``now``."""
 
-    def draw(self, step: CausalStep, column: int, law: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, step: CausalStep, column: int, law: Tensor, active: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Drafts [b(, C)] of one column from the draft's law there (log-probabilities [b, V];
         conditioning vectors [b, H, D]), and what the length policy sees of them: [b], q(x) or
         another measure of confidence. Rows that are not ``active`` (bool [b]) may get anything.
@@ -123,7 +125,10 @@ class ModelDrafter(Drafter):
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
         self.chain.begin(step, length)
         given, at = self._news(step, tokens)
-        asked, most = to_device(np.arange(length) < wanted[:, None], tokens.device), int(wanted.max())
+        asked, most = (
+            to_device(np.arange(length) < wanted[:, None], tokens.device),
+            int(wanted.max()),
+        )
         active = asked[:, 0]
         for column in range(most):
             law = self.draft.predict(given, at)[0][:, -1]
@@ -146,7 +151,9 @@ class ModelDrafter(Drafter):
         """Committed tokens that the draft has not seen, and the positions after them; shorter rows
         repeat their first."""
         back = np.arange(int((step.starts - self.known).max()) - 1, -1, -1)
-        at = to_device(np.maximum(step.starts[:, None] - back, self.known[:, None] + 1), tokens.device)
+        at = to_device(
+            np.maximum(step.starts[:, None] - back, self.known[:, None] + 1), tokens.device
+        )
         row = torch.arange(len(tokens), device=tokens.device)[:, None]
         return tokens[row, (at - 1).clamp_min(0)], at
 
@@ -163,7 +170,9 @@ class ModelDrafter(Drafter):
             self.rows = step.rows, step.rows.tolist()
         for row, calls in zip(self.rows[1], drafted.tolist(), strict=True):
             self.nfe[row] += calls
-        self.policy.over(step.positions.shape[1], step.starts, np.minimum(accepted + 1, step.widths))
+        self.policy.over(
+            step.positions.shape[1], step.starts, np.minimum(accepted + 1, step.widths)
+        )
 
     def keep(self, rows: Tensor) -> None:
         self.draft.keep(rows)
@@ -273,7 +282,9 @@ class ModelDrafted(Sampler):
                 " the same tokens"
             )
         said = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
-        law = dataclasses.replace(draft.law, **{k: v for k, v in said.items() if v is not None})
+        law = dataclasses.replace(
+            draft.sampling, **{k: v for k, v in said.items() if v is not None}
+        )
         if law.guided and draft.branches == 1:
             raise bad_value(
                 "sampler.draft_guidance",

@@ -178,7 +178,9 @@ def decode_chains(
         flat[exists] = torch.arange(len(of), device=device)
         score, empty = _score(method, target, rng, rows[of], round_[of], states[exists], logprobs)
         turn = ranked(score, empty).argsort(1)[:, :k]  # S of every canvas
-        accepted, given = _judged(method, rng, rows, round_, chain, exists, turn[flat], logprobs, flat)
+        accepted, given = _judged(
+            method, rng, rows, round_, chain, exists, turn[flat], logprobs, flat
+        )
         # the law at the canvas where the chain stopped is there already
         last = flat.gather(1, accepted[:, None])[:, 0]
         before, logprobs, score, top, due = (
@@ -292,7 +294,9 @@ def _drafted(method, rng, rows, round_, logprobs, score, empty, fresh) -> _Chain
     positions = ranked(score, empty).argsort(1)[:, : n * k]
     active = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
     logq = _at(logprobs, positions)
-    ids = method.draft(CausalStep(rng, rows, round_, torch.zeros_like(rows), positions, active), logq)
+    ids = method.draft(
+        CausalStep(rng, rows, round_, torch.zeros_like(rows), positions, active), logq
+    )
     return _Chain(positions.view(len(rows), n, k), ids.view(len(rows), n, k), logq, steps)
 
 

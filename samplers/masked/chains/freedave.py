@@ -51,7 +51,7 @@ class FreeDave(ChainSampler):
 
     @property
     def guarantee(self) -> str:
-        return "sample" if self.tokens_per_step == 1 else "none"
+        return "same_tokens" if self.tokens_per_step == 1 else "approximate"
 
     @property
     def width(self) -> int:
@@ -61,6 +61,10 @@ class FreeDave(ChainSampler):
         return step.categorical(logprobs, "token", step.valid, shared=True)
 
     def judge(self, step, drafts, logprobs) -> tuple[Tensor, Tensor]:
-        same = (step.categorical(logprobs, "token", step.valid, shared=True) == drafts.tokens) & step.valid
-        accepted = num_accepted(same.view(len(same), same.shape[1] // self.width, self.width).all(-1))
+        same = (
+            step.categorical(logprobs, "token", step.valid, shared=True) == drafts.tokens
+        ) & step.valid
+        accepted = num_accepted(
+            same.view(len(same), same.shape[1] // self.width, self.width).all(-1)
+        )
         return accepted, accepted.new_full(accepted.shape, -1)

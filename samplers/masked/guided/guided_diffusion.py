@@ -127,7 +127,10 @@ class _Judge:
                 "the judge's legal ids are not the masked model's; expected a model of the same"
                 " tokens"
             )
-        self.rule, self.target = rule, draft.with_params(SamplingParams(guidance_scale=draft.sampling.guidance_scale))
+        self.rule, self.target = (
+            rule,
+            draft.with_params(SamplingParams(guidance_scale=draft.sampling.guidance_scale)),
+        )
         self.rows = torch.arange(draft.rows, device=draft.device)
         # the ids that it was given in the last call, [b, T]; -1 in rows that are others since
         self.told: Tensor | None = None

@@ -37,7 +37,9 @@ def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
         end + (first - end).clamp_min(0) // size * size
     )  # blocks that have nothing to do are passed over
     sure, ids = step.judged().max(-1)
-    near = (position >= first[:, None]) & (position < first[:, None] + max(1, position.shape[1] // 4))
+    near = (position >= first[:, None]) & (
+        position < first[:, None] + max(1, position.shape[1] // 4)
+    )
     ending = (
         step.masked
         & near

@@ -139,7 +139,9 @@ def vicinity(step: MaskedStep, slots: Slots) -> Plan:
     position = _columns(slots) - slots.prefix
     first = step.open.long().argmax(1)[:, None]
     end = step.open.shape[1] - step.open.flip(1).long().argmax(1)[:, None]
-    near = (position >= first - step.params.cache_before) & (position < end + step.params.cache_after)
+    near = (position >= first - step.params.cache_before) & (
+        position < end + step.params.cache_after
+    )
     return Plan(
         near, _all(slots), step.begins | (step.round < step.params.cache_warmup) | _due(step, slots)
     )

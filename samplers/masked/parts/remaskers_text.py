@@ -58,7 +58,9 @@ def wide_in(step: MaskedStep) -> Tensor:
 def edit(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What has become unlikely is written over."""
     top, ids = step.judged().max(-1)
-    doubtful = step.filled & (ids != step.canvas) & (top.double().exp() > step.params.edit_threshold)
+    doubtful = (
+        step.filled & (ids != step.canvas) & (top.double().exp() > step.params.edit_threshold)
+    )
     empty = (step.masked & step.open).sum(1)
     after = empty == 0  # a call for the sake of edits alone
     calls = step.recall("edits", torch.zeros_like(empty)).masked_fill(step.begins, 0) + after

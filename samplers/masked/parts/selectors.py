@@ -156,7 +156,12 @@ def explore(step: MaskedStep) -> Tensor:
 @register("selector", "scheduled_threshold")
 def scheduled_threshold(step: MaskedStep) -> Tensor:
     """Ahead of the schedule where the model is sure, never behind it."""
-    found, count, size, steps = sure(step), step.quota, step.params.block_length, step.params.block_steps
+    found, count, size, steps = (
+        sure(step),
+        step.quota,
+        step.params.block_length,
+        step.params.block_steps,
+    )
     if steps:
         count = size // steps + (step.since < size % steps)
     return torch.where(

@@ -44,14 +44,18 @@ WINDOW, KNOWN = 3, 1  # R2-dLLM: so many places in a row, at most so many of the
 def klass(step: MaskedStep) -> Tensor:
     """Sure, and no longer moving."""
     logprobs = step.judged()
-    before = step.recall("klass_law", torch.full_like(logprobs, -torch.inf))  # nothing is close to that
+    before = step.recall(
+        "klass_law", torch.full_like(logprobs, -torch.inf)
+    )  # nothing is close to that
     p = logprobs.double().exp()
     moved = torch.where(p > 0, p * (logprobs.double() - before.double()), 0).sum(-1).clamp_min(0)
     count = step.recall("klass_stable", torch.zeros_like(step.canvas))
     stable = torch.where(
         step.fresh, torch.where(moved < step.params.kl_threshold, count + 1, 0), count
     )
-    step.memory.update(klass_law=torch.where(step.fresh[..., None], logprobs, before), klass_stable=stable)
+    step.memory.update(
+        klass_law=torch.where(step.fresh[..., None], logprobs, before), klass_stable=stable
+    )
     return sure(step) & (stable >= step.params.history)
 
 
@@ -112,7 +116,9 @@ def _same(step: MaskedStep, name: str, among: Tensor) -> Tensor:
         )
         + 1
     )
-    step.memory.update({f"{name}_ids": torch.where(among, step.proposed, -1), f"{name}_count": count})
+    step.memory.update(
+        {f"{name}_ids": torch.where(among, step.proposed, -1), f"{name}_count": count}
+    )
     return torch.where(among, count, 0)
 
 
@@ -134,7 +140,7 @@ def credit(step: MaskedStep) -> Tensor:
     def fuse(logprobs):
         return (logprobs + params.credit_weight * credits.log1p()).log_softmax(-1)
 
-    raw, step.law = step.raw, fuse(step.law)
+    raw, step.logprobs = step.raw, fuse(step.logprobs)
     if params.confidence_on == "raw":
         fused = fuse(judged)
         step.raw = lambda: fused

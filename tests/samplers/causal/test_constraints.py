@@ -37,7 +37,11 @@ from gen.models.targets.causal import CausalTarget
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
 COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
-LAWS = {"plain": SamplingParams(), "guided": SamplingParams(guidance_scale=2.0), "combined": COMBINED}
+LAWS = {
+    "plain": SamplingParams(),
+    "guided": SamplingParams(guidance_scale=2.0),
+    "combined": COMBINED,
+}
 COUPLINGS, INITS = registry.table("coupling"), registry.table("initialiser")
 autoregressive = registry.get("sampler", "autoregressive")
 jacobi = registry.get("sampler", "speculative_jacobi")
@@ -54,7 +58,10 @@ def models(space: TokenSpace, sampling: SamplingParams):
 
 
 def error(
-    sampler, space: TokenSpace, sampling: SamplingParams = LAWS["plain"], draft_space: TokenSpace | None = None
+    sampler,
+    space: TokenSpace,
+    sampling: SamplingParams = LAWS["plain"],
+    draft_space: TokenSpace | None = None,
 ) -> float:
     """The largest error of a probability, over three contexts of different lengths that are decoded
     in one batch."""
@@ -62,7 +69,9 @@ def error(
 
     def decode(rng, context):
         draft = (
-            causal_target(small, draft_space or space, sampling, context) if sampler.drafted else None
+            causal_target(small, draft_space or space, sampling, context)
+            if sampler.drafted
+            else None
         )
         return sampler(causal_target(model, space, sampling, context), rng, draft=draft).tokens
 
@@ -138,7 +147,9 @@ def test_drafts_that_are_all_illegal_leave_a_law():
     sampling, _ = target.predict(torch.tensor([[0, 2, 2, 2], [0, 3, 0, 3]]), at)
     assert not bool(sampling.isnan().any())
     assert torch.allclose(sampling.exp().sum(-1), torch.ones(2, 4, dtype=torch.float64))
-    assert sampling[0, 2:].argmax(-1).tolist() == [3, 3] and sampling[1, 1:].argmax(-1).tolist() == [3, 3, 3]
+    assert sampling[0, 2:].argmax(-1).tolist() == [3, 3] and sampling[1, 1:].argmax(
+        -1
+    ).tolist() == [3, 3, 3]
     sampling, _ = target.predict(torch.tensor([[0, 0, 0, 0]] * 2), at)
     assert torch.equal(target.allowed[0], target.allowed[1])
     assert target.allowed[0].sum(-1).tolist() == [3, 3, 2, 1] and bool(
@@ -174,7 +185,9 @@ def test_control_a_history_that_keeps_its_first_drafts(monkeypatch):
 
     def init(self, *args, _true=CausalTarget.__init__, **kwargs):
         _true(self, *args, **kwargs)
-        self.blank_id = self.space.eos_token_id  # what no history of these rows holds before its end
+        self.blank_id = (
+            self.space.eos_token_id
+        )  # what no history of these rows holds before its end
         self.history[:] = self.blank_id
 
     monkeypatch.setattr(CausalTarget, "__init__", init)
@@ -251,7 +264,11 @@ def test_every_causal_sampler_obeys_or_refuses(name):
         assert sampler.guarantee == "approximate" and "constraint" in str(refusal)
         return
     assert all(obeys(LONG, ids) for ids in out.tokens.tolist())
-    assert sampling.temperature == 0 or sampler.guarantee == "approximate" or len(out.tokens.unique(dim=0)) > 5
+    assert (
+        sampling.temperature == 0
+        or sampler.guarantee == "approximate"
+        or len(out.tokens.unique(dim=0)) > 5
+    )
     for row in (0, 7):  # alone and in the batch
         alone = run(sampler, space, replace(sampling, guidance_scale=2.0), rows=[row])
         assert (
@@ -284,10 +301,14 @@ def test_continuation_has_the_law_of_what_follows(sampler):
     assert rest.length == 4 and rest.given.tolist() == [0, 1]
     known = [[(*p, 0, 1) for p in prompts] for prompts in (PROMPTS, EMPTY)]
     found = enumerate_law(
-        lambda rng, c: sampler(causal_target(model, rest, sampling, c, *known), rng).tokens, CONTEXTS
+        lambda rng, c: sampler(causal_target(model, rest, sampling, c, *known), rng).tokens,
+        CONTEXTS,
     )
     for context, one in enumerate(found):
-        assert len(one) > 2 and distance(one, sampling_of(model, space, sampling, context, (0, 1))) < EXACT
+        assert (
+            len(one) > 2
+            and distance(one, sampling_of(model, space, sampling, context, (0, 1))) < EXACT
+        )
     forgetful = replace(rest, given=None)  # the control: the constraint counts from zero
     found = enumerate_law(
         lambda rng, c: sampler(causal_target(model, forgetful, sampling, c, *known), rng).tokens,
@@ -391,4 +412,6 @@ def test_a_constraint_that_leaves_nothing_is_named_with_its_place():
 
     space = replace(TokenSpace.codes((4,), 3, 3), constraint=Nothing())
     with pytest.raises(GenError, match=r"leaves no id for place 2 after \[\d, \d\]"):
-        autoregressive()(causal_target(TabularCausal(3), space, SamplingParams(), [0]), CounterRNG([1]))
+        autoregressive()(
+            causal_target(TabularCausal(3), space, SamplingParams(), [0]), CounterRNG([1])
+        )

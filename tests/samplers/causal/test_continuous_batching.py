@@ -60,7 +60,8 @@ def target(net, sampling: SamplingParams, end: bool) -> CausalTarget:
 
 def decode(name: str, sampling: SamplingParams, end: bool, at_most: int | None):
     sampler, sampling = resolve_sampler(
-        SPECS[name], {"temperature": sampling.temperature, "guidance_scale": sampling.guidance_scale}
+        SPECS[name],
+        {"temperature": sampling.temperature, "guidance_scale": sampling.guidance_scale},
     )
     ours = target(NETS[0], sampling, end)
     draft = target(NETS[1], sampling, end) if sampler.drafted else None

@@ -97,7 +97,9 @@ def test_a_row_costs_no_call_after_its_end():
 
 def test_control_without_an_end_every_place_costs_a_call():
     out = autoregressive()(
-        causal_target(TabularCausal(4), replace(with_end(12, ids=4), eos_token_id=None), SamplingParams(), [0]),
+        causal_target(
+            TabularCausal(4), replace(with_end(12, ids=4), eos_token_id=None), SamplingParams(), [0]
+        ),
         CounterRNG([1]),
     )
     assert out.stats[0].nfe == out.stats[0].tokens == 12

@@ -247,7 +247,10 @@ def runs(sampling: SamplingParams, rows: int = 9):
     return run
 
 
-LAWS = {"plain": SamplingParams(), "combined": SamplingParams(temperature=0.7, top_k=4, guidance_scale=2.0)}
+LAWS = {
+    "plain": SamplingParams(),
+    "combined": SamplingParams(temperature=0.7, top_k=4, guidance_scale=2.0),
+}
 
 
 @pytest.mark.parametrize(
@@ -354,9 +357,7 @@ def never_the_first(coupling: str) -> float:
         init = registry.get("initialiser", "uniform")
         part = registry.get("coupling", coupling)(NeverTheFirst())
         target = causal_target(model, space, sampling, context)
-        return decode_causal(
-            target, rng, JacobiDrafter(3, part, init, space, target.legal)
-        ).tokens
+        return decode_causal(target, rng, JacobiDrafter(3, part, init, space, target.legal)).tokens
 
     found = enumerate_law(decode, CONTEXTS)
     return max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))

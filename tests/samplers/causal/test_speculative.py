@@ -36,7 +36,10 @@ autoregressive = registry.get("sampler", "autoregressive")
 
 def models(sampling: SamplingParams, ids: int):
     """A target and a draft model that differ."""
-    target, draft = TabularCausal.with_params(sampling, ids), TabularCausal.with_params(sampling, ids)
+    target, draft = (
+        TabularCausal.with_params(sampling, ids),
+        TabularCausal.with_params(sampling, ids),
+    )
     draft.seed = 5
     return target, draft
 
@@ -114,14 +117,18 @@ def test_control_drafts_from_another_law_than_the_stored_one(monkeypatch, verifi
 
     def draw(self, step, column, sampling, active):
         self.distributions.append(sampling)
-        ids = step.categorical((2 * sampling).log_softmax(-1)[:, None], "draft", active[:, None], column)[
-            :, 0
-        ]
+        ids = step.categorical(
+            (2 * sampling).log_softmax(-1)[:, None], "draft", active[:, None], column
+        )[:, 0]
         return ids, sampling.gather(1, ids[:, None])[:, 0].exp()
 
     monkeypatch.setattr(drafting.IdChain, "draw", draw)
     assert (
-        error(speculative(verifier=verifier, num_speculative_tokens=2), SamplingParams(), space_of((3,), 3))
+        error(
+            speculative(verifier=verifier, num_speculative_tokens=2),
+            SamplingParams(),
+            space_of((3,), 3),
+        )
         > WRONG
     )
 
@@ -141,7 +148,11 @@ def test_control_block_with_the_residual_of_token(monkeypatch):
         ),
     )
     assert (
-        error(speculative(verifier="block", num_speculative_tokens=2), SamplingParams(), space_of((4,), 3))
+        error(
+            speculative(verifier="block", num_speculative_tokens=2),
+            SamplingParams(),
+            space_of((4,), 3),
+        )
         > WRONG
     )
 
@@ -173,7 +184,7 @@ def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
         _true(self, step, accepted, drafted)
         self.known = step.starts + accepted
 
-    monkeypatch.setattr(drafting.ModelDrafter, "learn", learn)
+    monkeypatch.setattr(drafting.ModelDrafter, "observe", observe)
     assert not torch.equal(before, plain())
     assert error(speculative(num_speculative_tokens=2), SamplingParams(), space_of((4,), 3)) < EXACT
 
@@ -193,7 +204,8 @@ def accepted_on_average(verifier: str, policy: str, length: int) -> list[float]:
         return torch.tensor([[len(trace[0].accepted)] for trace in out.traces])
 
     return [
-        math.fsum(k * mass for (k,), mass in sampling.items()) for sampling in enumerate_law(decode, CONTEXTS)
+        math.fsum(k * mass for (k,), mass in sampling.items())
+        for sampling in enumerate_law(decode, CONTEXTS)
     ]
 
 

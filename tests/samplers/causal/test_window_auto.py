@@ -45,7 +45,12 @@ class Device:
         self, known: Widths, rows: int, rounds: int, most: int = 64
     ) -> tuple[list[int], float]:
         """Widths of all rounds, and tokens per second."""
-        auto, seen, made, began = AutoWidth(known, rows, most, lambda: self.step), [], 0.0, self.step
+        auto, seen, made, began = (
+            AutoWidth(known, rows, most, lambda: self.step),
+            [],
+            0.0,
+            self.step,
+        )
         for _ in range(rounds):
             width = auto.width
             seen.append(width)
@@ -203,7 +208,12 @@ def test_control_drafts_left_out_for_their_value_do_not(coupling):
 
 
 def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
-    model, small, sampling, space = TabularCausal(2), TabularCausal(2, seed=5), SamplingParams(), space_of(4, 2)
+    model, small, sampling, space = (
+        TabularCausal(2),
+        TabularCausal(2, seed=5),
+        SamplingParams(),
+        space_of(4, 2),
+    )
 
     def decode(rng, context):
         target, draft = (causal_target(m, space, sampling, context) for m in (model, small))
@@ -214,7 +224,8 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
 
     found = enumerate_law(decode, CONTEXTS, rows=1)
     assert (
-        max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS)) < EXACT
+        max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
+        < EXACT
     )
 
 
@@ -224,7 +235,9 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
 def run(spec, seed: int = 0, known: dict | None = None, length: int = 40):
     sampler, sampling = resolve_sampler(spec)
     space = space_of(length, 8)
-    target, draft = (causal_target(TabularCausal(8, seed=s), space, sampling, [0, 1, 2]) for s in (0, 3))
+    target, draft = (
+        causal_target(TabularCausal(8, seed=s), space, sampling, [0, 1, 2]) for s in (0, 3)
+    )
     if known is not None:
         target.learned = known
     return (

@@ -39,7 +39,15 @@ def models(sigmas=(0.6,), channels=1, ratio=1.4, shift=0.3):
     return target, LinearLatent(draft, memory=0.7, bend=0.4)
 
 
-def run(sampler, target, draft=None, positions=3, items=ITEMS, sampling: SamplingParams | None = None, **kwargs):
+def run(
+    sampler,
+    target,
+    draft=None,
+    positions=3,
+    items=ITEMS,
+    sampling: SamplingParams | None = None,
+    **kwargs,
+):
     context = [2] * items
     second = None if draft is None else latent_target(draft, positions, context, sampling)
     return sampler(
@@ -336,9 +344,9 @@ def test_weak_dependence_takes_few_calls():
 @pytest.mark.parametrize("window", [2, 5])
 def test_control_noise_of_the_round_gives_other_latents(monkeypatch, window):
     def values(self, step, sampling):
-        return walk(self.paths, sampling, step.normal("token", noise_size(self.paths), sampling.shape[1]))[
-            ..., -1, :
-        ]
+        return walk(
+            self.paths, sampling, step.normal("token", noise_size(self.paths), sampling.shape[1])
+        )[..., -1, :]
 
     monkeypatch.setattr(LatentJacobiDrafter, "values", values)
     model = LinearLatent(LinearHead(2, (0.5, 0.4)))

@@ -66,7 +66,9 @@ TARGET, MASKED = architecture(True), architecture(False)
 DRAFT = shallow(TARGET)
 
 
-def target_of(protocol: str, rows: list[int], sampling: SamplingParams = SAMPLING, draft: bool = False):
+def target_of(
+    protocol: str, rows: list[int], sampling: SamplingParams = SAMPLING, draft: bool = False
+):
     words, empty = WORDS[rows], torch.full((len(rows), 3), 7)
     uncond = empty if sampling.guided else None
     if protocol == "causal":
@@ -77,7 +79,11 @@ def target_of(protocol: str, rows: list[int], sampling: SamplingParams = SAMPLIN
 
 
 def run(
-    sampler, rows: list[int] | None = None, keys: list[int] | None = None, sampling: SamplingParams = SAMPLING, **kwargs
+    sampler,
+    rows: list[int] | None = None,
+    keys: list[int] | None = None,
+    sampling: SamplingParams = SAMPLING,
+    **kwargs,
 ):
     rows = list(range(ROWS)) if rows is None else rows
     keys = [31 * r + 7 for r in rows] if keys is None else keys

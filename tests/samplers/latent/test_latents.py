@@ -136,7 +136,11 @@ def test_entries_of_two_models_are_told_apart_by_their_models_alone():
             "out": "o",
             "jobs": [
                 {"sampler": "autoregressive"},
-                {"sampler": "autoregressive", "model": "image-causal-latents", "sampling": {"top_k": 0}},
+                {
+                    "sampler": "autoregressive",
+                    "model": "image-causal-latents",
+                    "sampling": {"top_k": 0},
+                },
             ],
         },
         [],

@@ -112,7 +112,9 @@ def test_the_preset_is_the_pipeline_of_diffusers(both, threshold, editing, posit
     """For prompts that end with a block and inside of one."""
     prompts, params = texts(*lengths), {"threshold": threshold}
     out = ours(both, prompts, positions, editing_threshold=editing, **params, **USUAL)
-    assert out.tokens.tolist() == theirs(both, prompts, positions, editing_threshold=editing, **params)
+    assert out.tokens.tolist() == theirs(
+        both, prompts, positions, editing_threshold=editing, **params
+    )
     assert edits(out) and out.tokens.tolist() != theirs(
         both, prompts, positions, editing_threshold=None, **params
     )  # control: no edits

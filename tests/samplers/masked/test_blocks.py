@@ -23,7 +23,9 @@ GUIDED = SamplingParams(temperature=0.8, guidance_scale=1.7)
 frame_blocks = registry.get("sampler", "frame_blocks")
 
 
-def target_of(model, space: TokenSpace, sampling: SamplingParams, contexts: list[int]) -> BlockTarget:
+def target_of(
+    model, space: TokenSpace, sampling: SamplingParams, contexts: list[int]
+) -> BlockTarget:
     prompt = torch.tensor([[31 + c, 40] for c in contexts])
     uncond = torch.tensor([[50, 51 + c] for c in contexts]) if sampling.guided else None
     return BlockTarget(model, prompt, space, sampling, uncond)
@@ -50,7 +52,9 @@ def sampling_of(
             return out
         uncond = logits([50, 51 + context], known) if sampling.guided else None
         for token, p in enumerate(
-            sampling(logits([31 + context, 40], known), uncond, space.legal[len(known)]).exp().tolist()
+            sampling(logits([31 + context, 40], known), uncond, space.legal[len(known)])
+            .exp()
+            .tolist()
         ):
             if p > 0:
                 extend((*known, token), mass * p, out)
@@ -86,7 +90,12 @@ def test_control_a_block_that_is_not_handed_on_gives_another_law(monkeypatch):
     found = enumerate_law(
         lambda rng, c: sampler(target_of(model, space, SamplingParams(), c), rng).tokens, 2
     )
-    assert max(distance(f, sampling_of(model, space, SamplingParams(), c)) for c, f in enumerate(found)) > WRONG
+    assert (
+        max(
+            distance(f, sampling_of(model, space, SamplingParams(), c)) for c, f in enumerate(found)
+        )
+        > WRONG
+    )
 
 
 # --- the embedded architecture
@@ -193,7 +202,9 @@ def test_forward_calls_are_steps_times_blocks_and_given_blocks_are_kept():
     assert [s.nfe for s in whole.stats] == [12, 12]
     canvas = space.empty(2)
     canvas[:, :12] = whole.tokens[:, :12]
-    again = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterRNG([5, 6]), canvas=canvas)
+    again = sampler(
+        target_of(model, space, SamplingParams(), [0, 1]), CounterRNG([5, 6]), canvas=canvas
+    )
     assert torch.equal(again.tokens, whole.tokens)  # the same draws for the same places
     assert [s.nfe for s in again.stats] == [6, 6] and [s.tokens for s in again.stats] == [12, 12]
 
@@ -204,7 +215,9 @@ def test_rows_with_nothing_to_do_in_a_block_come_back_in_the_next():
     alone = sampler(target_of(model, space, SamplingParams(), [1]), CounterRNG([6]))
     canvas = space.empty(2)
     canvas[0, :6] = 3  # row 0 has its first block, row 1 has not
-    both = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterRNG([5, 6]), canvas=canvas)
+    both = sampler(
+        target_of(model, space, SamplingParams(), [0, 1]), CounterRNG([5, 6]), canvas=canvas
+    )
     assert torch.equal(both.tokens[1], alone.tokens[0]) and bool((both.tokens[0, :6] == 3).all())
     assert [s.nfe for s in both.stats] == [9, 12]
 
@@ -215,7 +228,9 @@ def test_places_that_would_not_be_seen_are_refused():
     with pytest.raises(
         GenError, match="place 13, but blocks are made in order and block 0 is not complete"
     ):
-        frame_blocks()(target_of(llama(), wide(), SamplingParams(), [0]), CounterRNG([1]), canvas=canvas)
+        frame_blocks()(
+            target_of(llama(), wide(), SamplingParams(), [0]), CounterRNG([1]), canvas=canvas
+        )
 
 
 def test_blocks_must_divide_the_grid():

@@ -144,7 +144,9 @@ def decode(
     of = space(end=name == "stop-end")
 
     def make(kind, model):
-        return kind(model, prompts(items), of, sampling, prompts(items, 9) - 1 if sampling.guided else None)
+        return kind(
+            model, prompts(items), of, sampling, prompts(items, 9) - 1 if sampling.guided else None
+        )
 
     target = make(MaskedTarget, LeaningMasked(V, 1, spread=2.0))
     draft = make(CausalTarget, Judge(V, 5, low=0.0, spread=2.0)) if sampler.drafted else None
@@ -272,7 +274,11 @@ def test_latents_are_those_of_each_item_alone(spec, scale):
     def made(items: list[int], at_most: int = N) -> SampleOutput:
         model = LinearMasked(LinearHead(2, (0.9, 0.6)), memory=0.1)
         target = MaskedLatentTarget(
-            model, prompts(items) - 7, of, sampling, prompts(items, 9) - 7 if sampling.guided else None
+            model,
+            prompts(items) - 7,
+            of,
+            sampling,
+            prompts(items, 9) - 7 if sampling.guided else None,
         )
         target.at_most(at_most)
         return sampler(target, CounterRNG([31 * i + 7 for i in items]), canvas=start[items])
@@ -427,7 +433,9 @@ def test_targets_say_which_rows_cannot_be_replaced():
     assert not of.replaces, "a model of one length takes conditions of two batch by batch at best"
     with pytest.raises(ValueError, match="takes no calls about some of its rows"):
         of.at_most(2)
-    assert MaskedTarget(TabularMasked(V), prompts(list(range(6))), space(), SamplingParams()).replaces
+    assert MaskedTarget(
+        TabularMasked(V), prompts(list(range(6))), space(), SamplingParams()
+    ).replaces
     assert not BlockTarget.replaces.fget(of)
 
 
@@ -449,7 +457,9 @@ def test_lengths_are_drawn_with_no_more_rows_at_a_time(at_most):
     where = replace(space(end=True), grid=(T // 2, 2))
 
     def of():
-        return MaskedTarget(TabularMasked(V, low=0.0), prompts(list(range(N))), where, SamplingParams())
+        return MaskedTarget(
+            TabularMasked(V, low=0.0), prompts(list(range(N))), where, SamplingParams()
+        )
 
     rng, start = CounterRNG(range(N)), where.empty(N)
     target = of()

@@ -31,7 +31,10 @@ from gen.samplers.masked.guided.guided_diffusion import _Judge
 IDS, POSITIONS, MASK, ROWS = 4, 10, 4, 5
 SPACE = space_of((2, 5), IDS, masked=True)
 ENDING = replace(SPACE, eos_token_id=3)
-LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.8, top_k=3, guidance_scale=1.5)}
+LAWS = {
+    "plain": SamplingParams(),
+    "guided": SamplingParams(temperature=0.8, top_k=3, guidance_scale=1.5),
+}
 MODEL, JUDGE = TabularMasked(IDS + 1, low=0.0), TabularCausal(IDS + 1, seed=5, low=0.0, spread=2.0)
 guided = registry.get("sampler", "guided_diffusion")
 
@@ -124,7 +127,9 @@ RULES = [
 def test_tokens_and_calls_are_those_of_the_reference(params, sampling):
     out = run(guided(**params), sampling)
     for row in range(ROWS):
-        assert (out.tokens[row].tolist(), out.stats[row].nfe) == decode(guided(**params), sampling, row)
+        assert (out.tokens[row].tolist(), out.stats[row].nfe) == decode(
+            guided(**params), sampling, row
+        )
         assert out.stats[row].draft_nfe == out.stats[row].nfe
     assert not torch.equal(
         out.tokens, run(guided(judge_top_k=IDS), sampling).tokens
@@ -133,7 +138,9 @@ def test_tokens_and_calls_are_those_of_the_reference(params, sampling):
 
 def greedy(space: TokenSpace, sampling: SamplingParams) -> torch.Tensor:
     return registry.get("sampler", "autoregressive")()(
-        causal_target(JUDGE, space, replace(sampling, temperature=0.0), [r % 3 for r in range(ROWS)]),
+        causal_target(
+            JUDGE, space, replace(sampling, temperature=0.0), [r % 3 for r in range(ROWS)]
+        ),
         CounterRNG(range(ROWS)),
     ).tokens
 
@@ -148,7 +155,9 @@ def test_corrected_to_its_first_choice_it_is_the_judge(sampling, space):
     assert torch.equal(out.tokens, expected)
     assert max(s.nfe for s in out.stats) <= POSITIONS and min(s.nfe for s in out.stats) < POSITIONS
     for other in ({"judge_top_k": 2, "commit_correction": True}, {"judge_top_k": 1}):
-        assert not torch.equal(run(guided(**other), sampling, space=space, start=empty).tokens, expected)
+        assert not torch.equal(
+            run(guided(**other), sampling, space=space, start=empty).tokens, expected
+        )
 
 
 def test_a_judge_that_takes_everything_takes_it_at_once():
@@ -193,8 +202,12 @@ def test_the_judge_reads_no_more_than_what_has_changed(monkeypatch):
     )
     sampler, rows = guided(judge_top_k=1, commit_correction=True), [1, 4]
     out = run(sampler, rows=rows)
-    assert widths[0] == POSITIONS and widths == sorted(widths, reverse=True) and widths[-1] < POSITIONS
-    assert [t.tolist() for t in out.tokens] == [decode(sampler, SamplingParams(), row)[0] for row in rows]
+    assert (
+        widths[0] == POSITIONS and widths == sorted(widths, reverse=True) and widths[-1] < POSITIONS
+    )
+    assert [t.tolist() for t in out.tokens] == [
+        decode(sampler, SamplingParams(), row)[0] for row in rows
+    ]
 
     good = _Judge._start
 

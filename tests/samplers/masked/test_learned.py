@@ -152,7 +152,11 @@ def test_only_the_block_at_work_is_read():
         x = features(step, R)
         assert x.min() >= 0 and x.max() <= 1
         out = ~step.open
-        sampling, masked, logp = step.sampling.clone(), step.masked ^ out, torch.where(out, -0.1, step.logp)
+        sampling, masked, logp = (
+            step.sampling.clone(),
+            step.masked ^ out,
+            torch.where(out, -0.1, step.logp),
+        )
         sampling[out] = sampling.flip(-1)[out]
         other = replace_step(step, sampling=sampling, masked=masked, logp=logp)
         assert torch.equal(features(other, R)[step.eligible], x[step.eligible])

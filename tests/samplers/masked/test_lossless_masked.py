@@ -95,7 +95,9 @@ def laws_at(
 
     branches = ask(31 + context, 40), ask(50, 51 + context) if sampling.guided else None
     final = sampling(*branches, space.legal)
-    return final, SamplingParams(guidance_scale=sampling.guidance_scale)(*branches, space.legal) if raw else final
+    return final, SamplingParams(guidance_scale=sampling.guidance_scale)(
+        *branches, space.legal
+    ) if raw else final
 
 
 def score(order: str, judged: Tensor, space: TokenSpace, position: int, number) -> float:
@@ -153,7 +155,9 @@ def static(
         0
     ].tolist()
     while space.mask_token_id in canvas:
-        final, judged = laws_at(model, space, sampling, context, canvas, sampler.confidence_on == "raw")
+        final, judged = laws_at(
+            model, space, sampling, context, canvas, sampler.confidence_on == "raw"
+        )
         for n in turn(
             sampler.order,
             judged,
@@ -186,12 +190,21 @@ def canvas_of(space: TokenSpace = SPACE) -> Tensor:
     """Rows with everything, half, one, nothing and a few places to fill, again and again."""
     out = (torch.arange(space.length) * 3 % 5).repeat(ROWS, 1)
     out[::3] = space.mask_token_id
-    out[1::6, ::2], out[2::6, 7], out[4::6, 4:] = space.mask_token_id, space.mask_token_id, space.mask_token_id
+    out[1::6, ::2], out[2::6, 7], out[4::6, 4:] = (
+        space.mask_token_id,
+        space.mask_token_id,
+        space.mask_token_id,
+    )
     return out
 
 
 def run(
-    sampler, model, sampling: SamplingParams, rows=range(ROWS), canvas: Tensor | None = None, **kwargs
+    sampler,
+    model,
+    sampling: SamplingParams,
+    rows=range(ROWS),
+    canvas: Tensor | None = None,
+    **kwargs,
 ) -> SampleOutput:
     canvas = canvas_of() if canvas is None else canvas
     target = masked_target(model, SPACE, sampling, list(rows))
@@ -248,20 +261,27 @@ def test_drafts_save_most_where_places_hardly_depend_on_each_other():
     assert calls[0.0] < calls[0.1] < calls[2.0]
     # nothing to learn from the first call on: it fills one place, and all calls after it eight
     assert calls[0.0] == sum(
-        1 + math.ceil((w - 1) / 8) for w in (canvas_of() == SPACE.mask_token_id).sum(1).tolist() if w
+        1 + math.ceil((w - 1) / 8)
+        for w in (canvas_of() == SPACE.mask_token_id).sum(1).tolist()
+        if w
     )
 
 
 def test_control_noise_of_the_step_costs_calls(monkeypatch):
     """Drafts with noise of their own are right by chance alone."""
-    usual = sum(s.nfe for s in run(freedave(), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0)).stats)
+    usual = sum(
+        s.nfe for s in run(freedave(), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0)).stats
+    )
     monkeypatch.setattr(
-        freedave, "draft", lambda self, step, sampling: step.categorical(sampling, "draft", step.valid)
+        freedave,
+        "draft",
+        lambda self, step, sampling: step.categorical(sampling, "draft", step.valid),
     )
     found = run(freedave(), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0))
     assert sum(s.nfe for s in found.stats) > 1.2 * usual
     assert torch.equal(
-        found.tokens, run(freedave(num_drafts=1), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0)).tokens
+        found.tokens,
+        run(freedave(num_drafts=1), Coupled(SPACE, 0.1), SamplingParams(temperature=2.0)).tokens,
     )
 
 
@@ -325,9 +345,13 @@ def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts)
     for model in (Coupled(SPACE, 0.2), Coupled(SPACE, 2.0)):
         reports: list[dict] = []
         model.calls.clear()
-        out = run(make(num_drafts=drafts), model, SamplingParams(), trace=True, callback=reports.append)
+        out = run(
+            make(num_drafts=drafts), model, SamplingParams(), trace=True, callback=reports.append
+        )
         canvas, positions = canvas_of(), 2 + SPACE.length
-        assert torch.equal(out.tokens[canvas != SPACE.mask_token_id], canvas[canvas != SPACE.mask_token_id])
+        assert torch.equal(
+            out.tokens[canvas != SPACE.mask_token_id], canvas[canvas != SPACE.mask_token_id]
+        )
         assert len(model.calls) == len(reports) == max(s.nfe for s in out.stats)
         assert sum(model.calls) * positions == sum(s.tokens_computed for s in out.stats)
         assert [r["step"] for r in reports] == list(range(1, len(reports) + 1)) and reports[-1][
@@ -395,7 +419,10 @@ MODEL_FOUR, MODEL_THREE = Coupled(FOUR, 1.0, seed=1), Coupled(THREE, 1.0, seed=1
 )
 def test_exact_speculation_has_the_law_of_sequential_decoding(order, verifier):
     assert (
-        error(exact(num_drafts=3, order=order, verifier=verifier), SamplingParams(), MODEL_FOUR, FOUR) < EXACT
+        error(
+            exact(num_drafts=3, order=order, verifier=verifier), SamplingParams(), MODEL_FOUR, FOUR
+        )
+        < EXACT
     )
 
 
@@ -460,7 +487,9 @@ def test_control_all_drafts_kept_is_parallel_decoding(monkeypatch):
     assert error(exact(num_drafts=3, order="raster"), SamplingParams(), MODEL_THREE, THREE) > WRONG
 
 
-def sampled_law(model, space: TokenSpace, sampling: SamplingParams, context: int) -> dict[tuple[int, ...], float]:
+def sampled_law(
+    model, space: TokenSpace, sampling: SamplingParams, context: int
+) -> dict[tuple[int, ...], float]:
     """One place per step, the one whose id, drawn anew at every step, is the most likely."""
     found: dict[tuple[int, ...], float] = defaultdict(float)
     todo = [((space.mask_token_id,) * space.length, 1.0)]
@@ -487,7 +516,9 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     noise, which is asked again."""
 
     def looks(step):
-        ids = step.rng.categorical(step.sampling, step.rows, step.positions, "token", None, step.masked)
+        ids = step.rng.categorical(
+            step.sampling, step.rows, step.positions, "token", None, step.masked
+        )
         return step.sampling.gather(-1, ids[..., None])[..., 0]
 
     space = space_of((2,), 3, masked=True)
@@ -495,11 +526,16 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     assert error(sampler, SamplingParams(), model, space) < EXACT
     monkeypatch.setitem(registry._kinds["order"], "top", looks)
     found = enumerate_law(
-        lambda rng, context: sampler(masked_target(model, space, SamplingParams(), context), rng).tokens,
+        lambda rng, context: (
+            sampler(masked_target(model, space, SamplingParams(), context), rng).tokens
+        ),
         CONTEXTS,
     )
     assert (
-        max(distance(a, sampled_law(model, space, SamplingParams(), c)) for c, a in enumerate(found)) > WRONG
+        max(
+            distance(a, sampled_law(model, space, SamplingParams(), c)) for c, a in enumerate(found)
+        )
+        > WRONG
     )
 
 

@@ -344,7 +344,9 @@ def test_padding_changes_nothing(name, sampling):
     for row in range(ROWS):
         alone, _ = target(net, sampling, [row], ragged=True).predict(canvas([row]))
         assert float((alone.exp() - found[row].exp()).abs().max()) < EXACT
-    several, _ = target(net, sampling, ragged=True).predict(canvas([2, 1, 2]), torch.tensor([2, 1, 2]))
+    several, _ = target(net, sampling, ragged=True).predict(
+        canvas([2, 1, 2]), torch.tensor([2, 1, 2])
+    )
     assert float((several.exp() - found[[2, 1, 2]].exp()).abs().max()) < EXACT
 
 
@@ -386,7 +388,11 @@ def test_pads_in_front_are_nothing_to_the_model():
     for left_padding in (1, 4):
         padded = torch.nn.functional.pad(ids, (left_padding, 0), value=5)
         assert (
-            float((net.forward(padded, T, torch.tensor([left_padding])) - net.forward(ids, T)).abs().max())
+            float(
+                (net.forward(padded, T, torch.tensor([left_padding])) - net.forward(ids, T))
+                .abs()
+                .max()
+            )
             < EXACT * 100
         )
 

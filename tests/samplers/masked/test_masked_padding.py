@@ -36,7 +36,11 @@ def run(name: str, rows: list[int], extra: int = 0, adapter=None):
     if sampler.drafted:
         known = {
             "draft": CausalTarget(
-                CausalLM(net.model), prompt, replace(NEEDS, eos_token_id=None), sampling, prompt_length=length
+                CausalLM(net.model),
+                prompt,
+                replace(NEEDS, eos_token_id=None),
+                sampling,
+                prompt_length=length,
             )
         }
     out = sampler(

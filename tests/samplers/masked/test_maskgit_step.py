@@ -101,13 +101,18 @@ def test_every_step_is_the_schedulers(folders, side, steps):
 def test_in_single_precision_and_with_other_guidance_and_temperature_it_is_the_same(folders):
     pipe = gen.load("image", model=folders[8])
     wanted = theirs(folders[8], 6, 4, dtype=torch.float32, guidance_scale=2.5, temperature=(5, 0))
-    spec, sampling = {"name": "amused", "steps": 6, "choice_temperature": 5.0}, {"guidance_scale": 2.5}
+    spec, sampling = (
+        {"name": "amused", "steps": 6, "choice_temperature": 5.0},
+        {"guidance_scale": 2.5},
+    )
     assert first_difference(ours(pipe, spec, 4, sampling=sampling), wanted) is None
     assert (
         first_difference(ours(pipe, spec, 4), wanted) is not None
     )  # control: the family's guidance of 10
     assert (
-        first_difference(ours(pipe, spec | {"choice_temperature": 0.5}, 4, sampling=sampling), wanted)
+        first_difference(
+            ours(pipe, spec | {"choice_temperature": 0.5}, 4, sampling=sampling), wanted
+        )
         is not None
     )  # control: hardly any noise
     plain = theirs(folders[8], 6, 4, dtype=torch.float32, guidance_scale=1.0)

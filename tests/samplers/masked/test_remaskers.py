@@ -36,7 +36,10 @@ PLAIN = [
 masked_iterative = registry.get("sampler", "masked_iterative")
 IDS, GRID, POSITIONS, MASK, ROWS = 5, (4, 5), 20, 5, 6
 SPACE = replace(TokenSpace.codes(GRID, IDS, IDS + 1, MASK), rarity=torch.arange(1.0, IDS + 2))
-LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.9, top_k=3, guidance_scale=1.5)}
+LAWS = {
+    "plain": SamplingParams(),
+    "guided": SamplingParams(temperature=0.9, top_k=3, guidance_scale=1.5),
+}
 MODEL = TabularMasked(IDS + 1, low=0.1)
 
 
@@ -47,7 +50,9 @@ def canvas() -> Tensor:
     return out
 
 
-def run(sampler, sampling: SamplingParams = LAWS["plain"], rows: list[int] | None = None, **kwargs) -> SampleOutput:
+def run(
+    sampler, sampling: SamplingParams = LAWS["plain"], rows: list[int] | None = None, **kwargs
+) -> SampleOutput:
     rows = list(range(ROWS)) if rows is None else rows
     rng = CounterRNG([31 * r + 7 for r in rows])
     return sampler(
@@ -129,7 +134,9 @@ def test_tokens_are_those_of_the_reference(remasker, temperature, sampling):
     if remasker != "none":  # the control: without it, the tokens are others
         assert (
             found
-            != run(masked_iterative(steps=6, choice_temperature=temperature), sampling).tokens.tolist()
+            != run(
+                masked_iterative(steps=6, choice_temperature=temperature), sampling
+            ).tokens.tolist()
         )
 
 
@@ -145,7 +152,9 @@ def test_the_knobs_of_secondary_are_felt_and_switch_it_off(param):
     tokens = run(sampler(**{param: 0.5 if param == "remask_threshold" else 0.1})).tokens
     assert not torch.equal(tokens, plain)
     assert tokens.tolist() == [
-        reference(sampler(**{param: 0.5 if param == "remask_threshold" else 0.1}), SamplingParams(), row)
+        reference(
+            sampler(**{param: 0.5 if param == "remask_threshold" else 0.1}), SamplingParams(), row
+        )
         for row in range(ROWS)
     ]
 
@@ -369,7 +378,9 @@ def never_gets_on(step, count):
 def looks_at_others(step, count):
     """A threshold that is the batch's mean."""
     return (
-        lowest(step.logp, step.filled & (step.logp < step.logp[step.logp.isfinite()].mean()), count - 1),
+        lowest(
+            step.logp, step.filled & (step.logp < step.logp[step.logp.isfinite()].mean()), count - 1
+        ),
         count,
     )
 

@@ -279,7 +279,9 @@ def test_wide_in_takes_what_is_sure_up_to_a_share():
 # --- in the loop
 
 
-def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tuple[list[int], int, int]:
+def decode(
+    sampler, sampling: SamplingParams, row: int, hold: bool = True
+) -> tuple[list[int], int, int]:
     """One row's tokens, calls and places computed. ``hold``: whether a row stays in a full block as
     long as its remasker asks."""
     state = canvas()[row].tolist()
@@ -367,7 +369,9 @@ def decode(sampler, sampling: SamplingParams, row: int, hold: bool = True) -> tu
     return state, calls, computed
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(guidance_scale=1.5)], ids=["plain", "guided"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(guidance_scale=1.5)], ids=["plain", "guided"]
+)
 @pytest.mark.parametrize("name", RULES)
 def test_decoding_is_that_of_the_reference(name, sampling):
     """Tokens, calls and places, in blocks, of rows that are given a part, all and nothing; the off
@@ -465,7 +469,9 @@ def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
     def sampler(name):
         return masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS["wino"]))
 
-    assert run(sampler("broken")).tokens[0].tolist() != decode(sampler("wino"), SamplingParams(), 0)[0]
+    assert (
+        run(sampler("broken")).tokens[0].tolist() != decode(sampler("wino"), SamplingParams(), 0)[0]
+    )
 
 
 @pytest.mark.parametrize(

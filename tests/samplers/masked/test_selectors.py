@@ -315,7 +315,11 @@ def test_a_selector_takes_what_its_rule_says_in_any_state(name):
 def probabilities(logits_of, sampling: SamplingParams) -> list[list[float]]:
     """What the model itself holds for likely."""
     plain = SamplingParams(guidance_scale=sampling.guidance_scale)
-    return plain(logits_of(0), logits_of(1) if sampling.guided else None, SPACE.legal)[0].exp().tolist()
+    return (
+        plain(logits_of(0), logits_of(1) if sampling.guided else None, SPACE.legal)[0]
+        .exp()
+        .tolist()
+    )
 
 
 def with_credit(s: Row) -> None:
@@ -330,11 +334,15 @@ def with_credit(s: Row) -> None:
         top = max(range(len(s.sampling[i])), key=lambda v: s.sampling[i][v])
         k[i, top] = k.get((i, top), 0) + s.sampling[i][top] ** s.k.credit_power
     for i in range(POSITIONS):
-        fused = [p * (1 + k.get((i, v), 0)) ** s.k.credit_weight for v, p in enumerate(s.sampling[i])]
+        fused = [
+            p * (1 + k.get((i, v), 0)) ** s.k.credit_weight for v, p in enumerate(s.sampling[i])
+        ]
         s.sampling[i] = [x / sum(fused) for x in fused]
 
 
-def reference(sampler, sampling: SamplingParams, row: int, rule) -> tuple[list[int], list[set[int]]]:
+def reference(
+    sampler, sampling: SamplingParams, row: int, rule
+) -> tuple[list[int], list[set[int]]]:
     """One row, decoded in plain Python: its ids, and the places of every step."""
     state, memory, steps, last = canvas()[row].tolist(), {}, [], -1
     total = state.count(MASK)
@@ -344,7 +352,9 @@ def reference(sampler, sampling: SamplingParams, row: int, rule) -> tuple[list[i
         length = {"whole": POSITIONS}.get(sampler.blocks, sampler.block_length)
         number = masked[0] // length
         opened = {
-            n for n in range(POSITIONS) if 0 <= n // length - number <= (sampler.blocks == "lookahead")
+            n
+            for n in range(POSITIONS)
+            if 0 <= n // length - number <= (sampler.blocks == "lookahead")
         }
         eligible = [n for n in masked if n in opened]
         begins, last = number != last, number
@@ -393,7 +403,10 @@ def reference(sampler, sampling: SamplingParams, row: int, rule) -> tuple[list[i
     return state, steps
 
 
-LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.7, top_k=3, guidance_scale=1.2)}
+LAWS = {
+    "plain": SamplingParams(),
+    "guided": SamplingParams(temperature=0.7, top_k=3, guidance_scale=1.2),
+}
 
 
 def check_run(sampler, rule, sampling: SamplingParams) -> int:

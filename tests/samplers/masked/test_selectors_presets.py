@@ -238,7 +238,9 @@ def test_credit_is_forgotten_when_a_block_begins_and_its_law_is_what_is_judged(c
             assert bool((kept[step.begins] == step.masked[step.begins].long()).all())
             assert torch.equal(ids, step.judged().argmax(-1))
             for sampling in (step.sampling, step.raw()):
-                assert torch.allclose(sampling.exp().sum(-1), torch.ones(sampling.shape[:-1]).double())
+                assert torch.allclose(
+                    sampling.exp().sum(-1), torch.ones(sampling.shape[:-1]).double()
+                )
             moved, seen = moved + int((ids != before).sum()), seen + int((kept > 1).sum())
     assert moved > 0 and seen > 0
 
@@ -277,7 +279,9 @@ def test_position_is_confidence_times_rarity_bounded_and_fading(decay):
             score = order(step).exp()
             for b in range(len(step.rows)):
                 for n in step.eligible[b].nonzero()[:, 0].tolist():
-                    told = float(step.confidence[b, n]) * 20 * float(RARE.rarity[step.proposed[b, n]])
+                    told = (
+                        float(step.confidence[b, n]) * 20 * float(RARE.rarity[step.proposed[b, n]])
+                    )
                     assert float(score[b, n]) == pytest.approx(
                         min(told, 10) * 2.718281828459045 ** (-decay * n)
                     )
@@ -415,7 +419,9 @@ def batch_mean(step):
 def one_row_for_all(step):
     """Where ``nonzero`` loses the rows."""
     return (
-        (step.eligible & (step.confidence >= step.params.conf_threshold)).any(0).expand_as(step.eligible)
+        (step.eligible & (step.confidence >= step.params.conf_threshold))
+        .any(0)
+        .expand_as(step.eligible)
     )
 
 
@@ -436,7 +442,9 @@ def test_control_a_selector_that_looks_at_other_rows_fails(selector, monkeypatch
 
 
 def test_a_selector_cannot_take_what_is_given_or_of_another_block(monkeypatch):
-    monkeypatch.setitem(registry._kinds["selector"], "all", lambda step: torch.ones_like(step.masked))
+    monkeypatch.setitem(
+        registry._kinds["selector"], "all", lambda step: torch.ones_like(step.masked)
+    )
     sampler = masked_iterative(selector="all", blocks="fixed", block_length=7, **SUREST)
     check_given(sampler)
     assert torch.equal(

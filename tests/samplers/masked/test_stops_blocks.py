@@ -22,7 +22,9 @@ from gen.models.targets.masked import MaskedTarget
 from gen.samplers.masked.step import MaskedStep
 
 IDS, POSITIONS, MASK, END, ROWS = 5, 16, 5, 4, 5
-SPACE = replace(TokenSpace.codes((POSITIONS,), IDS, IDS + 1, MASK), eos_token_id=END, delimiters=(1, 3))
+SPACE = replace(
+    TokenSpace.codes((POSITIONS,), IDS, IDS + 1, MASK), eos_token_id=END, delimiters=(1, 3)
+)
 BARE = replace(SPACE, eos_token_id=None, delimiters=())
 MODEL = TabularMasked(IDS + 1, low=0.0)
 masked_iterative = registry.get("sampler", "masked_iterative")
@@ -267,7 +269,8 @@ def blocks_of(step: MaskedStep, i: int, start: int, end: int) -> tuple[int, int]
     said = [
         (max(sampling[n]), -n)
         for n in masked
-        if first <= n < first + POSITIONS // 4 and sampling[n].index(max(sampling[n])) in step.space.delimiters
+        if first <= n < first + POSITIONS // 4
+        and sampling[n].index(max(sampling[n])) in step.space.delimiters
     ]
     sure, at = max(said, default=(0, 0))
     return end, (

@@ -60,7 +60,9 @@ def test_the_law_is_that_of_the_answers_that_agree(op):
     for answer, hidden in product(ids, product((False, True), repeat=oracle.length)):
         canvas = [oracle.mask_token_id if h else i for i, h in zip(answer, hidden, strict=True)]
         agree = [
-            a for a in ids if all(c in (x, oracle.mask_token_id) for c, x in zip(canvas, a, strict=True))
+            a
+            for a in ids
+            if all(c in (x, oracle.mask_token_id) for c, x in zip(canvas, a, strict=True))
         ]
         expected = torch.zeros(oracle.length, oracle.vocab_size, dtype=torch.float64)
         for a in agree:
@@ -250,7 +252,8 @@ class Forgetful(Oracle):
 
     def forward(self, ids, canvas_length):
         return super().forward(
-            torch.cat([ids[:, :1], torch.full_like(ids[:, 1:], self.mask_token_id)], 1), canvas_length
+            torch.cat([ids[:, :1], torch.full_like(ids[:, 1:], self.mask_token_id)], 1),
+            canvas_length,
         )
 
 
