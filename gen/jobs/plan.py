@@ -173,12 +173,12 @@ def weights_of(job: Job) -> dict[str, str]:
     named = {e.model for e in job.entries} | {e.sampler.get("draft_model") for e in job.entries}
     if not any(named):
         return {}
-    from gen.contracts.checkpoint import Files
+    from gen.contracts.checkpoint import CheckpointFiles
 
     found = {}
     for name in sorted(n for n in named if n):
         try:
-            path, digest = Files.find(name).path, hashlib.sha256()
+            path, digest = CheckpointFiles.find(name).path, hashlib.sha256()
         except GenError:  # of a loader of the caller's own; any other one says so when it loads
             continue
         for file in (
