@@ -183,7 +183,7 @@ class Judge:
         # a column beyond the canvas repeats the row's first
         columns = torch.where(columns < total, columns, start[:, None])
         inputs = tokens.gather(1, (columns - 1).clamp_min(0))
-        logprobs, _ = self.target.predict(inputs, columns)
+        logprobs = self.target.predict(inputs, columns).logprobs
         for item in step.rows.tolist():
             self.nfe[item] += 1
         accepts, best = self.verdict(logprobs, tokens.gather(1, columns))
