@@ -51,7 +51,7 @@ from gen.models.targets.block import Block
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.parts.caches import with_cache
-from gen.samplers.masked.step import Memory, Seats, MaskedStep, highest
+from gen.samplers.masked.step import MaskedStep, Memory, Seats, highest
 
 
 class Revision(NamedTuple):
