@@ -253,22 +253,23 @@ def _read(
     also what the law of each ``committed`` place (bool [b, T]) says of its id without it; 0 at the
     others."""
     if committed is None:
-        logprobs, positions = target.predict(canvas)
-        return logprobs, getattr(target, "raw", None), None, positions
+        out = target.predict(canvas)
+        return out.logprobs, out.raw, None, out.num_computed_tokens
     b, (row, at) = len(canvas), committed.nonzero(as_tuple=True)
     each = torch.arange(len(row), device=canvas.device)
     without = canvas[row]
     without[each, at] = target.space.mask_token_id
-    logprobs, positions = target.predict(
+    out = target.predict(
         torch.cat([canvas, without]), of=torch.cat([torch.arange(b, device=canvas.device), row])
     )
-    raw = target.raw() if params.confidence_on == "raw" else None
+    logprobs, positions = out.logprobs, out.num_computed_tokens
+    raw = out.raw() if params.confidence_on == "raw" else None
     left_out = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
     left_out[row, at] = (logprobs if raw is None else raw)[b + each, at, canvas[row, at]].double()
     each = positions[:b] if isinstance(positions, Tensor) else positions
     return (
         logprobs[:b],
-        lambda: (target.raw() if raw is None else raw)[:b],
+        lambda: (out.raw() if raw is None else raw)[:b],
         left_out,
         each * (1 + committed.sum(1)),
     )

@@ -380,7 +380,7 @@ def test_guided_laws_of_captions_equal_the_plain_ones(text_folder):
     at = torch.zeros(3, 1, dtype=torch.long)
     target.predict(at, at)
     target.keep(torch.tensor([False, True, True]))
-    ours, _ = target.predict(torch.tensor([[5], [6]]), at[:2] + 1)
+    ours = target.predict(torch.tensor([[5], [6]]), at[:2] + 1).logprobs
     for row, (prompt, code) in enumerate(((prompts[1], 5), (prompts[2], 6))):
         condition, padding = condition_of(
             w, features_as_published(text_folder / "flan-t5-xl", prompt)

@@ -364,9 +364,9 @@ def test_the_unconditional_half_of_guidance_is_their_null_input(pipe, music):
     rows = torch.tensor([music.binding.unconditional, music.binding.prompt(PROMPTS[0])])
     _sampler, sampling = pipe.resolve("autoregressive", {"guidance_scale": 1.0})
     target = CausalTarget(music.adapter("causal"), rows, space, sampling)
-    logp, _ = target.predict(
+    logp = target.predict(
         torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long)
-    )
+    ).logprobs
     with torch.no_grad():
         given = music.theirs.get_unconditional_inputs(1)
         start = torch.full((Q, 1), CODES)

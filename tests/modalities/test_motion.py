@@ -28,6 +28,7 @@ from gen.media.npz import write_npz
 from gen.modalities.motion import captions as moves
 from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.modality import MotionModality, placed, spans
+from gen.models.targets.base import StepOutput
 from gen.pipeline.lengths import draw_lengths, settled
 from gen.recipes.motion import recipe as motion_recipe
 from gen.tokenizers.motion.motion_vq import MotionVQ
@@ -160,7 +161,7 @@ class Known:
         ).log()
 
     def predict(self, canvas, of):
-        return self.sampling.expand(len(canvas), -1, -1), 7
+        return StepOutput(self.sampling.expand(len(canvas), -1, -1), 7)
 
 
 def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():

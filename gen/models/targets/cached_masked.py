@@ -33,6 +33,7 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import CacheableModel
+from gen.models.targets.base import StepOutput
 from gen.models.targets.masked import MaskedTarget
 
 
@@ -140,7 +141,7 @@ class CachedMaskedTarget(MaskedTarget):
             )
         self._plan = Plan(compute, plan.attend, refresh)
 
-    def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def predict(self, canvas: Tensor, of: Tensor | None = None) -> StepOutput:
         """Canvas [B, T] -> log-probabilities [B, T, V] of all places, ``fresh`` or not; and how
         many places of its own each row had computed, long [B]."""
         if of is not None:
@@ -165,8 +166,10 @@ class CachedMaskedTarget(MaskedTarget):
                 positions[group] = self._call(
                     group.nonzero()[:, 0], compute[group], attend[group], canvas[group]
                 )
-        self._seen = self._kept
-        return self._law(self._kept, self.legal), positions
+        logits = self._kept
+        return StepOutput(
+            self._law(logits, self.legal), positions, raw=lambda: self._raw(logits, self.legal)
+        )
 
     def _stand(self, canvas: Tensor) -> Tensor:
         return torch.nn.functional.pad(canvas, (self._prefix, 0))

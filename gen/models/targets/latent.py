@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.denoising_path import HeadDistribution, PathDistribution
-from gen.models.targets.base import Target
+from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget
 
 
@@ -54,8 +54,9 @@ class MaskedLatentTarget(LatentTarget):
     def replaces(self) -> bool:
         return self._even
 
-    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
+    def predict(self, canvas: Tensor) -> StepOutput:
         if int(self.prompt_length.min()) != self.prompt.shape[1]:
             raise ValueError("masked models need conditions of one length")
         out = self.model.forward(self.prompt, canvas.repeat(self.branches, 1, 1))
-        return self._pair(out), (self.prompt.shape[1] + canvas.shape[1]) * self.branches
+        num_computed = (self.prompt.shape[1] + canvas.shape[1]) * self.branches
+        return StepOutput(self._pair(out), num_computed)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.models.adapters.protocols import MaskedModel
-from gen.models.targets.base import Target
+from gen.models.targets.base import StepOutput, Target
 
 
 class MaskedTarget(Target):
@@ -24,11 +24,16 @@ class MaskedTarget(Target):
             self.model, "ragged", False
         )  # else whoever comes may have a condition that does not fit in
 
-    def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, int | Tensor]:
-        """Canvas [B, T] -> log-probabilities [B, T, V]; and how many places of its own every row
-        had computed, one number or long [B]. ``of`` long [n]: the rows whose conditions n canvases
-        have, if there are others than one for each row. Raises ``GenError`` for conditions of
-        different lengths where the model takes one length only."""
+    def predict(self, canvas: Tensor, of: Tensor | None = None) -> StepOutput:
+        """Compute the distributions of a canvas [B, T].
+
+        Args:
+            canvas: long [B, T], or [n, T] with ``of``.
+            of: long [n], the rows whose prompts the n canvases have; None means one for each row.
+
+        Raises:
+            GenError: for prompts of different lengths where the model takes one length only.
+        """
         prompt, left_padding, ragged = self._aligned()
         if of is not None:
             both = torch.cat([of + half * self.rows for half in range(self.branches)])
@@ -44,8 +49,8 @@ class MaskedTarget(Target):
             extra = (left_padding,)
         ids = torch.cat([prompt, canvas], 1)
         logits = self.model.forward(ids, canvas.shape[1], *extra)
-        self._seen = logits
-        return self._law(logits, self.legal if self._narrow else None), positions
+        logprobs = self._law(logits, self.legal if self._narrow else None)
+        return StepOutput(logprobs, positions, raw=lambda: self._raw(logits, self.legal))
 
     def _aligned(self) -> tuple[Tensor, Tensor, bool]:
         """The conditions [H B, P] moved to the right, P the longest of them, the columns in front
@@ -67,8 +72,3 @@ class MaskedTarget(Target):
             )
         at = torch.arange(width, device=self.device) - left_padding[:, None]
         return self.prompt.gather(1, at.clamp_min(0)), left_padding, True
-
-    def raw(self) -> Tensor:
-        """The law of the last call without temperature and filters: what the model itself holds for
-        likely, guided and legal."""
-        return self._raw(self._seen, self.legal)

@@ -131,7 +131,7 @@ class ModelDrafter(Drafter):
         )
         active = asked[:, 0]
         for column in range(most):
-            law = self.draft.predict(given, at)[0][:, -1]
+            law = self.draft.predict(given, at).logprobs[:, -1]
             drawn, mass = self.chain.draw(step, column, law, active)
             drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
             drafted[:, column] = active

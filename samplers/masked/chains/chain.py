@@ -171,12 +171,13 @@ def decode_chains(
         old, index = canvas[rows], torch.arange(len(rows), device=device)
         states, exists = chain.canvases(old)
         of = exists.nonzero()[:, 0]
-        logprobs, to_device = target.predict(states[exists], of)
+        prediction = target.predict(states[exists], of)
+        logprobs, to_device = prediction.logprobs, prediction.num_computed_tokens
         flat = torch.zeros_like(
             exists, dtype=torch.long
         )  # which of the canvases sent is x_j of a row
         flat[exists] = torch.arange(len(of), device=device)
-        score, empty = _score(method, target, rng, rows[of], round_[of], states[exists], logprobs)
+        score, empty = _score(method, target, rng, rows[of], round_[of], states[exists], prediction)
         turn = ranked(score, empty).argsort(1)[:, :k]  # S of every canvas
         accepted, given = _judged(
             method, rng, rows, round_, chain, exists, turn[flat], logprobs, flat
@@ -239,7 +240,7 @@ def _at(logprobs: Tensor, positions: Tensor) -> Tensor:
     return logprobs[torch.arange(len(logprobs), device=logprobs.device)[:, None], positions]
 
 
-def _score(method, target, rng, rows, round_, canvases, logprobs) -> tuple[Tensor, Tensor]:
+def _score(method, target, rng, rows, round_, canvases, prediction) -> tuple[Tensor, Tensor]:
     """The scores float64 [m, T] of m canvases, and their empty places, bool [m, T]."""
     empty = target.space.is_masked(canvases)
     no = torch.zeros_like(empty)
@@ -253,8 +254,8 @@ def _score(method, target, rng, rows, round_, canvases, logprobs) -> tuple[Tenso
         no,
         empty,
         ~no,
-        logprobs,
-        getattr(target, "raw", None),
+        prediction.logprobs,
+        prediction.raw,
         {},
         no.double(),
     )

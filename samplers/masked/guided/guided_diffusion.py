@@ -148,7 +148,7 @@ class _Judge:
         at = torch.where(
             at < total, at, start[:, None]
         )  # a column that does not exist repeats the row's first
-        law, _ = self.target.predict(ids.gather(1, (at - 1).clamp_min(0)), at)
+        law = self.target.predict(ids.gather(1, (at - 1).clamp_min(0)), at).logprobs
         for row in step.rows.tolist():
             self.nfe[row] += 1
         fine, best = self._verdict(law, ids.gather(1, at))
