@@ -127,9 +127,9 @@ def python_texts(path: str, source: str) -> Iterator[Text]:
                 docstrings.add(value)
                 yield Text("prose", path, value.lineno, value.value)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if node not in docstrings and " " in node.value.strip():
-                yield Text("messages", path, node.lineno, node.value)
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and node not in docstrings and " " in node.value.strip():
+            yield Text("messages", path, node.lineno, node.value)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and not keyword.iskeyword(token.string):
             yield Text("identifiers", path, token.start[0], token.string)
