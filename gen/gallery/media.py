@@ -19,8 +19,9 @@ from urllib.parse import quote
 from PIL import Image
 
 from gen.core.errors import GenError
-from gen.media.av_files import first_frame, open_sound
+from gen.media.audio import open_sound
 from gen.media.spectrogram import spectrogram_png
+from gen.media.video import first_frame
 from gen.store.claims import worker_name
 from gen.store.ledger import SHARDS, TEMPORARY, writing
 

@@ -13,7 +13,7 @@ import gen
 from gen.contracts.layouts import make_layout
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
-from gen.media.av_files import read_wav
+from gen.media.audio import read_wav
 from gen.modalities.checkpoints.csm import AfterSilence, Line, SpokenFrames
 from gen.models.load.locate import quiet
 from gen.models.published.frame_lm import FrameLM

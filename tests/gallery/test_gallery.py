@@ -18,7 +18,8 @@ from PIL import Image
 from gen.core.errors import GenError
 from gen.gallery.trace import colour, layout, replay
 from gen.gallery.write import EXCERPT, write_gallery
-from gen.media.av_files import write_mp4, write_wav
+from gen.media.audio import write_wav
+from gen.media.video import write_mp4
 from gen.store.claims import worker_name
 
 EVIL = '<script>alert("x")</script> & {{title}} <img src=x onerror=alert(1)>'

@@ -19,8 +19,8 @@ from gen.__main__ import main
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.interop.lerobot import Policy
-from gen.media.av_files import read_video
 from gen.media.npz import read_npz, write_npz
+from gen.media.video import read_video
 from gen.modalities.action import tasks as tabletop_tasks
 from gen.modalities.action import world as tabletop
 from gen.modalities.action.modality import ActionChunk, ActionModality, Situation

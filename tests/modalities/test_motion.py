@@ -20,11 +20,11 @@ from gen.__main__ import main
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.token_space import TokenSpace
-from gen.media.av_files import read_video
 from gen.media.motion.bvh import read_bvh, write_bvh
 from gen.media.motion.features import LOWER, UPPER, start_of
 from gen.media.motion.skeleton import Motion
 from gen.media.npz import write_npz
+from gen.media.video import read_video
 from gen.modalities.motion import captions as moves
 from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.modality import MotionModality, placed, spans
