@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from gen.bench.table import REFERENCE, added, render, tabulate
-from gen.cli.commands import sampling_of, positive
+from gen.cli.commands import positive, sampling_of
 from gen.core.errors import GenError, bad_value
 
 DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gen.config.canonical import canonical, sampling_fields, plain
-from gen.core.edit_spec import MEDIA, EDIT_FIELDS
+from gen.config.canonical import canonical, plain, sampling_fields
+from gen.core.edit_spec import EDIT_FIELDS, MEDIA
 from gen.core.errors import GenError, bad_value, unknown
 
 ROW_NODES = (

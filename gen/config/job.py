@@ -23,7 +23,7 @@ from gen.config.inputs import Census, Row, file_digest, iter_rows, listed_rows, 
 from gen.config.layers import FILES, merge_layers, read_yaml
 from gen.config.rows import row_check
 from gen.config.run import RUN, Run, make_run
-from gen.core.edit_spec import MEDIA, EDIT_FIELDS, EditSpec
+from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
 from gen.core.errors import GenError, bad_value, unknown
 
 __all__ = [

@@ -15,7 +15,7 @@ from gen.config.canonical import sampling_fields
 from gen.config.inputs import inline_rows
 from gen.config.run import RUN
 from gen.config.sweep import combinations, refuse_swept
-from gen.core.edit_spec import MEDIA, EDIT_FIELDS
+from gen.core.edit_spec import EDIT_FIELDS, MEDIA
 from gen.core.errors import GenError, bad_value, unknown
 
 DEFAULTS: dict[str, Any] = {
