@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toyjob import PROMPTS, Pipe, Toy, leftovers, run, toy  # noqa: F401  toy is a fixture
+from toyjob import PROMPTS, Pipe, Toy, leftovers, run
 
 from gen.__main__ import main
 from gen.config.job import make_job

@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 import torch
-from toyjob import Pipe, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
+from toyjob import Pipe, files, job, leftovers, run, steady
 
 from gen.config.job import make_job
 from gen.core.errors import GenError
