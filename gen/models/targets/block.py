@@ -8,6 +8,7 @@ computed again and cost no call of their own.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class BlockTarget(Target):
         return Block(self)
 
     def predict(self, canvas: Tensor) -> StepOutput:
-        """Compute the distributions of a block's canvas [B, L]."""
+        """Run the network on the block's canvas [B, L], with blocks that the cache lacks."""
         width, prefix = canvas.shape[1], self.prompt.shape[1]
         ids = torch.cat([self._waiting, canvas.repeat(self.branches, 1)], 1)
         at = torch.arange(self._place, self._place + ids.shape[1], device=self.device)
@@ -95,15 +96,30 @@ class Block:
         )  # an end is one of the places' ids
         self._at = torch.arange(parent.rows, device=parent.device)
 
+    @property
+    def num_prompt_tokens(self) -> Tensor:
+        """Zero per row, long [b]: blocks are not counted from the prompt."""
+        return torch.zeros(self.rows, dtype=torch.long, device=self.device)
+
+    def prepare(self, step: Any) -> None:
+        """Do nothing: see ``Target.prepare``."""
+
     def predict(self, canvas: Tensor) -> StepOutput:
-        """As ``BlockTarget.predict`` for the rows left. Rows that were dropped are computed along:
-        they come back in the next block."""
+        """Run the network for the rows left, canvas [b, L].
+
+        Rows that were dropped are computed along: they come back in the next block.
+        """
         whole = torch.full(
             (self.parent.rows, self.length), self.space.mask_token_id, device=self.device
         )
         whole[self._at] = canvas
-        out, rows = self.parent.predict(whole), self._at
-        return replace(out, logprobs=out.logprobs[rows], raw=lambda: out.raw()[rows])
+        output, rows = self.parent.predict(whole), self._at
+        raw = output.raw
+        return replace(
+            output,
+            logprobs=output.logprobs[rows],
+            raw=None if raw is None else lambda: raw()[rows],
+        )
 
     def keep(self, rows: Tensor) -> None:
         self._at = self._at[rows]

@@ -47,14 +47,15 @@ class CausalLatentTarget(LatentTarget, CausalTarget):
 
 
 class MaskedLatentTarget(LatentTarget):
-    """``predict(canvas [B, T, C])``, NaN at empty places -> conditioning vectors [B, T, H, D],
-    places computed."""
+    """Masked model of latents: a forward pass of a canvas [B, T, C], NaN at masked positions, gives
+    conditioning vectors [B, T, H, D]."""
 
     @property
     def replaces(self) -> bool:
         return self._even
 
     def predict(self, canvas: Tensor) -> StepOutput:
+        """Run the network on a canvas [B, T, C]."""
         if int(self.prompt_length.min()) != self.prompt.shape[1]:
             raise ValueError("masked models need conditions of one length")
         out = self.model.forward(self.prompt, canvas.repeat(self.branches, 1, 1))
