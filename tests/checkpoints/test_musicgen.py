@@ -5,13 +5,14 @@ import json
 
 import pytest
 import torch
+from calls import only
 from published import save_quietly
 
 import gen
 from gen.contracts.layouts import make_layout
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
-from gen.media.av_files import read_wav
+from gen.media.audio import read_wav
 from gen.modalities.checkpoints.musicgen import MusicFrames
 from gen.models.load.locate import quiet
 from gen.models.published.frame_lm import FrameLM
@@ -142,7 +143,7 @@ def theirs(music, prompts, scale):
 
 
 def ours(pipe, prompts, sampler, sampling):
-    out = pipe(prompts, sampler=sampler, sampling=sampling)
+    out = pipe(prompts, sampler=sampler, **only(**sampling))
     return pipe.modality.to_codes(out.tokens, None)
 
 

@@ -8,10 +8,11 @@ import shutil
 import pytest
 import torch
 from small_llama import small_llama
-from toyjob import Pipe, job, steady, toy  # noqa: F401  toy is a fixture
+from toyjob import Pipe, job, steady
 from transformers import MistralConfig, MistralForCausalLM
 
-from gen.config.job import fingerprint, load_config, make_job
+from gen.config.entries import fingerprint
+from gen.config.job import load_config, make_job
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
