@@ -227,7 +227,7 @@ def test_places_that_would_not_be_seen_are_refused():
     canvas = wide().empty(1)
     canvas[0, 13] = 2
     with pytest.raises(
-        GenError, match="place 13, but blocks are made in order and block 0 is not complete"
+        GenError, match="position 13, but blocks are decoded in order and block 0 is not complete"
     ):
         frame_blocks()(
             target_of(llama(), wide(), SamplingParams(), [0]), CounterRNG([1]), canvas=canvas
