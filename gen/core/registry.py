@@ -19,6 +19,7 @@ from gen.core.errors import unknown
 T = TypeVar("T")
 ROOMS = (  # what look-ups discover, with their sub-folders
     "gen.contracts",
+    "gen.models.protocols",
     "gen.models.published",
     "gen.tokenizers",
     "gen.samplers",

@@ -24,8 +24,9 @@ from gen.config.inputs import write_rows
 from gen.config.job import Entry, Job, fingerprint, make_job
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError
+from gen.core.seeds import sample_seeds
 from gen.jobs.engines import run_engine
-from gen.jobs.plan import changes, check_target, make_plan, own_seeds, write_plan
+from gen.jobs.plan import changes, check_target, make_plan, write_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.rank import own_device, place
 from gen.jobs.worker import Pipes, Report, Worker, run_worker
@@ -316,7 +317,7 @@ def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
         seeds = [
             (p, s)
             for p in prompts
-            for s in own_seeds(used, str(modality.condition(p)), samples, items[0].seed)
+            for s in sample_seeds(used, str(modality.condition(p)), samples, items[0].seed)
         ]
         if seeds == [(i.prompt, i.seed) for i in items]:
             return prompts, samples

@@ -189,7 +189,7 @@ def frontend_name(model: str, modality: Any, frontend: TokenFrontend) -> str:
     it."""
     from gen.models.load.locate import read_config
 
-    if hasattr(modality, "checkpoint"):
+    if modality.checkpoint is not None:
         return f"the frontend of {model}"
     kind = "latents" if frontend.config.kind == "latents" else "codes"
     return str(read_config(model).get("frontend") or modality.frontends[kind])
