@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
@@ -37,6 +38,9 @@ class FreePrompts:
     @property
     def default_sampling(self) -> dict[str, Any]:
         return self.checkpoint.sampling
+
+    def parse(self, condition: Condition) -> Any:
+        return self.checkpoint.parse(condition)
 
     def condition(self, prompt: str) -> Any:
         return self.checkpoint.condition(prompt)

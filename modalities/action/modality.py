@@ -3,7 +3,6 @@ byte-pair-encoded frequencies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend, require_same_frontend
 from gen.contracts.modality import Binding, Modality, Verdict
 from gen.core.errors import GenError
@@ -80,6 +80,7 @@ class ActionModality(GridModality):
     models = {"causal": "action-causal", "masked": "action-masked", "causal-draft": "action-draft"}
     frontends = {"codes": "action-bins"}
     default_sampling = {"temperature": 0.2}
+    accepts = frozenset({"text", "observation"})
     slots = 1 + tabletop.STATES
     words = 1 + len(tabletop.KINDS) + CENTIMETRES
     unsaid = [ANY] * slots
@@ -99,9 +100,12 @@ class ActionModality(GridModality):
             ),
         )
 
-    def observed(self, observation: Mapping[str, Any]) -> Situation:
-        """The condition that an observation states. Raises ``GenError``."""
-        state, task = tabletop_tasks.validate_observation(observation)
+    def parse(self, condition: Condition) -> Task | Situation:
+        """Return the condition that a text or an observation states."""
+        if condition.observation is None:
+            return super().parse(condition)
+        condition.require(frozenset({"observation"}), "a policy")
+        state, task = tabletop_tasks.validate_observation(condition.observation)
         return Situation(task, state)
 
     def example_prompts(self, count: int, seed: int) -> list[str]:

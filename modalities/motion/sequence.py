@@ -20,8 +20,9 @@ from gen.core.rng import CounterRNG, item_key
 from gen.core.sampling_params import SamplingOptions
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion.modality import ANYTHING
-from gen.pipeline.lengths import settled
-from gen.pipeline.pipeline import Pipeline, SamplerSpec
+from gen.pipeline.lengths import without_eos
+from gen.pipeline.pipeline import Pipeline
+from gen.pipeline.request import SamplerSpec
 
 
 def sequence(
@@ -40,8 +41,7 @@ def sequence(
     """
     if not isinstance(blend, int) or isinstance(blend, bool) or blend < 0:
         raise bad_value("blend", blend, "an integer of at least 0")
-    sampling = pipe.sampling_params(sampler, options)
-    resolved = pipe.resolve(sampler, sampling)[0]
+    resolved, sampling = pipe.resolve(sampler, explicit=options)
     if resolved.protocol != "masked":
         raise GenError(
             "one motion from several prompts is made on a canvas; expected a masked sampler such as"
@@ -81,7 +81,7 @@ def _filled(
 ) -> Tensor:
     canvas = torch.full((1, space.length), space.eos_token_id)
     canvas[0, : len(window)] = window
-    target = pipe.target(sampler, sampling, items, name, space=settled(space))
+    target = pipe.target(sampler, sampling, items, name, space=without_eos(space))
     return (
         sampler(target, CounterRNG([key], pipe.device), canvas=canvas)
         .tokens[0, : len(window)]

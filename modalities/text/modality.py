@@ -27,7 +27,7 @@ from gen.modalities.text import tasks as text_tasks
 from gen.models.load.locate import ZOO
 
 if TYPE_CHECKING:
-    from gen.bench.oracle import Board
+    from gen.contracts.oracle import Board
 
 POSITIONS = 16  # words of a prompt, and of an answer with its end
 NOTHING = 0  # the word of a slot that says nothing

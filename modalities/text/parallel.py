@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gen.bench.oracle import Board, measure
+from gen.contracts.oracle import Board, measure
 from gen.core.errors import bad_value
 from gen.core.rng import item_key
 from gen.core.sampler import Sampler, resolve_sampler

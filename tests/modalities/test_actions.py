@@ -81,7 +81,7 @@ def test_jacobi_gives_the_tokens_of_autoregression(kind, pipes):
 
 def test_every_sample_of_fast_ids_is_a_whole_chunk(wild):
     n, hot = 300, {"temperature": 2.0}
-    out = wild("reach", "autoregressive", hot, num_samples=n, batch_size=150)
+    out = wild("reach", "autoregressive", **only(**hot), num_samples=n, batch_size=150)
     assert all(
         m.action.shape == (16, 2) and m.action.dtype == np.float32 and np.isfinite(m.action).all()
         for m in out.media
