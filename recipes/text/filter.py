@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.core.rng import CounterRNG, RNG
+from gen.core.rng import RNG, CounterRNG
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import POSITIONS
 from gen.pipeline.pipeline import Pipeline
@@ -94,7 +94,7 @@ def watched(target, rng: RNG, sampler, radius: int) -> Traces:
                 step.confidence[row, place],
                 step.rows[row],
                 place,
-                step.proposed[row, place],
+                step.proposed_tokens[row, place],
             )
         )
         return even(step)

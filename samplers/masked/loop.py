@@ -51,7 +51,7 @@ from gen.models.targets.block import Block
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.parts.caches import with_cache
-from gen.samplers.masked.step import Memory, Seats, MaskedStep, highest
+from gen.samplers.masked.step import MaskedStep, Memory, Seats, highest
 
 
 class Revision(NamedTuple):
@@ -145,13 +145,13 @@ def decode_masked(
             None,
             memory,
             certainty[rows],
-            before=_before(target),
+            num_prompt_tokens=_before(target),
         )
         prepare = getattr(target, "prepare", None)
         if prepare:  # a cache wants to know the block before the law
             _block(step, parts, wanted[rows])
             prepare(step)
-        step.logprobs, step.raw, step.left_out, positions = _read(
+        step.logprobs, step.raw_logprobs, step.left_out_logp, positions = _read(
             target, canvas[rows], committed, params
         )
         if prepare:
@@ -159,13 +159,17 @@ def decode_masked(
         else:
             _block(step, parts, wanted[rows])
         if space.channels:
-            step.proposed, step.logp = (
+            step.proposed_tokens, step.logp = (
                 step.canvas,
                 torch.zeros(masked.shape, dtype=torch.float64, device=device),
             )
         else:
-            step.proposed = torch.where(masked, parts.proposer(step), step.canvas)
-            step.logp = step.judged().gather(-1, step.proposed[..., None])[..., 0].double()
+            step.proposed_tokens = torch.where(masked, parts.proposer(step), step.canvas)
+            step.logp = (
+                step.confidence_logprobs()
+                .gather(-1, step.proposed_tokens[..., None])[..., 0]
+                .double()
+            )
         step.score = parts.order(step)
         eligible = step.eligible
         chosen = parts.selector(step) & eligible
@@ -180,9 +184,9 @@ def decode_masked(
             chosen = chosen | highest(
                 step.score, eligible & ~chosen, revision.count - chosen.sum(1)
             )
-        removed = revision.removed & ~step.last[:, None]
+        removed = revision.removed & ~step.is_last_step[:, None]
         proposed, changed, over = (
-            step.proposed,
+            step.proposed_tokens,
             torch.zeros_like(removed),
             torch.zeros_like(rows, dtype=torch.bool),
         )
@@ -193,7 +197,7 @@ def decode_masked(
                 canvas.dtype
             )
         if revision.replaced is not None:
-            changed = step.filled & ~removed & (revision.replaced >= 0)
+            changed = step.remaskable & ~removed & (revision.replaced >= 0)
             proposed, chosen = torch.where(changed, revision.replaced, proposed), chosen | changed
         canvas[rows] = torch.where(
             chosen if proposed.ndim == 2 else chosen[..., None], proposed, canvas[rows]
@@ -204,7 +208,7 @@ def decode_masked(
         if not space.channels:
             certainty[rows] = torch.where(
                 chosen,
-                step.judged().gather(-1, proposed[..., None])[..., 0].double(),
+                step.confidence_logprobs().gather(-1, proposed[..., None])[..., 0].double(),
                 certainty[rows],
             )
             over, rest = parts.stop(step, canvas[rows])
@@ -273,7 +277,9 @@ def _read(
 def _block(step: MaskedStep, parts: _Parts, wanted: Tensor) -> None:
     """Which block every row is in, and how far in it. ``wanted`` [b]: empty places at the start of
     all."""
-    step.begins = step.since = step.wanted = torch.zeros_like(step.rows)
+    step.is_first_step = step.steps_in_block = step.num_masked_at_start = torch.zeros_like(
+        step.rows
+    )
     asks, before = (
         "held" in step.memory,
         dict(step.memory),
@@ -293,20 +299,24 @@ def _block(step: MaskedStep, parts: _Parts, wanted: Tensor) -> None:
             }
         )
         step.open, number = keep("open", step.open), keep("block", number)
-    step.begins = number != step.recall("block", torch.full_like(number, -1))
+    step.is_first_step = number != step.recall("block", torch.full_like(number, -1))
     count = (step.masked & step.fresh & (counted[0] if counted else step.open)).sum(1)
-    step.since = torch.where(step.begins, 0, step.recall("since", count))
-    step.wanted = torch.where(step.begins, count, step.recall("wanted", count))
-    steps = torch.ceil(step.params.steps * step.wanted.double() / wanted - 1e-9).clamp_min(1)
+    step.steps_in_block = torch.where(step.is_first_step, 0, step.recall("since", count))
+    step.num_masked_at_start = torch.where(step.is_first_step, count, step.recall("wanted", count))
+    steps = torch.ceil(
+        step.params.steps * step.num_masked_at_start.double() / wanted - 1e-9
+    ).clamp_min(1)
     if step.params.block_steps:
         steps = torch.full_like(steps, step.params.block_steps)
-    step.r = ((step.since + 1) / steps).clamp_max(1)
-    step.last = step.r >= 1
-    share = torch.where(step.last, 0.0, parts.schedule(step.r, step.params.exponent))
-    stay = (step.wanted * share + 1e-9).floor().long()
+    step.progress = ((step.steps_in_block + 1) / steps).clamp_max(1)
+    step.is_last_step = step.progress >= 1
+    share = torch.where(step.is_last_step, 0.0, parts.schedule(step.progress, step.params.exponent))
+    stay = (step.num_masked_at_start * share + 1e-9).floor().long()
     stay = torch.where(share > 0, stay.clamp_min(1), stay)
     step.quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
-    step.memory.update(block=number, open=step.open, since=step.since + 1, wanted=step.wanted)
+    step.memory.update(
+        block=number, open=step.open, since=step.steps_in_block + 1, wanted=step.num_masked_at_start
+    )
 
 
 def _report(

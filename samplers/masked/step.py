@@ -56,8 +56,8 @@ class Memory(dict[str, Tensor]):
 class Seats:
     """Which items the rows of a target are: ``rows`` long [b], and ``numbers``, as the host has
     them. One that is done makes room for the next that has anything to fill, where the target has
-    some waiting, or else leaves the batch. ``wanted`` bool [N]: which of all items have anything to
-    fill.
+    some waiting, or else leaves the batch. ``num_masked_at_start`` bool [N]: which of all items
+    have anything to fill.
     """
 
     def __init__(self, target, wanted: Tensor):
@@ -96,53 +96,53 @@ class Seats:
 class MaskedStep:
     """One forward call, of b rows. T places, V ids.
 
-    ``rows`` [b]: their numbers among all items, ``round`` [b]: forward calls of each before this
-    one. ``params``: the sampler. Of the canvas as it was before: ``canvas`` [b, T(, C)]; bool [b, T]
-    ``given`` (known from the start), ``masked`` (empty), ``open`` (of the block at work), ``fresh``
-    (whose law this call computed). ``law`` [b, T, V]: the final law, or conditioning vectors of
-    latents.
+    ``rows`` [b]: their numbers among all items, ``step_index`` [b]: forward calls of each before
+    this one. ``params``: the sampler. Of the canvas as it was before: ``canvas`` [b, T(, C)]; bool
+    [b, T] ``prefilled`` (known from the start), ``masked`` (empty), ``open`` (of the block at
+    work), ``fresh`` (whose law this call computed). ``law`` [b, T, V]: the final law, or
+    conditioning vectors of latents.
 
-    ``proposed`` [b, T]: an id for every masked place, and the ids that stand at the others;
+    ``proposed_tokens`` [b, T]: an id for every masked place, and the ids that stand at the others;
     ``logp`` float64 [b, T]: the log-probability of those, under the law that
     ``knobs.confidence_on`` names; ``score`` float64 [b, T]: their order, highest first.
-    ``certainty`` [b, T]: ``logp`` of each id when it was committed. ``left_out`` [b, T]: ``logp``
-    of committed ids of the block had their own place been masked, where a remasker asked for it
-    (``shadow``); 0 elsewhere.
+    ``committed_logp`` [b, T]: ``logp`` of each id when it was committed. ``left_out_logp`` [b, T]:
+    ``logp`` of committed ids of the block had their own place been masked, where a remasker asked
+    for it (``shadow``); 0 elsewhere.
 
-    Of the block: ``begins`` bool [b], whether this is its first step; ``since`` [b]: steps before
-    this one; ``wanted`` [b]: places that were masked when it began; ``r`` float64 [b]: the share of
-    its steps that is over after this one; ``last`` bool [b]: whether that is all of them; ``quota``
-    [b]: how many places the schedule commits now, at least 1. ``before`` [b]: ids of the condition,
-    in front of the canvas.
+    Of the block: ``is_first_step`` bool [b], whether this is its first step; ``steps_in_block``
+    [b]: steps before this one; ``num_masked_at_start`` [b]: places that were masked when it began;
+    ``progress`` float64 [b]: the share of its steps that is over after this one; ``is_last_step``
+    bool [b]: whether that is all of them; ``quota`` [b]: how many places the schedule commits now,
+    at least 1. ``num_prompt_tokens`` [b]: ids of the condition, in front of the canvas.
 
-    ``memory``: what parts remember, tensors whose first axis are these rows. ``raw()``: the law
-    without temperature and filters, [b, T, V].
+    ``memory``: what parts remember, tensors whose first axis are these rows. ``raw_logprobs()``:
+    the law without temperature and filters, [b, T, V].
     """
 
     rng: RNG
     rows: Tensor
-    round: Tensor
+    step_index: Tensor
     space: TokenSpace
     params: Any
     canvas: Tensor
-    given: Tensor
+    prefilled: Tensor
     masked: Tensor
     fresh: Tensor
     logprobs: Tensor
-    raw: Callable[[], Tensor]
+    raw_logprobs: Callable[[], Tensor]
     memory: dict[str, Tensor]
-    certainty: Tensor
-    left_out: Tensor | None = None
-    before: Tensor | int = 0
+    committed_logp: Tensor
+    left_out_logp: Tensor | None = None
+    num_prompt_tokens: Tensor | int = 0
     open: Tensor = field(init=False)
-    proposed: Tensor = field(init=False)
+    proposed_tokens: Tensor = field(init=False)
     logp: Tensor = field(init=False)
     score: Tensor = field(init=False)
-    begins: Tensor = field(init=False)
-    since: Tensor = field(init=False)
-    wanted: Tensor = field(init=False)
-    r: Tensor = field(init=False)
-    last: Tensor = field(init=False)
+    is_first_step: Tensor = field(init=False)
+    steps_in_block: Tensor = field(init=False)
+    num_masked_at_start: Tensor = field(init=False)
+    progress: Tensor = field(init=False)
+    is_last_step: Tensor = field(init=False)
     quota: Tensor = field(init=False)
 
     @property
@@ -151,9 +151,9 @@ class MaskedStep:
         return self.masked & self.open & self.fresh
 
     @property
-    def filled(self) -> Tensor:
+    def remaskable(self) -> Tensor:
         """Places of the block that earlier steps committed: bool [b, T]."""
-        return ~self.masked & ~self.given & self.open & self.fresh
+        return ~self.masked & ~self.prefilled & self.open & self.fresh
 
     @property
     def positions(self) -> Tensor:
@@ -167,9 +167,9 @@ class MaskedStep:
         """The probability of what is proposed: float64 [b, T]."""
         return self.logp.exp()
 
-    def judged(self) -> Tensor:
+    def confidence_logprobs(self) -> Tensor:
         """The log-probabilities [b, T, V] that confidence is read from."""
-        return self.raw() if self.params.confidence_on == "raw" else self.logprobs
+        return self.raw_logprobs() if self.params.confidence_on == "raw" else self.logprobs
 
     def recall(self, name: str, start: Tensor) -> Tensor:
         """What was remembered under a name, or ``start`` in a row that remembers nothing yet."""

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from calls import only
 from published import save_quietly
 
 import gen
@@ -142,7 +143,7 @@ def theirs(music, prompts, scale):
 
 
 def ours(pipe, prompts, sampler, sampling):
-    out = pipe(prompts, sampler=sampler, sampling=sampling)
+    out = pipe(prompts, sampler=sampler, **only(**sampling))
     return pipe.modality.to_codes(out.tokens, None)
 
 

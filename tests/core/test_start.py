@@ -13,7 +13,7 @@ from toyjob import PROMPTS, Pipe, Toy, leftovers, run, toy  # noqa: F401  toy is
 
 from gen.__main__ import main
 from gen.config.job import make_job
-from gen.core.edit_spec import MEDIA, EDIT_FIELDS, EditSpec
+from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.sampler import resolve_sampler
 from gen.media.npz import read_npz, write_npz

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import only
 from quick_models import quickly_trained
 from safetensors.torch import load_file, save_file
 
@@ -489,7 +490,8 @@ def test_a_person_moves_is_the_prompt_that_says_nothing(pipes):
         != prompt(PROMPTS[0])
     )
     guided, plain = (
-        pipe("a person moves", JACOBI, {"guidance_scale": g}, frames=32).tokens for g in (3.0, 1.0)
+        pipe("a person moves", JACOBI, **only(guidance_scale=g), frames=32).tokens
+        for g in (3.0, 1.0)
     )
     assert torch.equal(guided, plain)
     with pytest.raises(GenError, match="outside the vocabulary"):

@@ -8,6 +8,8 @@ the places of rows that are done to the next ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +19,29 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+
+
+@dataclass
+class StepOutput:
+    """Outcome of one forward pass of a target for B rows.
+
+    Attributes:
+        logprobs: final log-probabilities [B, L, V] of the positions asked for; of latents their
+            conditioning vectors [B, L, H, D].
+        num_computed_tokens: positions of its own that each row sent through the model: one number
+            for all rows, or int64 [B], an array or a tensor.
+        ran_network: bool [B], the rows whose network ran; None where it ran for all of them.
+        hidden_states: hidden states by the name of the layer, [B, L, D] each; None unless asked
+            for.
+        raw: gives the log-probabilities [B, L, V] before temperature and filters; None where the
+            target cannot.
+    """
+
+    logprobs: Tensor
+    num_computed_tokens: int | np.ndarray | Tensor
+    ran_network: Tensor | None = None
+    hidden_states: dict[str, Tensor] | None = None
+    raw: Callable[[], Tensor] | None = None
 
 
 class Target:

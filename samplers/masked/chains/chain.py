@@ -44,7 +44,7 @@ from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.masked.loop import check_canvas
 from gen.samplers.masked.parts.orders import BLIND
-from gen.samplers.masked.step import Seats, MaskedStep, ranked
+from gen.samplers.masked.step import MaskedStep, Seats, ranked
 from gen.samplers.verifiers.base import ROW, Proposal
 
 ORDERS = ("confidence", "top", "margin", "entropy", *BLIND)

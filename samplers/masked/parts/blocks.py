@@ -36,7 +36,7 @@ def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
     begin = (
         end + (first - end).clamp_min(0) // size * size
     )  # blocks that have nothing to do are passed over
-    sure, ids = step.judged().max(-1)
+    sure, ids = step.confidence_logprobs().max(-1)
     near = (position >= first[:, None]) & (
         position < first[:, None] + max(1, position.shape[1] // 4)
     )

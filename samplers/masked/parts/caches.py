@@ -84,20 +84,22 @@ def none(step: MaskedStep, slots: Slots) -> Plan:
 @register("cache_policy", "prefix")
 def prefix(step: MaskedStep, slots: Slots) -> Plan:
     """What stands before the block is kept."""
-    return Plan(_from_block(step, slots), _all(slots), step.begins | _due(step, slots))
+    return Plan(_from_block(step, slots), _all(slots), step.is_first_step | _due(step, slots))
 
 
 @register("cache_policy", "dual")
 def dual(step: MaskedStep, slots: Slots) -> Plan:
     """What stands before the block and what stands behind it is kept."""
-    return Plan(_open(step, slots), _all(slots), step.begins | _due(step, slots))
+    return Plan(_open(step, slots), _all(slots), step.is_first_step | _due(step, slots))
 
 
 @register("cache_policy", "delayed")
 def delayed(step: MaskedStep, slots: Slots) -> Plan:
     """What is committed is kept, as soon as it was computed as that."""
     return Plan(
-        _wide(step.masked, slots) | _turned(slots), _all(slots), step.begins | _due(step, slots, 8)
+        _wide(step.masked, slots) | _turned(slots),
+        _all(slots),
+        step.is_first_step | _due(step, slots, 8),
     )
 
 
@@ -120,7 +122,7 @@ def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
     return Plan(
         _wide(near & step.masked, slots) | _turned(slots),
         _all(slots),
-        step.begins | _due(step, slots, 2),
+        step.is_first_step | _due(step, slots, 2),
     )
 
 
@@ -143,7 +145,9 @@ def vicinity(step: MaskedStep, slots: Slots) -> Plan:
         position < end + step.params.cache_after
     )
     return Plan(
-        near, _all(slots), step.begins | (step.round < step.params.cache_warmup) | _due(step, slots)
+        near,
+        _all(slots),
+        step.is_first_step | (step.step_index < step.params.cache_warmup) | _due(step, slots),
     )
 
 
@@ -183,7 +187,7 @@ def _open(step: MaskedStep, slots: Slots) -> Tensor:
     open = _wide(step.open, slots)
     if not step.params.align_blocks or step.params.blocks != "fixed":
         return open
-    at = _columns(slots) - slots.prefix + step.before[:, None]
+    at = _columns(slots) - slots.prefix + step.num_prompt_tokens[:, None]
     return open | (at >= 0) & (at // step.params.block_length == step.memory["block"][:, None])
 
 

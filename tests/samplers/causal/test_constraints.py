@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from constrained import SPACES, ExactLength, ends_at, exact_length, sampling_of, obeys, with_end
+from constrained import SPACES, ExactLength, ends_at, exact_length, obeys, sampling_of, with_end
 from enumeration import distance, enumerate_law
 from tabular import (
     EMPTY,
