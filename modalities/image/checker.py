@@ -281,7 +281,9 @@ def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Region]:
         iou, shape, radius, x, y = max(fits)
         row, col = (int(np.argmin([abs(v - a) for a in shapes.ANCHORS])) for v in (y, x))
         size = "small" if radius < SIZE_BORDER else "large"
-        out.append(Region(colour, shape, size, shapes.PLACES[3 * row + col], radius, (x, y), iou))
+        out.append(
+            Region(colour, shape, size, shapes.LOCATIONS[3 * row + col], radius, (x, y), iou)
+        )
     return out
 
 

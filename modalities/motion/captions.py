@@ -21,6 +21,7 @@ from gen.core.errors import unknown_word
 from gen.modalities.small_language import (
     draw_conditions,
 )
+from gen.modalities.small_language import held_out as held_out
 
 DIRECTIONS = (
     "forward",

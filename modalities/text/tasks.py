@@ -31,6 +31,7 @@ from gen.core.errors import unknown_word
 from gen.modalities.small_language import (
     draw_conditions,
 )
+from gen.modalities.small_language import held_out as held_out
 
 DIGITS = tuple(map(str, range(10)))
 CLOSING = {"(": ")", "[": "]", "{": "}"}

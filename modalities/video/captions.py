@@ -25,6 +25,7 @@ from gen.modalities.image.captions import COLOURS, PALETTE, SHAPES, SIZES
 from gen.modalities.small_language import (
     draw_conditions,
 )
+from gen.modalities.small_language import held_out as held_out
 
 DIRECTIONS = ("right", "left", "up", "down")
 SPEEDS = ("slowly", "quickly")

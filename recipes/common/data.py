@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gen.modalities.small_language import held_out
+
 UNCONDITIONAL_SHARE = 0.1  # share of conditions dropped whole, for classifier-free guidance
 
 
 def training_conditions(
     n: int,
     draw: Callable[[], Any],
-    held_out: Callable[[Any], bool],
     accept: Callable[[Any], bool] = lambda condition: True,
 ) -> list[Any]:
-    """Draw ``n`` conditions for training.
+    """Draw ``n`` conditions that are not held out.
 
     Args:
         n: number of conditions.
         draw: one random condition.
-        held_out: conditions to leave out.
         accept: further filter, called for conditions that are not held out.
     """
     conditions: list[Any] = []
@@ -39,7 +39,7 @@ def training_conditions(
 def drop_mask(
     slots: Tensor, generator: torch.Generator, share: float, required: list[int] | slice
 ) -> Tensor:
-    """Choose slots to drop in training: whole conditions, and single slots, which captions may omit.
+    """Choose slots to drop in training: whole conditions, and single slots that may be omitted.
 
     Args:
         slots: condition slots [B, P].

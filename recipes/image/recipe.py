@@ -72,7 +72,7 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     their caption slots uint8 [batch, 8]."""
     rng = np.random.default_rng(seed)
     while True:
-        captions = training_conditions(batch, lambda: shapes.random_caption(rng), shapes.held_out)
+        captions = training_conditions(batch, lambda: shapes.random_caption(rng))
         x = (
             torch.from_numpy(np.stack([shapes.draw(c, rng) for c in captions]))
             .permute(0, 3, 1, 2)

@@ -76,9 +76,7 @@ def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     slots uint8 [batch, P]."""
     rng = np.random.default_rng(seed)
     while True:
-        utterances = training_conditions(
-            batch, lambda: spoken.random_utterance(rng), spoken.held_out
-        )
+        utterances = training_conditions(batch, lambda: spoken.random_utterance(rng))
         waves = torch.from_numpy(np.stack([spoken.speak(u, rng) for u in utterances]))
         yield waves[:, None], torch.tensor([u.slots() for u in utterances], dtype=torch.uint8)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gen.modalities.small_language import held_out
 from gen.modalities.text import tasks as text_tasks
 
 # harder ops, by how many times as often as the others they are drawn
@@ -24,6 +25,6 @@ def drawn(n: int, seed: int) -> list[tuple[text_tasks.Task, tuple[str, ...]]]:
     ops = [op for op in text_tasks.OPS for _ in range(WEIGHTS.get(op, 1))]
     while len(out) < n:
         task = text_tasks.random_task(rng, ops)
-        if not text_tasks.held_out(task):
+        if not held_out(task):
             out.append((task, text_tasks.draw_answer(task, rng)))
     return out

@@ -93,7 +93,6 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         captions = training_conditions(
             batch,
             lambda: moving.random_caption(rng),
-            moving.held_out,
             lambda caption: caption.bounces or rng.random() < 0.5,
         )
         x = (
