@@ -227,7 +227,7 @@ def test_the_words_of_a_situation_say_its_task_and_numbers():
     ).words()
     assert push[0] == 2 and push[1:5] == words[1:5] and push[5:] == [44, 44, 0]
     assert (
-        ActionModality.unsaid == [0] * 8
+        ActionModality.unconditional == [0] * 8
         and max(Situation(tabletop_tasks.parse("reach"), np.ones(7)).words()) < ActionModality.words
     )
 
