@@ -29,7 +29,7 @@ from gen.modalities.motion import captions as moves
 from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.modality import MotionModality, placed, spans
 from gen.models.targets.base import StepOutput
-from gen.pipeline.lengths import draw_lengths, settled
+from gen.pipeline.lengths import draw_lengths, without_eos
 from gen.recipes.motion import recipe as motion_recipe
 from gen.tokenizers.motion.motion_vq import MotionVQ
 from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
@@ -193,7 +193,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
         bool((after[:, :6] == 1).all())
         and abs(float((after[:, 6] == 4).double().mean()) - 0.4) < 0.03
     )
-    assert not bool(settled(target.space).legal[:, 4].any()) and bool(
+    assert not bool(without_eos(target.space).legal[:, 4].any()) and bool(
         target.space.legal[:, 4].any()
     )
 

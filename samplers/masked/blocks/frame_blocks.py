@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.core.rng import OffsetDraws
+from gen.core.rng import OffsetRNG
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.core.token_space import TokenSpace
 from gen.samplers.masked.iterative import MaskedIterative
@@ -66,7 +66,7 @@ class FrameBlocks(MaskedIterative):
 
             out = super().__call__(
                 target.block(),
-                OffsetDraws(rng, start),
+                OffsetRNG(rng, start),
                 canvas=canvas[:, block],
                 trace=trace,
                 callback=report_block if callback else None,
@@ -122,7 +122,7 @@ def joint_stats(parts: list[Stats]) -> Stats:
 def joint_trace(outputs: list[SampleOutput], starts: range, row: int) -> list[TraceStep]:
     """Join the steps of all blocks of a row, at their positions in the grid."""
     return [
-        step.after(start)
+        step.shifted(start)
         for out, start in zip(outputs, starts, strict=True)
         for step in out.traces[row]
     ]

@@ -33,7 +33,7 @@ from gen.modalities.text.tasks import random_task
 from gen.models.load.locate import ZOO
 from gen.recipes.text import filter as recipe
 from gen.recipes.text import recipe as text_recipe
-from gen.recipes.text.filter import Plan, Traces, separation, trained, watched
+from gen.recipes.text.filter import FilterPlan, Traces, separation, trained, watched
 from gen.samplers.masked.methods.learn2pd import Learned, PlaceFilter, features
 
 R = 2
@@ -58,7 +58,7 @@ def folders(tmp_path_factory):
     """``fine``: a filter that has learned. ``shuffled``: from labels that are other places' labels.
     ``raw``: one that was never trained."""
     at, seen = tmp_path_factory.mktemp("filters"), oracle_traces(0)
-    plan = Plan(steps=300, batch=256)
+    plan = FilterPlan(steps=300, batch=256)
     other = torch.randperm(len(seen.final), generator=torch.Generator().manual_seed(0))
     for name, labels in (("fine", seen.final), ("shuffled", seen.final[other])):
         trained(
