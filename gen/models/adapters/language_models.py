@@ -3,10 +3,11 @@ a sampler."""
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +21,23 @@ class ModelAdapter:
     """Where a ``model`` is, and in which type it reckons."""
 
     model: torch.nn.Module
+    features: Sequence[dict[str, Tensor]] = ()  # of each condition of the batch
+
+    def condition_token(self, number: int) -> int:
+        """Return the token id at the prompt positions of a condition with features.
+
+        Raises:
+            GenError: the model takes conditions as token ids alone.
+        """
+        raise GenError(
+            f"a condition with features came for {type(self).__name__}, which takes token ids alone"
+        )
+
+    def conditioned(self, features: Sequence[dict[str, Tensor]]) -> Self:
+        """Return the adapter of the same network with the features of a batch's conditions."""
+        other = copy.copy(self)
+        other.features = features
+        return other
 
     @property
     def device(self) -> torch.device:
