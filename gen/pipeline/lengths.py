@@ -39,7 +39,8 @@ def draw_lengths(
     streams = space.length // space.grid[0]
     eos_logprobs, num_computed = [], []
     for rows in torch.arange(len(canvas), device=canvas.device).split(max_batch or len(canvas)):
-        logprobs, computed = target.predict(canvas[rows], rows)
+        out = target.predict(canvas[rows], rows)
+        logprobs, computed = out.logprobs, out.num_computed_tokens
         # a copy: a view would hold the whole distribution in memory
         eos = logprobs[:, ::streams, space.eos_token_id].to(torch.float64, copy=True)
         eos_logprobs.append(eos)

@@ -19,8 +19,8 @@ from gen.__main__ import main
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.interop.lerobot import Policy
-from gen.media.av_files import read_video
 from gen.media.npz import read_npz, write_npz
+from gen.media.video import read_video
 from gen.modalities.action import tasks as tabletop_tasks
 from gen.modalities.action import world as tabletop
 from gen.modalities.action.modality import ActionChunk, ActionModality, Situation
@@ -227,7 +227,7 @@ def test_the_words_of_a_situation_say_its_task_and_numbers():
     ).words()
     assert push[0] == 2 and push[1:5] == words[1:5] and push[5:] == [44, 44, 0]
     assert (
-        ActionModality.unsaid == [0] * 8
+        ActionModality.unconditional == [0] * 8
         and max(Situation(tabletop_tasks.parse("reach"), np.ones(7)).words()) < ActionModality.words
     )
 
