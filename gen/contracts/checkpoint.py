@@ -118,7 +118,10 @@ class CheckpointFiles:
 
 
 def _fetched(name: str) -> Path:
+    # heavy, and only hub ids need it
     from huggingface_hub import snapshot_download
+
+    # the same
     from huggingface_hub.errors import HFValidationError
 
     try:
