@@ -21,8 +21,7 @@ from gen.core.sampling_params import SamplingOptions
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion.modality import ANYTHING
 from gen.pipeline.lengths import without_eos
-from gen.pipeline.pipeline import Pipeline
-from gen.pipeline.request import SamplerSpec
+from gen.pipeline.pipeline import Pipeline, SamplerSpec
 
 
 def sequence(

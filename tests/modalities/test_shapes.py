@@ -33,7 +33,9 @@ def test_every_caption_reads_back_as_itself():
         caption = shapes.random_caption(rng)
         partial = Caption(
             tuple(
-                replace(i, **{k: None for k in ("size", "colour", "location") if rng.random() < 0.4})
+                replace(
+                    i, **{k: None for k in ("size", "colour", "location") if rng.random() < 0.4}
+                )
                 for i in caption.items
             )
         )

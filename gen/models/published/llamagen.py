@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value
-from gen.models.adapters.conditioning import Conditions
 from gen.models.adapters.language_models import ModelAdapter
 from gen.models.adapters.slot_cache import SlotCache
 
@@ -272,22 +271,26 @@ class PaddedCache(SlotCache):
 class LlamaGenLM(ModelAdapter):
     """The causal protocol of ``gen.models.adapters.language_models``. Ids below ``vocab_size`` are
     codes. Above them, the prompt of a class-conditional model is the one id ``vocab_size`` + class.
-    That of a text-conditional one is P times ``vocab_size`` + 1 + the number of the caption in
-    ``captions``, whose features are ``{"features": [n, width]}`` with n <= P; or P times
+    That of a text-conditional one is P times ``vocab_size`` + 1 + the number of the caption in the
+    batch, whose ``features`` are ``{"features": [n, width]}`` with n <= P; or P times
     ``vocab_size`` for no caption.
     """
 
-    def __init__(self, model: LlamaGen, captions: Conditions | None = None):
-        self.model, self.sizes, self.captions = model.eval(), model.sizes, captions
+    def __init__(self, model: LlamaGen):
+        self.model, self.sizes = model.eval(), model.sizes
         self.vocab_size = model.sizes.vocab_size
 
     def class_prompt(self, number: int | None) -> list[int]:
         """Of a class; of the null class for ``None``."""
         return [self.vocab_size + (self.sizes.classes if number is None else number)]
 
-    def caption_prompt(self, number: int | None) -> list[int]:
-        """Of a caption by its number; of no caption for ``None``."""
-        return [self.vocab_size + (0 if number is None else 1 + number)] * self.sizes.prompt
+    def condition_token(self, number: int) -> int:
+        """Return the token id at the prompt positions of a caption."""
+        return self.vocab_size + 1 + number
+
+    def no_caption(self) -> list[int]:
+        """Return the prompt without a caption."""
+        return [self.vocab_size] * self.sizes.prompt
 
     def new_cache(self, slots: int) -> PaddedCache:
         return PaddedCache(self.sizes.layers, slots)
@@ -324,10 +327,8 @@ class LlamaGenLM(ModelAdapter):
             )
         table = own.cap_proj(own.uncond_embedding).repeat(len(numbers), 1, 1)
         start = torch.zeros_like(numbers)
-        for row, kept in zip(
-            said.nonzero()[:, 0].tolist(), self.captions.of(numbers[said] - 1), strict=True
-        ):
-            features = kept["features"].to(table)
+        for row in said.nonzero()[:, 0].tolist():
+            features = self.features[int(numbers[row]) - 1]["features"].to(table)
             start[row] = self.sizes.prompt - len(features)
             table[row] = F.pad(own.cap_proj(features), (0, 0, self.sizes.prompt - len(features), 0))
         if none:
