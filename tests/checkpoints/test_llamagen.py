@@ -525,7 +525,10 @@ def test_prompts_that_are_none(folder, text_folder, tmp_path):
             classes([prompt])
     with pytest.raises(GenError, match="the prompt is empty"):
         gen.load("image", model=text_folder, **OPTIONS)([" "])
-    for words, t5 in (("exists neither in .* expected a folder", "nowhere"), ("cannot be read", str(tmp_path))):
+    for words, t5 in (
+        ("exists neither in .* expected a folder", "nowhere"),
+        ("cannot be read", str(tmp_path)),
+    ):
         with pytest.raises(GenError, match=words):
             gen.load("image", model=text_folder, t5=t5, **OPTIONS)
     with pytest.raises(GenError, match="expected the option t5"):
