@@ -495,7 +495,7 @@ def test_the_recipe_makes_a_filter_that_learn2pd_takes(tmp_path, monkeypatch):
     assert (
         "| filter, 0.96 |" in card
         and "| learn2pd, 0.96 |" in card
-        and "| llada, one place per call |" in card
+        and "| llada, one position per pass |" in card
     )
     pipe = gen.load("text", work / "zoo" / "text-masked")
     spec = {
