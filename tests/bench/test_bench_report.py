@@ -288,7 +288,7 @@ def test_peak_memory_is_counted_anew_for_every_row_on_cuda_and_by_nobody_elsewhe
 def test_json_is_one_line_that_equals_the_file_and_the_table_goes_elsewhere(toys, capsys):
     out, err = run(capsys, "toy", "--quick", "--batch-sizes", "1", "--json", "--out", "b.json")
     assert out.count("\n") == 1 and json.loads(out) == json.loads(open("b.json").read())
-    assert "autoregressive" in err and "law: top_k 7" in err
+    assert "autoregressive" in err and "sampling: top_k 7" in err
     out, err = run(capsys, "toy", "--quick", "--batch-sizes", "1")
     assert (
         "autoregressive" in out and "autoregressive  1" not in err
@@ -353,7 +353,7 @@ def test_media_that_nobody_checks_have_a_dash_and_the_reason(toys, capsys):
     assert (
         "nobody can tell" in page
         and "wall time against forward calls" in page
-        and "fulfilled against" not in page
+        and "passed against" not in page
     )
     assert (
         "nobody can tell"
@@ -415,7 +415,7 @@ def test_laws_that_differ_are_said():
     runs = [measured("autoregressive"), measured("sjd"), measured("other")]
     other = Variant("other", {}, {**SAMPLING, "temperature": 0.0}, "other")
     text = render(tabulate(runs, {}, [variant("autoregressive"), variant("sjd"), other]))
-    assert text.endswith("law: the model's own\nlaw of other: temperature 0")
+    assert text.endswith("sampling: the model's own\nlaw of other: temperature 0")
     assert "law of" not in render(
         tabulate(runs[:2], {}, [variant("autoregressive"), variant("sjd")])
     )  # control
@@ -467,8 +467,8 @@ def test_the_page_has_all_plots_and_says_what_is_missing(tmp_path):
     page = write_page(tmp_path / "page", {"toy": rows_of_a_page()}, "a <title>").read_text()
     assert page.count("<svg") == 4 and "a &lt;title&gt;" in page
     for said in (
-        "fulfilled against forward calls",
-        "fulfilled against seconds",
+        "passed against forward calls",
+        "passed against seconds",
         "wall time against forward calls",
         "drafts accepted in a call",
         "overhead 1",

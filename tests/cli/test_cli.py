@@ -319,7 +319,7 @@ def test_samplers_are_listed_with_guarantee_protocol_knobs_and_purpose(capsys):
     rows = {r["name"]: r for r in json.loads(gen(capsys, "ls", "samplers", "--json")[1])}
     row = rows["speculative_jacobi"]
     assert (row["guarantee"], row["protocol"], row["params"]["window"]) == (
-        "sample",
+        "same_tokens",
         "causal",
         64,
     ) and row["about"]
@@ -422,7 +422,7 @@ def test_bench_measures_everything_against_autoregression(capsys):
         code == 0
         and out.startswith("| sampler |")
         and len(out.splitlines()) == 2 + 5 * 2 + 2 + 1
-        and "law: top_k 7" in out
+        and "sampling: top_k 7" in out
     )
     page = Path("curves/index.html").read_text()
     assert (

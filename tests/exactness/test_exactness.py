@@ -50,7 +50,7 @@ LAWS = {
     "min_p": SamplingParams(min_p=0.2),
 }
 LAW_COUPLINGS = [
-    name for name, c in registry.table("coupling").items() if c.guarantee == "sampling"
+    name for name, c in registry.table("coupling").items() if c.guarantee == "same_distribution"
 ]
 autoregressive = registry.get("sampler", "autoregressive")
 jacobi = registry.get("sampler", "speculative_jacobi")
@@ -386,7 +386,9 @@ def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
     def step(self, now, proposal, drafted, logp, next_logprobs):
         ids = now.categorical(logp, "token", now.valid)
         return (
-            couplings.leading((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted),
+            couplings.num_accepted(
+                (ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted
+            ),
             ids,
         )
 

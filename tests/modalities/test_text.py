@@ -127,7 +127,7 @@ def test_the_folder_is_an_ordinary_tokenizer_and_the_vocabulary_counts(frontend,
     for words in ([], ["a", "a"], ["A"], ["a b"], [""], [END]):
         with pytest.raises(GenError, match="words is"):
             TextWords.of(words, 4)
-    with pytest.raises(GenError, match="places is 0"):
+    with pytest.raises(GenError, match="positions is 0"):
         TextWords.of(WORDS, 0)
     (tmp_path / "a" / "tokenizer.json").write_text("{}")
     with pytest.raises(GenError, match="cannot be read"):

@@ -214,7 +214,9 @@ def test_control_a_history_that_rows_do_not_leave(monkeypatch):
 
 def test_control_without_the_constraint_sequences_disobey(monkeypatch):
     assert disobedient(autoregressive()) == 0
-    monkeypatch.setattr(TokenSpace, "narrow", lambda self, legal, history, positions: legal)
+    monkeypatch.setattr(
+        TokenSpace, "apply_constraint", lambda self, legal, history, positions: legal
+    )
     assert disobedient(autoregressive()) > 0
 
 
@@ -388,7 +390,10 @@ def test_spaces_that_make_no_sense_are_refused_in_one_line():
     for make, said in (
         (lambda: TokenSpace((4,), 3, legal, eos_token_id=2), "end_id 2 may not stand at place 2"),
         (lambda: TokenSpace((4,), 3, ~late, eos_token_id=2), "end_id 2 may not stand at place 3"),
-        (lambda: TokenSpace((4,), 3, legal, eos_token_id=3), "end_id is 3; expected an id below 3"),
+        (
+            lambda: TokenSpace((4,), 3, legal, eos_token_id=3),
+            "eos_token_id is 3; expected an id below 3",
+        ),
         (
             lambda: replace(TokenSpace.latents((4,), 2), eos_token_id=0),
             "latents came with a constraint or an end",
