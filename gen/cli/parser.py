@@ -15,6 +15,7 @@ from gen.core.versions import installed
 KINDS = (
     "samplers",
     "presets",
+    "parts",
     "layouts",
     "tokenizers",
     "modalities",

@@ -42,7 +42,7 @@ from gen.recipes.common.train import fit
 from gen.recipes.text.recipe import drawn
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.methods.learn2pd import PlaceFilter, features
-from gen.samplers.masked.parts.selectors import even
+from gen.samplers.masked.methods.llada import even
 from gen.samplers.masked.step import MaskedStep
 
 MODEL, FILTER = "text-masked", "text-filter"

@@ -58,6 +58,7 @@ class _NoLatentDrafts(_NoDrafts):
 class Autoregressive(Sampler):
     """One token per forward call; the reference for causal models."""
 
+    papers = ("2406.11838",)
     protocol = "causal"
     kinds = ("codes", "latents")
     reference = "plain autoregression"

@@ -49,7 +49,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
 from gen.samplers.engine.host import may_be_any
-from gen.samplers.masked.config import MaskedParams
+from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.parts.caches import with_cache
 from gen.samplers.masked.step import MaskedStep, Memory, Seats, highest
 
@@ -68,7 +68,7 @@ class _Parts:
 
     def __init__(
         self,
-        params: MaskedParams,
+        params: MaskedSampler,
         space: TokenSpace,
         device: torch.device | str,
         instead: Mapping[str, Callable],
@@ -95,7 +95,7 @@ class _Parts:
 def decode_masked(
     target,
     rng: RNG,
-    params: MaskedParams,
+    params: MaskedSampler,
     *,
     canvas: Tensor | None = None,
     trace: bool = False,
@@ -247,7 +247,7 @@ def _at_work(committed: Tensor, masked: Tensor, memory: Memory) -> Tensor:
 
 
 def _read(
-    target, canvas: Tensor, committed: Tensor | None, params: MaskedParams
+    target, canvas: Tensor, committed: Tensor | None, params: MaskedSampler
 ) -> tuple[Tensor, Callable | None, Tensor | None, int | Tensor]:
     """The law of a canvas [b, T], the raw law, and places computed per row: one call. If asked for,
     also what the law of each ``committed`` place (bool [b, T]) says of its id without it; 0 at the

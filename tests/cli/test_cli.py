@@ -422,7 +422,7 @@ def test_bench_measures_everything_against_autoregression(capsys):
         code == 0
         and out.startswith("| sampler |")
         and len(out.splitlines()) == 2 + 5 * 2 + 2 + 1
-        and "law: top_k 7" in out
+        and "sampling: top_k 7" in out
     )
     page = Path("curves/index.html").read_text()
     assert (

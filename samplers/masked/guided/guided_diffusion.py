@@ -36,7 +36,7 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.masked.config import MaskedParams
+from gen.samplers.masked.iterative import MaskedIterative
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.step import MaskedStep
 
@@ -59,6 +59,7 @@ class GuidedDiffusion(Sampler):
     commit_correction: bool = False
     stop: str = "filled"
 
+    papers = ("2505.21467",)
     protocol = "masked"
     draft_protocol = "causal"
     reference = "the judge at temperature 0"
@@ -97,7 +98,7 @@ class GuidedDiffusion(Sampler):
                 "guided_diffusion needs a token space with a mask id; this model has none"
             )
         judge = _Judge(self, target, draft)
-        params = MaskedParams(order="confidence", choice_temperature=0.0, stop=self.stop)
+        params = MaskedIterative(order="confidence", choice_temperature=0.0, stop=self.stop)
         parts = {"proposer": judge.propose, "selector": lambda step: step.memory["agreed"]}
         out = decode_masked(
             target, rng, params, canvas=canvas, trace=trace, callback=callback, instead=parts
