@@ -17,8 +17,9 @@ from torch import Tensor
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
-from gen.media.av_files import read_video, read_wav, write_lossless, write_mp4, write_wav
+from gen.media.audio import read_wav, write_wav
 from gen.media.npz import read_npz, write_npz
+from gen.media.video import read_video, write_lossless, write_mp4
 from gen.modalities.image.modality import ImageModality
 from gen.modalities.speech.modality import SpeechModality
 from gen.modalities.text.modality import TextModality

@@ -4,6 +4,8 @@ nearest name."""
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
 
 
@@ -25,3 +27,10 @@ def bad_value(name: str, got: object, expected: str, where: str = "") -> GenErro
     """``window is 0; expected an integer of at least 1``"""
     position = f" in {where}" if where else ""
     return GenError(f"{name} is {got!r}{position}; expected {expected}")
+
+
+def describe(problem: BaseException) -> str:
+    if os.environ.get("GEN_DEBUG"):
+        traceback.print_exception(problem)
+    text = " ".join(str(problem).split())[:300]
+    return text if isinstance(problem, GenError) else f"{type(problem).__name__}: {text}"

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from gen.core.errors import GenError, bad_value
+from gen.core.sampling_params import SamplingOptions
 from gen.pipeline.pipeline import ItemPlan, Pipeline, SamplerSpec
 
 
@@ -31,9 +32,9 @@ class Policy:
         self,
         pipeline: Pipeline,
         sampler: SamplerSpec = "speculative_jacobi",
-        sampling: Mapping[str, Any] | None = None,
         n_action_steps: int | None = None,
         seed: int = 0,
+        **sampling: Unpack[SamplingOptions],
     ):
         if not hasattr(pipeline.modality, "observed"):
             raise GenError(
@@ -48,10 +49,11 @@ class Policy:
             raise bad_value("n_action_steps", n_action_steps, "an integer of at least 1")
         if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
             raise bad_value("seed", seed, "an integer of at least 0")
-        self.pipeline, self.sampler, self.sampling = pipeline, sampler, sampling
+        self.pipeline, self.sampler = pipeline, sampler
+        self.sampling = pipeline.sampling_params(sampler, sampling)
         self.n_action_steps, self.seed = n_action_steps, seed
         pipeline.model_name(
-            pipeline.resolve(sampler, sampling)[0]
+            pipeline.resolve(sampler, self.sampling)[0]
         )  # what is wrong fails here, not on the robot
         self.reset()
 

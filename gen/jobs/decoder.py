@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
+from gen.core.files import sha256
 from gen.models.load.locate import locate, zoo
 from gen.pipeline.lengths import settled
 from gen.pipeline.pipeline import Pipeline
-from gen.store.ledger import INPUTS, sha256
+from gen.store.ledger import INPUTS
 from gen.store.stored_tokens import StoredTokens, facts_of
 
 FITTING = (

@@ -16,14 +16,17 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from gen.config.canonical import difference
+from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
-from gen.config.job import Entry, Job, difference, fingerprint
+from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
+from gen.core.files import TEMPORARY, slug, writing
 from gen.core.versions import installed
 from gen.store.claims import create
 from gen.store.joblog import source_commit
-from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, TEMPORARY, is_job, read_plan, slug, writing
+from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, is_job, read_plan
 
 SHARDS_WANTED, LEAST, MOST = (
     64,
@@ -173,12 +176,10 @@ def weights_of(job: Job) -> dict[str, str]:
     named = {e.model for e in job.entries} | {e.sampler.get("draft_model") for e in job.entries}
     if not any(named):
         return {}
-    from gen.contracts.checkpoint import Files
-
     found = {}
     for name in sorted(n for n in named if n):
         try:
-            path, digest = Files.find(name).path, hashlib.sha256()
+            path, digest = CheckpointFiles.find(name).path, hashlib.sha256()
         except GenError:  # of a loader of the caller's own; any other one says so when it loads
             continue
         for file in (

@@ -29,7 +29,8 @@ def draw_lengths(
     streams = space.length // space.grid[0]
     ends, positions = [], []
     for of in torch.arange(len(canvas), device=canvas.device).split(at_most or len(canvas)):
-        logprobs, computed = target.predict(canvas[of], of)
+        out = target.predict(canvas[of], of)
+        logprobs, computed = out.logprobs, out.num_computed_tokens
         ends.append(
             logprobs[:, ::streams, space.eos_token_id].to(torch.float64, copy=True)
         )  # a view would hold the whole law

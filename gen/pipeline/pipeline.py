@@ -10,10 +10,11 @@ Sample j of a prompt has the seed ``seed + j``, and its draws depend on prompt a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG, OffsetDraws, item_key
 from gen.core.sampler import Callback, Sampler, resolve_sampler
-from gen.core.sampling_params import SamplingParams
+from gen.core.sampling_params import SamplingOptions, SamplingParams, explicit_sampling
 from gen.core.token_space import TokenSpace
 from gen.jobs.plan import own_seeds
 from gen.models.adapters.language_models import (
@@ -279,13 +280,27 @@ class Pipeline:
         """The sampler and law of a call; without a law, the modality's default one, as far as a
         preset leaves it open."""
         if sampling is None:
-            preset = registry.table("preset").get(spell(sampler).get("name"))
-            kind = self.kind(resolve_sampler(sampler)[0])
-            sampling = {
-                **suggested_sampling(self.modality, kind),
-                **(preset.sampling if preset else {}),
-            }
+            sampling = self.default_sampling(sampler)
         return resolve_sampler(sampler, sampling)
+
+    def sampling_params(self, sampler: SamplerSpec, explicit: Mapping[str, Any]) -> SamplingParams:
+        """Return the sampling parameters of a call: the defaults, overridden by what is explicit.
+
+        Args:
+            sampler: name, ``{"name": ..., parameter: value}`` or a sampler.
+            explicit: sampling parameters by name; None means the default.
+
+        Raises:
+            GenError: a keyword is unknown, or contradicts the preset.
+        """
+        explicit = explicit_sampling(explicit, *CALL_KEYWORDS)
+        return self.resolve(sampler, {**self.default_sampling(sampler), **explicit})[1]
+
+    def default_sampling(self, sampler: SamplerSpec) -> dict[str, Any]:
+        """Return the modality's default sampling parameters, overridden by the preset's."""
+        preset = registry.table("preset").get(spell(sampler).get("name"))
+        kind = self.kind(resolve_sampler(sampler)[0])
+        return {**suggested_sampling(self.modality, kind), **(preset.sampling if preset else {})}
 
     def target(
         self,
@@ -531,7 +546,6 @@ class Pipeline:
         self,
         prompts: str | Sequence[str],
         sampler: SamplerSpec = "speculative_jacobi",
-        sampling: Mapping[str, Any] | SamplingParams | None = None,
         *,
         num_samples: int = 1,
         seed: int = 0,
@@ -543,11 +557,13 @@ class Pipeline:
         span: str | None = None,
         prefix: Any = None,
         frames: int | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> PipelineOutput:
         """Makes ``num_samples`` media per prompt.
 
         ``sampler``: a sampler's or preset's name, ``{"name": ..., knob: value}`` or a sampler.
-        ``sampling``: see ``gen.core.sampling_params.Law``; ``None`` is the modality's default.
+        ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``guidance_scale``: sampling parameters; those
+        that are not given are the modality's default.
         ``batch_size``: items decoded together (8), which changes no draw. ``source`` with ``mask``
         or ``span``, ``prefix`` and ``frames``: see ``gen.core.edit_spec.Start``. Raises
         ``GenError`` for anything it cannot do.
@@ -555,6 +571,7 @@ class Pipeline:
         start = EditSpec(source, mask, span, prefix, frames)
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise bad_value("batch_size", batch_size, "an integer of at least 1")
+        params = self.sampling_params(sampler, sampling)
         items = self.plan(prompts, num_samples, seed)
         size = batch_size or BATCH_SIZE
         every = size * self.turns(sampler)
@@ -563,7 +580,7 @@ class Pipeline:
                 self.generate(
                     items[i : i + every],
                     sampler,
-                    sampling,
+                    params,
                     trace=trace,
                     callback=callback,
                     start=start,
@@ -577,23 +594,27 @@ class Pipeline:
         self,
         prompts: str | Sequence[str],
         sampler: SamplerSpec = "speculative_jacobi",
-        sampling: Mapping[str, Any] | SamplingParams | None = None,
         *,
         num_samples: int = 1,
         seed: int = 0,
         prefix: Any = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Chunk]:
         """The parts of media while they are being made: first frames, first sounds. All items are
         made in one batch, so their parts come interleaved; those of one item, put together, are
         what a call gives for it. Raises ``GenError``.
         """
+        params = self.sampling_params(sampler, sampling)
         items = self.plan(prompts, num_samples, seed)
         yield from streamed(
             lambda on_chunk: self.generate(
-                items, sampler, sampling, start=EditSpec(prefix=prefix), on_chunk=on_chunk
+                items, sampler, params, start=EditSpec(prefix=prefix), on_chunk=on_chunk
             ),
             items,
         )
+
+
+CALL_KEYWORDS = tuple(inspect.signature(Pipeline.__call__).parameters)[2:-1]
 
 
 def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from gen.contracts.modality import Binding, Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.media.av_files import write_mp4
 from gen.media.npz import read_npz, write_npz
+from gen.media.video import write_mp4
 from gen.modalities.action import tasks as tabletop_tasks
 from gen.modalities.action import world as tabletop
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY, Task

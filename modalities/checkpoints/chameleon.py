@@ -96,7 +96,7 @@ class Chameleon(Checkpoint):
     modalities = ("image",)
     protocols = ("causal",)
     tested = (
-        "tiny random folders against transformers' model and head, and its `generate`; the picture"
+        "tiny random folders against transformers' model and head, and its `generate`; the image"
         " tokenizers against diffusers"
     )
 

@@ -120,7 +120,7 @@ class OpenVLA(Checkpoint):
     sampling = {"temperature": 0.0}
     tested = (
         "tiny random language models in the published layout against transformers'"
-        " LlamaForCausalLM; pictures only as features computed elsewhere: the vision backbones of"
+        " LlamaForCausalLM; images only as features computed elsewhere: the vision backbones of"
         " timm are not loaded"
     )
 

@@ -22,11 +22,12 @@ from gen.modalities.small_language import (
     draw_conditions,
     unknown_word,
 )
+from gen.modalities.small_language import held_out as held_out
 
 SIZES = ("small", "large")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
 SHAPES = ("circle", "square", "triangle", "ring", "cross")
-POSITIONS = (
+LOCATIONS = (
     "top left",
     "top",
     "top right",
@@ -38,10 +39,10 @@ POSITIONS = (
     "bottom right",
 )
 ANY, NONE = 0, 1
-WORDS = ("<any>", "<none>", *SIZES, *COLOURS, *SHAPES, *POSITIONS)  # slot value -> word
+WORDS = ("<any>", "<none>", *SIZES, *COLOURS, *SHAPES, *LOCATIONS)  # slot value -> word
 SLOTS = 8
-PLACE0 = WORDS.index(POSITIONS[0])
-PAIRS = len(WORDS) * (len(POSITIONS) + 1)  # (word, place of its shape); place 0 is none said
+PLACE0 = WORDS.index(LOCATIONS[0])
+PAIRS = len(WORDS) * (len(LOCATIONS) + 1)  # (word, place of its shape); place 0 is none said
 
 IMAGE_SIZE = 64
 ANCHORS = (
@@ -107,7 +108,7 @@ def pairs(slots: np.ndarray) -> np.ndarray:
     says where is joined to the picture in one step.
     """
     place = slots[:, 3::4].repeat(4, axis=1)
-    return slots * (len(POSITIONS) + 1) + np.where(place >= PLACE0, place - PLACE0 + 1, 0)
+    return slots * (len(LOCATIONS) + 1) + np.where(place >= PLACE0, place - PLACE0 + 1, 0)
 
 
 def parse(text: str) -> Caption:
@@ -161,8 +162,8 @@ def _parse_item(phrase: str, text: str) -> Item:
         if len(rest) > 2 and rest[0] in ("at", "in", "on") and rest[1] == "the":
             rest = rest[2:]
         place = " ".join(rest).replace("middle", "centre")
-        if place not in POSITIONS:
-            raise unknown_word(place, POSITIONS, f"the place in caption {text!r}")
+        if place not in LOCATIONS:
+            raise unknown_word(place, LOCATIONS, f"the place in caption {text!r}")
         found["place"] = place
     return Item(**found)
 
@@ -170,7 +171,7 @@ def _parse_item(phrase: str, text: str) -> Item:
 def apart(a: str, b: str) -> bool:
     """Whether two places are two rows or two columns apart, so that shapes at them cannot
     overlap."""
-    (ra, ca), (rb, cb) = (divmod(POSITIONS.index(p), 3) for p in (a, b))
+    (ra, ca), (rb, cb) = (divmod(LOCATIONS.index(p), 3) for p in (a, b))
     return abs(ra - rb) == 2 or abs(ca - cb) == 2
 
 
@@ -181,19 +182,19 @@ def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
         return options[rng.integers(len(options))]
 
     items = [
-        Item(pick(SHAPES), pick(COLOURS), pick(SIZES), pick(POSITIONS))
+        Item(pick(SHAPES), pick(COLOURS), pick(SIZES), pick(LOCATIONS))
         for _ in range(2 if rng.random() < two else 1)
     ]
     if len(items) == 2:
         a, b = items
         while (
             b.colour == a.colour
-            or not any(apart(a.place, p) for p in POSITIONS)
+            or not any(apart(a.place, p) for p in LOCATIONS)
             or not apart(a.place, b.place)
         ):
-            if not any(apart(a.place, p) for p in POSITIONS):
-                a = replace(a, place=pick(POSITIONS))
-            b = replace(b, colour=pick(COLOURS), place=pick(POSITIONS))
+            if not any(apart(a.place, p) for p in LOCATIONS):
+                a = replace(a, place=pick(LOCATIONS))
+            b = replace(b, colour=pick(COLOURS), place=pick(LOCATIONS))
         items = [a, b]
     return Caption(tuple(items))
 
@@ -259,7 +260,7 @@ def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
     """A picture that fulfils a caption whose attributes are all said: uint8 [64, 64, 3]."""
     image = background(rng)
     for item in caption.items:
-        row, col = divmod(POSITIONS.index(item.place), 3)
+        row, col = divmod(LOCATIONS.index(item.place), 3)
         cx, cy = (
             ANCHORS[col] + rng.uniform(-JITTER, JITTER),
             ANCHORS[row] + rng.uniform(-JITTER, JITTER),

@@ -271,7 +271,7 @@ def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Found]:
         iou, shape, radius, x, y = max(fits)
         row, col = (int(np.argmin([abs(v - a) for a in shapes.ANCHORS])) for v in (y, x))
         size = "small" if radius < SIZE_BORDER else "large"
-        out.append(Found(colour, shape, size, shapes.PLACES[3 * row + col], radius, (x, y), iou))
+        out.append(Found(colour, shape, size, shapes.LOCATIONS[3 * row + col], radius, (x, y), iou))
     return out
 
 

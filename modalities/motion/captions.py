@@ -21,6 +21,7 @@ from gen.modalities.small_language import (
     draw_conditions,
     unknown_word,
 )
+from gen.modalities.small_language import held_out as held_out
 
 DIRECTIONS = (
     "forward",

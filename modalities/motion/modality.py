@@ -15,11 +15,11 @@ from gen.contracts.modality import Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.media.av_files import write_mp4
 from gen.media.motion.bvh import read_bvh, write_bvh
 from gen.media.motion.features import start_of
 from gen.media.motion.skeleton import FPS, Motion, axis_rotation
 from gen.media.npz import read_npz, write_npz
+from gen.media.video import write_mp4
 from gen.modalities.grid_base import GridModality
 from gen.modalities.motion import captions as moves
 from gen.modalities.motion.synth import GRID, MIN_POSES

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
 from gen.core.rng import CounterRNG, item_key
+from gen.core.sampling_params import SamplingOptions
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion.modality import ANYTHING
 from gen.pipeline.lengths import settled
@@ -27,10 +28,10 @@ def sequence(
     pipe: Pipeline,
     prompts: Sequence[str],
     sampler: SamplerSpec = "maskgit",
-    sampling: Any = None,
     *,
     seed: int = 0,
     blend: int = 2,
+    **options: Unpack[SamplingOptions],
 ) -> Motion:
     """``blend``: frames of codes (of four poses) that are made anew on either side of a joint; 0
     leaves the motions as they are.
@@ -39,7 +40,8 @@ def sequence(
     """
     if not isinstance(blend, int) or isinstance(blend, bool) or blend < 0:
         raise bad_value("blend", blend, "an integer of at least 0")
-    resolved, sampling = pipe.resolve(sampler, sampling)
+    sampling = pipe.sampling_params(sampler, options)
+    resolved = pipe.resolve(sampler, sampling)[0]
     if resolved.protocol != "masked":
         raise GenError(
             "one motion from several prompts is made on a canvas; expected a masked sampler such as"

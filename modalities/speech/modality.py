@@ -11,7 +11,7 @@ import torch
 from gen.contracts.modality import Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.media.av_files import read_wav, write_wav
+from gen.media.audio import read_wav, write_wav
 from gen.modalities.grid_base import GridModality
 from gen.modalities.speech import synth as spoken
 from gen.models.load.locate import ZOO

@@ -26,6 +26,7 @@ from gen.modalities.small_language import (
     draw_conditions,
     unknown_word,
 )
+from gen.modalities.small_language import held_out as held_out
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COMMANDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go", "back", "start")

@@ -30,6 +30,7 @@ from gen.modalities.small_language import (
     draw_conditions,
     unknown_word,
 )
+from gen.modalities.small_language import held_out as held_out
 
 DIGITS = tuple(map(str, range(10)))
 CLOSING = {"(": ")", "[": "]", "{": "}"}

@@ -25,6 +25,7 @@ from gen.modalities.small_language import (
     draw_conditions,
     unknown_word,
 )
+from gen.modalities.small_language import held_out as held_out
 
 DIRECTIONS = ("right", "left", "up", "down")
 SPEEDS = ("slowly", "quickly")

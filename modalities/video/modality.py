@@ -11,7 +11,7 @@ import torch
 from gen.contracts.modality import Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.media.av_files import read_video, write_lossless, write_mp4
+from gen.media.video import read_video, write_lossless, write_mp4
 from gen.modalities.grid_base import GridModality
 from gen.modalities.video import captions as moving
 from gen.models.load.locate import ZOO

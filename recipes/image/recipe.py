@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.image import captions as shapes
+from gen.modalities.small_language import held_out
 from gen.recipes.common.codebooks import Chain
 from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
 from gen.recipes.common.stages import run
@@ -73,7 +74,7 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         captions = []
         while len(captions) < batch:
             caption = shapes.random_caption(rng)
-            if not shapes.held_out(caption):
+            if not held_out(caption):
                 captions.append(caption)
         x = (
             torch.from_numpy(np.stack([shapes.draw(c, rng) for c in captions]))

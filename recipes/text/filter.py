@@ -99,7 +99,7 @@ def watched(target, rng: RNG, sampler, radius: int) -> Traces:
         )
         return even(step)
 
-    tokens = decode_masked(target, rng, sampler, instead={"selector": watch}).tokens
+    tokens = decode_masked(target, rng, sampler, overrides={"selector": watch}).tokens
     x, c, row, place, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
     return Traces(x, c, tokens.cpu()[row, place] == ids)
 

@@ -165,9 +165,10 @@ def decode_causal(
         given = torch.cat([last, drafts], 1)[:, :width] if drafts.shape[1] else last
         if not full:
             given = torch.where(valid if given.ndim == 2 else valid[..., None], given, last)
-        logprobs, computed = target.predict(given, step.positions)
-        accepted, chosen = drafter.verify(step, logprobs)
-        del logprobs
+        output = target.predict(given, step.positions)
+        computed, ran = output.num_computed_tokens, output.ran_network
+        accepted, chosen = drafter.verify(step, output.logprobs)
+        del output
         got, was, ids = _told(accepted, drafted, chosen)
         proposed = was.sum(1) if was.shape[1] else got
         own = (
@@ -205,7 +206,7 @@ def decode_causal(
             proposed,
             chosen if ids is None else ids,
             computed - (width - own) * branches,
-            target.ran,
+            ran,
         )
         start, round_, num_steps = start + count, round_ + 1, num_steps + 1
         if end is not None and over.any():

@@ -32,7 +32,7 @@ import numpy as np
 from torch import Tensor
 
 from gen.core.errors import bad_value
-from gen.samplers.engine.causal_loop import Drafter, CausalStep
+from gen.samplers.engine.causal_loop import CausalStep, Drafter
 
 AUTO = "auto"
 LADDER = (1, 4, 8, 16, 32, 64, 128)

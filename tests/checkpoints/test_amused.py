@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import only
 from PIL import Image
 from published import save_quietly
 
@@ -249,7 +250,7 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(pipe, s
             PROMPTS[1],
             sampler=spec,
             seed=seed,
-            sampling={"guidance_scale": 1.5, "temperature": 2.0},
+            **only(guidance_scale=1.5, temperature=2.0),
         ).tokens
         for seed in (5, 6)
     )
@@ -309,7 +310,7 @@ def test_editing_keeps_what_is_not_marked(folder, pipe, sampler):
 def test_without_guidance_the_empty_text_is_not_asked(folder):
     found = gen.load("image", model=folder)
     lm = found.bound(str(folder))[0].adapter("masked")
-    found("a cat", sampler={"name": "maskgit", "steps": 2}, sampling={"guidance_scale": 1.0})
+    found("a cat", sampler={"name": "maskgit", "steps": 2}, **only(guidance_scale=1.0))
     asked = lm.conditions._kept.keys()
     assert [lm.conditions._said[n] for n in asked] == ["a cat"]
     found("a cat", sampler={"name": "maskgit", "steps": 2})

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from calls import only
 from chameleon_files import (
     CHANNELS,
     CODES,
@@ -171,11 +172,9 @@ def test_greedy_tokens_are_those_of_generate(kind, count, sampler, pipes, refere
         pad_token_id=IDS["<pad>"],
         prefix_allowed_tokens_fn=allowed,
     )[:, width:]
-    out = pipes[kind](PROMPTS[:count], sampler=sampler, sampling={"temperature": 0})
+    out = pipes[kind](PROMPTS[:count], sampler=sampler, **only(temperature=0))
     assert torch.equal(to_model(pipes[kind], out.tokens), want)
-    other = pipes[kind](
-        list(reversed(PROMPTS))[:count], sampler=sampler, sampling={"temperature": 0}
-    )
+    other = pipes[kind](list(reversed(PROMPTS))[:count], sampler=sampler, **only(temperature=0))
     assert not torch.equal(other.tokens, out.tokens)  # control: prompts matter
 
 
@@ -203,7 +202,7 @@ def test_guidance_compares_with_the_published_unconditional_prompt(kind, pipes, 
     out = pipes[kind](
         PROMPTS[:1],
         sampler="speculative_jacobi",
-        sampling={"temperature": 0, "guidance_scale": 3.0},
+        **only(temperature=0, guidance_scale=3.0),
     )
     got = to_model(pipes[kind], out.tokens)[0].tolist()
     assert got == guided(kind, references[kind], uncond, 3.0)

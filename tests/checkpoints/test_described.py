@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import only
 from PIL import Image
 from published import save_quietly
 
@@ -190,7 +191,7 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(folders
 
 def test_causal_tokens_are_those_of_generating_one_by_one(folders):
     pipe, model = load(folders["causal"]), network("causal").double()
-    out = pipe("4", sampler="autoregressive", sampling={"guidance_scale": 1.0, "temperature": 0.0})
+    out = pipe("4", sampler="autoregressive", **only(temperature=0.0))
     row = [45, 1, 2]
     for _ in range(12):
         row.append(
@@ -212,7 +213,7 @@ def test_clips_without_a_condition(folders, name, sampler):
     with pytest.raises(
         GenError, match="no id that stands for no condition; expected sampling.guidance_scale 1"
     ):
-        pipe("", sampler=sampler, sampling={"guidance_scale": 2.0})
+        pipe("", sampler=sampler, **only(guidance_scale=2.0))
     if name == "clips":
         chunks = list(pipe.stream("", sampler=sampler))
         assert len(chunks) == 2 and np.array_equal(

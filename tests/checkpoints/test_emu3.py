@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from calls import only
 from safetensors.torch import load_file, save_file
 
 import gen
@@ -192,14 +193,14 @@ def test_greedy_tokens_equal_generate_alone_and_in_a_padded_batch(
         wanted = generated(theirs, own, space, prompts, guidance)
         for sampler in ("autoregressive", "speculative_jacobi"):
             assert torch.equal(
-                pipe(prompts, sampler=sampler, sampling=sampling, seed=3).tokens, wanted
+                pipe(prompts, sampler=sampler, **only(**sampling), seed=3).tokens, wanted
             )
     assert len({tuple(row.tolist()) for row in wanted}) == len(
         PROMPTS
     )  # control: another prompt, other tokens
     other = {**sampling, "guidance_scale": 4 - guidance}
     assert not torch.equal(
-        pipe(PROMPTS, sampler="autoregressive", sampling=other).tokens, wanted
+        pipe(PROMPTS, sampler="autoregressive", **only(**other)).tokens, wanted
     )  # and another scale
 
 

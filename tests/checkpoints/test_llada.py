@@ -9,6 +9,7 @@ import shutil
 import masked_folders as made
 import pytest
 import torch
+from calls import only
 from masked_folders import DREAM, END, LLADA, MASK, VOCAB
 from safetensors.torch import load_file, save_file
 
@@ -244,7 +245,7 @@ def test_guidance_compares_with_a_canvas_behind_one_empty_place(pipes):
     assert pipe.bound(pipe.model)[1].unconditional == [MASK]
 
     def run(scale):
-        return pipe(PROMPTS, sampler="fast_dllm", sampling={"guidance_scale": scale}).tokens
+        return pipe(PROMPTS, sampler="fast_dllm", **only(guidance_scale=scale)).tokens
 
     assert torch.equal(run(1.0), pipe(PROMPTS, sampler="fast_dllm").tokens) and not torch.equal(
         run(1.0), run(3.0)

@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 import torch
+from calls import only
 from published import save_quietly, tiny_tokenizer
 from safetensors.torch import save_file
 from test_llamagen_vq import STRIDE, vq_weights
@@ -320,13 +321,11 @@ def text_folder(tmp_path_factory):
 def test_greedy_pictures_are_those_of_a_plain_loop_alone_and_in_a_batch(folder, sampler, scale):
     pipe = gen.load("image", model=folder, **OPTIONS)
     prompts = {"3": 3, "class 7": 7, "0": 0, "Class 9": 9}
-    out = pipe(list(prompts), sampler=sampler, sampling={**GREEDY, "guidance_scale": scale})
+    out = pipe(list(prompts), sampler=sampler, **only(**GREEDY, guidance_scale=scale))
     want = [greedy_class(n, scale) for n in prompts.values()]
     assert out.tokens.tolist() == want and len({tuple(t) for t in want}) == 4
     assert (
-        pipe(
-            ["class 7"], sampler=sampler, sampling={**GREEDY, "guidance_scale": scale}
-        ).tokens.tolist()
+        pipe(["class 7"], sampler=sampler, **only(**GREEDY, guidance_scale=scale)).tokens.tolist()
         == want[1:2]
     )
     assert [m.size for m in out.media] == [(COLUMNS * STRIDE, ROWS * STRIDE)] * 4
@@ -366,8 +365,8 @@ def test_greedy_pictures_of_captions_are_those_of_a_plain_loop(text_folder):
     ):
         sampling = {**GREEDY, "guidance_scale": scale}
         want = [greedy(w, f, scale) for f in features]
-        assert pipe(prompts, sampler=sampler, sampling=sampling).tokens.tolist() == want
-        assert pipe(prompts[1:2], sampler=sampler, sampling=sampling).tokens.tolist() == want[1:2]
+        assert pipe(prompts, sampler=sampler, **only(**sampling)).tokens.tolist() == want
+        assert pipe(prompts[1:2], sampler=sampler, **only(**sampling)).tokens.tolist() == want[1:2]
     assert [greedy(w, f, 3.0, "all of nothing seen") for f in features] != want  # control
     assert [greedy(w, f, 3.0, "padding seen") for f in features] != want  # control
 
@@ -381,7 +380,7 @@ def test_guided_laws_of_captions_equal_the_plain_ones(text_folder):
     at = torch.zeros(3, 1, dtype=torch.long)
     target.predict(at, at)
     target.keep(torch.tensor([False, True, True]))
-    ours, _ = target.predict(torch.tensor([[5], [6]]), at[:2] + 1)
+    ours = target.predict(torch.tensor([[5], [6]]), at[:2] + 1).logprobs
     for row, (prompt, code) in enumerate(((prompts[1], 5), (prompts[2], 6))):
         condition, padding = condition_of(
             w, features_as_published(text_folder / "flan-t5-xl", prompt)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from calls import only
 from mar_layout import (
     BLOCKS,
     BUFFER,
@@ -356,7 +357,7 @@ def test_what_is_made_is_the_published_loop_with_the_same_noise(pipe, w):
             "schedule": "linear",
             "steps": POSITIONS,
         },
-        sampling=sampling,
+        **only(**sampling),
         seed=5,
     )
     size = (STEPS + 1) * CHANNELS

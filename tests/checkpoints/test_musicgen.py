@@ -5,13 +5,14 @@ import json
 
 import pytest
 import torch
+from calls import only
 from published import save_quietly
 
 import gen
 from gen.contracts.layouts import make_layout
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
-from gen.media.av_files import read_wav
+from gen.media.audio import read_wav
 from gen.modalities.checkpoints.musicgen import MusicFrames
 from gen.models.load.locate import quiet
 from gen.models.published.frame_lm import FrameLM
@@ -142,7 +143,7 @@ def theirs(music, prompts, scale):
 
 
 def ours(pipe, prompts, sampler, sampling):
-    out = pipe(prompts, sampler=sampler, sampling=sampling)
+    out = pipe(prompts, sampler=sampler, **only(**sampling))
     return pipe.modality.to_codes(out.tokens, None)
 
 
@@ -363,9 +364,9 @@ def test_the_unconditional_half_of_guidance_is_their_null_input(pipe, music):
     rows = torch.tensor([music.binding.unconditional, music.binding.prompt(PROMPTS[0])])
     _sampler, sampling = pipe.resolve("autoregressive", {"guidance_scale": 1.0})
     target = CausalTarget(music.adapter("causal"), rows, space, sampling)
-    logp, _ = target.predict(
+    logp = target.predict(
         torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long)
-    )
+    ).logprobs
     with torch.no_grad():
         given = music.theirs.get_unconditional_inputs(1)
         start = torch.full((Q, 1), CODES)

@@ -187,7 +187,7 @@ def test_greedy_actions_are_those_of_generate_over_the_bins_alone_and_in_a_padde
 
 
 def test_actions_are_centres_of_bins_in_physical_units_where_the_mask_says_so(pipe):
-    out = pipe(PROMPTS, sampling={"temperature": 1.5}, seed=1)
+    out = pipe(PROMPTS, temperature=1.5, seed=1)
     edges = np.linspace(-1, 1, BINS)
     centres = (edges[:-1] + edges[1:]) / 2
     stats = STATISTICS["bridge"]["action"]
@@ -233,9 +233,7 @@ def test_all_bins_come_back_and_values_fall_where_numpy_puts_them():
 def test_three_samplers_write_files_and_a_chunk_has_as_many_steps_as_asked_for(folder, tmp_path):
     pipe = gen.load("action", model=folder, unnorm_key="table", horizon=4)
     for sampler in ("autoregressive", "speculative_jacobi", "scd_mc"):
-        out = pipe(
-            PROMPTS[:2], sampler=sampler, sampling={"temperature": 1.0}, num_samples=2, seed=3
-        )
+        out = pipe(PROMPTS[:2], sampler=sampler, temperature=1.0, num_samples=2, seed=3)
         out.save(tmp_path / sampler)
         files = sorted((tmp_path / sampler).glob("*.npz"))
         assert len(files) == 4 and all(pipe.modality.load(f).shape == (4, 2) for f in files)

@@ -14,8 +14,9 @@ import yaml
 
 import gen.core.sampler
 from gen.config.canonical import flat
+from gen.config.entries import Job, fingerprint
 from gen.config.inputs import iter_rows, rows_digest, take_census, write_rows
-from gen.config.job import Job, fingerprint, load_config, make_job
+from gen.config.job import load_config, make_job
 from gen.core.errors import GenError
 
 ROWS = [

@@ -7,13 +7,13 @@ import hashlib
 
 import pytest
 import torch
-from toyjob import Pipe, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
+from toyjob import Pipe, files, job, leftovers, run, steady
 
 from gen.config.job import make_job
 from gen.core.errors import GenError
-from gen.jobs.microbatch import BatchSizes
 from gen.jobs.progress.report import Silent
 from gen.jobs.run import run_job
+from gen.jobs.types import BatchSizes
 from gen.store.ledger import read_rows
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -286,7 +286,7 @@ def test_a_request_to_stop_is_heard_after_what_was_handed_over_which_is_kept(tmp
     assert pipe.made == MANY
 
 
-def test_replaced_rows_take_fewer_calls_and_leave_the_rows_of_items_made_one_by_one(tmp_path):
+def test_replaced_rows_take_fewer_passes_and_leave_the_rows_of_items_made_one_by_one(tmp_path):
     from gen.pipeline.pipeline import load
 
     pipe = load("text", dtype="float64")

@@ -17,7 +17,8 @@ import time
 
 import pytest
 
-from gen.jobs.progress.report import Lines, Silent, duration, speed, watch
+from gen.jobs.progress.report import Lines, Silent, duration, speed
+from gen.jobs.progress.watch import watch
 from gen.store.ledger import PLAN, WORK
 
 RUN = """

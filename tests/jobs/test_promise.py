@@ -1,5 +1,5 @@
-"""What README promises of jobs, line by line: each test says the line it is about, and the last one
-that none is left out."""
+"""README's promises about jobs, line by line: each docstring quotes its line, and the last test
+checks that every line has one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from toyjob import (
     leftovers,
     run,
     steady,
+    toy,  # noqa: F401  a fixture
 )
 
 from gen.core.errors import GenError
@@ -96,7 +97,7 @@ def test_line_1(tmp_path):
 
 def test_line_2(tmp_path, monkeypatch):
     """A reader never sees a partial file, and never a manifest line whose file is missing or
-    another."""
+    different."""
     looks = []
     for name in ("replace", "fsync", "link", "unlink", "write"):
         plain = getattr(os, name)
@@ -115,9 +116,9 @@ def test_line_2(tmp_path, monkeypatch):
 
 @needs_fork
 def test_line_3(tmp_path):
-    """Draws depend on an item and its seed alone: not on microbatch, shard, rank, number of workers
-    or retries. The last bits may differ between machines and microbatches, unless `deterministic:
-    true`."""
+    """Random draws depend on an item and its seed alone: not on microbatch, shard, rank, number of
+    workers or retries. The last bits may differ between machines and microbatches, unless
+    `deterministic: true`."""
     run(tmp_path / "a", num_samples=4)
     run(tmp_path / "b", num_samples=4, batch_size=1, shard_items=2)
     run(tmp_path / "c", Pipe(bad=["beta"]), num_samples=4)
@@ -151,7 +152,7 @@ def test_line_3(tmp_path):
 
 @needs_fork
 def test_line_4(tmp_path):
-    """Any number of workers may join, die or come back; resuming is the same command."""
+    """Any number of workers may join, die or come back; the same command resumes the job."""
     keys = {"shard_items": 1, "batch_size": 1}
     assert in_a_child(lambda: run(tmp_path / "o", Dying("beta"), **keys)) == -signal.SIGKILL
     assert [r["prompt"] for r in read_rows(tmp_path / "o")] == ["alpha"]
@@ -171,7 +172,7 @@ def test_line_4(tmp_path):
 
 
 def test_line_5(tmp_path, monkeypatch):
-    """A failed item is a row with `status` and `error`; `retry=failed` makes just those again; the
+    """A failed item is a row with `status` and `error`; `retry=failed` retries exactly those; the
     exit code is not 0 while any are left."""
     from gen.__main__ import main
     from gen.pipeline import pipeline
@@ -202,7 +203,7 @@ def test_line_6(tmp_path):
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_line_7(tmp_path, monkeypatch, name):
-    """SIGTERM and SIGUSR1 finish the microbatch at work, write the journal and end with exit code
+    """SIGTERM and SIGUSR1 finish the current microbatch, write the journal and exit with code
     75."""
     from gen.__main__ import main
     from gen.pipeline import pipeline
@@ -234,7 +235,7 @@ def test_line_7(tmp_path, monkeypatch, name):
 
 
 def test_line_8(tmp_path):
-    """A changed config is refused with what differs, never mixed."""
+    """A changed config is refused with a list of the differences, never mixed."""
     run(tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     for keys, says in (
@@ -255,4 +256,5 @@ def test_every_line_of_the_promise_has_its_test():
         " ".join(found.split())
         for found in re.findall(r"^\d\. (.*(?:\n   .*)*)", section, re.MULTILINE)
     ]
-    assert lines == [getattr(sys.modules[__name__], f"test_line_{n}").__doc__ for n in range(1, 9)]
+    tests = [getattr(sys.modules[__name__], f"test_line_{n}") for n in range(1, 9)]
+    assert lines == [" ".join(test.__doc__.split()) for test in tests]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import only
 from quick_models import quickly_trained
 from safetensors.torch import load_file, save_file
 
@@ -19,14 +20,15 @@ from gen.__main__ import main
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.token_space import TokenSpace
-from gen.media.av_files import read_video
 from gen.media.motion.bvh import read_bvh, write_bvh
 from gen.media.motion.features import LOWER, UPPER, start_of
 from gen.media.motion.skeleton import Motion
 from gen.media.npz import write_npz
+from gen.media.video import read_video
 from gen.modalities.motion import captions as moves
 from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.modality import MotionModality, placed, spans
+from gen.models.targets.base import StepOutput
 from gen.pipeline.lengths import draw_lengths, settled
 from gen.recipes.motion import recipe as motion_recipe
 from gen.tokenizers.motion.motion_vq import MotionVQ
@@ -159,7 +161,7 @@ class Known:
         ).log()
 
     def predict(self, canvas, of):
-        return self.sampling.expand(len(canvas), -1, -1), 7
+        return StepOutput(self.sampling.expand(len(canvas), -1, -1), 7)
 
 
 def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
@@ -489,7 +491,8 @@ def test_a_person_moves_is_the_prompt_that_says_nothing(pipes):
         != prompt(PROMPTS[0])
     )
     guided, plain = (
-        pipe("a person moves", JACOBI, {"guidance_scale": g}, frames=32).tokens for g in (3.0, 1.0)
+        pipe("a person moves", JACOBI, **only(guidance_scale=g), frames=32).tokens
+        for g in (3.0, 1.0)
     )
     assert torch.equal(guided, plain)
     with pytest.raises(GenError, match="outside the vocabulary"):

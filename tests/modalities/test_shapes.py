@@ -131,7 +131,7 @@ def test_changing_any_one_stated_attribute_turns_the_verdict():
         "shape": shapes.SHAPES,
         "colour": shapes.COLOURS,
         "size": shapes.SIZES,
-        "place": shapes.PLACES,
+        "place": shapes.LOCATIONS,
     }
     changed = [
         Caption(
@@ -244,7 +244,7 @@ def test_pil_pictures_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(da
 
 
 def test_a_prompt_pairs_every_word_with_the_place_of_its_shape():
-    n = len(shapes.PLACES) + 1
+    n = len(shapes.LOCATIONS) + 1
     two = shapes.parse(
         "a large red circle at the top left and a small blue ring at the bottom right"
     ).pairs()

@@ -31,7 +31,7 @@ from gen.core.sampler import Sampler
 from gen.models.targets.base import legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.length_policies import AutoLength, LengthPolicy
-from gen.samplers.engine.causal_loop import Drafter, CausalStep
+from gen.samplers.engine.causal_loop import CausalStep, Drafter
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.window import AUTO, checked, width_of
 from gen.samplers.verifiers.base import ROW, Proposal, Verifier
@@ -131,7 +131,7 @@ class ModelDrafter(Drafter):
         )
         active = asked[:, 0]
         for column in range(most):
-            law = self.draft.predict(given, at)[0][:, -1]
+            law = self.draft.predict(given, at).logprobs[:, -1]
             drawn, mass = self.chain.draw(step, column, law, active)
             drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
             drafted[:, column] = active

@@ -27,7 +27,7 @@ from gen.core.params import number
 from gen.core.registry import register
 from gen.samplers.masked.parts.blocks import BlockParams
 from gen.samplers.masked.parts.selection import greedy
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import LOGPROBS, MaskedStep, highest, needs
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class AdaptiveParams(BlockParams):
     limit=Limit("fast_dllm", {"delimiter_threshold": 1.1}),
 )
 @register("block_schedule", "adaptive", params=AdaptiveParams)
+@needs(LOGPROBS)
 def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
     """Opens the block at work, which ends with a delimiter. Its number is the position after its
     last."""

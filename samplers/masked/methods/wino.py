@@ -32,7 +32,7 @@ from gen.samplers.masked.parts.selection import (
     fixed_blocks,
     greedy,
 )
-from gen.samplers.masked.step import MaskedStep, highest, lowest
+from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, highest, lowest, needs
 
 SHARE, LEAST, MOST = (7, 10), 5, 20  # positions that one step commits at most
 
@@ -62,11 +62,8 @@ def wide_in(step: MaskedStep) -> Tensor:
     limit=Limit("wino", {"remask_threshold": 0}, {"remasker": "none"}, "`remask_threshold: 0`"),
 )
 @register("remasker", "wino", params=RemaskThresholdParams)
+@needs(LEFT_OUT_LOGP)
 def wino(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """Masks what its neighbours alone would not have said."""
     doubtful = step.remaskable & (step.left_out_logp.exp() < step.params.remask_threshold)
     return lowest(step.left_out_logp, doubtful, count - 1), count
-
-
-# asks the loop for the distribution of every committed position without its own token
-wino.shadow = True

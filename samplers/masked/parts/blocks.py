@@ -50,9 +50,7 @@ def whole(step: MaskedStep) -> tuple[Tensor, Tensor]:
 
 def block_numbers(step: MaskedStep) -> Tensor:
     """Numbers the block of ``block_length`` positions that each position is in: [b, T]."""
-    prompt = step.num_prompt_tokens
-    aligned = step.params.align_blocks and isinstance(prompt, Tensor)
-    offset = prompt[:, None] if aligned else 0
+    offset = step.num_prompt_tokens[:, None] if step.params.align_blocks else 0
     return (step.positions + offset) // step.params.block_length
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from constrained import SPACES, ExactLength, ends_at, exact_length, sampling_of, obeys, with_end
+from constrained import SPACES, ExactLength, ends_at, exact_length, obeys, sampling_of, with_end
 from enumeration import distance, enumerate_law
 from tabular import (
     EMPTY,
@@ -144,13 +144,13 @@ def test_drafts_that_are_all_illegal_leave_a_law():
     space = exact_length(4, 4)
     target = causal_target(models(space, SamplingParams())[0], space, COMBINED, [0, 1])
     at = torch.arange(4).expand(2, 4)
-    sampling, _ = target.predict(torch.tensor([[0, 2, 2, 2], [0, 3, 0, 3]]), at)
+    sampling = target.predict(torch.tensor([[0, 2, 2, 2], [0, 3, 0, 3]]), at).logprobs
     assert not bool(sampling.isnan().any())
     assert torch.allclose(sampling.exp().sum(-1), torch.ones(2, 4, dtype=torch.float64))
     assert sampling[0, 2:].argmax(-1).tolist() == [3, 3] and sampling[1, 1:].argmax(
         -1
     ).tolist() == [3, 3, 3]
-    sampling, _ = target.predict(torch.tensor([[0, 0, 0, 0]] * 2), at)
+    sampling = target.predict(torch.tensor([[0, 0, 0, 0]] * 2), at).logprobs
     assert torch.equal(target.allowed[0], target.allowed[1])
     assert target.allowed[0].sum(-1).tolist() == [3, 3, 2, 1] and bool(
         (sampling.isfinite().sum(-1) > 0).all()

@@ -334,7 +334,7 @@ def test_a_target_under_another_law_keeps_its_condition():
     target = causal_target(model, space, sampling, [1, 0])
     nothing = torch.zeros(2, 1, dtype=torch.long)
     for other in (SamplingParams(), SamplingParams(temperature=0.5, guidance_scale=3.0), sampling):
-        found = target.with_params(other).predict(nothing, nothing)[0][:, 0]
+        found = target.with_params(other).predict(nothing, nothing).logprobs[:, 0]
         expected = [
             other(
                 model.after(list(PROMPTS[c])), model.after(list(EMPTY[c])) if other.guided else None

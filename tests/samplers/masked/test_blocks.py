@@ -156,7 +156,8 @@ def test_the_cache_gives_what_full_recomputation_gives():
         block = target.block()
         for share in (0.0, 0.5):
             canvas = torch.where(torch.rand(3, 6, generator=generator) < share, full, 8)
-            sampling, computed = block.predict(canvas)
+            out = block.predict(canvas)
+            sampling, computed = out.logprobs, out.num_computed_tokens
             with torch.no_grad():
                 expected = SamplingParams()(
                     recomputed(model, target.prompt, known, canvas), None, space.legal[:6]

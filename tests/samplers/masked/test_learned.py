@@ -192,7 +192,7 @@ def test_traces_say_whether_a_proposal_is_what_stands_there_in_the_end():
     out, final, c = sampler(target(), CounterRNG(range(3)), trace=True), [], []
     states_ = torch.full((3, POSITIONS), MASK)
     for step in range(POSITIONS):  # one place each
-        sampling = target().predict(states_)[0]
+        sampling = target().predict(states_).logprobs
         sure, ids = sampling.max(-1)
         empty = states_ == MASK
         final, c = [*final, (ids == out.tokens)[empty]], [*c, sure.exp()[empty]]

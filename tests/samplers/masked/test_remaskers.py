@@ -24,7 +24,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
-from gen.samplers.masked.step import MaskedStep, lowest
+from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, lowest, needs_of
 
 REMASKERS = list(registry.table("remasker"))
 REVISING = [name for name in REMASKERS if name != "none"]
@@ -468,7 +468,7 @@ def test_what_disagrees_is_taken_back(remasker):
 def test_blocks_take_back_within_a_block(remasker):
     model = TabularBlocks(SPACE.vocab_size, block_length=10)
     frame_blocks = registry.get("sampler", "frame_blocks")
-    if getattr(registry.get("remasker", remasker), "shadow", False):
+    if LEFT_OUT_LOGP in needs_of(registry.get("remasker", remasker)):
         with pytest.raises(
             GenError,
             match=(
