@@ -41,7 +41,7 @@ from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.text.data import drawn
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.methods.learn2pd import PlaceFilter, features
-from gen.samplers.masked.parts.selectors import even
+from gen.samplers.masked.methods.llada import even
 from gen.samplers.masked.step import MaskedStep
 
 MODEL, FILTER = "text-masked", "text-filter"

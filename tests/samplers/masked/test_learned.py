@@ -429,7 +429,7 @@ def test_learn2pd_is_for_rows_that_end(folders):
     )[0].filter == "text-filter"
     with pytest.raises(
         GenError,
-        match="sampler.stop is 'end', which needs an id that ends a row .*; there is none here",
+        match="sampler.stop is 'end', which needs an id that ends a row .*; this model has none",
     ):
         decode(sampler)
     ending, filled = (
