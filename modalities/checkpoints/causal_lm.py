@@ -12,7 +12,7 @@ from gen.core.token_space import TokenSpace
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
-from gen.models.load.pretrained import chats, pretrained, said_by_user, tokenizer_of
+from gen.models.load.pretrained import chat_token_ids, pretrained, tokenizer_of, uses_chat_template
 from gen.tokenizers.text.hf_text import HFText
 
 
@@ -72,7 +72,7 @@ class CausalText(Checkpoint):
         tokenizer = tokenizer_of(
             files.path, name=files.name, trust_remote_code=how.trust_remote_code
         )
-        self.tokenizer, self.chat = tokenizer, chats(tokenizer, chat, files.name)
+        self.tokenizer, self.chat = tokenizer, uses_chat_template(tokenizer, chat, files.name)
         self.model = pretrained(
             AutoModelForCausalLM,
             files.path,
@@ -97,7 +97,7 @@ class CausalText(Checkpoint):
 
     def prompt(self, text: str) -> list[int]:
         if self.chat and text:
-            return said_by_user(self.tokenizer, text)
+            return chat_token_ids(self.tokenizer, text)
         return self.tokenizer(text)["input_ids"]
 
     def adapter(self, protocol: str) -> CausalLM:
