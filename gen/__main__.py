@@ -1,4 +1,4 @@
-"""The command ``gen``. Whatever goes wrong ends as one line on stderr and an exit code.
+"""The command ``gen``: every error ends as one line on stderr and an exit code.
 
 0 done, 1 some items failed or some media are broken, 2 wrong input or a disk that cannot be
 written, 3 a fault in gen, 75 a run stopped on request (SIGTERM, SIGUSR1) and goes on with the same
@@ -14,20 +14,19 @@ import threading
 import traceback
 from collections.abc import Sequence
 
+from gen.cli.parser import parse
 from gen.core.errors import GenError
+from gen.core.memory import is_out_of_memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    from gen.cli.parser import parse
-
+    """Run one command and return the exit code; ``argv`` is the command line without ``gen``."""
     previous = None
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
         if threading.current_thread() is threading.main_thread():
-            previous = signal.signal(
-                signal.SIGTERM, _interrupt
-            )  # schedulers ask so; temporary files still go
+            # schedulers end processes so; temporary files are removed all the same
+            previous = signal.signal(signal.SIGTERM, _interrupt)
         return args.command(args)
     except SystemExit as leaving:  # --help and --version
         return leaving.code if isinstance(leaving.code, int) else 0
@@ -41,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GenError as error:
         return _say(str(error), 2, error)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        return _say(f"{place}{error.strerror or error}", 2, error)
+        file = f"{error.filename}: " if error.filename else ""
+        return _say(f"{file}{error.strerror or error}", 2, error)
     except Exception as error:  # the last line of defence
-        if _out_of_memory(error):
+        if is_out_of_memory(error):
             return _say(f"out of memory: {error}", 2, error)
         return _say(
             f"internal error, {type(error).__name__}: {error} (GEN_DEBUG=1 shows where)", 3, error
@@ -59,14 +58,6 @@ def _say(text: str, code: int, error: BaseException) -> int:
         traceback.print_exception(error)
     print("gen: " + " ".join(text.split()), file=sys.stderr, flush=True)
     return code
-
-
-def _out_of_memory(error: Exception) -> bool:
-    if "gen.jobs.microbatch" not in sys.modules:
-        return isinstance(error, MemoryError)
-    from gen.jobs.microbatch import is_out_of_memory
-
-    return is_out_of_memory(error)
 
 
 def _interrupt(*_: object) -> None:

@@ -1,5 +1,5 @@
-"""The page of a benchmark: fidelity against forward calls and wall time, wall time against forward
-calls, accepted drafts.
+"""The page of a benchmark: fidelity against forward passes and wall time, wall time against forward
+passes, accepted drafts.
 
 A static page in plain SVG, like the job galleries. Every share carries its 95 % interval (Wilson),
 so that nobody reads a difference into eight pictures, and every wall time the least and the most of
@@ -15,9 +15,9 @@ from typing import Any
 
 from gen.bench.plots import COLOURS, Axis, Point, axis, bars, panel
 from gen.bench.table import REFERENCE, interval
-from gen.store.ledger import put_text
+from gen.core.files import put_text
 
-CALLS, SECONDS, SHARE = "forward calls per item", "seconds per item", "passed"
+CALLS, SECONDS, SHARE = "forward passes per item", "seconds per item", "prompt accuracy"
 Rows = list[dict[str, Any]]
 Marks = dict[str, tuple[str, str]]
 
@@ -38,8 +38,8 @@ def write_page(folder: Path, tables: Mapping[str, Rows], title: str) -> Path:
 
 
 def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[Any, str]) -> Path:
-    """Writes ``index.html`` with one drawing of fidelity against calls per value of the column
-    ``by``, in the order of ``heads``, which say what each of them is; returns its path."""
+    """Writes ``index.html`` with one drawing of prompt accuracy against passes per value of the
+    column ``by``, in the order of ``heads``, which say what each of them is; returns its path."""
     groups = {
         head: [r for r in table if not r["error"] and r[by] == n] for n, head in heads.items()
     }
@@ -66,7 +66,7 @@ def section(head: str, rows: Rows, marks: Marks) -> str:
         ""
         if checked
         else (
-            "<p>Nothing tells whether these media fulfil their prompts:"
+            "<p>Nothing tells whether these media pass the checker:"
             f" {escape(rows[0]['unchecked'] or '')}</p>"
         )
     )
@@ -75,13 +75,13 @@ def section(head: str, rows: Rows, marks: Marks) -> str:
             r["sampler"],
             r["acceptance_histogram"],
             marks[r["base"]][0],
-            "drafts accepted in a call",
+            "drafts accepted in a pass",
         )
         for r in rows
         if sum(r["acceptance_histogram"])
     ]
     drawn = (
-        "<h4>Accepted drafts, share of forward calls</h4><div"
+        "<h4>Accepted drafts, share of forward passes</h4><div"
         f' class="small">{"".join(drafts)}</div>'
         if drafts
         else ""
@@ -90,7 +90,7 @@ def section(head: str, rows: Rows, marks: Marks) -> str:
 
 
 def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
-    """Panels with common axes, the share of fulfilled prompts against a column: one per sampler
+    """Panels with common axes, prompt accuracy against a column: one per sampler
     that was swept, or one of all if none was."""
     swept = [r for r in rows if r.get("param")]
     shown = swept or rows
@@ -113,7 +113,7 @@ def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
 
 
 def against_calls(rows: Rows, marks: Marks) -> str:
-    """Wall time against forward calls, both logarithmic, with the line on which a call costs what
+    """Wall time against forward passes, both logarithmic, with the line on which a call costs what
     it costs the reference."""
     points = [
         Point(
@@ -137,7 +137,7 @@ def against_calls(rows: Rows, marks: Marks) -> str:
         log=True,
     )
     return panel(
-        "wall time against forward calls",
+        "wall time against forward passes",
         points,
         x,
         y,
@@ -205,7 +205,7 @@ def _share(row: dict[str, Any], key: str, marks: Marks) -> Point:
 
 
 def _said(row: dict[str, Any]) -> str:
-    text = f"{row['sampler']}: {row['nfe']:.1f} calls"
+    text = f"{row['sampler']}: {row['nfe']:.1f} passes"
     if "seconds" in row:
         text += f", {row['seconds']:.4f} s"
     if row["passed"] is None:
@@ -221,11 +221,11 @@ def _write(folder: Path, title: str, about: str, body: str) -> Path:
     return page
 
 
-ABOUT_CURVES = """Share of prompts that the checker finds fulfilled, against forward calls per item.
+ABOUT_CURVES = """Prompt accuracy, against forward passes per item.
 Bars are 95 % intervals; labels are the value of the knob."""
 ABOUT = """Medians over repeats. Bars of shares are 95 % intervals, those of wall time the least
 and the most of the repeats. On the line
-<em>overhead 1</em> a forward call costs what it costs plain autoregression: above it saved calls
+<em>overhead 1</em> a forward pass costs what it costs plain autoregression: above it saved passes
 are not saved time. Diamonds are other
 implementations. A label that would cover something is left out; the list has all of them."""
 PAGE = """<!doctype html>

@@ -1,9 +1,9 @@
 """``gen bench MODALITY --oracle``: masked samplers against models whose law is known, so that every
 error is the sampler's.
 
-Accuracy against forward calls, per case. What is measured is what the registry holds: every masked
+Accuracy against forward passes, per case. What is measured is what the registry holds: every masked
 sampler and preset, and every selector in each sampler that takes one. Each is drawn along its dial:
-of the numeric knobs that it reads, the one that spans the widest range of forward calls. The
+of the numeric knobs that it reads, the one that spans the widest range of forward passes. The
 modality brings the cases (``Modality.oracle_bench``).
 """
 
@@ -12,18 +12,20 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-from torch import Tensor
-
+from gen.bench.curve import write_curves
+from gen.bench.report import deliver, machine
+from gen.bench.table import laid_out
+from gen.bench.variants import grid_of
+from gen.contracts.oracle import Board, measure
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterRNG
-from gen.core.sampler import Sampler, resolve_sampler
-from gen.core.sampling_params import SamplingParams
+from gen.core.sampler import resolve_sampler
+from gen.jobs.defaults import preset_sampling, requested_sampling
+from gen.jobs.progress.terminal import for_terminal
 
 CHOSEN = "selector"  # a part that is measured by itself: the knob, and the kind in the registry
 WHOLE, REAL = (
@@ -42,43 +44,14 @@ WHOLE, REAL = (
 )  # values of a dial: counts; probabilities, nats
 
 
-@dataclass(frozen=True)
-class Board:
-    """Rows that are decoded together. ``cases``: the name of each row's case; ``keys``: what its
-    draws depend on. ``target(law)``: a fresh target of them all. ``right(tokens)``: which rows of
-    [B, T] are right. ``exact``: per case, figures that are known without measuring, among them
-    ``one_step``, how often a single call is right."""
-
-    cases: Sequence[str]
-    keys: Sequence[int]
-    target: Callable[[SamplingParams], Any]
-    right: Callable[[Tensor], Sequence[bool]]
-    exact: dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Point:
-    """What a sampler did in one case: ``right`` of ``rows``, and ``nfe``, forward calls per row."""
-
-    right: int
-    rows: int
-    nfe: float
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / self.rows
-
-
-def measure(board: Board, sampler: Sampler, sampling: SamplingParams) -> dict[str, Point]:
-    """A sampler on every row of a board, by case. The same every time."""
-    out = sampler(board.target(sampling), CounterRNG(board.keys))
-    found: dict[str, list[tuple[bool, int]]] = {case: [] for case in board.cases}
-    for case, right, stats in zip(board.cases, board.right(out.tokens), out.stats, strict=True):
-        found[case].append((bool(right), stats.nfe))
-    return {
-        case: Point(sum(r for r, _ in rows), len(rows), mean(n for _, n in rows))
-        for case, rows in found.items()
-    }
+NO_MODEL_FLAGS = {  # what they must be with --oracle
+    "model": None,
+    "dtype": None,
+    "device": None,
+    "compile": None,
+    "peers": None,
+    "batch_sizes": "1,8",
+}
 
 
 def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
@@ -108,7 +81,7 @@ def dial(
     spec: dict[str, Any], sampling: dict[str, Any], probe: Board
 ) -> tuple[str | None, list[Any]]:
     """The knob that a sampler is drawn along, and its values; none if no knob changes its number of
-    forward calls in the probe's hardest case.
+    forward passes in the probe's hardest case.
 
     Raises ``GenError`` if the sampler cannot decode the probe."""
     hardest = min(
@@ -173,113 +146,91 @@ def table_of(
     table: list[dict[str, Any]] = []
     for label, spec in specs.items():
         progress.batch(label, 1)
-        sampling, row = (
-            sampling_of(spec["name"]),
-            {
-                "base": label,
-                "batch_size": None,
-                "media": 0,
-                "error": None,
-                "param": None,
-                "value": None,
-            },
-        )
+        row = {
+            "base": label,
+            "batch_size": None,
+            "media": 0,
+            "error": None,
+            "param": None,
+            "value": None,
+        }
         try:
-            sampler, _ = resolve_sampler(spec, sampling)
-            if sweep[0] is not None:
-                param, values = (
-                    sweep
-                    if any(f.name == sweep[0] for f in fields(sampler)) and sweep[0] not in spec
-                    else (None, [])
-                )
-            else:
-                param, values = dial(spec, sampling, probe)
-            last = None
-            for value in values or [None]:
-                full = {**spec, param: value} if param else spec
-                sampler, params = resolve_sampler(full, sampling)
-                points = {
-                    case: p
-                    for board in boards
-                    for case, p in measure(board, sampler, params).items()
-                }
-                if points != last:
-                    name = (
-                        f"{label} {param}={value:g}"
-                        if type(value) in (int, float)
-                        else f"{label} {param}={value}"
-                        if param
-                        else label
-                    )
-                    table += [
-                        {
-                            **row,
-                            "sampler": name,
-                            "case": case,
-                            "param": param,
-                            "value": value,
-                            "media": p.rows,
-                            "nfe": p.nfe,
-                            "right": p.right,
-                            "passed": p.accuracy,
-                        }
-                        for case, p in points.items()
-                    ]
-                last = points
+            table += [
+                {**row, **r} for r in _rows_of(label, spec, sampling_of, boards, probe, sweep)
+            ]
         except GenError as problem:
             table.append({**row, "sampler": label, "case": None, "error": str(problem)})
         progress.items(1)
     return table
 
 
-def bench_oracle(args: argparse.Namespace) -> int:
-    """What ``gen bench --oracle`` does. Raises ``GenError`` for flags that say something about a
-    model."""
-    from gen.bench.run import deliver, grid_of, machine
-    from gen.cli.commands import SAMPLING
-    from gen.jobs.progress.report import for_terminal
+def _rows_of(
+    label: str,
+    spec: dict[str, Any],
+    sampling_of: Callable[[str], dict[str, Any]],
+    boards: Sequence[Board],
+    probe: Board,
+    sweep: tuple[str | None, list[Any]],
+) -> list[dict[str, Any]]:
+    """Measure one contender along its dial: a row per value that changes anything and case."""
+    sampling = sampling_of(spec["name"])
+    sampler, _ = resolve_sampler(spec, sampling)
+    if sweep[0] is None:
+        param, values = dial(spec, sampling, probe)
+    elif any(f.name == sweep[0] for f in fields(sampler)) and sweep[0] not in spec:
+        param, values = sweep
+    else:
+        param, values = None, []
+    rows: list[dict[str, Any]] = []
+    last = None
+    for value in values or [None]:
+        full = {**spec, param: value} if param else spec
+        sampler, params = resolve_sampler(full, sampling)
+        points = {
+            case: point
+            for board in boards
+            for case, point in measure(board, sampler, params).items()
+        }
+        if points != last:
+            shown = f"{value:g}" if type(value) in (int, float) else value
+            rows += [
+                {
+                    "sampler": f"{label} {param}={shown}" if param else label,
+                    "case": case,
+                    "param": param,
+                    "value": value,
+                    "media": point.rows,
+                    "nfe": point.nfe,
+                    "right": point.right,
+                    "passed": point.accuracy,
+                }
+                for case, point in points.items()
+            ]
+        last = points
+    return rows
 
-    for key, default in (
-        ("model", None),
-        ("dtype", None),
-        ("device", None),
-        ("compile", None),
-        ("peers", None),
-        ("batch_sizes", "1,8"),
-    ):
-        if getattr(args, key) != default:
-            flag = f"--{key.replace('_', '-')}"
-            raise GenError(
-                f"{flag} is {getattr(args, key)!r}, with --oracle; expected nothing, the oracle"
-                " takes the model's place"
-            )
-    grid = grid_of(args.sweep)
-    if len(grid) > 1:
-        raise GenError(
-            f"--sweep came with the knobs {', '.join(grid)}, with --oracle; expected one, a sampler"
-            " is drawn along one dial"
-        )
-    sweep, said = (
-        next(iter(grid.items()), (None, [])),
-        {k: getattr(args, k) for k in SAMPLING if getattr(args, k) is not None},
-    )
+
+def bench_oracle(args: argparse.Namespace) -> int:
+    """Carry out ``gen bench --oracle``. Raises ``GenError`` for flags that are about a model."""
+    sweep = _checked_sweep(args)
+    requested = requested_sampling(args)
     specs = contenders(
         [n.strip() for n in args.samplers.split(",") if n.strip()] if args.samplers else None
     )
 
     def sampling_of(name):
-        return {**getattr(registry.table("preset").get(name), "sampling", {}), **said}
+        return {**preset_sampling(name), **requested}
 
     for spec in specs.values():
         resolve_sampler(spec, sampling_of(spec["name"]))
     if sweep[0] is not None and not any(
         f.name == sweep[0] for spec in specs.values() for f in fields(resolve_sampler(spec)[0])
     ):
-        raise GenError(f"--sweep is about {sweep[0]!r}, a knob that none of {', '.join(specs)} has")
-    modality, began = (
-        registry.get("modality", args.modality, "the command line")(),
-        time.perf_counter(),
-    )
+        raise GenError(
+            f"--sweep names {sweep[0]!r}, a parameter that none of {', '.join(specs)} has"
+        )
+    modality = registry.get("modality", args.modality, "the command line")()
+    began = time.perf_counter()
     boards = modality.oracle_bench(args.prompts, args.repeats, args.seed)
     probe = min(
         modality.oracle_bench(16, 1, args.seed),
@@ -298,7 +249,7 @@ def bench_oracle(args: argparse.Namespace) -> int:
         "seed": args.seed,
         "prompts": args.prompts,
         "repeats": args.repeats,
-        "sampling": said,
+        "sampling": requested,
         "machine": machine(),
         "seconds": time.perf_counter() - began,
         "cases": exact,
@@ -306,26 +257,50 @@ def bench_oracle(args: argparse.Namespace) -> int:
     }
     lines = [render(table, exact, args.markdown)]
     if args.gallery:
-        from gen.bench.curve import write_curves
-
-        hardest_first = sorted(exact.items(), key=lambda case: case[1]["one_step"])
-        heads = {
-            case: f"{case}: one call is right {known['one_step']:.1%} of the time"
-            for case, known in hardest_first
-        }
-        page = write_curves(
-            Path(args.gallery), table, f"gen bench {args.modality} --oracle", "case", heads
-        )
-        lines.append(f"gallery: {page}")
+        lines.append(f"gallery: {_write_gallery(args, table, exact)}")
     deliver(args, report, "\n".join(lines))
     return 0
 
 
-def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], markdown: bool) -> str:
-    """Forward calls and accuracy per case. Cases that one call always gets right share a column,
-    with the worst of them."""
-    from gen.bench.table import laid_out
+def _checked_sweep(args: argparse.Namespace) -> tuple[str | None, list[Any]]:
+    """Return the parameter of ``--sweep`` and its values; (None, []) without one.
 
+    Raises:
+        GenError: for flags that are about a model, and for a grid of several parameters.
+    """
+    for key, default in NO_MODEL_FLAGS.items():
+        value = vars(args)[key]
+        if value != default:
+            flag = f"--{key.replace('_', '-')}"
+            raise GenError(
+                f"{flag} is {value!r}, with --oracle; expected nothing, the oracle takes the"
+                " model's place"
+            )
+    grid = grid_of(args.sweep)
+    if len(grid) > 1:
+        raise GenError(
+            f"--sweep came with the parameters {', '.join(grid)}, with --oracle; expected one, a"
+            " sampler is drawn along one dial"
+        )
+    return next(iter(grid.items()), (None, []))
+
+
+def _write_gallery(
+    args: argparse.Namespace, table: list[dict[str, Any]], exact: dict[str, dict[str, float]]
+) -> Path:
+    """Draw one panel per case, the hardest first."""
+    hardest_first = sorted(exact.items(), key=lambda case: case[1]["one_step"])
+    heads = {
+        case: f"{case}: one forward pass is right {known['one_step']:.1%} of the time"
+        for case, known in hardest_first
+    }
+    title = f"gen bench {args.modality} --oracle"
+    return write_curves(Path(args.gallery), table, title, "case", heads)
+
+
+def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], markdown: bool) -> str:
+    """Forward passes and accuracy per case. Cases that one call always gets right share a column,
+    with the worst of them."""
     hard = [case for case, known in exact.items() if known["one_step"] < 1 - 1e-9]
     easy = [case for case in exact if case not in hard]
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -335,10 +310,10 @@ def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], mark
     def cell(row):
         return f"{row['nfe']:.1f} {row['passed']:.1%}"
 
-    rows = [["calls and accuracy", *hard, *(["other cases"] if easy else [])]]
+    rows = [["passes and accuracy", *hard, *(["other cases"] if easy else [])]]
     rows.append(
         [
-            "known: one call",
+            "known: one pass",
             *(f"1.0 {exact[case]['one_step']:.1%}" for case in hard),
             *(["1.0 100.0%"] if easy else []),
         ]

@@ -10,22 +10,22 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from gen.cli.info import columns
+from gen.core.tables import columns
 
 REFERENCE = "autoregressive"
 HEADS = [
     "sampler",
     "batch",
-    "forward calls",
+    "forward passes",
     "tokens computed",
-    "s per item (least-most)",
-    "fewer calls",
+    "s per item (min-max)",
+    "fewer passes",
     "faster",
     "overhead",
-    "per call",
+    "per pass",
     "MB",
-    "fulfilled (95 %)",
-    "media",
+    "prompt accuracy (95 %)",
+    "samples",
 ]
 NOTHING = "-"
 BRIEF = 50  # letters of a reason that has room in the table
@@ -45,11 +45,11 @@ def tabulate(
     """A row per sampler and batch size, those at one batch size together and in the order of
     ``variants``.
 
-    Of the repeats: medians of forward calls, tokens computed and seconds per item, and the least
+    Of the repeats: medians of forward passes, tokens computed and seconds per item, and the least
     and the most of the seconds; the largest peak memory; the sum of the acceptance histograms.
-    ``mean_acceptance_length``: tokens made per forward call. ``passed`` and its interval are of
+    ``mean_acceptance_length``: tokens made per forward pass. ``passed`` and its interval are of
     all media, None where nothing checks them. ``errors``: why there is no measurement. Ratios are
-    to the reference at the same batch size; ``overhead``: wall speed-up / forward-call speed-up, 1
+    to the reference at the same batch size; ``overhead``: wall speed-up / forward-pass speed-up, 1
     where calls cost the same.
     """
     groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
@@ -76,11 +76,11 @@ def tabulate(
     for row in table:
         base = reference.get(row["batch_size"])
         if base and not row["error"]:
-            row["fewer_calls"], row["speed_up"] = (
+            row["fewer_passes"], row["speed_up"] = (
                 base["nfe"] / row["nfe"],
                 base["seconds"] / row["seconds"],
             )
-            row["overhead"] = row["speed_up"] / row["fewer_calls"]
+            row["overhead"] = row["speed_up"] / row["fewer_passes"]
     return table
 
 
@@ -105,7 +105,7 @@ def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     for key in ("passed", "valid"):
         row[key] = sum(r[key] for r in group) / media if checked else None
     row["unchecked"] = next((r["unchecked"] for r in group if r["unchecked"]), None)
-    row["fulfilled_least"], row["fulfilled_most"] = (
+    row["passed_least"], row["passed_most"] = (
         interval(row["passed"], media) if checked else (None, None)
     )
     return row
@@ -142,7 +142,7 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
                 calls(r),
                 f"{r['tokens_computed']:.0f}",
                 f"{r['seconds']:.4f} ({r['seconds_least']:.4f}-{r['seconds_most']:.4f})",
-                ratio("fewer_calls"),
+                ratio("fewer_passes"),
                 ratio("speed_up"),
                 ratio("overhead", ""),
                 f"{r['mean_acceptance_length']:.2f}",
@@ -152,7 +152,7 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
             ]
         )
     why = dict.fromkeys(
-        f"fulfilled {NOTHING}: {r['unchecked']}" for r in table if r.get("unchecked")
+        f"prompt accuracy {NOTHING}: {r['unchecked']}" for r in table if r.get("unchecked")
     )
     refused = dict.fromkeys(
         f"{r['sampler']} refused: {r['error']}" for r in table if len(r["error"] or "") > BRIEF
@@ -169,7 +169,7 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
 
 
 def calls(row: dict[str, Any]) -> str:
-    """Forward calls of the model, and of the draft model where there is one."""
+    """Forward passes of the model, and of the draft model where there is one."""
     return f"{row['nfe']:.1f}" + (
         f" + {row['draft_nfe']:.1f} draft" if row["draft_nfe"] is not None else ""
     )
@@ -178,7 +178,7 @@ def calls(row: dict[str, Any]) -> str:
 def fidelity(row: dict[str, Any]) -> str:
     if row["passed"] is None:
         return NOTHING
-    return f"{row['passed']:.1%} ({row['fulfilled_least']:.0%}-{row['fulfilled_most']:.0%})"
+    return f"{row['passed']:.1%} ({row['passed_least']:.0%}-{row['passed_most']:.0%})"
 
 
 def distributions(table: list[dict[str, Any]]) -> list[str]:
@@ -195,7 +195,7 @@ def distributions(table: list[dict[str, Any]]) -> list[str]:
     ]
     return [
         f"sampling: {first[0]}",
-        *(f"law of {', '.join(names)}: {sampling}" for sampling, names in others),
+        *(f"sampling of {', '.join(names)}: {sampling}" for sampling, names in others),
     ]
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gen.core.errors import GenError
-from gen.jobs.microbatch import describe
-from gen.store.ledger import CHECK, put_text, read_rows, require_job, sha256, writing
+from gen.core.errors import GenError, describe
+from gen.core.files import put_text, sha256, writing
+from gen.core.registry import registry
+from gen.core.tables import columns
+from gen.gallery import write as gallery_page
+from gen.store.ledger import CHECK, read_rows, require_job
 from gen.store.shard_reader import Members
 
 
@@ -20,9 +25,6 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
     ``failed``: the items that are not both. A medium that is missing, altered or unreadable is not
     valid, and one of ``broken``.
     """
-    from gen.core.registry import registry
-    from gen.gallery.write import write_gallery
-
     folder = require_job(folder)
     rows = read_rows(folder)
     if not rows:
@@ -39,7 +41,7 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
             broken += not judged
     put_text(folder / CHECK, json.dumps(verdicts, ensure_ascii=False) + "\n")
     with writing(folder):
-        write_gallery(folder)
+        gallery_page.write_gallery(folder)
     by_sampler: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_sampler[row["sampler"]].append(verdicts[row["id"]])
@@ -88,3 +90,38 @@ def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
         return sum(v[key] for v in verdicts) / len(verdicts)
 
     return {"items": len(verdicts), "passed": share("passed"), "valid": share("valid")}
+
+
+# --- the commands
+
+
+def gallery(args: argparse.Namespace) -> int:
+    folder = require_job(args.folder)
+    with writing(folder):
+        print(gallery_page.write_gallery(folder))
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    report = check_folder(args.folder)
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False, indent=2))
+    else:
+        _print_report(report)
+    return 1 if report["broken"] else 0
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    rows: list[Sequence[str]] = [("sampler", "items", "passed", "valid")]
+    groups = [
+        *report["by_sampler"].items(),
+        *([("all", report)] if len(report["by_sampler"]) > 1 else []),
+    ]
+    rows += [
+        (name, str(s["items"]), f"{s['passed']:.1%}", f"{s['valid']:.1%}") for name, s in groups
+    ]
+    print(columns(rows))
+    for item in report["failed"][:10]:
+        print(f"{item['id']} {item['prompt']!r}: {item['detail']}")
+    if len(report["failed"]) > 10:
+        print(f"... and {len(report['failed']) - 10} more (--json lists all)")

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gen.cli.info import zoo
+from gen.core.files import sha256
+from gen.core.registry import registry
+from gen.core.tables import columns
 from gen.core.versions import installed
 
 NEEDED = (
@@ -76,8 +81,6 @@ def examine() -> dict[str, Any]:
             f"torchaudio is {report['torchaudio']}; sounds are read and written without it"
         )
     try:
-        from gen.core.registry import registry
-
         report["registered"] = {
             kind: len(registry.table(kind))
             for kind in ("sampler", "preset", "tokenizer", "modality")
@@ -93,8 +96,6 @@ def examine() -> dict[str, Any]:
 
 def requirements() -> dict[str, str]:
     """What the installed distribution asks for, by package: ``{"torch": ">=2.11,<2.14"}``."""
-    import re
-
     try:
         lines = requires("gen-toolkit") or []
     except PackageNotFoundError:
@@ -143,7 +144,7 @@ def try_import(name: str) -> str:
 
 
 def _devices() -> dict[str, Any]:
-    import torch
+    import torch  # a broken torch is reported before it is imported
 
     devices = ["cpu"]
     for i in range(torch.cuda.device_count()):
@@ -157,9 +158,7 @@ def _devices() -> dict[str, Any]:
 
 def _zoo(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
     """Models that come with gen, with the size and the start of the sha256 of their weights."""
-    from gen.cli.info import zoo
-    from gen.models.load.locate import read_config
-    from gen.store.ledger import sha256
+    from gen.models.load.locate import read_config  # imports torch, which may be broken
 
     table = []
     for folder in zoo():
@@ -193,8 +192,6 @@ def _writable(folder: Path) -> bool:
 
 
 def _text(report: dict[str, Any]) -> str:
-    from gen.cli.info import columns
-
     rows = [
         ("what", "found"),
         ("gen", str(report["gen"])),

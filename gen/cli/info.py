@@ -7,13 +7,12 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
+from gen.core.tables import EMPTY, columns
 
-EMPTY = "-"
 LONG = (
     "params",
     "reference",
@@ -171,7 +170,7 @@ def families() -> list[dict[str, Any]]:
 
 
 def configs() -> list[dict[str, Any]]:
-    from gen.config.job import packaged
+    from gen.config.packaged import packaged
 
     table = []
     for name, path in packaged().items():
@@ -183,7 +182,8 @@ def configs() -> list[dict[str, Any]]:
 
 
 def show(args: argparse.Namespace) -> int:
-    from gen.config.job import fingerprint, load_config
+    from gen.config.entries import fingerprint
+    from gen.config.job import load_config
 
     job = load_config(args.config, args.overrides)
     print(job.to_yaml() + f"# fingerprint: {fingerprint(job)}")
@@ -191,8 +191,8 @@ def show(args: argparse.Namespace) -> int:
 
 
 def cp(args: argparse.Namespace) -> int:
-    from gen.config.job import find_config
-    from gen.store.ledger import writing
+    from gen.config.packaged import find_config
+    from gen.core.files import writing
 
     source, dest = find_config(args.config), Path(args.dest)
     if dest.is_dir():
@@ -208,14 +208,6 @@ def cp(args: argparse.Namespace) -> int:
 
 
 # --- small parts
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the first one a heading, in aligned columns."""
-    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
-    )
 
 
 def first_line(obj: Any) -> str:

@@ -14,7 +14,8 @@ ATOMS = frozenset(
 
 
 def sampling_fields() -> list[str]:
-    from gen.core.sampling_params import SamplingParams
+    """Names of the sampling parameters."""
+    from gen.core.sampling_params import SamplingParams  # imports torch, status needs none
 
     return list(SamplingParams.__dataclass_fields__)
 

@@ -12,53 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gen.config.canonical import canonical, sampling_fields, plain
-from gen.core.edit_spec import MEDIA, EDIT_FIELDS
-from gen.core.errors import GenError, bad_value, unknown
-
-ROW_NODES = (
-    "sampler",
-    "sampling",
-    "meta",
-)  # keys with keys of their own, which may also be written as sampler.window
-ROW_KEYS = ("prompt", "id", "seed", "num_samples", *EDIT_FIELDS, *ROW_NODES)
-LONGEST = 400  # characters of a message about one row
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row. ``line``: of a file, from 1; in a list, its index. ``sampler`` and ``sampling``: knobs of
-    this row over those of its entry; ``start``: those of source, mask, span, prefix and frames that
-    it says, with absolute paths. ``error``: why it cannot be made. ``raw``: the text of a row that
-    could not be read, ``None`` for any other."""
-
-    prompt: str
-    line: int
-    id: str | None = None
-    seed: int | None = None
-    num_samples: int | None = None
-    sampler: dict[str, Any] = field(default_factory=dict)
-    sampling: dict[str, Any] = field(default_factory=dict)
-    start: dict[str, Any] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-    raw: str | None = None
-
-    def tree(self) -> dict[str, Any]:
-        """What a file would say for this row."""
-        said = (("id", self.id), ("seed", self.seed), ("num_samples", self.num_samples))
-        nodes = (("sampler", self.sampler), ("sampling", self.sampling), ("meta", self.meta))
-        return {
-            "prompt": self.prompt,
-            **{k: v for k, v in said if v is not None},
-            **self.start,
-            **{k: v for k, v in nodes if v},
-        }
-
+from gen.config.canonical import canonical
+from gen.config.prompt_files import read_values
+from gen.config.rows import Row, located, parse_row, writable
+from gen.core.edit_spec import MEDIA
+from gen.core.errors import GenError, bad_value
+from gen.core.files import put, sha256
 
 # --- where rows come from
 
@@ -70,8 +33,6 @@ def iter_rows(path: str | Path) -> Iterator[Row]:
     Raises ``GenError`` where the file as a whole is of no use: an unknown extension, a header with
     an unknown column, no row at all.
     """
-    from gen.config.prompt_files import read_values
-
     path = Path(path)
     first: dict[str, int] = {}  # the line that had an id first
     empty = True
@@ -85,9 +46,7 @@ def iter_rows(path: str | Path) -> Iterator[Row]:
             told = got if isinstance(got, Mapping) else {"prompt": got}
 
             def text(key, told=told):
-                return (
-                    told[key] if isinstance(told.get(key), str) and _writable(told[key]) else None
-                )
+                return told[key] if isinstance(told.get(key), str) and writable(told[key]) else None
 
             yield Row(
                 text("prompt") or "", line, text("id"), error=located(path, line, problem), raw=raw
@@ -147,7 +106,6 @@ def listed_rows(prompts: Iterable[str | Mapping[str, Any]]) -> Iterator[Row]:
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """As JSONL that reads back as the same rows. Raises ``GenError`` for a row with an error, since
     its text is not all here."""
-    from gen.store.ledger import put
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -157,112 +115,6 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
                 file.write(json.dumps(row.tree(), ensure_ascii=False) + "\n")
 
     put(path, write)
-
-
-def located(path: Path, line: int, problem: object) -> str:
-    text = " ".join(str(problem).split())
-    text = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-    return f"{path.name}, {'row' if path.suffix.lower() == '.parquet' else 'line'} {line}: {text}"
-
-
-# --- one row
-
-
-def parse_row(got: Any, line: int, base: Path) -> Row:
-    """A text or a mapping as a row; paths are relative to ``base``. Raises ``GenError`` with what
-    is wrong, not where."""
-    if isinstance(got, str):
-        got = {"prompt": got}
-    if not isinstance(got, (dict, Mapping)):
-        raise bad_value("the row", got, "a text, or an object with a prompt")
-    v = nested(got)
-    prompt = v.get("prompt")
-    if prompt is None:
-        raise GenError("there is no prompt; expected a text under 'prompt'")
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise bad_value("prompt", prompt, "a text that is not empty")
-    if len(v) > 1:
-        _check_types(v)
-    start = {
-        k: str((base / v[k]).absolute()) if k in MEDIA else v[k] for k in EDIT_FIELDS if k in v
-    }
-    nodes = {k: plain(v[k]) for k in ROW_NODES if v.get(k)}
-    row = Row(
-        prompt,
-        line,
-        None if v.get("id") is None else str(v["id"]),
-        v.get("seed"),
-        v.get("num_samples"),
-        start=start,
-        **nodes,
-    )
-    if not _writable(prompt if len(v) == 1 else row.tree()):
-        raise GenError(
-            "the row holds what JSON in UTF-8 cannot (NaN, half of a surrogate pair, or an object"
-            " that is no plain data)"
-        )
-    return row
-
-
-def nested(got: Mapping[str, Any]) -> dict[str, Any]:
-    """Known keys, with ``sampler.window`` under ``sampler``; a key without a value says nothing."""
-    out: dict[str, Any] = {}
-    for key, value in got.items():
-        head, dot, rest = str(key).partition(".")
-        if head not in ROW_KEYS or (dot and (head not in ROW_NODES or not rest)):
-            raise unknown("key", key, (*ROW_KEYS, *(f"{n}.<key>" for n in ROW_NODES)))
-        if value is None and not dot:
-            continue
-        if head not in ROW_NODES:
-            out[head] = value
-            continue
-        if not dot and not isinstance(value, (dict, Mapping)):
-            raise bad_value(head, value, "keys with values, such as {window: 8} for a sampler")
-        node = out.setdefault(head, {})
-        for inner, one in ({rest: value} if dot else value).items():
-            if str(inner) in node:
-                raise GenError(f"{head}.{inner} is given twice")
-            node[str(inner)] = one
-    if "name" in out.get("sampler", ()):
-        raise GenError(
-            "sampler.name is given; expected knobs only (the sampler is the same for all rows of an"
-            " entry)"
-        )
-    known = sampling_fields() if "sampling" in out else ()
-    for param in out.get("sampling", ()):
-        if param not in known:
-            raise unknown("knob of the law", param, known)
-    return out
-
-
-def _check_types(v: Mapping[str, Any]) -> None:
-    def whole(x):
-        return isinstance(x, int) and not isinstance(x, bool)
-
-    for key, least in (("seed", 0), ("num_samples", 1), ("frames", 1)):
-        if key in v and (not whole(v[key]) or v[key] < least or v[key] >= 2**62):
-            raise bad_value(
-                key,
-                v[key],
-                f"an integer of at least {least}" + (" and below 2**62" if key == "seed" else ""),
-            )
-    if "id" in v and not whole(v["id"]) and (not isinstance(v["id"], str) or not v["id"].strip()):
-        raise bad_value("id", v["id"], "a text that is not empty")
-    for key in MEDIA:
-        if key in v and (not isinstance(v[key], (str, Path)) or not str(v[key])):
-            raise bad_value(key, v[key], "a path")
-    if "span" in v and (not isinstance(v["span"], str) or not v["span"].strip()):
-        raise bad_value("span", v["span"], "text such as '20:60'")
-
-
-def _writable(tree: Any) -> bool:
-    try:
-        (
-            tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, allow_nan=False)
-        ).encode()
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
 
 
 # --- all rows
@@ -315,6 +167,4 @@ def rows_digest(rows: Iterable[Row]) -> str:
 
 
 def file_digest(path: str) -> str:
-    from gen.store.ledger import sha256
-
     return sha256(Path(path)) if Path(path).is_file() else f"missing {path}"

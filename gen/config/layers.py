@@ -11,11 +11,15 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
 from gen.config.canonical import sampling_fields
 from gen.config.inputs import inline_rows
 from gen.config.run import RUN
 from gen.config.sweep import combinations, refuse_swept
-from gen.core.edit_spec import MEDIA, EDIT_FIELDS
+from gen.core.edit_spec import EDIT_FIELDS, MEDIA
 from gen.core.errors import GenError, bad_value, unknown
 
 DEFAULTS: dict[str, Any] = {
@@ -61,10 +65,6 @@ class Layers(NamedTuple):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     try:
         tree = OmegaConf.load(
             path, **({"max_yaml_expanded_nodes": NODES_MOST} if _limits(OmegaConf.load) else {})
@@ -172,9 +172,6 @@ def _set_top(top: dict, locations: dict, keys: list[str], value: Any, location: 
 
 
 def _override(text: str, jobs: int) -> tuple[list[str], Any]:
-    from omegaconf import OmegaConf
-    from yaml import YAMLError
-
     key, equals, value = text.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):

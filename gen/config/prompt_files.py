@@ -16,7 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gen.config.inputs import ROW_NODES, nested
+import yaml
+
+from gen.config.rows import ROW_NODES, nested
 from gen.core.errors import GenError
 
 Read = tuple[int, Any, str, str | None]
@@ -175,8 +177,6 @@ def _whole(key: str, value: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> Any:
-    import yaml
-
     try:
         value = yaml.safe_load(text)
     except (
@@ -197,14 +197,13 @@ def scalar(text: str) -> Any:
 
 def _parquet(path: Path) -> Iterator[Read]:
     try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
+        import pyarrow.parquet  # optional: the extra "parquet"
     except ImportError as error:
         raise GenError(
             f'reading {path} needs pyarrow: pip install "gen-toolkit[parquet]"'
         ) from error
     try:
-        with ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path) as file:
             names, number = _columns(file.schema_arrow.names, path), 0
             for batch in file.iter_batches(batch_size=1024):
                 columns = (c.to_pylist() for c in batch.columns)
@@ -216,7 +215,7 @@ def _parquet(path: Path) -> Iterator[Read]:
                         if v is not None
                     }
                     yield number, values, json.dumps(values, ensure_ascii=False, default=str), None
-    except ArrowException as error:
+    except pyarrow.ArrowException as error:
         raise GenError(
             f"{path} is no Parquet file that can be read: {' '.join(str(error).split())}"
         ) from error

@@ -1,75 +1,155 @@
-"""Rows of input against the entry that they belong to: whether its sampler and law take their
-knobs, and their starts fit."""
+"""One row of input: a prompt with what that row alone says, checked key by key."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gen.config.canonical import plain
-from gen.config.inputs import Row
-from gen.core.edit_spec import MEDIA, EditSpec
-from gen.core.errors import GenError
+from gen.config.canonical import plain, sampling_fields
+from gen.core.edit_spec import EDIT_FIELDS, MEDIA
+from gen.core.errors import GenError, bad_value, unknown
+
+ROW_NODES = (
+    "sampler",
+    "sampling",
+    "meta",
+)  # keys with keys of their own, which may also be written as sampler.window
+ROW_KEYS = ("prompt", "id", "seed", "num_samples", *EDIT_FIELDS, *ROW_NODES)
+LONGEST = 400  # characters of a message about one row
 
 
-def row_check(
-    sampler: Mapping[str, Any],
-    sampling: Mapping[str, Any],
-    start: EditSpec,
-    located: Callable[[Row, object], str],
-) -> Callable[[Row], Row]:
-    """A function that gives every row back with the sampler's own names of its knobs, or with an
-    ``error``.
+@dataclass(frozen=True)
+class Row:
+    """One row. ``line``: of a file, from 1; in a list, its index. ``sampler`` and ``sampling``:
+    knobs of this row over those of its entry; ``start``: those of source, mask, span, prefix and
+    frames that it says, with absolute paths. ``error``: why it cannot be made. ``raw``: the text of
+    a row that could not be read, ``None`` for any other."""
 
-    ``sampler`` and ``sampling``: those of the entry, in full. A set of knobs that came before is not
-    tried again.
-    """
-    tried: dict[str, tuple[dict[str, Any], GenError | None]] = {}
+    prompt: str
+    line: int
+    id: str | None = None
+    seed: int | None = None
+    num_samples: int | None = None
+    sampler: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    start: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    raw: str | None = None
 
-    def check(row: Row) -> Row:
-        if row.error or not (row.sampler or row.sampling or row.start):
-            return row
-        key = json.dumps([row.sampler, row.sampling], sort_keys=True)
-        if key not in tried:
-            tried[key] = _own_knobs(sampler, sampling, row)
-        own, error = tried[key]
-        try:
-            if error is not None:
-                raise error
-            _check_start(start, row.start)
-        except GenError as problem:
-            return replace(row, error=located(row, problem))
-        return replace(row, sampler=own)
-
-    return check
-
-
-def _own_knobs(
-    sampler: Mapping[str, Any], sampling: Mapping[str, Any], row: Row
-) -> tuple[dict[str, Any], GenError | None]:
-    from gen.core.registry import registry
-    from gen.core.sampler import resolve_sampler
-
-    try:
-        preset = registry.table("preset").get(sampler["name"])
-        cls = registry.get("sampler", preset.sampler if preset else sampler["name"], "a row")
-        aliases = {**cls.aliases, **(preset.aliases if preset else {})}
-        own = [k if k in cls.__dataclass_fields__ else aliases.get(k, k) for k in row.sampler]
-        rest = {
-            k: v for k, v in sampler.items() if k not in own
-        }  # so that an alias is not the second name of a knob
-        made, _ = resolve_sampler({**rest, **row.sampler}, {**sampling, **row.sampling})
-        return {k: plain(getattr(made, k)) for k in own}, None
-    except GenError as error:
-        return {}, error
+    def tree(self) -> dict[str, Any]:
+        """What a file would say for this row."""
+        said = (("id", self.id), ("seed", self.seed), ("num_samples", self.num_samples))
+        nodes = (("sampler", self.sampler), ("sampling", self.sampling), ("meta", self.meta))
+        return {
+            "prompt": self.prompt,
+            **{k: v for k, v in said if v is not None},
+            **self.start,
+            **{k: v for k, v in nodes if v},
+        }
 
 
-def _check_start(start: EditSpec, own: Mapping[str, Any]) -> None:
+def located(path: Path, line: int, problem: object) -> str:
+    text = " ".join(str(problem).split())
+    text = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return f"{path.name}, {'row' if path.suffix.lower() == '.parquet' else 'line'} {line}: {text}"
+
+
+def parse_row(got: Any, line: int, base: Path) -> Row:
+    """A text or a mapping as a row; paths are relative to ``base``. Raises ``GenError`` with what
+    is wrong, not where."""
+    if isinstance(got, str):
+        got = {"prompt": got}
+    if not isinstance(got, (dict, Mapping)):
+        raise bad_value("the row", got, "a text, or an object with a prompt")
+    v = nested(got)
+    prompt = v.get("prompt")
+    if prompt is None:
+        raise GenError("there is no prompt; expected a text under 'prompt'")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise bad_value("prompt", prompt, "a text that is not empty")
+    if len(v) > 1:
+        _check_types(v)
+    start = {
+        k: str((base / v[k]).absolute()) if k in MEDIA else v[k] for k in EDIT_FIELDS if k in v
+    }
+    nodes = {k: plain(v[k]) for k in ROW_NODES if v.get(k)}
+    row = Row(
+        prompt,
+        line,
+        None if v.get("id") is None else str(v["id"]),
+        v.get("seed"),
+        v.get("num_samples"),
+        start=start,
+        **nodes,
+    )
+    if not writable(prompt if len(v) == 1 else row.tree()):
+        raise GenError(
+            "the row holds what JSON in UTF-8 cannot (NaN, half of a surrogate pair, or an object"
+            " that is no plain data)"
+        )
+    return row
+
+
+def nested(got: Mapping[str, Any]) -> dict[str, Any]:
+    """Known keys, with ``sampler.window`` under ``sampler``; a key without a value says nothing."""
+    out: dict[str, Any] = {}
+    for key, value in got.items():
+        head, dot, rest = str(key).partition(".")
+        if head not in ROW_KEYS or (dot and (head not in ROW_NODES or not rest)):
+            raise unknown("key", key, (*ROW_KEYS, *(f"{n}.<key>" for n in ROW_NODES)))
+        if value is None and not dot:
+            continue
+        if head not in ROW_NODES:
+            out[head] = value
+            continue
+        if not dot and not isinstance(value, (dict, Mapping)):
+            raise bad_value(head, value, "keys with values, such as {window: 8} for a sampler")
+        node = out.setdefault(head, {})
+        for inner, one in ({rest: value} if dot else value).items():
+            if str(inner) in node:
+                raise GenError(f"{head}.{inner} is given twice")
+            node[str(inner)] = one
+    if "name" in out.get("sampler", ()):
+        raise GenError(
+            "sampler.name is given; expected knobs only (the sampler is the same for all rows of an"
+            " entry)"
+        )
+    known = sampling_fields() if "sampling" in out else ()
+    for param in out.get("sampling", ()):
+        if param not in known:
+            raise unknown("knob of the law", param, known)
+    return out
+
+
+def _check_types(v: Mapping[str, Any]) -> None:
+    def whole(x):
+        return isinstance(x, int) and not isinstance(x, bool)
+
+    for key, least in (("seed", 0), ("num_samples", 1), ("frames", 1)):
+        if key in v and (not whole(v[key]) or v[key] < least or v[key] >= 2**62):
+            raise bad_value(
+                key,
+                v[key],
+                f"an integer of at least {least}" + (" and below 2**62" if key == "seed" else ""),
+            )
+    if "id" in v and not whole(v["id"]) and (not isinstance(v["id"], str) or not v["id"].strip()):
+        raise bad_value("id", v["id"], "a text that is not empty")
     for key in MEDIA:
-        if key in own and not Path(own[key]).is_file():
-            raise GenError(f"{key} is no file: {own[key]}")
-    if own:
-        EditSpec(**{**vars(start), **own})
+        if key in v and (not isinstance(v[key], (str, Path)) or not str(v[key])):
+            raise bad_value(key, v[key], "a path")
+    if "span" in v and (not isinstance(v["span"], str) or not v["span"].strip()):
+        raise bad_value("span", v["span"], "text such as '20:60'")
+
+
+def writable(tree: Any) -> bool:
+    try:
+        (
+            tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, allow_nan=False)
+        ).encode()
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True

@@ -1,42 +1,78 @@
-"""One registry for everything that has a name: samplers, presets, couplings, frontends, modalities
-...
+"""Registry of everything that has a name: samplers, presets, parts, tokenizers, modalities, ...
 
-``@register("sampler", "autoregressive")`` on a class or function is all there is to adding one. The
-first look-up of a kind imports every module of the folders that hold it, and every entry point of
-the group ``gen.plugins``.
+``@register("sampler", "autoregressive")`` on a class or function is all that adding one takes.
+``params`` names the dataclass of the parameters that the object reads (``gen.core.params``).
+
+Discovery is lazy and per kind. The first look-up of a kind imports the packages in ``HOMES`` that
+hold it, with their sub-packages, and every entry point of the group ``gen.plugins``. Looking up
+samplers therefore imports no tokenizer, no checkpoint family and no network. A module or plugin
+that cannot be imported fails every look-up that needs it, with the same message.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from gen.core.errors import unknown
+from gen.core.errors import GenError, unknown
 
 T = TypeVar("T")
-ROOMS = (  # what look-ups discover, with their sub-folders
-    "gen.contracts",
-    "gen.models.published",
-    "gen.tokenizers",
-    "gen.samplers",
-    "gen.modalities",
+GROUP = "gen.plugins"
+SAMPLER_KINDS = (
+    "sampler",
+    "preset",
+    "coupling",
+    "initialiser",
+    "drafter",
+    "length_policy",
+    "verifier",
+    "proposer",
+    "order",
+    "schedule",
+    "selector",
+    "remasker",
+    "stop",
+    "block_schedule",
+    "cache_policy",
+    "scorer",
 )
+# kind -> modules and packages that hold it. A package that is the home of another kind is skipped
+# inside of a larger home: modalities are listed without their checkpoint families.
+HOMES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SAMPLER_KINDS, ("gen.samplers",)),
+    "layout": ("gen.contracts.layouts",),
+    "constraint": ("gen.contracts",),
+    "protocol": ("gen.models.protocols",),
+    "tokenizer": ("gen.tokenizers",),
+    "modality": ("gen.modalities",),
+    "condition_encoder": ("gen.modalities",),
+    "checkpoint": ("gen.modalities.checkpoints",),
+}
 
 
 class Registry:
-    """Names to objects, by kind."""
+    """Table of names to objects, by kind."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, object]] = {}
-        self._discovered = False
+        self._params: dict[tuple[str, str], type] = {}
+        self._discovered: set[str] = set()  # homes, and GROUP for the plugins
+        self._failed: dict[str, str] = {}  # home or GROUP -> message
 
-    def register(self, kind: str, name: str) -> Callable[[T], T]:
-        """A decorator. Raises ``ValueError`` for a name taken by other code, or for an in-tree
-        module imported under its bare name (``samplers.x`` instead of ``gen.samplers.x``), which
-        would make two copies of every class.
+    def register(self, kind: str, name: str, params: type | None = None) -> Callable[[T], T]:
+        """Makes a decorator that adds an object.
+
+        Args:
+            kind: the table.
+            name: the key in it.
+            params: dataclass of the parameters that the object declares (``gen.core.params``).
+
+        Raises:
+            ValueError: the name is taken by other code, or an in-tree module was imported under
+                its bare name (``samplers.x``), which would make two copies of every class.
         """
 
         def add(obj: T) -> T:
@@ -51,39 +87,107 @@ class Registry:
                     f"{kind} {name!r} is registered twice: {origin(table[name])} and {origin(obj)}"
                 )
             table[name] = obj
+            if params is not None:
+                self._params[kind, name] = params
             return obj
 
         return add
 
     def get(self, kind: str, name: str, where: str = ""):
-        """The object of that name. Raises ``GenError`` naming the nearest one."""
+        """Looks up one object. Raises ``GenError`` that names the nearest known name."""
         table = self.table(kind)
         if name not in table:
             raise unknown(kind, name, table, where)
         return table[name]
 
     def table(self, kind: str) -> dict[str, object]:
-        """All objects of a kind, by name in alphabetical order."""
-        self.discover()
+        """Lists all objects of a kind, by name in alphabetical order.
+
+        Raises:
+            GenError: a module of the kind's homes, or a plugin, cannot be imported.
+        """
+        self.discover(kind)
         return dict(sorted(self._kinds.get(kind, {}).items()))
 
-    def discover(self) -> None:
-        if self._discovered:
+    def params_of(self, kind: str, name: str) -> type | None:
+        """Finds the dataclass of parameters that a registered object declares, if it has any."""
+        self.discover(kind)
+        return self._params.get((kind, name))
+
+    def kinds(self) -> list[str]:
+        """Lists all kinds, also those of which nothing is registered."""
+        self.discover()
+        return sorted({*HOMES, *self._kinds})
+
+    def discover(self, kind: str | None = None) -> None:
+        """Imports what holds a kind; of ``None`` and of a kind without a home, everything."""
+        every = [home for homes in HOMES.values() for home in homes]
+        for home in dict.fromkeys(HOMES.get(kind or "", every)):
+            self._load(home, lambda home=home: _import_home(home))
+        self._load(GROUP, _import_plugins)
+
+    def _load(self, source: str, load: Callable[[], None]) -> None:
+        """Runs one import once, and repeats the message of one that has failed."""
+        if source in self._failed:
+            raise GenError(self._failed[source])
+        if source in self._discovered:
             return
-        self._discovered = (
-            True  # before the imports: a module may look something up while it is being imported
-        )
-        for room in ROOMS:
-            package = importlib.import_module(room)
-            for module in pkgutil.walk_packages(package.__path__, f"{room}."):
-                if not module.name.rpartition(".")[2].startswith("_"):
-                    importlib.import_module(module.name)
-        for point in entry_points(group="gen.plugins"):
+        # before the imports: a module may look something up while it is being imported
+        self._discovered.add(source)
+        try:
+            load()
+        except BaseException as error:
+            self._discovered.discard(source)
+            if isinstance(error, GenError):
+                self._failed[source] = str(error)
+            raise
+
+
+def _import_home(home: str) -> None:
+    """Imports a package with its sub-packages, or a module. Raises ``GenError`` for one that
+    fails."""
+    for name in (home, *_modules_of(home)):
+        try:
+            importlib.import_module(name)
+        # a module may raise anything
+        except Exception as error:
+            raise GenError(
+                f"module {name} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _modules_of(package: str) -> Iterator[str]:
+    """Names of all modules inside of a package, without those of other homes and those whose name
+    begins with an underscore."""
+    others = {home for homes in HOMES.values() for home in homes} - {package}
+    for found in pkgutil.iter_modules(getattr(importlib.import_module(package), "__path__", [])):
+        name = f"{package}.{found.name}"
+        if found.name.startswith("_") or name in others:
+            continue
+        yield name
+        if found.ispkg:
+            yield from _modules_of(name)
+
+
+def _import_plugins() -> None:
+    """Imports every entry point of the group. Raises ``GenError`` that names one that fails."""
+    for point in entry_points(group=GROUP):
+        try:
             point.load()
+        # a plugin may raise anything
+        except Exception as error:
+            raise GenError(
+                f"plugin {point.name!r} ({_package_of(point)}{point.value}) cannot be imported:"
+                f" {type(error).__name__}: {error}; repair or uninstall it"
+            ) from error
+
+
+def _package_of(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}, " if point.dist else ""
 
 
 def origin(obj: object) -> str:
-    """Where something was defined, as ``module:name``; plain data stands for itself."""
+    """Names where an object was defined, as ``module:name``; plain data stands for itself."""
     if hasattr(obj, "__qualname__"):
         return f"{obj.__module__}:{obj.__qualname__}"
     return repr(obj)

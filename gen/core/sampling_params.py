@@ -1,40 +1,59 @@
-"""The law p: the distribution that tokens are drawn from, made from logits once, here, in this
-order.
+"""Sampling parameters, and the distribution that they make of logits.
 
-    guidance    z = u + s (c - u)          c, u: logits with and without the condition, s =
-                guidance_scale
-    legal ids   z = -inf where an id may not stand
+Log-probabilities are made from logits here and nowhere else, in this order:
+
+    guidance    z = u + s (c - u)          c, u: logits with and without the condition (CFG),
+                                           s = guidance_scale
+    allowed     z = -inf where a token may not stand
     temperature z = z / temperature        0: all mass on the argmax
     top-k       the k largest
-    top-p       the smallest set of largest ids whose mass reaches p
-    min-p       ids with at least min_p times the mass of the largest
+    top-p       the smallest set of largest tokens whose mass reaches p
+    min-p       tokens with at least min_p times the mass of the largest
 
-Drafts are judged against this law and residuals are taken from it; nothing is warped a second time.
+Drafts are judged against this distribution and recovered tokens are drawn from its residual. No
+sampler filters or scales it a second time.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from gen.core.errors import bad_value
+from gen.core.errors import bad_value, unknown
 
-PIECE = {
-    True: 1 << 15,
-    False: 1 << 22,
-}
-# numbers of a law that are worked on at a time, on a CPU or elsewhere: what lies between is as
-# large as that
+# Numbers of the distribution that are worked on at a time: temporaries are as large as that. Keyed
+# by "the logits are on a CPU".
+LOGITS_CHUNK = {True: 1 << 15, False: 1 << 22}
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Sampling parameters as keywords of a call; None and absent mean the default."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    guidance_scale: float | None
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The knobs of the law. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``guidance_scale`` 1 switch
-    each part off.
+    """Parameters of the distribution that tokens are drawn from.
 
-    Raises ``GenError`` for a value out of range.
+    Attributes:
+        temperature: divisor of the logits; 0 takes the argmax.
+        top_k: number of most probable tokens that stay; 0 keeps all.
+        top_p: mass of the most probable tokens that stay; 1 keeps all.
+        min_p: least probability that stays, relative to the largest; 0 keeps all.
+        guidance_scale: weight s of classifier-free guidance; 1 is no guidance.
+
+    Raises:
+        GenError: a value is out of range.
     """
 
     temperature: float = 1.0
@@ -44,26 +63,24 @@ class SamplingParams:
     guidance_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        def number(x):
-            return isinstance(x, (int, float)) and not isinstance(x, bool) and x == x
-
-        if not number(self.temperature) or self.temperature < 0 or self.temperature == float("inf"):
+        if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
             raise bad_value("sampling.temperature", self.temperature, "a number of at least 0")
         if not isinstance(self.top_k, int) or isinstance(self.top_k, bool) or self.top_k < 0:
             raise bad_value(
-                "sampling.top_k", self.top_k, "an integer of at least 0 (0 keeps all ids)"
+                "sampling.top_k", self.top_k, "an integer of at least 0 (0 keeps all tokens)"
             )
-        if not number(self.top_p) or not 0 < self.top_p <= 1:
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise bad_value("sampling.top_p", self.top_p, "a number above 0 and at most 1")
-        if not number(self.min_p) or not 0 <= self.min_p <= 1:
+        if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
             raise bad_value("sampling.min_p", self.min_p, "a number between 0 and 1")
-        if not number(self.guidance_scale) or abs(self.guidance_scale) == float("inf"):
+        if not _is_number(self.guidance_scale) or abs(self.guidance_scale) == math.inf:
             raise bad_value(
                 "sampling.guidance_scale", self.guidance_scale, "a finite number (1 is no guidance)"
             )
 
     @property
     def guided(self) -> bool:
+        """Whether logits without the condition are needed."""
         return self.guidance_scale != 1.0
 
     def __call__(
@@ -74,33 +91,40 @@ class SamplingParams:
         *,
         consume: bool = False,
     ) -> Tensor:
-        """Log-probabilities [..., V] of the law, -inf where it has no mass; float64 for float64
-        logits, else float32.
+        """Return the log-probabilities [..., V] that tokens are drawn from.
 
-        ``uncond``: logits without the condition, like ``logits``. ``legal``: bool, broadcastable to
-        ``logits``. ``consume``: the logits are not needed any more, so that the law may be written
-        over them.
+        Args:
+            logits: floats [..., V] of the conditional branch.
+            uncond: floats [..., V] of the unconditional branch, if guided.
+            legal: bool, broadcastable to ``logits``; allowed tokens.
+            consume: the logits are not needed any more and may be written over.
+
+        Returns:
+            Log-probabilities [..., V], -inf where there is no mass; float64 for float64 logits,
+            else float32.
         """
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        rows = max(1, PIECE[logits.is_cpu] // logits.shape[-1])
+        rows = max(1, LOGITS_CHUNK[logits.is_cpu] // logits.shape[-1])
         if logits.numel() <= rows * logits.shape[-1]:
-            return self._of(logits, uncond, legal)
+            return self._logprobs(logits, uncond, legal)
         out = (
             logits
             if consume and logits.dtype == wide and logits.is_contiguous()
             else torch.empty(logits.shape, dtype=wide, device=logits.device)
         )
 
-        def flat(x):
+        def flat(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.expand(logits.shape).reshape(-1, logits.shape[-1])
 
-        parts = [flat(x) for x in (out, logits, uncond, legal)]
-        for first in range(0, len(parts[0]), rows):
-            here = [None if x is None else x[first : first + rows] for x in parts]
-            here[0].copy_(self._of(*here[1:]))
+        flat_out = out.view(-1, logits.shape[-1])
+        inputs = [flat(x) for x in (logits, uncond, legal)]
+        for first in range(0, len(flat_out), rows):
+            chunk = [None if x is None else x[first : first + rows] for x in inputs]
+            flat_out[first : first + rows].copy_(self._logprobs(*chunk))
         return out
 
-    def _of(self, logits: Tensor, uncond: Tensor | None, legal: Tensor | None) -> Tensor:
+    def _logprobs(self, logits: Tensor, uncond: Tensor | None, legal: Tensor | None) -> Tensor:
+        """Apply the parts in the order of the module's head."""
         z = logits if logits.dtype == torch.float64 else logits.float()
         if uncond is not None:
             u = uncond.to(z.dtype)
@@ -113,20 +137,42 @@ class SamplingParams:
         if self.temperature != 1:
             z = z / self.temperature
         if 0 < self.top_k < z.shape[-1]:
-            kept = z.topk(self.top_k, -1, sorted=False)  # exactly k ids, whatever the ties
-            z = torch.full_like(z, float("-inf")).scatter_(-1, kept.indices, kept.values)
+            # exactly k tokens, whatever the ties
+            largest = z.topk(self.top_k, -1, sorted=False)
+            z = torch.full_like(z, float("-inf")).scatter_(-1, largest.indices, largest.values)
         if self.top_p < 1:
             ordered, ids = z.sort(dim=-1, descending=True, stable=True)
             mass = ordered.softmax(-1)
-            before = (
-                mass.cumsum(-1) - mass
-            )  # an id stays while the larger ones do not reach p yet, so one always does
-            z = z.masked_fill(
-                torch.zeros_like(z, dtype=torch.bool).scatter_(-1, ids, before >= self.top_p),
-                float("-inf"),
-            )
+            # a token stays while the larger ones do not reach p yet, so one always does
+            before = mass.cumsum(-1) - mass
+            removed = torch.zeros_like(z, dtype=torch.bool).scatter_(-1, ids, before >= self.top_p)
+            z = z.masked_fill(removed, float("-inf"))
         if self.min_p > 0:
             logp = z.log_softmax(-1)
             floor = logp.amax(-1, keepdim=True) + torch.tensor(self.min_p, dtype=z.dtype).log()
             z = z.masked_fill(logp < floor, float("-inf"))
         return z.log_softmax(-1)
+
+
+SAMPLING_FIELDS = tuple(SamplingParams.__dataclass_fields__)
+
+
+def explicit_sampling(options: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    """Return the sampling parameters among keywords that have a value.
+
+    Args:
+        options: keywords that a call collected in ``**sampling``.
+        others: further keywords of that call, which a typo may have meant.
+
+    Raises:
+        GenError: a keyword is no sampling parameter; the message has the nearest name.
+    """
+    for key in options:
+        if key not in SAMPLING_FIELDS:
+            raise unknown("keyword", key, [*SAMPLING_FIELDS, *others])
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _is_number(x: object) -> bool:
+    """Whether x is a number and no NaN."""
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and x == x

@@ -17,9 +17,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from gen.core.files import put_text, writing
 from gen.gallery.media import Files, Row, stamp, view
 from gen.gallery.page import overrides_of
-from gen.store.ledger import put_text, writing
 
 FOLDER = "gallery"
 CHUNK = 500  # items of a file
@@ -28,10 +28,10 @@ EXCERPT = 200  # characters of a text
 SHARED = ("prompt", "method", "modality", "status")  # places in the strings of the file
 OWN = (
     "seed",
-    "calls",
+    "passes",
     "kind",
     "source",
-    "picture",
+    "image",
     "note",
     "tar",
     "overrides",

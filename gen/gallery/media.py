@@ -19,11 +19,12 @@ from urllib.parse import quote
 from PIL import Image
 
 from gen.core.errors import GenError
+from gen.core.files import TEMPORARY, writing
+from gen.core.processes import worker_name
 from gen.media.audio import open_sound
 from gen.media.spectrogram import spectrogram_png
 from gen.media.video import first_frame
-from gen.store.claims import worker_name
-from gen.store.ledger import SHARDS, TEMPORARY, writing
+from gen.store.ledger import SHARDS
 
 ENDINGS = {
     "image": ("png", "jpg", "jpeg", "webp", "gif", "bmp", "avif"),

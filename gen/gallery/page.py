@@ -14,10 +14,12 @@ from urllib.parse import unquote
 from PIL import Image
 
 from gen.core.errors import GenError
+from gen.core.files import slug
+from gen.core.token_space import GUARANTEES
 from gen.gallery.media import SMALL, Files, Row, kind_of, view
 from gen.gallery.trace import draw_trace
 from gen.media.spectrogram import HEIGHT, WIDTH
-from gen.store.ledger import TRACES, slug
+from gen.store.ledger import TRACES
 
 FIRST_TRACES, FIRST_FAILURES = 12, 50  # so many are shown of a large job
 MANY = 8  # prompts among which one searches
@@ -151,8 +153,8 @@ def methods(rows: list[Row]) -> str:
     if not lines:
         return '<p class="none">No items yet.</p>'
     columns = [
-        ("nfe", "forward calls"),
-        ("mal", "tokens per call"),
+        ("nfe", "forward passes"),
+        ("mal", "tokens per pass"),
         ("seconds", "seconds per item"),
     ]
     most = {key: max((li[key] or 0 for li in lines), default=0) for key, _ in columns}
@@ -185,8 +187,6 @@ def methods(rows: list[Row]) -> str:
 
 def _key(rows: list[Row]) -> str:
     """What the exactness words on the page mean."""
-    from gen.core.token_space import GUARANTEES
-
     used = {str(r.get("guarantee")) for r in rows}
     said = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in GUARANTEES.items() if k in used)
     return f'<dl class="key">{said}</dl>' if said else ""
@@ -216,8 +216,12 @@ def comparison(files: Files, rows: list[Row]) -> str:
 
 
 def _tile(files: Files, row: Row) -> str:
-    seed, calls = row.get("seed"), row.get("nfe")
-    label = [f"seed {seed}", *([f"{calls} calls"] if calls is not None else []), *overrides_of(row)]
+    seed, passes = row.get("seed"), row.get("nfe")
+    label = [
+        f"seed {seed}",
+        *([f"{passes} passes"] if passes is not None else []),
+        *overrides_of(row),
+    ]
     tar = view(files, row).tar
     link = f' · <a href="{tar}">{escape(Path(unquote(tar)).name)}</a>' if tar else ""
     caption = f"<figcaption>{_mark(row['verdict'])}{escape(' · '.join(label))}{link}</figcaption>"
@@ -244,8 +248,8 @@ def _mark(verdict: dict[str, Any] | None) -> str:
         return ""
     detail = escape(str(verdict.get("detail") or ""))
     if verdict["passed"]:
-        return f'<b class="yes" title="fulfils its prompt: {detail}">✓</b> '
-    return f'<b class="no" title="does not fulfil its prompt: {detail}">✗</b> '
+        return f'<b class="yes" title="passes: {detail}">✓</b> '
+    return f'<b class="no" title="does not pass: {detail}">✗</b> '
 
 
 def media(files: Files, row: Row) -> str:
@@ -261,7 +265,7 @@ def media(files: Files, row: Row) -> str:
         facts = [
             row["method"],
             f"seed {row.get('seed')}",
-            f"{row.get('nfe')} forward calls",
+            f"{row.get('nfe')} forward passes",
             *overrides_of(row),
             f"item {number_of(row)}",
         ]
@@ -319,8 +323,8 @@ def traces(files: Files, rows: list[Row], suffix: str = "", most: int | None = N
         facts = [
             row["method"],
             f"seed {row.get('seed')}",
-            f"{row.get('nfe')} forward calls",
-            f"{_number(row.get('mean_acceptance_length'))} tokens per call",
+            f"{row.get('nfe')} forward passes",
+            f"{_number(row.get('mean_acceptance_length'))} tokens per pass",
             *overrides_of(row),
         ]
         if several:
@@ -341,7 +345,7 @@ def traces(files: Files, rows: list[Row], suffix: str = "", most: int | None = N
     if not cards:
         return ""
     about = (
-        "Each cell is a token, coloured by the forward call that committed it. The bars count the"
+        "Each cell is a token, coloured by the forward pass that committed it. The bars count the"
         " tokens of a call."
     )
     if len(drawn) > len(drawn[:most]):

@@ -179,12 +179,14 @@ def _chart(counts: list[int]) -> str:
         f' fill="{colour(i + 1, n)}"/>'
         for i, c in enumerate(counts)
     )
-    said = f"at most {most} token{'' if most == 1 else 's'} in one call, {sum(counts)} in {n} calls"
+    said = (
+        f"at most {most} token{'' if most == 1 else 's'} in one pass, {sum(counts)} in {n} passes"
+    )
     ramp = ", ".join(colour(1 + i, len(RAMP)) for i in range(len(RAMP)))
     return (
         f'<div class="most">{said}</div>'
         f'<svg class="bars" viewBox="0 0 {max(n, 1)} {top}" preserveAspectRatio="none" role="img" '
-        f'aria-label="tokens committed by each of {n} forward calls">{bars}</svg>'
+        f'aria-label="tokens committed by each of {n} forward passes">{bars}</svg>'
         f'<div class="ramp" style="background:linear-gradient(90deg, {ramp})"></div>'
         f'<div class="ends"><span>step 1</span><span>{n}</span></div>'
     )

@@ -22,7 +22,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError, safe_load
+
 from gen.core.errors import GenError, bad_value
+from gen.core.files import put_text, sweep_temporaries
 from gen.gallery.items import FIELDS, KINDS, SHARED, write_items
 from gen.gallery.media import EXCERPT, PREVIEW, SMALL, Files, Row, preview_of
 from gen.gallery.page import (
@@ -36,17 +39,7 @@ from gen.gallery.page import (
     summary,
     traces,
 )
-from gen.store.ledger import (
-    CHECK,
-    CONFIG,
-    GALLERY,
-    MANIFEST,
-    PLAN,
-    put_text,
-    read_json,
-    read_rows,
-    sweep_temporaries,
-)
+from gen.store.ledger import CHECK, CONFIG, GALLERY, MANIFEST, PLAN, read_json, read_rows
 
 __all__ = ["EXCERPT", "PAGE", "preview_of", "write_gallery"]
 PAGE = 200  # items that one page shows whole
@@ -147,7 +140,7 @@ def _rows(folder: Path) -> list[Row]:
             raise bad_value(
                 f"item {name}",
                 verdict,
-                "a verdict with fulfilled, valid and detail",
+                "a verdict with passed, valid and detail",
                 str(folder / CHECK),
             )
     for row in rows:
@@ -160,8 +153,6 @@ def _rows(folder: Path) -> list[Row]:
 def _name(folder: Path) -> str:
     """The name of the job. Only these lines of the config are parsed: it may hold thousands of
     prompts."""
-    from yaml import YAMLError, safe_load
-
     path = folder / CONFIG
     try:
         found = NAME.search(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -16,27 +16,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, describe
+from gen.core.files import TEMPORARY, put, put_text, sha256, writing
+from gen.core.processes import worker_name
+from gen.gallery import write as gallery
 from gen.jobs.decoder import Decoder, decoder_key
-from gen.jobs.microbatch import describe
 from gen.jobs.plan import write_plan
 from gen.jobs.progress.report import Silent
+from gen.jobs.progress.terminal import for_terminal
 from gen.jobs.writer import info_of
-from gen.store.claims import worker_name
 from gen.store.ledger import (
     RUNTIME,
-    TEMPORARY,
     Journal,
     Row,
     is_job,
-    put,
-    put_text,
     read_json,
     read_plan,
     read_rows,
     require_job,
-    sha256,
-    writing,
 )
 from gen.store.manifest import damaged, publish, remove_job
 from gen.store.shard_reader import Members
@@ -72,8 +69,6 @@ def decode_folder(
     the originals, to the byte), ``failed`` (id, prompt, error) and ``notes``. Raises ``GenError``
     if the job kept no tokens, if the frontend does not fit, or if ``out`` holds something else.
     """
-    from gen.gallery.write import write_gallery
-
     progress, source, out = progress or Silent(), require_job(folder), Path(out)
     plan, rows = read_plan(source), read_rows(source)
     require_tokens(source, plan, rows, frontend)
@@ -104,8 +99,8 @@ def decode_folder(
         progress.close()
         making.files.close()
     with writing(out):
-        gallery = write_gallery(out)
-    return summary_of(source, out, gallery, plan, rows, due, making.notes)
+        page = gallery.write_gallery(out)
+    return summary_of(source, out, page, plan, rows, due, making.notes)
 
 
 def is_there(found: Row | None, row: Row, bad: Callable[[Row], bool]) -> bool:
@@ -125,7 +120,7 @@ def stripped(row: Row) -> Row:
 def summary_of(
     source: Path,
     out: Path,
-    gallery: Path,
+    page: Path,
     plan: dict[str, Any],
     rows: list[Row],
     due: list[Row],
@@ -152,7 +147,7 @@ def summary_of(
         notes = [*notes, f"{len(never)} items of {source} failed there and have no tokens"]
     return {
         "folder": str(out),
-        "gallery": str(gallery),
+        "gallery": str(page),
         "items": len(found),
         "made": made,
         "skipped": len(found) - made - len(failed),
@@ -354,8 +349,6 @@ def open_target(out: Path, plan: dict[str, Any], force: bool) -> None:
 
 def decode(args: argparse.Namespace) -> int:
     """The command ``gen decode DIR --out D``. 1 if an item failed."""
-    from gen.jobs.progress.report import for_terminal
-
     how = ("frontend", "model", "device", "dtype", "force", "trust_remote_code")
     summary = decode_folder(
         args.folder, args.out, **{k: getattr(args, k) for k in how}, progress=for_terminal()

@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
@@ -20,8 +22,6 @@ def deterministic(on: bool) -> Iterator[None]:
     if not on:
         yield
         return
-    import torch
-
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU is first used
     threads, strict, tuned = (
         torch.get_num_threads(),

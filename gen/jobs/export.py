@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gen.core.errors import GenError
-from gen.store.ledger import CHECK, Row, put, read_json, read_plan, read_rows, require_job, writing
+from gen.core.files import put, writing
+from gen.store.ledger import CHECK, Row, read_json, read_plan, read_rows, require_job
 from gen.store.shard_reader import Members
 
 if TYPE_CHECKING:
@@ -126,10 +127,11 @@ def schema(pa: Any, media: bool = False) -> pyarrow.Schema:
 def _write(
     pa: Any, path: Path, folder: Path, rows: list[Row], media: bool, lost: list[str]
 ) -> None:
-    from pyarrow import parquet
-
     columns = schema(pa, media)
-    with parquet.ParquetWriter(path, columns, compression="zstd") as file, Members(folder) as files:
+    with (
+        pa.parquet.ParquetWriter(path, columns, compression="zstd") as file,
+        Members(folder) as files,
+    ):
         for group in _groups(folder, rows, files if media else None, lost):
             file.write_table(pa.Table.from_pylist(group, schema=columns))
 
@@ -181,8 +183,7 @@ def _bytes_of(files: Members, row: Row, lost: list[str]) -> bytes | None:
 
 def _pyarrow() -> Any:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow.parquet  # optional: the extra "parquet"
     except ImportError:
         raise GenError(
             "a Parquet file needs the package pyarrow; install it with: pip install"

@@ -12,61 +12,22 @@ microbatches are then those of the plan, whatever is missing.
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import os
-import sys
 import time
-import traceback
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gen.core.errors import GenError
-
-if TYPE_CHECKING:
-    from gen.jobs.worker import Worker
-    from gen.jobs.writer import Work, Writer
-
-MANY = 2000  # rows whose memory is worth giving back
-OUT_OF_MEMORY = (
-    "out of memory",
-    "not enough memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-
-
-class Stopped(Exception):
-    """Asked to stop between two microbatches."""
-
-
-class Lost(Exception):
-    """Somebody else has taken the shard over."""
-
-
-class BatchSizes:
-    """How many items fit, by entry and length. What ran out of memory at one length is not tried at
-    a greater one."""
-
-    def __init__(self) -> None:
-        self._most: dict[tuple[int, int], int] = {}
-
-    def of(self, entry: int, length: int, wanted: int) -> int:
-        return min(
-            [wanted, *(n for (e, at), n in self._most.items() if e == entry and at <= length)]
-        )
-
-    def lower(self, entry: int, length: int, tried: int) -> int:
-        self._most[entry, length] = max(1, tried // 2)
-        return self._most[entry, length]
+from gen.core.errors import GenError, describe
+from gen.core.memory import free_memory, is_out_of_memory
+from gen.jobs.types import Lost, Stopped, Work, WorkerState
+from gen.jobs.writer import Writer
 
 
 class Microbatches:
     """The items of one sampler in a shard. ``due``: the ids of those to be made."""
 
-    def __init__(self, worker: Worker, pipe: Any, works: list[Work], due: set[str], writer: Writer):
+    def __init__(
+        self, worker: WorkerState, pipe: Any, works: list[Work], due: set[str], writer: Writer
+    ):
         self.worker, self.pipe, self.works, self.due, self.writer = worker, pipe, works, due, writer
         self.entry, self.number = works[0].entry, works[0].item["entry"]
         self.proven = self.number in worker.proven
@@ -81,7 +42,7 @@ class Microbatches:
                 if any(w.item["id"] in self.due for w in batch):
                     self._fixed(batch)
             return
-        sizes = getattr(self.pipe, "sizes", None)
+        sizes = getattr(self.pipe, "prompt_lengths", None)
         lengths = (
             sizes([w.plan for w in self.works], self.entry.sampler)
             if sizes
@@ -189,7 +150,7 @@ class Microbatches:
                 trace=any(w.trace for w in batch),
                 callback=worker.progress.step,
                 start=self.entry.start,
-                at_most=size,
+                max_batch=size,
             )
         except (GenError, OSError):
             raise  # a wrong value or a broken disk, not a matter of one item
@@ -209,41 +170,3 @@ class Microbatches:
             **said,
         )
         return out, error, full
-
-
-def is_out_of_memory(problem: BaseException) -> bool:
-    torch = sys.modules.get("torch")
-    if isinstance(problem, MemoryError) or (
-        torch is not None and isinstance(problem, torch.OutOfMemoryError)
-    ):
-        return True
-    return isinstance(problem, RuntimeError) and any(
-        mark.lower() in str(problem).lower() for mark in OUT_OF_MEMORY
-    )
-
-
-def free_memory() -> None:
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
-def give_back(rows: int) -> None:
-    """Let the system have memory that is free again: a C library may keep what reading a manifest
-    of so many ``rows`` took. Of few rows it is not worth the time, which goes into looking at
-    everything that is imported."""
-    if rows < MANY:
-        return
-    gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # another C library, which has its own ways
-        pass
-
-
-def describe(problem: BaseException) -> str:
-    if os.environ.get("GEN_DEBUG"):
-        traceback.print_exception(problem)
-    text = " ".join(str(problem).split())[:300]
-    return text if isinstance(problem, GenError) else f"{type(problem).__name__}: {text}"

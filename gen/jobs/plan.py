@@ -16,14 +16,18 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from gen.config.canonical import difference
+from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
-from gen.config.job import Entry, Job, difference, fingerprint
+from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
+from gen.core.files import TEMPORARY, slug, writing
+from gen.core.seeds import sample_seeds
 from gen.core.versions import installed
 from gen.store.claims import create
 from gen.store.joblog import source_commit
-from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, TEMPORARY, is_job, read_plan, slug, writing
+from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, is_job, read_plan
 
 SHARDS_WANTED, LEAST, MOST = (
     64,
@@ -32,14 +36,6 @@ SHARDS_WANTED, LEAST, MOST = (
 )  # shards of a large job where nobody says how many items one has, and items of one
 WEIGHTS, EDGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json"), 1 << 16  # bytes
 Item = dict[str, Any]
-
-
-def own_seeds(used: dict[str, int], condition: str, count: int, seed: int) -> range:
-    """The seeds of ``count`` samples. A condition that comes again goes on with fresh ones;
-    ``used`` keeps how many it has had."""
-    first = used.get(condition, 0)
-    used[condition] = first + count
-    return range(seed + first, seed + first + count)
 
 
 def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         seeds = (
             range(row.seed, row.seed + count)
             if row.seed is not None
-            else own_seeds(used, condition, count, entry.seed)
+            else sample_seeds(used, condition, count, entry.seed)
         )
         for seed in seeds:
             yield {
@@ -173,12 +169,10 @@ def weights_of(job: Job) -> dict[str, str]:
     named = {e.model for e in job.entries} | {e.sampler.get("draft_model") for e in job.entries}
     if not any(named):
         return {}
-    from gen.contracts.checkpoint import Files
-
     found = {}
     for name in sorted(n for n in named if n):
         try:
-            path, digest = Files.find(name).path, hashlib.sha256()
+            path, digest = CheckpointFiles.find(name).path, hashlib.sha256()
         except GenError:  # of a loader of the caller's own; any other one says so when it loads
             continue
         for file in (

@@ -16,6 +16,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from gen.core.errors import GenError, bad_value
 
 # Who sets them: rank, number of processes, rank on this machine. The first family that is there
@@ -102,8 +104,6 @@ def own_device(name: str, number: int, count: int | None = None) -> str:
     if name != "cuda":
         return name
     if count is None:
-        import torch
-
         count = torch.cuda.device_count()
     return (
         f"cuda:{number % count}" if count else name

@@ -20,31 +20,24 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import write_rows
-from gen.config.job import Entry, Job, fingerprint, make_job
+from gen.config.job import make_job
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError
+from gen.core.files import TEMPORARY, put, put_text, sha256, sweep_temporaries, writing
+from gen.core.processes import worker_name
+from gen.core.registry import registry
+from gen.core.seeds import sample_seeds
+from gen.gallery import write as gallery_page
 from gen.jobs.engines import run_engine
-from gen.jobs.plan import changes, check_target, make_plan, own_seeds, write_plan
+from gen.jobs.plan import changes, check_target, make_plan, write_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.rank import own_device, place
-from gen.jobs.worker import Pipes, Report, Worker, run_worker
-from gen.store.claims import worker_name
-from gen.store.ledger import (
-    CONFIG,
-    GALLERY,
-    INPUTS,
-    TEMPORARY,
-    is_job,
-    put,
-    put_text,
-    read_plan,
-    read_rows,
-    require_job,
-    sha256,
-    sweep_temporaries,
-    writing,
-)
+from gen.jobs.types import Report
+from gen.jobs.worker import Pipes, Worker, run_worker
+from gen.pipeline import pipeline
+from gen.store.ledger import CONFIG, GALLERY, INPUTS, is_job, read_plan, read_rows, require_job
 from gen.store.manifest import damaged, mark_due, publish, remove_job
 
 PATIENCE = 300  # seconds
@@ -129,10 +122,7 @@ def _once(load: Callable[..., Any] | None) -> Callable[..., Any]:
     def loading(modality: str, **how: Any) -> Any:
         key = repr((modality, sorted(how.items())))
         if key not in made:
-            plain = load
-            if plain is None:
-                from gen.pipeline.pipeline import load as plain
-            made[key] = plain(modality, **how)
+            made[key] = (load or pipeline.load)(modality, **how)
         return made[key]
 
     return loading
@@ -213,8 +203,6 @@ def leave(folder: Path, plan: dict[str, Any]) -> None:
 def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str, Any]:
     """Writes the gallery if it is to, then: folder, gallery, items, skipped, pending, failed, and
     per sampler items, nfe, seconds."""
-    from gen.gallery.write import write_gallery
-
     rows, total = read_rows(folder), len(read_plan(folder)["items"])
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -235,7 +223,7 @@ def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str,
     ]
     if gallery:
         with writing(folder):
-            write_gallery(folder)
+            gallery_page.write_gallery(folder)
     return {
         "folder": str(folder),
         "gallery": str(folder / GALLERY),
@@ -257,8 +245,6 @@ def save_output(out: Any, folder: str | Path) -> Path:
     ``out``: media, stats, traces, items, modality, model, spec (the sampler's name and knobs), law,
     device, dtype, and start.
     """
-    from gen.core.registry import registry
-
     folder, modality = Path(folder), out.served or registry.get("modality", out.modality)()
     prompts, samples = whole_run(out.items, modality)
     tree = {
@@ -316,7 +302,7 @@ def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
         seeds = [
             (p, s)
             for p in prompts
-            for s in own_seeds(used, str(modality.condition(p)), samples, items[0].seed)
+            for s in sample_seeds(used, str(modality.condition(p)), samples, items[0].seed)
         ]
         if seeds == [(i.prompt, i.seed) for i in items]:
             return prompts, samples

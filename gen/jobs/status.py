@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from gen.cli.info import EMPTY, columns
+from gen.core.processes import is_dead
+from gen.core.tables import EMPTY, columns
 from gen.jobs.progress.report import duration, speed
-from gen.store.claims import STALE, is_dead, read_claim
+from gen.jobs.progress.terminal import for_terminal
+from gen.jobs.progress.watch import watch
+from gen.store.claims import STALE, read_claim
 from gen.store.joblog import recent
 from gen.store.ledger import CLAIMS, WORK, read_plan, read_rows, require_job
 from gen.store.row_counts import Cache, Counts, counts
@@ -55,8 +58,6 @@ def status(args: argparse.Namespace) -> int:
 
 
 def _watch(folder: Path) -> None:
-    from gen.jobs.progress.report import for_terminal, watch
-
     progress = for_terminal()
     try:
         watch(folder, progress, Over(folder))
@@ -254,8 +255,8 @@ def living_logs(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def pace(logs: dict[str, list[dict[str, Any]]]) -> tuple[float | None, float | None]:
-    """Items per second of all these workers together and forward calls per item, over the last five
-    minutes of each one's own time."""
+    """Items per second of all these workers together and forward passes per item, over the last
+    five minutes of each one's own time."""
     rate = items = nfe = 0.0
     for events in logs.values():
         now = events[-1].get("elapsed", 0.0)

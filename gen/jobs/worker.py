@@ -12,18 +12,25 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gen.config.job import Entry, Job, fingerprint, load_config
+from gen.config.entries import Entry, Job, fingerprint
+from gen.config.job import load_config
 from gen.core.errors import GenError
+from gen.core.files import writing
+from gen.core.memory import give_back
+from gen.core.processes import worker_name
 from gen.core.sampler import resolve_sampler
+from gen.gallery import write as gallery
 from gen.jobs.determinism import deterministic
-from gen.jobs.microbatch import BatchSizes, Lost, Microbatches, Stopped, give_back
+from gen.jobs.microbatch import Microbatches
 from gen.jobs.progress.report import Silent
-from gen.jobs.writer import Work, Writer
-from gen.store.claims import Claims, worker_name
+from gen.jobs.types import BatchSizes, Lost, Report, Stopped, Work
+from gen.jobs.writer import Writer
+from gen.pipeline import pipeline
+from gen.store.claims import Claims
 from gen.store.joblog import JobLog
 from gen.store.ledger import (
     CLAIMS,
@@ -38,7 +45,6 @@ from gen.store.ledger import (
     latest,
     parse_rows,
     read_plan,
-    writing,
 )
 from gen.store.manifest import publish, settled
 from gen.store.webdataset import commit_shard, is_committed
@@ -48,16 +54,6 @@ PUBLISH_EVERY, PUBLISH_SHARE = (
     5.0,
     50,
 )  # seconds between two manifests at least, and so many times what one takes
-
-
-@dataclass
-class Report:
-    """What a worker did: items ``made`` and ``failed``; ``stopped``: on request, before all was
-    done."""
-
-    made: int = 0
-    failed: int = 0
-    stopped: bool = False
 
 
 def pipe_key(entry: Entry) -> tuple:
@@ -82,9 +78,7 @@ class Pipes:
         key = pipe_key(entry)
         if key not in self._made:
             if self.load is None:
-                from gen.pipeline.pipeline import load as self_load
-
-                self.load = self_load
+                self.load = pipeline.load
             own = (
                 self.device
                 and ":" not in entry.device
@@ -228,10 +222,8 @@ class Worker:
         began = time.monotonic()
         publish(self.folder, self.plan)
         if self.first:
-            from gen.gallery.write import write_gallery
-
             try:
-                write_gallery(self.folder)
+                gallery.write_gallery(self.folder)
             except GenError as error:  # it is made again at the end
                 self.progress.note(str(error))
         give_back(len(self.plan["items"]))

@@ -10,55 +10,27 @@ from __future__ import annotations
 import json
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gen.config.job import Entry
-from gen.core.errors import GenError
-from gen.jobs.microbatch import Lost, Stopped, describe
-from gen.store.ledger import (
-    RUNTIME,
-    SHARDS,
-    TRACES,
-    Journal,
-    Puts,
-    Row,
-    holds,
-    sha256,
-    shard_folder,
-    writing,
-)
-
-if TYPE_CHECKING:
-    from gen.jobs.worker import Worker
+from gen.core.errors import GenError, describe
+from gen.core.files import Puts, sha256, writing
+from gen.gallery import write as gallery
+from gen.jobs.types import Lost, Stopped, Work, WorkerState
+from gen.store.ledger import RUNTIME, SHARDS, TRACES, Journal, Row, holds, shard_folder
+from gen.store.stored_tokens import save_tokens
 
 AHEAD = 2  # microbatches that may wait to be written: enough to overlap, and memory stays bounded
 SYNCS = 8  # fsyncs at a time
 COUNTS = ("nfe", "tokens", "tokens_computed", "mean_acceptance_length", "draft_acceptance_rate")
 
 
-@dataclass(frozen=True)
-class Work:
-    """One item at work. ``plan``: what the pipeline planned of it; ``entry``: with what its row
-    says otherwise. ``at_once``: items that were decoded together with it, if not all of the
-    output."""
-
-    item: dict[str, Any]
-    entry: Entry
-    label: str
-    plan: Any
-    trace: bool
-    attempt: int
-    guarantee: str
-    at_once: int | None = None
-
-
 class Writer:
     """Use as a context: leaving it waits until everything is written, and raises what went wrong
     there."""
 
-    def __init__(self, worker: Worker, shard: int, journal: Journal):
+    def __init__(self, worker: WorkerState, shard: int, journal: Journal):
         self.worker, self.shard, self.journal = worker, shard, journal
         self.target = shard_folder(worker.folder, shard) if worker.tars else worker.folder
         self._pool, self._syncs = ThreadPoolExecutor(1, "writer"), ThreadPoolExecutor(SYNCS, "sync")
@@ -144,8 +116,6 @@ class Writer:
                     self.target / name, lambda path: modality.save_also(out.media[i], path, info)
                 )
             if tokens:
-                from gen.store.stored_tokens import save_tokens
-
                 puts.add(self.target / tokens, lambda path: save_tokens(path, out, i))
         except GenError:
             raise
@@ -178,9 +148,7 @@ class Writer:
             self.target / f"{stem}.json", lambda path: path.write_text(about, encoding="utf-8")
         )
         if self.worker.tars:
-            from gen.gallery.write import preview_of
-
-            preview_of(medium, self.worker.folder, row)
+            gallery.preview_of(medium, self.worker.folder, row)
         return row
 
     def _row(self, work: Work, out: Any, i: int, status: str, error: str | None) -> Row:

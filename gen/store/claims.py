@@ -10,7 +10,6 @@ whether its beat has changed within ``stale`` seconds of the observer's own stea
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import socket
@@ -18,71 +17,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from gen.core.processes import is_dead, worker_name
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
 STALE = 60.0  # seconds without a beat after which a worker of another machine counts as dead
-
-
-@lru_cache
-def host() -> str:
-    """A name of this machine, as far as process numbers mean the same: host, boot and process name
-    space."""
-    parts = [socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        try:
-            parts.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text())
-        except OSError:
-            continue  # not on this system
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
-
-
-def started(pid: int) -> int:
-    """When a process began, in its system's own count, so that a number used again is another
-    process; 0 where unknown."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return -1 if state in "ZX" else int(rest[18])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def worker_name() -> str:
-    """The name of this process among all workers: ``1a2b3c4d-4711-123456``."""
-    return _name(os.getpid())
-
-
-@lru_cache(4)
-def _name(pid: int) -> str:  # asked for with every file that is written
-    return f"{host()}-{pid}-{started(pid)}"
-
-
-def is_dead(worker: str) -> bool | None:
-    """Whether a worker's process is gone; ``None`` if it is not of this machine, or no worker's
-    name."""
-    parts = worker.split("-")
-    if len(parts) != 3 or parts[0] != host() or not all(p.isdigit() for p in parts[1:]):
-        return None
-    pid, since = int(parts[1]), int(parts[2])
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # it is there, and somebody else's
-        return False
-    return (
-        started(pid) != since if since else None
-    )  # without its beginning a number may be another process
 
 
 @contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
     """Nobody else is in here at the same time: ``True``. ``None`` where somebody is and we do not
     ``wait``, ``False`` where the system has no such locks. The lock vanishes with the process."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
+    if fcntl is None:
         yield False
         return
     handle = os.open(folder, os.O_RDONLY)

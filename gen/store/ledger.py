@@ -14,20 +14,14 @@ and mending are lines as well, and no line is ever taken back.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
-import threading
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
-from gen.store.claims import is_dead, worker_name
+from gen.core.files import writing
 
 MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
     "manifest.jsonl",
@@ -37,7 +31,6 @@ MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
     "index.html",
 )
 TRACES, INPUTS, LOGS, SHARDS, WORK, CLAIMS = "traces", "inputs", "logs", "shards", "_work", "claims"
-TEMPORARY = ".tmp-"
 RUNTIME = (
     "attempt",
     "seconds",
@@ -46,127 +39,6 @@ RUNTIME = (
 )  # the fields of a row that differ from run to run
 RANK = {"failed": 0, "ok": 1, "due": 2}
 Row = dict[str, Any]
-
-
-def slug(text: str, length: int = 40) -> str:
-    """``A small blue ring!`` -> ``a-small-blue-ring``: what every file system takes, cut at a
-    word."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
-    if len(words) > length:
-        words = words[: length + 1].rpartition("-")[0] or words[:length]
-    return words or "item"
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# --- writing
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns a full disk or a forbidden folder into one sentence that names the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # of a library that does not like what it is to write
-            raise
-        raise GenError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def put(path: Path, write: Callable[[Path], object]) -> None:
-    """``write`` makes the file under a temporary name beside ``path``, with the same extension;
-    then it moves there.
-
-    The temporary name says whose it is, so that processes do not touch each other's.
-    """
-    temporary = _temporary(path)
-    with writing(path):
-        try:
-            write(temporary)
-            _sync(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{path.name}")
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-class Puts:
-    """Files that are put together: written one by one, then fsynced side by side, since a disk
-    takes little longer for many than for one, and only then renamed."""
-
-    def __init__(self, pool: Executor):
-        self._pool, self._files = pool, []
-
-    def add(self, path: Path, write: Callable[[Path], object]) -> Path:
-        """Write a file under a temporary name, which is returned."""
-        temporary = _temporary(path)
-        self._files.append((temporary, path))
-        with writing(path):
-            write(temporary)
-        return temporary
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def drop(self, first: int = 0) -> None:
-        """Forget the files from that one on."""
-        while len(self._files) > first:
-            with suppress(
-                OSError
-            ):  # a disk that takes nothing any more; what is left is swept later
-                self._files.pop()[0].unlink()
-
-    def commit(self) -> None:
-        """Every file under its own name, whole, and so that a power cut does not take it back."""
-        if not self._files:
-            return
-        try:
-            with writing(self._files[0][1]):
-                list(self._pool.map(lambda pair: _sync(pair[0]), self._files))
-            for temporary, path in self._files:
-                with writing(path):
-                    os.replace(temporary, path)
-            for folder in {path.parent for _, path in self._files}:
-                with writing(folder):
-                    sync_folder(folder)
-        finally:
-            self.drop()
-
-
-def put_text(path: Path, text: str) -> None:
-    put(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # a folder cannot be opened there
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sweep_temporaries(folder: Path) -> None:
-    """Remove temporary files of processes that are gone, and of this one, which writes nothing else
-    while it sweeps."""
-    for left in folder.glob(TEMPORARY + "*"):
-        worker = "-".join(left.name.removeprefix(TEMPORARY).split("-")[:3])
-        if worker == worker_name() or is_dead(worker):
-            left.unlink(missing_ok=True)
 
 
 def due_again(row: Row) -> Row:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
-from gen.store.claims import is_dead, locked, read_claim, worker_name
+from gen.core.files import put, sha256, sweep_temporaries, writing
+from gen.core.processes import is_dead, worker_name
+from gen.store.claims import locked, read_claim
 from gen.store.ledger import (
     CHECK,
     CLAIMS,
@@ -41,11 +43,7 @@ from gen.store.ledger import (
     line,
     lines_of,
     parse_rows,
-    put,
-    sha256,
-    sweep_temporaries,
     tables,
-    writing,
 )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from torch import Tensor
 from gen.contracts.frontend import TokenFrontend, codebook_digest
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError
+from gen.core.files import sha256
+from gen.core.registry import registry
+from gen.core.sampler import resolve_sampler
 from gen.core.versions import installed
 from gen.media.npz import read_npz, write_npz
-
-if TYPE_CHECKING:
-    from gen.pipeline.pipeline import PipelineOutput
+from gen.models.load.locate import read_config
+from gen.pipeline.output import PipelineOutput
 
 VERSION = 1
 NEEDED = {
@@ -135,8 +137,6 @@ def load_tokens(path: Path) -> StoredTokens:
 
 def origin_of(out: PipelineOutput) -> dict[str, Any]:
     """What the files of all items of an output share."""
-    from gen.core.sampler import resolve_sampler
-
     if out.frontend is None:
         raise GenError(
             "an output without its frontend has no tokens to store; expected one that a pipeline"
@@ -165,8 +165,6 @@ def origin_of(out: PipelineOutput) -> dict[str, Any]:
 def facts_of(frontend: TokenFrontend) -> dict[str, Any]:
     """What codes must fit, and the digest that tells one codebook from another. Plain data, as JSON
     gives it back."""
-    from gen.core.registry import registry
-
     config = frontend.config
     names = [name for name, cls in registry.table("tokenizer").items() if cls is type(frontend)]
     facts = {
@@ -187,9 +185,7 @@ def facts_of(frontend: TokenFrontend) -> dict[str, Any]:
 def frontend_name(model: str, modality: Any, frontend: TokenFrontend) -> str:
     """The folder's name of an embedded model's frontend; a published checkpoint's own is part of
     it."""
-    from gen.models.load.locate import read_config
-
-    if hasattr(modality, "checkpoint"):
+    if modality.checkpoint is not None:
         return f"the frontend of {model}"
     kind = "latents" if frontend.config.kind == "latents" else "codes"
     return str(read_config(model).get("frontend") or modality.frontends[kind])
@@ -198,8 +194,6 @@ def frontend_name(model: str, modality: Any, frontend: TokenFrontend) -> str:
 def start_facts(start: Any, modality: Any) -> dict[str, Any]:
     """What an item started from: files by path and sha256, texts as they are, and that there was a
     medium where it lay in memory only."""
-    from gen.store.ledger import sha256
-
     facts: dict[str, Any] = {
         k: getattr(start, k) for k in ("span", "frames") if getattr(start, k) is not None
     }

@@ -17,19 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gen.store.claims import worker_name
-from gen.store.ledger import (
-    SHARDS,
-    Journal,
-    Row,
-    due_again,
-    line,
-    parse_rows,
-    put,
-    sha256,
-    shard_folder,
-    writing,
-)
+from gen.core.files import put, sha256, writing
+from gen.core.processes import worker_name
+from gen.store.ledger import SHARDS, Journal, Row, due_again, line, parse_rows, shard_folder
 from gen.store.manifest import publish
 
 OF_TAR = ("shard_sha256", "shard_bytes")  # what a row says of its tar, and only once that is there

@@ -89,7 +89,7 @@ class MaskedIterative(MaskedParams, Sampler):
 def categorical(step: MaskedStep) -> Tensor:
     """An id from the law at every masked place, with noise of the place and the step: [b, T]."""
     return step.rng.categorical(
-        step.logprobs, step.rows, step.positions, "propose", step.round, step.masked
+        step.logprobs, step.rows, step.positions, "propose", step.step_index, step.masked
     )
 
 
@@ -121,9 +121,7 @@ def numbered(step: MaskedStep) -> Tensor:
     """The number [b, T] of the block of ``block_length`` places that each one is in. With
     ``align_blocks`` they are counted from the first id of the condition, so that the canvas may
     begin inside of one."""
-    before = (
-        step.before[:, None] if step.params.align_blocks and isinstance(step.before, Tensor) else 0
-    )
+    before = step.num_prompt_tokens[:, None] if step.params.align_blocks else 0
     return (step.positions + before) // step.params.block_length
 
 

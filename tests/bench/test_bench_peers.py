@@ -353,7 +353,7 @@ def test_peers_are_rows_of_the_same_run_and_those_that_take_one_item_say_so(caps
     )
     assert (
         rows["generate (greedy)", 2]["nfe"] == rows["autoregressive", 2]["nfe"] == 32
-        and rows["generate (greedy)", 1]["fewer_calls"] == 1
+        and rows["generate (greedy)", 1]["fewer_passes"] == 1
     )
     assert [r["peer"] for r in report["table"]][:3] == [None, None, "transformers"]
     order = [r["sampler"] for r in report["runs"] if r["batch_size"] == 2]

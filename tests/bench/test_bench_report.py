@@ -13,9 +13,11 @@ import torch
 
 import gen
 from gen.bench.curve import against_calls, marks_of, write_page
+from gen.bench.measure import interleaved, measure
 from gen.bench.plots import Axis, axis, bars, placed
-from gen.bench.run import Variant, bench, choose, grid_of, interleaved, measure
+from gen.bench.run import bench
 from gen.bench.table import interval, render, tabulate
+from gen.bench.variants import Variant, choose, grid_of
 from gen.cli.parser import build
 from gen.contracts.modality import Verdict
 from gen.core.errors import GenError
@@ -193,7 +195,7 @@ def test_medians_and_spread_of_known_runs():
     plain, fast = tabulate(runs, {}, [variant("autoregressive"), variant("sjd")])
     assert (plain["seconds"], plain["seconds_least"], plain["seconds_most"]) == (4.0, 1.0, 30.0)
     assert plain["seconds"] != sum(seconds) / 3  # control: a mean follows the slow repeat
-    assert (fast["nfe"], fast["fewer_calls"], fast["speed_up"], fast["overhead"]) == (
+    assert (fast["nfe"], fast["fewer_passes"], fast["speed_up"], fast["overhead"]) == (
         4.0,
         4.0,
         2.0,
@@ -202,8 +204,8 @@ def test_medians_and_spread_of_known_runs():
     assert fast["acceptance_histogram"] == [3, 3, 5] and fast["mean_acceptance_length"] == 180 / (
         4 * 15
     )
-    assert (fast["media"], fast["passed"]) == (12, 0.75) and fast["fulfilled_least"] < 0.75 < fast[
-        "fulfilled_most"
+    assert (fast["media"], fast["passed"]) == (12, 0.75) and fast["passed_least"] < 0.75 < fast[
+        "passed_most"
     ]
 
 
@@ -288,7 +290,7 @@ def test_peak_memory_is_counted_anew_for_every_row_on_cuda_and_by_nobody_elsewhe
 def test_json_is_one_line_that_equals_the_file_and_the_table_goes_elsewhere(toys, capsys):
     out, err = run(capsys, "toy", "--quick", "--batch-sizes", "1", "--json", "--out", "b.json")
     assert out.count("\n") == 1 and json.loads(out) == json.loads(open("b.json").read())
-    assert "autoregressive" in err and "law: top_k 7" in err
+    assert "autoregressive" in err and "sampling: top_k 7" in err
     out, err = run(capsys, "toy", "--quick", "--batch-sizes", "1")
     assert (
         "autoregressive" in out and "autoregressive  1" not in err
@@ -346,14 +348,14 @@ def test_media_that_nobody_checks_have_a_dash_and_the_reason(toys, capsys):
     )
     rows = json.loads(open("b.json").read())["table"]
     assert (
-        all(r["passed"] is None and r["fulfilled_least"] is None for r in rows)
-        and "fulfilled -: nobody can tell" in out
+        all(r["passed"] is None and r["passed_least"] is None for r in rows)
+        and "prompt accuracy -: nobody can tell" in out
     )
     page = open("page/index.html").read()
     assert (
         "nobody can tell" in page
-        and "wall time against forward calls" in page
-        and "fulfilled against" not in page
+        and "wall time against forward passes" in page
+        and "prompt accuracy against" not in page
     )
     assert (
         "nobody can tell"
@@ -415,7 +417,7 @@ def test_laws_that_differ_are_said():
     runs = [measured("autoregressive"), measured("sjd"), measured("other")]
     other = Variant("other", {}, {**SAMPLING, "temperature": 0.0}, "other")
     text = render(tabulate(runs, {}, [variant("autoregressive"), variant("sjd"), other]))
-    assert text.endswith("law: the model's own\nlaw of other: temperature 0")
+    assert text.endswith("sampling: the model's own\nsampling of other: temperature 0")
     assert "law of" not in render(
         tabulate(runs[:2], {}, [variant("autoregressive"), variant("sjd")])
     )  # control
@@ -467,10 +469,10 @@ def test_the_page_has_all_plots_and_says_what_is_missing(tmp_path):
     page = write_page(tmp_path / "page", {"toy": rows_of_a_page()}, "a <title>").read_text()
     assert page.count("<svg") == 4 and "a &lt;title&gt;" in page
     for said in (
-        "fulfilled against forward calls",
-        "fulfilled against seconds",
-        "wall time against forward calls",
-        "drafts accepted in a call",
+        "prompt accuracy against forward passes",
+        "prompt accuracy against seconds",
+        "wall time against forward passes",
+        "drafts accepted in a pass",
         "overhead 1",
     ):
         assert said in page
@@ -499,7 +501,7 @@ def test_the_line_of_overhead_1_goes_through_the_reference():
 
     assert (
         off("autoregressive") < 0.3 and off("sjd") > 10
-    )  # four times fewer calls in half the time: above it
+    )  # four times fewer passes in half the time: above it
     assert positions["sjd"][1] < y1 + (y2 - y1) * (positions["sjd"][0] - x1) / (x2 - x1)
 
 

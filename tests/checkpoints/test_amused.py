@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import only
 from PIL import Image
 from published import save_quietly
 
@@ -249,7 +250,7 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(pipe, s
             PROMPTS[1],
             sampler=spec,
             seed=seed,
-            sampling={"guidance_scale": 1.5, "temperature": 2.0},
+            **only(guidance_scale=1.5, temperature=2.0),
         ).tokens
         for seed in (5, 6)
     )
@@ -309,7 +310,7 @@ def test_editing_keeps_what_is_not_marked(folder, pipe, sampler):
 def test_without_guidance_the_empty_text_is_not_asked(folder):
     found = gen.load("image", model=folder)
     lm = found.bound(str(folder))[0].adapter("masked")
-    found("a cat", sampler={"name": "maskgit", "steps": 2}, sampling={"guidance_scale": 1.0})
+    found("a cat", sampler={"name": "maskgit", "steps": 2}, **only(guidance_scale=1.0))
     asked = lm.conditions._kept.keys()
     assert [lm.conditions._said[n] for n in asked] == ["a cat"]
     found("a cat", sampler={"name": "maskgit", "steps": 2})
@@ -349,7 +350,7 @@ def test_a_folder_that_lacks_a_part_is_refused(folder, tmp_path, part):
 
 @pytest.mark.parametrize("mask", [3, CODES - 1, 72, None, True])
 def test_a_mask_that_is_a_code_or_no_id_is_refused(folder, tmp_path, mask):
-    with pytest.raises(GenError, match=f"mask_token_id {mask!r}; expected one from 64 to 71"):
+    with pytest.raises(GenError, match=f"mask_token_id {mask!r}; expected an id from 64 to 71"):
         gen.load("image", model=changed(folder, tmp_path, "scheduler", mask_token_id=mask))
 
 
@@ -361,7 +362,7 @@ def test_parts_that_do_not_fit_each_other_are_refused(folder, tmp_path):
     vq = diffusers.VQModel.from_pretrained(folder / "vqvae")
     other = diffusers.VQModel.from_config(vq.config | {"num_vq_embeddings": 32})
     save_quietly(other, copy / "vqvae")
-    with pytest.raises(GenError, match="codebook_size of 64, its vqvae 32 codes"):
+    with pytest.raises(GenError, match="codebook_size of 64 and its vqvae 32 codes"):
         gen.load("image", model=copy)
     with pytest.raises(GenError, match="do not fit UVit2DModel; .*missing"):
         gen.load("image", model=changed(folder, tmp_path, "transformer", num_hidden_layers=2))

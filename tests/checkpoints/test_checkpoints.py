@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from calls import only
 from published import padded_left, save_quietly, tiny_tokenizer
 
 import gen
@@ -95,8 +96,8 @@ def test_greedy_texts_are_those_of_generate_alone_and_in_a_padded_batch(folder, 
     own = checkpoint.model.generate(**given, do_sample=False, max_new_tokens=POSITIONS)[
         :, given["input_ids"].shape[1] :
     ]
-    ours = pipe(PROMPTS, sampler=sampler, sampling={"temperature": 0.0})
-    alone = [pipe([p], sampler=sampler, sampling={"temperature": 0.0}).tokens[0] for p in PROMPTS]
+    ours = pipe(PROMPTS, sampler=sampler, **only(temperature=0.0))
+    alone = [pipe([p], sampler=sampler, **only(temperature=0.0)).tokens[0] for p in PROMPTS]
     for row, single, want in zip(ours.tokens, alone, own, strict=True):
         until = pipe.bound(str(folder))[1].space.before_end(row)
         assert torch.equal(until, want[: len(until)]) and (
@@ -130,9 +131,7 @@ def test_several_samplers_write_texts_and_a_job_resumes(llama, tmp_path):
 def test_guidance_and_prefix(llama):
     pipe = gen.load("text", model=llama, dtype="float64", max_new_tokens=POSITIONS)
     plain, guided = (
-        pipe(
-            PROMPTS, sampler="autoregressive", sampling={"temperature": 0.0, "guidance_scale": s}
-        ).tokens
+        pipe(PROMPTS, sampler="autoregressive", **only(temperature=0.0, guidance_scale=s)).tokens
         for s in (1.0, 3.0)
     )
     assert not torch.equal(plain, guided)
@@ -224,7 +223,7 @@ def test_architectures_without_a_cache_of_slots_are_refused(kind, tmp_path):
         refused("cache of slots", model=tmp_path)
         return
     pipe = gen.load("text", model=tmp_path, max_new_tokens=POSITIONS)
-    assert pipe(["w1"], sampling={"temperature": 0.0}).tokens.shape == (
+    assert pipe(["w1"], **only(temperature=0.0)).tokens.shape == (
         1,
         POSITIONS,
     )  # within the window the mask is the same

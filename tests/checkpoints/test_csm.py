@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from calls import only
 from published import padded_left, save_quietly
 
 import gen
@@ -166,7 +167,7 @@ def theirs(speech, prompts):
 
 
 def ours(pipe, prompts, sampler, sampling, **more):
-    return pipe(prompts, sampler=sampler, sampling=sampling, **more).tokens.view(
+    return pipe(prompts, sampler=sampler, **only(**sampling), **more).tokens.view(
         len(prompts), -1, Q
     )
 
@@ -296,7 +297,7 @@ def test_samplers_write_waves(sampler, pipe, folder, tmp_path):
 def test_a_frame_of_zeros_ends_an_utterance_and_nothing_else_does(brief):
     positions, plain = 12, {"temperature": 1.0, "top_k": 0}
     runs = {
-        s: brief(PROMPTS, sampler=s, num_samples=3, seed=5, sampling=plain)
+        s: brief(PROMPTS, sampler=s, num_samples=3, seed=5, **only(**plain))
         for s in ("autoregressive", "speculative_jacobi")
     }
     out = runs["autoregressive"]
@@ -324,7 +325,7 @@ def test_the_end_changes_nothing_before_it(brief, monkeypatch):
             sampler="autoregressive",
             num_samples=2,
             seed=5,
-            sampling={"temperature": 1.0, "top_k": 0},
+            **only(temperature=1.0),
         ).tokens
 
     want = draw()
@@ -385,7 +386,7 @@ def test_prompts_say_who_speaks(pipe, folder):
     for bad in ("", "[0]", "[3]  "):
         with pytest.raises(GenError, match="expected"):
             speech.condition(bad)
-    with pytest.raises(GenError, match="ids"):
+    with pytest.raises(GenError, match="tokens"):
         pipe("[0]" + "hello " * 60, sampler="autoregressive")
 
 
@@ -454,7 +455,7 @@ def test_what_does_not_fit_is_refused(folder, tmp_path):
 
 
 def test_what_is_streamed_is_what_a_call_gives(pipe):
-    said = dict(num_samples=2, seed=1, sampler="speculative_jacobi", sampling={"temperature": 1.0})
+    said = dict(num_samples=2, seed=1, sampler="speculative_jacobi", **only(temperature=1.0))
     parts = {}
     for chunk in pipe.stream(PROMPTS[1], **said):
         parts.setdefault(chunk.item.index, []).append(chunk.media)
@@ -469,7 +470,7 @@ def test_rows_that_end_are_streamed_as_far_as_they_go(brief):
         num_samples=3,
         seed=5,
         sampler="speculative_jacobi",
-        sampling={"temperature": 1.0, "top_k": 0},
+        **only(temperature=1.0),
     )
     parts = {}
     for chunk in brief.stream(PROMPTS, **said):

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from calls import only
 from safetensors.torch import load_file, save_file
 
 import gen
@@ -192,14 +193,14 @@ def test_greedy_tokens_equal_generate_alone_and_in_a_padded_batch(
         wanted = generated(theirs, own, space, prompts, guidance)
         for sampler in ("autoregressive", "speculative_jacobi"):
             assert torch.equal(
-                pipe(prompts, sampler=sampler, sampling=sampling, seed=3).tokens, wanted
+                pipe(prompts, sampler=sampler, **only(**sampling), seed=3).tokens, wanted
             )
     assert len({tuple(row.tolist()) for row in wanted}) == len(
         PROMPTS
     )  # control: another prompt, other tokens
     other = {**sampling, "guidance_scale": 4 - guidance}
     assert not torch.equal(
-        pipe(PROMPTS, sampler="autoregressive", sampling=other).tokens, wanted
+        pipe(PROMPTS, sampler="autoregressive", **only(**other)).tokens, wanted
     )  # and another scale
 
 
@@ -294,7 +295,7 @@ def test_streamed_clips_are_whole_clips_and_clips_go_on(pipes):
         torch.equal(codes[:, :, :2], frontend.encode(frontend.preprocess(begun)[None]))
         and len(on.media[0]) == 12
     )
-    with pytest.raises(GenError, match="expected some of"):
+    with pytest.raises(GenError, match="expected at least one of"):
         pipe(PROMPTS[0], prefix=np.zeros((8, 8, 8, 3), np.uint8))
 
 

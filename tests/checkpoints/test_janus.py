@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from calls import only
 
 import gen
 from gen.core.errors import GenError
@@ -200,7 +201,7 @@ def test_greedy_codes_equal_generate_alone_and_in_a_padded_batch(
         )
         for sampler in ("autoregressive", "speculative_jacobi"):
             assert torch.equal(
-                pipe(prompts, sampler=sampler, sampling=sampling, seed=3).tokens, wanted
+                pipe(prompts, sampler=sampler, **only(**sampling), seed=3).tokens, wanted
             )
     assert len({tuple(row.tolist()) for row in wanted}) == len(
         PROMPTS
@@ -210,7 +211,7 @@ def test_greedy_codes_equal_generate_alone_and_in_a_padded_batch(
         own, "_special", special
     )  # control: something else than pad in the place of the words
     assert not torch.equal(
-        pipe(PROMPTS, sampler="autoregressive", sampling=sampling).tokens, wanted
+        pipe(PROMPTS, sampler="autoregressive", **only(**sampling)).tokens, wanted
     )
 
 
@@ -218,7 +219,7 @@ def test_greedy_codes_without_guidance_are_the_largest_logits(pipe, theirs):
     """`generate` of the class fails without guidance, so its parts are asked one code at a time."""
     own, sampling = checkpoint(pipe), {"temperature": 0.0, "guidance_scale": 1.0}
     found = {
-        s: pipe(PROMPTS, sampler=s, sampling=sampling).tokens
+        s: pipe(PROMPTS, sampler=s, **only(**sampling)).tokens
         for s in ("autoregressive", "speculative_jacobi")
     }
     for n, prompt in enumerate(PROMPTS):
@@ -230,9 +231,7 @@ def test_greedy_codes_without_guidance_are_the_largest_logits(pipe, theirs):
         assert all(torch.equal(tokens[n], codes[0]) for tokens in found.values())
     assert not torch.equal(
         found["autoregressive"],
-        pipe(
-            PROMPTS, sampler="autoregressive", sampling={**sampling, "guidance_scale": 5.0}
-        ).tokens,
+        pipe(PROMPTS, sampler="autoregressive", **only(temperature=0.0, guidance_scale=5.0)).tokens,
     )
 
 

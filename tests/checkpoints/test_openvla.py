@@ -187,7 +187,7 @@ def test_greedy_actions_are_those_of_generate_over_the_bins_alone_and_in_a_padde
 
 
 def test_actions_are_centres_of_bins_in_physical_units_where_the_mask_says_so(pipe):
-    out = pipe(PROMPTS, sampling={"temperature": 1.5}, seed=1)
+    out = pipe(PROMPTS, temperature=1.5, seed=1)
     edges = np.linspace(-1, 1, BINS)
     centres = (edges[:-1] + edges[1:]) / 2
     stats = STATISTICS["bridge"]["action"]
@@ -233,9 +233,7 @@ def test_all_bins_come_back_and_values_fall_where_numpy_puts_them():
 def test_three_samplers_write_files_and_a_chunk_has_as_many_steps_as_asked_for(folder, tmp_path):
     pipe = gen.load("action", model=folder, unnorm_key="table", horizon=4)
     for sampler in ("autoregressive", "speculative_jacobi", "scd_mc"):
-        out = pipe(
-            PROMPTS[:2], sampler=sampler, sampling={"temperature": 1.0}, num_samples=2, seed=3
-        )
+        out = pipe(PROMPTS[:2], sampler=sampler, temperature=1.0, num_samples=2, seed=3)
         out.save(tmp_path / sampler)
         files = sorted((tmp_path / sampler).glob("*.npz"))
         assert len(files) == 4 and all(pipe.modality.load(f).shape == (4, 2) for f in files)
@@ -290,7 +288,7 @@ def test_features_of_a_picture_stand_behind_the_first_word(folder, llama, tmp_pa
         tmp_path / "a.npy", rng.normal(size=(5, VISION))
     )  # the next picture under the same name
     assert pipe(prompts[0]).tokens[0].tolist() == want("a", PROMPTS[0])
-    for file, message in (("absent.npy", "no file"), ("a.txt", "ends in .npy")):
+    for file, message in (("absent.npy", "no existing .npy file"), ("a.txt", "ends in .npy")):
         with pytest.raises(GenError, match=message):
             pipe(f"push | {tmp_path / file}")
     for array in (
@@ -351,7 +349,7 @@ def test_what_is_missing_or_wrong_is_named(folder, tmp_path):
     with pytest.raises(GenError, match="no projector"):
         blind(f"push | {tmp_path / 'x.npy'}")
     for prompt in ("", "| x.npy", "push |"):
-        with pytest.raises(GenError, match="says no instruction"):
+        with pytest.raises(GenError, match="has no instruction"):
             blind(prompt)
     save_file(
         {k: v for k, v in tensors.items() if k != "language_model.lm_head.weight"},

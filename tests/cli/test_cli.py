@@ -29,6 +29,7 @@ RING = "a small blue ring in the centre"
 
 class Toy:
     name, extension, media_kind, default_sampling = "toy", "txt", "data", {"top_k": 7}
+    models: dict[str, str] = {}
 
     def condition(self, prompt):
         if "!" in prompt:
@@ -70,7 +71,7 @@ class Pipe:
         return "toy-model"
 
     def generate(
-        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
     ):
         self.seen.append((sampler, sampling))
         if Pipe.error is not None:
@@ -90,16 +91,14 @@ class Pipe:
 def toy(monkeypatch, tmp_path):
     registry.discover()
     monkeypatch.setitem(registry._kinds["modality"], "toy", Toy)
-    gallery, pipeline = (
-        types.ModuleType("gen.gallery.write"),
-        types.ModuleType("gen.pipeline.pipeline"),
+    monkeypatch.setattr(
+        "gen.gallery.write.write_gallery",
+        lambda folder: (folder / "index.html").write_text("gallery") and folder / "index.html",
     )
-    gallery.write_gallery = lambda folder: (
-        (folder / "index.html").write_text("gallery") and folder / "index.html"
+    monkeypatch.setattr(
+        "gen.pipeline.pipeline.load",
+        lambda modality, **how: Pipe.told.append(how) or Pipe(),
     )
-    pipeline.load = lambda modality, **how: Pipe.told.append(how) or Pipe()
-    monkeypatch.setitem(sys.modules, "gen.gallery.write", gallery)
-    monkeypatch.setitem(sys.modules, "gen.pipeline.pipeline", pipeline)
     monkeypatch.setattr(Pipe, "error", None)
     monkeypatch.setattr(Pipe, "seen", [])
     monkeypatch.setattr(Pipe, "told", [])
@@ -247,7 +246,7 @@ def test_sample_writes_a_folder_and_says_where(capsys):
     (folder,) = Path("out/toy").iterdir()
     assert re.fullmatch("x-[0-9a-f]{6}", folder.name)
     assert code == 0 and out.splitlines() == [
-        "speculative_jacobi: 2 items, 3 forward calls and 0.1 s per item (medians)",
+        "speculative_jacobi: 2 items, 3 forward passes and 0.1 s per item (medians)",
         f"gallery: {folder}/index.html",
     ]
     assert [r["seed"] for r in read_rows(folder)] == [5, 6] and "2/2 items" in err
@@ -319,7 +318,7 @@ def test_samplers_are_listed_with_guarantee_protocol_knobs_and_purpose(capsys):
     rows = {r["name"]: r for r in json.loads(gen(capsys, "ls", "samplers", "--json")[1])}
     row = rows["speculative_jacobi"]
     assert (row["guarantee"], row["protocol"], row["params"]["window"]) == (
-        "sample",
+        "same_tokens",
         "causal",
         64,
     ) and row["about"]
@@ -422,7 +421,7 @@ def test_bench_measures_everything_against_autoregression(capsys):
         code == 0
         and out.startswith("| sampler |")
         and len(out.splitlines()) == 2 + 5 * 2 + 2 + 1
-        and "law: top_k 7" in out
+        and "sampling: top_k 7" in out
     )
     page = Path("curves/index.html").read_text()
     assert (
@@ -430,7 +429,7 @@ def test_bench_measures_everything_against_autoregression(capsys):
         and page.count("<circle") == (4 + 4 + 5) * 2
         and page.count('class="param"') >= 2 * 2
     )
-    assert page.count("</i>autoregressive: 12.0 calls") == 2
+    assert page.count("</i>autoregressive: 12.0 passes") == 2
     rows = {(r["sampler"], r["batch_size"]): r for r in report["table"]}
     assert set(n for n, _ in rows) == {
         "autoregressive",
@@ -443,8 +442,8 @@ def test_bench_measures_everything_against_autoregression(capsys):
         2
     ].startswith("| autoregressive | 1 |")
     assert (
-        rows["autoregressive", 1]["fewer_calls"] == 1
-        and rows["sjd window=4", 2]["fewer_calls"] == 4
+        rows["autoregressive", 1]["fewer_passes"] == 1
+        and rows["sjd window=4", 2]["fewer_passes"] == 4
     )
     assert (
         rows["sjd window=4", 2]["media"] == 6

@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gen.config.job import (
-    Job,
-    difference,
-    find_config,
-    fingerprint,
-    load_config,
-    make_job,
-    packaged,
-    stored_job,
-)
+from gen.config.canonical import difference
+from gen.config.entries import Job, fingerprint, stored_job
+from gen.config.job import load_config, make_job
+from gen.config.packaged import find_config, packaged
 from gen.core.errors import GenError
 
 RING = "a small blue ring in the centre"

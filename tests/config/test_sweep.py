@@ -9,7 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from gen.config import layers
-from gen.config.job import fingerprint, load_config, make_job
+from gen.config.entries import fingerprint
+from gen.config.job import load_config, make_job
 from gen.core.errors import GenError
 
 BASE = {"modality": "image", "prompts": ["a small blue ring"], "sampler": "sjd"}

@@ -12,7 +12,7 @@ import torch
 from families import NO_VOCABULARY, PASSED_OVER, RENAMES, SMALLER, WRITERS, Case, rewrite
 
 import gen
-from gen.config.job import stored_job
+from gen.config.entries import stored_job
 from gen.contracts.checkpoint import CheckpointFiles, family_of, options_of
 from gen.core.errors import GenError
 from gen.core.registry import registry

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gen.core.errors import GenError
-from gen.core.registry import ROOMS, Registry, registry
+from gen.core.registry import HOMES, Registry, registry
 
 ROOT = Path(__file__).parents[2]
+ROOMS = (
+    "gen.models.published",
+    "gen.contracts",
+    "gen.samplers",
+    "gen.tokenizers",
+    "gen.modalities",
+)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all():
@@ -28,6 +37,12 @@ def test_a_name_cannot_be_taken_twice_but_a_reload_is_no_second_time():
     table.register("kind", "name")(first)
     with pytest.raises(ValueError, match="registered twice"):
         table.register("kind", "name")(lambda: None)
+
+
+def test_every_home_is_inside_of_a_room():
+    assert all(
+        home.startswith((*ROOMS, "gen.models")) for homes in HOMES.values() for home in homes
+    )
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -63,25 +78,98 @@ register("schedule", "from_plugin")(lambda r, exponent: 1 - r)
 """
 
 
-@pytest.mark.slow
-def test_an_installed_package_can_add_a_schedule(tmp_path):
-    (tmp_path / "my_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "my_plugin-1.0.dist-info"
+def install(folder: Path, source: str) -> None:
+    """Writes a package with the entry point ``mine`` of the group ``gen.plugins``."""
+    (folder / "my_plugin.py").write_text(source)
+    info = folder / "my_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[gen.plugins]\nmine = my_plugin\n")
+
+
+def python(code: str, *path: Path, check: bool = True) -> str:
+    """Runs code in a process of its own, and returns what it prints."""
+    env = {**os.environ, "PYTHONPATH": ":".join(map(str, (*path, ROOT)))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 or not check, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_an_installed_package_can_add_a_schedule(tmp_path):
+    install(tmp_path, PLUGIN)
     code = (
         "from gen.core.registry import registry; print('from_plugin' in registry.table('schedule'))"
     )
+    assert python(code, tmp_path) == "True"
+    assert python(code) == "False"  # without the package it is not there
 
-    def ask(path: str) -> str:
-        env = {"PYTHONPATH": f"{path}:{ROOT}", "PATH": "/usr/bin:/bin"}
-        return subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-        ).stdout.strip()
 
-    assert ask(str(tmp_path)) == "True"
-    assert ask("") == "False"  # without the package it is not there
+LOOK_TWICE = """
+from gen.core.errors import GenError
+from gen.core.registry import registry
+for kind in ("schedule", "schedule", "modality"):
+    try:
+        print(len(registry.table(kind)) > 0)
+    except GenError as error:
+        print(error)
+"""
+
+
+def test_a_plugin_that_cannot_be_imported_is_named_by_every_look_up(tmp_path):
+    install(tmp_path, PLUGIN + "\nraise RuntimeError('no licence')\n")
+    message = (
+        "plugin 'mine' (my-plugin 1.0, my_plugin) cannot be imported: RuntimeError: no licence;"
+        " repair or uninstall it"
+    )
+    assert python(LOOK_TWICE, tmp_path).splitlines() == [message] * 3
+
+
+def test_a_module_that_cannot_be_imported_is_named_by_every_look_up(tmp_path):
+    """Kinds whose homes lie elsewhere are still listed."""
+    broken = tmp_path / "broken_home"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("")
+    (broken / "part.py").write_text("import a_package_that_is_not_there\n")
+    code = (
+        "from gen.core.registry import HOMES\n"
+        "HOMES['schedule'] = (*HOMES['schedule'], 'broken_home')\n" + LOOK_TWICE
+    )
+    message = (
+        "module broken_home.part cannot be imported: ModuleNotFoundError: No module named"
+        " 'a_package_that_is_not_there'"
+    )
+    assert python(code, tmp_path).splitlines() == [message, message, "True"]
+    (broken / "part.py").write_text("")  # and with a module that can be, all are
+    assert python(code, tmp_path).splitlines() == ["True"] * 3
+
+
+HEAVY = ("transformers", "diffusers", "gen.models.nets", "gen.models.published", "gen.tokenizers")
+
+
+def test_listing_samplers_imports_no_model():
+    code = (
+        "import sys; from gen.__main__ import main; main(['ls', {!r}]);"
+        f" print('imported', *[m for m in {HEAVY} if m in sys.modules])"
+    )
+    assert python(code.format("samplers")).splitlines()[-1] == "imported"
+    assert "transformers" in python(code.format("families")).splitlines()[-1]  # the control
+
+
+@pytest.mark.slow
+def test_listing_samplers_takes_little_more_than_importing_torch():
+    def seconds(code: str) -> float:
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            python(code)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    listing = "from gen.__main__ import main; main(['ls', 'samplers'])"
+    assert seconds(listing) <= 1.5 * seconds("import torch")
 
 
 def test_a_sampler_whose_module_is_gone_is_listed_without_papers():

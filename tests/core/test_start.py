@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toyjob import PROMPTS, Pipe, Toy, leftovers, run, toy  # noqa: F401  toy is a fixture
+from toyjob import PROMPTS, Pipe, Toy, leftovers, run
 
 from gen.__main__ import main
 from gen.config.job import make_job
-from gen.core.edit_spec import MEDIA, EDIT_FIELDS, EditSpec
+from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.sampler import resolve_sampler
 from gen.media.npz import read_npz, write_npz
-from gen.models.load.locate import model_protocols
+from gen.pipeline.models import model_protocols
 from gen.pipeline.pipeline import Pipeline
 from gen.store.ledger import Journal, read_rows
 
@@ -90,7 +90,7 @@ def test_starts_that_make_sense_are_taken(tmp_path):
 
 
 def test_a_start_counts_by_the_content_of_its_files(tmp_path):
-    from gen.config.job import fingerprint
+    from gen.config.entries import fingerprint
 
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / name).write_text(text)

@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 from gen.core.errors import GenError
+from gen.core.processes import worker_name
 from gen.gallery.trace import colour, layout, replay
 from gen.gallery.write import EXCERPT, write_gallery
 from gen.media.audio import write_wav
 from gen.media.video import write_mp4
-from gen.store.claims import worker_name
 
 EVIL = '<script>alert("x")</script> & {{title}} <img src=x onerror=alert(1)>'
 
@@ -334,10 +334,10 @@ def test_the_table_of_methods_holds_medians_and_shares(folder):
 
 
 def test_marks_follow_the_verdicts_and_are_absent_without_them(folder):
-    marks = [a["title"] for a in page(folder).all("b") if "prompt" in (a.get("title") or "")]
+    marks = [a["title"] for a in page(folder).all("b") if "saw" in (a.get("title") or "")]
     assert marks == [
-        "fulfils its prompt: saw a red circle",
-        "does not fulfil its prompt: saw nothing",
+        "passes: saw a red circle",
+        "does not pass: saw nothing",
     ]
     (folder / "check.json").unlink()
     text = write_gallery(folder).read_text(encoding="utf-8")

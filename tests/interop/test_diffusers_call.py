@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from calls import only
 from PIL import Image
 
 import gen
@@ -357,7 +358,7 @@ def test_the_embedded_causal_models_are_files_of_transformers():
             ZOO / "image-causal", dtype=torch.float64
         )
     pipe = gen.load("image", dtype="float64")
-    tokens = pipe(CIRCLE, "speculative_jacobi", {"temperature": 0.0}).tokens
+    tokens = pipe(CIRCLE, "speculative_jacobi", **only(temperature=0.0)).tokens
     binding = pipe.bound("image-causal")[1]
     prompt = torch.tensor([binding.prompt(pipe.modality.condition(CIRCLE))])
     sequence = torch.cat([prompt, tokens], 1)

@@ -18,14 +18,15 @@ from crashing import (
     contents,
     differences,
     fork,
+    ground,  # noqa: F401  a fixture
     job,
     run,
     wait,
 )
 
+from gen.core import files
 from gen.jobs import worker, writer
 from gen.jobs.run import run_job
-from gen.store import ledger
 from gen.store.ledger import is_job, read_rows
 
 pytestmark = pytest.mark.usefixtures("ground")
@@ -109,7 +110,7 @@ def test_whatever_the_moments_are(ground, layout, seed):
 
 def test_the_same_kills_find_a_worker_that_commits_before_it_writes(ground, monkeypatch):
     def commit(self, out, batch, keep):
-        puts = ledger.Puts(self._syncs)
+        puts = files.Puts(self._syncs)
         self._add([self._save(out, i, w, puts) for i, w in enumerate(batch)])
         time.sleep(0.05)
         puts.commit()

@@ -12,7 +12,6 @@ import types
 from pathlib import Path
 
 import pytest
-from toyjob import toy  # noqa: F401  a fixture
 
 from gen.core.errors import GenError
 from gen.jobs import engines
@@ -183,7 +182,7 @@ def test_ctrl_c_ends_children_quickly_even_those_that_do_not_listen(crew, monkey
 def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path, follows):
     inner = (
         "import sys, time, types; import gen.__main__; gen.__main__.main = lambda argv:"
-        " time.sleep(60); from gen.jobs.engines import child;child.LOOK = 0.05;"
+        " time.sleep(60); from gen.cli import child;child.LOOK = 0.05;"
         f" sys.exit(child.main(sys.argv[1:]) if {follows} else time.sleep(60))"
     )
     parent = (
@@ -264,12 +263,13 @@ def job_of(workers=1, device="cpu", **options):
 @pytest.fixture
 def worker(monkeypatch):
     """A worker that only says how it was called."""
+    import gen.jobs.types
     import gen.jobs.worker
 
     calls = []
 
     def stand_in(folder, **k):
-        return calls.append(k) or gen.jobs.worker.Report(1, 0, False)
+        return calls.append(k) or gen.jobs.types.Report(1, 0, False)
 
     monkeypatch.setattr(gen.jobs.worker, "run_worker", stand_in)
     monkeypatch.setattr(local, "watch", lambda folder, progress, over: progress.note("shown"))

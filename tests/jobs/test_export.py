@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 import gen.jobs.export
 from gen.core.errors import GenError
+from gen.core.files import sha256
 from gen.jobs.export import COLUMNS, export, export_parquet, schema
-from gen.store.ledger import sha256
 
 
 def folder_of(out: Path, count: int = 4, **changes) -> Path:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from toyjob import PROMPTS, Pipe, Toy, files, job, run, toy  # noqa: F401  toy is a fixture
+from toyjob import PROMPTS, Pipe, Toy, files, job, run
 
 from gen.cli.check import check_folder
 from gen.config.job import load_config
 from gen.contracts.modality import Verdict
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
+from gen.core.files import sha256
 from gen.core.sampling_params import SamplingParams
 from gen.jobs.progress.report import Silent
 from gen.jobs.run import save_output
-from gen.store import ledger
 from gen.store.ledger import read_rows
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -111,7 +111,7 @@ def test_checking_never_follows_a_manifest_out_of_its_folder(tmp_path):
     run(tmp_path / "o")
     (tmp_path / "secret.txt").write_text("alpha")
     rows = read_rows(tmp_path / "o")
-    rows[0].update(file="../secret.txt", sha256=ledger.sha256(tmp_path / "secret.txt"))
+    rows[0].update(file="../secret.txt", sha256=sha256(tmp_path / "secret.txt"))
     (tmp_path / "o/manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     assert "missing" in check_folder(tmp_path / "o")["failed"][0]["detail"]
 

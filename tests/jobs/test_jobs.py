@@ -19,13 +19,15 @@ from toyjob import (
     leftovers,
     run,
     steady,
+    toy,  # noqa: F401  a fixture
 )
 
 from gen.config.job import load_config
 from gen.core.errors import GenError
-from gen.jobs.microbatch import is_out_of_memory
-from gen.store.claims import host, worker_name
-from gen.store.ledger import Journal, read_plan, read_rows, slug
+from gen.core.files import slug
+from gen.core.memory import is_out_of_memory
+from gen.core.processes import host, worker_name
+from gen.store.ledger import Journal, read_plan, read_rows
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -55,9 +57,13 @@ def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
         " mean_acceptance_length"
     )
     want = set(
-        f"{want} draft_acceptance_rate status error exactness attempt seconds batch worker".split()
+        f"{want} draft_acceptance_rate status error guarantee attempt seconds batch worker".split()
     )
-    assert set(rows[0]) == want and rows[0]["guarantee"] == "sampling" and rows[0]["batch"] == 6
+    assert (
+        set(rows[0]) == want
+        and rows[0]["guarantee"] == "same_distribution"
+        and rows[0]["batch"] == 6
+    )
     for row in rows:
         assert (
             hashlib.sha256((tmp_path / "o" / row["file"]).read_bytes()).hexdigest() == row["sha256"]
@@ -73,7 +79,9 @@ def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
         and summary["failed"] == []
     )
     assert (tmp_path / "o/index.html").read_text() == "6 items"
-    assert b"law" in files(tmp_path / "o")["000000-alpha-s5.txt"] and not leftovers(tmp_path / "o")
+    assert b"sampling" in files(tmp_path / "o")["000000-alpha-s5.txt"] and not leftovers(
+        tmp_path / "o"
+    )
 
 
 def test_several_entries_share_one_folder_and_one_numbering(tmp_path):

@@ -7,13 +7,13 @@ import hashlib
 
 import pytest
 import torch
-from toyjob import Pipe, files, job, leftovers, run, steady, toy  # noqa: F401  toy is a fixture
+from toyjob import Pipe, files, job, leftovers, run, steady
 
 from gen.config.job import make_job
 from gen.core.errors import GenError
-from gen.jobs.microbatch import BatchSizes
 from gen.jobs.progress.report import Silent
 from gen.jobs.run import run_job
+from gen.jobs.types import BatchSizes
 from gen.store.ledger import read_rows
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -29,7 +29,7 @@ class Lengthy(Pipe):
         return [len(i.prompt) for i in items]
 
     def generate(self, items, *args, **kwargs):
-        if len(items) * max(self.sizes(items, None)) > self.room:
+        if len(items) * max(self.prompt_lengths(items, None)) > self.room:
             self.batches.append([i.prompt for i in items])
             raise torch.OutOfMemoryError
         return super().generate(items, *args, **kwargs)
@@ -184,14 +184,14 @@ class Turning(Pipe):
     def turns(self, sampler):
         return 4
 
-    def generate(self, items, *args, at_most=None, **kwargs):
-        self.handed.append((len(items), at_most))
+    def generate(self, items, *args, max_batch=None, **kwargs):
+        self.handed.append((len(items), max_batch))
         self.limit = (
             0
-            if min(at_most, len(items)) > self.most or self.large in [i.prompt for i in items]
+            if min(max_batch, len(items)) > self.most or self.large in [i.prompt for i in items]
             else 10**9
         )
-        out = super().generate(items, *args, at_most=at_most, **kwargs)
+        out = super().generate(items, *args, max_batch=max_batch, **kwargs)
         self.made += [i.prompt for i in items]
         return out
 
@@ -286,7 +286,7 @@ def test_a_request_to_stop_is_heard_after_what_was_handed_over_which_is_kept(tmp
     assert pipe.made == MANY
 
 
-def test_replaced_rows_take_fewer_calls_and_leave_the_rows_of_items_made_one_by_one(tmp_path):
+def test_replaced_rows_take_fewer_passes_and_leave_the_rows_of_items_made_one_by_one(tmp_path):
     from gen.pipeline.pipeline import load
 
     pipe = load("text", dtype="float64")

@@ -10,11 +10,11 @@ import tarfile
 import time
 
 import pytest
-from crashing import Pipe, fork, ground, job, wait  # noqa: F401  ground is a fixture
+from crashing import Pipe, fork, job, wait
 
+from gen.core import files
 from gen.jobs import worker, writer
 from gen.jobs.run import run_job
-from gen.store import ledger
 
 pytestmark = pytest.mark.usefixtures("ground")
 PROMPTS = [f"prompt {i}" for i in range(150)]
@@ -149,7 +149,7 @@ def test_a_reader_never_sees_a_partial_file_or_a_row_without_its_file(ground, la
 
 
 def in_place(self):
-    """What `gen.store.ledger.Puts.commit` must not be."""
+    """What `gen.core.files.Puts.commit` must not be."""
     for temporary, path in self._files:
         data = temporary.read_bytes()
         with path.open("wb", buffering=0) as file:
@@ -161,7 +161,7 @@ def in_place(self):
 
 def rows_first(self, out, batch, keep):
     """What `gen.jobs.writer.Writer._commit` must not be."""
-    puts = ledger.Puts(self._syncs)
+    puts = files.Puts(self._syncs)
     self._add([self._save(out, i, w, puts) for i, w in enumerate(batch)])
     time.sleep(0.03)
     puts.commit()
@@ -169,7 +169,7 @@ def rows_first(self, out, batch, keep):
 
 def test_the_reader_sees_files_that_are_written_in_place(ground):
     _, wrong, _, _ = watched(
-        ground / "o", "files", lambda: setattr(ledger.Puts, "commit", in_place), items=60
+        ground / "o", "files", lambda: setattr(files.Puts, "commit", in_place), items=60
     )
     assert any("has changed" in w for w in wrong)
 

@@ -17,12 +17,13 @@ import time
 
 import pytest
 
-from gen.jobs.progress.report import Lines, Silent, duration, speed, watch
+from gen.jobs.progress.report import Lines, Silent, duration, speed
+from gen.jobs.progress.watch import watch
 from gen.store.ledger import PLAN, WORK
 
 RUN = """
 import sys
-from gen.jobs.progress.report import for_terminal
+from gen.jobs.progress.terminal import for_terminal
 p = for_terminal()
 p.start(40, 8)
 for i in range(4):

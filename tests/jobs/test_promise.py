@@ -20,6 +20,7 @@ from toyjob import (
     leftovers,
     run,
     steady,
+    toy,  # noqa: F401  a fixture
 )
 
 from gen.core.errors import GenError

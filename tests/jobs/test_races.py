@@ -18,12 +18,14 @@ from crashing import (
     contents,
     differences,
     fork,
+    ground,  # noqa: F401  a fixture
     job,
     medium,
     run,
     wait,
 )
 
+from gen.core import files, processes
 from gen.core.errors import GenError
 from gen.jobs import plan, worker
 from gen.jobs import run as jobs
@@ -78,7 +80,7 @@ def test_a_dead_workers_claim_is_taken_at_once_and_a_strangers_after_so_long_wit
 ):
     now = [0.0]
     mine = claims.Claims(ground, stale=60, clock=lambda: now[0])
-    (ground / "00000").write_bytes(elsewhere(wait(fork(claims.worker_name)).said))
+    (ground / "00000").write_bytes(elsewhere(wait(fork(processes.worker_name)).said))
     assert mine.take("00000") == "stolen"
     path = ground / "00001"
     path.write_bytes(elsewhere())
@@ -123,7 +125,7 @@ def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_no
     said = planned(out, **keys)
 
     def stranger():  # of another machine, as far as others can tell
-        claims.host = lambda: "0badcafe"
+        processes.host = lambda: "0badcafe"
         return worker.run_worker(out, job=said, load=Pipe(delay=0.01).load).made
 
     child = fork(stranger)
@@ -146,7 +148,7 @@ def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_no
 
 
 def test_of_many_who_find_a_dead_workers_claim_one_takes_it(ground):
-    dead = wait(fork(claims.worker_name)).said
+    dead = wait(fork(processes.worker_name)).said
     both = 0
     for turn in range(8):
         folder, start = ground / str(turn), time.monotonic() + 0.1
@@ -205,7 +207,7 @@ def test_a_manifest_never_speaks_of_a_tar_that_is_being_replaced(ground, monkeyp
     keys = {"layout": "shards"}
     run(ground / "calm", **keys)
     run(ground / "o", Pipe(bad=("beta",)), **keys)
-    wrong, hide, put = [], publish.publish, ledger.put
+    wrong, hide, put = [], publish.publish, files.put
 
     def hide_and_somebody_else_publishes(folder, plan, **how):
         hide(folder, plan, **how)
@@ -266,7 +268,7 @@ def test_a_shard_that_becomes_a_tar_while_somebody_looks_for_damage_is_not_damag
     with monkeypatch.context() as patch:  # everything is made, and the worker dies before the tar
         patch.setattr(worker, "commit_shard", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         assert wait(fork(lambda: run(out, **keys))).how == "killed"
-    whole, sha256, seen = ledger.read_plan(out), ledger.sha256, []
+    whole, sha256, seen = ledger.read_plan(out), files.sha256, []
 
     def somebody_commits_first(path):
         if "_work" in path.parts and not seen:

@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from gen.__main__ import main
-from gen.jobs.progress.report import Lines, watch
+from gen.core.files import put_text
+from gen.core.processes import host, worker_name
+from gen.jobs.progress.report import Lines
+from gen.jobs.progress.watch import watch
 from gen.jobs.status import Over, pace, status_of
 from gen.store import row_counts as counting
-from gen.store.claims import host, worker_name
 from gen.store.joblog import JobLog
-from gen.store.ledger import CLAIMS, MANIFEST, PLAN, SHARDS, WORK, Journal, put_text, read_rows
+from gen.store.ledger import CLAIMS, MANIFEST, PLAN, SHARDS, WORK, Journal, read_rows
 from gen.store.row_counts import Cache, counts
 
 DEAD = f"{host()}-{2**22 + 1}-1"  # no process has such a number

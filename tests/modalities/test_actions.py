@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import only
 from quick_models import quickly_trained
 
 import gen
@@ -63,16 +64,16 @@ def wild(work):
 @pytest.mark.parametrize("kind", ["causal", "fast"])
 def test_jacobi_gives_the_tokens_of_autoregression(kind, pipes):
     pipe = pipes[kind]
-    for sampling in (None, {"temperature": 1.0, "guidance_scale": 2.0}):
+    for sampling in ({}, only(temperature=1.0, guidance_scale=2.0)):
         plain, jacobi = (
-            pipe(PROMPTS, s, sampling, num_samples=2, seed=1) for s in ("autoregressive", JACOBI)
+            pipe(PROMPTS, s, **sampling, num_samples=2, seed=1) for s in ("autoregressive", JACOBI)
         )
         assert torch.equal(plain.tokens, jacobi.tokens) and np.array_equal(
             plain.media, jacobi.media
         )
         assert sum(s.nfe for s in jacobi.stats) < sum(s.nfe for s in plain.stats)
     assert not torch.equal(
-        plain.tokens, pipe(PROMPTS, JACOBI, sampling, num_samples=2, seed=3).tokens
+        plain.tokens, pipe(PROMPTS, JACOBI, **sampling, num_samples=2, seed=3).tokens
     )  # control
     if kind == "fast":
         assert len({s.tokens for s in plain.stats}) > 1  # rows end apart
@@ -80,7 +81,7 @@ def test_jacobi_gives_the_tokens_of_autoregression(kind, pipes):
 
 def test_every_sample_of_fast_ids_is_a_whole_chunk(wild):
     n, hot = 300, {"temperature": 2.0}
-    out = wild("reach", "autoregressive", hot, num_samples=n, batch_size=150)
+    out = wild("reach", "autoregressive", **only(**hot), num_samples=n, batch_size=150)
     assert all(
         m.action.shape == (16, 2) and m.action.dtype == np.float32 and np.isfinite(m.action).all()
         for m in out.media
@@ -151,7 +152,7 @@ def test_fast_ids_are_refused_where_places_are_filled_in_any_order(pipes, work, 
 def test_samplers_make_chunks_under_guidance_too(kind, sampler, pipes):
     sharp = {"temperature": 0.05}  # untrained models are nearly uniform
     plain, same, guided = (
-        pipes[kind](PROMPTS[:3], sampler, {**sharp, **more}, seed=2)
+        pipes[kind](PROMPTS[:3], sampler, **only(**{**sharp, **more}), seed=2)
         for more in ({}, {"guidance_scale": 1.0}, {"guidance_scale": 4.0})
     )
     for out in (plain, guided):
@@ -164,7 +165,8 @@ def test_bins_of_neighbours_pass_for_each_other_by_distance_alone(pipes):
 
     def calls(sampler):
         return sum(
-            s.nfe for s in pipes["causal"](PROMPTS[:2], sampler, sampling, num_samples=4).stats
+            s.nfe
+            for s in pipes["causal"](PROMPTS[:2], sampler, **only(**sampling), num_samples=4).stats
         )
 
     assert calls("distance") < calls("speculative")
@@ -225,7 +227,7 @@ def test_the_words_of_a_situation_say_its_task_and_numbers():
     ).words()
     assert push[0] == 2 and push[1:5] == words[1:5] and push[5:] == [44, 44, 0]
     assert (
-        ActionModality.unsaid == [0] * 8
+        ActionModality.unconditional == [0] * 8
         and max(Situation(tabletop_tasks.parse("reach"), np.ones(7)).words()) < ActionModality.words
     )
 
@@ -373,7 +375,7 @@ def test_policies_that_cannot_work_are_refused_before_the_first_action(pipes):
         ({"n_action_steps": True}, "at least 1"),
         ({"seed": -1}, "seed is -1"),
         ({"sampler": "jacoby"}, "jacoby"),
-        ({"sampling": {"temprature": 1}}, "temprature"),
+        ({"temprature": 1}, "temprature"),
         ({"sampler": "maskgit"}, "the sampler needs a masked one"),
     ):
         with pytest.raises(GenError, match=words):

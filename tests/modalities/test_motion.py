@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import only
 from quick_models import quickly_trained
 from safetensors.torch import load_file, save_file
 
@@ -27,7 +28,8 @@ from gen.media.video import read_video
 from gen.modalities.motion import captions as moves
 from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.modality import MotionModality, placed, spans
-from gen.pipeline.lengths import draw_lengths, settled
+from gen.models.targets.base import StepOutput
+from gen.pipeline.lengths import draw_lengths, without_eos
 from gen.recipes.motion import recipe as motion_recipe
 from gen.tokenizers.motion.motion_vq import MotionVQ
 from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
@@ -159,7 +161,7 @@ class Known:
         ).log()
 
     def predict(self, canvas, of):
-        return self.sampling.expand(len(canvas), -1, -1), 7
+        return StepOutput(self.sampling.expand(len(canvas), -1, -1), 7)
 
 
 def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
@@ -191,7 +193,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
         bool((after[:, :6] == 1).all())
         and abs(float((after[:, 6] == 4).double().mean()) - 0.4) < 0.03
     )
-    assert not bool(settled(target.space).legal[:, 4].any()) and bool(
+    assert not bool(without_eos(target.space).legal[:, 4].any()) and bool(
         target.space.legal[:, 4].any()
     )
 
@@ -489,7 +491,8 @@ def test_a_person_moves_is_the_prompt_that_says_nothing(pipes):
         != prompt(PROMPTS[0])
     )
     guided, plain = (
-        pipe("a person moves", JACOBI, {"guidance_scale": g}, frames=32).tokens for g in (3.0, 1.0)
+        pipe("a person moves", JACOBI, **only(guidance_scale=g), frames=32).tokens
+        for g in (3.0, 1.0)
     )
     assert torch.equal(guided, plain)
     with pytest.raises(GenError, match="outside the vocabulary"):

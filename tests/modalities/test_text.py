@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import only
 
 import gen
 from gen.__main__ import main
@@ -221,7 +222,7 @@ def test_prompts_stand_at_the_right_of_their_slots_and_matter(pipes):
         logits = model(input_ids=ids).logits[:, -1, : len(WORDS)]
     assert float((logits[0] - logits[1]).abs().max()) > 1e-3 and torch.equal(logits[0], logits[2])
     plain, guided = (
-        pipe(PROMPTS, "autoregressive", {"guidance_scale": g}).tokens for g in (1.0, 3.0)
+        pipe(PROMPTS, "autoregressive", **only(guidance_scale=g)).tokens for g in (1.0, 3.0)
     )
     assert not torch.equal(plain, guided)
 

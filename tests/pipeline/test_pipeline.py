@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from calls import only
 from PIL import Image
 
 import gen
@@ -54,7 +55,7 @@ def test_the_quick_recipe_makes_a_complete_zoo(quick):
 
 
 def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
-    from gen.recipes.common.train import fit
+    from gen.recipes.common.train import TrainConfig, fit
 
     def run(out, *stops):
         torch.manual_seed(0)
@@ -70,10 +71,8 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
                     model,
                     batches,
                     loss,
-                    steps=8,
-                    lr=0.1,
+                    TrainConfig(steps=8, lr=0.1, save_every=stop),
                     out=out,
-                    save_every=stop,
                     log=lambda _: None,
                 )
                 if stop == 8
@@ -91,10 +90,8 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
                 model,
                 batches,
                 loss,
-                steps=8,
-                lr=0.1,
+                TrainConfig(steps=8, lr=0.1, save_every=stop),
                 out=out,
-                save_every=stop,
                 on_step=boom,
                 log=lambda _: None,
             )
@@ -117,7 +114,7 @@ def test_an_item_is_the_same_alone_and_in_batches_of_8_and_32(pipes, sampler):
     items = pipe.plan(PROMPTS[:2], num_samples=16, seed=5)
     whole = pipe.generate(items, sampler, {"guidance_scale": 2.0, "top_k": 100})
     eight = pipe.generate(items[3:11], sampler, {"guidance_scale": 2.0, "top_k": 100})
-    alone = pipe(PROMPTS[0], sampler, {"guidance_scale": 2.0, "top_k": 100}, seed=items[7].seed)
+    alone = pipe(PROMPTS[0], sampler, guidance_scale=2.0, top_k=100, seed=items[7].seed)
     assert torch.equal(whole.tokens[3:11], eight.tokens)
     assert torch.equal(whole.tokens[7], alone.tokens[0])
     assert np.array_equal(np.asarray(whole.media[7]), np.asarray(alone.media[0]))
@@ -132,12 +129,13 @@ def test_a_prompt_given_twice_gets_different_samples(pipes):
 def test_without_a_law_the_modality_default_is_used(pipes):
     out = pipes["causal"]("a red circle", JACOBI)
     assert (out.sampling.guidance_scale, out.sampling.top_k) == (2.0, 100)
-    assert pipes["causal"]("a red circle", JACOBI, {}).sampling.guidance_scale == 1.0
+    said = pipes["causal"]("a red circle", JACOBI, guidance_scale=1.0).sampling
+    assert (said.guidance_scale, said.top_k) == (1.0, 100)
 
 
 def test_guidance_changes_what_is_drawn(pipes):
     plain, guided = (
-        pipes["causal"]("a red circle", JACOBI, {"guidance_scale": s}) for s in (1.0, 500.0)
+        pipes["causal"]("a red circle", JACOBI, **only(guidance_scale=s)) for s in (1.0, 500.0)
     )
     assert not torch.equal(plain.tokens, guided.tokens)
 
@@ -175,13 +173,15 @@ def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
         (lambda p: p("a red circle", {"name": "sjd", "windw": 3}), ["windw", "'window'"]),
         (lambda p: p("a red circle", {"name": "sjd", "window": 0}), ["window is 0", "at least 1"]),
         (
-            lambda p: p("a red circle", sampling={"temperature": -1}),
+            lambda p: p("a red circle", temperature=-1),
             ["temperature is -1", "at least 0"],
         ),
-        (lambda p: p("a red circle", sampling={"top_p": 1.5}), ["top_p is 1.5"]),
-        (lambda p: p("a red circle", sampling={"topk": 3}), ["topk", "'top_k'"]),
+        (lambda p: p("a red circle", top_p=1.5), ["top_p is 1.5"]),
+        (lambda p: p("a red circle", topk=3), ["topk", "'top_k'"]),
+        (lambda p: p("a red circle", num_sample=3), ["num_sample", "'num_samples'"]),
+        (lambda p: list(p.stream("a red circle", temperatur=3)), ["temperatur", "'temperature'"]),
         (
-            lambda p: p("a red circle", "jacobi", {"temperature": 1.0}),
+            lambda p: p("a red circle", "jacobi", temperature=1.0),
             ["temperature is 1.0", "jacobi"],
         ),
         (lambda p: p("a red circle", "maskgit"), ["causal", "masked"]),

@@ -18,7 +18,6 @@ import pickle
 import random
 import shutil
 import signal
-import sys
 import tarfile
 import tempfile
 import threading
@@ -107,7 +106,7 @@ class Pipe:
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
     def generate(
-        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
     ):
         self.quota -= len(items)
         time.sleep(self.delay * len(items) if self.quota >= 0 else 600)
@@ -140,10 +139,8 @@ def ground(tmp_path, monkeypatch):
     is made from the rest."""
     registry.discover()
     monkeypatch.setitem(registry._kinds["modality"], "crash", Crash)
-    gallery = types.ModuleType("gen.gallery.write")
-    gallery.write_gallery = lambda folder: folder / "index.html"
-    gallery.preview_of = lambda path, folder, row: None
-    monkeypatch.setitem(sys.modules, "gen.gallery.write", gallery)
+    monkeypatch.setattr("gen.gallery.write.write_gallery", lambda folder: folder / "index.html")
+    monkeypatch.setattr("gen.gallery.write.preview_of", lambda path, folder, row: None)
     for module in (
         plan,
         joblog,

@@ -4,7 +4,6 @@ folders ask of both."""
 from __future__ import annotations
 
 import hashlib
-import sys
 import types
 from pathlib import Path
 
@@ -64,7 +63,7 @@ class Pipe:
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
     def generate(
-        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
     ):
         self.batches.append([i.prompt for i in items])
         if len(items) > self.limit:
@@ -104,15 +103,13 @@ def toy(monkeypatch):
     """Registers the toy modality, and a gallery that only counts."""
     registry.discover()
     monkeypatch.setitem(registry._kinds["modality"], "toy", Toy)
-    gallery = types.ModuleType("gen.gallery.write")
 
     def write_gallery(folder: Path) -> Path:
         (folder / "index.html").write_text(f"{len(read_rows(folder))} items")
         return folder / "index.html"
 
-    gallery.write_gallery = write_gallery
-    gallery.preview_of = lambda path, folder, row: None
-    monkeypatch.setitem(sys.modules, "gen.gallery.write", gallery)
+    monkeypatch.setattr("gen.gallery.write.write_gallery", write_gallery)
+    monkeypatch.setattr("gen.gallery.write.preview_of", lambda path, folder, row: None)
 
 
 def job(out: Path, **keys):

@@ -8,7 +8,7 @@ law.
     reference      the rules of papers as plain loops, one item at a time
                    (``gen.bench.baselines.reference``)
 
-What a peer gives are tokens; media are made of them as of everybody's. Its forward calls are
+What a peer gives are tokens; media are made of them as of everybody's. Its forward passes are
 counted by a hook on the network itself, both halves of guidance included: one that runs them one
 after the other makes two calls where a batched one makes one.
 """
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gen.bench.run import Variant
+from gen.bench.variants import Variant
 from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding
@@ -151,7 +151,7 @@ def network(pipe: Pipeline, protocol: str, adapter: type, draft: bool = False) -
 
 
 class Calls:
-    """Counts forward calls of a module and the places sent through it, by a hook: ``with
+    """Counts forward passes of a module and the places sent through it, by a hook: ``with
     Calls(module) as calls``.
 
     The embedded architecture counts positions from zero where nobody gives them, also behind a

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gen.bench.baselines.base import NOT_HERE, Calls, Network, Peer
-from gen.contracts.checkpoint import Files
+from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
@@ -141,7 +141,7 @@ def _loaded(pipe: Pipeline) -> Any:
     try:
         with quiet():
             theirs = AmusedPipeline.from_pretrained(
-                Files.find(pipe.model).path, dtype=pipe.dtype
+                CheckpointFiles.find(pipe.model).path, dtype=pipe.dtype
             ).to(pipe.device)
     except (OSError, ValueError) as error:
         raise GenError(

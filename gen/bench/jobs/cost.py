@@ -23,23 +23,36 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+
 from gen.bench.jobs.clock import Clock, Marks, resident
+from gen.bench.measure import prompts_of
+from gen.bench.report import machine
+from gen.bench.table import laid_out
+from gen.config.job import make_job
 from gen.core.errors import GenError, bad_value
+from gen.core.files import put_text
+from gen.core.memory import MANY, give_back
+from gen.core.registry import registry
+from gen.core.sampling_params import SamplingParams
+from gen.core.stats import Stats
+from gen.jobs.defaults import DEFAULT_SAMPLER, SAMPLING_FLAGS
+from gen.jobs.run import run_job
+from gen.modalities.image import captions as shapes
+from gen.pipeline import pipeline
+from gen.pipeline.output import PipelineOutput
+from gen.pipeline.pipeline import Pipeline
 
 ITEMS, BATCH, PROMPTS, REPEATS = 10_000, 8, 64, 3
 QUICK = {"items": 200, "prompts": 16, "repeats": 1}
-SAMPLER = "speculative_jacobi"
 LAYOUTS = ("files", "shards")
 MB = 1e6
 
 
 def bench_jobs(args: argparse.Namespace) -> int:
     """The command. Raises ``GenError`` for flags that are about samplers."""
-    from gen.bench.run import machine
-    from gen.cli.commands import SAMPLING
-    from gen.core.registry import registry
-    from gen.store.ledger import put_text
-
     for key in (
         "samplers",
         "sweep",
@@ -51,7 +64,7 @@ def bench_jobs(args: argparse.Namespace) -> int:
         "device",
         "dtype",
         "compile",
-        *SAMPLING,
+        *SAMPLING_FLAGS,
     ):
         if getattr(args, key, None) not in (None, False, ""):
             raise GenError(
@@ -123,15 +136,11 @@ def run_once(
 ) -> dict[str, Any]:
     """One call of ``run_job``, up to so many items. Seconds are of the whole call; ``marks``: items
     and bytes of resident memory."""
-    from gen.config.job import make_job
-    from gen.jobs.microbatch import MANY, give_back
-    from gen.jobs.run import run_job
-
     captions = pipe.modality.example_prompts(min(items, 256), 0)
     prompts = [captions[i % len(captions)] for i in range(items)]
     tree = {
         "modality": "image",
-        "sampler": SAMPLER,
+        "sampler": DEFAULT_SAMPLER,
         "prompts": prompts,
         "batch_size": BATCH,
         "layout": layout,
@@ -161,14 +170,6 @@ def run_once(
 def ready() -> Any:
     """An image pipeline that plans as always and has its media already, so that no model is
     loaded."""
-    import numpy as np
-    import torch
-    from PIL import Image
-
-    from gen.core.sampling_params import SamplingParams
-    from gen.core.stats import Stats
-    from gen.modalities.image import captions as shapes
-    from gen.pipeline.pipeline import Pipeline, PipelineOutput
 
     class Ready(Pipeline):
         media = [
@@ -180,14 +181,14 @@ def ready() -> Any:
         def generate(
             self,
             items,
-            sampler=SAMPLER,
+            sampler=DEFAULT_SAMPLER,
             sampling=None,
             *,
             trace=False,
             callback=None,
             start=None,
             on_chunk=None,
-            at_most=None,
+            max_batch=None,
         ):
             media = [self.media[i.seed % len(self.media)] for i in items]
             stats = [
@@ -215,8 +216,6 @@ def ready() -> Any:
 
 
 def layer_table(layout: str, found: dict[str, Any], markdown: bool = False) -> str:
-    from gen.bench.table import laid_out
-
     whole, items = found["whole"], found["items"]
 
     def per(x):
@@ -266,11 +265,7 @@ def beside(
 ) -> dict[str, Any]:
     """A job of ``count`` items of a modality with its own model and law, against a loop over its
     microbatches; medians of ``repeats``."""
-    from gen.bench.run import prompts_of
-
-    if load is None:
-        from gen.pipeline.pipeline import load
-    pipe = load(name)
+    pipe = (load or pipeline.load)(name)
     prompts = prompts_of(pipe.modality, name, count, seed)
     with tempfile.TemporaryDirectory(prefix="gen-bench-") as root:
         first = by_job(pipe, name, prompts[: 2 * BATCH], seed, Path(root, "warm"))
@@ -294,14 +289,11 @@ def beside(
 
 def by_job(pipe: Any, name: str, prompts: list[str], seed: int, folder: Path) -> dict[str, Any]:
     """One job. ``batches``: what it asked the pipeline for."""
-    from gen.config.job import make_job
-    from gen.jobs.run import run_job
-
-    sampling = asdict(pipe.resolve(SAMPLER, None)[1])
+    sampling = asdict(pipe.resolve(DEFAULT_SAMPLER, None)[1])
     job = make_job(
         {
             "modality": name,
-            "sampler": SAMPLER,
+            "sampler": DEFAULT_SAMPLER,
             "sampling": sampling,
             "prompts": prompts,
             "seed": seed,
@@ -355,7 +347,7 @@ def by_loop(pipe: Any, batches: list[tuple], folder: Path) -> dict[str, Any]:
 
 
 class Watched:
-    """A pipeline that keeps what it was asked for, and counts forward calls."""
+    """A pipeline that keeps what it was asked for, and counts forward passes."""
 
     def __init__(self, pipe: Any):
         self.pipe, self.batches, self.nfe = pipe, [], 0
@@ -414,8 +406,6 @@ def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def beside_table(found: dict[str, dict[str, Any]], markdown: bool = False) -> str:
-    from gen.bench.table import laid_out
-
     rows = [
         [
             "modality",

@@ -15,14 +15,12 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gen.config.entries import Job
 from gen.core.errors import GenError, unknown
-
-if TYPE_CHECKING:
-    from gen.config.job import Job
-    from gen.jobs.progress.report import Silent
-    from gen.jobs.worker import Report
+from gen.jobs.progress.report import Silent
+from gen.jobs.types import Report
 
 ENGINES = {
     "local": ("local", None, None),
@@ -62,8 +60,6 @@ def run_engine(
     `gen.jobs.worker.Report` about all workers. Raises ``GenError`` where work is left and no worker
     lives to do it; what is done is kept.
     """
-    from gen.jobs.progress.report import Silent
-
     return engine(name)(
         Path(folder).resolve(), job, progress=progress or Silent(), load=load, stop=stop
     )

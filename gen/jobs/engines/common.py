@@ -6,16 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gen.config.entries import Job
 from gen.core.errors import GenError, unknown
 from gen.jobs.progress.report import Silent
 from gen.jobs.rank import place
+from gen.jobs.types import Report
 from gen.store.ledger import read_plan, read_rows
-
-if TYPE_CHECKING:
-    from gen.config.job import Job
-    from gen.jobs.worker import Report
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,6 @@ class Tally:
 
     def since(self, before: Tally, stopped: bool) -> Report:
         """What was made after ``before``."""
-        from gen.jobs.worker import Report
-
         new = [
             status
             for i, (attempt, status) in self.rows.items()

@@ -18,18 +18,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gen.config.entries import Job
 from gen.core.errors import GenError
+from gen.core.files import writing
+from gen.jobs import worker
 from gen.jobs.engines.common import Begun, ended, refuse_load, tally, wants_cuda
-from gen.jobs.progress.report import Silent, watch
+from gen.jobs.progress.report import Silent
+from gen.jobs.progress.watch import watch
 from gen.jobs.rank import VARIABLES, own_device, place, single_by_accelerate
 from gen.jobs.signals import STOPPED
-from gen.store.ledger import LOGS, writing
-
-if TYPE_CHECKING:
-    from gen.config.job import Job
-    from gen.jobs.worker import Report
+from gen.jobs.types import Report
+from gen.store.ledger import LOGS
 
 FINE = (0, 1, STOPPED)  # exit codes of a worker: all done, some items failed, stopped on request
 QUICKLY = 3.0  # seconds that a child has after Ctrl-C
@@ -45,8 +46,6 @@ def run(
     stop: Callable[[], bool],
 ) -> Report:
     """See `gen.jobs.engines.run_engine`."""
-    from gen.jobs.worker import run_worker
-
     here, workers = place(), job.run.workers
     if here.launched:
         if workers > 1:
@@ -56,7 +55,7 @@ def run(
             )
         device = own_device("cuda", here.local_rank) if wants_cuda(job) else None
         with _shown(folder, progress) if here.leader else _quiet() as notes:
-            return run_worker(
+            return worker.run_worker(
                 folder, job=job, slot=here.rank, device=device, load=load, progress=notes, stop=stop
             )
     if workers == 1:
@@ -65,7 +64,7 @@ def run(
                 "accelerate launch started one process only, as it does without --multi_gpu;"
                 " workers=N starts more"
             )
-        return run_worker(folder, job=job, load=load, progress=progress, stop=stop)
+        return worker.run_worker(folder, job=job, load=load, progress=progress, stop=stop)
     refuse_load("local", load)
     before = tally(folder)
     crew = Crew(folder, job, progress, stop)
@@ -166,7 +165,7 @@ class Crew:
 def command(folder: Path, slot: int, device: str | None) -> list[str]:
     """What a child runs."""
     work = ["work", str(folder), "--slot", str(slot), *(["--device", device] if device else [])]
-    return [sys.executable, "-m", "gen.jobs.engines.child", str(os.getpid()), *work]
+    return [sys.executable, "-m", "gen.cli.child", str(os.getpid()), *work]
 
 
 def tail(path: Path, start: int = 0) -> str:

@@ -21,9 +21,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import ray
+
+from gen.config.entries import Job
 from gen.core.errors import GenError, bad_value
+from gen.jobs import worker
 from gen.jobs.engines.common import (
     Begun,
     Tally,
@@ -34,12 +38,10 @@ from gen.jobs.engines.common import (
     tally,
     wants_cuda,
 )
-from gen.jobs.progress.report import Silent, watch
+from gen.jobs.progress.report import Silent
+from gen.jobs.progress.watch import watch
+from gen.jobs.types import Report
 from gen.store.ledger import PLAN, is_job
-
-if TYPE_CHECKING:
-    from gen.config.job import Job
-    from gen.jobs.worker import Report
 
 ACTOR = (
     "num_cpus",
@@ -72,8 +74,6 @@ class Puller:
         return socket.gethostname(), os.getpid()
 
     def pull(self) -> None:
-        from gen.jobs.worker import run_worker
-
         if not is_job(self.folder):
             raise GenError(
                 f"{self.folder / PLAN} is not seen on {socket.gethostname()}; expected a folder on"
@@ -82,7 +82,7 @@ class Puller:
         with (
             self.one
         ):  # where the network was away for a moment, this is called again while it runs
-            run_worker(self.folder, slot=self.slot, stop=self.asked.is_set)
+            worker.run_worker(self.folder, slot=self.slot, stop=self.asked.is_set)
 
     def end(self) -> None:
         """Stop after the microbatch."""
@@ -139,8 +139,6 @@ class Pool:
         stop: Callable[[], bool],
         before: Tally,
     ):
-        import ray
-
         self.folder, self.progress, self.stop, self.told = folder, progress, stop, False
         self.reasons: list[str] = []
         self.best, self.items, self.next = len(before.rows), before.items, 0.0
@@ -161,8 +159,6 @@ class Pool:
 
     def over(self) -> bool:
         """Whether no actor has anything to do any more."""
-        import ray
-
         if (
             self.stop() and time.monotonic() >= self.next
         ):  # said again and again: an actor started anew in between has not heard it
@@ -182,8 +178,6 @@ class Pool:
         )
 
     def _ended(self, slot: int, pull: Any) -> None:
-        import ray
-
         try:
             ray.get(pull)
         except ray.exceptions.RayActorError:
@@ -213,8 +207,6 @@ class Pool:
 
     def _look_for_places(self) -> None:
         """Notes what actors wait for, if they wait long."""
-        import ray
-
         if self.positions:
             here, _ = ray.wait(list(self.positions), num_returns=len(self.positions), timeout=0)
             for place in here:
@@ -227,13 +219,11 @@ class Pool:
                 if ":" not in k and "memory" not in k
             }
             self.progress.note(
-                f"{len(self.positions)} of {len(self.actors)} Ray actors still wait for a place; the"
-                f" cluster has {have}"
+                f"{len(self.positions)} of {len(self.actors)} Ray actors still wait for resources;"
+                f" the cluster has {have}"
             )
 
     def end(self) -> None:
-        import ray
-
         self.timer.cancel()
         for actor in self.actors:
             ray.kill(actor)
@@ -243,8 +233,6 @@ class Pool:
 def _ray(address: str | None, workers: int, demand: dict[str, Any]) -> Iterator[None]:
     """Ray, connected; what was started or connected here is ended here. Raises ``GenError`` if it
     cannot be reached, or if a Ray of this machine alone has no room for a single actor."""
-    import ray
-
     if ray.is_initialized():
         yield
         return

@@ -18,17 +18,21 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from submitit import AutoExecutor
+from submitit.helpers import DelayedSubmission
+
+from gen.config.entries import Job
 from gen.core.errors import GenError, bad_value, unknown
+from gen.core.files import writing
 from gen.jobs.engines.common import Begun, ended, refuse_launched, refuse_load, tally
-from gen.jobs.progress.report import Silent, watch
+from gen.jobs.progress.report import Silent
+from gen.jobs.progress.watch import watch
 from gen.jobs.rank import own_device, place
-from gen.store.ledger import LOGS, PLAN, is_job, writing
-
-if TYPE_CHECKING:
-    from gen.config.job import Job
-    from gen.jobs.worker import Report
+from gen.jobs.run import join_job
+from gen.jobs.types import Report
+from gen.store.ledger import LOGS, PLAN, is_job
 
 CLUSTERS = ("slurm", "local")
 COMMON = (
@@ -70,8 +74,6 @@ class Pull:
 
     def __call__(self) -> dict[str, Any]:
         """The report of the worker. Raises what it raised."""
-        from gen.jobs.run import join_job
-
         folder = Path(self.folder)
         if not is_job(folder):
             raise GenError(
@@ -103,8 +105,6 @@ class Pull:
 
     def checkpoint(self) -> Any:
         """Called by submitit when the time is up: what is queued again is the same pull."""
-        from submitit.helpers import DelayedSubmission
-
         if self._asked is not None:
             self._asked.set()
             self._thread.join(LAST_WORDS)
@@ -153,8 +153,6 @@ def run(
 def submit(folder: Path, workers: int, options: dict[str, Any]) -> list[Any]:
     """The submitted tasks. Raises ``GenError`` for an option that submitit refuses, and where there
     is no such cluster."""
-    from submitit import AutoExecutor
-
     cluster = options.pop("cluster", "slurm")
     if cluster not in CLUSTERS:
         raise unknown("cluster", cluster, CLUSTERS, "engine_options")

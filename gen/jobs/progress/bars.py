@@ -9,7 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gen.jobs.progress.report import Tally, _one_line
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gen.jobs.progress.report import Tally, one_line
 
 LABEL, BAR, GAP = (
     24,
@@ -53,8 +59,6 @@ class Bars(Tally):
     def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic):
         super().__init__(clock)
         if console is None:
-            from rich.console import Console
-
             console = Console(file=Stream(sys.stderr), highlight=False)
             console.show_cursor = lambda show=True: (
                 False
@@ -62,8 +66,6 @@ class Bars(Tally):
         self.console, self.live = console, None
 
     def start(self, total: int, done: int = 0, unit: str = "item") -> None:
-        from rich.live import Live
-
         self.close()
         super().start(total, done, unit)
         # stdout is left alone where it goes elsewhere: what is redirected comes out on the console
@@ -76,9 +78,7 @@ class Bars(Tally):
         self.live.start(refresh=True)
 
     def note(self, text: str) -> None:
-        from rich.text import Text
-
-        self.console.print(Text(f"gen: {_one_line(text)}"), soft_wrap=True)
+        self.console.print(Text(f"gen: {one_line(text)}"), soft_wrap=True)
 
     def close(self) -> None:
         if self.live is not None:
@@ -87,8 +87,6 @@ class Bars(Tally):
 
     def draw(self) -> Any:
         """One or two lines, never wider than the terminal."""
-        from rich.table import Table
-
         lines = [(self.label, self.done, self.total, self.words(), "cyan")]
         if self.inner:
             info = self.inner
@@ -129,8 +127,6 @@ class Bars(Tally):
 
     def _fit(self, words: dict[str, str], room: int) -> Any:
         """As many of the words as there is room for; the count always."""
-        from rich.text import Text
-
         styles = {"failed": "bold red"}
         for spared in ("", *SPARED):
             words = {k: v for k, v in words.items() if k != spared}
@@ -141,14 +137,10 @@ class Bars(Tally):
 
     @staticmethod
     def _plain(text: str) -> Any:
-        from rich.text import Text
-
         return Text(text, style="bold")
 
     @staticmethod
     def _bar(done: float, total: float, width: int, colour: str) -> Any:
-        from rich.progress_bar import ProgressBar
-
         return ProgressBar(
             total=max(total, 1),
             completed=done,

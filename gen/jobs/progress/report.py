@@ -7,15 +7,11 @@ from those that were there already.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-NARROW = 40  # columns; bars need more
 
 
 class Silent:
@@ -29,12 +25,12 @@ class Silent:
         makes them."""
 
     def step(self, info: dict[str, Any]) -> None:
-        """One forward call: ``step``, ``done`` and ``total`` tokens. Passed to the sampler as its
+        """One forward pass: ``step``, ``done`` and ``total`` tokens. Passed to the sampler as its
         callback."""
 
     def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
         """``count`` items are finished, ``failed`` of them without a medium; ``nfe`` is the sum of
-        their forward calls."""
+        their forward passes."""
 
     def again(self, count: int) -> None:
         """``count`` items that were there have to be made again."""
@@ -84,7 +80,7 @@ class Tally(Silent):
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self.clock, self.unit, self.label = clock, "item", ""
         self.total = self.done = self.made = self.failed = self.at_once = 0
-        self.nfe, self.inner, self.began = 0.0, {}, None  # inner: what the last forward call said
+        self.nfe, self.inner, self.began = 0.0, {}, None  # inner: what the last forward pass said
 
     def start(self, total: int, done: int = 0, unit: str = "item") -> None:
         self.total, self.done, self.unit, self.began = total, done, unit, self.clock()
@@ -163,7 +159,7 @@ class Lines(Tally):
 
     def note(self, text: str) -> None:
         try:
-            print(f"gen: {_one_line(text)}", file=sys.stderr, flush=True)
+            print(f"gen: {one_line(text)}", file=sys.stderr, flush=True)
         except (
             OSError,
             ValueError,
@@ -181,61 +177,6 @@ class Lines(Tally):
         self.note(
             ", ".join(x for x in (words.pop("count"), self.label, more, *words.values()) if x)
         )
-
-
-def for_terminal() -> Silent:
-    """Bars if stderr is a terminal that can draw them, else lines."""
-    if not is_terminal():
-        return Lines()
-    from gen.jobs.progress.bars import Bars
-
-    bars = Bars()
-    return bars if bars.console.width >= NARROW else Lines()
-
-
-def is_terminal() -> bool:
-    try:
-        return sys.stderr.isatty() and os.environ.get(
-            "TERM", "dumb" if os.name == "posix" else ""
-        ) not in ("dumb", "unknown")
-    except (AttributeError, ValueError):  # no stderr, or a closed one
-        return False
-
-
-def watch(
-    folder: str | Path, progress: Silent, stop: Callable[[], bool], *, every: float = 1.0
-) -> None:
-    """Show what other processes put into a job folder, until ``stop()`` is true; then looks a last
-    time. Starts ``progress`` and leaves closing it to the caller. ``every``: seconds between two
-    looks."""
-    from gen.store.row_counts import Cache, counts
-
-    folder, cache, label = Path(folder), Cache(), ""
-    told: dict[str, Any] | None = None  # every item's row, as it was at the last look
-    while True:
-        last = stop()
-        now = counts(folder, cache)
-        if told is None and now.total:
-            progress.start(now.total, now.ok + now.failed)
-        elif told is not None:
-            if now.sampler != label:
-                label = now.sampler
-                progress.batch(label, 0)
-            made = [row for i, row in cache.rows.items() if not row.due and told.get(i) != row]
-            again = sum(not r.due for r in told.values()) + len(made) - (now.ok + now.failed)
-            if again:
-                progress.again(again)
-            if made:
-                progress.items(
-                    len(made), failed=sum(not r.ok for r in made), nfe=sum(r.nfe for r in made)
-                )
-        if now.total:
-            told = cache.rows
-        if last:
-            return
-        until = time.monotonic() + every
-        while not stop() and time.monotonic() < until:
-            time.sleep(0.05)
 
 
 def speed(rate: float | None, unit: str = "item") -> str:
@@ -256,6 +197,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Without what would move the cursor or colour the rest."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())

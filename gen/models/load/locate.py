@@ -59,17 +59,6 @@ def model_kind(name: str | Path) -> str:
     return "latents" if read_config(name).get("latent_channels") else "codes"
 
 
-def model_protocols(name: str | Path) -> tuple[str, ...]:
-    """Return the protocols of a model (of ``causal``, ``masked``, ``blocks``), by the config of a
-    local one."""
-    config = read_config(name)
-    if config.get("causal", True):
-        return ("causal",)
-    if not config.get("block_length"):
-        return ("masked",)
-    return ("blocks", "masked") if config.get("whole") else ("blocks",)
-
-
 @contextlib.contextmanager
 def readable(kind: str, path: str | Path):
     """Turn the errors of loaders for missing, truncated or foreign files into a one-line

@@ -8,6 +8,8 @@ the places of rows that are done to the next ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +19,32 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+
+
+@dataclass
+class StepOutput:
+    """Outcome of one forward pass of a target for B rows.
+
+    Attributes:
+        logprobs: final log-probabilities [B, L, V] of the positions asked for; of latents their
+            conditioning vectors [B, L, H, D].
+        num_computed_tokens: positions of its own that each row sent through the model: one number
+            for all rows, or int64 [B], an array or a tensor.
+        ran_network: bool [B], the rows whose network ran; None where it ran for all of them.
+        hidden_states: hidden states by the name of the layer, [B, L, D] each; None unless asked
+            for.
+        raw: gives the log-probabilities [B, L, V] before temperature and filters; None where the
+            target cannot.
+        fresh: bool [B, L], the positions that this forward pass computed; None where it computed
+            all of them.
+    """
+
+    logprobs: Tensor
+    num_computed_tokens: int | np.ndarray | Tensor
+    ran_network: Tensor | None = None
+    hidden_states: dict[str, Tensor] | None = None
+    raw: Callable[[], Tensor] | None = None
+    fresh: Tensor | None = None
 
 
 class Target:
@@ -70,7 +98,7 @@ class Target:
         self._next = self.rows
         # the law runs up to the last id that may come at all: behind it stand words of conditions
         # and the mask
-        legal = space.legal[:, : space.reach].to(self.device)
+        legal = space.legal[:, : space.num_logits].to(self.device)
         self.legal = legal[:1].expand(len(legal), -1) if space.is_uniform else legal
         self._narrow = not bool(self.legal.all())  # whether anything has to be kept out of the law
 
@@ -147,6 +175,19 @@ class Target:
     def length(self) -> int:
         """Positions to generate."""
         return self.space.length
+
+    @property
+    def num_prompt_tokens(self) -> Tensor:
+        """Tokens of each row's prompt, without the unconditional one, long [B]."""
+        return self.prompt_length[: self.rows]
+
+    def prepare(self, step: Any) -> None:
+        """Plan the next forward pass of a masked loop; without a cache there is nothing to plan.
+
+        Args:
+            step: ``MaskedStep`` with its canvas view and, where the block schedule reads no
+                log-probabilities, its block progress.
+        """
 
     def blank(self) -> Tensor:
         """Tokens [N, T(, C)] of all items to be filled."""

@@ -23,8 +23,8 @@ from gen.samplers.masked.step import MaskedStep
 def annealed(step: MaskedStep) -> Tensor:
     """log p(x_i) of the proposed id, plus t (1 - s / (S - 1)) Gumbel noise with t =
     ``choice_temperature``."""
-    steps = (step.since + 1) / step.r
-    return noisy(step, (steps - 1 - step.since).clamp_min(0) / (steps - 1).clamp_min(1))
+    steps = (step.steps_in_block + 1) / step.progress
+    return noisy(step, (steps - 1 - step.steps_in_block).clamp_min(0) / (steps - 1).clamp_min(1))
 
 
 @register("schedule", "cosine_single")

@@ -61,7 +61,7 @@ def features(step: MaskedStep, radius: int) -> Tensor:
     module."""
     known, empty = step.open & ~step.masked, step.open & step.masked
     c = step.confidence.clamp(0, 1)
-    first, second = step.judged().double().topk(2, -1).values.exp().unbind(-1)
+    first, second = step.confidence_logprobs().double().topk(2, -1).values.exp().unbind(-1)
     logprobs = torch.stack(
         [c, -torch.log10((1 - c).clamp_min(0) + FLOOR) / 5, certainty(step).exp(), first - second],
         -1,

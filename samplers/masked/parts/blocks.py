@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import LOGPROBS, MaskedStep, highest, needs
 
 
 @register("block_schedule", "adaptive")
+@needs(LOGPROBS)
 def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
     """Blocks as long as what they say. A block's number is the place after its last."""
     size, position = step.params.block_length, step.positions
@@ -36,7 +37,7 @@ def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
     begin = (
         end + (first - end).clamp_min(0) // size * size
     )  # blocks that have nothing to do are passed over
-    sure, ids = step.judged().max(-1)
+    sure, ids = step.confidence_logprobs().max(-1)
     near = (position >= first[:, None]) & (
         position < first[:, None] + max(1, position.shape[1] // 4)
     )

@@ -47,7 +47,7 @@ from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.models.targets.cached_masked import Plan, Slots, cached
 from gen.samplers.masked.parts.orders import BLIND
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, highest, needs_of
 
 BLIND_BLOCKS = ("whole", "fixed")  # block schedules that look at the canvas alone
 
@@ -66,7 +66,7 @@ def with_cache(target, params):
             " before the law"
         )
         raise bad_value("sampler.blocks", params.blocks, expected)
-    if getattr(registry.get("remasker", params.remasker), "shadow", False):
+    if LEFT_OUT_LOGP in needs_of(registry.get("remasker", params.remasker)):
         raise bad_value(
             "sampler.remasker",
             params.remasker,
@@ -78,26 +78,30 @@ def with_cache(target, params):
 @register("cache_policy", "none")
 def none(step: MaskedStep, slots: Slots) -> Plan:
     """Everything, every call."""
-    return Plan(_all(slots), _all(slots), torch.ones_like(slots.since, dtype=torch.bool))
+    return Plan(
+        _all(slots), _all(slots), torch.ones_like(slots.steps_since_refresh, dtype=torch.bool)
+    )
 
 
 @register("cache_policy", "prefix")
 def prefix(step: MaskedStep, slots: Slots) -> Plan:
     """What stands before the block is kept."""
-    return Plan(_from_block(step, slots), _all(slots), step.begins | _due(step, slots))
+    return Plan(_from_block(step, slots), _all(slots), step.is_first_step | _due(step, slots))
 
 
 @register("cache_policy", "dual")
 def dual(step: MaskedStep, slots: Slots) -> Plan:
     """What stands before the block and what stands behind it is kept."""
-    return Plan(_open(step, slots), _all(slots), step.begins | _due(step, slots))
+    return Plan(_open(step, slots), _all(slots), step.is_first_step | _due(step, slots))
 
 
 @register("cache_policy", "delayed")
 def delayed(step: MaskedStep, slots: Slots) -> Plan:
     """What is committed is kept, as soon as it was computed as that."""
     return Plan(
-        _wide(step.masked, slots) | _turned(slots), _all(slots), step.begins | _due(step, slots, 8)
+        _wide(step.masked, slots) | _turned(slots),
+        _all(slots),
+        step.is_first_step | _due(step, slots, 8),
     )
 
 
@@ -120,7 +124,7 @@ def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
     return Plan(
         _wide(near & step.masked, slots) | _turned(slots),
         _all(slots),
-        step.begins | _due(step, slots, 2),
+        step.is_first_step | _due(step, slots, 2),
     )
 
 
@@ -143,7 +147,9 @@ def vicinity(step: MaskedStep, slots: Slots) -> Plan:
         position < end + step.params.cache_after
     )
     return Plan(
-        near, _all(slots), step.begins | (step.round < step.params.cache_warmup) | _due(step, slots)
+        near,
+        _all(slots),
+        step.is_first_step | (step.step_index < step.params.cache_warmup) | _due(step, slots),
     )
 
 
@@ -183,7 +189,7 @@ def _open(step: MaskedStep, slots: Slots) -> Tensor:
     open = _wide(step.open, slots)
     if not step.params.align_blocks or step.params.blocks != "fixed":
         return open
-    at = _columns(slots) - slots.prefix + step.before[:, None]
+    at = _columns(slots) - slots.prefix + step.num_prompt_tokens[:, None]
     return open | (at >= 0) & (at // step.params.block_length == step.memory["block"][:, None])
 
 
@@ -204,4 +210,8 @@ def _first(columns: Tensor, count: int) -> Tensor:
 def _due(step: MaskedStep, slots: Slots, usual: int = 0) -> Tensor:
     """Whether it is time to start anew: bool [b]."""
     every = step.params.cache_refresh or usual
-    return slots.since + 1 >= every if every else torch.zeros_like(slots.since, dtype=torch.bool)
+    return (
+        slots.steps_since_refresh + 1 >= every
+        if every
+        else torch.zeros_like(slots.steps_since_refresh, dtype=torch.bool)
+    )

@@ -37,7 +37,7 @@ SAYS_ENOUGH = 10.0  # PC-Sampler's bound on p r, so that a very rare id does not
 
 @register("order", "confidence")
 def confidence(step: MaskedStep) -> Tensor:
-    return noisy(step, 1 - step.r)
+    return noisy(step, 1 - step.progress)
 
 
 def noisy(step: MaskedStep, share: Tensor) -> Tensor:
@@ -47,25 +47,25 @@ def noisy(step: MaskedStep, share: Tensor) -> Tensor:
     if not step.params.choice_temperature or not may_be_any(temperature > 0):
         return step.logp
     noise = -torch.log(
-        -torch.log(step.rng.uniform(step.rows, step.positions, "confidence", step.round))
+        -torch.log(step.rng.uniform(step.rows, step.positions, "confidence", step.step_index))
     )
     return step.logp + temperature[:, None] * noise
 
 
 @register("order", "top")
 def top(step: MaskedStep) -> Tensor:
-    return step.judged().amax(-1).double()
+    return step.confidence_logprobs().amax(-1).double()
 
 
 @register("order", "margin")
 def margin(step: MaskedStep) -> Tensor:
-    first, second = step.judged().double().exp().topk(2, -1).values.unbind(-1)
+    first, second = step.confidence_logprobs().double().exp().topk(2, -1).values.unbind(-1)
     return first - second
 
 
 @register("order", "entropy")
 def entropy(step: MaskedStep) -> Tensor:
-    return -torch.special.entr(step.judged().double().exp()).sum(-1)
+    return -torch.special.entr(step.confidence_logprobs().double().exp()).sum(-1)
 
 
 @register("order", "density")
@@ -86,7 +86,7 @@ def position(step: MaskedStep) -> Tensor:
             " (TokenSpace.rarity); this model does not say; expected another order, such as"
             " confidence"
         )
-    told = step.confidence * rarity.to(step.logp)[step.proposed]
+    told = step.confidence * rarity.to(step.logp)[step.proposed_tokens]
     return told.clamp(0, SAYS_ENOUGH).log() - step.params.position_decay * step.positions
 
 

@@ -46,15 +46,15 @@ def low_confidence(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """The schedule's count holds over all generated places, the least likely being the masked
     ones."""
     stay = step.eligible.sum(1) - count
-    removed = step.filled & lowest(step.logp, step.eligible | step.filled, stay)
-    return removed, torch.where(step.last, count, count + removed.sum(1))
+    removed = step.remaskable & lowest(step.logp, step.eligible | step.remaskable, stay)
+    return removed, torch.where(step.is_last_step, count, count + removed.sum(1))
 
 
 @register("remasker", "secondary")
 def secondary(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """What falls below a rising threshold, or by more than a margin, is made again."""
     c = step.logp.exp()
-    doubtful = (c < step.params.remask_threshold * step.r[:, None]) | (
-        step.certainty.exp() - c > step.params.remask_margin
+    doubtful = (c < step.params.remask_threshold * step.progress[:, None]) | (
+        step.committed_logp.exp() - c > step.params.remask_margin
     )
-    return lowest(step.logp, step.filled & doubtful, count - 1), count
+    return lowest(step.logp, step.remaskable & doubtful, count - 1), count

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.samplers.masked.parts.selectors import sure
-from gen.samplers.masked.step import MaskedStep, highest, lowest
+from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, highest, lowest, needs
 
 SHARE, LEAST, MOST = (7, 10), 5, 20  # wide_in: places committed at most
 
@@ -57,37 +57,35 @@ def wide_in(step: MaskedStep) -> Tensor:
 @register("remasker", "edit")
 def edit(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What has become unlikely is written over."""
-    top, ids = step.judged().max(-1)
+    top, ids = step.confidence_logprobs().max(-1)
     doubtful = (
-        step.filled & (ids != step.canvas) & (top.double().exp() > step.params.edit_threshold)
+        step.remaskable & (ids != step.canvas) & (top.double().exp() > step.params.edit_threshold)
     )
     empty = (step.masked & step.open).sum(1)
     after = empty == 0  # a call for the sake of edits alone
-    calls = step.recall("edits", torch.zeros_like(empty)).masked_fill(step.begins, 0) + after
+    calls = step.recall("edits", torch.zeros_like(empty)).masked_fill(step.is_first_step, 0) + after
     step.memory["edits"] = calls
     again = (empty == count) & (calls < step.params.max_post_steps) & (~after | doubtful.any(1))
     if step.params.block_steps:
-        again &= after | ~step.last
+        again &= after | ~step.is_last_step
     if step.params.edit_threshold >= 1:  # no probability is above that
         again = torch.zeros_like(again)
     return torch.zeros_like(doubtful), count, torch.where(doubtful, ids, -1), again
 
 
 @register("remasker", "wino")
+@needs(LEFT_OUT_LOGP)
 def wino(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """What its neighbours alone would not have said."""
-    doubtful = step.filled & (step.left_out.exp() < step.params.remask_threshold)
-    return lowest(step.left_out, doubtful, count - 1), count
-
-
-wino.shadow = True
+    doubtful = step.remaskable & (step.left_out_logp.exp() < step.params.remask_threshold)
+    return lowest(step.left_out_logp, doubtful, count - 1), count
 
 
 @register("remasker", "hierarchy_remask")
 def hierarchy_remask(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """What falls below a threshold, however many these are."""
-    doubtful = step.filled & (step.logp.exp() < step.params.remask_threshold)
-    removed = lowest(step.logp, doubtful & ~step.last[:, None], step.eligible.sum(1) - 1)
+    doubtful = step.remaskable & (step.logp.exp() < step.params.remask_threshold)
+    removed = lowest(step.logp, doubtful & ~step.is_last_step[:, None], step.eligible.sum(1) - 1)
     return removed, torch.maximum(count, removed.sum(1) + 1)
 
 
@@ -95,8 +93,10 @@ def hierarchy_remask(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
 def rcr(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """The schedule's count holds over all generated places, by what they were worth when they
     came."""
-    worth = torch.where(step.masked, step.logp, step.certainty)
-    removed = step.filled & lowest(worth, step.eligible | step.filled, step.eligible.sum(1) - count)
+    worth = torch.where(step.masked, step.logp, step.committed_logp)
+    removed = step.remaskable & lowest(
+        worth, step.eligible | step.remaskable, step.eligible.sum(1) - count
+    )
     return _made_up_for(step, removed, count)
 
 
@@ -104,22 +104,28 @@ def rcr(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
 def remdm(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """Late in a block, the places that were the least sure when they came."""
     after_next = (
-        step.r * (step.since + 2) / (step.since + 1)
+        step.progress * (step.steps_in_block + 2) / (step.steps_in_block + 1)
     )  # r of the next step: the block's steps are (since + 1) / r
-    late = (8 * step.r >= 7) | (after_next >= 1 - 1e-9)
+    late = (8 * step.progress >= 7) | (after_next >= 1 - 1e-9)
     spare = (step.eligible.sum(1) - count).clamp_max(step.params.remask_count)
-    return _made_up_for(step, lowest(step.certainty, step.filled & late[:, None], spare), count)
+    return _made_up_for(
+        step, lowest(step.committed_logp, step.remaskable & late[:, None], spare), count
+    )
 
 
 @register("remasker", "remdm_cap")
 def remdm_cap(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """Any place, with a probability that the schedule bounds."""
     left = step.eligible.sum(1) - count
-    chance = (left.double() / step.filled.sum(1).clamp_min(1)).clamp_max(step.params.remask_rate)
-    drawn = step.rng.uniform(step.rows, step.positions, "remask", step.round)
-    return _made_up_for(step, lowest(drawn, step.filled & (drawn < chance[:, None]), left), count)
+    chance = (left.double() / step.remaskable.sum(1).clamp_min(1)).clamp_max(
+        step.params.remask_rate
+    )
+    drawn = step.rng.uniform(step.rows, step.positions, "remask", step.step_index)
+    return _made_up_for(
+        step, lowest(drawn, step.remaskable & (drawn < chance[:, None]), left), count
+    )
 
 
 def _made_up_for(step: MaskedStep, removed: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """As many more committed as are emptied; in the last step, neither."""
-    return removed, torch.where(step.last, count, count + removed.sum(1))
+    return removed, torch.where(step.is_last_step, count, count + removed.sum(1))

@@ -90,9 +90,13 @@ def best_of_each(value: Tensor, among: Tensor, group: Tensor) -> Tensor:
 def even(step: MaskedStep) -> Tensor:
     """The same number in every step, the first ones having what is left over; highest score
     first."""
-    steps = ((step.since + 1) / step.r).round().long()
-    count = step.wanted // steps + (step.since < step.wanted % steps)
-    return highest(step.score, step.eligible, torch.where(step.last, step.eligible.sum(1), count))
+    steps = ((step.steps_in_block + 1) / step.progress).round().long()
+    count = step.num_masked_at_start // steps + (
+        step.steps_in_block < step.num_masked_at_start % steps
+    )
+    return highest(
+        step.score, step.eligible, torch.where(step.is_last_step, step.eligible.sum(1), count)
+    )
 
 
 @register("selector", "threshold")
@@ -163,7 +167,7 @@ def scheduled_threshold(step: MaskedStep) -> Tensor:
         step.params.block_steps,
     )
     if steps:
-        count = size // steps + (step.since < size % steps)
+        count = size // steps + (step.steps_in_block < size % steps)
     return torch.where(
         (found.sum(1) >= count)[:, None], found, highest(step.score, step.eligible, count)
     )

@@ -43,7 +43,7 @@ WINDOW, KNOWN = 3, 1  # R2-dLLM: so many places in a row, at most so many of the
 @register("selector", "klass")
 def klass(step: MaskedStep) -> Tensor:
     """Sure, and no longer moving."""
-    logprobs = step.judged()
+    logprobs = step.confidence_logprobs()
     before = step.recall(
         "klass_law", torch.full_like(logprobs, -torch.inf)
     )  # nothing is close to that
@@ -73,7 +73,7 @@ def regions(step: MaskedStep) -> Tensor:
     chosen = sure_or_best(step)
     chosen = chosen | _windows(step, step.eligible & ~chosen)
     rest = step.eligible & ~chosen
-    run = runs_of(rest, step.proposed)
+    run = runs_of(rest, step.proposed_tokens)
     length = (
         run.new_zeros(len(run), run.shape[1] + 1).scatter_add(1, run, rest.long()).gather(1, run)
     )
@@ -108,16 +108,18 @@ def _windows(step: MaskedStep, empty: Tensor) -> Tensor:
 def _same(step: MaskedStep, name: str, among: Tensor) -> Tensor:
     """For how many steps of the block, this one counted, each place has been in ``among`` (bool [b,
     T]) with the same id proposed: long [b, T]."""
-    nothing = torch.full_like(step.proposed, -1)
-    before = torch.where(step.begins[:, None], nothing, step.recall(f"{name}_ids", nothing))
+    nothing = torch.full_like(step.proposed_tokens, -1)
+    before = torch.where(step.is_first_step[:, None], nothing, step.recall(f"{name}_ids", nothing))
     count = (
         torch.where(
-            step.proposed == before, step.recall(f"{name}_count", torch.zeros_like(nothing)), 0
+            step.proposed_tokens == before,
+            step.recall(f"{name}_count", torch.zeros_like(nothing)),
+            0,
         )
         + 1
     )
     step.memory.update(
-        {f"{name}_ids": torch.where(among, step.proposed, -1), f"{name}_count": count}
+        {f"{name}_ids": torch.where(among, step.proposed_tokens, -1), f"{name}_count": count}
     )
     return torch.where(among, count, 0)
 
@@ -126,9 +128,11 @@ def _same(step: MaskedStep, name: str, among: Tensor) -> Tensor:
 def credit(step: MaskedStep) -> Tensor:
     """The likeliest id of the law, fused with what was likely before: [b, T]. From here on, the
     step has the fused law."""
-    params, judged = step.params, step.judged()
+    params, judged = step.params, step.confidence_logprobs()
     credits = (
-        step.recall("credit", torch.zeros_like(judged)).masked_fill(step.begins[:, None, None], 0)
+        step.recall("credit", torch.zeros_like(judged)).masked_fill(
+            step.is_first_step[:, None, None], 0
+        )
         * params.credit_decay
     )
     top, ids = judged.max(-1, keepdim=True)
@@ -140,10 +144,10 @@ def credit(step: MaskedStep) -> Tensor:
     def fuse(logprobs):
         return (logprobs + params.credit_weight * credits.log1p()).log_softmax(-1)
 
-    raw, step.logprobs = step.raw, fuse(step.logprobs)
+    raw = step.prediction.raw_logprobs
     if params.confidence_on == "raw":
         fused = fuse(judged)
-        step.raw = lambda: fused
+        step.replace_logprobs(fuse(step.logprobs), lambda: fused)
     else:
-        step.raw = lambda: fuse(raw())
-    return step.judged().argmax(-1)
+        step.replace_logprobs(fuse(step.logprobs), lambda: fuse(raw()))
+    return step.confidence_logprobs().argmax(-1)

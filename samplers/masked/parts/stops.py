@@ -49,8 +49,8 @@ def prophet(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
         region = (step.positions >= params.answer_start) & (
             step.positions < params.answer_start + params.answer_length
         )
-    first, second = step.raw().double().topk(2, -1).values.unbind(-1)
+    first, second = step.raw_logprobs().double().topk(2, -1).values.unbind(-1)
     counts = region & second.isfinite()
     gap = torch.where(counts, first - second, 0).sum(1) / counts.sum(1)
-    third = (3 * step.round // params.steps).clamp_max(2)
-    return counts.any(1) & (gap >= params.gap_threshold * (3 - third) / 3), step.proposed
+    third = (3 * step.step_index // params.steps).clamp_max(2)
+    return counts.any(1) & (gap >= params.gap_threshold * (3 - third) / 3), step.proposed_tokens

@@ -56,7 +56,7 @@ def test_a_model_of_another_autoencoder_is_refused(tmp_path):
     for name in ("image-kl", "image-causal-latents"):
         shutil.copytree(ZOO / name, tmp_path / name)
     assert Pipeline("image", tmp_path / "image-causal-latents")(
-        RING, "continuous_jacobi", SAMPLING
+        RING, "continuous_jacobi", **SAMPLING
     ).tokens.shape == (1, 64, 16)
     other = KL.from_pretrained(tmp_path / "image-kl")
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_a_model_of_another_autoencoder_is_refused(tmp_path):
     with pytest.raises(
         GenError, match="put the frontend it was trained with beside it as 'image-kl'"
     ):
-        Pipeline("image", tmp_path / "image-causal-latents")(RING, "continuous_jacobi", SAMPLING)
+        Pipeline("image", tmp_path / "image-causal-latents")(RING, "continuous_jacobi", **SAMPLING)
 
 
 def test_the_default_law_has_nothing_that_is_about_ids():
@@ -73,7 +73,7 @@ def test_the_default_law_has_nothing_that_is_about_ids():
     out = pipe(RING, {"name": "mar", "steps": 2})
     assert out.sampling.guidance_scale == 2.0 and out.sampling.top_k == 0
     with pytest.raises(GenError, match="sampling.top_k is 100; it chooses among ids"):
-        pipe(RING, {"name": "mar", "steps": 2}, {"top_k": 100})
+        pipe(RING, {"name": "mar", "steps": 2}, top_k=100)
     with pytest.raises(GenError, match="needs a causal one"):
         pipe(RING, "autoregressive")
     with pytest.raises(GenError, match="of latents, but the sampler needs a causal one of codes"):
@@ -91,8 +91,8 @@ def test_the_default_law_has_nothing_that_is_about_ids():
 def test_an_item_is_the_same_alone_and_in_a_batch(model, sampler):
     pipe = Pipeline("image", model, dtype="float64")
     prompts = [RING, "a large red circle at the top left"]
-    whole = pipe(prompts, sampler, SAMPLING, batch_size=2)
-    alone = pipe(prompts[1], sampler, SAMPLING)
+    whole = pipe(prompts, sampler, **SAMPLING, batch_size=2)
+    alone = pipe(prompts[1], sampler, **SAMPLING)
     assert (
         torch.allclose(alone.tokens[0], whole.tokens[1], atol=1e-7)
         and alone.stats[0].nfe == whole.stats[1].nfe
@@ -105,7 +105,7 @@ def test_editing_keeps_what_the_mask_does_not_mark(kl):
     mask = np.zeros((64, 64), dtype=bool)
     mask[:, 40:] = True
     pipe = Pipeline("image", "image-mar")
-    out = pipe(RING, {"name": "mar", "steps": 8}, SAMPLING, source=image, mask=mask)
+    out = pipe(RING, {"name": "mar", "steps": 8}, **SAMPLING, source=image, mask=mask)
     again = np.asarray(out.media[0])
     assert np.array_equal(again[:, :40], image[:, :40]) and not np.array_equal(
         again[:, 40:], image[:, 40:]
@@ -115,7 +115,7 @@ def test_editing_keeps_what_the_mask_does_not_mark(kl):
 
 
 def test_traces_of_latents_are_drawn():
-    out = Pipeline("image", "image-mar")(RING, {"name": "mar", "steps": 4}, SAMPLING, trace=True)
+    out = Pipeline("image", "image-mar")(RING, {"name": "mar", "steps": 4}, **SAMPLING, trace=True)
     steps = [
         {
             "window": s.window,

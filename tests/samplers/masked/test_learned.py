@@ -32,7 +32,7 @@ from gen.modalities.text.tasks import random_task
 from gen.models.load.locate import ZOO
 from gen.recipes.text import filter as recipe
 from gen.recipes.text import recipe as text_recipe
-from gen.recipes.text.filter import Plan, Traces, separation, trained, watched
+from gen.recipes.text.filter import FilterPlan, Traces, separation, trained, watched
 from gen.samplers.masked.methods.learn2pd import Learned, PlaceFilter, features
 
 R = 2
@@ -57,7 +57,7 @@ def folders(tmp_path_factory):
     """``fine``: a filter that has learned. ``shuffled``: from labels that are other places' labels.
     ``raw``: one that was never trained."""
     at, seen = tmp_path_factory.mktemp("filters"), oracle_traces(0)
-    plan = Plan(steps=300, batch=256)
+    plan = FilterPlan(steps=300, batch=256)
     other = torch.randperm(len(seen.final), generator=torch.Generator().manual_seed(0))
     for name, labels in (("fine", seen.final), ("shuffled", seen.final[other])):
         trained(
@@ -103,7 +103,7 @@ def plain(step, b: int, i: int) -> list[float]:
             return [0.0] * 6
         if not masked[n]:
             return [1.0] * 6
-        p = sorted(step.sampling[b, n].exp().tolist(), reverse=True)
+        p = sorted(step.logprobs[b, n].exp().tolist(), reverse=True)
         bits = -sum(x * math.log(x) for x in p if x > 0)
         return [
             1.0,
@@ -153,7 +153,7 @@ def test_only_the_block_at_work_is_read():
         assert x.min() >= 0 and x.max() <= 1
         out = ~step.open
         sampling, masked, logp = (
-            step.sampling.clone(),
+            step.logprobs.clone(),
             step.masked ^ out,
             torch.where(out, -0.1, step.logp),
         )
@@ -161,7 +161,7 @@ def test_only_the_block_at_work_is_read():
         other = replace_step(step, sampling=sampling, masked=masked, logp=logp)
         assert torch.equal(features(other, R)[step.eligible], x[step.eligible])
         inside = replace_step(
-            step, sampling=step.sampling, masked=step.masked, logp=step.logp - 0.5
+            step, sampling=step.logprobs, masked=step.masked, logp=step.logp - 0.5
         )  # the control: in the block it is
         assert not torch.equal(features(inside, R)[step.eligible], x[step.eligible])
 
@@ -170,7 +170,12 @@ def replace_step(step, sampling, masked, logp):
     from copy import copy
 
     other = copy(step)
-    other.sampling, other.masked, other.logp, other.raw = sampling, masked, logp, lambda: sampling
+    other.logprobs, other.masked, other.logp, other.raw_logprobs = (
+        sampling,
+        masked,
+        logp,
+        lambda: sampling,
+    )
     return other
 
 
@@ -187,7 +192,7 @@ def test_traces_say_whether_a_proposal_is_what_stands_there_in_the_end():
     out, final, c = sampler(target(), CounterRNG(range(3)), trace=True), [], []
     states_ = torch.full((3, POSITIONS), MASK)
     for step in range(POSITIONS):  # one place each
-        sampling = target().predict(states_)[0]
+        sampling = target().predict(states_).logprobs
         sure, ids = sampling.max(-1)
         empty = states_ == MASK
         final, c = [*final, (ids == out.tokens)[empty]], [*c, sure.exp()[empty]]

@@ -517,9 +517,9 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
 
     def looks(step):
         ids = step.rng.categorical(
-            step.sampling, step.rows, step.positions, "token", None, step.masked
+            step.logprobs, step.rows, step.positions, "token", None, step.masked
         )
-        return step.sampling.gather(-1, ids[..., None])[..., 0]
+        return step.logprobs.gather(-1, ids[..., None])[..., 0]
 
     space = space_of((2,), 3, masked=True)
     model, sampler = Coupled(space), freedave(num_drafts=1)

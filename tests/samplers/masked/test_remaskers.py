@@ -309,7 +309,7 @@ def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor]:
         certainty,
         certainty,
     )
-    step.open, step.logp, step.score, step.last, step.quota, step.begins = (
+    step.open, step.logp, step.score, step.is_last_step, step.quota, step.is_first_step = (
         fresh,
         logp,
         logp,
@@ -317,8 +317,8 @@ def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor]:
         commit,
         row < 0,
     )
-    step.since = torch.randint(0, 9, (64,), generator=g)
-    step.r = (step.since + 1).double() / 10
+    step.steps_in_block = torch.randint(0, 9, (64,), generator=g)
+    step.progress = (step.steps_in_block + 1).double() / 10
     return step, commit
 
 
@@ -328,12 +328,12 @@ def test_a_remasker_keeps_its_word_in_any_state(name):
     for seed in range(20):
         step, count = random_state(seed)
         removed, commit, *rest = registry.get("remasker", name)(step, count)
-        assert not bool((removed & ~step.filled).any())
+        assert not bool((removed & ~step.remaskable).any())
         assert bool((commit - removed.sum(1) >= 1).all()) and bool(
             (commit <= step.masked.sum(1)).all()
         )
         changed = rest[0] if rest else torch.full_like(step.canvas, -1)
-        assert not bool(((changed >= 0) & ~step.filled).any())
+        assert not bool(((changed >= 0) & ~step.remaskable).any())
         some += int(removed.sum()) + int((changed >= 0).sum())
     assert some > 0 or name == "none"
 
@@ -372,14 +372,16 @@ def touches_given(step, count):
 
 def never_gets_on(step, count):
     """It empties as many as it commits."""
-    return lowest(step.logp, step.filled, count), count
+    return lowest(step.logp, step.remaskable, count), count
 
 
 def looks_at_others(step, count):
     """A threshold that is the batch's mean."""
     return (
         lowest(
-            step.logp, step.filled & (step.logp < step.logp[step.logp.isfinite()].mean()), count - 1
+            step.logp,
+            step.remaskable & (step.logp < step.logp[step.logp.isfinite()].mean()),
+            count - 1,
         ),
         count,
     )

@@ -170,14 +170,14 @@ def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor, list[dict]]:
         left.log(),
     )
     step.open = (torch.arange(positions) < 7).expand(rows, -1)
-    step.proposed = torch.where(step.masked, sampling.argmax(-1), held)
-    step.logp = step.score = sampling.gather(-1, step.proposed[..., None])[..., 0]
-    step.since, steps = (
+    step.proposed_tokens = torch.where(step.masked, sampling.argmax(-1), held)
+    step.logp = step.score = sampling.gather(-1, step.proposed_tokens[..., None])[..., 0]
+    step.steps_in_block, steps = (
         torch.randint(0, 6, (rows,), generator=g),
         torch.randint(1, 10, (rows,), generator=g),
     )
-    step.r = ((step.since + 1).double() / steps).clamp_max(1)
-    step.last, step.begins = step.r >= 1, row % 3 == 0
+    step.progress = ((step.steps_in_block + 1).double() / steps).clamp_max(1)
+    step.is_last_step, step.is_first_step = step.progress >= 1, row % 3 == 0
     count = (
         (1 + torch.rand(rows, generator=g) * step.eligible.sum(1))
         .long()
@@ -198,7 +198,7 @@ def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor, list[dict]]:
 
         states.append(
             {
-                "filled": pick(step.filled),
+                "filled": pick(step.remaskable),
                 "empty": pick(step.eligible),
                 "ids": of(held),
                 "p": of(step.logp),
@@ -207,11 +207,11 @@ def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor, list[dict]]:
                 "u": of(u),
                 "top": of(sampling.argmax(-1)),
                 "best": of(sampling.amax(-1)),
-                "r": float(step.r[i]),
-                "since": int(step.since[i]),
+                "r": float(step.progress[i]),
+                "since": int(step.steps_in_block[i]),
                 "steps": int(steps[i]),
-                "last": bool(step.last[i]),
-                "posts": 0 if step.begins[i] else int(step.memory["edits"][i]),
+                "last": bool(step.is_last_step[i]),
+                "posts": 0 if step.is_first_step[i] else int(step.memory["edits"][i]),
             }
         )
     return step, count, states
@@ -223,7 +223,7 @@ def check_rule(name: str, rule, remasker) -> None:
         step.memory = dict(step.memory)
         removed, commit, *rest = remasker(step, count)
         replaced = rest[0] if rest else torch.full_like(step.canvas, -1)
-        again = rest[1] if rest else torch.zeros_like(step.last)
+        again = rest[1] if rest else torch.zeros_like(step.is_last_step)
         for i, s in enumerate(states):
             gone, k, new, more = rule(s, int(count[i]), step.params)
             assert set(removed[i].nonzero()[:, 0].tolist()) == set(gone)
@@ -461,7 +461,7 @@ def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
     """WINO without leaving anything out: what a place says of itself."""
 
     def sees_itself(step, count):
-        step.left_out = step.logp
+        step.left_out_logp = step.logp
         return registry.get("remasker", "wino")(step, count)
 
     monkeypatch.setitem(registry._kinds["remasker"], "broken", sees_itself)

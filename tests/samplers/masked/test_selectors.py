@@ -250,18 +250,21 @@ def states(seed: int, sampler, steps: int = 4) -> list[MaskedStep]:
         )
         now.open = (position >= edges[0]) & (position < edges[1])
         wanted = now.eligible.sum(1)
-        now.proposed = torch.where(
+        now.proposed_tokens = torch.where(
             masked, sampling.argmax(-1) if seed % 2 else torch.randint(0, V, (B, T), generator=g), 0
         )
-        now.logp = sampling.gather(-1, now.proposed[..., None])[..., 0]
+        now.logp = sampling.gather(-1, now.proposed_tokens[..., None])[..., 0]
         now.score = now.logp if seed % 3 else torch.randint(-3, 1, (B, T), generator=g).double()
-        now.begins = torch.full((B,), True) if not step else torch.rand(B, generator=g) < 0.2
-        now.since, now.wanted = (
+        now.is_first_step = torch.full((B,), True) if not step else torch.rand(B, generator=g) < 0.2
+        now.steps_in_block, now.num_masked_at_start = (
             torch.randint(0, 4, (B,), generator=g),
             wanted + torch.randint(0, 4, (B,), generator=g),
         )
-        now.r = (now.since + 1) / torch.full((B,), 4.0).double()
-        now.last, now.quota = now.r >= 1, 1 + (torch.rand(B, generator=g) * wanted).long()
+        now.progress = (now.steps_in_block + 1) / torch.full((B,), 4.0).double()
+        now.is_last_step, now.quota = (
+            now.progress >= 1,
+            1 + (torch.rand(B, generator=g) * wanted).long(),
+        )
         out.append(now)
     return out
 
@@ -275,13 +278,13 @@ def row_of(step: MaskedStep, b: int, memory: dict) -> Row:
         where(step.eligible),
         set(where(step.open)),
         set(where(~step.masked)),
-        step.proposed[b].tolist(),
-        step.sampling[b].exp().tolist(),
+        step.proposed_tokens[b].tolist(),
+        step.logprobs[b].exp().tolist(),
         step.confidence[b].tolist(),
         step.score[b].tolist(),
-        bool(step.begins[b]),
-        int(step.since[b]),
-        int(step.wanted[b]),
+        bool(step.is_first_step[b]),
+        int(step.steps_in_block[b]),
+        int(step.num_masked_at_start[b]),
         4,
         int(step.quota[b]),
         memory,
@@ -517,7 +520,7 @@ def test_control_the_off_by_one_of_factor_fails():
 def batch_cummax(step: MaskedStep) -> torch.Tensor:
     """``entropy_bound`` with its running maximum over the batch."""
     order = step.score.argsort(1, descending=True)
-    bits = torch.special.entr(step.sampling.exp()).sum(-1).gather(1, order)
+    bits = torch.special.entr(step.logprobs.exp()).sum(-1).gather(1, order)
     fits = bits.cumsum(1) - bits.cummax(0).values <= step.params.entropy_bound
     return torch.zeros_like(fits).scatter(1, order, fits)
 
@@ -535,7 +538,7 @@ def over_edges(step: MaskedStep) -> torch.Tensor:
 def never_forgets(step: MaskedStep) -> torch.Tensor:
     """``coherent`` across blocks."""
     step = copy(step)
-    step.begins = step.begins & (step.round == 0)
+    step.is_first_step = step.is_first_step & (step.step_index == 0)
     return registry.get("selector", "coherent")(step)
 
 

@@ -187,7 +187,7 @@ def test_a_threshold_that_everything_reaches_means_one_call_per_block(name, para
     assert [s.nfe for s in out.stats] == [min(1, w) for w in WANTED]
     target = masked_target(MODEL, RARE, SamplingParams(), [r % 3 for r in range(ROWS)])
     empty = canvas() == MASK
-    assert torch.equal(out.tokens[empty], target.predict(canvas())[0].argmax(-1)[empty])
+    assert torch.equal(out.tokens[empty], target.predict(canvas()).logprobs.argmax(-1)[empty])
     if name != "even":  # whose steps are shared out among the blocks, at least one each
         calls = [len({n // 7 for n in range(POSITIONS) if row[n]}) for row in empty]
         assert [
@@ -232,12 +232,12 @@ def test_credit_is_forgotten_when_a_block_begins_and_its_law_is_what_is_judged(c
                 }
             ),
         ):
-            before = step.judged().argmax(-1)
+            before = step.confidence_logprobs().argmax(-1)
             ids = credit(step)
             kept = (step.memory["credit"] > 0).sum(-1)
-            assert bool((kept[step.begins] == step.masked[step.begins].long()).all())
-            assert torch.equal(ids, step.judged().argmax(-1))
-            for sampling in (step.sampling, step.raw()):
+            assert bool((kept[step.is_first_step] == step.masked[step.is_first_step].long()).all())
+            assert torch.equal(ids, step.confidence_logprobs().argmax(-1))
+            for sampling in (step.logprobs, step.raw_logprobs()):
                 assert torch.allclose(
                     sampling.exp().sum(-1), torch.ones(sampling.shape[:-1]).double()
                 )
@@ -280,7 +280,9 @@ def test_position_is_confidence_times_rarity_bounded_and_fading(decay):
             for b in range(len(step.rows)):
                 for n in step.eligible[b].nonzero()[:, 0].tolist():
                     told = (
-                        float(step.confidence[b, n]) * 20 * float(RARE.rarity[step.proposed[b, n]])
+                        float(step.confidence[b, n])
+                        * 20
+                        * float(RARE.rarity[step.proposed_tokens[b, n]])
                     )
                     assert float(score[b, n]) == pytest.approx(
                         min(told, 10) * 2.718281828459045 ** (-decay * n)

@@ -89,7 +89,7 @@ def state(seed: int, rows: int = 40) -> MaskedStep:
         {},
         sampling[..., 0],
     )
-    step.open, step.proposed = (
+    step.open, step.proposed_tokens = (
         torch.rand(rows, POSITIONS, generator=g) < 0.8,
         torch.where(kind == 1, sampling.argmax(-1), ids),
     )
@@ -99,7 +99,7 @@ def state(seed: int, rows: int = 40) -> MaskedStep:
 def after(step: MaskedStep, seed: int) -> Tensor:
     """The canvas once some of the empty places have been committed."""
     some = torch.rand(step.masked.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
-    return torch.where(some & step.masked, step.proposed, step.canvas)
+    return torch.where(some & step.masked, step.proposed_tokens, step.canvas)
 
 
 # --- end
@@ -180,10 +180,10 @@ def leads(step: MaskedStep, i: int, made: list[int]) -> bool:
             if params.answer_length
             else made[n] == MASK and bool(step.open[i, n])
         )
-        first, second = sorted(step.raw()[i, n].tolist())[:-3:-1]
+        first, second = sorted(step.raw_logprobs()[i, n].tolist())[:-3:-1]
         if asked and second > -math.inf:
             gaps.append(first - second)
-    share = int(step.round[i]) / params.steps
+    share = int(step.step_index[i]) / params.steps
     need = params.gap_threshold * (1 if share < 1 / 3 else 2 / 3 if share < 2 / 3 else 1 / 3)
     return bool(gaps) and sum(gaps) / len(gaps) >= need
 
@@ -203,7 +203,7 @@ def test_prophet_is_the_rule_in_any_state(params):
         for i, ids in enumerate(made.tolist()):
             assert bool(over[i]) == leads(step, i, ids)
             seen.add(bool(over[i]))
-        assert torch.equal(rest, step.proposed)
+        assert torch.equal(rest, step.proposed_tokens)
     assert seen == (
         {False} if params.get("answer_length") == 1 else {True, False}
     )  # place 3 has no second id
@@ -265,7 +265,7 @@ def blocks_of(step: MaskedStep, i: int, start: int, end: int) -> tuple[int, int]
     first, size = masked[0], step.params.block_length
     while end + size <= first:
         end += size
-    sampling = step.sampling[i].exp().tolist()
+    sampling = step.logprobs[i].exp().tolist()
     said = [
         (max(sampling[n]), -n)
         for n in masked
@@ -289,7 +289,7 @@ def check_adaptive(schedule, space: TokenSpace = SPACE) -> int:
                 space,
                 masked_iterative(block_length=3, delimiter_threshold=0.6, blocks="adaptive"),
             )
-            now.sampling = now.sampling.roll(step, 1)
+            now.logprobs = now.logprobs.roll(step, 1)
             now.masked = (
                 now.masked
                 if first is None

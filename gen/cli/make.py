@@ -1,35 +1,37 @@
-"""The commands that make or read media: ``sample``, ``run``, ``gallery``, ``check``."""
+"""The commands that make media: ``sample``, ``run`` and ``work``."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from gen.cli.info import columns
-from gen.contracts.modality import kind_of, suggested_sampling
+from gen.config.entries import Job, fingerprint
+from gen.config.job import load_config, make_job
+from gen.contracts.checkpoint import family_of, published
 from gen.core.edit_spec import EDIT_FIELDS
-from gen.core.errors import GenError
+from gen.core.files import slug
 from gen.core.registry import registry
-from gen.core.sampler import resolve_sampler
-
-SAMPLING = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
-SAMPLER = "speculative_jacobi"
+from gen.core.tables import columns
+from gen.jobs.defaults import DEFAULT_SAMPLER, default_sampling, requested_sampling
+from gen.jobs.plan import check_target, make_plan
+from gen.jobs.progress.report import Silent
+from gen.jobs.progress.terminal import for_terminal
+from gen.jobs.rank import place
+from gen.jobs.run import join_job, run_job
+from gen.jobs.signals import STOPPED, stoppable
 
 
 def sample(args: argparse.Namespace) -> int:
-    from gen.config.job import fingerprint, make_job
-    from gen.store.ledger import slug
-
-    sampler = args.sampler or SAMPLER
+    sampler = args.sampler or DEFAULT_SAMPLER
     tree: dict[str, Any] = {
         "modality": args.modality,
         "prompts": [args.prompt],
         "sampler": sampler,
-        "sampling": sampling_of(args, sampler),
+        "sampling": default_sampling(args.modality, args.model, sampler, requested_sampling(args)),
     }
     for key in (
         "num_samples",
@@ -52,34 +54,12 @@ def sample(args: argparse.Namespace) -> int:
     return _run(job)
 
 
-def sampling_of(args: argparse.Namespace, sampler: str) -> dict[str, Any]:
-    """What the user said, over what the preset implies, over what the modality suggests."""
-    from gen.contracts.checkpoint import family_of, published
-    from gen.models.load.locate import model_kind
-
-    modality = registry.get("modality", args.modality, "the command line")
-    implied = getattr(registry.table("preset").get(sampler), "sampling", {})
-    said = {k: getattr(args, k) for k in SAMPLING if getattr(args, k) is not None}
-    files = published(args.model) if args.model else None
-    if files is not None:
-        return {**family_of(files, args.modality).sampling, **implied, **said}
-    kind = model_kind(args.model) if args.model else kind_of(resolve_sampler(sampler)[0], modality)
-    return {**suggested_sampling(modality, kind), **implied, **said}
-
-
 def run(args: argparse.Namespace) -> int:
-    from gen.config.job import load_config
-
     job = load_config(args.config, args.overrides)
     return _dry_run(job) if args.dry_run else _run(job)
 
 
-def _run(job: Any) -> int:
-    from gen.jobs.progress.report import Silent, for_terminal
-    from gen.jobs.rank import place
-    from gen.jobs.run import run_job
-    from gen.jobs.signals import STOPPED, stoppable
-
+def _run(job: Job) -> int:
     leader = place().leader
     progress = for_terminal() if leader else Silent()
     with stoppable(progress.note) as stop:
@@ -104,7 +84,7 @@ def _tell(summary: dict[str, Any]) -> None:
         print(f"all {summary['items']} items are there, nothing to do")
     for name, s in summary["by_sampler"].items():
         print(
-            f"{name}: {s['items']} items, {s['nfe']:g} forward calls and {s['seconds']:.3g} s per"
+            f"{name}: {s['items']} items, {s['nfe']:g} forward passes and {s['seconds']:.3g} s per"
             " item (medians)"
         )
     print(f"gallery: {summary['gallery']}")
@@ -119,10 +99,6 @@ def _tell(summary: dict[str, Any]) -> None:
 
 
 def work(args: argparse.Namespace) -> int:
-    from gen.jobs.progress.report import Silent
-    from gen.jobs.run import join_job
-    from gen.jobs.signals import STOPPED, stoppable
-
     class Notes(Silent):
         def note(self, text: str) -> None:
             print(f"gen: {text}", file=sys.stderr, flush=True)
@@ -134,14 +110,7 @@ def work(args: argparse.Namespace) -> int:
     return STOPPED if report.stopped else 1 if report.failed else 0
 
 
-def _dry_run(job: Any) -> int:
-    from pathlib import Path
-    from types import SimpleNamespace
-
-    from gen.config.job import fingerprint
-    from gen.contracts.checkpoint import family_of, published
-    from gen.jobs.plan import check_target, make_plan
-
+def _dry_run(job: Job) -> int:
     check_target(Path(job.out), job)
     any_prompt = SimpleNamespace(
         condition=str
@@ -169,51 +138,3 @@ def _dry_run(job: Any) -> int:
     )
     print(f"out: {job.out}  fingerprint: {fingerprint(job)}")
     return 0
-
-
-def gallery(args: argparse.Namespace) -> int:
-    from gen.gallery.write import write_gallery
-    from gen.store.ledger import require_job, writing
-
-    folder = require_job(args.folder)
-    with writing(folder):
-        print(write_gallery(folder))
-    return 0
-
-
-def check(args: argparse.Namespace) -> int:
-    from gen.cli.check import check_folder
-
-    report = check_folder(args.folder)
-    if args.json:
-        print(json.dumps(report, ensure_ascii=False, indent=2))
-    else:
-        _print_report(report)
-    return 1 if report["broken"] else 0
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    rows: list[Sequence[str]] = [("sampler", "items", "passed", "valid")]
-    groups = [
-        *report["by_sampler"].items(),
-        *([("all", report)] if len(report["by_sampler"]) > 1 else []),
-    ]
-    rows += [
-        (name, str(s["items"]), f"{s['passed']:.1%}", f"{s['valid']:.1%}") for name, s in groups
-    ]
-    print(columns(rows))
-    for item in report["failed"][:10]:
-        print(f"{item['id']} {item['prompt']!r}: {item['detail']}")
-    if len(report["failed"]) > 10:
-        print(f"... and {len(report['failed']) - 10} more (--json lists all)")
-
-
-def positive(text: str, name: str) -> list[int]:
-    """``1,8,32`` as integers of at least 1."""
-    try:
-        values = [int(x) for x in text.split(",")]
-    except ValueError:
-        values = [0]
-    if min(values) < 1:
-        raise GenError(f"{name} is {text!r}; expected integers of at least 1, separated by commas")
-    return list(dict.fromkeys(values))

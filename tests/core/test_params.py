@@ -1,5 +1,4 @@
-"""How a name with knobs becomes a sampler: what is right is taken, and every mistake is named in
-one line."""
+"""Parameters of samplers: valid ones are taken, every mistake is named in one line."""
 
 from __future__ import annotations
 

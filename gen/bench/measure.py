@@ -1,0 +1,149 @@
+"""Measurements of samplers in turns: forward passes, wall time, memory, prompt accuracy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import mean
+from typing import Any
+
+import torch
+
+from gen.bench.table import added
+from gen.bench.variants import Variant
+from gen.config.layers import read_yaml
+from gen.config.packaged import packaged
+from gen.core.errors import GenError
+from gen.core.memory import free_memory, is_out_of_memory
+
+
+def interleaved(
+    pipe: Any,
+    variants: list[Variant],
+    sizes: list[int],
+    prompts: list[str],
+    repeats: int,
+    seed: int,
+    errors: dict[tuple[str, int], str],
+    progress: Any,
+) -> list[dict[str, Any]]:
+    """Every variant once per repeat and batch size, each repeat beginning with another one. Those
+    in ``errors`` are left out. Those that run out of memory come into it, and those that were not
+    asked for by name and refuse. Raises ``GenError`` if all of them do.
+    """
+    runs: list[dict[str, Any]] = []
+    for repeat in range(-1, repeats):  # -1 warms up and is not counted
+        items = pipe.plan(prompts, 1, seed + repeat + 1)
+        for size in sizes:
+            turn = (repeat + 1) % len(variants)
+            for variant in variants[turn:] + variants[:turn]:
+                key = variant.label, size
+                progress.batch(f"{variant.label}, batch {size}", size)
+                part = items[:size] if repeat < 0 else items
+                try:
+                    if key not in errors:
+                        run = measure(pipe, part, variant, size, progress.step, check=repeat >= 0)
+                        runs += (
+                            [
+                                {
+                                    "sampler": variant.label,
+                                    "batch_size": size,
+                                    "repeat": repeat,
+                                    **run,
+                                }
+                            ]
+                            if repeat >= 0
+                            else []
+                        )
+                except (GenError, OSError) as problem:
+                    if variant.asked or isinstance(problem, OSError):
+                        raise
+                    errors[key] = str(problem)
+                except Exception as problem:
+                    if not is_out_of_memory(problem):
+                        raise
+                    errors[key] = "out of memory"
+                if errors.get(key) == "out of memory":
+                    free_memory()
+                progress.items(1)
+    if not runs:
+        raise GenError(next(iter(errors.values())))
+    return runs
+
+
+def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
+    """The modality's own test prompts if it has them, else those of its packaged configs, in
+    turn."""
+    if hasattr(modality, "example_prompts"):
+        try:
+            return list(modality.example_prompts(count, seed))
+        except GenError:  # a published model has none
+            pass
+    known: dict[str, None] = {}
+    for path in packaged().values():
+        tree = read_yaml(path)
+        if tree.get("modality") == name:
+            known.update(dict.fromkeys(tree.get("prompts") or []))
+    if not known:
+        raise GenError(
+            f"modality {name!r} names no prompts to measure with, and no packaged config does"
+        )
+    return [list(known)[i % len(known)] for i in range(count)]
+
+
+def measure(
+    pipe: Any, items: list[Any], variant: Variant, size: int, callback: Any, *, check: bool
+) -> dict[str, Any]:
+    """One pass over the items in microbatches: what it cost per item, and how many prompts came
+    true; None where nothing can tell."""
+    make = variant.make or (
+        lambda batch: pipe.generate(
+            batch, variant.spec, variant.sampling, trace=False, callback=callback
+        )
+    )
+    seconds, stats, pairs = 0.0, [], []
+    memory = _memory(getattr(pipe, "device", None))
+    for first in range(0, len(items), size):
+        batch = items[first : first + size]
+        began = time.perf_counter()
+        out = make(batch)
+        seconds += time.perf_counter() - began
+        stats += out.stats
+        pairs += zip(out.media, batch, strict=True)
+    peak = memory()  # before checkers take their own
+    verdicts, unchecked = verdicts_of(pipe.modality, pairs) if check else (None, None)
+    drafted = [s.draft_nfe for s in stats if s.draft_nfe is not None]
+    return {
+        "items": len(items),
+        "seconds": seconds / len(items),
+        "nfe": mean(s.nfe for s in stats),
+        "draft_nfe": mean(drafted) if drafted else None,
+        "tokens": sum(s.tokens for s in stats),
+        "tokens_computed": mean(s.tokens_computed for s in stats),
+        "peak_memory": peak,
+        "acceptance_histogram": added(s.acceptance_histogram for s in stats),
+        "passed": None if verdicts is None else sum(v.passed for v in verdicts),
+        "valid": None if verdicts is None else sum(v.valid for v in verdicts),
+        "unchecked": unchecked,
+    }
+
+
+def verdicts_of(
+    modality: Any, pairs: Sequence[tuple[Any, Any]]
+) -> tuple[list[Any] | None, str | None]:
+    """What the checker says of media and their items; or None, and why nothing can tell."""
+    if not hasattr(modality, "check"):
+        return None, f"modality {getattr(modality, 'name', modality)!r} has no checker"
+    try:
+        return [modality.check(media, item.prompt) for media, item in pairs], None
+    except GenError as why:
+        return None, str(why)
+
+
+def _memory(device: Any) -> Callable[[], int | None]:
+    """Starts counting; the result says how many bytes torch held on the device at most. None off
+    CUDA, where nobody counts them."""
+    if getattr(device, "type", None) != "cuda":
+        return lambda: None
+    torch.cuda.reset_peak_memory_stats(device)
+    return lambda: torch.cuda.max_memory_allocated(device)

@@ -1,0 +1,56 @@
+"""Reports of a benchmark: the table for people, everything measured as JSON, a page of curves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gen.bench.curve import write_page
+from gen.bench.table import render
+from gen.core.files import put_text
+
+ALL = "all"  # in place of a modality: each in turn
+
+
+def tell(args: argparse.Namespace, found: Mapping[str, dict[str, Any]]) -> None:
+    """Tables, the report as a file and as a line, and the page, as far as they were asked for."""
+    report = {"modalities": dict(found)} if args.modality == ALL else found[args.modality]
+    texts = {name: render(one["table"], args.markdown) for name, one in found.items()}
+    heads = (
+        (lambda name: f"## {name}\n\n" if args.markdown else f"{name}\n")
+        if args.modality == ALL
+        else lambda name: ""
+    )
+    lines = ["\n\n".join(f"{heads(name)}{text}" for name, text in texts.items())]
+    if args.gallery:
+        tables = {name: one["table"] for name, one in found.items()}
+        lines.append(
+            f"gallery: {write_page(Path(args.gallery), tables, f'gen bench {args.modality}')}"
+        )
+    deliver(args, report, "\n".join(lines))
+
+
+def deliver(args: argparse.Namespace, report: dict[str, Any], text: str) -> None:
+    """Writes the report where ``--out`` says, and prints the text; with ``--json`` standard output
+    has the report as one line, and the text goes to standard error."""
+    if args.out:
+        put_text(Path(args.out), json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+    print(text, file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False))
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }

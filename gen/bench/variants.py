@@ -1,0 +1,114 @@
+"""The rows of a benchmark: samplers and presets, their sweeps, and other implementations."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import product
+from typing import Any
+
+from yaml import YAMLError, safe_load
+
+from gen.bench.table import REFERENCE
+from gen.core.errors import GenError, bad_value
+from gen.core.sampler import resolve_sampler
+from gen.jobs.defaults import default_sampling, requested_sampling
+
+DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of the table: a sampler, its knobs and its law. ``base``, ``param``, ``value``: what
+    it is drawn along, in a sweep.
+
+    ``peer``: the group of one that is no sampler of this toolkit; ``make(items)``: what it does
+    instead. ``serial``: it takes one item at a time; ``missing``: why there is none. ``asked``:
+    whether it was named, so that what it cannot do is an error.
+    """
+
+    label: str
+    spec: dict[str, Any]
+    sampling: dict[str, Any]
+    base: str
+    param: str | None = None
+    value: Any = None
+    peer: str | None = None
+    make: Callable[[Sequence[Any]], Any] | None = field(default=None, compare=False)
+    serial: bool = False
+    missing: str | None = None
+    asked: bool = True
+
+
+def choose(args: argparse.Namespace) -> list[Variant]:
+    """The reference, then what was asked for. All of it is resolved, so a typo ends here."""
+    names = [n.strip() for n in (args.samplers or DEFAULT).split(",") if n.strip()]
+    grid = grid_of(args.sweep)
+    variants, used = [], set()
+    for name in dict.fromkeys([REFERENCE, *names]):
+        sampling = default_sampling(args.modality, args.model, name, requested_sampling(args))
+        has = {f.name for f in fields(resolve_sampler(name, sampling)[0])}
+        mine = {param: values for param, values in grid.items() if param in has}
+        used |= mine.keys()
+        along = next(iter(mine), None)
+        for values in product(*mine.values()):
+            said = dict(zip(mine, values, strict=True))
+            spec = {"name": name, **said}
+            base = " ".join([name, *(f"{k}={v}" for k, v in said.items() if k != along)])
+            label = " ".join([name, *(f"{k}={v}" for k, v in said.items())])
+            variants.append(
+                Variant(
+                    label,
+                    spec,
+                    asdict(resolve_sampler(spec, sampling)[1]),
+                    base,
+                    along,
+                    said.get(along),
+                )
+            )
+    for param in grid:
+        if param not in used:
+            raise GenError(
+                f"--sweep is about {param!r}, a knob that none of {', '.join(names)} has"
+            )
+    return variants
+
+
+def grid_of(texts: Sequence[str] | None) -> dict[str, list[Any]]:
+    """``["window=4,8", "coupling=fresh,gumbel"]`` as values per knob. Raises ``GenError`` for
+    anything else, and for a knob that comes twice."""
+    grid: dict[str, list[Any]] = {}
+    for text in texts or ():
+        param, values = swept(text)
+        if param in grid:
+            raise GenError(
+                f"--sweep came twice with the knob {param!r}; expected its values in one, such as"
+                f" {param}=V,V"
+            )
+        grid[param] = values
+    return grid
+
+
+def swept(text: str) -> tuple[str, list[Any]]:
+    """``window=4,8`` as a knob and its values. Raises ``GenError`` for anything else."""
+    param, _, values = text.partition("=")
+    try:
+        found = [safe_load(v) for v in values.split(",")]
+    except YAMLError:
+        found = [None]
+    if not param.strip() or any(v is None or isinstance(v, (dict, list)) for v in found):
+        raise bad_value("--sweep", text, "KNOB=VALUE,VALUE such as window=4,8")
+    return param.strip(), list(dict.fromkeys(found))
+
+
+def serves(pipe: Any, spec: dict[str, Any], sampling: dict[str, Any]) -> bool:
+    """Whether the pipeline has the models for a sampler."""
+    try:
+        sampler = resolve_sampler(spec, sampling)[0]
+        pipe.model_name(sampler)
+        if sampler.drafted:
+            pipe.draft_name(sampler)
+    except GenError:
+        return False
+    return True

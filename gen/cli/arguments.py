@@ -1,0 +1,116 @@
+"""Parts that the commands share: the parser class, the deferred implementation, common flags."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from importlib import import_module
+
+from gen.core.errors import GenError
+
+Commands = argparse._SubParsersAction
+Implementation = Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are ``GenError`` with the nearest name. Abbreviated flags are not
+    guessed."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(
+            *args,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **kwargs,
+        )
+
+    def error(self, message: str):
+        """Raise ``GenError`` with the message of argparse, and a hint for an unknown choice."""
+        choice = re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message)
+        if choice:
+            options = [o.strip(" '") for o in choice[2].split(",")]
+            message = (
+                f"unknown command or name {choice[1]!r}.{nearest(choice[1], options)} Known:"
+                f" {', '.join(options)}"
+            )
+        raise GenError(f"{message} (see {self.prog} --help)")
+
+    def flags(self) -> list[str]:
+        """List every flag of this parser."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+
+def nearest(text: str, options: Iterable[str]) -> str:
+    """Format a hint with the nearest option, or nothing."""
+    near = difflib.get_close_matches(text, list(options), 1, 0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def deferred(location: str) -> Implementation:
+    """Return a function that imports ``module:function`` when it is called, so that help imports
+    nothing heavy."""
+    module, _, function = location.partition(":")
+
+    def call(args: argparse.Namespace) -> int:
+        return getattr(import_module(module), function)(args)
+
+    return call
+
+
+def add_command(
+    commands: Commands, name: str, implementation: str, text: str, epilog: str = ""
+) -> Parser:
+    """Add a command and return its parser.
+
+    Args:
+        commands: the subparsers of ``gen``.
+        name: as it is typed.
+        implementation: ``module:function`` that takes the arguments and returns the exit code.
+        text: one line of help.
+        epilog: examples under the help.
+    """
+    parser = commands.add_parser(name, help=text, description=text, epilog=epilog)
+    parser.set_defaults(command=deferred(implementation), parser=parser)
+    return parser
+
+
+def add_json_flag(parser: Parser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def add_model_flags(parser: Parser) -> None:
+    """Add the flags that choose a model and the device that it runs on."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="zoo name, folder or hub id (the modality's own small model)",
+    )
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps (cpu)")
+    parser.add_argument(
+        "--dtype", metavar="NAME", help="float32, bfloat16, float16, float64 (float32)"
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        default=None,
+        help=(
+            "run models through torch.compile: the first forward passes take long, later ones less"
+        ),
+    )
+
+
+def add_sampling_flags(parser: Parser) -> None:
+    """Add one flag per sampling parameter."""
+    for name, kind in (
+        ("guidance_scale", float),
+        ("temperature", float),
+        ("top_k", int),
+        ("top_p", float),
+        ("min_p", float),
+    ):
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, metavar="X", help="default: the modality's"
+        )

@@ -1,0 +1,31 @@
+"""``gen run``."""
+
+from __future__ import annotations
+
+from gen.cli.arguments import Commands, add_command
+
+
+def add_run(commands: Commands) -> None:
+    """Add the command ``run``."""
+    parser = add_command(
+        commands,
+        "run",
+        "gen.cli.make:run",
+        "run a job file",
+        "example: gen run image/sjd sampler.window=64 seed=7\nThe same command again makes only"
+        " what is missing.",
+    )
+    parser.add_argument(
+        "config", metavar="CONFIG", help="a path, or a packaged config (see gen ls configs)"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="such as sampler=sjd, sampler.window=64, jobs.0.seed=3",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything, list what would be made, write nothing",
+    )

@@ -1,0 +1,219 @@
+"""Jobs and their entries: checked, with nothing left to guess, and the fingerprint that tells
+whether two jobs make the same media.
+
+Nothing here imports torch, so that a folder can be looked at quickly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from gen.config.canonical import canonical, escape, factored, labels
+from gen.config.inputs import Census, file_digest, iter_rows, listed_rows, take_census
+from gen.config.layers import merge_layers, read_yaml
+from gen.config.row_check import row_check
+from gen.config.rows import Row, located
+from gen.config.run import RUN, Run, make_run
+from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
+from gen.core.errors import GenError
+
+RELEVANT = (
+    "modality",
+    "model",
+    "model_options",
+    "sampler",
+    "sampling",
+    "prompts",
+    "num_samples",
+    "seed",
+    "dtype",
+    *EDIT_FIELDS,
+)
+UNNAMED = ("prompts", *MEDIA)  # too long to tell entries apart by
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One sampler over its rows of input. ``sampler``: its name as written and every knob;
+    ``sampling``: every knob. ``prompts``: rows said in the job itself, texts or mappings;
+    ``prompts_file``: the absolute path of a file of them."""
+
+    modality: str
+    model: str | None
+    model_options: dict[str, Any]
+    sampler: dict[str, Any]
+    sampling: dict[str, Any]
+    prompts: list[str | dict[str, Any]]
+    prompts_file: str | None
+    num_samples: int
+    seed: int
+    source: str | None
+    mask: str | None
+    span: str | None
+    prefix: str | None
+    frames: int | None
+    device: str
+    dtype: str
+    compile: bool
+    batch_size: int
+    trace: int
+
+    @property
+    def start(self) -> EditSpec:
+        return EditSpec(*(getattr(self, k) for k in EDIT_FIELDS))
+
+    @cached_property
+    def census(self) -> Census:
+        """What one look at all rows tells: how many, and their digest. Taken once."""
+        return self.own_census(self.said_census())
+
+    def said_census(self) -> Census:
+        """Of the rows as they were said, which is the same for every entry that has them."""
+        stamp = self._stamp()
+        return replace(take_census(self._said_rows()), stamp=stamp)
+
+    def own_census(self, said: Census) -> Census:
+        """Another one only where rows call knobs by other names than the sampler does: both names
+        are one knob, and count as one."""
+        check = self.row_check()
+        if all(check(row).sampler == row.sampler for row in said.first.values()):
+            return said
+        return replace(take_census(map(check, self._said_rows())), stamp=said.stamp)
+
+    def rows(self) -> Iterator[Row]:
+        """Every row, read anew each time, with the sampler's own names of its knobs; those that
+        cannot be made have an ``error``.
+
+        Raises ``GenError`` if the file is no longer the one that was counted.
+        """
+        yield from map(self.row_check(), self._said_rows())
+        if (
+            self._stamp() != self.census.stamp
+            and self.own_census(self.said_census()).sha256 != self.census.sha256
+        ):
+            raise GenError(
+                f"{self.prompts_file} has changed while it was read; give the same command again"
+            )
+
+    def row_check(self) -> Callable[[Row], Row]:
+        """See `gen.config.rows`."""
+        return row_check(self.sampler, self.sampling, self.start, self._located)
+
+    def relevant(self, digest: Callable[[str], str] = file_digest) -> dict[str, Any]:
+        """What the media depend on. Rows count by their content wherever they come from; so does a
+        source, a mask or a prefix."""
+        values = {
+            **self.said(),
+            "prompts": {"rows": self.census.rows, "sha256": self.census.sha256},
+        }
+        return canonical(
+            values | {k: digest(getattr(self, k)) for k in MEDIA if getattr(self, k) is not None}
+        )
+
+    def said(self) -> dict[str, Any]:
+        """What counts, as it was said: no file is opened."""
+        options = {k: v for k, v in self.model_options.items() if k != "device_map"}
+        return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options}
+
+    def _said_rows(self) -> Iterator[Row]:
+        return (
+            listed_rows(self.prompts) if self.prompts_file is None else iter_rows(self.prompts_file)
+        )
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """Of a file of prompts: another one where it was written to."""
+        try:
+            about = Path(self.prompts_file or "").stat()
+        except OSError:  # reading it will say so
+            return None
+        return (about.st_mtime_ns, about.st_size) if self.prompts_file is not None else None
+
+    def _located(self, row: Row, problem: object) -> str:
+        return (
+            f"prompts.{row.line}: {problem}"
+            if self.prompts_file is None
+            else located(Path(self.prompts_file), row.line, problem)
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked job: everything said, nothing left to guess."""
+
+    name: str
+    out: str
+    entries: list[Entry] = field(default_factory=list)
+    run: Run = field(default_factory=Run)
+
+    def relevant(self) -> dict[str, Any]:
+        """What the media and the folder depend on: the tree that the fingerprint is of, and that a
+        plan keeps."""
+        digest = cache(file_digest)  # entries often start from the same files
+
+        def batch(e):
+            return {"batch_size": e.batch_size} if self.run.deterministic else {}
+
+        return {
+            "entries": [{**e.relevant(digest), **batch(e)} for e in self.entries],
+            **self.run.counted(),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tree of a job file that loads to this job: what all entries share at the top, the
+        rest under ``jobs``."""
+        shared, rest = factored([_entry_tree(e) for e in self.entries])
+        tree = {
+            "name": self.name,
+            "out": self.out,
+            **self.run.said(),
+            **{k: v for k, v in shared.items() if v is not None},
+        }
+        return {**tree, "jobs": rest} if len(rest) > 1 else tree
+
+    def to_yaml(self) -> str:
+        return OmegaConf.to_yaml(OmegaConf.create(escape(self.to_dict())))
+
+    def labels(self) -> list[str]:
+        """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart,
+        and the modality where a job has several."""
+        return labels(
+            [
+                canonical({k: v for k, v in e.said().items() if k not in UNNAMED})
+                for e in self.entries
+            ]
+        )
+
+
+def fingerprint(job: Job) -> str:
+    """The sha256 of everything the media and the folder depend on; where and in which batches they
+    are made does not count, unless the job is to be ``deterministic``."""
+    return hashlib.sha256(
+        json.dumps(job.relevant(), sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()
+
+
+def stored_job(folder: Path) -> Job:
+    """The job of a folder, as its ``config.yaml`` holds it: already resolved, so no sampler, model
+    or file is looked up."""
+    path = folder / "config.yaml"
+    layers = merge_layers(read_yaml(path), (), str(path), folder)
+    entries = [
+        Entry(**{f.name: v[f.name] for f in fields(Entry)} | {"prompts": v["prompts"] or []})
+        for v, _, _ in layers.entries
+    ]
+    run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.locations, str(path))
+    return Job(str(layers.top.get("name")), str(layers.top.get("out")), entries, run)
+
+
+def _entry_tree(entry: Entry) -> dict[str, Any]:
+    tree = {f.name: getattr(entry, f.name) for f in fields(entry)}
+    del tree["prompts" if entry.prompts_file is not None else "prompts_file"]  # one of them is said
+    return tree

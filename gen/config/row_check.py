@@ -1,0 +1,75 @@
+"""Rows of input against the entry that they belong to: whether its sampler and law take their
+knobs, and their starts fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gen.config.canonical import plain
+from gen.config.rows import Row
+from gen.core.edit_spec import MEDIA, EditSpec
+from gen.core.errors import GenError
+from gen.core.registry import registry
+
+
+def row_check(
+    sampler: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    start: EditSpec,
+    located: Callable[[Row, object], str],
+) -> Callable[[Row], Row]:
+    """A function that gives every row back with the sampler's own names of its knobs, or with an
+    ``error``.
+
+    ``sampler`` and ``sampling``: those of the entry, in full. A set of knobs that came before is
+    not tried again.
+    """
+    tried: dict[str, tuple[dict[str, Any], GenError | None]] = {}
+
+    def check(row: Row) -> Row:
+        if row.error or not (row.sampler or row.sampling or row.start):
+            return row
+        key = json.dumps([row.sampler, row.sampling], sort_keys=True)
+        if key not in tried:
+            tried[key] = _own_knobs(sampler, sampling, row)
+        own, error = tried[key]
+        try:
+            if error is not None:
+                raise error
+            _check_start(start, row.start)
+        except GenError as problem:
+            return replace(row, error=located(row, problem))
+        return replace(row, sampler=own)
+
+    return check
+
+
+def _own_knobs(
+    sampler: Mapping[str, Any], sampling: Mapping[str, Any], row: Row
+) -> tuple[dict[str, Any], GenError | None]:
+    from gen.core.sampler import resolve_sampler  # imports torch, status needs none
+
+    try:
+        preset = registry.table("preset").get(sampler["name"])
+        cls = registry.get("sampler", preset.sampler if preset else sampler["name"], "a row")
+        aliases = {**cls.aliases, **(preset.aliases if preset else {})}
+        own = [k if k in cls.__dataclass_fields__ else aliases.get(k, k) for k in row.sampler]
+        rest = {
+            k: v for k, v in sampler.items() if k not in own
+        }  # so that an alias is not the second name of a knob
+        made, _ = resolve_sampler({**rest, **row.sampler}, {**sampling, **row.sampling})
+        return {k: plain(getattr(made, k)) for k in own}, None
+    except GenError as error:
+        return {}, error
+
+
+def _check_start(start: EditSpec, own: Mapping[str, Any]) -> None:
+    for key in MEDIA:
+        if key in own and not Path(own[key]).is_file():
+            raise GenError(f"{key} is no file: {own[key]}")
+    if own:
+        EditSpec(**{**vars(start), **own})

@@ -1,0 +1,15 @@
+"""Tables of text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+EMPTY = "-"  # a cell without a value
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Align rows of cells in columns; the first row is the heading."""
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
+    )

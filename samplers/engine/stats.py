@@ -1,0 +1,150 @@
+"""Statistics and traces of the items of a batch, for all decoding loops.
+
+Steps are noted as they are and counted at the end. Counting a step of a small model takes as long
+as the step, and counts that lie on a device would have to be waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.core.stats import SampleOutput, Stats, TraceStep
+
+Counts = int | np.ndarray | Tensor  # one number for all rows of a step, or one per row [b]
+
+
+class _Note(NamedTuple):
+    """Counts of one step; see ``StatsRecorder.add``."""
+
+    items: np.ndarray
+    computed: Counts
+    committed: Counts
+    accepted: Counts
+    drafted: Counts
+    ran: Counts
+
+
+class StatsRecorder:
+    """Record steps of a batch and turn them into ``Stats`` and traces per item.
+
+    Args:
+        items: number of items N.
+        trace: whether traces are recorded.
+        window: least number of entries of an acceptance histogram; it grows with what was seen.
+
+    Attributes:
+        traces: the steps of each item as far as they were recorded; None without ``trace``.
+    """
+
+    def __init__(self, items: int, trace: bool = False, window: int = 0):
+        self.items, self.window = items, window
+        self.notes: list[_Note] = []
+        self.traces: list[list[TraceStep]] | None = [[] for _ in range(items)] if trace else None
+
+    def add(
+        self,
+        items: np.ndarray,
+        computed: Counts,
+        committed: Counts = 0,
+        accepted: Counts = 0,
+        drafted: Counts = 0,
+        ran: Counts | None = None,
+    ) -> None:
+        """Note one step. Nobody may write to the arrays afterwards.
+
+        Args:
+            items: int64 [b], the items of the rows.
+            computed: positions of its own that each row sent through the model.
+            committed: tokens that each row committed.
+            accepted: drafts that were accepted.
+            drafted: drafts that were verified.
+            ran: whether the step was a forward pass of the row (bool [b]); None means it was.
+        """
+        self.notes.append(
+            _Note(items, computed, committed, accepted, drafted, 1 if ran is None else ran)
+        )
+
+    def add_trace(
+        self,
+        item: int,
+        window: Sequence[int],
+        accepted: Sequence[int],
+        committed: dict[int, Any],
+        removed: Sequence[int] = (),
+    ) -> None:
+        """Note one step of one item's trace; positions are those of the grid (``TraceStep``)."""
+        if self.traces is not None:
+            step = TraceStep(list(window), list(accepted), committed, list(removed))
+            self.traces[item].append(step)
+
+    def output(
+        self,
+        tokens: Tensor,
+        seconds: float,
+        num_tokens: Sequence[int] | None = None,
+        draft_nfe: Sequence[int] | None = None,
+    ) -> SampleOutput:
+        """Count all steps.
+
+        Args:
+            tokens: [N, T(, C)] of all items.
+            seconds: wall time of the batch.
+            num_tokens: tokens of each item, N of them; None means the sum of ``committed``.
+            draft_nfe: forward passes of the draft model, N of them.
+        """
+        device = tokens.device
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        rows = _column((note.items for note in self.notes), self.notes)
+
+        def total(name: str) -> list[int]:
+            counts = _column((getattr(note, name) for note in self.notes), self.notes)
+            return np.bincount(rows, counts, self.items).astype(np.int64).tolist()
+
+        nfe, computed, accepted, drafted = map(total, ("ran", "computed", "accepted", "drafted"))
+        made = total("committed") if num_tokens is None else list(num_tokens)
+        histograms = self._histograms(rows)
+        stats = [
+            Stats(
+                nfe=nfe[i],
+                tokens=made[i],
+                tokens_computed=computed[i],
+                mean_acceptance_length=made[i] / nfe[i] if nfe[i] else 0.0,
+                draft_acceptance_rate=accepted[i] / drafted[i] if drafted[i] else None,
+                acceptance_histogram=histograms[i] if drafted[i] else [],
+                draft_nfe=None if draft_nfe is None else draft_nfe[i],
+                seconds=seconds / len(tokens),
+                peak_memory=memory,
+            )
+            for i in range(self.items)
+        ]
+        return SampleOutput(tokens, stats, self.traces)
+
+    def _histograms(self, rows: np.ndarray) -> list[list[int]]:
+        """Count, for every item, the steps after which 0, 1, ... drafts were accepted.
+
+        Zeros at the end that are beyond ``window`` are cut off: another row's longer window shows
+        in no row's counts.
+        """
+        accepted = _column((note.accepted for note in self.notes), self.notes)
+        counts = np.zeros((self.items, int(accepted.max(initial=0)) + 1), dtype=np.int64)
+        np.add.at(counts, (rows, accepted), 1)
+        found = []
+        for row in counts.tolist():
+            longest = max((k + 1 for k, steps in enumerate(row) if steps), default=0)
+            length = max(self.window, longest)
+            found.append((row + [0] * length)[:length])
+        return found
+
+
+def _column(values: Iterable[Counts], notes: Sequence[_Note]) -> np.ndarray:
+    """Join one count of all steps: int64 [sum of b]."""
+    arrays = [np.zeros(0, dtype=np.int64)]
+    for value, note in zip(values, notes, strict=True):
+        here = value.cpu().numpy() if isinstance(value, Tensor) else value
+        arrays.append(np.broadcast_to(np.asarray(here, dtype=np.int64), len(note.items)))
+    return np.concatenate(arrays)

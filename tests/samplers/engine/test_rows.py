@@ -1,0 +1,144 @@
+"""Row stores and batch slots: state follows the rows that it belongs to, whatever it is made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gen.samplers.engine.rows import RowSelection, RowStore
+from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.engine.stats import StatsRecorder
+
+
+class NotedTarget:
+    """A target that notes which item each of its rows is."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rows: int, items: int):
+        self.rows, self.items, self.holds = rows, items, list(range(rows))
+
+    def replace(self, rows, items):
+        for row, item in zip(rows.nonzero()[:, 0].tolist(), items.tolist(), strict=True):
+            self.holds[row] = item
+
+    def keep(self, rows):
+        self.holds = [item for item, left in zip(self.holds, rows.tolist(), strict=True) if left]
+        self.rows = len(self.holds)
+
+
+def store() -> RowStore:
+    out = RowStore()
+    out.register("tensor", 0, torch.arange(6).view(3, 2))
+    out.register("array", -1, np.arange(3))
+    out.register("list", list, [[0], [1], [2]])
+    out.register("vector", torch.tensor([7, 8]), torch.arange(6).view(3, 2))
+    out.register("valid elsewhere", None, torch.arange(3))
+    out.register("not yet", 0)
+    return out
+
+
+def plain(rows: RowStore) -> dict:
+    return {
+        name: x.tolist() if isinstance(x, (np.ndarray, torch.Tensor)) else x
+        for name, x in rows.items()
+    }
+
+
+def test_selected_rows_keep_their_state_and_may_repeat():
+    rows = store()
+    rows.select(RowSelection(np.array([2, 0, 2]), 3))
+    assert plain(rows) == {
+        "tensor": [[4, 5], [0, 1], [4, 5]],
+        "array": [2, 0, 2],
+        "list": [[2], [0], [2]],
+        "vector": [[4, 5], [0, 1], [4, 5]],
+        "valid elsewhere": [2, 0, 2],
+        "not yet": None,
+    }
+
+
+def test_reset_rows_begin_anew_and_others_stay():
+    rows = store()
+    before = plain(rows)
+    rows.reset(RowSelection(np.array([False, True, False])))
+    assert plain(rows) == {
+        **before,
+        "tensor": [[0, 1], [0, 0], [4, 5]],
+        "array": [0, -1, 2],
+        "list": [[0], [], [2]],
+        "vector": [[0, 1], [7, 8], [4, 5]],
+    }
+
+
+def test_a_name_that_was_not_registered_begins_with_what_its_reader_says():
+    rows, start = RowStore(), torch.full((3,), 9)
+    assert rows.get("count", start).tolist() == [9, 9, 9]
+    rows["count"] = torch.arange(3)
+    rows.reset(RowSelection(np.array([True, False, False])))
+    rows.reset(RowSelection(np.array([False, False, True])))
+    assert rows.get("count", start).tolist() == [9, 1, 9]
+    rows.select(RowSelection(np.array([False, True, True])))
+    assert rows.get("count", start[1:]).tolist() == [1, 9]
+    with pytest.raises(KeyError, match="was reset"):
+        rows.get("count")
+    rows["count"] = torch.tensor([4, 5])
+    assert rows.get("count", start[1:]).tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("unfinished", [None, np.array([True, True, False, True, False, True])])
+def test_slots_give_finished_rows_to_waiting_items_and_then_drop_them(unfinished):
+    target, judge, rows = NotedTarget(3, 6), NotedTarget(3, 6), RowStore()
+    slots = BatchSlots(target, unfinished)
+    # an item without anything to generate never holds a row
+    first = [0, 1, 2] if unfinished is None else [0, 1, 3]
+    assert slots.items.tolist() == slots.rows.tolist() == target.holds == first
+    judge.holds = list(target.holds)
+    rows.register("item", 99, slots.rows.clone())
+    slots.follow(judge, rows)
+    assert slots.retire(np.zeros(3, dtype=bool)) is None
+    change = slots.retire(np.array([False, True, False]))
+    item = 3 if unfinished is None else 5
+    expected = [first[0], item, first[2]]
+    assert change.kept is None and change.replaced.numbers.tolist() == [1]
+    assert slots.items.tolist() == target.holds == judge.holds == expected
+    assert rows["item"].tolist() == [first[0], 99, first[2]]
+    assert change.follow(np.arange(3), 0).tolist() == [0, 0, 2]
+    done = np.array([True, True, True])
+    change = slots.retire(done)
+    left = [4, 5] if unfinished is None else []
+    assert slots.items.tolist() == left and len(slots) == len(left)
+    if left:
+        assert target.holds == judge.holds == left and rows["item"].tolist() == [99, 99]
+        assert change.follow(np.arange(3), 7).tolist() == [7, 7]
+
+
+def test_a_recorder_counts_what_was_noted_whatever_the_counts_are_made_of():
+    recorder = StatsRecorder(3, trace=True, window=2)
+    recorder.add(np.array([0, 2]), 4, np.array([1, 3]), np.array([0, 2]), np.array([1, 2]))
+    recorder.add(np.array([2]), torch.tensor([5]), 2, 1, 2, torch.tensor([False]))
+    recorder.add_trace(2, range(2), [0], {0: 5})
+    out = recorder.output(torch.zeros(3, 4), 6.0)
+    assert [s.nfe for s in out.stats] == [1, 0, 1]
+    assert [s.tokens for s in out.stats] == [1, 0, 5]
+    assert [s.tokens_computed for s in out.stats] == [4, 0, 9]
+    assert [s.draft_acceptance_rate for s in out.stats] == [0.0, None, 0.75]
+    assert [s.acceptance_histogram for s in out.stats] == [[1, 0], [], [0, 1, 1]]
+    assert [s.seconds for s in out.stats] == [2.0] * 3
+    assert [len(row) for row in out.traces] == [0, 0, 1]
+    assert recorder.output(torch.zeros(3, 4), 6.0, [7, 7, 7]).stats[2].tokens == 7
+
+
+def test_control_a_store_that_forgets_to_select_is_found(monkeypatch):
+    monkeypatch.setattr(RowStore, "select", lambda self, rows: None)
+    with pytest.raises(AssertionError):
+        test_selected_rows_keep_their_state_and_may_repeat()
+
+
+def test_control_a_store_that_forgets_to_reset_is_found(monkeypatch):
+    monkeypatch.setattr(RowStore, "reset", lambda self, rows: None)
+    with pytest.raises(AssertionError):
+        test_reset_rows_begin_anew_and_others_stay()
+    with pytest.raises(AssertionError):
+        test_slots_give_finished_rows_to_waiting_items_and_then_drop_them(None)
