@@ -6,9 +6,9 @@ is proved about them (LANTERN, arXiv 2410.03355; LANTERN++, 2502.06352; typical 
 2401.10774; distance, 2507.22424; grouped, Cool-SD).
 
 Guarantee: ``relaxation`` 0 is the exact sampler with that drafter, token for token. Above it
-nothing is promised about the law of the whole; of a single step the verifier's ``bound`` holds,
-since drafts still come from the law they are judged by: what a Jacobi coupling does with drafts
-beyond the first rejection stays exact.
+nothing is promised about the distribution of the whole; of a single step the verifier's ``bound``
+holds, since drafts still come from the distribution they are judged by: what a Jacobi coupling does
+with drafts beyond the first rejection stays exact.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DRAFTERS = ("jacobi", "model")
 @dataclass(frozen=True)
 class RelaxedAcceptance(ModelDrafted):
     """Accepts drafts that are near enough: faster than the exact samplers, and no longer quite the
-    model's law.
+    model's distribution.
 
     ``verifier``: lantern, lantern_pp, gsd, typical, cool or distance. ``relaxation``: how much, in
     the verifier's own terms; 0 is exact, None is the verifier's default. ``drafter``: jacobi or

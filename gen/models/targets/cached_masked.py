@@ -156,12 +156,12 @@ class CachedMaskedTarget(MaskedTarget):
         width = self._prefix + self.length
         self._state = CacheRows.empty(self.rows, width, self.device)
 
-    def _choose(self) -> None:
-        super()._choose()
-        self._prompts, self._first_column = (x[self._both()] for x in self._all_prompts)
+    def _follow_items(self) -> None:
+        items = torch.from_numpy(self.prompts.branch_items()).to(self.device)
+        self._prompts, self._first_column = (x[items] for x in self._all_prompts)
 
-    def _renew(self, again: np.ndarray) -> None:
-        self._state = self._state.reset(torch.from_numpy(again).to(self.device))
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        self._state = self._state.reset(torch.from_numpy(rows).to(self.device))
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but the given ones (bool [B])."""

@@ -410,8 +410,8 @@ def test_control_steps_that_go_on_counting_are_found(name, monkeypatch):
     ("name", "owner", "method", "wrong"),
     [
         ("maskgit", MaskedTarget, "replace", lambda self, rows, items: None),
-        ("cache-freecache", CachedMaskedTarget, "_renew", lambda self, again: None),
-        ("judge", CausalTarget, "_renew", lambda self, again: None),
+        ("cache-freecache", CachedMaskedTarget, "_reset_rows", lambda self, rows: None),
+        ("judge", CausalTarget, "_reset_rows", lambda self, rows: None),
     ],
     ids=["conditions", "cache", "judge"],
 )
