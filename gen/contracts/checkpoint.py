@@ -1,11 +1,9 @@
-"""Published checkpoints: folders, files and hub ids that were not made for gen, one class per
-family.
+"""The checkpoint contract: published models that were not made for gen, one class per family.
 
-A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) says what it
-recognises, and, loaded, is all that the pipeline needs: the model through the protocols of
-``gen.models.adapters.language_models``, the frontend, what may be generated and how a prompt
-becomes ids. Nothing of a checkpoint's own code runs unless the user says ``trust_remote_code``;
-nothing is half loaded.
+A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) tells which folders,
+files and hub ids it matches. Loaded, it is all that the pipeline needs: adapters of the model, the
+frontend, the token space and the prompts. No code of a checkpoint runs unless the user says
+``trust_remote_code``, and nothing is half loaded.
 """
 
 from __future__ import annotations
@@ -120,7 +118,10 @@ class CheckpointFiles:
 
 
 def _fetched(name: str) -> Path:
+    # heavy, and only hub ids need it
     from huggingface_hub import snapshot_download
+
+    # the same
     from huggingface_hub.errors import HFValidationError
 
     try:
@@ -161,12 +162,21 @@ class LoadOptions:
 
 
 class Checkpoint(ABC):
-    """A loaded family. Keyword arguments of a subclass' ``__init__`` are the options that users may
-    give.
+    """Loaded model of a family.
 
-    ``modalities``: what it can serve; ``protocols`` and ``kind``: as samplers ask for them.
-    ``tested``: on what its loader was tested. ``sampling``: default sampling parameters,
-    of the family or of one instance. ``catch_all``: whether it takes what no other family recognises.
+    Keyword-only arguments of a subclass' ``__init__`` are the options that users may give.
+
+    Attributes:
+        modalities: names of the modalities that it can serve.
+        protocols: names of the protocols that it serves.
+        kind: ``codes`` or ``latents``.
+        tested: evidence that its loader works.
+        catch_all: whether it takes files that no other family matches.
+        accepts: parts of a ``Condition`` that ``parse`` takes.
+        modality: modality whose prompts and tokens the checkpoint decides about.
+        frontend: frontend of its tokens.
+        binding: token space and prompts.
+        sampling: default sampling parameters, of the family or of one instance.
     """
 
     modalities: ClassVar[tuple[str, ...]]

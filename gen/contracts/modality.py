@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gen.contracts.condition import Condition
+from gen.contracts.condition import Condition, Prompt
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.oracle import Board
 from gen.contracts.protocol import model_key
@@ -41,13 +41,13 @@ class Binding:
 
     Attributes:
         space: token space of the model.
-        prompt: makes the prompt's token ids from a typed condition.
+        prompt: makes token ids, or a prompt with features, from a typed condition.
         unconditional: token ids that guidance compares with, or a function of the condition where
             they go with it.
     """
 
     space: TokenSpace
-    prompt: Callable[[Any], list[int]]
+    prompt: Callable[[Any], list[int] | Prompt]
     unconditional: list[int] | Callable[[Any], list[int]]
 
     def without(self, condition: Any) -> list[int]:

@@ -48,7 +48,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "protocol": ("gen.models.protocols",),
     "tokenizer": ("gen.tokenizers",),
     "modality": ("gen.modalities",),
-    "condition_encoder": ("gen.modalities",),
+    "condition_encoder": ("gen.modalities", "gen.modalities.checkpoints"),
     "checkpoint": ("gen.modalities.checkpoints",),
 }
 

@@ -22,7 +22,7 @@ GUARANTEES = {
 }
 
 
-class Constraint(Protocol):
+class HistoryConstraint(Protocol):
     """Rule about which tokens may follow which: a length that must come out, a grammar.
 
     It is asked left to right, so by causal models alone. ``gen.contracts.constraint`` has the form
@@ -79,7 +79,7 @@ class TokenSpace:
     mask_token_id: int | None = None
     codebook: Tensor | None = None
     channels: int = 0
-    constraint: Constraint | None = None
+    constraint: HistoryConstraint | None = None
     eos_token_id: int | None = None
     prefix: Tensor | None = None
     delimiters: tuple[int, ...] = ()

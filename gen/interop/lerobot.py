@@ -1,5 +1,4 @@
-"""A policy: a pipeline of actions behind the three calls that robot code makes, with the names of
-LeRobot.
+"""Policies: a pipeline of actions behind the three calls of LeRobot's policies.
 
 policy = Policy(gen.load("action"))
 policy.reset()
@@ -23,12 +22,21 @@ from gen.pipeline.request import SamplerSpec
 
 
 class Policy:
-    """``n_action_steps``: actions of a chunk that are used before the next one is predicted; all by
-    default. Chunk k after a reset has the seed ``seed + k``, so an episode is the same again.
-    Nothing is ever made up: what cannot be predicted is an error.
+    """Policy that predicts chunks of actions and hands them out one by one.
 
-    Raises ``GenError`` for a pipeline of another modality, for bad knobs and for observations that
-    make no sense.
+    Chunk k after a reset has the seed ``seed + k``, so an episode is the same again. Nothing is
+    made up: what cannot be predicted is an error.
+
+    Args:
+        pipeline: pipeline of actions.
+        sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler.
+        n_action_steps: actions of a chunk that are used before the next chunk is predicted; None
+            uses all.
+        seed: seed of the first chunk.
+        sampling: sampling parameters; absent ones are the modality's default.
+
+    Raises:
+        GenError: a pipeline of another modality, a bad value, or an observation without sense.
     """
 
     def __init__(
@@ -59,12 +67,12 @@ class Policy:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what is left of the last chunk. Call it where an episode begins."""
+        """Forget the rest of the last chunk. Call it where an episode begins."""
         self._queue: deque[np.ndarray] = deque()
         self._chunks = 0
 
     def predict_action_chunk(self, observation: Mapping[str, Any]) -> np.ndarray:
-        """The actions from an observation on, in physical units: float32 [H, D]."""
+        """Return the actions from an observation on, in physical units: float32 [H, D]."""
         condition = self.pipeline.modality.parse(Condition(observation=observation))
         item = ItemPlan(0, str(condition), self.seed + self._chunks, condition)
         actions = np.asarray(self.pipeline.generate([item], self.sampler, self.sampling).media[0])
@@ -74,8 +82,10 @@ class Policy:
         return actions
 
     def select_action(self, observation: Mapping[str, Any]) -> np.ndarray:
-        """The next action: float32 [D]. Only an observation that a new chunk is predicted from is
-        looked at."""
+        """Return the next action: float32 [D].
+
+        Only an observation that a new chunk is predicted from is looked at.
+        """
         if not self._queue:
             actions = self.predict_action_chunk(observation)
             if self.n_action_steps is not None and self.n_action_steps > len(actions):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint
-from gen.contracts.condition import Condition
+from gen.contracts.condition import Condition, PromptBatch
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import suggested_sampling
 from gen.contracts.protocol import ModelProtocol
@@ -436,10 +436,6 @@ class Pipeline(ModalityModels):
         space, before = space or binding.space, []
         if prefix is not None and kind.left_to_right:
             space, before = space.suffix(prefix), prefix.tolist()
-        prompt, lengths = _padded([binding.prompt(i.condition) + before for i in items])
-        uncond, uncond_lengths = None, None
-        if sampling.guided:
-            uncond, uncond_lengths = _padded([binding.without(i.condition) + before for i in items])
         adapter = (
             model.adapter(protocol)
             if isinstance(model, Checkpoint)
@@ -452,8 +448,17 @@ class Pipeline(ModalityModels):
             )
         if self.compile:
             compiled_forward(adapter)
+        batch = PromptBatch.of(
+            [binding.prompt(i.condition) for i in items], before, adapter.condition_token
+        )
+        if batch.features:
+            adapter = adapter.conditioned(batch.features)
+        uncond, uncond_lengths = None, None
+        if sampling.guided:
+            without = PromptBatch.of([binding.without(i.condition) for i in items], before)
+            uncond, uncond_lengths = without.tokens, without.lengths
         target = kind.targets[space.kind](
-            adapter, prompt, space, sampling, uncond, lengths, uncond_lengths
+            adapter, batch.tokens, space, sampling, uncond, batch.lengths, uncond_lengths
         )
         target.learned = self._learned.setdefault(name, {})
         return target
@@ -516,13 +521,6 @@ CALL_KEYWORDS = tuple(inspect.signature(Pipeline.__call__).parameters)[2:-1]
 def _as_mapping(sampling: Mapping[str, Any] | SamplingParams) -> Mapping[str, Any]:
     """Return sampling parameters by name."""
     return asdict(sampling) if isinstance(sampling, SamplingParams) else sampling
-
-
-def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Return token ids long [B, P], shorter rows with their last id repeated, and lengths [B]."""
-    width = max(map(len, rows))
-    padded = [row + row[-1:] * (width - len(row)) for row in rows]
-    return torch.tensor(padded, dtype=torch.long), torch.tensor([len(row) for row in rows])
 
 
 def load(

@@ -15,7 +15,7 @@ from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
-from gen.models.load.pretrained import chats, pretrained, said_by_user, tokenizer_of
+from gen.models.load.pretrained import chat_token_ids, pretrained, tokenizer_of, uses_chat_template
 from gen.tokenizers.text.hf_text import HFText
 
 
@@ -66,7 +66,7 @@ class CausalText(Checkpoint):
         tokenizer = tokenizer_of(
             files.path, name=files.name, trust_remote_code=load.trust_remote_code
         )
-        self.tokenizer, self.chat = tokenizer, chats(tokenizer, chat, files.name)
+        self.tokenizer, self.chat = tokenizer, uses_chat_template(tokenizer, chat, files.name)
         self.model = pretrained(
             transformers.AutoModelForCausalLM,
             files.path,
@@ -92,7 +92,7 @@ class CausalText(Checkpoint):
     def prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, in the chat template if ``chat`` is on."""
         if self.chat and text:
-            return said_by_user(self.tokenizer, text)
+            return chat_token_ids(self.tokenizer, text)
         return self.tokenizer(text)["input_ids"]
 
     def adapter(self, protocol: str) -> CausalLM:

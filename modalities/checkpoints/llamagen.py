@@ -14,13 +14,13 @@ import transformers
 from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.condition import CONDITION, ConditionEncoder, Prompt
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.modalities.checkpoints.options import class_number, require_multiple
 from gen.modalities.open_vocabulary import FreeImage
-from gen.models.adapters.conditioning import Conditions
 from gen.models.load.locate import quiet, readable
 from gen.models.load.pretrained import tokenizer_of
 from gen.models.load.weights import PICKLES, Weights, fill, weight_files, without_storage
@@ -109,7 +109,11 @@ class LlamaGenImages(Checkpoint):
             )
         trained = grid_of(weights.shapes, sizes) or math.isqrt(files.config.get("block_size", 0))
         grid = _grid(files, file, height, width, self.frontend.factor, trained)
-        encoder = _T5(_t5_folder(files, t5), load, sizes, files.name) if sizes.caption else None
+        encoder = (
+            CaptionEncoder(_t5_folder(files, t5), load, sizes, files.name)
+            if sizes.caption
+            else None
+        )
         model = without_storage(lambda: LlamaGen(sizes, grid[1]))
         fill(
             model,
@@ -120,31 +124,32 @@ class LlamaGenImages(Checkpoint):
             device_map=load.device_map,
             name=files.name,
         )
-        self.captions = Conditions(encoder) if encoder else None
-        self.lm = LlamaGenLM(model, self.captions)
+        self.encoder = encoder
+        self.lm = LlamaGenLM(model)
         space = TokenSpace.codes(grid, codes, codes, codebook=self.frontend.codebooks[0])
-        prompt = (
-            (lambda c: self.lm.caption_prompt(self.captions.number(c)))
-            if encoder
-            else self.lm.class_prompt
-        )
-        self.binding = Binding(
-            space, prompt, (self.lm.caption_prompt if encoder else self.lm.class_prompt)(None)
-        )
+        if encoder:
+            self.binding = Binding(space, self._caption_prompt, self.lm.no_caption())
+        else:
+            self.binding = Binding(space, self.lm.class_prompt, self.lm.class_prompt(None))
         self.sampling = SAMPLING[kind]
         self.modality = FreeImage(self)
 
     def condition(self, prompt: str) -> int | str:
         """Number of a class, or a caption."""
-        if self.captions is not None:
+        if self.encoder is not None:
             return super().condition(prompt)
         return class_number(prompt, self.lm.sizes.classes)
+
+    def _caption_prompt(self, caption: str) -> Prompt:
+        """Return the prompt of a caption: its features at all positions."""
+        return Prompt([CONDITION] * self.lm.sizes.prompt, caption, self.encoder)
 
     def adapter(self, protocol: str) -> LlamaGenLM:
         return self.lm
 
 
-class _T5:
+@register("condition_encoder", "llamagen_t5")
+class CaptionEncoder(ConditionEncoder):
     """T5 encoder: a caption -> its last states, {"features": [n, width]}, n at most the positions
     of the condition.
 
@@ -180,7 +185,8 @@ class _T5:
             )
         self.model = model.to(load.device).eval().requires_grad_(False)
 
-    def __call__(self, caption: str) -> dict[str, Tensor]:
+    def encode(self, caption: str) -> dict[str, Tensor]:
+        """Return the features of a caption."""
         ids = self.tokenizer(
             cleaned(caption), truncation=True, max_length=self.most, return_tensors="pt"
         )["input_ids"]

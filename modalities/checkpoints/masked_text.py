@@ -21,7 +21,7 @@ from gen.core.token_space import TokenSpace
 from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
-from gen.models.load.pretrained import chats, said_by_user, tokenizer_of
+from gen.models.load.pretrained import chat_token_ids, tokenizer_of, uses_chat_template
 from gen.tokenizers.text.hf_text import HFText
 
 # field of a config -> its value where the config has none, and the values that can be loaded
@@ -70,7 +70,7 @@ class MaskedText(Checkpoint):
             raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
         require_fields(files, self.needed, self.rules)
         self.tokenizer = self.tokenize(files, load)
-        self.chat = chats(self.tokenizer, chat, files.name)
+        self.chat = uses_chat_template(self.tokenizer, chat, files.name)
         self.model = self.network(files, load)
         size = self.model.config.vocab_size
         mask = next(
@@ -127,7 +127,7 @@ class MaskedText(Checkpoint):
             GenError: the text has no tokens.
         """
         if self.chat:
-            return said_by_user(self.tokenizer, text)
+            return chat_token_ids(self.tokenizer, text)
         ids = self.tokenizer(text)["input_ids"]
         if not ids:
             raise GenError(

@@ -1,4 +1,4 @@
-"""One long motion from several prompts, by masked decoding alone.
+"""Long motions from several prompts, by masked decoding alone.
 
 Every prompt gets a separate motion. At a joint, the last codes of one motion and the first of the
 next are remasked and decoded again on a canvas that holds the codes on both sides, as in the
@@ -21,8 +21,7 @@ from gen.core.sampling_params import SamplingOptions
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion.modality import ANYTHING
 from gen.pipeline.lengths import without_eos
-from gen.pipeline.pipeline import Pipeline
-from gen.pipeline.request import SamplerSpec
+from gen.pipeline.pipeline import Pipeline, SamplerSpec
 
 
 def sequence(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
-from gen.samplers.masked.config import MaskedParams
+from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.step import LEFT_OUT_LOGP, LOGPROBS, MaskedStep, needs_of
 
 
@@ -57,7 +57,7 @@ class PartSet:
 
 
 def make_parts(
-    params: MaskedParams,
+    params: MaskedSampler,
     space: TokenSpace,
     device: torch.device | str,
     overrides: Mapping[str, Callable],

@@ -386,9 +386,7 @@ def test_what_is_missing_or_does_not_fit_is_one_clear_error(vq, folders, tmp_pat
     larger = vqgan_keys(diffusers_vq(False, channels=CHANNELS, codes=CODES + 6))
     larger = write_vqgan(tmp_path / "larger.ckpt", larger)
     refused(folder, "codebook of .*larger.ckpt is not the model's own", vq=larger)
-    refused(
-        folders["lumina"], "names 64 codes and lacks code 64; .* all 70 codes", vq=larger
-    )
+    refused(folders["lumina"], "names 64 codes and lacks code 64; .* all 70 codes", vq=larger)
     weights = load_file(folder / "model.safetensors")
     save_file(
         {k: v for k, v in weights.items() if k != "model.norm.weight"},

@@ -18,7 +18,6 @@ from torch import Tensor
 import gen
 from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.core.errors import GenError
-from gen.models.adapters.conditioning import Conditions
 from gen.models.load.weights import fill, without_storage
 from gen.models.published.llamagen import DROP, HEADS, LlamaGen, LlamaGenLM, sizes_of
 
@@ -174,10 +173,10 @@ def greedy_class(number: int, scale: float, wrong: str = "") -> list[int]:
     return greedy(ar_weights(), number, scale, wrong)
 
 
-def adapter(w, dtype=torch.float64, captions=None) -> LlamaGenLM:
+def adapter(w, dtype=torch.float64) -> LlamaGenLM:
     sizes = sizes_of({k: tuple(v.shape) for k, v in w.items()}, HEADS_OF)
     model = fill(without_storage(lambda: LlamaGen(sizes, COLUMNS)), w, drop=DROP, dtype=dtype)
-    return LlamaGenLM(model, captions)
+    return LlamaGenLM(model)
 
 
 def logits_in_parts(lm: LlamaGenLM, prompts: list[list[int]], codes: Tensor, cuts=(1, 4)) -> Tensor:
@@ -206,11 +205,12 @@ SAMPLE = torch.randint(CODES, (3, ROWS * COLUMNS), generator=torch.Generator().m
 def both(kind: str, dtype=torch.float64, wrong: str = "") -> tuple[Tensor, Tensor]:
     """Logits of three rows through the adapter, and plainly."""
     w, text = ar_weights(**KINDS[kind]), kind == "captions"
-    lm = adapter(w, dtype, Conditions(lambda n: {"features": CAPTIONS[n]}))
-    numbers = [lm.captions.number(n) for n in range(3)] if text else [3, 0, 9]
-    ours = logits_in_parts(
-        lm, [(lm.caption_prompt if text else lm.class_prompt)(n) for n in numbers], SAMPLE
-    )
+    lm = adapter(w, dtype).conditioned([{"features": features} for features in CAPTIONS])
+    numbers = list(range(3)) if text else [3, 0, 9]
+    prompts = [
+        [lm.condition_token(n)] * lm.sizes.prompt if text else lm.class_prompt(n) for n in numbers
+    ]
+    ours = logits_in_parts(lm, prompts, SAMPLE)
     conditions = [condition_of(w, CAPTIONS[n] if text else n) for n in numbers]
     return ours, torch.stack(
         [plain(w, *c, s.tolist(), wrong) for c, s in zip(conditions, SAMPLE, strict=True)]
@@ -525,7 +525,10 @@ def test_prompts_that_are_none(folder, text_folder, tmp_path):
             classes([prompt])
     with pytest.raises(GenError, match="the prompt is empty"):
         gen.load("image", model=text_folder, **OPTIONS)([" "])
-    for words, t5 in (("exists neither in .* expected a folder", "nowhere"), ("cannot be read", str(tmp_path))):
+    for words, t5 in (
+        ("exists neither in .* expected a folder", "nowhere"),
+        ("cannot be read", str(tmp_path)),
+    ):
         with pytest.raises(GenError, match=words):
             gen.load("image", model=text_folder, t5=t5, **OPTIONS)
     with pytest.raises(GenError, match="expected the option t5"):

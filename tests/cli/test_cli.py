@@ -314,7 +314,7 @@ def test_every_list_is_readable_by_people_and_programs(capsys, kind):
     assert table and all(row["name"] in text for row in table)
 
 
-def test_samplers_are_listed_with_guarantee_protocol_knobs_and_purpose(capsys):
+def test_samplers_are_listed_with_guarantee_protocol_parameters_and_purpose(capsys):
     rows = {r["name"]: r for r in json.loads(gen(capsys, "ls", "samplers", "--json")[1])}
     row = rows["speculative_jacobi"]
     assert (row["guarantee"], row["protocol"], row["params"]["window"]) == (

@@ -20,21 +20,28 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.params import integer
 from gen.core.registry import register
 from gen.core.rng import OffsetRNG
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.core.token_space import TokenSpace
+from gen.samplers.masked.config import LoopParams
 from gen.samplers.masked.iterative import MaskedIterative
 
 
-@register("sampler", "frame_blocks")
 @dataclass(frozen=True)
-class FrameBlocks(MaskedIterative):
-    """Frames in order, the places of a frame in ``steps`` forward calls. The other knobs are those
-    of ``masked_iterative``."""
+class FrameParams(LoopParams):
+    """``steps``: forward passes per frame."""
 
-    steps: int = 8
+    steps: int = integer(8, least=1)
 
+
+@register("sampler", "frame_blocks")
+class FrameBlocks(MaskedIterative, params=FrameParams):
+    """Decodes frames in order, the positions of a frame in ``steps`` forward passes. The other
+    parameters are those of ``masked_iterative``."""
+
+    papers = ("2503.09573", "2412.14169")
     protocol = "blocks"
     kinds = ("codes",)
     reference = "one position per step in the same order"

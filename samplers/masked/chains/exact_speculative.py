@@ -55,6 +55,7 @@ class ExactSpeculative(ChainSampler):
 
     verifier: str = "token"
 
+    papers = ("2504.20456",)
     guarantee = "same_distribution"
 
     def __post_init__(self) -> None:

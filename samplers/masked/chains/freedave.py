@@ -51,6 +51,8 @@ class FreeDave(ChainSampler):
 
     tokens_per_step: int = 1
 
+    papers = ("2510.00294",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one("tokens_per_step", self.tokens_per_step)

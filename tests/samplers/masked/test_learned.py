@@ -429,7 +429,7 @@ def test_learn2pd_is_for_rows_that_end(folders):
     )[0].filter == "text-filter"
     with pytest.raises(
         GenError,
-        match="sampler.stop is 'end', which needs an id that ends a row .*; there is none here",
+        match="sampler.stop is 'end', which needs an id that ends a row .*; this model has none",
     ):
         decode(sampler)
     ending, filled = (
@@ -495,7 +495,7 @@ def test_the_recipe_makes_a_filter_that_learn2pd_takes(tmp_path, monkeypatch):
     assert (
         "| filter, 0.96 |" in card
         and "| learn2pd, 0.96 |" in card
-        and "| llada, one place per call |" in card
+        and "| llada, one position per pass |" in card
     )
     pipe = gen.load("text", work / "zoo" / "text-masked")
     spec = {

@@ -22,12 +22,8 @@ from gen.core.sampling_params import SamplingParams
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.masked.step import MaskedStep, highest
 
-SELECTORS = [
-    n
-    for n, f in registry.table("selector").items()
-    if f.__module__
-    in ("gen.samplers.masked.parts.selectors", "gen.samplers.masked.parts.selectors_history")
-]
+# the others: test_maskgit_step.py, test_learned.py, test_remaskers_text.py
+SELECTORS = [n for n in registry.table("selector") if n not in ("schedule", "learned", "wide_in")]
 masked_iterative = registry.get("sampler", "masked_iterative")
 SUREST = {
     "proposer": "argmax",
@@ -531,9 +527,9 @@ def batch_cummax(step: MaskedStep) -> torch.Tensor:
 
 def over_edges(step: MaskedStep) -> torch.Tensor:
     """``runs`` without a look at the block."""
-    from gen.samplers.masked.parts.selectors import best_of_each, runs_of, sure
+    from gen.samplers.masked.parts.selection import best_of_each, confident, runs_of
 
-    return sure(step) | (
+    return confident(step) | (
         best_of_each(step.confidence, step.masked, runs_of(step.masked))
         & (step.confidence >= step.params.low_threshold)
     )

@@ -146,7 +146,7 @@ def test_without_an_end_it_says_what_is_missing():
     with pytest.raises(
         GenError,
         match=(
-            "sampler.stop is 'end', which needs an id that ends a row .*; there is none here;"
+            "sampler.stop is 'end', which needs an id that ends a row .*; this model has none;"
             " expected filled"
         ),
     ):
