@@ -130,7 +130,7 @@ class CachedMaskedTarget(MaskedTarget):
     ``rows`` neither reads the cache nor changes it.
     """
 
-    model: CacheableModel
+    model: CacheableModel  # pyright: ignore[reportIncompatibleVariableOverride]
     policy: Policy
 
     def __init__(self, *args, policy: Policy, **kwargs):
@@ -236,6 +236,7 @@ class CachedMaskedTarget(MaskedTarget):
                 num_computed[group] = self._forward(
                     some, compute[group], attend[group], canvas[group], fresh
                 )
+        assert state.logits is not None, "a row computes something in every forward pass"
         logits = state.logits.flatten(0, 1)
         return StepOutput(
             self._law(logits, self.legal),
@@ -285,11 +286,12 @@ class CachedMaskedTarget(MaskedTarget):
             tokens.gather(1, columns), columns - start, seen, self.cache, keep, some
         )
         position, real = position[:, -keep:], (real & (position < canvas.shape[1]))[:, -keep:]
-        if self._state.logits is None:
+        stored = self._state.logits
+        if stored is None:
             shape = (branches, self.rows, canvas.shape[1], logits.shape[-1])
-            self._state.logits = logits.new_zeros(shape)
+            stored = self._state.logits = logits.new_zeros(shape)
         row, slot = real.nonzero().unbind(1)
-        self._state.logits.flatten(0, 1)[branch_rows[row], position[row, slot]] = logits[row, slot]
+        stored.flatten(0, 1)[branch_rows[row], position[row, slot]] = logits[row, slot]
         fresh[branch_rows[row] % self.rows, position[row, slot]] = True
         return todo.sum(1).view(branches, -1).sum(0)
 
