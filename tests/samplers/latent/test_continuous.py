@@ -408,8 +408,8 @@ def test_declarations():
         return resolve_sampler(spec)[0].guarantee
 
     assert (
-        said("continuous_speculative") == "sampling"
-        and said("cspd") == said("continuous_jacobi") == "none"
+        said("continuous_speculative") == "same_distribution"
+        and said("cspd") == said("continuous_jacobi") == "approximate"
     )
-    assert said({"name": "continuous_jacobi", "tolerance": 0}) == "sample"
+    assert said({"name": "continuous_jacobi", "tolerance": 0}) == "same_tokens"
     assert set(continuous_speculative.MODES) == {"exact", "relaxed"}

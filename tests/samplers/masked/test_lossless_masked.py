@@ -447,7 +447,7 @@ def test_laws_of_models_that_change_their_mind_and_of_filtered_laws(make, order)
 
 def test_assd_is_exact_in_random_order():
     sampler, _ = resolve_sampler({"name": "assd", "num_drafts": 3})
-    assert sampler.order == "random" and sampler.guarantee == "sampling"
+    assert sampler.order == "random" and sampler.guarantee == "same_distribution"
     assert error(sampler, SamplingParams(), MODEL_FOUR, FOUR, CONTEXTS) < EXACT
 
 
