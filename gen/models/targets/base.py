@@ -98,7 +98,7 @@ class Target:
         self._next = self.rows
         # the law runs up to the last id that may come at all: behind it stand words of conditions
         # and the mask
-        legal = space.legal[:, : space.reach].to(self.device)
+        legal = space.legal[:, : space.num_logits].to(self.device)
         self.legal = legal[:1].expand(len(legal), -1) if space.is_uniform else legal
         self._narrow = not bool(self.legal.all())  # whether anything has to be kept out of the law
 

@@ -148,13 +148,13 @@ def errors(
         self.could = step.masked & step.open
         return prepare(self, step)
 
-    def compared(self, canvas, of=None):
-        out = predict(self, canvas, of)
+    def compared(self, canvas, rows=None):
+        out = predict(self, canvas, rows)
         sampling = out.logprobs
         true = predict(self, canvas, torch.arange(len(canvas))).logprobs
         difference = (sampling.exp() - true.exp()).abs().amax(-1)
-        assert bool((self.fresh & self.could).any(1)[self.could.any(1)].all())
-        found.append(float(difference[self.fresh if everywhere else self.fresh & self.could].max()))
+        assert bool((out.fresh & self.could).any(1)[self.could.any(1)].all())
+        found.append(float(difference[out.fresh if everywhere else out.fresh & self.could].max()))
         return out
 
     with monkeypatch.context() as patch:
@@ -308,7 +308,7 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
                 canvas=empty,
                 masked=empty == MASK,
                 open=empty == MASK,
-                begins=torch.ones(ROWS) > 0,
+                is_first_step=torch.ones(ROWS) > 0,
             )
         )
         out = of.predict(empty)
@@ -316,7 +316,7 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
         assert bool(((sampling[:, :6].exp() - short.exp()).abs() < EXACT).all()) == same
         assert (
             positions.tolist() == [P + min(width, T)] * ROWS
-            and of.fresh.sum(1).tolist() == [min(width, T)] * ROWS
+            and out.fresh.sum(1).tolist() == [min(width, T)] * ROWS
         )
 
 
@@ -402,9 +402,9 @@ def test_pads_in_front_are_nothing_to_the_model():
 
 def test_a_model_with_one_length_of_conditions_says_so():
     for net in (model("grid"), TabularMasked(V)):
-        with pytest.raises(GenError, match="lengths from 1 to 3; expected one length"):
+        with pytest.raises(GenError, match="the prompts have 1 to 3 tokens; expected one length"):
             target(net, ragged=True).predict(canvas())
-    with pytest.raises(GenError, match="a condition is empty"):
+    with pytest.raises(GenError, match="a prompt is empty"):
         MaskedTarget(
             model("llama_shifted"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, SamplingParams()
         ).predict(canvas())
@@ -521,13 +521,13 @@ def test_what_a_cache_cannot_do_is_said_at_once():
         decode(masked_target(TabularMasked(V), SPACE, SamplingParams(), [0, 1, 2, 0]), cache="dual")
 
     def nothing(now, slots):
-        return Plan(slots.written & False, slots.written | True, slots.since < 0)
+        return Plan(slots.written & False, slots.written | True, slots.steps_since_refresh < 0)
 
     of = cached(target(net), nothing)
     step = SimpleNamespace(canvas=canvas(), masked=canvas() == MASK, open=torch.ones(ROWS, T) > 0)
     of.prepare(step)
     of.predict(canvas())
-    with pytest.raises(GenError, match="computes none of the places that may be committed"):
+    with pytest.raises(GenError, match="computes none of the positions that may be committed"):
         of.prepare(step)
 
 
