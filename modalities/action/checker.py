@@ -56,8 +56,8 @@ def check_many(
             f"{len(actions)} chunks, {len(states)} states and {len(tasks)} tasks; expected one"
             " state and one task per chunk"
         )
-    wanted = [tabletop_tasks.parse(t) if isinstance(t, str) else t for t in tasks]
-    for state, task in zip(states, wanted, strict=True):
+    parsed = [tabletop_tasks.parse(t) if isinstance(t, str) else t for t in tasks]
+    for state, task in zip(states, parsed, strict=True):
         if np.shape(state) != (STATES,):
             raise ValueError(
                 f"the state has the shape {list(np.shape(state))}; expected [{STATES}]"
@@ -73,7 +73,7 @@ def check_many(
         )
         errors = end_errors(done.states)
         for i, error, hits in zip(good, errors.tolist(), done.collided, strict=True):
-            out[i] = _verdict(wanted[i], error, hits)
+            out[i] = _verdict(parsed[i], error, hits)
     return out
 
 

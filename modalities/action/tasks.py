@@ -89,10 +89,10 @@ class Task:
 
     def numbers(self) -> dict[str, float]:
         """Numbers that the task states, under the names of ``STATE_NAMES``."""
-        said = {"gripper": self.start, "goal": self.goal, "block": self.block}
+        points = {"gripper": self.start, "goal": self.goal, "block": self.block}
         out = {
             f"{name}_{axis}": v
-            for name, point in said.items()
+            for name, point in points.items()
             if point is not None
             for axis, v in zip("xy", point, strict=True)
         }
@@ -100,7 +100,7 @@ class Task:
 
     def __str__(self) -> str:
         words = [self.kind] if self.kind == "reach" else [self.kind, "the", OBJECTS[self.kind]]
-        places = (
+        phrases = (
             ("at", self.block if self.wall is None else (self.wall,)),
             ("from", self.start),
             ("to", self.goal),
@@ -109,9 +109,9 @@ class Task:
             words
             + [
                 w
-                for name, place in places
-                if place is not None
-                for w in (name, *(f"{v:.2f}" for v in place))
+                for name, position in phrases
+                if position is not None
+                for w in (name, *(f"{v:.2f}" for v in position))
             ]
         )
 
@@ -192,7 +192,7 @@ def _within(v: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def _before_the_block(s: np.ndarray) -> np.ndarray:
-    """Cosine of the angle between the gripper's way to the block and the block's way to the goal."""
+    """Cosine of the angle between the ways of gripper to block and of block to goal."""
     to, on = s[..., BLOCK] - s[..., GRIPPER], s[..., GOAL] - s[..., BLOCK]
     return (to * on).sum(-1) / np.maximum(
         np.linalg.norm(to, axis=-1) * np.linalg.norm(on, axis=-1), 1e-6

@@ -30,15 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 
 KINDS = ("reach", "push", "avoid")
-STATE_NAMES = (
-    "gripper_x",
-    "gripper_y",
-    "goal_x",
-    "goal_y",
-    "block_x",
-    "block_y",
-    "wall_y",
-)  # metres; 0 for things that are not there
+# metres; 0 for things that are not there
+STATE_NAMES = ("gripper_x", "gripper_y", "goal_x", "goal_y", "block_x", "block_y", "wall_y")
 STATES = len(STATE_NAMES)
 USED = {
     "reach": STATE_NAMES[:4],
@@ -103,9 +96,8 @@ def step(state: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     d = d * np.where(collided, hit, 1.0)[..., None]
 
     touch = np.where((b != 0).any(-1), _enter(p - b, d, CONTACT), np.inf)
-    left = (
-        np.where(touch <= 1, 1 - np.minimum(touch, 1), 0.0)[..., None] * d
-    )  # move of the gripper after it touches the block
+    # move of the gripper after it touches the block
+    left = np.where(touch <= 1, 1 - np.minimum(touch, 1), 0.0)[..., None] * d
     carried = np.where(
         touch[..., None] <= 1, np.clip(b + left, BLOCK_RADIUS, 1 - BLOCK_RADIUS) - b, 0.0
     )

@@ -193,14 +193,14 @@ def _configs(files: CheckpointFiles) -> dict[str, dict[str, Any]]:
         )
     index = files.json("model_index.json")
     for part, expected in PARTS.items():
-        found = index.get(part)
+        entry = index.get(part)
         if (
-            isinstance(found, list)
-            and len(found) == 2
+            isinstance(entry, list)
+            and len(entry) == 2
             and part != "tokenizer"
-            and found[1] != expected
+            and entry[1] != expected
         ):
-            raise GenError(f"the {part} of {files.name} is a {found[1]!r}; expected {expected!r}")
+            raise GenError(f"the {part} of {files.name} is a {entry[1]!r}; expected {expected!r}")
     return {
         "vqvae": files.json("vqvae/config.json"),
         "scheduler": files.json("scheduler/scheduler_config.json"),

@@ -42,7 +42,7 @@ SPOKEN = re.compile(r"\[(\d+)\](.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Line:
-    """A speaker's number and words. Its string is the text that the model reads."""
+    """Number and words of a speaker. Its string is the text that the model reads."""
 
     speaker: int
     words: str

@@ -249,7 +249,7 @@ def read(contents: Mapping[str, Any], where: str) -> Description:
 
 
 def _described_ids(contents: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a ``Description`` that hold model ids. No id may have two meanings."""
+    """Fields of a ``Description`` that hold model ids. No id may have two meanings."""
     codes, mask = _id_range("codes", contents["codes"], where), contents.get("mask_token_id")
     if (mask is not None) != (contents["protocol"] == "masked"):
         raise bad_value(

@@ -46,11 +46,8 @@ FIRST_LOCATION = WORDS.index(LOCATIONS[0])
 PAIRS = len(WORDS) * (len(LOCATIONS) + 1)
 
 IMAGE_SIZE = 64
-ANCHORS = (
-    16.0,
-    31.5,
-    47.0,
-)  # pixel coordinate of the first, middle and last row or column of locations
+# pixel coordinate of the first, middle and last row or column of locations
+ANCHORS = (16.0, 31.5, 47.0)
 JITTER = 2.0  # pixels, uniform, each way
 RADII = {"small": (7.0, 8.5), "large": (11.5, 13.5)}  # pixels
 PALETTE = {  # 8-bit RGB, each far from the muted backgrounds
@@ -65,7 +62,7 @@ PALETTE = {  # 8-bit RGB, each far from the muted backgrounds
 
 @dataclass(frozen=True)
 class Item:
-    """One shape of a caption. ``None`` marks an omitted attribute."""
+    """Shape of a caption. ``None`` marks an omitted attribute."""
 
     shape: str
     colour: str | None = None

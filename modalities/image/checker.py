@@ -43,7 +43,7 @@ _HALF, _REACH = 19, 4
 
 @dataclass(frozen=True)
 class Region:
-    """One coloured region and the shape that explains it best.
+    """Coloured region and the shape that explains it best.
 
     Attributes:
         centre: x and y in pixels.
@@ -240,7 +240,7 @@ def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _draw(shape: str, radius: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The renderer's coverage for many radii and centres: [n, 64, 64]."""
+    """Coverage of the renderer for many radii and centres: [n, 64, 64]."""
 
     def as_column(v):
         return np.asarray(v, np.float32)[:, None, None]

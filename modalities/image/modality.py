@@ -98,9 +98,8 @@ class ImageModality(Modality):
         space = TokenSpace.codes(
             tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0]
         )
-        return Binding(
-            space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS
-        )  # pair 0: no word, no location
+        # pair 0: no word, no location
+        return Binding(space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS)
 
     def _bind_latents(self, config: Any, frontend, model_name: str) -> Binding:
         channels = frontend.config.channels
@@ -169,11 +168,11 @@ class ImageModality(Modality):
         h, w = frontend.config.compression
         cells = marks.reshape(space.grid[0], h, space.grid[1], w).any((1, 3))
         codes = frontend.encode(frontend.preprocess(pixels)[None])[0].cpu()
-        wanted = torch.from_numpy(cells)
+        regenerated = torch.from_numpy(cells)
         if space.channels:
-            canvas = torch.where(wanted, float("nan"), codes).flatten(1).T
+            canvas = torch.where(regenerated, float("nan"), codes).flatten(1).T
         else:
-            canvas = torch.where(wanted, space.mask_token_id, codes[0]).flatten()
+            canvas = torch.where(regenerated, space.mask_token_id, codes[0]).flatten()
         inside = np.kron(cells, np.ones((h, w), dtype=bool))[..., None]
         return canvas, lambda media: Image.fromarray(
             np.where(inside, np.asarray(media), pixels).astype(np.uint8)

@@ -140,8 +140,8 @@ class Caption:
 
     def slots(self) -> list[int]:
         """Five integers, each in the range of its table in ``TABLES``."""
-        said = (self.action, self.direction, self.speed, COUNTS.get(self.count), self.side)
-        return [table.index(w) if w else ANY for table, w in zip(TABLES, said, strict=True)]
+        words = (self.action, self.direction, self.speed, COUNTS.get(self.count), self.side)
+        return [table.index(w) if w else ANY for table, w in zip(TABLES, words, strict=True)]
 
     def pairs(self) -> list[int]:
         """Five integers in ``range(PAIRS)``: a model's prompt."""
@@ -174,9 +174,8 @@ def _enumerate() -> tuple[np.ndarray, int]:
     return table, int(table.max()) + 1
 
 
-_JOINT, PAIRS = (
-    _enumerate()
-)  # PAIRS: (action, direction) twice, (speed, action), (count, action), (side, action)
+# PAIRS: (action, direction) twice, (speed, action), (count, action), (side, action)
+_JOINT, PAIRS = _enumerate()
 
 
 def pairs(slots: np.ndarray) -> np.ndarray:
@@ -284,30 +283,29 @@ def parse(text: str) -> Caption:
             words.pop(0)
     if not words or words[0] not in verbs:
         raise _refused(words[0] if words else "the end of the caption", known, where)
-    action, found = verbs[words.pop(0)], {}
+    action, attributes = verbs[words.pop(0)], {}
     if words and words[0] == ACTIONS[action].particle:
         words.pop(0)
     while words:
-        done = {*found, *(["count"] if found.get("direction") in CIRCLES else [])}
-        never = CIRCLES if "count" in found else ()
+        done = {*attributes, *(["count"] if attributes.get("direction") in CIRCLES else [])}
+        never = CIRCLES if "count" in attributes else ()
         further = {
             words: what
             for words, what in _phrases(action).items()
             if what[0] not in done and what[1] not in never
         }
         used, (key, value, _) = _longest(words, further, where, _verb(action))
-        words, found[key] = words[used:], value
+        words, attributes[key] = words[used:], value
     directions = ACTIONS[action].directions
-    if directions and "direction" not in found:
+    if directions and "direction" not in attributes:
         if len(directions) > 1 and "in place" not in directions:
             raise ValueError(
                 f"{where}: a person who {_verb(action)} needs a direction; known:"
                 f" {', '.join(directions)}"
             )
-        found["direction"] = directions[
-            0
-        ]  # the only direction, or "in place", which no caption needs to state
-    return Caption(action, **found)
+        # the only direction, or "in place", which no caption needs to state
+        attributes["direction"] = directions[0]
+    return Caption(action, **attributes)
 
 
 def _longest(words: list[str], phrases: dict, where: str, verb: str) -> tuple[int, tuple]:
@@ -359,7 +357,7 @@ def every_caption() -> list[Caption]:
     for action, known in ACTIONS.items():
         for direction in known.directions or (None,):
             values = [v or (None,) for v in options(action, direction).values()]
-            out += [Caption(action, direction, *said) for said in product(*values)]
+            out += [Caption(action, direction, *values_of) for values_of in product(*values)]
     return out
 
 
@@ -373,13 +371,12 @@ def random_caption(rng: np.random.Generator) -> Caption:
 
 def complete(caption: Caption, rng: np.random.Generator) -> Caption:
     """Caption with its omitted attributes drawn."""
-    said = {}
+    attributes = {}
     for key, values in options(caption.action, caption.direction).items():
-        draw = int(
-            rng.integers(max(len(values), 1))
-        )  # drawn in any case, so that stating one attribute changes no other draw
-        said[key] = getattr(caption, key) or (values[draw] if values else None)
-    return Caption(caption.action, caption.direction, **said)
+        # drawn in any case, so that stating one attribute changes no other draw
+        draw = int(rng.integers(max(len(values), 1)))
+        attributes[key] = getattr(caption, key) or (values[draw] if values else None)
+    return Caption(caption.action, caption.direction, **attributes)
 
 
 def captions(n: int, seed: int, *, held: bool) -> list[Caption]:

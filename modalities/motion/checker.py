@@ -83,7 +83,7 @@ SLACK = 1.7  # factor by which a speed may be outside the renderer's two
 
 
 @dataclass(frozen=True)
-class Found:
+class Movement:
     """Action of a person in a clip. ``fault`` is the reason why a clip has none; the other fields
     are empty then.
     """
@@ -120,14 +120,14 @@ def check(motion: object, caption: Caption | str) -> Verdict:
     """Judge one clip (joint positions in metres, float [T, 22, 3], or a ``Motion``) against a
     caption. Omitted attributes match anything.
     """
-    wanted = moves.parse(caption) if isinstance(caption, str) else caption
-    found = describe(motion)
-    if found.fault:
-        return Verdict(False, False, found.fault)
-    said = {k: v for k, v in vars(wanted).items() if v is not None}
-    if all(getattr(found, k) == v for k, v in said.items()):
-        return Verdict(True, True, f"saw {found}")
-    return Verdict(False, True, f"saw {found}; expected {wanted}")
+    parsed = moves.parse(caption) if isinstance(caption, str) else caption
+    movement = describe(motion)
+    if movement.fault:
+        return Verdict(False, False, movement.fault)
+    stated = {k: v for k, v in vars(parsed).items() if v is not None}
+    if all(getattr(movement, k) == v for k, v in stated.items()):
+        return Verdict(True, True, f"saw {movement}")
+    return Verdict(False, True, f"saw {movement}; expected {parsed}")
 
 
 def check_many(motions: Sequence[object], captions: Sequence[Caption | str]) -> list[Verdict]:
@@ -143,13 +143,13 @@ def check_many(motions: Sequence[object], captions: Sequence[Caption | str]) -> 
     return [check(motion, caption) for motion, caption in zip(motions, captions, strict=True)]
 
 
-def describe(motion: object) -> Found:
+def describe(motion: object) -> Movement:
     """Recognise the action in a clip (joint positions in metres, float [T, 22, 3], or a
     ``Motion``).
     """
     joints = motion.joints if isinstance(motion, Motion) else np.asarray(motion)
     fault = _fault(joints)
-    return Found(fault=fault) if fault else _watch(_Body(joints.astype(np.float64)))
+    return Movement(fault=fault) if fault else _watch(_Body(joints.astype(np.float64)))
 
 
 def _fault(joints: np.ndarray) -> str:
@@ -218,13 +218,13 @@ class _Body:
         return (axis_rotation("y", -self.yaw) @ v[..., None])[..., 0]
 
 
-def _watch(body: _Body) -> Found:
+def _watch(body: _Body) -> Movement:
     if abs(body.floor) > MAX_FLOOR:
-        return Found(
+        return Movement(
             fault=f"the feet stand at a height of {body.floor:.2f} m; expected the floor, 0"
         )
     if body.rise[:4].mean() < -DIP[0]:
-        return Found(
+        return Movement(
             fault=(
                 f"the pelvis begins {-body.rise[:4].mean():.2f} m below standing; expected a person"
                 " who stands"
@@ -238,18 +238,17 @@ def _watch(body: _Body) -> Found:
     if travels or abs(turned) > np.pi / 4:
         found = _travelling(body, moved, turned) if travels else _turning(body, turned)
         other = _waving(body) or _sinking(body)
-        return Found(fault=_several(found, other)) if other and not found.fault else found
-    seen = [
-        f for f in (_waving(body), _kicking(body), _sinking(body) or _bowing(body)) if f
-    ]  # a person who sinks leans as well
+        return Movement(fault=_several(found, other)) if other and not found.fault else found
+    # a person who sinks leans as well
+    seen = [f for f in (_waving(body), _kicking(body), _sinking(body) or _bowing(body)) if f]
     if len(seen) == 1:
         return seen[0]
     if not seen:
-        return Found(fault="the person does nothing that a caption could state")
-    return next((f for f in seen if f.fault), Found(fault=_several(*seen)))
+        return Movement(fault="the person does nothing that a caption could state")
+    return next((f for f in seen if f.fault), Movement(fault=_several(*seen)))
 
 
-def _several(*seen: Found) -> str:
+def _several(*seen: Movement) -> str:
     return (
         "the person does several things in one clip:"
         f" {' and '.join(f.action or f.fault for f in seen)}"
@@ -259,21 +258,21 @@ def _several(*seen: Found) -> str:
 # --- Actions
 
 
-def _timed(action: str, pace: float, slow: float, quick: float, **attributes) -> Found:
+def _timed(action: str, pace: float, slow: float, quick: float, **attributes) -> Movement:
     """Movement with the nearer speed of ``slow`` and ``quick``: all in metres per second or all in
     seconds.
     """
     low, high = min(slow, quick) / SLACK, max(slow, quick) * SLACK
     if not low < pace < high:
         unit = "m/s" if action in ("walks", "runs") else "s"
-        return Found(
+        return Movement(
             fault=(
                 f"a person {action} at a pace of {pace:.2f} {unit}; expected {low:.2f} to"
                 f" {high:.2f}"
             )
         )
     fast = abs(np.log(pace / quick)) < abs(np.log(pace / slow))
-    return Found(action, speed=SPEEDS[int(fast)], pace=float(pace), **attributes)
+    return Movement(action, speed=SPEEDS[int(fast)], pace=float(pace), **attributes)
 
 
 def _direction(moved: np.ndarray) -> str:
@@ -285,26 +284,26 @@ def _direction(moved: np.ndarray) -> str:
     )
 
 
-def _jumping(moved: np.ndarray, turned: float, count: int) -> Found:
+def _jumping(moved: np.ndarray, turned: float, count: int) -> Movement:
     if abs(turned) > np.pi / 4:
-        return Found(fault=f"the person jumps and turns by {np.degrees(turned):.0f} degrees")
+        return Movement(fault=f"the person jumps and turns by {np.degrees(turned):.0f} degrees")
     direction = _direction(moved) if np.hypot(*moved) > HOP else "in place"
     return (
-        Found("jumps", direction, count=count)
+        Movement("jumps", direction, count=count)
         if direction
-        else Found(fault="the person jumps aslant")
+        else Movement(fault="the person jumps aslant")
     )
 
 
-def _travelling(body: _Body, moved: np.ndarray, turned: float) -> Found:
+def _travelling(body: _Body, moved: np.ndarray, turned: float) -> Movement:
     ahead = body.facing(body.feet[:, 0] - body.feet[:, 1])[:, 2]
     turns = _swings(ahead, STEP)
     count = len(turns) - 1
     if count < 2:
-        return Found(fault=f"the person moves by {np.hypot(*moved):.1f} m without steps")
+        return Movement(fault=f"the person moves by {np.hypot(*moved):.1f} m without steps")
     pace, slide = _pace(body)
     if slide > GLIDE * pace:
-        return Found(fault="the person glides: no foot stands while the body moves on")
+        return Movement(fault="the person glides: no foot stands while the body moves on")
     low, inner = _even(body.low, 1), np.array(turns[1:-1])
     flight = float(
         low[inner].mean()
@@ -315,7 +314,7 @@ def _travelling(body: _Body, moved: np.ndarray, turned: float) -> Found:
     runs = (flight - FLIGHT) / FLIGHT + 2 * np.log(pace / RUN) > 0
     if abs(turned) > ROUND and not runs:
         if abs(abs(turned) - 2 * np.pi) > np.pi / 2:
-            return Found(
+            return Movement(
                 fault=(
                     f"the person comes round by {abs(np.degrees(turned)):.0f} degrees; a circle"
                     " has 360"
@@ -324,14 +323,14 @@ def _travelling(body: _Body, moved: np.ndarray, turned: float) -> Found:
         return _timed("walks", pace, *_paces("walks", "circle"), direction=CIRCLES[int(turned < 0)])
     direction, action, way = _direction(moved), "runs" if runs else "walks", _length(body)
     if np.hypot(*moved) < STRAIGHT * way:
-        return Found(
+        return Movement(
             fault=(
                 f"the person goes {way:.1f} m and ends {np.hypot(*moved):.1f} m away; expected a"
                 " line or a circle"
             )
         )
     if abs(turned) > np.pi / 4 or direction not in ACTIONS[action].directions:
-        return Found(
+        return Movement(
             fault=(
                 f"the person {action} {direction or 'aslant'} and turns by"
                 f" {np.degrees(turned):.0f} degrees; no caption states that"
@@ -366,14 +365,14 @@ def _paces(action: str, direction: str) -> list[float]:
     ]
 
 
-def _turning(body: _Body, turned: float) -> Found:
+def _turning(body: _Body, turned: float) -> Movement:
     count, angle = round(abs(turned) / (np.pi / 2)), body.yaw * np.sign(turned)
     if abs(abs(turned) - count * np.pi / 2) > QUARTER:
-        return Found(
+        return Movement(
             fault=f"the person turns by {np.degrees(turned):.0f} degrees; expected quarter turns"
         )
     if body.feet[:, :, 1].max(0).min() < LIFT:
-        return Found(fault="the person turns without steps")
+        return Movement(fault="the person turns without steps")
     seconds = (
         np.mean(
             [_passes(angle, *((i + share) * np.pi / 2 for share in SWEEP)) for i in range(count)]
@@ -393,28 +392,26 @@ def _sweep(frames: float) -> float:
     return float(((share > SWEEP[0]) & (share < SWEEP[1])).mean() * frames / FPS)
 
 
-def _waving(body: _Body) -> Found | None:
+def _waving(body: _Body) -> Movement | None:
     counts, seconds = {}, []
     for side, out in (("left", 1), ("right", -1)):
         arm = body.facing(body[f"{side}_wrist"] - body[f"{side}_elbow"])
-        angle = (
-            np.mod(np.arctan2(out * arm[:, 0], -arm[:, 1]) + 1, 2 * np.pi) - 1
-        )  # from hanging, outwards; at most 5.3, across the head
+        # from hanging, outwards; at most 5.3, across the head
+        angle = np.mod(np.arctan2(out * arm[:, 0], -arm[:, 1]) + 1, 2 * np.pi) - 1
         up = (body[f"{side}_wrist"] - body[f"{side}_shoulder"])[:, 1] > -0.05
         angle = np.where(up, np.maximum(angle, UP), UP)
         outs = _swings(angle, WAVE)[1::2]
         if len(_swings(angle, WAVE)) > 2:
             counts[side] = len(outs)
-            once = [
-                _swings(a, WAVE / 3)[1] for a in (angle[outs[0] :], angle[outs[0] :: -1])
-            ]  # from out to in, either way in time
+            # from out to in, either way in time
+            once = [_swings(a, WAVE / 3)[1] for a in (angle[outs[0] :], angle[outs[0] :: -1])]
             seconds.append(
                 ((outs[-1] - outs[0]) / (len(outs) - 1) if len(outs) > 1 else 2 * min(once)) / FPS
             )
     if not counts:
         return None
     if len(set(counts.values())) > 1:
-        return Found(fault=f"the hands wave differently: {counts}")
+        return Movement(fault=f"the hands wave differently: {counts}")
     expected = [moves_draw.PERIODS["waves"][s] / FPS for s in SPEEDS]
     side, count = next(iter(counts.items()))
     return _timed(
@@ -422,18 +419,18 @@ def _waving(body: _Body) -> Found | None:
     )
 
 
-def _kicking(body: _Body) -> Found | None:
+def _kicking(body: _Body) -> Movement | None:
     height = {side: body[f"{side}_ankle"][:, 1] for side in ("left", "right")}
     bouts = {side: _bouts(h, *KICK) for side, h in height.items()}
     sides = [s for s, b in bouts.items() if b]
     if not sides:
         return None
     if len(sides) > 1:
-        return Found(fault="the person kicks with both legs")
+        return Movement(fault="the person kicks with both legs")
     return _repeated("kicks", height[sides[0]], bouts[sides[0]], side=sides[0])
 
 
-def _sinking(body: _Body) -> Found | None:
+def _sinking(body: _Body) -> Movement | None:
     depth = -body.rise
     bouts = _bouts(depth, *DIP)
     if not bouts:
@@ -441,23 +438,23 @@ def _sinking(body: _Body) -> Found | None:
     if bouts[-1][1] < len(depth):
         return _repeated("squats", depth, bouts)
     if len(bouts) > 1:
-        return Found(fault="the person squats and sits down")
+        return Movement(fault="the person squats and sits down")
     end = float(np.median(depth[bouts[0][0] + (len(depth) - bouts[0][0]) // 2 :]))
     seconds = _passes(depth, *(share * end for share in SWEEP)) / FPS
     return _timed("sits", seconds, *(_sweep(moves_draw.SIT[s]) for s in SPEEDS))
 
 
-def _bowing(body: _Body) -> Found | None:
+def _bowing(body: _Body) -> Movement | None:
     trunk = body.facing(body["neck"] - body["pelvis"])
     lean = np.arctan2(trunk[:, 2], trunk[:, 1])
     bouts = _bouts(lean, *BOW)
     return _repeated("bows", lean, bouts) if bouts else None
 
 
-def _repeated(action: str, x: np.ndarray, bouts: list[tuple[int, int]], **attributes) -> Found:
+def _repeated(action: str, x: np.ndarray, bouts: list[tuple[int, int]], **attributes) -> Movement:
     """Count repetitions; each one is timed where it is above half of its height."""
     if bouts[-1][1] == len(x):
-        return Found(fault=f"the person {action} and does not come back")
+        return Movement(fault=f"the person {action} and does not come back")
     widths = []
     edges = [0, *((a[1] + b[0]) // 2 for a, b in pairwise(bouts)), len(x)]
     for (a, b), (begin, end) in zip(bouts, pairwise(edges), strict=True):

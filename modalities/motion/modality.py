@@ -128,7 +128,7 @@ class MotionModality(GridModality):
         return canvas, lambda made: placed(made, heading, origin)
 
     def sequence(self, pipe: Any, prompts: list[str], **how: Any) -> Motion:
-        """One long motion from several prompts (``gen.modalities.motion.sequence``)."""
+        """Decode one long motion from several prompts (``gen.modalities.motion.sequence``)."""
         from gen.modalities.motion.sequence import sequence
 
         return sequence(pipe, prompts, **how)
@@ -158,14 +158,14 @@ class MotionModality(GridModality):
             return read_bvh(path)
         if path.suffix.lower() != ".npz":
             raise GenError(f"{path} is no motion; expected an .npz or .bvh file")
-        found = read_npz(path, ("root", "rotations"))
-        return Motion(found["root"], found["rotations"])
+        arrays = read_npz(path, ("root", "rotations"))
+        return Motion(arrays["root"], arrays["rotations"])
 
     def check(self, media: Motion, prompt: str) -> Verdict:
         condition = self.condition(prompt)
         if isinstance(condition, Anything):
-            found = moves_check.describe(media)
-            return Verdict(not found.fault, not found.fault, found.fault or "moves")
+            movement = moves_check.describe(media)
+            return Verdict(not movement.fault, not movement.fault, movement.fault or "moves")
         return moves_check.check(media, condition)
 
 

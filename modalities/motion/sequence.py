@@ -1,4 +1,4 @@
-"""One long motion from several prompts, by masked decoding alone.
+"""Long motions from several prompts, by masked decoding alone.
 
 Every prompt gets a separate motion. At a joint, the last codes of one motion and the first of the
 next are remasked and decoded again on a canvas that holds the codes on both sides, as in the

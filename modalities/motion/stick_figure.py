@@ -29,19 +29,13 @@ FOCAL = 2.2  # image sides: a narrow angle, which keeps limbs in proportion
 NEAR = 5.4  # metres: a standing figure fills three quarters of the height
 MARGIN = 0.04  # image sides
 SMOOTH = 0.5  # seconds: standard deviation of the Gaussian that smooths the camera's path
-GRID, REACH = (
-    0.5,
-    3.5,
-)  # metres between lines, and from the point looked at to the distance at which they have faded
+# metres between lines, and from the point looked at to the distance at which they have faded
+GRID, REACH = (0.5, 3.5)
 
 GROUND, LINES, SHADOW, PATH = (248, 248, 246), (198, 203, 211), (226, 228, 231), (160, 167, 178)
 LEFT, RIGHT, BODY, FACE = (236, 112, 48), (42, 110, 187), (58, 64, 78), (248, 248, 246)
-_HAND, _TOE, _HEAD, _NOSE = (
-    (0, -0.09, 0),
-    (0, 0, 0.07),
-    (0, 0.07, 0.0),
-    (0, 0.08, 0.10),
-)  # metres, in the frame of the joint that carries them
+# metres, in the frame of the joint that carries them
+_HAND, _TOE, _HEAD, _NOSE = ((0, -0.09, 0), (0, 0, 0.07), (0, 0.07, 0.0), (0, 0.08, 0.10))
 _HEAD_RADIUS = 0.115
 
 
@@ -226,9 +220,8 @@ def _frame(
             if spot_at > at:
                 _disc(draw, spot, spot_at, 0.024, FACE, side)
         else:
-            _strokes(
-                draw, seen, metre, limb, GROUND, side, 0.014
-            )  # a rim, which separates it from the things behind
+            # a rim, which separates it from the things behind
+            _strokes(draw, seen, metre, limb, GROUND, side, 0.014)
             _strokes(draw, seen, metre, limb, limb.colour, side)
             _joints(draw, seen, metre, limb, side)
     return np.asarray(image.reduce(FINE))

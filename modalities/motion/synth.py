@@ -33,10 +33,8 @@ REST = (
     8  # frames of standing at the start and the end, some of which anticipate a step or follow one
 )
 _SIDES = ("left", "right")
-_HALF, _BALL = (
-    float(OFFSETS[joint("left_hip"), 0]),
-    OFFSETS[joint("left_foot")],
-)  # half the width of the stance; ankle to ball
+# half the width of the stance; ankle to ball
+_HALF, _BALL = (float(OFFSETS[joint("left_hip"), 0]), OFFSETS[joint("left_foot")])
 _THIGH, _SHIN = -float(OFFSETS[joint("left_knee"), 1]), -float(OFFSETS[joint("left_ankle"), 1])
 
 PACES = {  # action and direction: frames and metres of one step, slowly and quickly
@@ -120,16 +118,15 @@ def lengths(caption: Caption) -> tuple[int, ...]:
     caption.
     """
     values = options(caption.action, caption.direction)
-    free = [
-        values["speed"] or (None,),
-        values["count"] or (None,),
-        values["side"][:1] or (None,),
-    ]  # the side does not matter
-    said = [
-        (v,) if v else all_
-        for v, all_ in zip((caption.speed, caption.count, caption.side), free, strict=True)
+    possible = [
+        (stated,) if stated else allowed or (None,)
+        for stated, allowed in (
+            (caption.speed, values["speed"]),
+            (caption.count, values["count"]),
+            (caption.side, values["side"][:1]),  # the side does not matter
+        )
     ]
-    every = (Caption(caption.action, caption.direction, *chosen) for chosen in product(*said))
+    every = (Caption(caption.action, caption.direction, *chosen) for chosen in product(*possible))
     return tuple(sorted({_frames(c) + 1 for c in every}))
 
 
@@ -189,7 +186,7 @@ class _Plan:
     """
 
     frames: int
-    place: np.ndarray = field(init=False)  # x and z of the pelvis [T, 2]
+    position: np.ndarray = field(init=False)  # x and z of the pelvis [T, 2]
     height: np.ndarray = field(init=False)  # of the pelvis, above standing [T]
     yaw: np.ndarray = field(init=False)  # heading [T]
     feet: np.ndarray = field(init=False)  # the balls: left and right, x, y, z [T, 2, 3]
@@ -201,7 +198,7 @@ class _Plan:
 
     def __post_init__(self) -> None:
         n = self.frames + 1
-        self.place, self.height, self.yaw, self.lean = (
+        self.position, self.height, self.yaw, self.lean = (
             np.zeros((n, 2)),
             np.zeros(n),
             np.zeros(n),
@@ -216,7 +213,7 @@ class _Plan:
         return np.arange(self.frames + 1)
 
     def motion(self) -> Motion:
-        root = np.stack([self.place[:, 0], STANDING + self.height, self.place[:, 1]], -1)
+        root = np.stack([self.position[:, 0], STANDING + self.height, self.position[:, 1]], -1)
         local = np.tile(np.eye(3), (self.frames + 1, len(JOINTS), 1, 1))
         local[:, 0] = axis_rotation("y", self.yaw)
         for i, name in enumerate(("spine1", "spine2", "spine3")):
@@ -259,9 +256,8 @@ def _leg(root, yaw, ball, toes, heel, hip) -> tuple[np.ndarray, np.ndarray, np.n
     across = np.cross(front, down)
 
     def frame(bone):
-        return np.stack(
-            [across, -bone, np.cross(across, -bone)], -1
-        )  # whose -y lies along the bone
+        # whose -y lies along the bone
+        return np.stack([across, -bone, np.cross(across, -bone)], -1)
 
     thigh, shin = frame(knee / _THIGH), frame((length * down - knee) / _SHIN)
     return thigh, np.swapaxes(thigh, -1, -2) @ shin, np.swapaxes(shin, -1, -2) @ foot
@@ -313,7 +309,7 @@ def _follow(
 ) -> None:
     """Put the feet on the path and the pelvis between them."""
     x, z, p.yaw = path(_box(along.mean(1), step))
-    p.place = np.stack([x, z], -1)
+    p.position = np.stack([x, z], -1)
     for foot, side in enumerate((_HALF, -_HALF)):
         x, z, toes = path(along[:, foot])
         out = _turned(np.array([side, 0.0, _BALL[2]]) + np.zeros((len(x), 3)), toes)
@@ -357,9 +353,8 @@ def _travels(c: Caption, style: Style) -> _Plan:
     far = (0.4 if running else 0.55) * stride  # vector from below a hip to its standing foot
     p.height -= going * (reach - np.sqrt(reach**2 - far**2) + 0.01)
     if running:
-        p.height += (
-            0.05 * going * np.cos(2 * np.pi * (p.t - REST + air / 2) / step)
-        )  # highest in the middle of the flight
+        # highest in the middle of the flight
+        p.height += 0.05 * going * np.cos(2 * np.pi * (p.t - REST + air / 2) / step)
     apart = _box((along[:, 1] - along[:, 0]) / stride, 2)
     swing = (0.55 if running else 0.35) * style.swing
     p.shoulders[:, :, 0] = swing * apart[:, None] * (1, -1)
@@ -413,13 +408,11 @@ def _down(c: Caption) -> Callable[[np.ndarray], np.ndarray]:
 
 def _jumps(c: Caption, style: Style) -> _Plan:
     p, crouch, push, tip = _Plan(_frames(c)), 10, 6, 0.8
-    rise = (
-        _BALL[1] * (1 - np.cos(tip)) + _BALL[2] * np.sin(tip) - 0.012
-    )  # height on tiptoe, with a little play in the knees
+    # height on tiptoe, with a little play in the knees
+    rise = _BALL[1] * (1 - np.cos(tip)) + _BALL[2] * np.sin(tip) - 0.012
     off, land = crouch + push, crouch + push + FLIGHT
-    depth = (
-        GRAVITY * FLIGHT / 2 * push / 2 - rise
-    )  # frames from which an even push ends with the speed of the flight
+    # frames from which an even push ends with the speed of the flight
+    depth = GRAVITY * FLIGHT / 2 * push / 2 - rise
 
     def height(t: np.ndarray) -> np.ndarray:
         t = np.minimum(t, off + land - t)  # landing mirrors the push
@@ -439,7 +432,9 @@ def _jumps(c: Caption, style: Style) -> _Plan:
         p, c, REST, lambda t: _through(t, (off - 4, 0), (off, tip), (land, tip), (land + 4, 0))
     )[:, None]
     move = style.width * np.array(HOPS[c.direction])
-    p.place += _repeated(p, c, REST, lambda t: _ease((t - off + 4) / (FLIGHT + 8)))[:, None] * move
+    p.position += (
+        _repeated(p, c, REST, lambda t: _ease((t - off + 4) / (FLIGHT + 8)))[:, None] * move
+    )
     p.feet[:, :, [0, 2]] += (_repeated(p, c, REST, lambda t: _ease(in_air(t)))[:, None] * move)[
         :, None
     ]
@@ -480,7 +475,7 @@ def _kicks(c: Caption, style: Style) -> _Plan:
     leg = _SIDES.index(c.side)
     angle, short = 1.25 * style.width * kick, 0.06 * np.sin(np.pi * kick) ** 2
     on = _through(p.t, (0, 0), (REST, 1), (p.frames - REST, 1), (p.frames, 0))
-    p.place[:, 0] = on * _HALF * 0.5 * (2 * leg - 1)  # onto the standing leg
+    p.position[:, 0] = on * _HALF * 0.5 * (2 * leg - 1)  # onto the standing leg
     p.height -= 0.012 * on
     p.heels[:, leg] = -0.9 * angle
     hip = np.stack(
@@ -505,7 +500,7 @@ def _squats(c: Caption, style: Style) -> _Plan:
     p = _Plan(_frames(c))
     down = _repeated(p, c, REST, _down(c))
     p.height -= 0.38 * style.width * down
-    p.place[:, 1] = -0.10 * down
+    p.position[:, 1] = -0.10 * down
     p.lean[:, 0] = 0.6 * down
     p.shoulders[:, :, 0] = (1.2 + 0.5 * style.swing) * down[:, None]
     return p
@@ -515,7 +510,7 @@ def _bows(c: Caption, style: Style) -> _Plan:
     p = _Plan(_frames(c))
     down = _repeated(p, c, REST, _down(c))
     p.lean = style.width * down[:, None] * (0.55, 0.4, 0.25)
-    p.place[:, 1] = -0.08 * down
+    p.position[:, 1] = -0.08 * down
     p.height -= 0.008 * down
     p.shoulders[:, :, 0] = (0.3 + 0.6 * style.swing) * down[:, None]
     return p
@@ -526,7 +521,7 @@ def _sits(c: Caption, style: Style) -> _Plan:
     busy = SIT[c.speed]
     down = _through(p.t, (REST, 0), (REST + busy, 1))
     p.height -= (0.455 - 0.2 * (style.width - 1)) * down
-    p.place[:, 1] = -0.34 * down
+    p.position[:, 1] = -0.34 * down
     p.lean[:, 0] = _through(p.t, (REST, 0), (REST + busy / 2, 0.6), (REST + busy, 0.05))
     p.shoulders[:, :, 0] = (0.3 + 0.2 * style.swing) * down[:, None]
     p.elbows[:, :, 0] = 0.9 * down[:, None]

@@ -42,10 +42,8 @@ LOUD_COST = 1.5
 # pulses
 FLATNESS = 0.8
 PITCHES = (65.0, 280.0)  # Hz
-PITCH_BORDERS = (
-    112.0,
-    174.0,
-)  # Hz: a melody falls by 25 Hz at most, so 75..100, 125..150 and 200..225 are the voices
+# Hz: a melody falls by 25 Hz at most, so 75..100, 125..150 and 200..225 are the voices
+PITCH_BORDERS = (112.0, 174.0)
 PACE_BORDERS = (0.92, 1.13)  # words measure 3 % too long
 PACES = (0.65, 1.45)  # limits of the pace of speech
 
@@ -72,7 +70,7 @@ class Transcript:
 
     @property
     def valid(self) -> bool:
-        """Whether the words are close to their templates at a human pace."""
+        """Return whether the words are close to their templates at a human pace."""
         return (
             1 <= len(self.words) <= spoken.MAX_WORDS
             and self.distance < MAX_DISTANCE
@@ -157,9 +155,8 @@ def _clip(wave: object) -> np.ndarray:
             f"the clip is {x.dtype} {list(x.shape)}; expected float [n], 0 < n <= {SAMPLES}, at"
             f" {RATE} Hz"
         )
-    return np.pad(
-        np.where(np.isfinite(x), x, 0.0).astype(np.float64), (0, SAMPLES - len(x))
-    )  # trailing silence may be missing
+    # trailing silence may be missing
+    return np.pad(np.where(np.isfinite(x), x, 0.0).astype(np.float64), (0, SAMPLES - len(x)))
 
 
 # --- Features
@@ -213,6 +210,16 @@ def _templates() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
 # --- Search
 
 
+def _distances(features: np.ndarray, table: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Distance of every frame to every state [K, S, N]; infinite before the first state."""
+    states, count, _ = table.shape
+    norms = np.where(np.arange(states)[:, None] < first, np.inf, (table**2).sum(2))
+    squares = features @ (-2 * table.reshape(states * count, -1).T)
+    squares += norms.astype(np.float32).ravel()
+    squares += (features**2).sum(1)[:, None]
+    return np.sqrt(np.maximum(squares, 0, out=squares), out=squares).reshape(-1, states, count)
+
+
 def _search(features: np.ndarray) -> list[tuple[str, int, int, float]]:
     """Cheapest sequence of words: (word, first frame, frame after the last, cost of its frames), in
     order.
@@ -223,31 +230,20 @@ def _search(features: np.ndarray) -> list[tuple[str, int, int, float]]:
     names, table, lengths = _templates()
     states, count, _ = table.shape
     first, columns = states - lengths, np.arange(count)
-    own = np.where(np.arange(states)[:, None] < first, np.inf, (table**2).sum(2)).astype(
-        np.float32
-    )  # infinite: no such state
-    squares = features @ (-2 * table.reshape(states * count, -1).T)
-    squares += own.ravel()
-    squares += (features**2).sum(1)[:, None]
-    distance = np.sqrt(np.maximum(squares, 0, out=squares), out=squares).reshape(-1, states, count)
+    distance = _distances(features, table, first)
     quiet = LOUD_COST * np.sqrt((features**2).sum(1))
 
-    cost = np.full(
-        (states + 2, count), np.inf, np.float32
-    )  # two rows ahead of the first state, for the steps from there
+    # two rows lie ahead of the first state, for the steps from there
+    cost = np.full((states + 2, count), np.inf, np.float32)
     since = np.zeros((states + 2, count), np.int32)
-    silence, silent_from = (
-        0.0,
-        -1,
-    )  # cost of the best path that is in silence now, and the frame at which its last word ended
-    ends: list[
-        tuple[int, int, float]
-    ] = []  # per frame: the best template to leave, the frame at which it was entered, the cost
-    links = np.zeros(
-        len(features) + 1, np.int64
-    )  # silence at frame t: the frame at which its last word ended, or -1
+    # cost of the best path that is in silence now, and the frame at which its last word ended
+    silence, silent_from = 0.0, -1
+    # per frame: the best template to leave, the frame at which it was entered, the cost
+    ends: list[tuple[int, int, float]] = []
+    # silence at frame t: the frame at which its last word ended, or -1, and its cost
+    links = np.zeros(len(features) + 1, np.int64)
     links[0] = -1
-    paid = np.zeros(len(features) + 1)  # and its cost
+    paid = np.zeros(len(features) + 1)
     for t in range(len(features)):
         new, entry = cost[2:] + np.float32(STAY_COST), since[2:].copy()
         for step, came in (
@@ -273,13 +269,13 @@ def _search(features: np.ndarray) -> list[tuple[str, int, int, float]]:
             silence = stay
         links[t + 1], paid[t + 1] = silent_from, silence
 
-    out: list[tuple[str, int, int, float]] = []
-    at = int(links[-1])
-    while at >= 0:
-        template, entered, leave = ends[at]
-        out.append((names[template], entered, at + 1, leave - float(paid[entered]) - WORD_COST))
-        at = int(links[entered])
-    return out[::-1]
+    words: list[tuple[str, int, int, float]] = []
+    end = int(links[-1])
+    while end >= 0:
+        template, entered, leave = ends[end]
+        words.append((names[template], entered, end + 1, leave - float(paid[entered]) - WORD_COST))
+        end = int(links[entered])
+    return words[::-1]
 
 
 # --- Voice

@@ -52,13 +52,8 @@ SCALES = {
     "high": 1.22,
 }  # factor on every formant: a shorter vocal tract sounds higher
 STRETCH = {"slow": 1.2, "normal": 1.0, "fast": 0.8}  # factor on every duration
-LEAD, GAP = (
-    (0.040, 0.090),
-    (
-        0.070,
-        0.110,
-    ),
-)  # seconds of silence before the first word and between words
+# seconds of silence before the first word and between words
+LEAD, GAP = ((0.040, 0.090), (0.070, 0.110))
 # pulses per frame, scale, stretch: voices that never occur in the data, for the checker's templates
 VOICES_EXTRA = (
     (5, 0.97, 1.0),
@@ -170,7 +165,7 @@ def utterances(n: int, seed: int, *, held: bool) -> list[Utterance]:
 
 @dataclass(frozen=True)
 class Phone:
-    """One phoneme's target for a vocal tract of scale 1. Formants and bands in Hz, levels in
+    """Target of a phoneme for a vocal tract of scale 1. Formants and bands in Hz, levels in
     amplitude.
     """
 
@@ -279,9 +274,8 @@ def length(word: str) -> float:
 
 _N = 512  # samples of an impulse response, after which a formant is inaudible
 _HOP = 80  # samples between frames of noise
-_Z = np.exp(-2j * np.pi * np.arange(_N // 2 + 1) / _N).astype(
-    np.complex64
-)  # a delay of one sample, per frequency
+# a delay of one sample, per frequency
+_Z = np.exp(-2j * np.pi * np.arange(_N // 2 + 1) / _N).astype(np.complex64)
 _HZ = (np.arange(_N // 2 + 1) * (RATE / _N)).astype(np.float32)
 
 
@@ -353,9 +347,10 @@ def _say(
     edges = start + np.concatenate([[0.0], np.cumsum(durations * stretch)])
     end = edges[-1]
 
+    # in samples
     pulse = np.arange(np.ceil(start * RATE * n / FRAME), np.floor(end * RATE * n / FRAME) + 1) * (
         FRAME / n
-    )  # in samples
+    )
     level = _levels([p.voice for p in phones], names, edges, pulse / RATE)
     pulse, level = pulse[level > 0], level[level > 0]
     whole = np.floor(pulse).astype(int)
@@ -396,7 +391,7 @@ def _say(
 def _levels(
     values: Sequence[float], names: Sequence[str], edges: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
-    """Level that holds each phoneme's value and moves quickly between them; zero outside the word."""
+    """Level that holds each phoneme's value, with quick transitions; zero outside the word."""
     values = (0.0, *values, 0.0)
     knots, heights = [edges[0] - 1e-4], [0.0]
     for i, edge in enumerate(edges):

@@ -74,8 +74,8 @@ class TextModality(GridModality):
         return oracle_boards(prompts, repeats, seed)
 
     def prompt_words(self, condition: text_tasks.Task) -> list[int]:
-        said = [1 + text_tasks.WORDS.index(w) for w in condition.words()]
-        return [NOTHING] * (self.slots - len(said)) + said
+        words = [1 + text_tasks.WORDS.index(w) for w in condition.words()]
+        return [NOTHING] * (self.slots - len(words)) + words
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
         return TextWords.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)

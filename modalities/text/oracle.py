@@ -61,10 +61,10 @@ class Oracle:
         if not tasks:
             raise ValueError("the oracle got no task; expected at least one")
         self.tasks, self.device = list(dict.fromkeys(tasks)), torch.device(device)
-        found = [answers(task) for task in self.tasks]
-        used = {word for some in found for answer in some for word in answer}
+        right_answers = [answers(task) for task in self.tasks]
+        used = {word for some in right_answers for answer in some for word in answer}
         self.words = tuple(w for w in WORDS if w in used) if words is None else tuple(words)
-        longest = max(len(answer) for some in found for answer in some)
+        longest = max(len(answer) for some in right_answers for answer in some)
         self.length = longest if length is None else length
         if self.length < longest or not used <= set(self.words):
             raise ValueError(
@@ -76,7 +76,7 @@ class Oracle:
         self.vocab_size = len(self.words) + 2
         self.tables = [
             torch.tensor([self.canvas(answer) for answer in some], device=self.device)
-            for some in found
+            for some in right_answers
         ]
         numbers = [len(table) for table in self.tables]
         self._many = torch.tensor(numbers, device=self.device)
@@ -90,20 +90,21 @@ class Oracle:
         )
         legal = torch.ones(self.length, self.vocab_size, dtype=torch.bool)
         legal[:, self.mask_token_id] = False
-        said = (
+        # initial counts, so that no id is unseen
+        counts = (
             sum(
                 table.flatten().bincount(minlength=self.vocab_size) / len(table)
                 for table in self.tables
             )
             + 1
-        )  # initial counts, so that no id is unseen
+        )
         self.space = TokenSpace(
             (self.length,),
             self.vocab_size,
             legal,
             self.mask_token_id,
             eos_token_id=self.eos_token_id,
-            rarity=-(said / said.sum()).log(),
+            rarity=-(counts / counts.sum()).log(),
         )
 
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
@@ -115,9 +116,8 @@ class Oracle:
                 f"the oracle got ids {tuple(ids.shape)} for {canvas_length} positions; expected"
                 f" one id of a task and {self.length} positions"
             )
-        ids, row = ids.unique(
-            dim=0, return_inverse=True
-        )  # rows that begin alike stay alike for a while
+        # rows that begin alike stay alike for a while
+        ids, row = ids.unique(dim=0, return_inverse=True)
         which, canvas = ids[:, 0], ids[:, 1:]
         count = torch.zeros(*canvas.shape, self.vocab_size, dtype=torch.float64, device=ids.device)
         for n, stack in self._stacks.items():

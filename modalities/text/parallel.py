@@ -124,8 +124,8 @@ def closed_correlation(op: str, n: int) -> float:
                 _entropy(1 / (n + 1), i / (n + 1), (n - i) / (n + 1)) for i in range(n + 1)
             ) - math.log(n + 1)
         case "shuffle":
-            own, other = _shares(n)
-            return n * _entropy(own, *[other] * (n - 1)) - math.log(math.factorial(n) - 1)
+            same, other = _shares(n)
+            return n * _entropy(same, *[other] * (n - 1)) - math.log(math.factorial(n) - 1)
     return 0.0
 
 
@@ -148,12 +148,15 @@ def shuffle_accuracy(n: int, counts: Sequence[int]) -> float:
     for k in counts:
         done *= math.perm(left, k) / left**k
         if left > 1:
-            own, other = _shares(left)
+            same, other = _shares(left)
             different = sum(
-                math.comb(k, j) * (own - other) ** j * other ** (k - j) * math.perm(left - j, k - j)
+                math.comb(k, j)
+                * (same - other) ** j
+                * other ** (k - j)
+                * math.perm(left - j, k - j)
                 for j in range(k + 1)
             )
-            done, same = done + same * (different - own**k), same * own**k
+            done, same = done + same * (different - same**k), same * same**k
         left -= k
     return done
 
@@ -216,12 +219,14 @@ def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
     distributions = oracle.forward(
         torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length
     )
-    found = []
+    figures = []
     for sampling, table in zip(distributions, oracle.tables, strict=True):
         one_step = float(sampling.gather(1, table.T).sum(0).exp().sum())
         lost = float(torch.special.entr(sampling.exp()).sum()) - math.log(len(table))
-        found.append({"one_step": one_step, "total_correlation": lost, "positions": oracle.length})
-    return found
+        figures.append(
+            {"one_step": one_step, "total_correlation": lost, "positions": oracle.length}
+        )
+    return figures
 
 
 def accuracy(

@@ -35,7 +35,7 @@ from gen.modalities.small_language import held_out as held_out
 
 DIGITS = tuple(map(str, range(10)))
 CLOSING = {"(": ")", "[": "]", "{": "}"}
-NUMBER, PLACE = "<number>", "<place>"
+NUMBER, INDEX = "<number>", "<index>"
 END = "the end of the prompt"
 # op -> beginning of its prompt, before the items
 FORMS = {
@@ -43,11 +43,11 @@ FORMS = {
     "reverse": ("reverse",),
     "sort": ("sort",),
     "shuffle": ("shuffle",),
-    "insert at": ("insert", NUMBER, "at", PLACE, "in"),
+    "insert at": ("insert", NUMBER, "at", INDEX, "in"),
     "insert": ("insert", NUMBER, "in"),
-    "remove at": ("remove", "at", PLACE, "from"),
+    "remove at": ("remove", "at", INDEX, "from"),
     "remove": ("remove", "from"),
-    "replace at": ("replace", "at", PLACE, "with", NUMBER, "in"),
+    "replace at": ("replace", "at", INDEX, "with", NUMBER, "in"),
     "replace": ("replace", "with", NUMBER, "in"),
     "add": (),
     "close": ("close",),
@@ -68,7 +68,7 @@ WORDS: tuple[str, ...] = (
     "=",
     *CLOSING,
     *CLOSING.values(),
-    *dict.fromkeys(w for form in FORMS.values() for w in form if w not in (NUMBER, PLACE)),
+    *dict.fromkeys(w for form in FORMS.values() for w in form if w not in (NUMBER, INDEX)),
 )
 
 
@@ -93,7 +93,7 @@ class Task:
     def __post_init__(self) -> None:
         if self.op not in FORMS:
             raise unknown_word(str(self.op), OPS, "task", "the tasks")
-        for name, sign in (("new", NUMBER), ("at", PLACE)):
+        for name, sign in (("new", NUMBER), ("at", INDEX)):
             if (getattr(self, name) is None) == (sign in FORMS[self.op]):
                 raise ValueError(
                     f"{self.op!r} got {name} {getattr(self, name)!r}; expected"
@@ -130,7 +130,7 @@ class Task:
 
     def words(self) -> list[str]:
         """Words of the canonical prompt."""
-        filled = {NUMBER: self.new, PLACE: str(self.at)}
+        filled = {NUMBER: self.new, INDEX: str(self.at)}
         start = [filled.get(w, w) for w in FORMS[self.op]]
         return [*start, *(" + ".join(self.items).split() if self.op == "add" else self.items), "="]
 
@@ -182,30 +182,30 @@ def parse(prompt: str) -> Task:
     if words[0].isdigit():
         for i, word in enumerate([*words, END] if len(words) % 2 == 0 else words):
             _expect(word, DIGITS if i % 2 == 0 else ("+",), where)
-        said = ("add", tuple(words[::2]))
+        arguments = ("add", tuple(words[::2]))
     else:
-        said = _read(words, where)
+        arguments = _read(words, where)
     try:
-        return Task(*said)
+        return Task(*arguments)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
 
 def _read(words: list[str], where: str) -> tuple:
     """Arguments of a prompt that begins with a name: op, items, new number, index."""
-    forms, said = {op: form for op, form in FORMS.items() if form}, {}
+    forms, arguments = {op: form for op, form in FORMS.items() if form}, {}
     for i in range(len(words) + 1):
         for op in (op for op, form in forms.items() if len(form) == i):
             for word in words[i:]:
                 _expect(word, (*CLOSING, *CLOSING.values()) if op == "close" else DIGITS, where)
-            return op, tuple(words[i:]), said.get(NUMBER), said.get(PLACE)
+            return op, tuple(words[i:]), arguments.get(NUMBER), arguments.get(INDEX)
         word = words[i] if i < len(words) else END
         signs = dict.fromkeys(form[i] for form in forms.values())
-        numeric = next((s for s in signs if s in (NUMBER, PLACE)), None)
+        numeric = next((s for s in signs if s in (NUMBER, INDEX)), None)
         options = DIGITS if numeric else tuple(signs)
         _expect(word, options if i else (*options, "a sum such as 3 + 8"), where)
         if numeric:
-            said[numeric] = word if numeric == NUMBER else int(word)
+            arguments[numeric] = word if numeric == NUMBER else int(word)
         forms = {op: form for op, form in forms.items() if form[i] == (numeric or word)}
     raise AssertionError("every form ends")
 
@@ -354,7 +354,7 @@ def random_task(
         op,
         tuple(drawn[:size]),
         drawn[size] if NUMBER in form else None,
-        int(rng.integers(positions)) if PLACE in form else None,
+        int(rng.integers(positions)) if INDEX in form else None,
     )
 
 

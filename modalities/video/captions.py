@@ -83,8 +83,8 @@ class Caption:
     def slots(self) -> list[int]:
         """Six integers in ``range(len(WORDS))``."""
         end = None if self.bounces is None else ENDS[self.bounces]
-        said = (self.size, self.colour, self.shape, self.direction, self.speed, end)
-        return [WORDS.index(w) if w else ANY for w in said]
+        words = (self.size, self.colour, self.shape, self.direction, self.speed, end)
+        return [WORDS.index(w) if w else ANY for w in words]
 
     def pairs(self) -> list[int]:
         """Six integers in ``range(PAIRS)``: a model's prompt."""
@@ -119,7 +119,7 @@ def parse(text: str) -> Caption:
     words = re.sub(r"[.,!]+(\s|$)", " ", text.strip().lower()).split()
     if words and words[0] in ("a", "an", "the", "one"):
         words = words[1:]
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     known: tuple[str, ...] = ()  # words that may stand here
     kinds = {
         "size": SIZES,
@@ -132,23 +132,23 @@ def parse(text: str) -> Caption:
         "end": ("bounces",),
     }
     for kind, options in kinds.items():
-        if kind == "end" and "and" not in found:
+        if kind == "end" and "and" not in attributes:
             break
         known += options
         if words and words[0] in options:
-            found[kind] = words.pop(0)
+            attributes[kind] = words.pop(0)
             known = ()
         elif kind in ("shape", "verb", "direction", "end"):
             raise _unknown(words[0] if words else "the end of the caption", known, text)
     if words:
-        raise _unknown(words[0], () if "end" in found else known, text)
+        raise _unknown(words[0], () if "end" in attributes else known, text)
     return Caption(
-        found["shape"],
-        found["direction"],
-        found.get("colour"),
-        found.get("size"),
-        found.get("speed"),
-        "end" in found,
+        attributes["shape"],
+        attributes["direction"],
+        attributes.get("colour"),
+        attributes.get("size"),
+        attributes.get("speed"),
+        "end" in attributes,
     )
 
 
@@ -212,9 +212,8 @@ def trajectory(caption: Caption, start: tuple[float, float]) -> np.ndarray:
     must be stated.
     """
     step = np.array(STEPS[caption.direction], np.float32)
-    ahead = (
-        walls(caption.shape, caption.size)[caption.direction] * step.sum() - step @ start
-    )  # pixels from the wall
+    # pixels from the wall
+    ahead = walls(caption.shape, caption.size)[caption.direction] * step.sum() - step @ start
     moved = PACES[caption.speed] * np.arange(FRAMES, dtype=np.float32)
     if caption.bounces:
         moved = np.minimum(moved, 2 * ahead - moved)
@@ -271,8 +270,8 @@ def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
     attributes are drawn.
     """
 
-    def pick(said, options):
-        return said or options[rng.integers(len(options))]
+    def pick(stated, options):
+        return stated or options[rng.integers(len(options))]
 
     caption = replace(
         caption,

@@ -55,7 +55,7 @@ _SHADES = np.array(list(PALETTE.values()), np.float32)
 
 
 @dataclass(frozen=True)
-class Found:
+class MovingShape:
     """Coloured object that moves in a clip, with the shape and the path that explain it best."""
 
     colour: str
@@ -80,7 +80,7 @@ def check(clip: object, caption: Caption | str) -> Verdict:
     """Judge one clip (uint8 [16, 32, 32, 3] or a list of PIL images) against a caption. Omitted
     attributes match anything.
     """
-    wanted = moving.parse(caption) if isinstance(caption, str) else caption
+    parsed = moving.parse(caption) if isinstance(caption, str) else caption
     frames, expected = _pixels(clip), (FRAMES, moving.SIZE, moving.SIZE, 3)
     if frames.shape != expected or frames.dtype != np.uint8:
         return Verdict(
@@ -88,13 +88,13 @@ def check(clip: object, caption: Caption | str) -> Verdict:
             False,
             f"the clip is {frames.dtype} {list(frames.shape)}; expected uint8 {list(expected)}",
         )
-    found = track(frames)
-    fault = _fault(found)
-    if found is None or fault:
+    moving_shape = track(frames)
+    fault = _fault(moving_shape)
+    if moving_shape is None or fault:
         return Verdict(False, False, fault)
-    if _agrees(wanted, found.caption):
-        return Verdict(True, True, f"saw {found.caption}")
-    return Verdict(False, True, f"saw {found.caption}; expected {wanted}")
+    if _agrees(parsed, moving_shape.caption):
+        return Verdict(True, True, f"saw {moving_shape.caption}")
+    return Verdict(False, True, f"saw {moving_shape.caption}; expected {parsed}")
 
 
 def check_many(
@@ -112,7 +112,7 @@ def check_many(
     return [check(clip, caption) for clip, caption in zip(clips, captions, strict=True)]
 
 
-def track(clip: np.ndarray) -> Found | None:
+def track(clip: np.ndarray) -> MovingShape | None:
     """Find the moving object of a clip (uint8 [16, 32, 32, 3]), clean or not; None without a
     coloured object.
     """
@@ -129,12 +129,12 @@ def track(clip: np.ndarray) -> Found | None:
     size = "small" if radius < SIZE_BORDER else "large"
     times, centres = np.flatnonzero(there)[clean], centres[clean]
     residual, direction, speed, bounces = _fit_path(times, centres, shape, size)
-    return Found(
+    return MovingShape(
         colour, shape, size, direction, speed, bounces, radius, iou, residual, kept, centres
     )
 
 
-def _fault(found: Found | None) -> str:
+def _fault(found: MovingShape | None) -> str:
     """Reason why a clip is invalid, or an empty text."""
     if found is None:
         return "no coloured shape on a muted background"
@@ -210,17 +210,15 @@ def _segment(p: np.ndarray) -> tuple[str, np.ndarray, np.ndarray] | None:
     back = _ground(p)
     if (abs(back.mean(0) - np.mean(moving.GROUNDS, 0)) > BACK_DISTANCE).any():
         return None
-    off = np.ascontiguousarray(
-        np.moveaxis(p - back, -1, 0)
-    )  # [3, 16, 1024]: sums over three channels are faster this way
+    # [3, 16, 1024]: sums over three channels are faster this way
+    off = np.ascontiguousarray(np.moveaxis(p - back, -1, 0))
     far = (off**2).sum(0)  # squared distance to the background
     span = np.moveaxis(_SHADES[:, None] - back, -1, 1)[:, :, None]  # [6, 3, 1, 1024]
     along = np.stack([off[0] * r + off[1] * g + off[2] * b for r, g, b in span])  # [6, 16, 1024]
     length = (span**2).sum(1)
     share = np.clip(along / length, 0, 1.15)
-    rest = (
-        far - 2 * share * along + share**2 * length
-    )  # squared distance to the line from background to colour
+    # squared distance to the line from background to colour
+    rest = far - 2 * share * along + share**2 * length
     nearest = rest.argmin(0)
     strong = (far > STRONG**2).reshape(size)
     strong &= _around(strong) > 2.5  # drops single noisy pixels

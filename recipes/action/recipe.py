@@ -1,16 +1,15 @@
-"""Actions from nothing: demonstrate on the tabletop by program, make the tokens, train a causal and
-a masked model, measure them.
+"""Actions from nothing: synthesise demonstrations on the tabletop, make the tokens, train a causal
+and a masked model, measure them.
 
-    python -m gen.recipes.action all --work DIR            what gen/zoo/action-* was made with
-    python -m gen.recipes.action all --work DIR --quick    the same path in about a minute, for a
-                                                           look
+    python -m gen.recipes.action all --work DIR            the run that made gen/zoo/action-*
+    python -m gen.recipes.action all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``tokens``, ``causal``, ``masked``, ``causal-more``, ``masked-more`` (second rounds, in
 which half of the tasks are pushes, the hardest ones), ``causal-last`` and ``causal-end`` (a third
-and a fourth one), ``fast`` (a causal model of FAST ids), ``draft``, ``rvq`` (a residual VQ of
+and a fourth round), ``fast`` (a causal model of FAST ids), ``draft``, ``rvq`` (a residual VQ of
 chunks, which no model here uses), ``export``, ``evaluate``; ``all`` runs them in this order.
-Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what ``causal``
-has learned. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``),
+Training stages resume from their checkpoints in ``--work``; ``masked`` starts from the weights of
+``causal``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``),
 ``evaluate`` measures those by rolling chunks out.
 """
 
@@ -117,16 +116,17 @@ QUICK = ActionPlan(
 
 
 def shape(frontend: ActionBins | ActionFast) -> Shape:
-    """What the models of a frontend's ids have in common."""
+    """Prompt and grid of the models of a frontend's ids."""
     return Shape(
         frontend.grid, ActionModality.slots, frontend.config.codebook_sizes[0], ActionModality.words
     )
 
 
 def make_tokens(work: Path, plan: ActionPlan, log=print) -> None:
-    """Demonstrations from states that are not held out, as bins and as FAST ids (int16 [N, 32]),
-    and the words of their situations (uint8 [N, 8]). The statistics are those of all
-    demonstrations, taken once."""
+    """Save demonstrations from states that are not held out, as bins and as FAST ids (int16 [N,
+    32]), with the words of their situations (uint8 [N, 8]). The statistics are those of all
+    demonstrations.
+    """
     data = tabletop_tasks.episodes(plan.episodes, seed=1, held=False)
     stats = ActionStatistics.from_data(data.actions, quantiles=(0, 1))
     bins = ActionBins(BINS, *GRID, stats)
@@ -155,13 +155,14 @@ def make_tokens(work: Path, plan: ActionPlan, log=print) -> None:
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """The words of situations [B, P], a tenth of them dropped whole, for guidance."""
+    """Words of situations [B, P], a tenth of them dropped whole, for classifier-free guidance."""
     return slots.masked_fill(
         torch.rand(len(slots), 1, generator=generator) < UNCONDITIONAL_SHARE, ANY
     )
 
 
 def train_rvq(work: Path, plan: ActionPlan, log=print) -> None:
+    """Train the residual VQ of chunks."""
     torch.manual_seed(0)
     stats = ActionBins.from_pretrained(work / "frontend").statistics
     x = torch.from_numpy(
@@ -215,21 +216,23 @@ FAST = {"autoregressive, FAST": "autoregressive", "gumbel, FAST": {"name": "spec
 
 
 def held(n: int, seed: int) -> list[tabletop_tasks.Task]:
-    """Tasks that say all of a held-out state."""
+    """Tasks that state all of a held-out state."""
     return [tabletop_tasks.described(s) for s in tabletop_tasks.episodes(n, seed, held=True).states]
 
 
 def grounded(task: tabletop_tasks.Task) -> Situation:
+    """Situation of a task that states all of its state."""
     return ActionModality().ground(task, 0)
 
 
 def demonstration(task: tabletop_tasks.Task, rng: np.random.Generator) -> ActionChunk:
+    """Demonstrated chunk of a task."""
     situation = grounded(task)
     return ActionChunk(tabletop.demonstrate(situation.state), situation)
 
 
 def check_many(media: list, tasks: list[tabletop_tasks.Task]) -> list:
-    """Rolls every chunk out from the state that its task says."""
+    """Judge chunks by rolling them out from the states of their tasks."""
     return tabletop_check.check_many(
         [np.asarray(m) for m in media], [grounded(t).state for t in tasks], tasks
     )
@@ -237,7 +240,8 @@ def check_many(media: list, tasks: list[tabletop_tasks.Task]) -> list:
 
 def latencies(zoo: Path, tasks: list, log=print) -> dict:
     """Seconds from an observation to a chunk, one at a time: median and 99th percentile, for every
-    sampler."""
+    sampler.
+    """
     out = {}
     for protocol, samplers in (("causal", CAUSAL), ("masked", MASKED), ("fast", FAST)):
         made = pipe(world(), zoo, protocol)
@@ -257,6 +261,7 @@ def latencies(zoo: Path, tasks: list, log=print) -> dict:
 
 
 def world() -> World:
+    """Dataset, checker and samplers of the evaluation."""
     llama = (
         "A small Llama with step and dimension embeddings (`gen/models/nets/grid.py`): a task and"
         " seven numbers of a state, then"

@@ -98,7 +98,7 @@ class GridRecipe(Recipe):
     words: ClassVar[Words]
 
     def model_stages(self) -> dict[str, Callable[[], object]]:
-        """One training stage per model."""
+        """Training stages, one per model."""
         return {name: lambda name=name: self.train(name) for name in MODELS}
 
     def train(self, name: str) -> None:
@@ -119,7 +119,7 @@ class GridRecipe(Recipe):
         self.log(f"wrote {self.zoo}")
 
     def world(self) -> World:
-        """The dataset and samplers to measure with."""
+        """Dataset and samplers to measure with."""
         raise NotImplementedError
 
     def evaluate(self) -> None:
@@ -129,4 +129,5 @@ class GridRecipe(Recipe):
 
 def draft_card(name: str) -> str:
     """Model card text of a modality's draft model."""
-    return f"The architecture of `{name}-causal`, smaller: the draft model of its speculative decoding."
+    architecture = f"The architecture of `{name}-causal`, smaller"
+    return f"{architecture}: the draft model of its speculative decoding."

@@ -1,14 +1,12 @@
 """Continuous image tokens: a KL autoencoder, causal and masked (MAR) models of its latents, and a
 small draft model.
 
-    python -m gen.recipes.image.latents all --work DIR  what gen/zoo/image-kl and its models were
-        made with
-    python -m gen.recipes.image.latents all --work DIR --quick  the same path in about a minute, for
-        a look
+    python -m gen.recipes.image.latents all --work DIR            the run that made gen/zoo/image-kl
+    python -m gen.recipes.image.latents all --work DIR --quick    a smoke run of the same path
 
 Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``export``, ``evaluate``; ``all`` runs
-them in this order. Training stages resume from their checkpoints in ``--work``. Pictures and
-captions are those of ``recipes/image/recipe.py``.
+them in this order. Training stages resume from their checkpoints in ``--work``. Images and captions
+are those of ``recipes/image/recipe.py``.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ class LatentsPlan:
     draft_width: int = 96
     draft_layers: int = 2
     held_out: int = 200
-    # start from the trunks of the models of ids in the zoo, which know captions and shapes already
+    # start from the trunks of the zoo's token models, which already relate captions to shapes
     warm: bool = True
 
 
@@ -75,12 +73,14 @@ QUICK = LatentsPlan(
     warm=False,
 )
 
-CHANNELS, PATCH, GRID = 4, 2, (8, 8)  # of the autoencoder; 2x2 of its vectors are one latent
-# noise in the latents then costs about half of this in mean squared error: 39 dB on its own
+# of the autoencoder; 2x2 of its vectors are one latent
+CHANNELS, PATCH, GRID = 4, 2, (8, 8)
+# noise in the latents costs about half of this in mean squared error: 39 dB on its own
 KL_WEIGHT = 1e-3
 
 
 def new_kl():
+    """Create the autoencoder."""
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
@@ -95,8 +95,10 @@ def new_kl():
 
 
 def train_kl(work: Path, plan: LatentsPlan, log=print) -> None:
-    """Reconstruction plus a small price per nat of the posterior. The scale that brings latents to
-    unit variance is measured at the end and becomes the model's ``scaling_factor``."""
+    """Train the autoencoder on reconstruction plus a small price per nat of the posterior. The
+    scale that brings latents to unit variance is measured at the end and becomes the model's
+    ``scaling_factor``.
+    """
     torch.manual_seed(0)
     model = new_kl()
 
@@ -147,7 +149,9 @@ def make_latents(work: Path, plan: LatentsPlan, log=print) -> None:
 
 
 def batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (caption pairs [B, 8], latents [B, 64, C]), captions dropped as for ids."""
+    """Endless (caption pairs [B, 8], latents [B, 64, C]), with captions dropped as for token
+    models.
+    """
     data = torch.load(work / "latents.pt", weights_only=True)
     generator = torch.Generator().manual_seed(seed)
     while True:
@@ -158,6 +162,7 @@ def batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]
 
 
 def new_model(width: int, layers: int, causal: bool):
+    """Create a latent model."""
     model = GridLatentModel(
         GridLatentConfig(
             grid=GRID,
@@ -185,8 +190,9 @@ def new_model(width: int, layers: int, causal: bool):
 
 
 def warm_start(model, name: str) -> None:
-    """Words, places and trunk from a model of ids in the zoo. Its grid has twice the rows and
-    columns."""
+    """Copy words, positions and trunk from a token model of the zoo, whose grid has twice the rows
+    and columns.
+    """
     old = GridLlamaForCausalLM.from_pretrained(locate(name), dtype=torch.float32)
     first, config = old.config.codebook_size, model.config
     with torch.no_grad():
@@ -205,25 +211,33 @@ def warm_start(model, name: str) -> None:
 
 
 class Training(torch.nn.Module):
-    """A model whose forward is its loss. Every conditioning vector is used for four timesteps of
-    the head."""
+    """Model whose forward is its loss. Every conditioning vector is used for four timesteps of the
+    head.
+    """
 
     def __init__(self, model, generator: torch.Generator):
         super().__init__()
         self.model, self.generator = model, generator
 
-    def forward(self, words: Tensor, seen: Tensor, latents: Tensor, wanted: Tensor) -> Tensor:
-        """``seen``: what the model may look at, ``wanted`` bool [B, 64]: the places the loss is
-        about."""
+    def forward(self, words: Tensor, seen: Tensor, latents: Tensor, targets: Tensor) -> Tensor:
+        """Loss of the latents at ``targets``.
+
+        Args:
+            words: caption words [B, 8].
+            seen: latents [B, 64, C] that the model sees.
+            latents: true latents [B, 64, C].
+            targets: bool [B, 64], positions of the loss.
+        """
         z = self.model(words, seen)
-        z, x = (v[wanted].repeat(4, 1) for v in (z, latents.to(z.dtype)))
+        z, x = (v[targets].repeat(4, 1) for v in (z, latents.to(z.dtype)))
         return self.model.head.loss(x, z, self.generator)
 
 
 def train_model(work: Path, plan: LatentsPlan, name: str, log=print) -> None:
-    """``causal``, ``mar`` or ``draft``. The masked model's share of masked places is MAR's: normal
-    around 1, truncated, here from 0.3 on, since the last places are made with everything else
-    known."""
+    """Train ``causal``, ``mar`` or ``draft``. The masked model's share of masked positions is
+    MAR's, normal around 1, but truncated at 0.3, since the last positions are decoded with the
+    others known.
+    """
     torch.manual_seed(0)
     small = name == "draft"
     model = new_model(
@@ -238,17 +252,17 @@ def train_model(work: Path, plan: LatentsPlan, name: str, log=print) -> None:
 
     def loss_fn(m, batch):
         words, latents = batch
-        seen, wanted = latents, torch.ones(latents.shape[:2], dtype=torch.bool)
+        seen, targets = latents, torch.ones(latents.shape[:2], dtype=torch.bool)
         if name == "mar":
             share = torch.nn.init.trunc_normal_(
                 torch.empty(len(latents), 1), 1.0, 0.3, 0.3, 1.0, generator=generator
             )
-            wanted = (
+            targets = (
                 torch.rand(latents.shape[:2], generator=generator).argsort(1)
                 < (share * latents.shape[1]).ceil()
             )
-            seen = latents.masked_fill(wanted[..., None], float("nan"))
-        return m(words, seen, latents, wanted), {}
+            seen = latents.masked_fill(targets[..., None], float("nan"))
+        return m(words, seen, latents, targets), {}
 
     training = Training(model, generator)
     fit_average(

@@ -1,9 +1,8 @@
-"""Image from nothing: draw captioned shapes, train the VQ frontend, a causal and a masked model,
+"""Image from nothing: render captioned shapes, train the VQ frontend, a causal and a masked model,
 measure them.
 
-    python -m gen.recipes.image all --work DIR            what gen/zoo/image-* was made with
-    python -m gen.recipes.image all --work DIR --quick    the same path in about a minute, for a
-                                                          look
+    python -m gen.recipes.image all --work DIR            the run that made gen/zoo/image-*
+    python -m gen.recipes.image all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all``
 runs them in this order. Training stages resume from their checkpoints in ``--work``; ``masked`` can
@@ -68,8 +67,9 @@ SHAPE = Shape((16, 16), shapes.SLOTS, CODES, shapes.PAIRS)
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless fresh pictures, never of a held-out caption: float [batch, 3, 64, 64] in [-1, 1], and
-    their caption slots uint8 [batch, 8]."""
+    """Endless fresh images, never of a held-out caption: float [batch, 3, 64, 64] in [-1, 1], and
+    their caption slots uint8 [batch, 8].
+    """
     rng = np.random.default_rng(seed)
     while True:
         captions = training_conditions(batch, lambda: shapes.random_caption(rng))
@@ -84,11 +84,12 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def images(batch: int, seed: int) -> Iterator[Tensor]:
-    """Those of ``drawn`` without their captions."""
+    """Images of ``drawn`` without their captions."""
     return (x for x, _ in drawn(batch, seed))
 
 
 def new_vq():
+    """Create the VQ."""
     return VQModel(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
@@ -104,7 +105,7 @@ def new_vq():
 
 
 def train_vq(work: Path, plan: ImagePlan, log=print) -> None:
-    """The codebook is trained by gradients; ``Chain`` starts it and keeps its codes in use."""
+    """Train the VQ by gradients; ``Chain`` starts its codebook and keeps the codes in use."""
     torch.manual_seed(0)
     model = new_vq()
     chain = Chain(
@@ -162,7 +163,7 @@ def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, 8] as (word, place) pairs, some dropped."""
+    """Caption slots [B, 8] as (word, location) pairs, some dropped."""
     return torch.from_numpy(shapes.pairs(drop_words(slots, generator).numpy()))
 
 

@@ -1,15 +1,14 @@
-"""Motion from nothing: move a skeleton by program, train the motion VQ, a causal and a masked
-model, measure them.
+"""Motion from nothing: synthesise motions, train the motion VQ, a causal and a masked model,
+measure them.
 
-    python -m gen.recipes.motion all --work DIR            what gen/zoo/motion-* was made with
-    python -m gen.recipes.motion all --work DIR --quick    the same path in about a minute, for a
-                                                           look
+    python -m gen.recipes.motion all --work DIR            the run that made gen/zoo/motion-*
+    python -m gen.recipes.motion all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``vq``, ``rvq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``;
 ``all`` runs them in this order. ``rvq`` is the variant with residual codebooks, which no model here
-uses. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what
-``causal`` has learned. ``export`` writes half-precision weights to ``--zoo`` (default
-``WORK/zoo``), ``evaluate`` measures those.
+uses. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from the
+weights of ``causal``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``),
+``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -54,14 +53,15 @@ CODES, CHANNELS, FRAMES = 512, 16, (moves_draw.MAX_POSES - 1) // STRIDE
 END = len(PARTS) * CODES
 SHAPE = Shape((FRAMES, len(PARTS)), moves.SLOTS, END + 1, moves.PAIRS)
 CROP = 16  # codes of a training window of the codec
+# weights of features in the loss: motions are decoded from the first two
 WEIGHTS = (
     (ROOT, 6.0),
     (ROTATIONS, 1.0),
     (RIC, 0.1),
     (VELOCITY, 0.1),
     (CONTACT, 0.1),
-)  # of features in the loss: media come from the first two
-# of the training clips: a window of two motions, one after the other, that no caption describes
+)
+# share of training clips that join two motions, which no caption describes
 JOINED = 0.15
 
 
@@ -103,8 +103,7 @@ QUICK = MotionPlan(
 
 
 def follow(first: Motion, then: Motion) -> Motion:
-    """One motion after another, which starts where the first ends. The pose between them is in
-    both."""
+    """Append a motion that starts where the first ends. The pose between them is in both."""
     then = placed(then, *start_of(first.cut(first.frames - 1)))
     return Motion(
         np.concatenate([first.root, then.root[1:]]),
@@ -113,8 +112,7 @@ def follow(first: Motion, then: Motion) -> Motion:
 
 
 def drawn(seed: int, every: bool = False) -> Iterator[tuple[Motion, list[int]]]:
-    """Endless motions of 4 n + 1 poses and their slots; those of held-out captions are not among
-    them, unless ``every``."""
+    """Endless motions of 4 n + 1 poses and their slots; held-out captions only with ``every``."""
     rng = np.random.default_rng(seed)
 
     def one() -> tuple[moves.Caption, Motion]:
@@ -137,8 +135,9 @@ def drawn(seed: int, every: bool = False) -> Iterator[tuple[Motion, list[int]]]:
 
 
 def windows(batch: int, seed: int, mean: Tensor, std: Tensor) -> Iterator[Tensor]:
-    """Normalised features [B, 4 CROP, 263] from anywhere in a clip; a short clip's last frame
-    stays."""
+    """Normalised features [B, 4 CROP, 263] from anywhere in a clip; the last frame of a short clip
+    is repeated.
+    """
     clips, rng = drawn(seed), np.random.default_rng(seed + 1)
     kept = [features(next(clips)[0]) for _ in range(16 * batch)]
     while True:
@@ -151,8 +150,9 @@ def windows(batch: int, seed: int, mean: Tensor, std: Tensor) -> Iterator[Tensor
 
 
 def train_vq(work: Path, plan: MotionPlan, residual: int = 1, log=print) -> None:
-    """Codebooks are trained by gradients; ``Chain`` starts them and keeps their codes in use. With
-    residual codebooks the body is one part."""
+    """Train the VQ by gradients; ``Chain`` starts the codebooks and keeps their codes in use. With
+    residual codebooks the body is one part.
+    """
     steps = plan.vq_steps if residual == 1 else plan.rvq_steps
     torch.manual_seed(0)
     clips = drawn(seed=1)
@@ -207,9 +207,11 @@ def train_vq(work: Path, plan: MotionPlan, residual: int = 1, log=print) -> None
 
 
 def make_tokens(work: Path, plan: MotionPlan, log=print) -> None:
-    """Draws the training clips and keeps their codes (int16 [N, T], then the end) and caption slots
-    (uint8 [N, P]). The language has 93 full captions, too few to learn from some of them what the
-    others ask for, so the token models see all; the codec does not.
+    """Synthesise the training clips and save their codes (int16 [N, T], then the eos token) and
+    caption slots (uint8 [N, P]).
+
+    The language has 93 full captions, too few to generalise from some of them to the others, so the
+    token models see all of them; the codec does not.
     """
     frontend, modality = MotionVQ.from_pretrained(work / "vq" / "model"), MotionModality()
     codes = torch.full((plan.clips, SHAPE.length), END, dtype=torch.int16)
@@ -247,7 +249,7 @@ def world() -> World:
     """Dataset, checker and samplers of the evaluation."""
     llama = (
         "A small Llama with frame and part embeddings (`gen/models/nets/grid.py`): five caption"
-        " slots, then up to 49 frames of two\ncodes of `motion-vq` and the end"
+        " slots, then up to 49 frames of two\ncodes of `motion-vq` and the eos token"
     )
     return World(
         "motion",

@@ -1,13 +1,12 @@
-"""Speech from nothing: speak words by program, train the codec, a causal and a masked model,
+"""Speech from nothing: synthesise spoken words, train the codec, a causal and a masked model,
 measure them.
 
-    python -m gen.recipes.speech all --work DIR            what gen/zoo/speech-* was made with
-    python -m gen.recipes.speech all --work DIR --quick    the same path in about a minute, for a
-                                                           look
+    python -m gen.recipes.speech all --work DIR            the run that made gen/zoo/speech-*
+    python -m gen.recipes.speech all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``codec``, ``decoder``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``,
 ``evaluate``; ``all`` runs them in this order. Training stages resume from their checkpoints in
-``--work``; ``masked`` starts from what ``causal`` has learned. ``export`` writes half-precision
+``--work``; ``masked`` starts from the weights of ``causal``. ``export`` writes half-precision
 weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
@@ -39,10 +38,10 @@ from gen.tokenizers.audio.mimi import Mimi
 STREAMS, CODES, CHANNELS, HOP = 4, 128, 32, 640
 FRAMES = spoken.SAMPLES // HOP
 SHAPE = Shape((FRAMES, STREAMS), spoken.SLOTS, STREAMS * CODES, spoken.PAIRS)
-GAIN = 1.2  # of the first weights; ELU takes about as much away
+GAIN = 1.2  # of the initial weights; ELU takes about as much away
 CROP = 24  # frames of a training excerpt of the codec
-SILENCE = 1e-6  # power below which nothing is heard, 60 dB under full scale
-WINDOWS = (128, 512, 1024)  # samples; short ones hear clicks, long ones pitch
+SILENCE = 1e-6  # power below which sound is inaudible, 60 dB under full scale
+WINDOWS = (128, 512, 1024)  # samples; short windows resolve clicks, long ones pitch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,8 @@ QUICK = SpeechPlan(
 
 def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless fresh clips, never of a held-out utterance: float [batch, 1, n] in [-1, 1], and their
-    slots uint8 [batch, P]."""
+    slots uint8 [batch, P].
+    """
     rng = np.random.default_rng(seed)
     while True:
         utterances = training_conditions(batch, lambda: spoken.random_utterance(rng))
@@ -82,8 +82,9 @@ def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def excerpts(batch: int, seed: int) -> Iterator[Tensor]:
-    """Excerpts of ``CROP`` frames, most from where words are; every fourth from the start of a
-    clip, where the codec has nothing to its left."""
+    """Excerpts of ``CROP`` frames, most from the part with words; every fourth from the start of a
+    clip, where the codec has no left context.
+    """
     generator = torch.Generator().manual_seed(seed)
     for waves, _ in spoken_clips(batch, seed):
         first = (torch.rand(batch, generator=generator) ** 2 * (FRAMES - CROP + 1)).long()
@@ -94,6 +95,7 @@ def excerpts(batch: int, seed: int) -> Iterator[Tensor]:
 
 
 def new_codec():
+    """Create the codec."""
     return MimiModel(
         MimiConfig(
             sampling_rate=spoken.RATE,
@@ -116,16 +118,14 @@ def new_codec():
 
 
 class Training(nn.Module):
-    """The codec with its codebooks as parameters; in the published layout they are sums and
-    counts."""
+    """Codec with its codebooks as parameters; in the published layout they are sums and counts."""
 
     def __init__(self):
         super().__init__()
         self.codec = new_codec()
         with torch.no_grad():
-            for module in (
-                self.codec.modules()
-            ):  # the class's own start is for weights that are loaded: it lets no signal through
+            # the class's own initialisation expects loaded weights and lets no signal through
+            for module in self.codec.modules():
                 if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
                     inputs = module.in_channels * module.kernel_size[0] // module.groups
                     inputs = (
@@ -142,6 +142,7 @@ class Training(nn.Module):
         )
 
     def finish(self):
+        """Codec in the published layout."""
         quantizer = self.codec.quantizer
         layers = [
             *quantizer.semantic_residual_vector_quantizer.layers,
@@ -155,8 +156,7 @@ class Training(nn.Module):
 
 @cache
 def bands(size: int) -> Tensor:
-    """Mel bands [frequencies, bands], each of weight one: the finer the window, the more of
-    them."""
+    """Mel bands [frequencies, bands] of weight one; more of them for finer windows."""
     bank = mel_filter_bank(
         size // 2 + 1,
         12 + size // 16,
@@ -171,8 +171,9 @@ def bands(size: int) -> Tensor:
 
 
 def spectral_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Mean distance of two waves [B, n] over several windows: of magnitudes, which tells pitch, and
-    of the logarithmic power in mel bands, which tells noise by how loud it is."""
+    """Mean distance of two waves [B, n] over several windows: of magnitudes, which resolve pitch,
+    and of the logarithmic power in mel bands, which resolves the loudness of noise.
+    """
     total = x.new_zeros(())
     for size in WINDOWS:
         window = torch.hann_window(size)
@@ -189,8 +190,9 @@ def spectral_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def train_codec(work: Path, plan: SpeechPlan, log=print) -> None:
-    """Mimi's split quantiser: one codebook alone and a residual chain of the others beside it, each
-    of the encoder's output."""
+    """Train Mimi's split quantiser: one codebook alone, and beside it a residual chain of the
+    others, both on the encoder's output.
+    """
     torch.manual_seed(0)
     model = Training()
     steps, generator = plan.codec_steps, torch.Generator().manual_seed(0)
@@ -238,8 +240,7 @@ def train_codec(work: Path, plan: SpeechPlan, log=print) -> None:
 
 
 def train_decoder(work: Path, plan: SpeechPlan, log=print) -> None:
-    """More training for the decoder alone, on codes that stay what they are: it can go on while
-    models of the codes are trained."""
+    """Train the decoder further on fixed codes, possible while models of the codes are trained."""
     torch.manual_seed(0)
     codec = MimiModel.from_pretrained(work / "codec" / "model").eval()
 

@@ -7,7 +7,7 @@ import numpy as np
 from gen.modalities.small_language import held_out
 from gen.modalities.text import tasks as text_tasks
 
-# harder ops, by how many times as often as the others they are drawn
+# factors on the frequency of the harder ops
 WEIGHTS = {
     "sort": 4,
     "reverse": 2,

@@ -1,23 +1,22 @@
-"""The filter of Learn2PD for the masked text model: watch it decode one place per call, and learn
-which proposals were final already.
+"""Learn2PD's filter for the masked text model: trace its decoding with one position per forward
+pass, and learn which proposals were already final.
 
-    python -m gen.recipes.text.filter all --work DIR --zoo DIR  what gen/zoo/text-filter was made
-        with
-    python -m gen.recipes.text.filter all --work DIR --zoo DIR --quick  the same path in seconds,
-        for a look
+    python -m gen.recipes.text.filter all --work DIR --zoo DIR            the run that made
+                                                                          gen/zoo/text-filter
+    python -m gen.recipes.text.filter all --work DIR --zoo DIR --quick    a smoke run, in seconds
 
 Stages: ``traces``, ``filter``, ``evaluate``; ``all`` runs them in this order. The model is
-``text-masked`` in ``--zoo`` (default ``WORK/zoo``), where ``recipes/text/recipe.py`` puts it; the
+``text-masked`` in ``--zoo`` (default ``WORK/zoo``), written by ``recipes/text/recipe.py``; the
 filter is written beside it, as ``text-filter``. ``filter`` resumes from its checkpoint in
 ``--work``.
 
-    traces     training tasks, decoded by ``llada`` with as many steps as places; of every empty
-               place in every call, what the filter reads
-               (``gen.samplers.masked.methods.learn2pd.features``), and whether what was proposed
-               there is what stands there in the end
+    traces     training tasks, decoded by ``llada`` with as many steps as positions; for every
+               masked position in every forward pass, the filter's input
+               (``gen.samplers.masked.methods.learn2pd.features``), and whether the proposal
+               there is the final token
     filter     binary cross-entropy on that, AdamW
     evaluate   on held-out tasks: precision and recall per threshold, beside those of the confidence
-               alone; what decoding with it costs, and how much of it is right
+               alone; the cost and the accuracy of decoding with the filter
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ MODEL, FILTER = "text-masked", "text-filter"
 THRESHOLDS = (0.5, 0.8, 0.9, 0.96, 0.99)
 ONE_AT_A_TIME = {"name": "llada", "steps": POSITIONS}
 DECODERS = {
-    "llada, one place per call": ONE_AT_A_TIME,
+    "llada, one position per pass": ONE_AT_A_TIME,
     "fast_dllm, 0.9": "fast_dllm",
     **{f"learn2pd, {t:g}": {"name": "learn2pd", "filter_threshold": t} for t in THRESHOLDS[1:]},
 }
@@ -72,9 +71,13 @@ QUICK = FilterPlan(tasks=12, steps=60, batch=64, held_out=4)
 
 @dataclass(frozen=True)
 class Traces:
-    """Places that were empty in some call, n of them: ``x`` float32 [n, F], what a filter reads;
-    ``c`` float64 [n], how likely the proposal was; ``final`` bool [n], whether it is what stands
-    there in the end."""
+    """Positions that were masked in some forward pass, n of them.
+
+    Attributes:
+        x: float32 [n, F], input of a filter.
+        c: float64 [n], probability of the proposal.
+        final: bool [n], the proposal is the final token.
+    """
 
     x: Tensor
     c: Tensor
@@ -82,30 +85,36 @@ class Traces:
 
 
 def watched(target, rng: RNG, sampler, radius: int) -> Traces:
-    """Decodes every row of a target, as many places per call as LLaDA's selector says under the
-    knobs of ``sampler``, and writes down what a filter of that ``radius`` would have read."""
+    """Decode every row of a target and record the inputs of a filter.
+
+    Args:
+        target: masked target.
+        rng: its random numbers.
+        sampler: sampler whose parameters give the positions per forward pass, by LLaDA's selector.
+        radius: radius of the filter.
+    """
     seen: list[tuple[Tensor, ...]] = []
 
     def watch(step: MaskedStep) -> Tensor:
-        row, place = step.eligible.nonzero(as_tuple=True)
+        row, position = step.eligible.nonzero(as_tuple=True)
         seen.append(
             (
-                features(step, radius)[row, place].float(),
-                step.confidence[row, place],
+                features(step, radius)[row, position].float(),
+                step.confidence[row, position],
                 step.rows[row],
-                place,
-                step.proposed_tokens[row, place],
+                position,
+                step.proposed_tokens[row, position],
             )
         )
         return even(step)
 
     tokens = decode_masked(target, rng, sampler, overrides={"selector": watch}).tokens
-    x, c, row, place, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
-    return Traces(x, c, tokens.cpu()[row, place] == ids)
+    x, c, row, position, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
+    return Traces(x, c, tokens.cpu()[row, position] == ids)
 
 
 def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: FilterPlan, radius: int) -> Traces:
-    """Those of a model's own decoding of prompts."""
+    """Traces of a model's own decoding of prompts."""
     sampler, sampling = pipe.resolve(ONE_AT_A_TIME, None)
     items, found = pipe.plan(list(prompts)), []
     for at in range(0, len(items), plan.rows):
@@ -118,11 +127,12 @@ def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: FilterPlan, radius: 
                 radius,
             )
         )
-    return Traces(*(torch.cat([getattr(t, name) for t in found]) for name in ("x", "c", "final")))
+    x, c, final = (torch.cat(p) for p in zip(*((t.x, t.c, t.final) for t in found), strict=True))
+    return Traces(x, c, final)
 
 
 def trained(traces: Traces, radius: int, plan: FilterPlan, out: Path, log=print) -> PlaceFilter:
-    """A filter that has learned from traces. ``out``: the folder of its checkpoint."""
+    """Train a filter on traces. ``out`` is the folder of its checkpoint."""
     generator = torch.Generator().manual_seed(2)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -148,8 +158,7 @@ def trained(traces: Traces, radius: int, plan: FilterPlan, out: Path, log=print)
 
 
 def precision_and_recall(chosen: Tensor, final: Tensor) -> tuple[float, float]:
-    """Of bool [n]: the share of what is chosen that is final, 1 if nothing is; and the share of
-    what is final that is chosen."""
+    """Precision, 1 without chosen items, and recall of ``chosen`` for ``final``, bool [n]."""
     both = int((chosen & final).sum())
     return both / max(1, int(chosen.sum())) if bool(chosen.any()) else 1.0, both / max(
         1, int(final.sum())
@@ -157,9 +166,12 @@ def precision_and_recall(chosen: Tensor, final: Tensor) -> tuple[float, float]:
 
 
 def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
-    """How well a filter tells traces apart that it has not seen. ``nats``: binary cross-entropy per
-    place; ``nats_blind``: that of always saying how many are final. ``judged``: precision and
-    recall of either, by threshold."""
+    """Figures of a filter on unseen traces.
+
+    Returns:
+        ``nats``, binary cross-entropy per position; ``nats_blind``, the same for the constant share
+        of final proposals; ``judged``, precision and recall of filter and confidence, by threshold.
+    """
     logits, final = model(traces.x), traces.final
     rate = final.double().mean().clamp(1e-9, 1 - 1e-9)
     judged = {
@@ -178,8 +190,9 @@ def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
 def decoding(
     pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], plan: FilterPlan
 ) -> dict[str, dict[str, float]]:
-    """Per decoder: the share of tasks that are right, of texts that one place per call gives too,
-    and forward calls."""
+    """Per decoder: the share of right answers, the share of texts equal to those of one position
+    per forward pass, and forward passes.
+    """
     rows: dict[str, dict[str, float]] = {}
     reference: list[str] = []
     for name, spec in DECODERS.items():
@@ -199,7 +212,7 @@ def decoding(
 def card(
     figures: dict[str, Any], rows: dict[str, dict[str, float]], held_out: int, parameters: int
 ) -> str:
-    """The README.md of the filter's folder."""
+    """Text of the model card."""
     judged = "".join(
         f"| {name} | {p:.3f} | {r:.3f} |\n" for name, (p, r) in figures["judged"].items()
     )
@@ -209,14 +222,15 @@ def card(
     )
     return (
         f"---\ntags: [gen]\n---\n\n# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for"
-        f" `{MODEL}`, of {parameters} numbers.\nIt says which proposals one place per call would"
-        " keep. Trained from nothing on that model's own decoding, with\n`python -m"
-        " gen.recipes.text.filter all --work DIR --zoo DIR`. No other data were used.\n\nMeasured"
-        f" on {held_out} held-out tasks: {figures['positions']} empty places, {figures['final']:.3f}"
-        f" of them final. Cross-entropy per place:\n{figures['nats']:.3f} nats, and"
-        f" {figures['nats_blind']:.3f} if it always said how many are final.\n\n| at least |"
-        f" precision | recall |\n| --- | --- | --- |\n{judged}\n| decoder | task fulfilled | text"
-        f" of one place per call | forward calls (mean) |\n| --- | --- | --- | --- |\n{decoded}"
+        f" `{MODEL}`, of {parameters} parameters.\nIt predicts which proposals one position per"
+        " pass would keep. Trained from scratch on that model's own decoding, with\n`python -m"
+        " gen.recipes.text.filter all --work DIR --zoo DIR`. No other data were used.\n\n"
+        f"Measured on {held_out} held-out tasks: {figures['positions']} masked positions,"
+        f" {figures['final']:.3f} of them final. Cross-entropy per position:\n"
+        f"{figures['nats']:.3f} nats, and {figures['nats_blind']:.3f} for the constant share of"
+        " final ones.\n\n| at least | precision | recall |\n| --- | --- | --- |\n"
+        f"{judged}\n| decoder | task passed | text of one position per pass | forward passes (mean)"
+        f" |\n| --- | --- | --- | --- |\n{decoded}"
     )
 
 

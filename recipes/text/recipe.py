@@ -1,13 +1,13 @@
-"""Text from nothing: draw tasks and answers by program, train a causal model, and one that is
-masked and of blocks, measure them.
+"""Text from nothing: draw tasks and answers, train a causal model, and one that is masked and of
+blocks, measure them.
 
-    python -m gen.recipes.text all --work DIR            what gen/zoo/text-* was made with
-    python -m gen.recipes.text all --work DIR --quick    the same path in about a minute, for a look
+    python -m gen.recipes.text all --work DIR            the run that made gen/zoo/text-*
+    python -m gen.recipes.text all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``traces``, ``filter`` (those of
-``text_filter``), ``evaluate``; ``all`` runs them in this order. Training stages resume from their
-checkpoints in ``--work``; ``masked`` starts from what ``causal`` has learned. ``export`` writes
-half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+``gen.recipes.text.filter``), ``evaluate``; ``all`` runs them in this order. Training stages resume
+from their checkpoints in ``--work``; ``masked`` starts from the weights of ``causal``. ``export``
+writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gen.recipes.text.filter import FilterRecipe
 from gen.tokenizers.text.words import TextWords
 
 BLOCK = 4
-ONE = "one place per call"  # what presets are measured against
+ONE = "one position per pass"  # reference of the presets
 SHAPE = Shape((POSITIONS,), POSITIONS, len(text_tasks.WORDS) + 1, TextModality.words)
 
 
@@ -70,8 +70,9 @@ QUICK = TextPlan(
 
 
 def make_tokens(work: Path, plan: TextPlan, log=print) -> None:
-    """Tasks that are not held out: the ids of an answer and then the end (int16 [N, 16]), and the
-    slots of the prompt (uint8 [N, 16])."""
+    """Save tasks that are not held out: the ids of an answer and then the eos token (int16 [N,
+    16]), and the slots of the prompt (uint8 [N, 16]).
+    """
     frontend, modality = TextWords.of(text_tasks.WORDS, POSITIONS), TextModality()
     frontend.save_pretrained(work / "frontend")
     id_of = {w: i for i, w in enumerate(frontend.words)}
@@ -86,12 +87,13 @@ def make_tokens(work: Path, plan: TextPlan, log=print) -> None:
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """The words of prompts [B, P], a tenth of them dropped whole, for guidance."""
+    """Words of prompts [B, P], a tenth of them dropped whole, for classifier-free guidance."""
     return slots.masked_fill(
         torch.rand(len(slots), 1, generator=generator) < UNCONDITIONAL_SHARE, NOTHING
     )
 
 
+# presets with a fixed number of steps
 COUNTED = (
     "llada",
     "dream",
@@ -103,13 +105,14 @@ COUNTED = (
     "halton",
     "maskgit_remask",
     "ddvla",
-)  # presets that spend their steps
+)
 
 
 def masked_samplers(zoo: Path) -> dict[str, dict]:
-    """Every masked sampler of ids by the name it has in tables; those that spend a number of steps
-    with half as many as there are places."""
-    found = {ONE: {"name": "llada", "steps": POSITIONS}}
+    """Masked samplers of tokens by their name in tables; those with a number of steps get half as
+    many as there are positions.
+    """
+    samplers = {ONE: {"name": "llada", "steps": POSITIONS}}
     for name in (*registry.table("preset"), *registry.table("sampler")):
         sampler, _ = resolve_sampler(name)
         if (
@@ -119,20 +122,21 @@ def masked_samplers(zoo: Path) -> dict[str, dict]:
         ):
             continue
         if name in COUNTED:
-            found[f"{name}, {POSITIONS // 2} steps"] = {"name": name, "steps": POSITIONS // 2}
+            samplers[f"{name}, {POSITIONS // 2} steps"] = {"name": name, "steps": POSITIONS // 2}
         elif name == "prophet":  # its thirds are thirds of the steps
-            found[name] = {"name": name, "steps": POSITIONS}
+            samplers[name] = {"name": name, "steps": POSITIONS}
         elif name == "learn2pd":
-            found[name] = {"name": name, "filter": str(zoo / "text-filter")}
+            samplers[name] = {"name": name, "filter": str(zoo / "text-filter")}
         else:
-            found[name] = {"name": name}
-    return found
+            samplers[name] = {"name": name}
+    return samplers
 
 
 def world(zoo: Path) -> World:
+    """Dataset, checker and samplers of the evaluation."""
     llama = (
-        "A small Llama with a learned embedding per place (`gen/models/nets/grid.py`): the words of"
-        " a prompt in 16 slots, then 16 words"
+        "A small Llama with a learned embedding per position (`gen/models/nets/grid.py`): the words"
+        " of a prompt in 16 slots, then 16 words"
     )
     return World(
         "text",
@@ -151,10 +155,10 @@ def world(zoo: Path) -> World:
         blocks={"frame_blocks": {"name": "frame_blocks", "steps": BLOCK}},
         about={
             "text-words": (
-                f"A word-level tokenizer of {len(text_tasks.WORDS)} words and the end, for"
+                f"A word-level tokenizer of {len(text_tasks.WORDS)} words and the eos token, for"
                 " `transformers.PreTrainedTokenizerFast`."
             ),
-            "text-causal": f"{llama}\nand the end, left to right.",
+            "text-causal": f"{llama}\nand the eos token, left to right.",
             "text-masked": (
                 f"{llama},\nany of them masked; or four by four, any of the four masked. The end"
                 " fills what is left."

@@ -1,13 +1,12 @@
-"""Video from nothing: draw captioned moving shapes, train the video VQ, a causal model, and one
+"""Video from nothing: render captioned moving shapes, train the video VQ, a causal model, and one
 that is masked and of frame blocks, measure them.
 
-    python -m gen.recipes.video all --work DIR            what gen/zoo/video-* was made with
-    python -m gen.recipes.video all --work DIR --quick    the same path in about a minute, for a
-                                                          look
+    python -m gen.recipes.video all --work DIR            the run that made gen/zoo/video-*
+    python -m gen.recipes.video all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all``
 runs them in this order. Training stages resume from their checkpoints in ``--work``; ``masked``
-starts from what ``causal`` has learned. ``export`` writes half-precision weights to ``--zoo``
+starts from the weights of ``causal``. ``export`` writes half-precision weights to ``--zoo``
 (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
@@ -51,8 +50,7 @@ class VideoPlan(GridPlan):
     """Sizes of the video recipe."""
 
     vq_steps: int = 1400
-    # of them, the last, on whole pictures; those before see windows of 16x16 pixels, which cost a
-    # quarter
+    # last steps on whole images; earlier ones see windows of 16x16 pixels, at a quarter of the cost
     vq_whole: int = 400
     vq_batch: int = 8
     clips: int = 34_500
@@ -86,8 +84,9 @@ QUICK = VideoPlan(
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless fresh clips, never of a held-out caption, two of three bouncing, which takes longer
-    to learn: float [batch, F, 3, h, w] in [-1, 1], and caption slots uint8 [batch, P]."""
+    """Endless fresh clips, never of a held-out caption: float [batch, F, 3, h, w] in [-1, 1], and
+    caption slots uint8 [batch, P]. Two of three bounce, which takes longer to learn.
+    """
     rng = np.random.default_rng(seed)
     while True:
         captions = training_conditions(
@@ -106,6 +105,7 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def new_vq():
+    """Create the VQ."""
     return Emu3VQVAE(
         Emu3VQVAEConfig(
             codebook_size=CODES,
@@ -124,10 +124,12 @@ def new_vq():
 
 @torch.no_grad()
 def gentle_start(model) -> None:
-    """Weights from which this class trains: its own are made for weights that are loaded and give
-    pictures a hundred times too bright. Residual branches start at nothing, norms that the codes
-    modulate at plain norms, and the convolutions around the codes hand on what they get, so that
-    signals reach them at all."""
+    """Initialise a model for training.
+
+    The class's own initialisation expects loaded weights and gives images a hundred times too
+    bright. Here residual branches start at zero, norms that the codes modulate at plain norms, and
+    the convolutions around the codes at the identity, so that signals reach them.
+    """
     for module in model.modules():
         if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
             module.reset_parameters()
@@ -144,14 +146,14 @@ def gentle_start(model) -> None:
         module.conv.weight.zero_()[:, :, -1, 0, 0] = same
     for part in (model.encoder, model.decoder):
         for module in part.time_conv:
-            module.conv.conv.weight[:, :, -1, 1, 1] += (
-                2 * same
-            )  # what follows takes half of it away
+            # the layers behind it take half of it away
+            module.conv.conv.weight[:, :, -1, 1, 1] += 2 * same
 
 
 def windows(plan: VideoPlan) -> Iterator[Tensor]:
-    """Clips for the codec: eight frames [B, 8, 3, h, w] from anywhere in a clip, of a quarter of
-    the picture until the last ``vq_whole`` steps. Cells of codes stay cells."""
+    """Clips for the codec: eight frames [B, 8, 3, h, w] from anywhere in a clip, a quarter of the
+    image until the last ``vq_whole`` steps. Windows align with the cells of codes.
+    """
     rng = np.random.default_rng(11)
     for step, (x, _) in enumerate(drawn(plan.vq_batch, seed=1)):
         first = STRIDE[0] * rng.integers(5)
@@ -163,9 +165,11 @@ def windows(plan: VideoPlan) -> Iterator[Tensor]:
 
 
 def agreement(x: Tensor, h: Tensor) -> Tensor:
-    """How much the vectors h [B, D, T, H, W] of neighbouring cells differ, along each axis, where
-    both cells and what is around them show the same pixels of x [B, F, 3, h, w]: such cells should
-    get the same code, or the codes of a plain background are noise to a language model.
+    """Difference of the vectors h [B, D, T, H, W] of neighbouring cells, along each axis, where
+    both cells and their surroundings show the same pixels of x [B, F, 3, h, w].
+
+    Such cells should get the same code; otherwise the codes of a plain background are noise to a
+    language model.
     """
     frames, cell = STRIDE[:2]
     around = (
@@ -190,7 +194,7 @@ def agreement(x: Tensor, h: Tensor) -> Tensor:
 
 
 def train_vq(work: Path, plan: VideoPlan, log=print) -> None:
-    """The codebook is trained by gradients; ``Chain`` starts it and keeps its codes in use."""
+    """Train the VQ by gradients; ``Chain`` starts its codebook and keeps the codes in use."""
     torch.manual_seed(0)
     model = new_vq()
     gentle_start(model)
@@ -203,7 +207,7 @@ def train_vq(work: Path, plan: VideoPlan, log=print) -> None:
 
     def loss_fn(m, x):
         def swap(z):
-            return z.permute(0, 2, 1, 3, 4)  # frames before channels, and back
+            return z.permute(0, 2, 1, 3, 4)  # swaps frames and channels, there and back
 
         h = m.quant_conv(swap(m.encoder(x))).float()
         flat, loss = chain(h.permute(0, 2, 3, 4, 1).reshape(-1, CHANNELS))

@@ -240,7 +240,7 @@ def test_pil_pictures_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(da
     assert check(Image.fromarray(images[0]), str(captions[0])) == check(images[0], captions[0])
     with pytest.raises(ValueError, match=r"expected uint8 \[64, 64, 3\]"):
         check(np.zeros((32, 32, 3), np.uint8), "a circle")
-    with pytest.raises(ValueError, match="one caption per picture"):
+    with pytest.raises(ValueError, match="one caption per image"):
         check_many(images[:2], captions[:1])
     assert isinstance(captions[0].items[0], Item)
 
