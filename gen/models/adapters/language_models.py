@@ -78,9 +78,11 @@ class LanguageModel(ModelAdapter):
         cache: SlotCache,
         keep: int = 0,
     ) -> Tensor:
-        """Return logits of the module, or of the last ``keep`` tokens: through ``gen.models.adapters.fast_llama``
-        where that does what the module does. ``mask`` None: nothing is hidden, which only the lean
-        forward is told that way."""
+        """Return logits of all tokens, or of the last ``keep``.
+
+        They go through ``gen.models.adapters.fast_llama`` where that does what the module does.
+        ``mask`` None hides nothing; only the fast forward takes it.
+        """
         if self._lean is None:
             more = {"logits_to_keep": keep} if keep else {}
             return self.model(
