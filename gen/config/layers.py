@@ -216,52 +216,47 @@ def _merge(
             f"both prompts and prompts_file are given in {location}; expected one of them"
         )
     for key, value in layer.items():
-        if key == "sampler":
-            value = {"name": value} if isinstance(value, str) else value
-            if not isinstance(value, Mapping) or not value:
-                raise bad_value("sampler", value, "a name, or {name: ..., knob: value}", location)
-            if "name" in value:
-                for old in [k for k in locations if k.startswith("sampler.")]:
-                    del locations[old]
-            value = dict(value) if "name" in value else {**values["sampler"], **value}
-            locations.update(
-                {f"sampler.{k}": location for k in layer[key]}
-                if isinstance(layer[key], Mapping)
-                else {}
-            )
-        elif key == "sampling":
-            value = {} if value is None else value
-            if not isinstance(value, Mapping):
-                raise bad_value(
-                    "sampling", value, f"knobs of {', '.join(sampling_fields())}", location
-                )
-            for param in value:
-                if param not in sampling_fields():
-                    raise unknown("knob of the law", param, sampling_fields(), location)
-                locations[f"sampling.{param}"] = location
-            value = {**values["sampling"], **value}
-        elif key == "model_options":
-            value = {} if value is None else value
-            if not isinstance(value, Mapping):
-                raise bad_value(
-                    "model_options",
-                    value,
-                    "options of the model's family, such as {height: 512}",
-                    location,
-                )
-            value = {**values["model_options"], **value}
+        if key in NODES:
+            value = _merged_node(key, value, values[key], location, locations)
         elif key in FILES and value is not None:
             if not isinstance(value, (str, Path)) or not str(value):
                 raise bad_value(key, value, "a path", location)
             value = str((base / value).absolute())
         elif key == "prompts" and value is not None:
             value = inline_rows(value, base, location)
-        if (
-            key == "prompts_file" and value is None
-        ):  # says nothing about prompts that stand beside it
-            values[key] = None
+        if key == "prompts_file" and value is None:
+            values[key] = None  # leaves prompts that stand beside it alone
             continue
         if key in ("prompts", "prompts_file"):
             values["prompts"] = values["prompts_file"] = None
         values[key] = value
         locations[key] = location
+
+
+def _merged_node(
+    key: str, value: Any, below: Mapping[str, Any], location: str, locations: dict[str, str]
+) -> dict[str, Any]:
+    """Merge one of ``NODES`` over the layer below and note the location of each key."""
+    if key == "sampler":
+        tree = {"name": value} if isinstance(value, str) else value
+        if not isinstance(tree, Mapping) or not tree:
+            raise bad_value("sampler", tree, "a name, or {name: ..., parameter: value}", location)
+        if "name" in tree:
+            for old in [k for k in locations if k.startswith("sampler.")]:
+                del locations[old]
+        if isinstance(value, Mapping):
+            locations.update({f"sampler.{k}": location for k in value})
+        return dict(tree) if "name" in tree else {**below, **tree}
+    value = {} if value is None else value
+    if not isinstance(value, Mapping):
+        expected = {
+            "sampling": f"parameters among {', '.join(sampling_fields())}",
+            "model_options": "options of the model's family, such as {height: 512}",
+        }[key]
+        raise bad_value(key, value, expected, location)
+    if key == "sampling":
+        for param in value:
+            if param not in sampling_fields():
+                raise unknown("sampling parameter", param, sampling_fields(), location)
+            locations[f"sampling.{param}"] = location
+    return {**below, **value}

@@ -19,6 +19,7 @@ from typing import Any
 from gen.config.canonical import difference
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
+from gen.config.rows import Row
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
@@ -117,11 +118,8 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         except GenError as error:
             if not entry.prompts_file:
                 raise
-            text = (
-                str(error)
-                if row.error
-                else f"{Path(entry.prompts_file).name}, line {row.line}: {error}"
-            )
+            file = Path(entry.prompts_file).name
+            text = str(error) if row.error else f"{file}, line {row.line}: {error}"
             yield {
                 "id": identity("bad", row.line, text),
                 "entry": e,
@@ -132,13 +130,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
             }
             continue
         content = {k: file_digest(v) if k in MEDIA else v for k, v in overrides.items()}
-        count = row.num_samples or entry.num_samples
-        seeds = (
-            range(row.seed, row.seed + count)
-            if row.seed is not None
-            else own_seeds(used, condition, count, entry.seed)
-        )
-        for seed in seeds:
+        for seed in _seeds_of(row, entry, condition, used):
             yield {
                 "id": identity(row.prompt, seed, content),
                 "entry": e,
@@ -147,6 +139,14 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
                 **about,
                 **({"overrides": overrides} if overrides else {}),
             }
+
+
+def _seeds_of(row: Row, entry: Entry, condition: str, used: dict[str, int]) -> range:
+    """Return one seed per sample of a row: from its own seed on, or from the next free one."""
+    count = row.num_samples or entry.num_samples
+    if row.seed is not None:
+        return range(row.seed, row.seed + count)
+    return own_seeds(used, condition, count, entry.seed)
 
 
 def shards_of(job: Job, count: int) -> list[list[int]]:
