@@ -239,7 +239,7 @@ def placed(
     points: Sequence[tuple[float, float, str, str | None]], frame: tuple[float, float, float, float]
 ) -> list[tuple[float, float, str, str]]:
     """Labels as x, y, anchor and text, each above, right of, left of or below its point (x, y,
-    label, line), where it covers neither a point nor another label. What has no such place has no
+    label, line), where it covers neither a point nor another label. What has no such spot has no
     label. Points of a line that lie on top of each other share one, of the first and the last.
     """
     merged: list[list[Any]] = []

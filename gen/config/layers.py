@@ -1,7 +1,7 @@
-"""The layers of a job: a file, the entries of its ``jobs:``, sweeps, overrides; merged strictly,
-with the place of every value.
+"""Layers of a job: a file, the entries of its ``jobs:``, sweeps, overrides; merged strictly, with
+the location of every value.
 
-Nothing is checked here but names and shape; `gen.config.job` resolves what comes out.
+Only names and shape are checked here; `gen.config.job` resolves the result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NODES_MOST = 2_000_000
 
 
 class Values(NamedTuple):
-    """The values of one entry, where each came from, and where the entry is."""
+    """Values of one entry, the origin of each, and the location of the entry."""
 
     values: dict[str, Any]
     locations: dict[str, str]
@@ -57,7 +57,7 @@ class Values(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The keys of the folder and the run, where each came from, and the entries."""
+    """Keys of the folder and the run, the origin of each, and the entries."""
 
     top: dict[str, Any]
     locations: dict[str, str]
@@ -65,6 +65,7 @@ class Layers(NamedTuple):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a job file. Raises ``GenError`` for a file that holds no keys."""
     try:
         tree = OmegaConf.load(
             path, **({"max_yaml_expanded_nodes": NODES_MOST} if _limits(OmegaConf.load) else {})
@@ -81,7 +82,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _limits(load: Callable) -> bool:
-    """Whether this OmegaConf limits what a file may hold; older ones do not."""
+    """Return True if this OmegaConf limits the size of a file; older ones do not."""
     return "max_yaml_expanded_nodes" in signature(load).parameters
 
 
@@ -110,7 +111,7 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
     for i, job in enumerate(jobs):
         location = where if "jobs" not in tree else f"{where}, jobs.{i}"
         if not isinstance(job, Mapping):
-            raise bad_value(f"jobs.{i}", job, "keys such as sampler and law", where)
+            raise bad_value(f"jobs.{i}", job, "keys such as sampler and sampling", where)
         values, locations = dict(shared), dict(shared_places)
         _merge(values, {k: v for k, v in job.items() if k != "sweep"}, location, locations, base)
         own = [
@@ -126,7 +127,7 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
 def _swept(
     entry: Values, sweep: Any, overrides: list[tuple[list[str], Any, str]], base: Path
 ) -> list[Values]:
-    """An entry under its sweep and the overrides that reach it."""
+    """Expand an entry under its sweep and the overrides that reach it."""
     for keys, value, said in overrides:
         if keys[0] == "sweep":
             if len(keys) == 1:
@@ -143,7 +144,7 @@ def _swept(
         values, locations = dict(entry.values), dict(entry.locations)
         for key in sorted(
             combination, key=lambda k: k.count(".") > 0
-        ):  # a sampler before its knobs, in whatever order they stand
+        ):  # a sampler before its parameters, in whatever order they stand
             head, _, rest = key.partition(".")
             layer = {head: {rest: combination[key]} if rest else combination[key]}
             _merge(values, layer, f"the sweep of {entry.location}", locations, base)
@@ -206,7 +207,7 @@ def _merge(
     values: dict, layer: Mapping, location: str, locations: dict[str, str], base: Path
 ) -> None:
     """Lay one layer over ``values``. A sampler with a name replaces the whole node, one without
-    adds knobs to it; new prompts drop the old ones, wherever those came from."""
+    adds parameters to it; new prompts drop the old ones, wherever those came from."""
     for key in layer:
         if key not in DEFAULTS:
             hint = " (a key of the whole run)" if key in FOLDER_KEYS else ""

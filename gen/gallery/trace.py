@@ -24,7 +24,7 @@ RAMP = (
 )
 GAP = 1  # cells between two planes, such as the frames of a video
 ACROSS = 128  # cells beside each other before planes begin a new line
-ROW = 64  # cells of a line where nothing says the grid of something that is no picture
+ROW = 64  # cells of a line where nothing says the grid of something that is no image
 BAND = 96  # steps of sound beside each other
 
 
@@ -78,7 +78,7 @@ class Layout:
 
 def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
     """The drawing of a grid. ``kind``: of the medium. A grid of three axes is a row of frames; one
-    of sound, [T, Q], has a column per step and a row per code stream. Without a grid: a picture is
+    of sound, [T, Q], has a column per step and a row per code stream. Without a grid: a image is
     a square, or nearly one, all else one line that wraps."""
     if grid is None:
         columns = ceil(sqrt(length)) if kind == "image" else min(length, ROW)
