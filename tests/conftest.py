@@ -9,10 +9,11 @@ import signal
 import pytest
 import torch
 
+pytest_plugins = ["toyjob", "crashing"]  # fixtures that several rooms share
+
 torch.set_num_threads(1)
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # a shell starts so what runs in the background, and children would inherit it
+# A shell starts so what runs in the background, and children would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

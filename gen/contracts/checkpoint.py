@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
 from gen.core.errors import GenError, unknown
@@ -164,8 +165,8 @@ class Checkpoint(ABC):
     give.
 
     ``modalities``: what it can serve; ``protocols`` and ``kind``: as samplers ask for them.
-    ``tested``: on what its loader was tested. ``sampling``: what a user gets who says nothing, of the
-    family or of one instance. ``catch_all``: whether it takes what no other family recognises.
+    ``tested``: on what its loader was tested. ``sampling``: default sampling parameters,
+    of the family or of one instance. ``catch_all``: whether it takes what no other family recognises.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -173,6 +174,7 @@ class Checkpoint(ABC):
     kind: ClassVar[str] = "codes"
     tested: ClassVar[str]
     catch_all: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[str]] = frozenset({"text"})
 
     modality: Modality
     frontend: TokenFrontend
@@ -191,6 +193,17 @@ class Checkpoint(ABC):
     @abstractmethod
     def adapter(self, protocol: str) -> Any:
         """The model through one of its protocols."""
+
+    def parse(self, condition: Condition) -> Any:
+        """Return the typed condition that all given parts state.
+
+        A family that takes more than text lists the parts in ``accepts`` and overrides this.
+
+        Raises:
+            GenError: a part is not taken, or does not parse.
+        """
+        condition.require(self.accepts, "the model")
+        return self.condition(condition.text or "")
 
     def condition(self, prompt: str) -> Any:
         """The typed condition of a prompt. Raises ``GenError``."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class GenError(ValueError):
@@ -21,6 +21,22 @@ def unknown(kind: str, got: object, options: Iterable[str], where: str = "") -> 
     hint = f" Did you mean {near[0]!r}?" if near else ""
     position = f" in {where}" if where else ""
     return GenError(f"unknown {kind} {got!r}{position}.{hint} Known: {', '.join(options)}")
+
+
+def unknown_word(
+    got: str, options: Sequence[str], where: str, what: str = "the vocabulary"
+) -> ValueError:
+    """``WHERE: 'squre' is outside the vocabulary. Did you mean 'square'? Known: ...``
+
+    Args:
+        got: the word of a text.
+        options: words that are allowed there.
+        where: the text, for the message.
+        what: name of ``options`` in the message.
+    """
+    near = difflib.get_close_matches(got, options, 1, 0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"{where}: {got!r} is outside {what}.{hint} Known: {', '.join(options)}")
 
 
 def bad_value(name: str, got: object, expected: str, where: str = "") -> GenError:

@@ -45,7 +45,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SAMPLER_KINDS, ("gen.samplers",)),
     "layout": ("gen.contracts.layouts",),
     "constraint": ("gen.contracts",),
-    "protocol": ("gen.models.targets",),
+    "protocol": ("gen.models.protocols",),
     "tokenizer": ("gen.tokenizers",),
     "modality": ("gen.modalities",),
     "condition_encoder": ("gen.modalities",),

@@ -21,8 +21,9 @@ from PIL import Image
 from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, writing
 from gen.core.processes import worker_name
-from gen.media.av_files import first_frame, open_sound
+from gen.media.audio import open_sound
 from gen.media.spectrogram import spectrogram_png
+from gen.media.video import first_frame
 from gen.store.ledger import SHARDS
 
 ENDINGS = {

@@ -14,9 +14,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from gen.contracts.condition import Condition
 from gen.core.errors import GenError, bad_value
 from gen.core.sampling_params import SamplingOptions
-from gen.pipeline.pipeline import ItemPlan, Pipeline, SamplerSpec
+from gen.pipeline.output import ItemPlan
+from gen.pipeline.pipeline import Pipeline
+from gen.pipeline.request import SamplerSpec
 
 
 class Policy:
@@ -36,7 +39,7 @@ class Policy:
         seed: int = 0,
         **sampling: Unpack[SamplingOptions],
     ):
-        if not hasattr(pipeline.modality, "observed"):
+        if "observation" not in pipeline.modality.accepts:
             raise GenError(
                 "a policy needs a modality that takes observations, such as 'action';"
                 f" {pipeline.modality.name!r} came"
@@ -50,11 +53,9 @@ class Policy:
         if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
             raise bad_value("seed", seed, "an integer of at least 0")
         self.pipeline, self.sampler = pipeline, sampler
-        self.sampling = pipeline.sampling_params(sampler, sampling)
         self.n_action_steps, self.seed = n_action_steps, seed
-        pipeline.model_name(
-            pipeline.resolve(sampler, self.sampling)[0]
-        )  # what is wrong fails here, not on the robot
+        resolved, self.sampling = pipeline.resolve(sampler, explicit=sampling)
+        pipeline.model_name(resolved)  # a wrong model fails here, not on the robot
         self.reset()
 
     def reset(self) -> None:
@@ -64,7 +65,7 @@ class Policy:
 
     def predict_action_chunk(self, observation: Mapping[str, Any]) -> np.ndarray:
         """The actions from an observation on, in physical units: float32 [H, D]."""
-        condition = self.pipeline.modality.observed(observation)
+        condition = self.pipeline.modality.parse(Condition(observation=observation))
         item = ItemPlan(0, str(condition), self.seed + self._chunks, condition)
         actions = np.asarray(self.pipeline.generate([item], self.sampler, self.sampling).media[0])
         if not np.isfinite(actions).all():

@@ -23,6 +23,7 @@ from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, slug, writing
+from gen.core.seeds import sample_seeds
 from gen.core.versions import installed
 from gen.store.claims import create
 from gen.store.joblog import source_commit
@@ -35,14 +36,6 @@ SHARDS_WANTED, LEAST, MOST = (
 )  # shards of a large job where nobody says how many items one has, and items of one
 WEIGHTS, EDGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json"), 1 << 16  # bytes
 Item = dict[str, Any]
-
-
-def own_seeds(used: dict[str, int], condition: str, count: int, seed: int) -> range:
-    """The seeds of ``count`` samples. A condition that comes again goes on with fresh ones;
-    ``used`` keeps how many it has had."""
-    first = used.get(condition, 0)
-    used[condition] = first + count
-    return range(seed + first, seed + first + count)
 
 
 def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
@@ -146,7 +139,7 @@ def _seeds_of(row: Row, entry: Entry, condition: str, used: dict[str, int]) -> r
     count = row.num_samples or entry.num_samples
     if row.seed is not None:
         return range(row.seed, row.seed + count)
-    return own_seeds(used, condition, count, entry.seed)
+    return sample_seeds(used, condition, count, entry.seed)
 
 
 def shards_of(job: Job, count: int) -> list[list[int]]:

@@ -34,22 +34,33 @@ from gen.modalities.action import tasks as tabletop_tasks
 from gen.modalities.action import world as tabletop
 from gen.modalities.action.modality import ANY, ActionChunk, ActionModality, Situation
 from gen.recipes.common.codebooks import Chain
+from gen.recipes.common.data import UNCONDITIONAL_SHARE
 from gen.recipes.common.grid_evaluation import World, evaluate, pipe, sampler_figures, write_figures
 from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
+from gen.recipes.common.recipe import GridPlan, GridRecipe, draft_card
+from gen.recipes.common.train import TrainConfig, fit_average
 from gen.tokenizers.action.base import ActionStatistics
 from gen.tokenizers.action.bins import ActionBins
 from gen.tokenizers.action.fast import ActionFast
 from gen.tokenizers.action.rvq import ActionAutoencoder, ActionRVQ
 
 BINS, FAST_IDS = 64, 256
+STAGES = (
+    "causal",
+    "masked",
+    "causal-more",
+    "masked-more",
+    "causal-last",
+    "causal-end",
+    "fast",
+    "draft",
+)
 GRID = (tabletop.HORIZON, tabletop.DIMENSIONS)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+@dataclass(frozen=True, kw_only=True)
+class ActionPlan(GridPlan):
+    """Sizes of the action recipe."""
 
     episodes: int = 100_000
     causal: Run = Run(2500, 64, 3, seed=5, batch=64, tied=True)
@@ -75,9 +86,22 @@ class Plan:
     rvq_steps: int = 1000
     held_out: int = 500
 
+    def run_of(self, name: str) -> Run:
+        """Training of one of ``STAGES``."""
+        return {
+            "causal": self.causal,
+            "masked": self.masked,
+            "causal-more": self.causal_more,
+            "masked-more": self.masked_more,
+            "causal-last": self.causal_last,
+            "causal-end": self.causal_end,
+            "fast": self.fast,
+            "draft": self.draft,
+        }[name]
+
 
 _TINY = dict(width=32, layers=1, batch=4, tied=True)
-QUICK = Plan(
+QUICK = ActionPlan(
     episodes=200,
     causal=Run(4, seed=5, **_TINY),
     masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY),
@@ -99,7 +123,7 @@ def shape(frontend: ActionBins | ActionFast) -> Shape:
     )
 
 
-def make_tokens(work: Path, plan: Plan, log=print) -> None:
+def make_tokens(work: Path, plan: ActionPlan, log=print) -> None:
     """Demonstrations from states that are not held out, as bins and as FAST ids (int16 [N, 32]),
     and the words of their situations (uint8 [N, 8]). The statistics are those of all
     demonstrations, taken once."""
@@ -126,30 +150,18 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
         for folder in folders:
             frontend.save_pretrained(folder / "frontend")
             torch.save({"codes": codes, "slots": slots[rows]}, folder / "tokens.pt")
-    log(
-        f"{len(x)} chunks; {float((codes != fast.eos_token_id).sum(1).float().mean()):.1f} FAST ids each"
-    )
+    length = float((codes != fast.eos_token_id).sum(1).float().mean())
+    log(f"{len(x)} chunks; {length:.1f} FAST ids each")
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
     """The words of situations [B, P], a tenth of them dropped whole, for guidance."""
-    return slots.masked_fill(torch.rand(len(slots), 1, generator=generator) < 0.1, ANY)
-
-
-def train(work: Path, name: str, plan: Plan) -> None:
-    what, _, more = name.partition("-")
-    folder, kind = (work / "fast", ActionFast) if name == "fast" else (work / more, ActionBins)
-    run_ = getattr(plan, name.replace("-", "_"))
-    train_lm(
-        folder,
-        shape(kind.from_pretrained(folder / "frontend")),
-        run_,
-        "causal" if name == "fast" else what,
-        words,
+    return slots.masked_fill(
+        torch.rand(len(slots), 1, generator=generator) < UNCONDITIONAL_SHARE, ANY
     )
 
 
-def train_rvq(work: Path, plan: Plan, log=print) -> None:
+def train_rvq(work: Path, plan: ActionPlan, log=print) -> None:
     torch.manual_seed(0)
     stats = ActionBins.from_pretrained(work / "frontend").statistics
     x = torch.from_numpy(
@@ -176,45 +188,16 @@ def train_rvq(work: Path, plan: Plan, log=print) -> None:
         apart = F.mse_loss(m.decode_continuous(q.view(z.shape)), batch)
         return apart + loss, {"rms": apart.item() ** 0.5, "codes": chain.codes}
 
-    average = fit(
+    fit_average(
         model,
         batches(),
         loss_fn,
-        steps=plan.rvq_steps,
-        lr=2e-3,
-        weight_decay=0.0,
+        TrainConfig(steps=plan.rvq_steps, lr=0.002, weight_decay=0.0),
         out=work / "rvq",
         on_step=lambda s, _: chain.on_step(s),
         log=log,
     )
-    model.load_state_dict(average.state)
     ActionRVQ(model, tabletop.HORIZON, stats).save_pretrained(work / "rvq" / "frontend")
-
-
-def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
-    frontend and codebook. The residual VQ goes along if it was trained."""
-    parts = (
-        ("bins", work, ("draft",)),
-        ("bins", work / "more", ("masked",)),
-        ("bins", work / "end", ("causal",)),
-        ("fast-ids", work / "fast", ("causal",)),
-    )
-    for name, folder, models in parts:
-        kind = ActionFast if name == "fast-ids" else ActionBins
-        shutil.copytree(folder / "frontend", zoo / f"action-{name}", dirs_exist_ok=True)
-        digest = codebook_digest(kind.from_pretrained(folder / "frontend").fingerprint)
-        for model in models:
-            export_lm(
-                folder / model / "model",
-                zoo / ("action-fast" if kind is ActionFast else f"action-{model}"),
-                f"action-{name}",
-                digest,
-            )
-    if (work / "rvq" / "frontend").is_dir():
-        shutil.copytree(work / "rvq" / "frontend", zoo / "action-rvq", dirs_exist_ok=True)
-    tidy(zoo)
-    log(f"wrote {zoo}")
 
 
 CAUSAL = {
@@ -299,48 +282,74 @@ def world() -> World:
             "action-causal": f"{llama}\n32 bins, left to right.",
             "action-masked": f"{llama}\n32 bins, any of them masked.",
             "action-fast": f"{llama}\nFAST ids until they make a chunk, left to right.",
-            "action-draft": (
-                "The architecture of `action-causal`, smaller: it drafts for it in speculative"
-                " decoding."
-            ),
+            "action-draft": draft_card("action"),
         },
         frontend="action-bins",
         quarter=("maximal", "fresh", "speculative", "typical", "distance"),
     )
 
 
-def measure(zoo: Path, plan: Plan, log=print) -> None:
-    result = evaluate(world(), zoo, plan.held_out, log)
-    tasks = held(plan.held_out, 123)
-    result["samplers"] |= sampler_figures(world(), zoo, "fast", tasks, FAST, log)
-    result["latency"] = latencies(zoo, tasks[: max(2, plan.held_out // 5)], log)
-    write_figures(world(), zoo, result)
+class ActionRecipe(GridRecipe):
+    """Frontends and token models of action chunks."""
 
+    doc, full, quick = __doc__, ActionPlan(), QUICK
+    name, frontend, words = "action", "action-bins", words
 
-def main(argv: list[str] | None = None) -> None:
-    def stages(work: Path, zoo: Path, quick: bool):
-        plan = QUICK if quick else Plan()
+    def stages(self):
         return {
-            "tokens": lambda: make_tokens(work, plan),
-            **{
-                name: lambda name=name: train(work, name, plan)
-                for name in (
-                    "causal",
-                    "masked",
-                    "causal-more",
-                    "masked-more",
-                    "causal-last",
-                    "causal-end",
-                    "fast",
-                    "draft",
-                )
-            },
-            "rvq": lambda: train_rvq(work, plan),
-            "export": lambda: export(work, zoo),
-            "evaluate": lambda: measure(zoo, plan),
+            "tokens": lambda: make_tokens(self.work, self.plan, self.log),
+            **{name: lambda name=name: self.train(name) for name in STAGES},
+            "rvq": lambda: train_rvq(self.work, self.plan, self.log),
+            "export": self.export,
+            "evaluate": self.evaluate,
         }
 
-    run(__doc__, argv, stages)
+    def train(self, name: str) -> None:
+        """Train one of ``STAGES``, each in the folder of its round."""
+        protocol, _, later_round = name.partition("-")
+        folder, kind = self.work / later_round, ActionBins
+        if name == "fast":
+            protocol, folder, kind = "causal", self.work / "fast", ActionFast
+        frontend = kind.from_pretrained(folder / "frontend")
+        train_lm(folder, shape(frontend), self.plan.run_of(name), protocol, words, self.log)
+
+    def export(self) -> None:
+        """Write the frontends, half-precision weights of the models, which name them, and the
+        residual VQ if it was trained.
+        """
+        for frontend, kind, folder, model, name in (
+            ("bins", ActionBins, self.work, "draft", "draft"),
+            ("bins", ActionBins, self.work / "more", "masked", "masked"),
+            ("bins", ActionBins, self.work / "end", "causal", "causal"),
+            ("fast-ids", ActionFast, self.work / "fast", "causal", "fast"),
+        ):
+            source = folder / "frontend"
+            shutil.copytree(source, self.zoo / f"action-{frontend}", dirs_exist_ok=True)
+            export_lm(
+                folder / model / "model",
+                self.zoo / f"action-{name}",
+                f"action-{frontend}",
+                codebook_digest(kind.from_pretrained(source).fingerprint),
+            )
+        if (self.work / "rvq" / "frontend").is_dir():
+            source = self.work / "rvq" / "frontend"
+            shutil.copytree(source, self.zoo / "action-rvq", dirs_exist_ok=True)
+        tidy(self.zoo)
+        self.log(f"wrote {self.zoo}")
+
+    def world(self) -> World:
+        return world()
+
+    def evaluate(self) -> None:
+        zoo, log, held_out = self.zoo, self.log, self.plan.held_out
+        result = evaluate(world(), zoo, held_out, log)
+        tasks = held(held_out, 123)
+        result["samplers"] |= sampler_figures(world(), zoo, "fast", tasks, FAST, log)
+        result["latency"] = latencies(zoo, tasks[: max(2, held_out // 5)], log)
+        write_figures(world(), zoo, result)
+
+
+main = ActionRecipe.main
 
 
 if __name__ == "__main__":

@@ -17,9 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.recipes.common.train import fast_bfloat16, fit
+from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+from gen.recipes.common.train import TrainConfig, fast_bfloat16, fit_average
 
 WEIGHTS = torch.bfloat16 if fast_bfloat16() else torch.float32  # what ``fit`` hands a loss
+
+# condition slots [B, P] and a generator -> condition words [B, P], some dropped
+Words = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,6 @@ def new_lm(shape: Shape, run: Run):
     """A model whose vocabulary is the codes, the words of conditions, and the mask. A model of
     blocks predicts each place at itself: at the place before, which may be another block's, it
     could not see its own block."""
-    from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
-
     return GridLlamaForCausalLM(
         GridLlamaConfig(
             grid=shape.grid,
@@ -94,7 +96,7 @@ def new_lm(shape: Shape, run: Run):
 
 
 def token_batches(
-    path: Path, batch: int, seed: int, words: Callable[[Tensor, torch.Generator], Tensor]
+    path: Path, batch: int, seed: int, words: Words
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless (condition words [B, P], codes [B, T]) from a file of ``codes`` [N, T] and ``slots``
     [N, P]. ``words`` turns slots into words, dropping some."""
@@ -186,7 +188,7 @@ def train_lm(
     shape: Shape,
     run: Run,
     name: str,
-    words: Callable[[Tensor, torch.Generator], Tensor],
+    words: Words,
     log=print,
 ) -> None:
     """Trains a model on ``work / "tokens.pt"`` and saves its average weights to ``work / name /
@@ -214,22 +216,23 @@ def train_lm(
             else torch.load(start, weights_only=True)
         )
         model.load_state_dict(weights)
-    average = fit(
+    fit_average(
         model,
         batches,
         loss,
-        steps=run.steps,
-        lr=run.lr,
-        muon=(".layers.", 3 * run.lr),
-        weight_decay=0.05,
+        TrainConfig(
+            steps=run.steps,
+            lr=run.lr,
+            muon=(".layers.", 3 * run.lr),
+            weight_decay=0.05,
+            bfloat16_weights=True,
+            save_every=250,
+            cooldown=run.cooldown,
+            keep_average_at=run.keep_average_at,
+        ),
         out=out,
-        bfloat16_weights=True,
-        save_every=250,
-        cooldown=run.cooldown,
-        keep_average_at=run.keep_average_at,
         log=log,
     )
-    model.load_state_dict(average.state)
     model.save_pretrained(out / "model")
 
 
@@ -238,8 +241,6 @@ def export_lm(
 ) -> None:
     """Half-precision weights that name their frontend and its codebook; ``counts`` [n]: how often
     each of the first n ids came up in training."""
-    from gen.models.nets.grid import GridLlamaForCausalLM
-
     model = GridLlamaForCausalLM.from_pretrained(folder).half()
     model.config.frontend, model.config.codebook_digest = frontend, digest
     if counts is not None:

@@ -37,9 +37,9 @@ from gen.core.rng import RNG, CounterRNG
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import POSITIONS
 from gen.pipeline.pipeline import Pipeline
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
-from gen.recipes.text.recipe import drawn
+from gen.recipes.common.recipe import Recipe
+from gen.recipes.common.train import TrainConfig, fit_average
+from gen.recipes.text.data import drawn
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.methods.learn2pd import PlaceFilter, features
 from gen.samplers.masked.parts.selectors import even
@@ -56,8 +56,8 @@ DECODERS = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+class FilterPlan:
+    """Sizes of the filter recipe."""
 
     tasks: int = 3000
     steps: int = 3000
@@ -67,7 +67,7 @@ class Plan:
     rows: int = 100  # tasks that are decoded together
 
 
-QUICK = Plan(tasks=12, steps=60, batch=64, held_out=4)
+QUICK = FilterPlan(tasks=12, steps=60, batch=64, held_out=4)
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ def watched(target, rng: RNG, sampler, radius: int) -> Traces:
         )
         return even(step)
 
-    tokens = decode_masked(target, rng, sampler, instead={"selector": watch}).tokens
+    tokens = decode_masked(target, rng, sampler, overrides={"selector": watch}).tokens
     x, c, row, place, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
     return Traces(x, c, tokens.cpu()[row, place] == ids)
 
 
-def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: Plan, radius: int) -> Traces:
+def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: FilterPlan, radius: int) -> Traces:
     """Those of a model's own decoding of prompts."""
     sampler, sampling = pipe.resolve(ONE_AT_A_TIME, None)
     items, found = pipe.plan(list(prompts)), []
@@ -121,7 +121,7 @@ def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: Plan, radius: int) -
     return Traces(*(torch.cat([getattr(t, name) for t in found]) for name in ("x", "c", "final")))
 
 
-def trained(traces: Traces, radius: int, plan: Plan, out: Path, log=print) -> PlaceFilter:
+def trained(traces: Traces, radius: int, plan: FilterPlan, out: Path, log=print) -> PlaceFilter:
     """A filter that has learned from traces. ``out``: the folder of its checkpoint."""
     generator = torch.Generator().manual_seed(2)
 
@@ -136,10 +136,14 @@ def trained(traces: Traces, radius: int, plan: Plan, out: Path, log=print) -> Pl
 
     torch.manual_seed(0)
     model = PlaceFilter(radius)
-    average = fit(
-        model, batches(), loss, steps=plan.steps, lr=plan.lr, out=out, log_every=500, log=log
+    fit_average(
+        model,
+        batches(),
+        loss,
+        TrainConfig(steps=plan.steps, lr=plan.lr, log_every=500),
+        out=out,
+        log=log,
     )
-    model.load_state_dict(average.state)
     return model.eval().requires_grad_(False)
 
 
@@ -172,7 +176,7 @@ def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
 
 
 def decoding(
-    pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], plan: Plan
+    pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], plan: FilterPlan
 ) -> dict[str, dict[str, float]]:
     """Per decoder: the share of tasks that are right, of texts that one place per call gives too,
     and forward calls."""
@@ -216,45 +220,52 @@ def card(
     )
 
 
-def stages(work: Path, zoo: Path, quick: bool):
-    plan, radius, pipe = (
-        QUICK if quick else Plan(),
-        PlaceFilter().radius,
-        lambda: Pipeline("text", zoo / MODEL),
-    )
+class FilterRecipe(Recipe):
+    """Filter of the masked text model in ``zoo``."""
 
-    def held():
-        return text_tasks.tasks(plan.held_out, 123, held=True)
+    doc, full, quick = __doc__, FilterPlan(), QUICK
 
-    def record(log=print) -> None:
-        began = time.time()
-        found = traces_of(
-            pipe(), [str(task) for task, _ in drawn(plan.tasks, seed=21)], plan, radius
+    def stages(self):
+        return {"traces": self.record, "filter": self.learn, "evaluate": self.evaluate}
+
+    def pipe(self) -> Pipeline:
+        """Pipeline of the masked text model."""
+        return Pipeline("text", self.zoo / MODEL)
+
+    def traces(self, pipe: Pipeline, tasks: Sequence[text_tasks.Task]) -> Traces:
+        """Traces of tasks for a filter of the default radius."""
+        return traces_of(pipe, [str(t) for t in tasks], self.plan, PlaceFilter().radius)
+
+    def record(self) -> None:
+        """Decode the training tasks and save their traces."""
+        began, count = time.time(), self.plan.tasks
+        traces = self.traces(self.pipe(), [task for task, _ in drawn(count, seed=21)])
+        torch.save(vars(traces), self.work / "filter-traces.pt")
+        share, seconds = traces.final.double().mean(), time.time() - began
+        self.log(
+            f"{len(traces.x)} masked positions of {count} tasks, {share:.3f} final; {seconds:.0f} s"
         )
-        torch.save(vars(found), work / "filter-traces.pt")
-        log(
-            f"{len(found.x)} empty places of {plan.tasks} tasks, {found.final.double().mean():.3f}"
-            f" final; {time.time() - began:.0f} s"
-        )
 
-    def learn(log=print) -> None:
-        found = Traces(**torch.load(work / "filter-traces.pt", weights_only=True))
-        trained(found, radius, plan, work / "filter", log).save_pretrained(zoo / FILTER)
-        log(f"wrote {zoo / FILTER}")
+    def learn(self) -> None:
+        """Train the filter on the traces and write it to ``zoo``."""
+        traces = Traces(**torch.load(self.work / "filter-traces.pt", weights_only=True))
+        model = trained(traces, PlaceFilter().radius, self.plan, self.work / "filter", self.log)
+        model.save_pretrained(self.zoo / FILTER)
+        self.log(f"wrote {self.zoo / FILTER}")
 
-    def evaluate(log=print) -> None:
-        made, model, tasks = pipe(), PlaceFilter.from_pretrained(zoo / FILTER), held()
-        figures = separation(model, traces_of(made, [str(t) for t in tasks], plan, radius))
-        rows = decoding(made, zoo / FILTER, tasks, plan)
+    def evaluate(self) -> None:
+        """Measure the filter on held-out tasks and write its model card."""
+        folder, pipe = self.zoo / FILTER, self.pipe()
+        tasks = text_tasks.tasks(self.plan.held_out, 123, held=True)
+        model = PlaceFilter.from_pretrained(folder)
+        figures = separation(model, self.traces(pipe, tasks))
+        rows = decoding(pipe, folder, tasks, self.plan)
         text = card(figures, rows, len(tasks), sum(p.numel() for p in model.parameters()))
-        (zoo / FILTER / "README.md").write_text(text)
-        log(text)
-
-    return {"traces": record, "filter": learn, "evaluate": evaluate}
+        (folder / "README.md").write_text(text)
+        self.log(text)
 
 
-def main(argv: list[str] | None = None) -> None:
-    run(__doc__, argv, stages)
+main = FilterRecipe.main
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Plain autoregression: one token per forward call, drawn from the law. The reference that causal
-methods are held to.
+"""Plain autoregression: one token per forward pass, drawn from the model's distribution. The
+reference of causal methods.
 
 ids       x_n = argmax log p(. | x_<n) + G_n        G_n: the noise of position n
 latents   x_n = the end of the path that the noise of position n leads along, given z_n = z(x_<n)
@@ -11,52 +11,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.sampler import Sampler
-from gen.models.adapters.denoising_path import noise_size, walk
-from gen.samplers.engine.causal_loop import Drafter, decode_causal
+from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
+from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict, decode_causal
 
 
 class _NoDrafts(Drafter):
+    """Drafter that drafts nothing: every step draws one token."""
+
     window = 1
 
     def __init__(self):
-        self.rows = None
+        self.rows: Tensor | None = None
 
     def propose(self, step, tokens):
-        if step.rows is not self.rows:  # nothing, of so many rows
-            self.rows, self.nothing = (
-                step.rows,
-                (
-                    tokens[:, :0],
-                    step.valid[:, :0],
-                    torch.zeros_like(step.start),
-                ),
-            )
-        return self.nothing[:2]
+        if step.rows is not self.rows:  # the same nothing as long as the rows stay
+            self.rows = step.rows
+            self.nothing = Draft(tokens[:, :0], step.valid[:, :0])
+            self.none_accepted = torch.zeros_like(step.start)
+        return self.nothing
 
-    def verify(self, step, law):
-        return self.nothing[2], step.categorical(law, "token", step.valid, shared=True)
-
-    def renew(self, rows):
-        pass
+    def verify(self, step, output):
+        ids = step.categorical(output.logprobs, "token", step.valid, shared=True)
+        return Verdict(self.none_accepted, ids)
 
 
 class _NoLatentDrafts(_NoDrafts):
-    def __init__(self, paths):
+    """The same of latents, whose noise leads along a denoising path."""
+
+    def __init__(self, paths: PathDistribution):
         super().__init__()
         self.paths = paths
 
-    def verify(self, step, law):
+    def verify(self, step, output):
         noise = step.normal("token", noise_size(self.paths), 1, shared=True)
-        return self.nothing[2], walk(self.paths, law, noise)[..., -1, :]
+        latents = walk(self.paths, output.logprobs, noise)[..., -1, :]
+        return Verdict(self.none_accepted, latents)
 
 
 @register("sampler", "autoregressive")
 @dataclass(frozen=True)
 class Autoregressive(Sampler):
-    """One token per forward call; the reference for causal models."""
+    """Draw one token per forward pass; the reference of causal models."""
 
     protocol = "causal"
     kinds = ("codes", "latents")

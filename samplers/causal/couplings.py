@@ -34,7 +34,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.rng import PIECE
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.verifiers.base import (
     TOKEN,
@@ -62,7 +62,7 @@ class Coupling:
         drafted: Tensor,
         logp: Tensor,
         next_logprobs: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Verdict:
         raise NotImplementedError
 
 
@@ -91,7 +91,7 @@ class _Verified(Coupling):
             ids = resample_rejected(
                 step, ids, rejected, self.verifier.instead(proposal, logp, rejected)
             )
-        return accepted, torch.cat([ids, undrafted], 1)
+        return Verdict(accepted, torch.cat([ids, undrafted], 1))
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs) -> Tensor:
         """The next iterate [b, L] from the law ``onward`` [b, L, V] where ``past`` (bool [b, L]):
@@ -162,7 +162,7 @@ class Gumbel(Coupling):
             ids = torch.where(
                 past, step.categorical(next_logprobs, "token", past, shared=True), ids
             )
-        return accepted, ids
+        return Verdict(accepted, ids)
 
 
 def without_eos(logprobs: Tensor, end: int | None) -> Tensor:

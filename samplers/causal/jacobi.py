@@ -24,10 +24,11 @@ from torch import Tensor
 
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset, Sampler
-from gen.models.targets.base import legal_at
+from gen.models.targets.base import StepOutput, legal_at
 from gen.samplers.causal.couplings import without_eos
-from gen.samplers.engine.causal_loop import CausalStep, decode_causal
-from gen.samplers.engine.host import kept, to_device
+from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict, decode_causal
+from gen.samplers.engine.host import to_device
+from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
 from gen.samplers.verifiers.base import ROW, Proposal
 
@@ -36,17 +37,17 @@ class JacobiDrafter(Windowed):
     """Holds the iterate: drafts, and the law each came from if the coupling compares laws, for the
     places after the last committed token."""
 
+    # the first `carried` of the drafts below are carried over from the last step, int64 [b]
+    carried = RowState(start=0)
+    tokens = RowState()  # [b, n]
+    logq = RowState()  # their distributions [b, n, V]
+    kind = RowState()  # and which kind those are, [b, n]
+
     def __init__(self, window: int | AutoWidth, coupling, init, space, legal: Tensor):
         super().__init__(window)
         self.coupling, self.init, self.space, self.legal = coupling, init, space, legal
-        self.tokens: Tensor | None = (
-            None  # [b, n] drafts carried over from the last round, the first `carried` are real
-        )
-        self.carried: np.ndarray | None = None  # [b]
-        self.logq: Tensor | None = None  # [b, n, V]
-        self.kind: Tensor | None = None  # [b, n]
 
-    def propose(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         b, width = step.positions.shape
         length = min(self.window - 1, width)
         if self.carried is None:
@@ -82,23 +83,23 @@ class JacobiDrafter(Windowed):
             if compares:
                 kind[:, first:] = torch.where(entering, new_kind, kind[:, first:])
         self.drafted, self.proposal = drafted, Proposal(drafts, kind, logq, legal)
-        return drafts, drafted
+        return Draft(drafts, drafted)
 
     def _legal(self, positions: Tensor) -> Tensor:
         """What may be drafted at positions [b, n]: bool [b, n, V]."""
         return without_eos(legal_at(self.legal, positions), self.space.eos_token_id)
 
-    def verify(self, step: CausalStep, logp: Tensor) -> tuple[Tensor, Tensor]:
-        proposal = self.proposal
+    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+        proposal, logp = self.proposal, output.logprobs
         if not self.drafted.shape[1]:
-            return torch.zeros_like(step.start), step.categorical(
-                logp, "token", step.valid, shared=True
-            )
+            ids = step.categorical(logp, "token", step.valid, shared=True)
+            return Verdict(torch.zeros_like(step.start), ids)
         compares = self.coupling.compares
         if compares and proposal.logq.dtype != logp.dtype:
             proposal.logq = proposal.logq.to(logp.dtype)
         next_logprobs = without_eos(logp, self.space.eos_token_id)
-        accepted, ids = self.coupling.step(step, proposal, self.drafted, logp, next_logprobs)
+        verdict = self.coupling.step(step, proposal, self.drafted, logp, next_logprobs)
+        accepted, ids = verdict.num_accepted, verdict.tokens
         # what lies past the token that follows the accepted drafts is the next iterate, drawn from
         # p or p without an end: q
         width = logp.shape[1]
@@ -110,22 +111,11 @@ class JacobiDrafter(Windowed):
             self.logq = self.proposal = proposal = None  # one law less while the next one is made
             self.logq = next_logprobs.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
             self.kind = torch.full_like(self.tokens, ROW)
-        return accepted, ids
+        return verdict
 
-    def observe(self, step: CausalStep, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        super().observe(step, accepted, drafted)
-        self.carried = np.maximum(step.widths - accepted - 1, 0)
-
-    def keep(self, rows: Tensor) -> None:
-        super().keep(rows)
-        left, index = kept(rows)
-        self.carried = self.carried[left]
-        self.tokens, self.kind, self.logq = (
-            x if x is None else x[index] for x in (self.tokens, self.kind, self.logq)
-        )
-
-    def renew(self, rows: Tensor) -> None:
-        self.carried = np.where(rows.cpu().numpy(), 0, self.carried)
+    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
+        super().observe(step, num_accepted, num_drafted)
+        self.carried = np.maximum(step.widths - num_accepted - 1, 0)
 
 
 def _resize(x: Tensor, length: int) -> Tensor:

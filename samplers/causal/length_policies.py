@@ -21,12 +21,18 @@ import numpy as np
 from torch import Tensor
 
 from gen.core.registry import register
+from gen.samplers.engine.rows import RowOwner, RowState
 from gen.samplers.engine.window import AutoWidth
 
 
-class LengthPolicy:
-    """``lengths`` int64 [b]: drafts at most, of each row left in the batch, in the next round. The
-    host has them, and outcomes as it knows them."""
+class LengthPolicy(RowOwner):
+    """Number of drafts of each row. Everything it looks at is on the host.
+
+    Attributes:
+        lengths: drafts of each row in the next step at most, int64 [b].
+    """
+
+    lengths = RowState(start=lambda policy: policy.length)
 
     def __init__(self, rows: int, length: int, threshold: float):
         self.length, self.threshold = length, threshold
@@ -44,14 +50,6 @@ class LengthPolicy:
 
     def observe(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """The outcome of a round, each int64 [b]."""
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Drops all rows but the given ones (bool [b])."""
-        self.lengths = self.lengths[rows]
-
-    def renew(self, rows: np.ndarray) -> None:
-        """The given rows (bool [b]) begin anew, with other items."""
-        self.lengths = np.where(rows, self.length, self.lengths)
 
     def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
         """A round of ``width`` places is over, in which the rows, which had ``starts`` [b],
@@ -98,7 +96,3 @@ class AutoLength(LengthPolicy):
     @property
     def most(self):
         return self.length
-
-    def keep(self, rows):
-        super().keep(rows)
-        self.auto.keep(len(self.lengths))

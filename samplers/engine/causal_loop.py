@@ -1,16 +1,17 @@
-"""The causal loop: draft, one target forward, verify, commit. Every causal method is a drafter in
-this loop.
+"""Causal loop: draft, one forward pass of the target, verify, commit. Every causal method is a
+drafter in this loop.
 
-Per row: n tokens are committed. The forward call gets the last committed token and the drafts of
-positions n, n+1, ... and gives the law of n, n+1, ..., one place further than the drafts. Tokens
-are ids, and their law log-probabilities [b, W, V]; or latents, and their law conditioning vectors
-[b, W, H, D] (``gen.models.adapters.denoising_path``). The drafter says how many drafts are accepted
-and which token follows them; those are committed. Rows advance independently, each with its own n,
-window and round. One that is done makes room for the next item where the target has some waiting
-(``CausalTarget.at_most``), or else leaves the batch. Nothing a row draws depends on another row.
+Per row, n tokens are committed. The forward pass gets the last committed token and the drafts of
+positions n, n+1, ... and gives the distributions of positions n, n+1, ..., one further than the
+drafts: the last of them is the bonus token's. Tokens are ids, and their distributions
+log-probabilities [b, W, V]; or latents, and their distributions conditioning vectors [b, W, H, D]
+(``gen.models.adapters.denoising_path``). The drafter says how many drafts are accepted and which
+token follows them. Both are committed.
 
-A row that commits the space's end is over with it: the law leaves the places after it nothing but
-the end, so they are filled without a forward call.
+Rows advance independently, each with its own n, window and round. A row that is finished takes the
+next waiting item, or leaves the batch (``gen.samplers.engine.slots``). Nothing a row draws depends
+on another row. A row that commits the eos token is finished: every later position holds the eos
+token too, and is filled without a forward pass.
 """
 
 from __future__ import annotations
@@ -24,19 +25,29 @@ import torch
 from torch import Tensor
 
 from gen.core.rng import RNG
-from gen.core.stats import SampleOutput, Stats, TraceStep
+from gen.core.stats import SampleOutput
+from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.engine.host import to_device
+from gen.samplers.engine.rows import RowOwner
+from gen.samplers.engine.slots import BatchSlots
+from gen.samplers.engine.stats import StatsRecorder
 
 
 @dataclass
 class CausalStep:
-    """What the parts of a method may look at in one round. b rows are left, W = columns computed.
+    """Context of one step for the parts of a method: b rows, W computed columns.
 
-    ``rows`` [b]: their numbers in the batch. ``round`` [b]: forward calls before this one.
-    ``start`` [b]: tokens committed. ``positions`` [b, W] grid positions of the columns, ``valid``
-    [b, W] whether they exist. ``widths`` and ``starts`` [b]: how many do, and ``start``, where the
-    host knows them, so that nobody has to wait for the device.
+    Attributes:
+        rng: source of every random decision.
+        rows: item of each row, long [b]; the same tensor as long as the rows stay.
+        round: forward passes of each row before this one, long [b].
+        start: committed tokens of each row, long [b].
+        positions: grid positions of the columns, long [b, W].
+        valid: columns that exist, bool [b, W].
+        widths: number of columns that exist, int64 [b], on the host.
+        starts: ``start`` on the host, int64 [b].
+        items: ``rows`` on the host, int64 [b].
     """
 
     rng: RNG
@@ -47,6 +58,7 @@ class CausalStep:
     valid: Tensor
     widths: np.ndarray | None = None
     starts: np.ndarray | None = None
+    items: np.ndarray | None = None
 
     def categorical(
         self,
@@ -56,57 +68,149 @@ class CausalStep:
         first: int | Tensor = 0,
         shared: bool = False,
     ) -> Tensor:
-        """Ids [b, L] for the L columns from ``first`` on, or for the one column ``first`` [b] of
-        each row. ``shared``: the noise belongs to the position, not the round."""
+        """Draw token ids [b, L].
+
+        Args:
+            logp: log-probabilities [b, L, V].
+            purpose: name of the decision, which is part of the noise's key.
+            active: decisions that count, bool [b, L].
+            first: the L columns begin with this one; or long [b], the one column of each row.
+            shared: use the noise of the position, the same in every round.
+        """
         if isinstance(first, Tensor):
-            at = self.positions.gather(1, first[:, None])
+            positions = self.positions.gather(1, first[:, None])
         elif first or logp.shape[1] < self.positions.shape[1]:
-            at = self.positions[:, first : first + logp.shape[1]]
+            positions = self.positions[:, first : first + logp.shape[1]]
         else:
-            at = self.positions
+            positions = self.positions
         return self.rng.categorical(
-            logp, self.rows, at, purpose, None if shared else self.round, active
+            logp, self.rows, positions, purpose, None if shared else self.round, active
         )
 
     def normal(self, purpose: str, size: int, columns: int, shared: bool = False) -> Tensor:
-        """Standard normal float64 [b, columns, size] for the first columns. ``shared``: as in
-        ``categorical``."""
+        """Draw standard normal noise, float64 [b, columns, size], of the first columns.
+
+        Args:
+            purpose: name of the decision.
+            size: numbers per column.
+            columns: number of columns.
+            shared: use the noise of the position, the same in every round.
+        """
         return self.rng.normal(
             self.rows, self.positions[:, :columns], purpose, None if shared else self.round, size
         )
 
     def flip(self, p: Tensor, purpose: str, active: Tensor) -> Tensor:
+        """Flip coins of probability ``p`` [b, L] for the first L columns: bool [b, L]."""
         return self.rng.flip(
             p, self.rows, self.positions[:, : p.shape[1]], purpose, self.round, active
         )
 
 
-class Drafter:
-    """Proposes, and learns what became of it. Its state has one row per row left in the batch. One
-    with a draft model has ``nfe``, the draft's forward calls of every row of the whole batch."""
+@dataclass
+class Draft:
+    """Proposed tokens of a step.
 
-    window: int  # columns computed per forward call at most; drafts are at most window - 1
+    Attributes:
+        tokens: drafts [b, L(, C)], L <= W.
+        exists: drafts that a row has, bool [b, L]; of a chain its first few.
+        parents: column of each draft's parent, long [b, L], -1 for the root, which is the last
+            committed token; None for a chain, whose parent is the column before.
+    """
 
-    def propose(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Drafts [b, L(, C)] for the first L <= W columns and bool [b, L], which of them exist.
-        ``tokens`` [b, T(, C)] are the committed ones."""
+    tokens: Tensor
+    exists: Tensor
+    parents: Tensor | None = None
+
+
+@dataclass
+class Verdict:
+    """Outcome of verifying a draft.
+
+    Attributes:
+        num_accepted: accepted drafts, long [b].
+        tokens: [b, W(, C)]; the accepted drafts, and in column ``num_accepted`` the token that
+            follows them: the recovered token after a rejection, else the bonus token.
+        path: columns of the accepted drafts of a tree, from the root on, long [b, L]; None for a
+            chain, whose accepted drafts are its first columns.
+    """
+
+    num_accepted: Tensor
+    tokens: Tensor
+    path: Tensor | None = None
+
+
+class Drafter(RowOwner):
+    """Method in the causal loop: it proposes drafts, verifies them and observes the outcome.
+
+    State with one entry per row is declared as ``RowState``; the engine keeps it in step with the
+    rows.
+
+    Attributes:
+        window: columns computed per forward pass at most; drafts are at most ``window - 1``.
+        targets: draft models of the same items, whose rows follow the batch.
+        needs: capabilities asked of the target, such as ``"hidden_states"``.
+    """
+
+    window: int
+    targets: tuple[Target, ...] = ()
+    needs: frozenset[str] = frozenset()
+
+    @property
+    def nfe(self) -> list[int] | None:
+        """Forward passes of the draft model, of every item; None without a draft model."""
+        return None
+
+    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
+        """Draft tokens of the step's first columns.
+
+        Args:
+            step: context of the step.
+            tokens: committed tokens of the rows, [b, T(, C)].
+        """
         raise NotImplementedError
 
-    def verify(self, step: CausalStep, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """From the law of W columns: accepted drafts per row [b], and tokens [b, W(, C)] whose
-        column ``accepted`` is the one that follows (columns before it are the accepted drafts)."""
+    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+        """Accept drafts and say which token follows them.
+
+        Args:
+            step: context of the step.
+            output: distributions of the step's W columns.
+        """
         raise NotImplementedError
 
-    def observe(self, step: CausalStep, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        """The outcome of the round as the host knows it: accepted drafts [b], and how many there
-        were [b]."""
+    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
+        """Learn the outcome of the step from what the host knows.
 
-    def keep(self, rows: Tensor) -> None:
-        """Drops all rows but the given ones (bool [b])."""
+        Args:
+            step: context of the step.
+            num_accepted: accepted drafts, int64 [b].
+            num_drafted: drafts that there were, int64 [b].
+        """
 
-    def renew(self, rows: Tensor) -> None:
-        """The given rows (bool [b]) begin anew, with other items."""
-        raise NotImplementedError
+
+@dataclass
+class Outcome:
+    """Outcome of a step as the host knows it.
+
+    Attributes:
+        num_accepted: accepted drafts, int64 [b].
+        drafted: drafts that there were, bool [b, L].
+        token_ids: tokens of the verdict, int64 [b, W]; None for latents.
+        num_drafted: drafts of each row, int64 [b].
+        num_committed: tokens to commit, int64 [b].
+        num_columns: columns that are a row's own, int64 [b]; those behind fill the window up to
+            that of other rows.
+        ended: rows that commit the eos token, bool [b]; None where there is none.
+    """
+
+    num_accepted: np.ndarray
+    drafted: np.ndarray
+    token_ids: np.ndarray | None
+    num_drafted: np.ndarray
+    num_committed: np.ndarray
+    num_columns: np.ndarray
+    ended: np.ndarray | None = None
 
 
 def decode_causal(
@@ -117,230 +221,242 @@ def decode_causal(
     trace: bool = False,
     callback: Callable | None = None,
 ) -> SampleOutput:
-    """Decodes every row of ``target``. What decides about the course of a row is on the host: after
-    every forward call there is one copy from the device, of the accepted counts and the tokens."""
-    total, device, end, branches = (
-        target.length,
-        target.device,
-        target.space.eos_token_id,
-        target.branches,
-    )
+    """Decode every item of a target.
+
+    Args:
+        target: model, prompts and sampling parameters of N items.
+        rng: source of every random decision.
+        drafter: the method.
+        trace: whether to record every step.
+        callback: called after every step with its number, the tokens and which are known.
+    """
     began = time.perf_counter()
-    tokens = target.blank()
-    written = (
-        tokens.numpy() if tokens.ndim == 2 and device.type == "cpu" else None
-    )  # the same memory
-    batch, b = len(tokens), target.rows
-    book = _Book(batch, drafter.window, trace, total, end)
-    rows, start, round_ = np.arange(b), np.zeros(b, dtype=np.int64), np.zeros(b, dtype=np.int64)
-    here = torch.from_numpy if device.type == "cpu" else lambda x: to_device(x, device)
-    last = tokens[:b, :1]  # before position 0 the target puts its prompt
-    finished = np.zeros(batch, dtype=np.int64)  # committed tokens of every row of the batch
-    following, num_steps = b, 0
-    size, of = (0, 0), here(rows)
-    while len(rows):
-        at = start.tolist()  # whose least and most take less time than an array's
-        width = min(drafter.window, total - min(at))
-        full = max(at) + width <= total
-        if size != (len(rows), width):
-            size = len(rows), width
-            column, each, wide, every = (
-                np.arange(width)[None],
-                np.arange(len(rows)),
-                np.full(len(rows), width),
-                here(np.ones(size, dtype=bool)),
-            )
-        positions, widths, valid = start[:, None] + column, wide, every
-        if not full:
-            # a column that does not exist repeats the row's first one, token and place, which
-            # changes nothing
-            exists = positions < total
-            positions, valid, widths = (
-                np.where(exists, positions, start[:, None]),
-                here(exists),
-                np.minimum(total - start, width),
-            )
-        step = CausalStep(rng, of, here(round_), here(start), here(positions), valid, widths, start)
-        drafts, drafted = drafter.propose(step, tokens if len(rows) == batch else tokens[of])
-        given = torch.cat([last, drafts], 1)[:, :width] if drafts.shape[1] else last
-        if not full:
-            given = torch.where(valid if given.ndim == 2 else valid[..., None], given, last)
-        logprobs, computed = target.predict(given, step.positions)
-        accepted, chosen = drafter.verify(step, logprobs)
-        del logprobs
-        got, was, ids = _told(accepted, drafted, chosen)
-        proposed = was.sum(1) if was.shape[1] else got
-        own = (
-            np.minimum(widths, proposed + 1) if was.shape[1] else widths
-        )  # what is behind fills the window up that others need
-        drafter.observe(step, got, proposed)
-        count = np.minimum(got + 1, widths)
-        if end is not None:
-            new = column < count[:, None]
-            ends = new & (ids == end)
-            over = ends.any(1)
-            count = np.where(over, ends.argmax(1) + 1, count)
-            new = column < count[:, None]
-            # drafts behind one that is the end itself were neither accepted nor rejected
-            was = was & ((got < count)[:, None] | new[:, : was.shape[1]])
-            got, proposed = np.minimum(got, count), was.sum(1)
-        if target.is_history_dependent:
-            target.refuse_illegal(chosen, step.positions, here(column < count[:, None]))
-        if written is not None:
-            for i, row, n, c in zip(
-                range(len(rows)), rows.tolist(), start.tolist(), count.tolist(), strict=True
-            ):
-                written[row, n : n + c] = ids[i, :c]
-            last = chosen if width == 1 else here(ids[each, count - 1, None])
-        else:
-            row, at = (column < count[:, None]).nonzero()
-            tokens[here(rows[row]), here(positions[row, at])] = chosen[here(row), here(at)]
-            last = chosen if width == 1 else chosen[here(each), here(count - 1)][:, None]
-        book.add(
-            rows,
-            start,
-            own,
-            got,
-            count,
-            proposed,
-            chosen if ids is None else ids,
-            computed - (width - own) * branches,
-            target.ran,
+    state = CausalState(target, rng, drafter, trace)
+    while len(state.slots):
+        # 1. Positions of the next window of every row
+        step = state.next_step()
+        # 2. Draft the tokens of the window
+        draft = drafter.propose(step, state.committed_tokens())
+        # 3. One forward pass over the last committed token and the drafts
+        output = target.predict(state.inputs(step, draft), step.positions)
+        # 4. Accept drafts, and draw the recovered or the bonus token
+        verdict = drafter.verify(step, output)
+        # 5. The one copy to the host, which decides about the course of the rows
+        outcome = state.to_host(step, draft, verdict)
+        drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
+        # 6. Commit the accepted drafts and the token after them, up to the eos token
+        state.truncate_at_eos(outcome)
+        state.commit(step, verdict.tokens, outcome)
+        state.record(verdict.tokens, outcome, output)
+        del output, draft, verdict  # the largest tensors of a step
+        # 7. Advance, and give finished rows to waiting items
+        state.advance(outcome)
+        state.report(callback)
+        state.retire()
+    return state.recorder.output(state.tokens, time.perf_counter() - began, draft_nfe=drafter.nfe)
+
+
+class CausalState:
+    """Rows of a causal loop: their tokens, how far each is, and the phases of a step.
+
+    Attributes:
+        tokens: tokens of all items, [N, T(, C)].
+        slots: items of the rows.
+        start: committed tokens of each row, int64 [b].
+        round: forward passes of each row so far, int64 [b].
+        last: last committed token of each row, [b, 1(, C)]; before position 0 anything, since the
+            target puts its prompt there.
+        recorder: statistics and traces.
+    """
+
+    def __init__(self, target: CausalTarget, rng: RNG, drafter: Drafter, trace: bool):
+        self.target, self.rng, self.drafter = target, rng, drafter
+        self.total, self.eos_token_id = target.length, target.space.eos_token_id
+        self.device, self.on_host = target.device, target.device.type == "cpu"
+        self.tokens = target.blank()
+        # the same memory, where the host may write to it
+        writable = self.tokens.ndim == 2 and self.on_host
+        self.host_tokens = self.tokens.numpy() if writable else None
+        self.slots = BatchSlots(target, followers=(*drafter.targets, *drafter.stores))
+        self.start = np.zeros(target.rows, dtype=np.int64)
+        self.round = self.start
+        self.last = self.tokens[: target.rows, :1]
+        self.num_steps = 0
+        self.num_finished_tokens = np.zeros(len(self.tokens), dtype=np.int64)
+        self.recorder = StatsRecorder(len(self.tokens), trace, drafter.window)
+        # constants of the last step, which hold as long as it has the same shape [b, W]
+        self.shape, self.is_full = (0, 0), True
+        self.column = self.row = self.full_widths = np.zeros(0, dtype=np.int64)
+        self.all_valid = torch.zeros(0, dtype=torch.bool)
+
+    def here(self, x: np.ndarray) -> Tensor:
+        """Move an array to the target's device; nobody may write to it afterwards."""
+        return torch.from_numpy(x) if self.on_host else to_device(x, self.device)
+
+    def next_step(self) -> CausalStep:
+        """Lay out the next window of every row.
+
+        A column that does not exist repeats the row's first one, token and position, which changes
+        nothing.
+        """
+        starts = self.start.tolist()  # its least and most take less time than an array's
+        width = min(self.drafter.window, self.total - min(starts))
+        if self.shape != (len(starts), width):
+            self.shape = len(starts), width
+            self.column, self.row = np.arange(width)[None], np.arange(len(starts))
+            self.full_widths = np.full(len(starts), width)
+            self.all_valid = self.here(np.ones(self.shape, dtype=bool))
+        positions = self.start[:, None] + self.column
+        widths, valid = self.full_widths, self.all_valid
+        self.is_full = max(starts) + width <= self.total
+        if not self.is_full:
+            exists = positions < self.total
+            positions = np.where(exists, positions, self.start[:, None])
+            valid, widths = self.here(exists), np.minimum(self.total - self.start, width)
+        here, slots = self.here, self.slots
+        return CausalStep(
+            self.rng,
+            slots.rows,
+            here(self.round),
+            here(self.start),
+            here(positions),
+            valid,
+            widths,
+            self.start,
+            slots.items,
         )
-        start, round_, num_steps = start + count, round_ + 1, num_steps + 1
-        if end is not None and over.any():
-            for i in over.nonzero()[0]:
-                tokens[rows[i], start[i] :] = end
-            start = np.where(over, total, start)
-        if callback:
-            finished[rows] = start
-            known = here(np.arange(total) < finished[:, None])
-            callback(
-                {
-                    "step": num_steps,
-                    "done": int(finished.sum()),
-                    "total": batch * total,
-                    "tokens": tokens,
-                    "known": known,
-                }
-            )
-        if max(start.tolist()) >= total:
-            done = start >= total
-            free = done.nonzero()[0][: batch - following]
-            if len(free):
-                rows, start, round_, done = rows.copy(), start.copy(), round_.copy(), done.copy()
-                rows[free], start[free], round_[free] = (
-                    range(following, following + len(free)),
-                    0,
-                    0,
-                )
-                following += len(free)
-                again = np.zeros_like(done)
-                done[free], again[free] = False, True
-                target.replace(here(again))
-                drafter.renew(here(again))
-            if done.any():
-                left = ~done
-                rows, start, round_, last = rows[left], start[left], round_[left], last[here(left)]
-                if len(rows):
-                    target.keep(here(left))
-                    drafter.keep(here(left))
-            of = here(rows)
-    return book.output(tokens, time.perf_counter() - began, device, getattr(drafter, "nfe", None))
+
+    def committed_tokens(self) -> Tensor:
+        """Tokens of the rows, [b, T(, C)]."""
+        every = len(self.slots) == len(self.tokens)
+        return self.tokens if every else self.tokens[self.slots.rows]
+
+    def inputs(self, step: CausalStep, draft: Draft) -> Tensor:
+        """Put the last committed token before the drafts: [b, W(, C)]."""
+        last, width = self.last, self.shape[1]
+        tokens = torch.cat([last, draft.tokens], 1)[:, :width] if draft.tokens.shape[1] else last
+        if self.is_full:
+            return tokens
+        return torch.where(step.valid if tokens.ndim == 2 else step.valid[..., None], tokens, last)
+
+    def to_host(self, step: CausalStep, draft: Draft, verdict: Verdict) -> Outcome:
+        """Copy the outcome of a step to the host and count what is to be committed."""
+        accepted, drafted, ids = copy_outcome_to_host(draft, verdict)
+        num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
+        committed = np.minimum(accepted + 1, step.widths)
+        columns = np.minimum(step.widths, num_drafted + 1) if drafted.shape[1] else step.widths
+        return Outcome(accepted, drafted, ids, num_drafted, committed, columns)
+
+    def truncate_at_eos(self, outcome: Outcome) -> None:
+        """Cut what is committed off behind the first eos token."""
+        if self.eos_token_id is None:
+            return
+        accepted, committed = outcome.num_accepted, outcome.num_committed
+        new = self.column < committed[:, None]
+        is_eos = new & (outcome.token_ids == self.eos_token_id)
+        outcome.ended = is_eos.any(1)
+        committed = np.where(outcome.ended, is_eos.argmax(1) + 1, committed)
+        new = self.column < committed[:, None]
+        # drafts behind an accepted eos token were neither accepted nor rejected
+        drafted = outcome.drafted
+        drafted = drafted & ((accepted < committed)[:, None] | new[:, : drafted.shape[1]])
+        outcome.num_accepted = np.minimum(accepted, committed)
+        outcome.num_committed, outcome.num_drafted = committed, drafted.sum(1)
+
+    def commit(self, step: CausalStep, chosen: Tensor, outcome: Outcome) -> None:
+        """Write the new tokens, ``chosen`` [b, W(, C)], and remember the last one of each row."""
+        target, here, width = self.target, self.here, self.shape[1]
+        items, start, committed = self.slots.items, self.start, outcome.num_committed
+        if target.is_history_dependent:
+            new = here(self.column < committed[:, None])
+            target.refuse_illegal(chosen, step.positions, new)
+        if self.host_tokens is not None:
+            ids = outcome.token_ids
+            counts = zip(items.tolist(), start.tolist(), committed.tolist(), strict=True)
+            for i, (item, n, count) in enumerate(counts):
+                self.host_tokens[item, n : n + count] = ids[i, :count]
+            self.last = chosen if width == 1 else here(ids[self.row, committed - 1, None])
+            return
+        row, column = (self.column < committed[:, None]).nonzero()
+        # a column that is committed exists, so that this is its position
+        positions = start[row] + column
+        tokens = chosen[here(row), here(column)]
+        self.tokens[here(items[row]), here(positions)] = tokens
+        if width > 1:
+            chosen = chosen[here(self.row), here(committed - 1)][:, None]
+        self.last = chosen
+
+    def record(self, chosen: Tensor, outcome: Outcome, output: StepOutput) -> None:
+        """Note the counts of a step, and its trace if one is recorded.
+
+        Args:
+            chosen: tokens of the verdict, [b, W(, C)].
+            outcome: outcome of the step, cut off at the eos token.
+            output: outcome of the forward pass.
+        """
+        items, recorder, columns = self.slots.items, self.recorder, outcome.num_columns
+        padding = (self.shape[1] - columns) * self.target.branches
+        accepted, committed = outcome.num_accepted, outcome.num_committed
+        computed = output.num_computed_tokens - padding
+        recorder.add(items, computed, committed, accepted, outcome.num_drafted, output.ran_network)
+        if recorder.traces is None:
+            return
+        tokens = (chosen if outcome.token_ids is None else outcome.token_ids).tolist()
+        counts = (items, self.start, columns, accepted, committed)
+        for i, (item, n, w, a, c) in enumerate(zip(*(x.tolist() for x in counts), strict=True)):
+            new = {n + k: tokens[i][k] for k in range(c)}
+            if self.eos_token_id is not None and tokens[i][c - 1] == self.eos_token_id:
+                new |= dict.fromkeys(range(n + c, self.total), self.eos_token_id)
+            recorder.add_trace(item, range(n, n + w), range(n, n + a), new)
+
+    def advance(self, outcome: Outcome) -> None:
+        """Move every row behind its new tokens; one that ended is filled up with the eos token."""
+        self.start, self.round = self.start + outcome.num_committed, self.round + 1
+        self.num_steps += 1
+        if outcome.ended is not None and outcome.ended.any():
+            for i in outcome.ended.nonzero()[0]:
+                self.tokens[self.slots.items[i], self.start[i] :] = self.eos_token_id
+            self.start = np.where(outcome.ended, self.total, self.start)
+
+    def report(self, callback: Callable | None) -> None:
+        """Tell the callback how far all items are."""
+        if callback is None:
+            return
+        finished = self.num_finished_tokens
+        finished[self.slots.items] = self.start
+        callback(
+            {
+                "step": self.num_steps,
+                "done": int(finished.sum()),
+                "total": len(finished) * self.total,
+                "tokens": self.tokens,
+                "known": self.here(np.arange(self.total) < finished[:, None]),
+            }
+        )
+
+    def retire(self) -> None:
+        """Give the rows that are finished to waiting items, or drop them."""
+        if max(self.start.tolist()) < self.total:
+            return
+        change = self.slots.retire(self.start >= self.total)
+        self.start, self.round = change.follow(self.start, 0), change.follow(self.round, 0)
+        self.last = change.follow(self.last)
 
 
-def _told(
-    accepted: Tensor, drafted: Tensor, chosen: Tensor
+def copy_outcome_to_host(
+    draft: Draft, verdict: Verdict
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """What the host has to know of a round: accepted drafts [b], which drafts there were [b, L],
-    and ids [b, W] if these are ids; in one copy, which is when the device is waited for."""
-    ids, length = chosen if chosen.ndim == 2 else None, drafted.shape[1]
+    """Copy the outcome of a step in one transfer: the only time that a step waits for the device.
+
+    Returns:
+        Accepted drafts int64 [b], drafts that there were bool [b, L], and tokens int64 [b, W], None
+        for latents.
+    """
+    accepted, drafted = verdict.num_accepted, draft.exists
+    ids, length = verdict.tokens if verdict.tokens.ndim == 2 else None, drafted.shape[1]
     if accepted.device.type == "cpu":
         return accepted.numpy(), drafted.numpy(), None if ids is None else ids.numpy()
-    told = (
-        torch.cat([accepted[:, None], drafted.long(), *([] if ids is None else [ids])], 1)
-        .cpu()
-        .numpy()
-    )
-    return (
-        told[:, 0],
-        told[:, 1 : 1 + length].astype(bool),
-        None if ids is None else told[:, 1 + length :],
-    )
-
-
-class _Book:
-    """Statistics and traces per row. Rounds are noted as they are and counted in the end: of a
-    small model a round takes little longer than counting it."""
-
-    def __init__(self, batch: int, window: int, trace: bool, total: int, end: int | None):
-        self.batch, self.window, self.total, self.end = batch, window, total, end
-        self.rounds: list[tuple] = []
-        self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
-
-    def add(self, rows, start, width, accepted, count, drafted, chosen, computed, ran) -> None:
-        """One round of the given rows [b]; arrays that nobody changes afterwards."""
-        self.rounds.append((rows, accepted, count, drafted, computed, ran))
-        if self.traces is None:
-            return
-        ids = chosen.tolist()
-        for i, (row, n, w, a, c) in enumerate(
-            zip(
-                rows.tolist(),
-                start.tolist(),
-                width.tolist(),
-                accepted.tolist(),
-                count.tolist(),
-                strict=True,
-            )
-        ):
-            committed = {n + k: ids[i][k] for k in range(c)}
-            if self.end is not None and ids[i][c - 1] == self.end:
-                committed |= dict.fromkeys(range(n + c, self.total), self.end)
-            self.traces[row].append(
-                TraceStep(list(range(n, n + w)), list(range(n, n + a)), committed)
-            )
-
-    def output(
-        self, tokens: Tensor, seconds: float, device: torch.device, draft_nfe: list[int] | None
-    ) -> SampleOutput:
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        rows, accepted, count, drafted = (
-            np.concatenate([r[i] for r in self.rounds]) for i in range(4)
-        )
-        positions = np.concatenate([np.broadcast_to(r[4], len(r[0])) for r in self.rounds])
-        ran = np.ones(len(rows), dtype=np.int64)
-        if self.rounds[0][5] is not None:
-            ran = torch.cat([r[5] for r in self.rounds]).long().cpu().numpy()
-
-        def sums(x):
-            return np.bincount(rows, x, self.batch).astype(np.int64).tolist()
-
-        nfe, computed, done, kept, tried = map(sums, (ran, positions, count, accepted, drafted))
-        histogram = np.zeros(
-            (self.batch, max(self.window, int(accepted.max()) + 1)), dtype=np.int64
-        )  # a window may grow from round to round
-        np.add.at(histogram, (rows, accepted), 1)
-        stats = [
-            Stats(
-                nfe=nfe[row],
-                tokens=done[row],
-                tokens_computed=computed[row],
-                mean_acceptance_length=done[row] / nfe[row],
-                draft_acceptance_rate=kept[row] / tried[row] if tried[row] else None,
-                acceptance_histogram=(
-                    _cut(histogram[row].tolist(), self.window) if tried[row] else []
-                ),
-                draft_nfe=draft_nfe[row] if draft_nfe else None,
-                seconds=seconds / len(tokens),
-                peak_memory=memory,
-            )
-            for row in range(self.batch)
-        ]
-        return SampleOutput(tokens, stats, self.traces)
-
-
-def _cut(counts: list[int], length: int) -> list[int]:
-    """Without the noughts at the end that are beyond ``length``: what other rows accepted shows in
-    no row's counts."""
-    return counts[: max(length, max((i + 1 for i, n in enumerate(counts) if n), default=0))]
+    parts = [accepted[:, None], drafted.long(), *([] if ids is None else [ids])]
+    joined = torch.cat(parts, 1).cpu().numpy()
+    found = None if ids is None else joined[:, 1 + length :]
+    return joined[:, 0], joined[:, 1 : 1 + length].astype(bool), found

@@ -23,10 +23,3 @@ def may_be_any(at: Tensor) -> bool:
 def to_device(x: np.ndarray, device: torch.device) -> Tensor:
     """What the host knows, on the device, which may still be at work when it comes."""
     return torch.from_numpy(x).to(device, non_blocking=True)
-
-
-def kept(rows: Tensor) -> tuple[np.ndarray, Tensor]:
-    """The rows that are left (bool [b]) as the host has them, and their numbers for the device to
-    choose by: one wait, however much is chosen."""
-    left = rows.cpu().numpy()
-    return left, to_device(left.nonzero()[0], rows.device)

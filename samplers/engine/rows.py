@@ -9,7 +9,8 @@ The host always knows which rows a change is about, so no device has to be waite
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -183,3 +184,47 @@ def _merged(rows: RowSelection, new: Any, old: Any) -> Any:
     if isinstance(old, Tensor):
         return torch.where(rows.mask_on(old.device).view(shape), new, old)
     return np.where(rows.mask.reshape(shape), new, old)
+
+
+class RowOwner:
+    """Base of objects whose state has one entry per row of the batch.
+
+    Declare such state as a class attribute, ``name = RowState(start)``. The decoding loop
+    attaches ``stores`` to its ``BatchSlots``, and the state follows the rows.
+    """
+
+    @cached_property
+    def store(self) -> RowStore:
+        """State of this object."""
+        return RowStore()
+
+    @property
+    def stores(self) -> tuple[RowStore, ...]:
+        """State of this object and of the parts that it is made of."""
+        return (self.store,)
+
+
+class RowState:
+    """Attribute with one entry per row, kept in the store of its ``RowOwner``; None until set.
+
+    Args:
+        start: what a row begins with: a number, a function of the owner that gives it, or None for
+            content that another entry says is not valid.
+    """
+
+    def __init__(self, start: float | Callable[[Any], float] | None = None):
+        self.start, self.name = start, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: RowOwner | None, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        return instance.store.get(self.name)
+
+    def __set__(self, instance: RowOwner, value: Any) -> None:
+        store, start = instance.store, self.start
+        if self.name not in store:
+            store.register(self.name, partial(start, instance) if callable(start) else start)
+        store[self.name] = value

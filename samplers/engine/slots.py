@@ -8,6 +8,7 @@ attached. Nothing a row draws depends on which row of the batch it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +54,19 @@ class BatchSlots:
         target: the target whose rows these are.
         unfinished: bool [N], the items that have anything to generate; None means all of them.
             The others are never given a row.
+        followers: targets of the same items and row stores; see ``follow``.
     """
 
-    def __init__(self, target: Target, unfinished: np.ndarray | None = None):
+    def __init__(
+        self,
+        target: Target,
+        unfinished: np.ndarray | None = None,
+        followers: Iterable[Target | RowStore] = (),
+    ):
         self.device = target.device
         self.targets: list[Any] = [target]
         self.stores: list[RowStore] = []
+        self.follow(*followers)
         self.items = np.arange(target.rows)
         waiting = np.arange(target.rows, target.items)
         if unfinished is not None:

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from gen.core.errors import bad_value
 from gen.samplers.engine.causal_loop import CausalStep, Drafter
@@ -164,6 +163,8 @@ class AutoWidth:
             self.clock(),
             float(starts.mean()),
         )
+        if len(tokens) != self.rows:  # what went on between the steps is not a step's time
+            self.rows, before = len(tokens), None
         if (
             before is not None and width == self.width and len(tokens) == self.rows
         ):  # the first round of all brings the prompt along
@@ -186,11 +187,6 @@ class AutoWidth:
             self.settled, self.width = (
                 (self.settled, self.width) if (then := self._next()) == self.width else (0, then)
             )
-
-    def keep(self, rows: int) -> None:
-        """So many rows are left."""
-        self.rows = rows
-        self.since = None
 
     def _next(self) -> int:
         tried = [w for w in self.arms if self.known.rounds(w) >= ENOUGH]
@@ -236,15 +232,11 @@ class Windowed(Drafter):
     def window(self) -> int:
         return self._window if isinstance(self._window, int) else self._window.width
 
-    def observe(self, step: CausalStep, accepted: np.ndarray, drafted: np.ndarray) -> None:
+    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         if not isinstance(self._window, int):
             self._window.observe(
-                step.positions.shape[1], step.starts, np.minimum(accepted + 1, step.widths)
+                step.positions.shape[1], step.starts, np.minimum(num_accepted + 1, step.widths)
             )
-
-    def keep(self, rows: Tensor) -> None:
-        if not isinstance(self._window, int):
-            self._window.keep(int(rows.sum()))
 
 
 def checked(value: Any, param: str) -> None:

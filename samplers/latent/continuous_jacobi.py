@@ -35,8 +35,9 @@ from gen.core.errors import bad_value, unknown
 from gen.core.registry import register
 from gen.core.sampler import Sampler
 from gen.models.adapters.denoising_path import PathDistribution, noise_size, walk
-from gen.samplers.engine.causal_loop import CausalStep, decode_causal
-from gen.samplers.engine.host import kept
+from gen.models.targets.base import StepOutput
+from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict, decode_causal
+from gen.samplers.engine.rows import RowState
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
 from gen.samplers.verifiers.base import num_accepted
 
@@ -47,15 +48,16 @@ class LatentJacobiDrafter(Windowed):
     """Holds the iterate of every place that has been in the window, and what was committed, which
     ends it."""
 
+    iterate = RowState(start=0)  # [b, T, C]
+    reach = RowState(start=0)  # positions below it have an iterate, long [b]
+
     def __init__(
         self, paths: PathDistribution, window: int | AutoWidth, tolerance: float, init: str
     ):
         super().__init__(window)
         self.paths, self.tolerance, self.init = paths, tolerance, init
-        self.iterate: Tensor | None = None  # [b, T, C]
-        self.reach: Tensor | None = None  # [b], places below it have an iterate
 
-    def propose(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         if self.iterate is None:
             self.iterate, self.reach = torch.zeros_like(tokens), torch.zeros_like(step.start)
         length = min(self.window - 1, step.positions.shape[1])
@@ -67,9 +69,10 @@ class LatentJacobiDrafter(Windowed):
         enter = known if self.init == "repeat" else torch.zeros_like(known)
         drafts = torch.where((at < self.reach[:, None])[..., None], self.iterate[row, at], enter)
         self.drafts, self.drafted = drafts, drafted
-        return drafts, drafted
+        return Draft(drafts, drafted)
 
-    def verify(self, step: CausalStep, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+        logprobs = output.logprobs
         width, length = logprobs.shape[1], self.drafts.shape[1]
         values = self.values(step, logprobs).to(self.drafts.dtype)
         still = (values[:, :length] - self.drafts).abs().amax(-1) <= self.tolerance
@@ -83,7 +86,7 @@ class LatentJacobiDrafter(Windowed):
         here = torch.where(step.valid[..., None], chosen, chosen[:, :1])
         self.iterate.scatter_(1, step.positions[..., None].expand_as(here), here)
         self.reach = step.start + step.valid.sum(1)
-        return accepted, chosen
+        return Verdict(accepted, chosen)
 
     def values(self, step: CausalStep, logprobs: Tensor) -> Tensor:
         """What the noise of each place makes of its conditioning vector: [b, W, C]."""
@@ -92,15 +95,6 @@ class LatentJacobiDrafter(Windowed):
             logprobs,
             step.normal("token", noise_size(self.paths), logprobs.shape[1], shared=True),
         )[..., -1, :]
-
-    def keep(self, rows: Tensor) -> None:
-        super().keep(rows)
-        _, index = kept(rows)
-        self.iterate, self.reach = self.iterate[index], self.reach[index]
-
-    def renew(self, rows: Tensor) -> None:
-        self.iterate = self.iterate.masked_fill(rows[:, None, None], 0)
-        self.reach = self.reach.masked_fill(rows, 0)
 
 
 @register("sampler", "continuous_jacobi")

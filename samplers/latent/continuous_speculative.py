@@ -36,6 +36,7 @@ from gen.core.sampler import Preset
 from gen.samplers.causal.drafters.model import ModelDrafted
 from gen.samplers.causal.length_policies import LengthPolicy
 from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.engine.rows import RowState
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths
 
 MODES = ("exact", "relaxed")
@@ -45,9 +46,15 @@ class _AfterPrefill(LengthPolicy):
     """No drafts for the first ``places`` rounds of a row, in which it gets one token each; then
     what another policy says."""
 
+    left = RowState(start=lambda policy: policy.positions)  # steps without drafts, int64 [b]
+
     def __init__(self, policy: LengthPolicy, positions: int):
         self.policy, self.positions = policy, positions
-        self.left = np.full_like(policy.lengths, positions)  # rounds without drafts, row by row
+        self.left = np.full_like(policy.lengths, positions)
+
+    @property
+    def stores(self):
+        return (self.store, *self.policy.stores)
 
     @property
     def lengths(self):
@@ -64,14 +71,6 @@ class _AfterPrefill(LengthPolicy):
 
     def over(self, width, starts, tokens):
         self.policy.over(width, starts, tokens)
-
-    def keep(self, rows):
-        self.policy.keep(rows)
-        self.left = self.left[rows]
-
-    def renew(self, rows):
-        self.policy.renew(rows)
-        self.left = np.where(rows, self.positions, self.left)
 
 
 @register("sampler", "continuous_speculative")

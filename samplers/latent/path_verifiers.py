@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.denoising_path import PathDistribution, log_density, noise_size, walk
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.verifiers.base import num_accepted, rows_at
 
@@ -64,12 +64,9 @@ class PathChain:
     def begin(self, step: CausalStep, drafts: int) -> None:
         self.drawn = []
 
-    def keep(self, rows: Tensor) -> None:
-        self.drawn = []
-
     def verify(
         self, step: CausalStep, drafts: Tensor, drafted: Tensor, logprobs: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Verdict:
         accepted = num_accepted(self.kept(step, drafted, logprobs))
         chosen = torch.cat([drafts, drafts.new_zeros(len(drafts), 1, drafts.shape[-1])], 1)
         rejected = (
@@ -81,7 +78,7 @@ class PathChain:
                 chosen[rows, accepted[rows]] = draw(step, rows, accepted[rows], logprobs).to(
                     chosen.dtype
                 )
-        return accepted, chosen
+        return Verdict(accepted, chosen)
 
     def undrafted(self, step: CausalStep, logprobs: Tensor) -> Tensor:
         row = torch.arange(len(logprobs), device=logprobs.device)

@@ -121,11 +121,7 @@ def numbered(step: MaskedStep) -> Tensor:
     """The number [b, T] of the block of ``block_length`` places that each one is in. With
     ``align_blocks`` they are counted from the first id of the condition, so that the canvas may
     begin inside of one."""
-    before = (
-        step.num_prompt_tokens[:, None]
-        if step.params.align_blocks and isinstance(step.num_prompt_tokens, Tensor)
-        else 0
-    )
+    before = step.num_prompt_tokens[:, None] if step.params.align_blocks else 0
     return (step.positions + before) // step.params.block_length
 
 

@@ -1,95 +1,64 @@
-"""The masked loop: predict, propose, score, select, remask, stop. Every masked method is a choice
-of its parts.
+"""Masked loop: every masked method is a choice of parts in this loop.
 
-Per row and forward call: the law of all empty places is computed; a ``proposer`` puts an id at
-each; a ``block_schedule`` says which places are at work; an ``order`` scores them; a ``selector``
-says which are committed now, at least one; a ``remasker`` may empty or change what earlier steps
-committed; a ``stop`` may end a row. Rows advance independently, each with its own block and its own
-count of steps. One that is done makes room for the next item where the target has some waiting
-(``Target.at_most``), or else leaves the batch. Nothing a row draws depends on another row.
+Each step, for all rows of the batch: one forward pass gives the distribution of every masked
+position. A ``proposer`` draws a token for each of them. A ``block_schedule`` says which positions
+are open. An ``order`` scores the positions. A ``selector`` chooses those that are committed, at
+least one per row. A ``remasker`` may mask or change what earlier steps committed. A ``stop`` may
+end a row. Rows advance independently, each with its own block and its own count of steps. A row
+that is finished takes the next waiting item, or leaves the batch
+(``gen.samplers.engine.slots``). Nothing a row draws depends on another row.
 
-A part is a function of one step (``masked_step.Step``), registered under its kind:
+A part is a function of one step (``gen.samplers.masked.step.MaskedStep``), registered under its
+kind:
 
-    proposer(now) -> ids [b, T]                      order(now) -> score [b, T]
-    block_schedule(now) -> open bool [b, T], number of the block [b]; a row whose number changes
-    begins a block. And what may be left out: the places that the schedule of steps counts [b, T],
-    if they are more than those that are open
-    selector(now) -> bool [b, T]                     stop(now, canvas) -> bool [b], ids [b, T] for
-                                                     what such rows left empty
-    remasker(now, count) -> places to empty bool [b, T], places to commit [b], and two things that
-    may be left out: ids to put in the place of committed ones [b, T] (-1: none), and bool [b],
-    which rows want another call in their block though it is full
+    block_schedule(step)   open positions [b, T], and the number of the block [b]: a row whose
+                           number changes begins a block. Optionally the positions [b, T] that the
+                           schedule of steps counts, where they are more than the open ones
+    proposer(step)         tokens [b, T]
+    order(step)            score [b, T]
+    selector(step)         positions to commit, bool [b, T]
+    remasker(step, count)  fields of ``Revision``; ``count`` [b] is what the selector commits
+    stop(step, canvas)     rows that are over, bool [b], and tokens [b, T] for what they left masked
 
-Every call fills at least one place more than it empties, and nothing is emptied after ``steps``
-calls of a block, so that there is an end. Calls that a remasker asks for in a full block come on
-top of that: it must stop asking. Until it does, the row stays in that block.
+A part that is a class has weights: it is made from the sampler's parameters and the device when a
+call begins. A part that reads more than its phase provides declares it
+(``gen.samplers.masked.step.needs``): a remasker may ask for ``left_out_logp``, for which the
+forward pass has one more canvas per committed position of the block, with that position masked. All
+positions of those canvases are counted.
 
-A part that is a class has weights: it is made from the knobs and the device when a call of the
-sampler begins.
-
-A remasker function with the attribute ``shadow`` gets ``left_out``: the call has, beside the
-canvas, one canvas more for each committed place of the block, with that place empty. It is one
-call, and all of its places are counted.
+Termination: every step commits at least one position more than it masks again, and nothing is
+masked again after ``steps`` steps of a block. Steps that a remasker asks for in a full block come
+on top of that; the row stays in that block until the remasker stops asking.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.registry import registry
 from gen.core.rng import RNG
-from gen.core.stats import SampleOutput, Stats, TraceStep
-from gen.core.token_space import TokenSpace
+from gen.core.stats import SampleOutput
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
 from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.stats import Counts, StatsRecorder
+from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.config import MaskedParams
+from gen.samplers.masked.part_set import PartSet, Revision, make_parts
 from gen.samplers.masked.parts.caches import with_cache
-from gen.samplers.masked.step import MaskedStep, Memory, Seats, highest
-
-
-class Revision(NamedTuple):
-    """What a remasker returns; see the module."""
-
-    removed: Tensor
-    count: Tensor
-    replaced: Tensor | None = None
-    again: Tensor | None = None
-
-
-class _Parts:
-    """The functions that a sampler's knobs name, or others ``instead``, by the knob."""
-
-    def __init__(
-        self,
-        params: MaskedParams,
-        space: TokenSpace,
-        device: torch.device | str,
-        instead: Mapping[str, Callable],
-    ):
-        self.order = registry.get(
-            "order", params.order or ("random" if space.channels else "confidence")
-        )
-        for name, kind in (
-            ("schedule", "schedule"),
-            ("proposer", "proposer"),
-            ("selector", "selector"),
-            ("remasker", "remasker"),
-            ("stop", "stop"),
-            ("blocks", "block_schedule"),
-        ):
-            part = instead.get(name) or registry.get(kind, getattr(params, name))
-            setattr(
-                self, name, part(params, device) if isinstance(part, type) else part
-            )  # a class has weights, read once per call
-        self.revises = params.remasker != "none" or "remasker" in instead
-        self.shadow = getattr(self.remasker, "shadow", False)
+from gen.samplers.masked.step import (
+    BlockProgress,
+    CanvasView,
+    MaskedStep,
+    Prediction,
+    TokenProposal,
+    highest,
+)
 
 
 def decode_masked(
@@ -100,319 +69,353 @@ def decode_masked(
     canvas: Tensor | None = None,
     trace: bool = False,
     callback: Callable | None = None,
-    instead: Mapping[str, Callable] | None = None,
+    overrides: Mapping[str, Callable] | None = None,
+    followers: Sequence = (),
 ) -> SampleOutput:
-    """Fills the empty places of ``canvas`` [B, T(, C)], by default all. ``instead``: functions in
-    place of the parts that ``params`` name, such as ``{"selector": f}``, for samplers whose parts
-    know more than a num_steps. Raises ``GenError`` for a canvas that the space does not allow.
+    """Fill the masked positions of a canvas.
+
+    Args:
+        target: masked model with its prompts.
+        rng: random numbers by item and position.
+        params: the sampler.
+        canvas: tokens or latents [N, T(, C)], masked where one is wanted; None: masked everywhere.
+        trace: whether to record the positions of every step.
+        callback: called after every step with what ``report`` returns.
+        overrides: parts in place of the named ones, by parameter, such as ``{"selector": f}``.
+        followers: targets and row stores of those parts, which follow the rows of the batch.
+
+    Raises:
+        GenError: the token space does not allow the canvas, or a part does not fit the target.
     """
-    began = time.perf_counter()
-    space, batch, total, device = target.space, target.items, target.length, target.device
-    parts = _Parts(params, space, device, instead or {})
-    target = with_cache(target, params)
-    if parts.shadow and isinstance(target, Block):
-        raise GenError(
-            f"sampler.remasker is {params.remasker!r}, which asks for the law of every place without"
-            " its own id; a block model's cache holds one canvas per row; expected a remasker"
-            " without that, or a masked model"
-        )
-    canvas = (
-        space.empty(batch, device, target.model.dtype)
-        if canvas is None
-        else canvas.to(device).clone()
-    )
-    check_canvas(canvas, batch, target.legal, space)
-    given = ~space.is_masked(canvas)
-    wanted = (~given).sum(1)
-    certainty = torch.zeros(batch, total, dtype=torch.float64, device=device)
-    finished = torch.zeros_like(wanted, dtype=torch.bool)
-    seats, memory, book, num_steps = Seats(target, wanted > 0), Memory(), _Book(batch, trace), 0
-    round_ = torch.zeros_like(seats.rows)
-    while len(rows := seats.rows):
-        masked = space.is_masked(canvas[rows])
-        committed = _at_work(~masked & ~given[rows], masked, memory) if parts.shadow else None
-        step = MaskedStep(
-            rng,
-            rows,
-            round_,
-            space,
-            params,
-            canvas[rows],
-            given[rows],
-            masked,
-            torch.ones_like(masked),
-            None,
-            None,
-            memory,
-            certainty[rows],
-            num_prompt_tokens=_before(target),
-        )
-        prepare = getattr(target, "prepare", None)
-        if prepare:  # a cache wants to know the block before the law
-            _block(step, parts, wanted[rows])
-            prepare(step)
-        step.logprobs, step.raw_logprobs, step.left_out_logp, positions = _read(
-            target, canvas[rows], committed, params
-        )
-        if prepare:
-            step.fresh = target.fresh
-        else:
-            _block(step, parts, wanted[rows])
-        if space.channels:
-            step.proposed_tokens, step.logp = (
-                step.canvas,
-                torch.zeros(masked.shape, dtype=torch.float64, device=device),
-            )
-        else:
-            step.proposed_tokens = torch.where(masked, parts.proposer(step), step.canvas)
-            step.logp = (
-                step.confidence_logprobs()
-                .gather(-1, step.proposed_tokens[..., None])[..., 0]
-                .double()
-            )
-        step.score = parts.order(step)
-        eligible = step.eligible
-        chosen = parts.selector(step) & eligible
-        if may_be_any(~chosen.any(1)):
-            chosen = torch.where(
-                chosen.any(1, keepdim=True),
-                chosen,
-                highest(step.score, eligible, torch.ones_like(rows)),
-            )
-        revision = Revision(*parts.remasker(step, chosen.sum(1)))
-        if parts.revises:  # what is emptied is made up for
-            chosen = chosen | highest(
-                step.score, eligible & ~chosen, revision.count - chosen.sum(1)
-            )
-        removed = revision.removed & ~step.is_last_step[:, None]
-        proposed, changed, over = (
-            step.proposed_tokens,
-            torch.zeros_like(removed),
-            torch.zeros_like(rows, dtype=torch.bool),
-        )
-        if space.channels:
-            noise = rng.normal(rows, step.positions, "propose", None, noise_size(target.paths))
-            proposed = step.canvas.clone()
-            proposed[chosen] = walk(target.paths, step.logprobs[chosen], noise[chosen])[:, -1].to(
-                canvas.dtype
-            )
-        if revision.replaced is not None:
-            changed = step.remaskable & ~removed & (revision.replaced >= 0)
-            proposed, chosen = torch.where(changed, revision.replaced, proposed), chosen | changed
-        canvas[rows] = torch.where(
-            chosen if proposed.ndim == 2 else chosen[..., None], proposed, canvas[rows]
-        )
-        if parts.revises:
-            canvas[rows] = torch.where(removed, space.mask_token_id, canvas[rows])
-            removed = removed | changed
-        if not space.channels:
-            certainty[rows] = torch.where(
-                chosen,
-                step.confidence_logprobs().gather(-1, proposed[..., None])[..., 0].double(),
-                certainty[rows],
-            )
-            over, rest = parts.stop(step, canvas[rows])
-            filling = over[:, None] & space.is_masked(canvas[rows])
-            proposed, chosen = torch.where(filling, rest, proposed), chosen | filling
-            canvas[rows] = torch.where(filling, rest, canvas[rows])
-        book.add(seats.numbers, step, positions, chosen, proposed, removed)
-        num_steps, round_ = num_steps + 1, round_ + 1
-        done = ~space.is_masked(canvas[rows]).any(1)
-        if revision.again is not None:
-            memory["held"] = revision.again & ~over
-            done = done & ~memory["held"]
+    began, recorder = time.perf_counter(), StatsRecorder(target.items, trace)
+    run = begin_run(target, rng, params, canvas, overrides or {}, followers)
+    while len(run.batch.slots):
+        step = view_canvas(run)  # 1. canvas view
+        num_computed = predict(run, step)  # 2. block progress  3. forward pass
+        step.proposal = propose(run, step)  # 4. propose
+        step.proposal = replace(step.proposal, score=run.parts.order(step))  # 5. score
+        selected = select(run, step)  # 6. select
+        revision = remask(run, step, selected)  # 7. remask
+        change = commit(run, step, selected, revision)  # 8. commit
+        change, stopped = stop(run, step, change)  # 9. stop
+        record(recorder, run, step, change, num_computed)  # 10. record
+        retire(run, step, revision, stopped)  # 11. retire
         if callback:
-            finished[rows] = done
-            callback(_report(num_steps, canvas, given, space, finished if parts.revises else None))
-        if moved := seats.leave(done):
-            again, left = moved
-            memory.renew(again)
-            memory.keep(left)
-            round_ = round_.masked_fill(again, 0)[left]
-    return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
+            callback(report(run.batch, run.known))
+    seconds = time.perf_counter() - began
+    return recorder.output(run.batch.canvas, seconds, run.batch.num_masked.tolist())
 
 
-def _before(target) -> Tensor | int:
-    """Ids of the condition of each row [b], where a target has conditions."""
-    lengths = getattr(target, "prompt_length", None)
-    return 0 if lengths is None else lengths[: target.rows]
+@dataclass
+class MaskedRun:
+    """One call of the loop.
+
+    Attributes:
+        batch: canvases and rows.
+        rng: random numbers by item and position.
+        params: the sampler.
+        parts: parts that ``params`` names.
+        committed_logp: log-probability of each token when it was committed, float64 [N, T].
+        finished: items that are over, bool [N].
+    """
+
+    batch: CanvasBatch
+    rng: RNG
+    params: MaskedParams
+    parts: PartSet
+    committed_logp: Tensor
+    finished: Tensor
+
+    @property
+    def known(self) -> Tensor:
+        """Positions whose token does not change any more, bool [N, T]."""
+        if self.parts.revises:
+            return self.batch.prefilled | self.finished[:, None]
+        return ~self.batch.target.space.is_masked(self.batch.canvas)
 
 
-def _at_work(committed: Tensor, masked: Tensor, memory: Memory) -> Tensor:
-    """Those of the ``committed`` places (bool [b, T]) that are in a block which goes on. Which that
-    is, is known before the law is: one that begins has none."""
-    open = memory.get("open", torch.zeros_like(committed))
-    goes_on = (masked & open).any(1) | memory.get("held", torch.zeros_like(masked[:, 0]))
-    return committed & open & goes_on[:, None]
+@dataclass(frozen=True)
+class CanvasChange:
+    """Changes of the canvas in one step.
+
+    Attributes:
+        tokens: tokens, or latents, [b, T(, C)]; those at ``committed`` are written.
+        committed: positions that are written, bool [b, T].
+        removed: positions that are masked again or whose token is replaced, bool [b, T].
+    """
+
+    tokens: Tensor
+    committed: Tensor
+    removed: Tensor
 
 
-def _read(
-    target, canvas: Tensor, committed: Tensor | None, params: MaskedParams
-) -> tuple[Tensor, Callable | None, Tensor | None, int | Tensor]:
-    """The law of a canvas [b, T], the raw law, and places computed per row: one call. If asked for,
-    also what the law of each ``committed`` place (bool [b, T]) says of its id without it; 0 at the
-    others."""
-    if committed is None:
-        logprobs, positions = target.predict(canvas)
-        return logprobs, getattr(target, "raw", None), None, positions
-    b, (row, at) = len(canvas), committed.nonzero(as_tuple=True)
-    each = torch.arange(len(row), device=canvas.device)
-    without = canvas[row]
-    without[each, at] = target.space.mask_token_id
-    logprobs, positions = target.predict(
-        torch.cat([canvas, without]), of=torch.cat([torch.arange(b, device=canvas.device), row])
-    )
-    raw = target.raw() if params.confidence_on == "raw" else None
-    left_out = torch.zeros(canvas.shape, dtype=torch.float64, device=canvas.device)
-    left_out[row, at] = (logprobs if raw is None else raw)[b + each, at, canvas[row, at]].double()
-    each = positions[:b] if isinstance(positions, Tensor) else positions
-    return (
-        logprobs[:b],
-        lambda: (target.raw() if raw is None else raw)[:b],
-        left_out,
-        each * (1 + committed.sum(1)),
-    )
-
-
-def _block(step: MaskedStep, parts: _Parts, wanted: Tensor) -> None:
-    """Which block every row is in, and how far in it. ``wanted`` [b]: empty places at the start of
-    all."""
-    step.is_first_step = step.steps_in_block = step.num_masked_at_start = torch.zeros_like(
-        step.rows
-    )
-    asks, before = (
-        "held" in step.memory,
-        dict(step.memory),
-    )  # whether a remasker may have asked for another call in a full block
-    held = step.recall("held", torch.zeros_like(step.rows, dtype=torch.bool)) if asks else None
-    step.open, number, *counted = parts.blocks(step)
-    if asks and bool(held.any()):  # to the schedule their block is over, and it may have gone on
-
-        def keep(name, new):
-            return torch.where(held.view(-1, *[1] * (new.ndim - 1)), before[name], new)
-
-        step.memory.update(
-            {
-                name: keep(name, x)
-                for name, x in step.memory.items()
-                if name in before and x is not before[name]
-            }
-        )
-        step.open, number = keep("open", step.open), keep("block", number)
-    step.is_first_step = number != step.recall("block", torch.full_like(number, -1))
-    count = (step.masked & step.fresh & (counted[0] if counted else step.open)).sum(1)
-    step.steps_in_block = torch.where(step.is_first_step, 0, step.recall("since", count))
-    step.num_masked_at_start = torch.where(step.is_first_step, count, step.recall("wanted", count))
-    steps = torch.ceil(
-        step.params.steps * step.num_masked_at_start.double() / wanted - 1e-9
-    ).clamp_min(1)
-    if step.params.block_steps:
-        steps = torch.full_like(steps, step.params.block_steps)
-    step.progress = ((step.steps_in_block + 1) / steps).clamp_max(1)
-    step.is_last_step = step.progress >= 1
-    share = torch.where(step.is_last_step, 0.0, parts.schedule(step.progress, step.params.exponent))
-    stay = (step.num_masked_at_start * share + 1e-9).floor().long()
-    stay = torch.where(share > 0, stay.clamp_min(1), stay)
-    step.quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
-    step.memory.update(
-        block=number, open=step.open, since=step.steps_in_block + 1, wanted=step.num_masked_at_start
-    )
-
-
-def _report(
-    step: int, canvas: Tensor, given: Tensor, space: TokenSpace, over: Tensor | None
-) -> dict:
-    """``over`` bool [B]: which rows are, where what others hold may be emptied or changed again and
-    is not known yet."""
-    known = filled = ~space.is_masked(canvas)
-    if over is not None:
-        known = given | over[:, None]
-    return {
-        "step": step,
-        "done": int(filled.sum()),
-        "total": filled.numel(),
-        "tokens": canvas,
-        "known": known,
-    }
-
-
-class _Book:
-    """Statistics and traces per row."""
-
-    def __init__(self, batch: int, trace: bool):
-        self.batch, self.calls = batch, []
-        self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
-
-    def add(
-        self,
-        numbers: list[int],
-        step: MaskedStep,
-        positions: int | Tensor,
-        chosen: Tensor,
-        proposed: Tensor,
-        removed: Tensor,
-    ) -> None:
-        """One step of the items ``numbers`` [b], each of which had so many ``places`` computed.
-        They are counted in the end, when nobody waits."""
-        self.calls.append((numbers, positions))
-        for i, row in enumerate(numbers if self.traces is not None else []):
-            at, window, gone = (
-                x[i].nonzero()[:, 0].tolist() for x in (chosen, step.masked | chosen, removed)
-            )
-            self.traces[row].append(
-                TraceStep(
-                    window, [], dict(zip(at, proposed[i, chosen[i]].tolist(), strict=True)), gone
-                )
-            )
-
-    def output(self, canvas: Tensor, wanted: list[int], seconds: float) -> SampleOutput:
-        memory = (
-            torch.cuda.max_memory_allocated(canvas.device) if canvas.device.type == "cuda" else None
-        )
-        nfe, computed = [0] * self.batch, [0] * self.batch
-        for numbers, positions in self.calls:
-            for row, count in zip(
-                numbers,
-                positions.tolist() if isinstance(positions, Tensor) else [positions] * len(numbers),
-                strict=True,
-            ):
-                nfe[row] += 1
-                computed[row] += count
-        stats = [
-            Stats(
-                nfe=n,
-                tokens=w,
-                tokens_computed=c,
-                mean_acceptance_length=w / n if n else 0.0,
-                seconds=seconds / len(canvas),
-                peak_memory=memory,
-            )
-            for n, w, c in zip(nfe, wanted, computed, strict=True)
-        ]
-        return SampleOutput(canvas, stats, self.traces)
-
-
-def check_canvas(canvas: Tensor, batch: int, legal: Tensor, space: TokenSpace) -> None:
-    """Raises ``GenError`` for a canvas of another shape or with an id that may not stand where it
-    does."""
-    shape = (batch, space.length, *([space.channels] if space.channels else []))
-    if canvas.shape != shape:
-        raise GenError(f"the canvas has shape {tuple(canvas.shape)}; expected {shape}")
-    if space.channels:
-        return
-    known = ~space.is_masked(canvas)
-    inside = (canvas >= 0) & (canvas < legal.shape[1])
-    fine = (
-        legal[torch.arange(space.length, device=canvas.device), canvas.clamp(0, legal.shape[1] - 1)]
-        & inside
-    )
-    if (
-        space.eos_token_id is not None
-    ):  # what lies behind the end is given, also where no end may be drawn
-        fine |= canvas == space.eos_token_id
-    if bool((known & ~fine).any()):
-        row, at = (known & ~fine).nonzero()[0].tolist()
+def begin_run(
+    target,
+    rng: RNG,
+    params: MaskedParams,
+    canvas: Tensor | None,
+    overrides: Mapping[str, Callable],
+    followers: Sequence,
+) -> MaskedRun:
+    """Look up the parts, set up the cache and give the first items a row; see ``decode_masked``."""
+    parts = make_parts(params, target.space, target.device, overrides)
+    target = with_cache(target, params)
+    if parts.remasker_reads_left_out and isinstance(target, Block):
         raise GenError(
-            f"the canvas holds id {int(canvas[row, at])} at place {at} of row {row}, which is not"
-            " legal there"
+            f"sampler.remasker is {params.remasker!r}, which needs the log-probability of every"
+            " token with its own position masked; a block model's cache holds one canvas per row;"
+            " expected a remasker without that need, or a masked model"
         )
+    batch = begin_batch(target, canvas, followers)
+    shape, device = batch.prefilled.shape, target.device
+    committed_logp = torch.zeros(shape, dtype=torch.float64, device=device)
+    finished = torch.zeros(len(batch.canvas), dtype=torch.bool, device=device)
+    return MaskedRun(batch, rng, params, parts, committed_logp, finished)
+
+
+def view_canvas(run: MaskedRun) -> MaskedStep:
+    """Begin a step with the canvas as it is."""
+    batch, rows = run.batch, run.batch.rows
+    tokens = batch.tokens
+    view = CanvasView(
+        tokens,
+        batch.prefilled[rows],
+        batch.target.space.is_masked(tokens),
+        run.committed_logp[rows],
+        batch.target.num_prompt_tokens,
+    )
+    space = batch.target.space
+    return MaskedStep(run.rng, rows, batch.step_index, space, run.params, batch.memory, view)
+
+
+def predict(run: MaskedRun, step: MaskedStep) -> Counts:
+    """Build the records ``block`` and ``prediction`` with one forward pass.
+
+    The block comes first, since a cache decides by it what to compute. A block schedule that reads
+    log-probabilities comes after the forward pass; it takes no cache.
+
+    Returns:
+        Positions of its own that each row had computed.
+    """
+    left_out = left_out_positions(step) if run.parts.remasker_reads_left_out else None
+    if not run.parts.blocks_read_logprobs:
+        step.block = block_progress(run, step)
+    run.batch.target.prepare(step)
+    if left_out is None:
+        output = run.batch.target.predict(step.canvas)
+        fresh = torch.ones_like(step.masked) if output.fresh is None else output.fresh
+        step.prediction = Prediction(output.logprobs, output.raw, fresh)
+        num_computed = output.num_computed_tokens
+    else:
+        step.prediction, num_computed = predict_with_left_out(run.batch.target, step, left_out)
+    if run.parts.blocks_read_logprobs:
+        step.block = block_progress(run, step)
+    return num_computed
+
+
+def left_out_positions(step: MaskedStep) -> Tensor:
+    """Committed positions of blocks that go on: bool [b, T].
+
+    They are those of the step before: a block that begins now has none.
+    """
+    masked, committed = step.masked, ~step.masked & ~step.prefilled
+    was_open = step.recall("open", torch.zeros_like(masked))
+    goes_on = (masked & was_open).any(1) | step.recall("stays", torch.zeros_like(masked[:, 0]))
+    return committed & was_open & goes_on[:, None]
+
+
+def predict_with_left_out(target, step: MaskedStep, left_out: Tensor) -> tuple[Prediction, Counts]:
+    """Run the canvases, and one more canvas per position of ``left_out`` with it masked.
+
+    Args:
+        target: the masked model.
+        step: step with its canvas view.
+        left_out: committed positions, bool [b, T].
+
+    Returns:
+        The prediction with ``left_out_logp``, and the positions that each row had computed.
+    """
+    canvas, device = step.canvas, step.canvas.device
+    b, (row, position) = len(canvas), left_out.nonzero(as_tuple=True)
+    extra = torch.arange(len(row), device=device)
+    without = canvas[row]
+    without[extra, position] = target.space.mask_token_id
+    rows = torch.cat([torch.arange(b, device=device), row])
+    output = target.predict(torch.cat([canvas, without]), rows)
+    raw = output.raw() if step.params.confidence_on == "raw" else None
+    judged = output.logprobs if raw is None else raw
+    logp = torch.zeros(left_out.shape, dtype=torch.float64, device=device)
+    logp[row, position] = judged[b + extra, position, canvas[row, position]].double()
+    counts = output.num_computed_tokens
+    per_canvas = counts[:b] if isinstance(counts, Tensor) else counts
+    prediction = Prediction(
+        output.logprobs[:b],
+        lambda: (output.raw() if raw is None else raw)[:b],
+        torch.ones_like(step.masked),
+        logp,
+    )
+    return prediction, per_canvas * (1 + left_out.sum(1))
+
+
+def block_progress(run: MaskedRun, step: MaskedStep) -> BlockProgress:
+    """Find the block of every row and how many positions the schedule commits in it now."""
+    params, memory = run.params, step.memory
+    is_open, number, counted = block_of_rows(run.parts, step)
+    is_first_step = number != step.recall("block", torch.full_like(number, -1))
+    count = (step.masked & counted).sum(1)
+    steps_in_block = torch.where(is_first_step, 0, step.recall("steps_in_block", count))
+    at_start = torch.where(is_first_step, count, step.recall("num_masked_at_start", count))
+    total = run.batch.num_masked[step.rows]
+    steps = torch.ceil(params.steps * at_start.double() / total - 1e-9).clamp_min(1)
+    if params.block_steps:
+        steps = torch.full_like(steps, params.block_steps)
+    progress = ((steps_in_block + 1) / steps).clamp_max(1)
+    is_last_step = progress >= 1
+    share = torch.where(is_last_step, 0.0, run.parts.schedule(progress, params.exponent))
+    stay = (at_start * share + 1e-9).floor().long()
+    stay = torch.where(share > 0, stay.clamp_min(1), stay)
+    quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
+    memory.update(
+        block=number, open=is_open, steps_in_block=steps_in_block + 1, num_masked_at_start=at_start
+    )
+    return BlockProgress(
+        is_open, is_first_step, steps_in_block, at_start, progress, is_last_step, quota
+    )
+
+
+def block_of_rows(parts: PartSet, step: MaskedStep) -> tuple[Tensor, Tensor, Tensor]:
+    """Ask the block schedule, and keep rows in their block that a remasker wants to stay there.
+
+    Returns:
+        Open positions [b, T], number of the block [b], positions that the schedule of steps
+        counts [b, T].
+    """
+    memory, before = step.memory, dict(step.memory)
+    is_open, number, *counted = parts.blocks(step)
+    if "stays" in before:
+        stays = step.recall("stays", torch.zeros_like(step.masked[:, 0]))
+        if bool(stays.any()):
+            # to the schedule the full block is over, and it may have gone on to the next
+
+            def unless_stays(name: str, new: Tensor) -> Tensor:
+                return torch.where(stays.view(-1, *[1] * (new.ndim - 1)), before[name], new)
+
+            changed = [n for n in memory if n in before and memory[n] is not before[n]]
+            memory.update({name: unless_stays(name, memory[name]) for name in changed})
+            is_open, number = unless_stays("open", is_open), unless_stays("block", number)
+    return is_open, number, counted[0] if counted else is_open
+
+
+def propose(run: MaskedRun, step: MaskedStep) -> TokenProposal:
+    """Draw a token for every masked position; latents are drawn once they are selected."""
+    if step.space.channels:
+        logp = torch.zeros(step.masked.shape, dtype=torch.float64, device=step.masked.device)
+        return TokenProposal(step.canvas, logp)
+    tokens = torch.where(step.masked, run.parts.proposer(step), step.canvas)
+    # the proposer may have changed the log-probabilities of the step
+    logp = step.confidence_logprobs().gather(-1, tokens[..., None])[..., 0].double()
+    return TokenProposal(tokens, logp)
+
+
+def select(run: MaskedRun, step: MaskedStep) -> Tensor:
+    """Ask the selector, and take the best position of a row where it takes none: bool [b, T]."""
+    eligible = step.eligible
+    selected = run.parts.selector(step) & eligible
+    if may_be_any(~selected.any(1)):
+        best = highest(step.score, eligible, torch.ones_like(step.rows))
+        selected = torch.where(selected.any(1, keepdim=True), selected, best)
+    return selected
+
+
+def remask(run: MaskedRun, step: MaskedStep, selected: Tensor) -> Revision:
+    """Ask the remasker; ``selected`` bool [b, T] are the positions that the selector chose."""
+    return Revision(*run.parts.remasker(step, selected.sum(1)))
+
+
+def commit(run: MaskedRun, step: MaskedStep, selected: Tensor, revision: Revision) -> CanvasChange:
+    """Write the selected tokens to the canvas, and mask or replace what the remasker says.
+
+    Args:
+        run: the run.
+        step: step with its proposal.
+        selected: positions that the selector chose, bool [b, T].
+        revision: outcome of the remasker.
+    """
+    canvas, rows, space = run.batch.canvas, step.rows, step.space
+    if run.parts.revises:
+        # as many more are committed as the remasker asks for
+        more = revision.count - selected.sum(1)
+        selected = selected | highest(step.score, step.eligible & ~selected, more)
+    removed, replaced = revision.removed & ~step.is_last_step[:, None], None
+    tokens = denoise(run, step, selected) if space.channels else step.proposed_tokens
+    if revision.replaced is not None:
+        replaced = step.remaskable & ~removed & (revision.replaced >= 0)
+        tokens = torch.where(replaced, revision.replaced, tokens)
+        selected = selected | replaced
+    written = selected if tokens.ndim == 2 else selected[..., None]
+    canvas[rows] = torch.where(written, tokens, canvas[rows])
+    if run.parts.revises:
+        canvas[rows] = torch.where(removed, space.mask_token_id, canvas[rows])
+        removed = removed if replaced is None else removed | replaced
+    if not space.channels:
+        logp = step.confidence_logprobs().gather(-1, tokens[..., None])[..., 0].double()
+        run.committed_logp[rows] = torch.where(selected, logp, run.committed_logp[rows])
+    return CanvasChange(tokens, selected, removed)
+
+
+def denoise(run: MaskedRun, step: MaskedStep, selected: Tensor) -> Tensor:
+    """Canvas [b, T, C] with the end of the denoising path at selected positions (bool [b, T])."""
+    paths = run.batch.target.paths
+    noise = run.rng.normal(step.rows, step.positions, "propose", None, noise_size(paths))
+    latents = step.canvas.clone()
+    drawn = walk(paths, step.logprobs[selected], noise[selected])[:, -1]
+    latents[selected] = drawn.to(latents.dtype)
+    return latents
+
+
+def stop(run: MaskedRun, step: MaskedStep, change: CanvasChange) -> tuple[CanvasChange, Tensor]:
+    """Ask the stop which rows are over, and fill what they left masked.
+
+    Returns:
+        The change with what was filled, and the rows that are over, bool [b].
+    """
+    if step.space.channels:
+        return change, torch.zeros_like(step.rows, dtype=torch.bool)
+    canvas, rows = run.batch.canvas, step.rows
+    stopped, rest = run.parts.stop(step, canvas[rows])
+    filling = stopped[:, None] & step.space.is_masked(canvas[rows])
+    tokens = torch.where(filling, rest, change.tokens)
+    canvas[rows] = torch.where(filling, rest, canvas[rows])
+    return CanvasChange(tokens, change.committed | filling, change.removed), stopped
+
+
+def record(
+    recorder: StatsRecorder,
+    run: MaskedRun,
+    step: MaskedStep,
+    change: CanvasChange,
+    num_computed: Counts,
+) -> None:
+    """Note what the step computed and, where traces are recorded, what it changed."""
+    items = run.batch.slots.items
+    recorder.add(items, num_computed)
+    if recorder.traces is None:
+        return
+    for row, item in enumerate(items.tolist()):
+        positions, window, removed = (
+            x[row].nonzero()[:, 0].tolist()
+            for x in (change.committed, step.masked | change.committed, change.removed)
+        )
+        tokens = change.tokens[row, change.committed[row]].tolist()
+        committed = dict(zip(positions, tokens, strict=True))
+        recorder.add_trace(item, window, [], committed, removed)
+
+
+def retire(run: MaskedRun, step: MaskedStep, revision: Revision, stopped: Tensor) -> None:
+    """Find the rows that are done, and give their rows to waiting items."""
+    done = ~step.space.is_masked(run.batch.tokens).any(1)
+    if revision.again is not None:
+        step.memory["stays"] = revision.again & ~stopped
+        done = done & ~step.memory["stays"]
+    run.finished[step.rows] = done
+    run.batch.retire(done)

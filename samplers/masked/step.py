@@ -1,122 +1,154 @@
-"""What the parts of masked decoding look at: one step of some rows, what they remember, and the
-means to compare places. And who sits in the rows."""
+"""Masked step: what the parts of a masked sampler read about one forward pass.
+
+The loop (``gen.samplers.masked.loop``) builds four frozen records per step, in this order:
+
+    CanvasView      canvas before the step: tokens, prefilled and masked positions
+    BlockProgress   block of every row, how far the row is in it, positions to commit now
+    Prediction      log-probabilities of the forward pass
+    TokenProposal   token proposed for every masked position, its log-probability and its score
+
+``MaskedStep`` holds them, the rng, the sampler and the memory of the parts. Reading a field of a
+record that is not built yet raises ``GenError``, which names the phase that builds it.
+
+A part that reads more than its phase provides by default declares it with ``needs``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.errors import GenError
 from gen.core.rng import RNG
 from gen.core.token_space import TokenSpace
-from gen.samplers.engine.host import to_device
+from gen.samplers.engine.rows import RowStore
+
+LOGPROBS = "logprobs"  # a block schedule with this need runs after the forward pass
+LEFT_OUT_LOGP = "left_out_logp"  # a remasker with this need gets ``MaskedStep.left_out_logp``
+
+_NEEDS: dict[Callable, frozenset[str]] = {}
+Part = TypeVar("Part", bound=Callable)
+Record = TypeVar("Record")
 
 
-class Memory(dict[str, Tensor]):
-    """What parts remember from step to step: tensors whose first axis is the rows. A row that has
-    become another item remembers nothing: until a name is set again, ``get`` gives its start
-    there."""
+def needs(*names: str) -> Callable[[Part], Part]:
+    """Declare what a part reads beyond the records that its phase has by default.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._gone: dict[
-            str, Tensor
-        ] = {}  # of names that have not been set since, the rows that are others now: bool [b]
+    Args:
+        names: ``LOGPROBS`` for a block schedule, ``LEFT_OUT_LOGP`` for a remasker.
 
-    def __setitem__(self, name: str, value: Tensor) -> None:
-        super().__setitem__(name, value)
-        self._gone.pop(name, None)
-
-    def update(self, *args, **named: Tensor) -> None:
-        for name, value in dict(*args, **named).items():
-            self[name] = value
-
-    def get(self, name: str, start: Tensor | None = None) -> Tensor | None:
-        found, gone = super().get(name, start), self._gone.get(name)
-        return (
-            found
-            if gone is None
-            else torch.where(gone.view(-1, *[1] * (found.ndim - 1)), start, found)
-        )
-
-    def renew(self, rows: Tensor) -> None:
-        """These rows (bool [b]) are other items."""
-        self._gone = {name: rows | self._gone.get(name, rows) for name in self}
-
-    def keep(self, rows: Tensor) -> None:
-        """Drops all rows but the given ones (bool [b])."""
-        super().update({name: x[rows] for name, x in self.items()})
-        self._gone = {name: x[rows] for name, x in self._gone.items()}
-
-
-class Seats:
-    """Which items the rows of a target are: ``rows`` long [b], and ``numbers``, as the host has
-    them. One that is done makes room for the next that has anything to fill, where the target has
-    some waiting, or else leaves the batch. ``num_masked_at_start`` bool [N]: which of all items
-    have anything to fill.
+    Returns:
+        A decorator that returns the part unchanged.
     """
 
-    def __init__(self, target, wanted: Tensor):
-        self.target = target
-        self.numbers = list(range(target.rows))
-        self._waiting = [n for n, some in enumerate(wanted.tolist()) if some and n >= target.rows]
-        self.rows = torch.arange(target.rows, device=wanted.device)
-        self.leave(~wanted[: target.rows])
+    def declare(part: Part) -> Part:
+        _NEEDS[part] = frozenset(names)
+        return part
 
-    def leave(self, done: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The rows ``done`` (bool [b]) make room. Which rows are others now, and which are left of
-        all of them: bool [b]; None where nothing changed."""
-        over = done.cpu().numpy()  # the one thing that a step waits for
-        free = over.nonzero()[0]
-        if not len(free):
-            return None
-        free, there = free[: len(self._waiting)], lambda x: to_device(x, done.device)
-        new = np.zeros_like(over)
-        new[free] = True
-        again, left = there(new), new | ~over
-        if len(free):
-            following, self._waiting = self._waiting[: len(free)], self._waiting[len(free) :]
-            self.numbers = [
-                following.pop(0) if fresh else n
-                for n, fresh in zip(self.numbers, new.tolist(), strict=True)
-            ]
-            self.target.replace(again, there(np.array(self.numbers)[free]))
-        self.numbers = [n for n, stays in zip(self.numbers, left.tolist(), strict=True) if stays]
-        self.rows = there(np.array(self.numbers, dtype=np.int64))
-        if len(self.numbers) < len(over) and self.numbers:
-            self.target.keep(there(left))
-        return again, there(left)
+    return declare
+
+
+def needs_of(part: Callable) -> frozenset[str]:
+    """Needs that a part declared, none by default."""
+    return _NEEDS.get(part, frozenset())
+
+
+@dataclass(frozen=True)
+class CanvasView:
+    """Canvas of b rows before a step.
+
+    Attributes:
+        tokens: tokens of the canvas, long [b, T], or latents, float [b, T, C].
+        prefilled: positions that the caller's canvas holds, bool [b, T].
+        masked: positions that are still masked, bool [b, T].
+        committed_logp: log-probability of each token when it was committed, float64 [b, T].
+        num_prompt_tokens: tokens of each row's prompt, in front of the canvas, long [b].
+    """
+
+    tokens: Tensor
+    prefilled: Tensor
+    masked: Tensor
+    committed_logp: Tensor
+    num_prompt_tokens: Tensor
+
+
+@dataclass(frozen=True)
+class BlockProgress:
+    """Block of every row and how far the row is in it.
+
+    Attributes:
+        open: positions of the block, bool [b, T].
+        is_first_step: rows whose block begins with this step, bool [b].
+        steps_in_block: steps of the block before this one, long [b].
+        num_masked_at_start: positions that were masked when the block began, long [b].
+        progress: share of the block's steps that is over after this one, float64 [b].
+        is_last_step: rows whose ``progress`` is 1, bool [b].
+        quota: positions that the schedule commits now, long [b].
+    """
+
+    open: Tensor
+    is_first_step: Tensor
+    steps_in_block: Tensor
+    num_masked_at_start: Tensor
+    progress: Tensor
+    is_last_step: Tensor
+    quota: Tensor
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Outcome of the forward pass.
+
+    Attributes:
+        logprobs: final log-probabilities [b, T, V], or conditioning vectors of latents.
+        raw_logprobs: returns log-probabilities without temperature and filters, [b, T, V]; None
+            where the target has none.
+        fresh: positions that this forward pass computed, bool [b, T].
+        left_out_logp: log-probability of each committed token of the block with its own position
+            masked, float64 [b, T], 0 elsewhere; None unless the remasker declares the need.
+    """
+
+    logprobs: Tensor
+    raw_logprobs: Callable[[], Tensor] | None
+    fresh: Tensor
+    left_out_logp: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TokenProposal:
+    """Token proposed for every masked position.
+
+    Attributes:
+        tokens: proposed tokens, and at the other positions those of the canvas, [b, T(, C)].
+        logp: log-probability of those tokens under ``MaskedStep.confidence_logprobs``,
+            float64 [b, T].
+        score: order of the positions, highest first, float64 [b, T]; None until the phase "score".
+    """
+
+    tokens: Tensor
+    logp: Tensor
+    score: Tensor | None = None
 
 
 @dataclass
 class MaskedStep:
-    """One forward call, of b rows. T places, V ids.
+    """One step of b rows: T positions, V token ids.
 
-    ``rows`` [b]: their numbers among all items, ``step_index`` [b]: forward calls of each before
-    this one. ``params``: the sampler. Of the canvas as it was before: ``canvas`` [b, T(, C)]; bool
-    [b, T] ``prefilled`` (known from the start), ``masked`` (empty), ``open`` (of the block at
-    work), ``fresh`` (whose law this call computed). ``law`` [b, T, V]: the final law, or
-    conditioning vectors of latents.
-
-    ``proposed_tokens`` [b, T]: an id for every masked place, and the ids that stand at the others;
-    ``logp`` float64 [b, T]: the log-probability of those, under the law that
-    ``knobs.confidence_on`` names; ``score`` float64 [b, T]: their order, highest first.
-    ``committed_logp`` [b, T]: ``logp`` of each id when it was committed. ``left_out_logp`` [b, T]:
-    ``logp`` of committed ids of the block had their own place been masked, where a remasker asked
-    for it (``shadow``); 0 elsewhere.
-
-    Of the block: ``is_first_step`` bool [b], whether this is its first step; ``steps_in_block``
-    [b]: steps before this one; ``num_masked_at_start`` [b]: places that were masked when it began;
-    ``progress`` float64 [b]: the share of its steps that is over after this one; ``is_last_step``
-    bool [b]: whether that is all of them; ``quota`` [b]: how many places the schedule commits now,
-    at least 1. ``num_prompt_tokens`` [b]: ids of the condition, in front of the canvas.
-
-    ``memory``: what parts remember, tensors whose first axis are these rows. ``raw_logprobs()``:
-    the law without temperature and filters, [b, T, V].
+    Attributes:
+        rng: random numbers by item and position.
+        rows: numbers of the rows among all items, long [b].
+        step_index: forward passes of each row before this one, long [b].
+        space: token space of the canvas.
+        params: the sampler.
+        memory: tensors that parts keep from step to step; the first axis is the rows.
+        view: canvas before the step.
+        block: block of every row; None before the phase "block progress".
+        prediction: outcome of the forward pass; None before the phase "predict".
+        proposal: proposed tokens; None before the phase "propose".
     """
 
     rng: RNG
@@ -124,75 +156,211 @@ class MaskedStep:
     step_index: Tensor
     space: TokenSpace
     params: Any
-    canvas: Tensor
-    prefilled: Tensor
-    masked: Tensor
-    fresh: Tensor
-    logprobs: Tensor
-    raw_logprobs: Callable[[], Tensor]
-    memory: dict[str, Tensor]
-    committed_logp: Tensor
-    left_out_logp: Tensor | None = None
-    num_prompt_tokens: Tensor | int = 0
-    open: Tensor = field(init=False)
-    proposed_tokens: Tensor = field(init=False)
-    logp: Tensor = field(init=False)
-    score: Tensor = field(init=False)
-    is_first_step: Tensor = field(init=False)
-    steps_in_block: Tensor = field(init=False)
-    num_masked_at_start: Tensor = field(init=False)
-    progress: Tensor = field(init=False)
-    is_last_step: Tensor = field(init=False)
-    quota: Tensor = field(init=False)
+    memory: RowStore
+    view: CanvasView
+    block: BlockProgress | None = None
+    prediction: Prediction | None = None
+    proposal: TokenProposal | None = None
+
+    # --- canvas view
 
     @property
-    def eligible(self) -> Tensor:
-        """Masked places that may be committed now: bool [b, T]."""
-        return self.masked & self.open & self.fresh
+    def canvas(self) -> Tensor:
+        """Canvas before the step: [b, T(, C)]."""
+        return self.view.tokens
 
     @property
-    def remaskable(self) -> Tensor:
-        """Places of the block that earlier steps committed: bool [b, T]."""
-        return ~self.masked & ~self.prefilled & self.open & self.fresh
+    def prefilled(self) -> Tensor:
+        """Positions that the caller's canvas holds: bool [b, T]."""
+        return self.view.prefilled
+
+    @property
+    def masked(self) -> Tensor:
+        """Positions that are masked before the step: bool [b, T]."""
+        return self.view.masked
+
+    @property
+    def committed_logp(self) -> Tensor:
+        """Log-probability of each token when it was committed: float64 [b, T]."""
+        return self.view.committed_logp
+
+    @property
+    def num_prompt_tokens(self) -> Tensor:
+        """Tokens of each row's prompt, in front of the canvas: long [b]."""
+        return self.view.num_prompt_tokens
 
     @property
     def positions(self) -> Tensor:
-        """Numbers of the places, [b, T]."""
+        """Indices of the positions: long [b, T]."""
         return torch.arange(self.masked.shape[1], device=self.masked.device).expand(
             self.masked.shape
         )
 
+    # --- block progress
+
     @property
-    def confidence(self) -> Tensor:
-        """The probability of what is proposed: float64 [b, T]."""
-        return self.logp.exp()
+    def open(self) -> Tensor:
+        """Positions of the block: bool [b, T]."""
+        return self._block("open").open
+
+    @property
+    def is_first_step(self) -> Tensor:
+        """Rows whose block begins with this step: bool [b]."""
+        return self._block("is_first_step").is_first_step
+
+    @property
+    def steps_in_block(self) -> Tensor:
+        """Steps of the block before this one: long [b]."""
+        return self._block("steps_in_block").steps_in_block
+
+    @property
+    def num_masked_at_start(self) -> Tensor:
+        """Positions that were masked when the block began: long [b]."""
+        return self._block("num_masked_at_start").num_masked_at_start
+
+    @property
+    def progress(self) -> Tensor:
+        """Share of the block's steps that is over after this one: float64 [b]."""
+        return self._block("progress").progress
+
+    @property
+    def is_last_step(self) -> Tensor:
+        """Rows whose block has no steps left after this one: bool [b]."""
+        return self._block("is_last_step").is_last_step
+
+    @property
+    def quota(self) -> Tensor:
+        """Positions that the schedule commits now: long [b]."""
+        return self._block("quota").quota
+
+    # --- prediction
+
+    @property
+    def logprobs(self) -> Tensor:
+        """Final log-probabilities [b, T, V], or conditioning vectors of latents."""
+        return self._prediction("logprobs").logprobs
+
+    def raw_logprobs(self) -> Tensor:
+        """Log-probabilities without temperature and filters: [b, T, V]."""
+        raw = self._prediction("raw_logprobs").raw_logprobs
+        if raw is None:
+            raise GenError(
+                "step.raw_logprobs is read for a target that has none; expected a target of token"
+                " ids, not of latents"
+            )
+        return raw()
+
+    @property
+    def fresh(self) -> Tensor:
+        """Positions that this forward pass computed: bool [b, T]."""
+        return self._prediction("fresh").fresh
+
+    @property
+    def left_out_logp(self) -> Tensor:
+        """Log-probability of committed tokens with their own position masked: float64 [b, T]."""
+        found = self._prediction(LEFT_OUT_LOGP).left_out_logp
+        if found is None:
+            raise GenError(
+                f"step.{LEFT_OUT_LOGP} is read by a part that does not declare it; expected"
+                f" @needs({LEFT_OUT_LOGP!r}) on the remasker"
+            )
+        return found
 
     def confidence_logprobs(self) -> Tensor:
-        """The log-probabilities [b, T, V] that confidence is read from."""
+        """Log-probabilities [b, T, V] that ``params.confidence_on`` names."""
         return self.raw_logprobs() if self.params.confidence_on == "raw" else self.logprobs
 
+    def replace_logprobs(self, logprobs: Tensor, raw_logprobs: Callable[[], Tensor]) -> None:
+        """Change the prediction for all later phases of this step.
+
+        Args:
+            logprobs: final log-probabilities [b, T, V].
+            raw_logprobs: returns those without temperature and filters, [b, T, V].
+        """
+        self.prediction = replace(
+            self._prediction("logprobs"), logprobs=logprobs, raw_logprobs=raw_logprobs
+        )
+
+    # --- proposal
+
+    @property
+    def proposed_tokens(self) -> Tensor:
+        """Tokens proposed for masked positions, and those of the canvas elsewhere: [b, T(, C)]."""
+        return self._proposal("proposed_tokens").tokens
+
+    @property
+    def logp(self) -> Tensor:
+        """Log-probability of ``proposed_tokens``: float64 [b, T]."""
+        return self._proposal("logp").logp
+
+    @property
+    def confidence(self) -> Tensor:
+        """Probability of ``proposed_tokens``: float64 [b, T]."""
+        return self.logp.exp()
+
+    @property
+    def score(self) -> Tensor:
+        """Order of the positions, highest first: float64 [b, T]."""
+        return _built(self._proposal("score").score, "score", "score")
+
+    # --- all records
+
+    @property
+    def eligible(self) -> Tensor:
+        """Masked positions that may be committed now: bool [b, T]."""
+        return self.masked & self.open & self.fresh
+
+    @property
+    def remaskable(self) -> Tensor:
+        """Positions of the block that earlier steps committed: bool [b, T]."""
+        return ~self.masked & ~self.prefilled & self.open & self.fresh
+
     def recall(self, name: str, start: Tensor) -> Tensor:
-        """What was remembered under a name, or ``start`` in a row that remembers nothing yet."""
+        """Tensor that a part stored under a name, or ``start`` in rows that stored nothing yet."""
         return self.memory.get(name, start)
+
+    def _block(self, field: str) -> BlockProgress:
+        return _built(self.block, field, "block progress")
+
+    def _prediction(self, field: str) -> Prediction:
+        return _built(self.prediction, field, "predict")
+
+    def _proposal(self, field: str) -> TokenProposal:
+        return _built(self.proposal, field, "propose")
+
+
+def _built(record: Record | None, field: str, phase: str) -> Record:
+    if record is None:
+        raise GenError(
+            f"step.{field} is read before the phase {phase!r} of the step, which computes it;"
+            " expected a part that reads only what earlier phases computed"
+        )
+    return record
 
 
 def ranked(score: Tensor, among: Tensor) -> Tensor:
-    """The rank [b, T] of every place, 0 for the highest score among those in ``among`` (bool [b,
-    T]); the first of equal ones. The others come behind them."""
+    """Rank of every position by its score.
+
+    Args:
+        score: float [b, T].
+        among: positions to rank, bool [b, T].
+
+    Returns:
+        Ranks [b, T], 0 for the highest score in ``among``, the first position of equal ones. The
+        other positions come after them.
+    """
     position = torch.arange(score.shape[1], device=score.device).expand_as(score)
-    # also behind scores of minus infinity
+    # positions outside ``among`` also come after scores of minus infinity
     order = score.masked_fill(~among, 0).argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, (~among).gather(1, order).long().argsort(dim=1, stable=True))
     return torch.empty_like(order).scatter_(1, order, position)
 
 
 def highest(score: Tensor, among: Tensor, count: Tensor) -> Tensor:
-    """The ``count`` [b] places with the highest score of those in ``among``, or all of them: bool
-    [b, T]."""
+    """Positions in ``among`` (bool [b, T]) with the ``count`` [b] highest scores: bool [b, T]."""
     return among & (ranked(score, among) < count[:, None])
 
 
 def lowest(score: Tensor, among: Tensor, count: Tensor) -> Tensor:
-    """The ``count`` [b] places with the lowest score of those in ``among``, or all of them: bool
-    [b, T]."""
+    """Positions in ``among`` (bool [b, T]) with the ``count`` [b] lowest scores: bool [b, T]."""
     return highest(-score, among, count)

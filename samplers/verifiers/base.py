@@ -23,17 +23,15 @@ A residual is never warped again, and where it is empty (p = q up to rounding) i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import may_be_any
-
-if TYPE_CHECKING:
-    from gen.samplers.engine.causal_loop import CausalStep
 
 ROW, UNIFORM, POINT = 0, 1, 2
 
@@ -135,10 +133,18 @@ class Verifier:
 
     def verify(
         self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Accepted drafts [b], and ids [b, W] which are right up to the token after them.
-        ``proposal``: L drafts, of which each row has its first few (``drafted`` bool [b, L]);
-        ``logp`` [b, W, V], W >= L."""
+    ) -> Verdict:
+        """Accept the beginning of a chain of drafts.
+
+        Args:
+            step: context of the step.
+            proposal: L drafts and their distributions.
+            drafted: drafts that a row has, its first few: bool [b, L].
+            logp: log-probabilities [b, W, V] of the target, W >= L.
+
+        Returns:
+            The accepted drafts; tokens [b, W] are right up to the token after them.
+        """
         accepted, logprobs = self.decide(step, proposal, drafted, logp)
         b, width, _ = logp.shape
         length = drafted.shape[1]
@@ -164,7 +170,7 @@ class Verifier:
                 column[:, None],
                 torch.where(free[:, None], drawn, ids.gather(1, column[:, None])),
             )
-        return accepted, ids
+        return Verdict(accepted, ids)
 
     def decide(self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor):
         """Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the log

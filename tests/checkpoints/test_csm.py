@@ -13,7 +13,7 @@ import gen
 from gen.contracts.layouts import make_layout
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
-from gen.media.av_files import read_wav
+from gen.media.audio import read_wav
 from gen.modalities.checkpoints.csm import AfterSilence, Line, SpokenFrames
 from gen.models.load.locate import quiet
 from gen.models.published.frame_lm import FrameLM
@@ -386,7 +386,7 @@ def test_prompts_say_who_speaks(pipe, folder):
     for bad in ("", "[0]", "[3]  "):
         with pytest.raises(GenError, match="expected"):
             speech.condition(bad)
-    with pytest.raises(GenError, match="ids"):
+    with pytest.raises(GenError, match="tokens"):
         pipe("[0]" + "hello " * 60, sampler="autoregressive")
 
 

@@ -380,7 +380,7 @@ def test_guided_laws_of_captions_equal_the_plain_ones(text_folder):
     at = torch.zeros(3, 1, dtype=torch.long)
     target.predict(at, at)
     target.keep(torch.tensor([False, True, True]))
-    ours, _ = target.predict(torch.tensor([[5], [6]]), at[:2] + 1)
+    ours = target.predict(torch.tensor([[5], [6]]), at[:2] + 1).logprobs
     for row, (prompt, code) in enumerate(((prompts[1], 5), (prompts[2], 6))):
         condition, padding = condition_of(
             w, features_as_published(text_folder / "flan-t5-xl", prompt)
@@ -469,7 +469,7 @@ def test_names_say_the_size_and_paths_of_files_are_models_too(tmp_path):
     for words, name, more in (
         ("c2i_B_256.pt, c2i_L_384.pt; expected .* option ar", "", {}),
         ("ar is 'c2i_M.pt'", "", {"ar": "c2i_M.pt"}),
-        ("nothing says which size", "0005000.pt", {}),
+        ("no config states the size", "0005000.pt", {}),
         ("multiple of 4", "0005000.pt", {"height": 18}),
         ("one file", "0005000.pt", {"ar": "x.pt"}),
         ("not known; expected the option heads", "c2i_B_256.pt", {"heads": None}),
@@ -497,7 +497,7 @@ def test_broken_files_are_one_clear_error(tmp_path):
             {k: v for k, v in good.items() if "cls_" not in k},
             "not LlamaGen's: no matrix cls_embedding",
         ),
-        (ar_weights(codes=CODES - 4), "a vocabulary of 20 ids, its VQ 24 codes"),
+        (ar_weights(codes=CODES - 4), "a vocabulary of 20 ids and its VQ 24 codes"),
     ):
         with pytest.raises(GenError, match=words):
             gen.load("image", model=saved(tmp_path, w), **OPTIONS)
@@ -525,7 +525,7 @@ def test_prompts_that_are_none(folder, text_folder, tmp_path):
             classes([prompt])
     with pytest.raises(GenError, match="the prompt is empty"):
         gen.load("image", model=text_folder, **OPTIONS)([" "])
-    for words, t5 in (("which is no folder", "nowhere"), ("cannot be read", str(tmp_path))):
+    for words, t5 in (("exists neither in .* expected a folder", "nowhere"), ("cannot be read", str(tmp_path))):
         with pytest.raises(GenError, match=words):
             gen.load("image", model=text_folder, t5=t5, **OPTIONS)
     with pytest.raises(GenError, match="expected the option t5"):
@@ -536,7 +536,7 @@ def test_only_its_own_files_are_recognised(folder, tmp_path):
     def name(path):
         return family_of(CheckpointFiles.find(path), "image").__name__
 
-    assert name(folder) == name(folder / "c2i_B.pt") == "LlamaGenPictures"
+    assert name(folder) == name(folder / "c2i_B.pt") == "LlamaGenImages"
     torch.save(copy.deepcopy(vq_weights()), tmp_path / "other.pt")
     for path in (tmp_path / "other.pt", tmp_path):
         with pytest.raises(GenError):

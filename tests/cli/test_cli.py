@@ -29,6 +29,7 @@ RING = "a small blue ring in the centre"
 
 class Toy:
     name, extension, media_kind, default_sampling = "toy", "txt", "data", {"top_k": 7}
+    models: dict[str, str] = {}
 
     def condition(self, prompt):
         if "!" in prompt:
@@ -70,7 +71,7 @@ class Pipe:
         return "toy-model"
 
     def generate(
-        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
     ):
         self.seen.append((sampler, sampling))
         if Pipe.error is not None:

@@ -17,8 +17,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from gen.__main__ import main as gen_main
-from gen.config.packaged import find_config
 from gen.config.job import load_config
+from gen.config.packaged import find_config
 from gen.recipes.action.recipe import main as action_recipe
 from gen.recipes.image.latents import main as image_latents_recipe
 from gen.recipes.image.recipe import main as image_recipe

@@ -35,6 +35,7 @@ from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal import couplings
 from gen.samplers.causal import jacobi as speculative_jacobi
+from gen.samplers.engine.causal_loop import Verdict
 from gen.samplers.verifiers import base as verifiers
 from gen.samplers.verifiers.base import ROW
 
@@ -207,9 +208,10 @@ class StaleLaws(speculative_jacobi.JacobiDrafter):
     """Drafts kept past the first rejection keep the law they were first drawn from, instead of q :=
     p."""
 
-    def verify(self, now, logp):
-        old, drafted = self.proposal, self.drafted
-        accepted, ids = super().verify(now, logp)
+    def verify(self, step, output):
+        old, drafted, logp = self.proposal, self.drafted, output.logprobs
+        verdict = super().verify(step, output)
+        accepted, ids = verdict.num_accepted, verdict.tokens
         width, length = ids.shape[1], drafted.shape[1]
         source = accepted[:, None] + 1 + torch.arange(width)
         at = source.clamp_max(length - 1)
@@ -217,7 +219,7 @@ class StaleLaws(speculative_jacobi.JacobiDrafter):
         kept &= ids.gather(1, source.clamp_max(width - 1)) == old.tokens.gather(1, at)
         self.logq[kept] = old.logq.gather(1, at[..., None].expand(-1, -1, logp.shape[-1]))[kept]
         self.kind[kept] = old.kind.gather(1, at)[kept]
-        return accepted, ids
+        return verdict
 
 
 class LockStep(speculative_jacobi.JacobiDrafter):
@@ -226,17 +228,18 @@ class LockStep(speculative_jacobi.JacobiDrafter):
 
     stale = False
 
-    def verify(self, now, logp):
-        old, length = self.proposal, self.drafted.shape[1]
-        accepted, ids = super().verify(now, logp)
+    def verify(self, step, output):
+        old, length, logp = self.proposal, self.drafted.shape[1], output.logprobs
+        verdict = super().verify(step, output)
+        accepted, ids = verdict.num_accepted, verdict.tokens
         self.tokens, self.logq = ids[:, 1:], logp[:, 1:].clone()
         self.kind = torch.full_like(self.tokens, ROW)
-        self.carried = (now.valid.sum(1) - 1).clamp_min(0)
+        self.carried = (step.valid.sum(1) - 1).clamp_min(0)
         if self.stale:
             again = torch.arange(1, length) < accepted[:, None]
             self.logq[:, : length - 1][again] = old.logq[:, 1:][again]
             self.kind[:, : length - 1][again] = old.kind[:, 1:][again]
-        return torch.zeros_like(accepted), ids
+        return Verdict(torch.zeros_like(accepted), ids)
 
 
 class StaleLockStep(LockStep):
@@ -385,10 +388,8 @@ def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
 
     def step(self, now, proposal, drafted, logp, next_logprobs):
         ids = now.categorical(logp, "token", now.valid)
-        return (
-            couplings.leading((ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted),
-            ids,
-        )
+        same = (ids[:, : proposal.tokens.shape[1]] == proposal.tokens) & drafted
+        return Verdict(couplings.num_accepted(same), ids)
 
     monkeypatch.setattr(couplings.Gumbel, "step", step)
     run = runs(12, SamplingParams())

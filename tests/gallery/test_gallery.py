@@ -19,7 +19,8 @@ from gen.core.errors import GenError
 from gen.core.processes import worker_name
 from gen.gallery.trace import colour, layout, replay
 from gen.gallery.write import EXCERPT, write_gallery
-from gen.media.av_files import write_mp4, write_wav
+from gen.media.audio import write_wav
+from gen.media.video import write_mp4
 
 EVIL = '<script>alert("x")</script> & {{title}} <img src=x onerror=alert(1)>'
 

@@ -22,7 +22,8 @@ from gen.gallery import write as gallery
 from gen.gallery.items import CHUNK
 from gen.gallery.media import LARGEST
 from gen.gallery.write import PAGE, preview_of, write_gallery
-from gen.media.av_files import write_mp4, write_wav
+from gen.media.audio import write_wav
+from gen.media.video import write_mp4
 
 SAMPLERS = ["speculative_jacobi window=16", "autoregressive", "maskgit steps=8", "halton"]
 EVIL = '</script><script>alert("x")</script> {{title}} \u2028 `${alert(1)}` \\'

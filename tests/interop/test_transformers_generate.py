@@ -139,9 +139,9 @@ class Watched(Autoregressive):
 
     def __call__(self, target, rng, **kwargs):
         zero = torch.zeros(target.rows, 1, dtype=torch.long)
-        self.__dict__["sampling"] = type(target)(*target._init_args(target.sampling)).predict(
-            zero, zero
-        )[0][:, 0]
+        self.__dict__["sampling"] = (
+            type(target)(*target._init_args(target.sampling)).predict(zero, zero).logprobs[:, 0]
+        )
         return super().__call__(target, rng, **kwargs)
 
 

@@ -12,7 +12,6 @@ import types
 from pathlib import Path
 
 import pytest
-from toyjob import toy  # noqa: F401  a fixture
 
 from gen.core.errors import GenError
 from gen.jobs import engines

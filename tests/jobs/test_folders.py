@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toyjob import PROMPTS, Pipe, Toy, files, job, run, toy  # noqa: F401  toy is a fixture
+from toyjob import PROMPTS, Pipe, Toy, files, job, run
 
 from gen.cli.check import check_folder
 from gen.config.job import load_config

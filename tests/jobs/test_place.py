@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from toyjob import run, toy  # noqa: F401  toy is a fixture
+from toyjob import run
 
 from gen.core.errors import GenError
 from gen.jobs import run as jobs

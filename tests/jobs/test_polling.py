@@ -10,7 +10,7 @@ import tarfile
 import time
 
 import pytest
-from crashing import Pipe, fork, ground, job, wait  # noqa: F401  ground is a fixture
+from crashing import Pipe, fork, job, wait
 
 from gen.core import files
 from gen.jobs import worker, writer

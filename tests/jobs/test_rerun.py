@@ -11,7 +11,7 @@ from PIL import Image
 
 from gen.config.job import make_job
 from gen.jobs.run import run_job
-from gen.media.av_files import read_info
+from gen.media.containers import read_info
 from gen.store.ledger import read_rows
 
 QUICK = {"image": "maskgit", "text": "fast_dllm", "speech": "maskgit"}

@@ -11,18 +11,11 @@ import pytest
 from PIL import Image
 
 from gen.core.errors import GenError
-from gen.media import av_files as media
-from gen.media.av_files import (
-    first_frame,
-    open_sound,
-    read_info,
-    read_video,
-    read_wav,
-    write_lossless,
-    write_mp4,
-    write_wav,
-)
+from gen.media import video
+from gen.media.audio import open_sound, read_wav, write_wav
+from gen.media.containers import read_info
 from gen.media.spectrogram import HEIGHT, RANGE, WIDTH, decibels, ramp, spectrogram_png
+from gen.media.video import first_frame, read_video, write_lossless, write_mp4
 
 sf, av = pytest.importorskip("soundfile"), pytest.importorskip("av")
 RATE = 16_000
@@ -221,9 +214,9 @@ def test_a_video_that_is_not_what_is_needed_is_refused(tmp_path):
     refused(lambda: read_video(path), "cannot be read", "expected a whole video")
     refused(lambda: first_frame(path), "cannot be read")
     Image.new("RGB", (8, 8)).save(path, format="PNG")
-    refused(lambda: read_video(path), "is a picture")
+    refused(lambda: read_video(path), "is an image")
     write_wav(path, wave(), RATE)
-    refused(lambda: read_video(path), "no moving picture, only audio")
+    refused(lambda: read_video(path), "no video stream, only audio")
     with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=8)
         stream.width = stream.height = 32
@@ -239,7 +232,7 @@ def test_a_video_is_whole_or_refused(tmp_path, monkeypatch, write, seen):
     write(path, squares(6), 8, info={"seed": 1})
     data, whole = path.read_bytes(), read_video(path)
     if not seen:
-        monkeypatch.setattr(media, "_cut", lambda *_: None)
+        monkeypatch.setattr(video, "truncation", lambda *_: None)
     for n in {
         *range(0, 64, 3),
         *range(64, len(data), 61 if seen else 331),

@@ -20,15 +20,16 @@ from gen.__main__ import main
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.token_space import TokenSpace
-from gen.media.av_files import read_video
 from gen.media.motion.bvh import read_bvh, write_bvh
 from gen.media.motion.features import LOWER, UPPER, start_of
 from gen.media.motion.skeleton import Motion
 from gen.media.npz import write_npz
+from gen.media.video import read_video
 from gen.modalities.motion import captions as moves
 from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.modality import MotionModality, placed, spans
-from gen.pipeline.lengths import draw_lengths, settled
+from gen.models.targets.base import StepOutput
+from gen.pipeline.lengths import draw_lengths, without_eos
 from gen.recipes.motion import recipe as motion_recipe
 from gen.tokenizers.motion.motion_vq import MotionVQ
 from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
@@ -160,7 +161,7 @@ class Known:
         ).log()
 
     def predict(self, canvas, of):
-        return self.sampling.expand(len(canvas), -1, -1), 7
+        return StepOutput(self.sampling.expand(len(canvas), -1, -1), 7)
 
 
 def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
@@ -192,7 +193,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
         bool((after[:, :6] == 1).all())
         and abs(float((after[:, 6] == 4).double().mean()) - 0.4) < 0.03
     )
-    assert not bool(settled(target.space).legal[:, 4].any()) and bool(
+    assert not bool(without_eos(target.space).legal[:, 4].any()) and bool(
         target.space.legal[:, 4].any()
     )
 

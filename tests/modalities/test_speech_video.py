@@ -253,7 +253,7 @@ def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp
     ):
         with pytest.raises(GenError, match=words):
             speech(prefix)
-    from gen.media.av_files import write_lossless, write_mp4
+    from gen.media.video import write_lossless, write_mp4
 
     write_mp4(tmp_path / "good.mp4", clip[:8], 8, scale=8)
     write_lossless(tmp_path / "wide.mkv", np.zeros((4, 32, 48, 3), np.uint8), 8)

@@ -263,7 +263,7 @@ def test_ragged_prompts(scale, last):
         before = torch.cat(
             [torch.zeros(len(drafted), 1).long(), drafted], 1
         )  # the target knows what stands before 0
-        logp, _ = target.predict(before.gather(1, positions), positions)
+        logp = target.predict(before.gather(1, positions), positions).logprobs
         for i, b in enumerate(alive):
             want = expected(model, sampling, PROMPTS[b], uncond[b], drafted[i].tolist())[
                 positions[i]
@@ -281,8 +281,10 @@ def test_padding_matters():
     """The control of ragged prompts: without their lengths the padding is taken for words."""
     model, sampling = build("llama"), SamplingParams()
     prompt, _n = padded(PROMPTS)
-    logp, _ = CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), sampling).predict(
-        prompt[:, -1:], torch.zeros(4, 1).long()
+    logp = (
+        CausalTarget(CausalLM(model), prompt, TokenSpace.codes((8,), V, V), sampling)
+        .predict(prompt[:, -1:], torch.zeros(4, 1).long())
+        .logprobs
     )
     want = torch.stack([expected(model, sampling, row, [], [])[:1] for row in PROMPTS])
     error = (logp - want).abs().flatten(1).amax(1)

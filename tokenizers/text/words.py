@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from gen.contracts.frontend import FrontendConfig, require_codes
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_value, unknown_word
 from gen.core.registry import register
-from gen.modalities.small_language import unknown_word
 from gen.models.load.locate import locate, pick_device, quiet, read_config, readable
 from gen.tokenizers.base.text_bytes import TextBytes
 from tokenizers import (

@@ -57,17 +57,6 @@ def model_kind(name: str | Path) -> str:
     return "latents" if read_config(name).get("latent_channels") else "codes"
 
 
-def model_protocols(name: str | Path) -> tuple[str, ...]:
-    """Of ``causal``, ``masked`` and ``blocks`` those that a model serves, as a local one's config
-    says."""
-    config = read_config(name)
-    if config.get("causal", True):
-        return ("causal",)
-    if not config.get("block_length"):
-        return ("masked",)
-    return ("blocks", "masked") if config.get("whole") else ("blocks",)
-
-
 @contextlib.contextmanager
 def readable(kind: str, path: str | Path):
     """Turns what loaders raise for missing, cut or foreign files into one line that names the

@@ -35,6 +35,8 @@ class StepOutput:
             for.
         raw: gives the log-probabilities [B, L, V] before temperature and filters; None where the
             target cannot.
+        fresh: bool [B, L], the positions that this forward pass computed; None where it computed
+            all of them.
     """
 
     logprobs: Tensor
@@ -42,6 +44,7 @@ class StepOutput:
     ran_network: Tensor | None = None
     hidden_states: dict[str, Tensor] | None = None
     raw: Callable[[], Tensor] | None = None
+    fresh: Tensor | None = None
 
 
 class Target:
@@ -95,7 +98,7 @@ class Target:
         self._next = self.rows
         # the law runs up to the last id that may come at all: behind it stand words of conditions
         # and the mask
-        legal = space.legal[:, : space.reach].to(self.device)
+        legal = space.legal[:, : space.num_logits].to(self.device)
         self.legal = legal[:1].expand(len(legal), -1) if space.is_uniform else legal
         self._narrow = not bool(self.legal.all())  # whether anything has to be kept out of the law
 
@@ -172,6 +175,19 @@ class Target:
     def length(self) -> int:
         """Positions to generate."""
         return self.space.length
+
+    @property
+    def num_prompt_tokens(self) -> Tensor:
+        """Tokens of each row's prompt, without the unconditional one, long [B]."""
+        return self.prompt_length[: self.rows]
+
+    def prepare(self, step: Any) -> None:
+        """Plan the next forward pass of a masked loop; without a cache there is nothing to plan.
+
+        Args:
+            step: ``MaskedStep`` with its canvas view and, where the block schedule reads no
+                log-probabilities, its block progress.
+        """
 
     def blank(self) -> Tensor:
         """Tokens [N, T(, C)] of all items to be filled."""

@@ -8,13 +8,14 @@ computed again and cost no call of their own.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.models.adapters.protocols import BlockModel
-from gen.models.targets.base import Target
+from gen.models.targets.base import StepOutput, Target
 
 
 class BlockTarget(Target):
@@ -54,9 +55,8 @@ class BlockTarget(Target):
         """The block after what is known."""
         return Block(self)
 
-    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
-        """The block's canvas [B, L] -> log-probabilities [B, L, V]; and the places per row sent
-        through the model."""
+    def predict(self, canvas: Tensor) -> StepOutput:
+        """Run the network on the block's canvas [B, L], with blocks that the cache lacks."""
         width, prefix = canvas.shape[1], self.prompt.shape[1]
         ids = torch.cat([self._waiting, canvas.repeat(self.branches, 1)], 1)
         at = torch.arange(self._place, self._place + ids.shape[1], device=self.device)
@@ -68,12 +68,12 @@ class BlockTarget(Target):
             ids, at.expand(len(ids), -1), last.expand(len(ids), -1), self.cache
         )[:, -width:]
         self._place, self._waiting = self._place + self._waiting.shape[1], self._waiting[:, :0]
-        self._seen = logits, self.legal[self.known : self.known + width]
-        return self._law(*self._seen), ids.shape[1] * self.branches
-
-    def raw(self) -> Tensor:
-        """As ``MaskedTarget.raw``."""
-        return self._raw(*self._seen)
+        legal = self.legal[self.known : self.known + width]
+        return StepOutput(
+            self._law(logits, legal),
+            ids.shape[1] * self.branches,
+            raw=lambda: self._raw(logits, legal),
+        )
 
 
 class Block:
@@ -96,19 +96,30 @@ class Block:
         )  # an end is one of the places' ids
         self._at = torch.arange(parent.rows, device=parent.device)
 
-    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
-        """As ``BlockTarget.predict`` for the rows left. Rows that were dropped are computed along:
-        they come back in the next block."""
+    @property
+    def num_prompt_tokens(self) -> Tensor:
+        """Zero per row, long [b]: blocks are not counted from the prompt."""
+        return torch.zeros(self.rows, dtype=torch.long, device=self.device)
+
+    def prepare(self, step: Any) -> None:
+        """Do nothing: see ``Target.prepare``."""
+
+    def predict(self, canvas: Tensor) -> StepOutput:
+        """Run the network for the rows left, canvas [b, L].
+
+        Rows that were dropped are computed along: they come back in the next block.
+        """
         whole = torch.full(
             (self.parent.rows, self.length), self.space.mask_token_id, device=self.device
         )
         whole[self._at] = canvas
-        logprobs, computed = self.parent.predict(whole)
-        return logprobs[self._at], computed
-
-    def raw(self) -> Tensor:
-        """As ``MaskedTarget.raw``."""
-        return self.parent.raw()[self._at]
+        output, rows = self.parent.predict(whole), self._at
+        raw = output.raw
+        return replace(
+            output,
+            logprobs=output.logprobs[rows],
+            raw=None if raw is None else lambda: raw()[rows],
+        )
 
     def keep(self, rows: Tensor) -> None:
         self._at = self._at[rows]

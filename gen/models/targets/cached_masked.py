@@ -1,29 +1,31 @@
-"""Masked models with a cache: a call computes some places of the canvas and looks at the stored
-keys and values of others.
+"""Target of masked models with a key-value cache.
 
-A causal model's cache is exact. A model that looks both ways changes all keys with every committed
-id, so keeping any of them is an approximation, and which to keep is a policy
-(``gen.samplers.masked.parts.caches``). Before every call it says, per row,
+A forward pass computes some positions and attends to the stored keys and values of others.
 
-    compute   which places are sent through the model: their law becomes fresh, their keys and
+A causal model's cache is exact. A model that attends both ways changes all keys with every
+committed token, so keeping any of them is an approximation, and which to keep is a policy
+(``gen.samplers.masked.parts.caches``). Before every forward pass it decides, per row:
+
+    compute   positions that are sent through the model: their logits become fresh, their keys and
               values are written
-    attend    which places these look at, of what was written before or is computed now
-    refresh   whether the row starts anew: everything in ``attend`` is computed, everything else
+    attend    positions that these attend to, of those written before or computed now
+    refresh   whether the row begins anew: everything in ``attend`` is computed, everything else
               forgotten
 
-Keys stand in one slot per absolute position (``gen.models.adapters.slot_cache``) and are computed
-with explicit position ids, so what is stored does not move. The law of a place that is not computed
-is the one it had when it was computed last, or even over all legal ids if it never was; ``fresh``
-says which places are not like that, and only those may be committed.
+Keys have one slot per absolute position (``gen.models.adapters.slot_cache``) and are computed with
+explicit position ids, so what is stored does not move. The distribution of a position that is not
+computed is the one it had when it was computed last, or uniform over all legal tokens if it never
+was. Only positions that are ``fresh`` may be committed.
 
-Each row has its own sets. Rows that refresh and rows that do not go through the model in two calls,
-so that one row's refresh costs the others nothing; inside a call shorter rows repeat one of their
-places, which changes nothing.
+Each row has its own sets. Rows that refresh and rows that do not go through the model in two
+forward passes, so that one row's refresh costs the others nothing. Inside a forward pass shorter
+rows repeat one of their positions, which changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,40 +35,99 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.protocols import CacheableModel
+from gen.models.targets.base import StepOutput
 from gen.models.targets.masked import MaskedTarget
 
 
 class Slots(NamedTuple):
-    """What the cache of b rows holds before a call. Columns: the P places of the longest condition,
-    those of shorter ones moved to the right, then the T places of the canvas. Bool [b, P + T]:
-    ``written`` (there are keys), ``current`` (computed from the id that stands there now),
-    ``changed`` (another id stood there at the last refresh). ``since`` long [b]: calls after the
-    last refresh, -1 before the first. ``prefix``: P."""
+    """Content of the cache of b rows before a forward pass.
+
+    Columns are the P positions of the longest prompt, shorter ones moved to the right, and then the
+    T positions of the canvas.
+
+    Attributes:
+        written: columns with keys, bool [b, P + T].
+        current: columns whose keys come from the token that stands there now, bool [b, P + T].
+        changed: columns where another token stood at the last refresh, bool [b, P + T].
+        steps_since_refresh: forward passes after the last refresh, -1 before it, long [b].
+        prefix: P.
+    """
 
     written: Tensor
     current: Tensor
     changed: Tensor
-    since: Tensor
+    steps_since_refresh: Tensor
     prefix: int
 
 
 class Plan(NamedTuple):
-    """What a policy says: ``compute`` and ``attend`` bool [b, P + T], columns as in ``Slots``;
-    ``refresh`` bool [b]. See the module."""
+    """Decision of a policy, in the columns of ``Slots``; see the module.
+
+    Attributes:
+        compute: bool [b, P + T].
+        attend: bool [b, P + T].
+        refresh: bool [b].
+    """
 
     compute: Tensor
     attend: Tensor
     refresh: Tensor
 
 
-# a policy sees a step of the masked loop before its law is there, and the cache
+# a policy reads a step of the masked loop before its forward pass, and the cache
 Policy = Callable[[object, Slots], Plan]
 
 
+@dataclass
+class CacheRows:
+    """State of the cache per row; the prompt's columns count as token 0.
+
+    Attributes:
+        tokens: tokens that the keys come from, -1 without keys, long [B, P + T].
+        refresh_tokens: tokens at the last refresh, -1 before it, long [B, P + T].
+        steps_since_refresh: long [B], -1 before the first refresh.
+        logits: newest logits of every position by branch, [H, B, T, V]; None before the first
+            forward pass.
+    """
+
+    tokens: Tensor
+    refresh_tokens: Tensor
+    steps_since_refresh: Tensor
+    logits: Tensor | None = None
+
+    @classmethod
+    def empty(cls, rows: int, width: int, device: torch.device) -> CacheRows:
+        """State of rows before their first forward pass; ``width`` is P + T."""
+        tokens = torch.full((rows, width), -1, device=device)
+        return cls(tokens, tokens.clone(), torch.full((rows,), -1, device=device))
+
+    def select(self, rows: Tensor) -> CacheRows:
+        """State of some rows (bool [B])."""
+        logits = None if self.logits is None else self.logits[:, rows]
+        return CacheRows(
+            self.tokens[rows], self.refresh_tokens[rows], self.steps_since_refresh[rows], logits
+        )
+
+    def reset(self, rows: Tensor) -> CacheRows:
+        """State with some rows (bool [B]) as before their first forward pass.
+
+        Their keys stay in the slots, which nothing reads before they are written again.
+        """
+        if self.logits is not None:
+            self.logits.masked_fill_(rows[:, None, None], 0)
+        return CacheRows(
+            self.tokens.masked_fill(rows[:, None], -1),
+            self.refresh_tokens.masked_fill(rows[:, None], -1),
+            self.steps_since_refresh.masked_fill(rows, -1),
+            self.logits,
+        )
+
+
 class CachedMaskedTarget(MaskedTarget):
-    """A ``MaskedTarget`` that computes what its policy says. Call ``prepare`` before ``predict``; a
-    ``predict`` without it refreshes all rows, and one with ``of`` neither looks at the cache nor
-    changes it. ``fresh`` bool [b, T]: whose law the last call computed.
+    """Masked target that computes what its policy decides.
+
+    Call ``prepare`` before ``predict``. A ``predict`` without it refreshes all rows. One with
+    ``rows`` neither reads the cache nor changes it.
     """
 
     model: CacheableModel
@@ -75,157 +136,180 @@ class CachedMaskedTarget(MaskedTarget):
     def __init__(self, *args, policy: Policy, **kwargs):
         super().__init__(*args, **kwargs)
         self.policy = policy
-        self._lined = self._aligned()[
-            :2
-        ]  # of all items: columns stay where they are, whoever comes
-        self._condition, self._start = self._lined  # and the column of each row's first id, [H B]
-        self._prefix = self._condition.shape[1]
+        # of all items: columns keep their meaning, whatever items the rows hold
+        self._all_prompts = self._aligned()[:2]
+        # prompts of the rows, and the column of each prompt's first token, [H B]
+        self._prompts, self._first_column = self._all_prompts
+        self._prefix = self._prompts.shape[1]
         width = self._prefix + self.length
         self.cache = self.model.new_cache(width)
-        self._held = torch.full(
-            (self.rows, width), -1, device=self.device
-        )  # ids that the keys were computed from; 0 stands for all of the condition
-        self._then = self._held.clone()  # ids at the last refresh
-        self._since = torch.full((self.rows,), -1, device=self.device)
-        self._kept: Tensor | None = None  # the newest logits of every place, [H B, T, V]
+        self._state = CacheRows.empty(self.rows, width, self.device)
         self._plan: Plan | None = None
-        self.fresh = torch.zeros(self.rows, self.length, dtype=torch.bool, device=self.device)
 
     def with_params(self, sampling: SamplingParams) -> CachedMaskedTarget:
+        """Make a fresh target of the same model and items with other sampling parameters."""
         return _made(self, sampling, self.policy)
 
     def at_most(self, rows: int) -> None:
+        """See ``Target.at_most``."""
         super().at_most(rows)
-        some = slice(self.rows)
-        self._held, self._then, self._since, self.fresh = (
-            self._held[some],
-            self._then[some],
-            self._since[some],
-            self.fresh[some],
-        )
+        width = self._prefix + self.length
+        self._state = CacheRows.empty(self.rows, width, self.device)
 
     def _choose(self) -> None:
         super()._choose()
-        self._condition, self._start = (x[self._both()] for x in self._lined)
+        self._prompts, self._first_column = (x[self._both()] for x in self._all_prompts)
 
     def _renew(self, again: np.ndarray) -> None:
-        """As before the first call: what the slots hold is not looked at."""
-        rows = torch.from_numpy(again).to(self.device)
-        self._held, self._then = (
-            x.masked_fill(rows[:, None], -1) for x in (self._held, self._then)
-        )
-        self._since = self._since.masked_fill(rows, -1)
-        if self._kept is not None:
-            self._kept[rows.repeat(self.branches)] = 0
+        self._state = self._state.reset(torch.from_numpy(again).to(self.device))
 
-    def prepare(self, now) -> None:
-        """Asks the policy what the next call computes. ``now``: the step, with everything but its
-        sampling: ``canvas``, ``masked``, ``open`` [b, T] and what else the policy looks at. Raises
-        ``GenError`` for a policy that leaves a row nothing to commit.
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but the given ones (bool [B])."""
+        branch_rows = rows.repeat(self.branches)
+        super().keep(rows)
+        self.cache.keep(branch_rows)
+        self._prompts = self._prompts[branch_rows]
+        self._first_column = self._first_column[branch_rows]
+        self._state = self._state.select(rows)
+
+    def prepare(self, step) -> None:
+        """Ask the policy what the next forward pass computes.
+
+        Args:
+            step: ``MaskedStep`` with its canvas view and block progress.
+
+        Raises:
+            GenError: the policy leaves a row nothing to commit.
         """
-        stand = self._stand(now.canvas)
-        plan = self.policy(
-            now,
-            Slots(
-                self._held >= 0, self._held == stand, self._then != stand, self._since, self._prefix
-            ),
+        tokens, state = self._columns(step.canvas), self._state
+        slots = Slots(
+            state.tokens >= 0,
+            state.tokens == tokens,
+            state.refresh_tokens != tokens,
+            state.steps_since_refresh,
+            self._prefix,
         )
-        refresh = plan.refresh | (self._since < 0)
+        plan = self.policy(step, slots)
+        refresh = plan.refresh | (state.steps_since_refresh < 0)
         compute = torch.where(refresh[:, None], plan.attend, plan.compute)
-        wanted = now.masked & now.open
-        if bool((wanted.any(1) & ~(wanted & compute[:, self._prefix :]).any(1)).any()):
+        could_commit = step.masked & step.open
+        will_commit = could_commit & compute[:, self._prefix :]
+        if bool((could_commit.any(1) & ~will_commit.any(1)).any()):
             raise GenError(
-                "the cache policy computes none of the places that may be committed; expected at"
-                " least one in every row"
+                "the cache policy computes none of the positions that may be committed; expected"
+                " at least one in every row"
             )
         self._plan = Plan(compute, plan.attend, refresh)
 
-    def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Canvas [B, T] -> log-probabilities [B, T, V] of all places, ``fresh`` or not; and how
-        many places of its own each row had computed, long [B]."""
-        if of is not None:
-            return super().predict(canvas, of)
-        stand = self._stand(canvas)
+    def predict(self, canvas: Tensor, rows: Tensor | None = None) -> StepOutput:
+        """Run the forward passes that were planned.
+
+        Args:
+            canvas: tokens long [B, T].
+            rows: as in ``MaskedTarget.predict``; with it the cache is left alone.
+
+        Returns:
+            Log-probabilities [B, T, V] of all positions, and which of them are fresh.
+        """
+        if rows is not None:
+            return super().predict(canvas, rows)
+        tokens, state = self._columns(canvas), self._state
         compute, attend, refresh = self._plan or Plan(
-            stand >= 0, stand >= 0, torch.ones(self.rows, dtype=torch.bool, device=self.device)
+            tokens >= 0, tokens >= 0, torch.ones(self.rows, dtype=torch.bool, device=self.device)
         )
         self._plan = None
-        if self.model.shift:  # the law of an empty place comes out one place before it
-            wanted = compute[:, self._prefix :] & self.space.is_masked(canvas)
+        if self.model.shift:
+            # the logits of a masked position come out one position before it
+            masked = compute[:, self._prefix :] & self.space.is_masked(canvas)
             compute = compute.clone()
-            compute[:, self._prefix - 1 : -1] |= wanted
-        self._held = torch.where(compute, stand, self._held.masked_fill(refresh[:, None], -1))
-        self._then = torch.where(refresh[:, None], stand, self._then)
-        self._since = torch.where(refresh, 0, self._since + 1)
-        attend = (attend | compute) & (self._held >= 0)
-        self.fresh = torch.zeros_like(canvas, dtype=torch.bool)
-        positions = torch.zeros(self.rows, dtype=torch.long, device=self.device)
+            compute[:, self._prefix - 1 : -1] |= masked
+        kept = state.tokens.masked_fill(refresh[:, None], -1)
+        state.tokens = torch.where(compute, tokens, kept)
+        state.refresh_tokens = torch.where(refresh[:, None], tokens, state.refresh_tokens)
+        state.steps_since_refresh = torch.where(refresh, 0, state.steps_since_refresh + 1)
+        attend = (attend | compute) & (state.tokens >= 0)
+        fresh = torch.zeros_like(canvas, dtype=torch.bool)
+        num_computed = torch.zeros(self.rows, dtype=torch.long, device=self.device)
         for group in (refresh, ~refresh):
             if bool(group.any()):
-                positions[group] = self._call(
-                    group.nonzero()[:, 0], compute[group], attend[group], canvas[group]
+                some = group.nonzero()[:, 0]
+                num_computed[group] = self._forward(
+                    some, compute[group], attend[group], canvas[group], fresh
                 )
-        self._seen = self._kept
-        return self._law(self._kept, self.legal), positions
+        logits = state.logits.flatten(0, 1)
+        return StepOutput(
+            self._law(logits, self.legal),
+            num_computed,
+            raw=lambda: self._raw(logits, self.legal),
+            fresh=fresh,
+        )
 
-    def _stand(self, canvas: Tensor) -> Tensor:
+    def _columns(self, canvas: Tensor) -> Tensor:
+        """Tokens [b, P + T] that stand in the columns of ``Slots``, 0 for the prompt."""
         return torch.nn.functional.pad(canvas, (self._prefix, 0))
 
-    def _call(self, rows: Tensor, compute: Tensor, attend: Tensor, canvas: Tensor) -> Tensor:
-        """One forward call of some rows [n], of which everything else is [n, ...]; how many places
-        of its own each of them had computed [n]."""
+    def _forward(
+        self, rows: Tensor, compute: Tensor, attend: Tensor, canvas: Tensor, fresh: Tensor
+    ) -> Tensor:
+        """Run one forward pass of some rows and store its logits.
+
+        Args:
+            rows: the rows, long [n].
+            compute: columns to send through the model, bool [n, P + T].
+            attend: columns that these attend to, bool [n, P + T].
+            canvas: tokens long [n, T].
+            fresh: positions that were computed, bool [B, T]; marked here.
+
+        Returns:
+            Positions of its own that each row had computed, long [n].
+        """
         prefix, shift, branches = self._prefix, self.model.shift, self.branches
-        both = torch.cat([rows + half * self.rows for half in range(branches)])
-        ids = torch.cat([self._condition[both], canvas.repeat(branches, 1)], 1)
-        start = self._start[both][:, None]
-        column = torch.arange(ids.shape[1], device=self.device)
+        branch_rows = torch.cat([rows + branch * self.rows for branch in range(branches)])
+        tokens = torch.cat([self._prompts[branch_rows], canvas.repeat(branches, 1)], 1)
+        start = self._first_column[branch_rows][:, None]
+        column = torch.arange(tokens.shape[1], device=self.device)
         todo = compute.repeat(branches, 1) & (column >= start)
         width = int(todo.sum(1).max())
-        at = todo.long().argsort(dim=1, stable=True)[
-            :, -width:
-        ]  # what is computed, in order, at the right end
-        real = todo.gather(1, at)
-        at = torch.where(real, at, at[:, -1:])
-        seen = attend.repeat(branches, 1).gather(1, (column + start).clamp_max(len(column) - 1)) & (
-            column + start < len(column)
-        )
-        position = at - prefix + shift
+        # computed columns in their order, at the right end
+        columns = todo.long().argsort(dim=1, stable=True)[:, -width:]
+        real = todo.gather(1, columns)
+        columns = torch.where(real, columns, columns[:, -1:])
+        exists = column + start < len(column)
+        slot = (column + start).clamp_max(len(column) - 1)
+        seen = attend.repeat(branches, 1).gather(1, slot) & exists
+        position = columns - prefix + shift
         real &= position >= 0
         keep = int(real.sum(1).max())
-        some = None if len(rows) == self.rows else both
-        logits = self.model.part(ids.gather(1, at), at - start, seen, self.cache, keep, some)
-        position, real = position[:, -keep:], (real & (position < canvas.shape[1]))[:, -keep:]
-        if self._kept is None:
-            self._kept = logits.new_zeros(
-                self.branches * self.rows, canvas.shape[1], logits.shape[-1]
-            )
-        row, slot = real.nonzero().unbind(1)
-        self._kept[both[row], position[row, slot]] = logits[row, slot]
-        self.fresh[both[row] % self.rows, position[row, slot]] = True
-        return todo.sum(1).view(branches, -1).sum(0)
-
-    def keep(self, rows: Tensor) -> None:
-        both = rows.repeat(self.branches)
-        super().keep(rows)
-        self.cache.keep(both)
-        self._condition, self._start = self._condition[both], self._start[both]
-        self._held, self._then, self._since, self.fresh = (
-            self._held[rows],
-            self._then[rows],
-            self._since[rows],
-            self.fresh[rows],
+        some = None if len(rows) == self.rows else branch_rows
+        logits = self.model.part(
+            tokens.gather(1, columns), columns - start, seen, self.cache, keep, some
         )
-        if self._kept is not None:
-            self._kept = self._kept[both]
+        position, real = position[:, -keep:], (real & (position < canvas.shape[1]))[:, -keep:]
+        if self._state.logits is None:
+            shape = (branches, self.rows, canvas.shape[1], logits.shape[-1])
+            self._state.logits = logits.new_zeros(shape)
+        row, slot = real.nonzero().unbind(1)
+        self._state.logits.flatten(0, 1)[branch_rows[row], position[row, slot]] = logits[row, slot]
+        fresh[branch_rows[row] % self.rows, position[row, slot]] = True
+        return todo.sum(1).view(branches, -1).sum(0)
 
 
 def cached(target, policy: Policy) -> CachedMaskedTarget:
-    """A fresh target of the same model, condition and law with a cache. Raises ``GenError`` for
-    anything but a masked model of ids that can compute some of its places (``CacheableModel``)."""
+    """Make a fresh target of the same model, prompts and sampling parameters with a cache.
+
+    Args:
+        target: masked target of token ids whose model can compute some of its positions
+            (``CacheableModel``).
+        policy: decides what every forward pass computes.
+
+    Raises:
+        GenError: the target is another one.
+    """
+    # models are any object with ``forward``; ``part`` is what makes one cacheable
     if not isinstance(target, MaskedTarget) or not hasattr(target.model, "part"):
         raise GenError(
             f"{type(target).__name__} of {type(target.model).__name__} keeps no keys and values"
-            " between calls; expected a masked language model, or no cache"
+            " between forward passes; expected a masked language model, or no cache"
         )
     return _made(target, target.sampling, policy)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.models.adapters.protocols import CausalModel
-from gen.models.targets.base import Target, legal_at, take
+from gen.models.targets.base import StepOutput, Target, legal_at, take
 
 
 class CausalTarget(Target):
@@ -34,8 +34,6 @@ class CausalTarget(Target):
         )
         # the legal ids of the last call's positions, bool [B, L, V], if there is a history
         self.allowed: Tensor | None = None
-        # for which rows the last call ran the network, bool [B], if a model can tell without it
-        self.ran: Tensor | None = None
         self._fresh = np.ones(self.rows, dtype=bool)  # rows whose prompt is not in the cache
         self._waiting = True  # whether there are any
         self._shift = (self.prompt_length - 1)[
@@ -67,13 +65,16 @@ class CausalTarget(Target):
     def _renew(self, again: np.ndarray) -> None:
         self._fresh, self._waiting = self._fresh | again, True
 
-    def predict(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, int | np.ndarray]:
-        """Log-probabilities [B, L, V] of grid positions [B, L], given that ``tokens`` [B, L] stand
-        one place before each (before position 0 the prompt does, whatever is given); and how many
-        places of its own every row had sent through the model, one number or [B].
+    def predict(self, tokens: Tensor, positions: Tensor) -> StepOutput:
+        """Compute the distributions of grid positions [B, L].
 
-        A position may be repeated in a row if its token is repeated with it (padding of ragged
-        windows).
+        A position may be repeated in a row if its token is repeated with it, which pads ragged
+        windows.
+
+        Args:
+            tokens: the token one position before each, [B, L(, C)]; before position 0 stands the
+                prompt, whatever is passed.
+            positions: long [B, L].
         """
         width, given, fresh, keep = tokens.shape[1], positions, self._fresh, {}
         if self.history is not None:
@@ -106,8 +107,8 @@ class CausalTarget(Target):
         out = self.model.forward(tokens, slots, self.cache, **keep)
         out = out if out.shape[1] == width else out[:, -width:]
         ran = getattr(self.cache, "ran", None)
-        self.ran = None if ran is None else ran.view(self.branches, -1).any(0)
-        return self._outcome(out, given), places
+        ran = None if ran is None else ran.view(self.branches, -1).any(0)
+        return StepOutput(self._outcome(out, given), places, ran)
 
     def _before(self) -> Tensor:
         """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.denoising_path import HeadDistribution, PathDistribution
-from gen.models.targets.base import Target
+from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget
 
 
@@ -47,15 +47,17 @@ class CausalLatentTarget(LatentTarget, CausalTarget):
 
 
 class MaskedLatentTarget(LatentTarget):
-    """``predict(canvas [B, T, C])``, NaN at empty places -> conditioning vectors [B, T, H, D],
-    places computed."""
+    """Masked model of latents: a forward pass of a canvas [B, T, C], NaN at masked positions, gives
+    conditioning vectors [B, T, H, D]."""
 
     @property
     def replaces(self) -> bool:
         return self._even
 
-    def predict(self, canvas: Tensor) -> tuple[Tensor, int]:
+    def predict(self, canvas: Tensor) -> StepOutput:
+        """Run the network on a canvas [B, T, C]."""
         if int(self.prompt_length.min()) != self.prompt.shape[1]:
             raise ValueError("masked models need conditions of one length")
         out = self.model.forward(self.prompt, canvas.repeat(self.branches, 1, 1))
-        return self._pair(out), (self.prompt.shape[1] + canvas.shape[1]) * self.branches
+        num_computed = (self.prompt.shape[1] + canvas.shape[1]) * self.branches
+        return StepOutput(self._pair(out), num_computed)

@@ -1,4 +1,4 @@
-"""MaskedTarget."""
+"""Target of masked models: the distribution of every position of a partly filled canvas."""
 
 from __future__ import annotations
 
@@ -7,68 +7,80 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.models.adapters.protocols import MaskedModel
-from gen.models.targets.base import Target
+from gen.models.targets.base import StepOutput, Target
 
 
 class MaskedTarget(Target):
-    """The law of every place of a partly filled canvas. The canvas stands right behind each row's
-    own condition: where those are of different lengths, the shorter ones are moved to the right,
-    and nothing is seen or counted in front of them.
+    """Masked model with the prompts of its items.
+
+    The canvas stands right behind each row's own prompt: prompts that are shorter than the longest
+    one of the batch are moved to the right, and the padding in front of them is neither attended to
+    nor counted.
     """
 
     model: MaskedModel
 
     @property
     def replaces(self) -> bool:
-        return self._even or getattr(
-            self.model, "ragged", False
-        )  # else whoever comes may have a condition that does not fit in
+        """Whether rows can take other items: the prompt of a waiting item must fit in."""
+        return self._even or self._takes_padding
 
-    def predict(self, canvas: Tensor, of: Tensor | None = None) -> tuple[Tensor, int | Tensor]:
-        """Canvas [B, T] -> log-probabilities [B, T, V]; and how many places of its own every row
-        had computed, one number or long [B]. ``of`` long [n]: the rows whose conditions n canvases
-        have, if there are others than one for each row. Raises ``GenError`` for conditions of
-        different lengths where the model takes one length only."""
-        prompt, left_padding, ragged = self._aligned()
-        if of is not None:
-            both = torch.cat([of + half * self.rows for half in range(self.branches)])
-            prompt, left_padding = prompt[both], left_padding[both]
+    @property
+    def _takes_padding(self) -> bool:
+        # models are any object with ``forward``; the field is optional (``MaskedModel``)
+        return getattr(self.model, "ragged", False)
+
+    def predict(self, canvas: Tensor, rows: Tensor | None = None) -> StepOutput:
+        """Run one forward pass.
+
+        Args:
+            canvas: tokens long [n, T].
+            rows: rows whose prompts the canvases have, long [n]; None means one canvas per row.
+
+        Returns:
+            Log-probabilities [n, T, V] of all positions.
+
+        Raises:
+            GenError: the prompts have several lengths and the model takes one length only.
+        """
+        prompt, left_padding, is_padded = self._aligned()
+        if rows is not None:
+            branch_rows = torch.cat([rows + branch * self.rows for branch in range(self.branches)])
+            prompt, left_padding = prompt[branch_rows], left_padding[branch_rows]
         canvas = canvas.repeat(self.branches, 1)
-        extra, positions = (), (prompt.shape[1] + canvas.shape[1]) * self.branches
-        if ragged:
-            positions = positions - left_padding.view(self.branches, -1).sum(0)
+        extra, num_computed = (), (prompt.shape[1] + canvas.shape[1]) * self.branches
+        if is_padded:
+            num_computed = num_computed - left_padding.view(self.branches, -1).sum(0)
             column = torch.arange(prompt.shape[1], device=self.device)
-            prompt = torch.where(
-                column < left_padding[:, None], canvas[:, :1], prompt
-            )  # padding may be any number; this is some id
+            # padding may be any number; the network needs a token id
+            prompt = torch.where(column < left_padding[:, None], canvas[:, :1], prompt)
             extra = (left_padding,)
-        ids = torch.cat([prompt, canvas], 1)
-        logits = self.model.forward(ids, canvas.shape[1], *extra)
-        self._seen = logits
-        return self._law(logits, self.legal if self._narrow else None), positions
+        tokens = torch.cat([prompt, canvas], 1)
+        logits = self.model.forward(tokens, canvas.shape[1], *extra)
+        logprobs = self._law(logits, self.legal if self._narrow else None)
+        return StepOutput(logprobs, num_computed, raw=lambda: self._raw(logits, self.legal))
 
     def _aligned(self) -> tuple[Tensor, Tensor, bool]:
-        """The conditions [H B, P] moved to the right, P the longest of them, the columns in front
-        of each [H B], and whether there are any."""
+        """Move the prompts to the right.
+
+        Returns:
+            Prompts [H B, P] with P the longest of them, columns of padding in front of each [H B],
+            and whether there are any.
+        """
         lengths = self._lengths[self._numbers()]
         width, shortest = int(lengths.max()), int(lengths.min())
         left_padding = width - self.prompt_length
         if not shortest and getattr(self.model, "shift", 0):
             raise GenError(
-                "a condition is empty; expected at least one id, at which this model says what"
-                " comes first"
+                "a prompt is empty; expected at least one token, since this model predicts the"
+                " first position at the token before it"
             )
         if shortest == width:
             return self.prompt[:, :width], left_padding, False
-        if not getattr(self.model, "ragged", False):
+        if not self._takes_padding:
             raise GenError(
-                f"the conditions have lengths from {shortest} to {width}; expected one length, all"
-                " that this masked model takes"
+                f"the prompts have {shortest} to {width} tokens; expected one length, all that"
+                " this masked model takes"
             )
-        at = torch.arange(width, device=self.device) - left_padding[:, None]
-        return self.prompt.gather(1, at.clamp_min(0)), left_padding, True
-
-    def raw(self) -> Tensor:
-        """The law of the last call without temperature and filters: what the model itself holds for
-        likely, guided and legal."""
-        return self._raw(self._seen, self.legal)
+        column = torch.arange(width, device=self.device) - left_padding[:, None]
+        return self.prompt.gather(1, column.clamp_min(0)), left_padding, True

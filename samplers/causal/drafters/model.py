@@ -28,17 +28,18 @@ from torch import Tensor
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
 from gen.core.sampler import Sampler
-from gen.models.targets.base import legal_at
+from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.length_policies import AutoLength, LengthPolicy
-from gen.samplers.engine.causal_loop import CausalStep, Drafter
+from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.host import to_device
+from gen.samplers.engine.rows import RowState, RowStore
 from gen.samplers.engine.window import AUTO, checked, width_of
 from gen.samplers.verifiers.base import ROW, Proposal, Verifier
 
 
 class Chain(Protocol):
-    """The drafts of one round. It keeps nothing between rounds, or drops it in ``keep``."""
+    """Drafts of one round. It holds nothing between rounds."""
 
     def begin(self, step: CausalStep, drafts: int) -> None:
         """A round with places for so many drafts, the columns 0 .. drafts-1 of ``now``."""
@@ -51,16 +52,12 @@ class Chain(Protocol):
         another measure of confidence. Rows that are not ``active`` (bool [b]) may get anything.
         Columns come in order."""
 
-    def verify(
-        self, step: CausalStep, drafts: Tensor, drafted: Tensor, law: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def verify(self, step: CausalStep, drafts: Tensor, drafted: Tensor, law: Tensor) -> Verdict:
         """As ``Drafter.verify``, of drafts [b, L(, C)] that exist where ``drafted`` (bool [b, L])
         says so."""
 
     def undrafted(self, step: CausalStep, law: Tensor) -> Tensor:
         """The tokens [b, 1(, C)] of a round without any draft, of the target's law alone."""
-
-    def keep(self, rows: Tensor) -> None: ...
 
 
 class IdChain:
@@ -92,34 +89,38 @@ class IdChain:
     def undrafted(self, step, law):
         return step.categorical(law, "token", step.valid, shared=True)
 
-    def keep(self, rows):
-        self.distributions = []
-
 
 class ModelDrafter(Drafter):
     """``draft``: a fresh target of the draft model, under the law that drafts are drawn from."""
 
+    # the furthest position whose distribution the draft model has been asked for, given what is
+    # committed, int64 [b]: its cache holds all tokens below. Before the first call not even the
+    # prompt is there
+    known = RowState(start=-1)
+
     def __init__(self, draft: CausalTarget, chain: Chain, policy: LengthPolicy):
         self.draft, self.chain, self.policy = draft, chain, policy
-        self.nfe = [0] * draft.items
-        # the furthest position whose law the draft has been asked for, given what is committed: its
-        # cache holds all
-        # tokens below. Before the first call not even the prompt is there
+        self.targets = (draft,)
+        self.num_passes = np.zeros(draft.items, dtype=np.int64)
         self.known = np.full(draft.rows, -1)
-        self.rows: tuple[Tensor | None, list[int]] = (
-            None,
-            [],
-        )  # the numbers of the rows, and as the host has them
+
+    @property
+    def stores(self) -> tuple[RowStore, ...]:
+        return (self.store, *self.policy.stores)
+
+    @property
+    def nfe(self) -> list[int]:
+        return self.num_passes.tolist()
 
     @property
     def window(self) -> int:
         return 1 + self.policy.most
 
-    def propose(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         length = step.positions.shape[1] - 1
         if not length:
-            self.drafts, self.drafted = tokens[:, :0], step.valid[:, :0]
-            return self.drafts, self.drafted
+            self.draft_tokens = Draft(tokens[:, :0], step.valid[:, :0])
+            return self.draft_tokens
         wanted = np.minimum(self.policy.lengths, step.widths - 1)
         drafts = tokens.new_zeros(len(tokens), length, *tokens.shape[2:])
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
@@ -131,7 +132,7 @@ class ModelDrafter(Drafter):
         )
         active = asked[:, 0]
         for column in range(most):
-            law = self.draft.predict(given, at)[0][:, -1]
+            law = self.draft.predict(given, at).logprobs[:, -1]
             drawn, mass = self.chain.draw(step, column, law, active)
             drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
             drafted[:, column] = active
@@ -144,8 +145,8 @@ class ModelDrafter(Drafter):
                     break
             given = _where(active, drafts[:, column], given[:, -1])[:, None]
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
-        self.drafts, self.drafted = drafts, drafted
-        return drafts, drafted
+        self.draft_tokens = Draft(drafts, drafted)
+        return self.draft_tokens
 
     def _news(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Committed tokens that the draft has not seen, and the positions after them; shorter rows
@@ -157,35 +158,21 @@ class ModelDrafter(Drafter):
         row = torch.arange(len(tokens), device=tokens.device)[:, None]
         return tokens[row, (at - 1).clamp_min(0)], at
 
-    def verify(self, step: CausalStep, law: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.drafted.shape[1]:
-            return torch.zeros_like(step.start), self.chain.undrafted(step, law)
-        return self.chain.verify(step, self.drafts, self.drafted, law)
+    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+        drafts, drafted = self.draft_tokens.tokens, self.draft_tokens.exists
+        if not drafted.shape[1]:
+            tokens = self.chain.undrafted(step, output.logprobs)
+            return Verdict(torch.zeros_like(step.start), tokens)
+        return self.chain.verify(step, drafts, drafted, output.logprobs)
 
-    def observe(self, step: CausalStep, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        seen = step.starts + np.minimum(accepted, drafted - 1)  # the last draft was drawn, not fed
-        self.known = np.where(drafted > 0, seen, self.known)
-        self.policy.observe(drafted, accepted)
-        if self.rows[0] is not step.rows:
-            self.rows = step.rows, step.rows.tolist()
-        for row, calls in zip(self.rows[1], drafted.tolist(), strict=True):
-            self.nfe[row] += calls
-        self.policy.over(
-            step.positions.shape[1], step.starts, np.minimum(accepted + 1, step.widths)
-        )
-
-    def keep(self, rows: Tensor) -> None:
-        self.draft.keep(rows)
-        self.chain.keep(rows)
-        left = rows.cpu().numpy()
-        self.policy.keep(left)
-        self.known = self.known[left]
-
-    def renew(self, rows: Tensor) -> None:
-        self.draft.replace(rows)
-        again = rows.cpu().numpy()
-        self.policy.renew(again)
-        self.known = np.where(again, -1, self.known)
+    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
+        # the last draft was drawn, not fed
+        seen = step.starts + np.minimum(num_accepted, num_drafted - 1)
+        self.known = np.where(num_drafted > 0, seen, self.known)
+        self.policy.observe(num_drafted, num_accepted)
+        np.add.at(self.num_passes, step.items, num_drafted)
+        committed = np.minimum(num_accepted + 1, step.widths)
+        self.policy.over(step.positions.shape[1], step.starts, committed)
 
 
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.core.rng import OffsetDraws
+from gen.core.rng import OffsetRNG
 from gen.core.stats import SampleOutput, Stats, TraceStep
 from gen.samplers.masked.iterative import MaskedIterative
 
@@ -70,7 +70,7 @@ class FrameBlocks(MaskedIterative):
 
             out = super().__call__(
                 target.block(),
-                OffsetDraws(rng, at),
+                OffsetRNG(rng, at),
                 canvas=canvas[:, here],
                 trace=trace,
                 callback=inner if callback else None,
@@ -118,5 +118,7 @@ def _sum(parts: list[Stats]) -> Stats:
 def _join(parts: list[SampleOutput], starts: range, row: int) -> list[TraceStep]:
     """The steps of all blocks, at their places in the grid."""
     return [
-        step.after(at) for part, at in zip(parts, starts, strict=True) for step in part.traces[row]
+        step.shifted(at)
+        for part, at in zip(parts, starts, strict=True)
+        for step in part.traces[row]
     ]

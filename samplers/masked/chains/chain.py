@@ -1,36 +1,37 @@
-"""Drafts along an order that looks at marginals alone: what the lossless decoders of masked models
-share.
+"""Chains of drafts for masked models: what their lossless decoders share.
 
-S(x): the k empty places of canvas x with the highest score under the laws p(. | x) of the places,
-read off before any id is drawn. Sequential decoding fills S(x), asks for p at the new canvas, and
+S(x): the k masked positions of canvas x with the highest score under the distributions p(. | x),
+found before any token is drawn. Sequential decoding commits S(x), computes p at the new canvas, and
 so on. A chain runs ahead of it:
 
-    chain     x_0 = x, what is certain; x_j = x_j-1 and k more ids, drawn from a law q known before,
-              at the places that q puts next
-    call      p(. | x_0), ..., p(. | x_n), n < num_drafts, for all rows of the batch in one forward
-              call
-    judge     j = 0, 1, ...: is S(x_j) the places of the next draft, and does a method keep its ids
-              under p(. | x_j)? Stop at the first no
-    commit    the drafts kept, and ids at S(x_j) for the j it stopped at, whose law is there
-              already. The next chain has q = p(. | x_j)
+    chain     x_0 = x, the committed canvas; x_j = x_j-1 and k more tokens, drawn from a
+              distribution q that is known before the forward pass, at the positions that q orders
+              next
+    predict   p(. | x_0), ..., p(. | x_n), n < num_drafts, for all rows of the batch in one forward
+              pass
+    judge     for j = 0, 1, ...: is S(x_j) the positions of the next draft, and does the method
+              accept its tokens under p(. | x_j)? Stop at the first no
+    commit    the accepted drafts, and tokens at S(x_j) for the j where it stopped, whose
+              distribution is there already. The next chain has q = p(. | x_j)
 
-So every call commits k places at least (the last one what is left), and there are never more calls
-than in sequential decoding. The order is asked before the ids of a draft are looked at: a draft
-that is dropped because of its place says nothing about its ids, which is what keeps the law. An
-order that looked at the drawn ids could not be asked first, so it is refused; with noise of the
-place it would change the law even without any drafts.
+So every forward pass commits at least k positions (the last one the rest), and there are never more
+passes than in sequential decoding. The order is decided before the tokens of a draft are looked at:
+a draft that is dropped for its position says nothing about its tokens, which keeps the
+distribution. An order that looked at drawn tokens could not be decided first, so it is refused;
+with noise of the position it would change the distribution even without any drafts.
 
-Orders: ``confidence`` (or ``top``, the highest probability of a place; here nothing is drawn yet
-that it could be the probability of), ``margin``, ``entropy``, and those that look at no law,
-``random``, ``halton`` and ``raster`` (``orders``). ``confidence_on``: at temperature 0 the final
-law is one id everywhere, and all places are equally sure under it; the order then says something
-only of the ``raw`` law.
+Orders: ``confidence`` (or ``top``, the highest probability of a position; nothing is drawn yet that
+it could be the probability of), ``margin``, ``entropy``, and those that read no distribution:
+``random``, ``halton`` and ``raster`` (``gen.samplers.masked.parts.orders``). ``confidence_on``: at
+temperature 0 the final distribution is one token everywhere, and all positions are equally sure;
+then only the ``raw`` distribution can order them.
 """
 
 from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,35 +41,46 @@ from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler
-from gen.core.stats import SampleOutput, Stats, TraceStep
+from gen.core.stats import SampleOutput
+from gen.models.targets.base import StepOutput
 from gen.samplers.engine.causal_loop import CausalStep
-from gen.samplers.masked.loop import check_canvas
+from gen.samplers.engine.rows import RowStore
+from gen.samplers.engine.stats import StatsRecorder
+from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.parts.orders import BLIND
-from gen.samplers.masked.step import MaskedStep, Seats, ranked
+from gen.samplers.masked.step import CanvasView, MaskedStep, Prediction, ranked
 from gen.samplers.verifiers.base import ROW, Proposal
 
 ORDERS = ("confidence", "top", "margin", "entropy", *BLIND)
 
 
 def marginal_order(name: str):
-    """The order of that name as a function of a ``Step``. Raises ``GenError`` for one that looks at
-    drawn ids, and for an unknown one."""
+    """Look up an order, a function of a ``MaskedStep``, by its name.
+
+    Raises:
+        GenError: the order is unknown or reads drawn tokens.
+    """
     if name in ORDERS:
         return registry.get("order", "top" if name == "confidence" else name)
     if isinstance(name, str) and name in registry.table("order"):
         raise bad_value(
             "sampler.order",
             name,
-            f"an order that does not look at the ids drawn: {', '.join(ORDERS)}",
+            f"an order that does not look at the tokens drawn: {', '.join(ORDERS)}",
         )
     raise unknown("order", name, ORDERS, "sampler.order")
 
 
 @dataclass(frozen=True)
 class ChainSampler(Sampler):
-    """A method of judging chains, and the knobs all of them have: ``num_drafts``, canvases per row
-    and call; ``order``; ``confidence_on``, ``raw`` (the model's own law) or ``shaped`` (with
-    temperature and filters)."""
+    """Method of judging chains, with the parameters that all of them have.
+
+    Attributes:
+        num_drafts: canvases per row and forward pass.
+        order: order of the positions, one of ``ORDERS``.
+        confidence_on: distribution that the order reads: ``raw``, the model's own, or ``shaped``,
+            with temperature and filters.
+    """
 
     num_drafts: int = 4
     order: str = "confidence"
@@ -86,53 +98,48 @@ class ChainSampler(Sampler):
 
     @property
     def width(self) -> int:
-        """k, places per step."""
+        """k, positions per step."""
         return 1
 
     @abstractmethod
     def draft(self, step: CausalStep, logprobs: Tensor) -> Tensor:
-        """Ids [b, L] from the law [b, L, V] of the places ``now.positions`` [b, L], where
-        ``now.valid``."""
+        """Draw drafts.
+
+        Args:
+            step: ``step.positions`` [b, L] are those of the drafts, ``step.valid`` [b, L] those
+                that exist.
+            logprobs: distribution at these positions, [b, L, V].
+
+        Returns:
+            Tokens [b, L].
+        """
 
     @abstractmethod
     def judge(self, step: CausalStep, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """``drafts``: L = n k of them, n at least 1, at ``now.positions`` [b, L]; ``law`` [b, L,
-        V]: of each place given the drafts before its step; ``now.valid`` [b, L]: those whose turn
-        it is if the ones before are kept. Returns how many steps are kept [b], and an id for the
-        draft after them [b], or -1 to have one drawn from the law at the places whose turn it is.
-        An id needs k = 1.
+        """Decide how many steps of a chain are accepted.
+
+        Args:
+            step: ``step.positions`` [b, L] are those of the drafts; ``step.valid`` [b, L] those
+                that are next in order if the ones before them are accepted.
+            drafts: L = n k of them, n at least 1.
+            logprobs: distribution of each position given the drafts before its step, [b, L, V].
+
+        Returns:
+            Accepted steps [b]; and a token for the draft after them [b], or -1 to have one drawn
+            from the distribution at the positions next in order. A token needs k = 1.
         """
 
     def __call__(
         self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
+        """Decode every item of the target; see ``Sampler``."""
         return decode_chains(target, rng, self, canvas=canvas, trace=trace, callback=callback)
 
 
 def at_least_one(name: str, value: object) -> None:
+    """Raise ``GenError`` unless a parameter is an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise bad_value(f"sampler.{name}", value, "an integer of at least 1")
-
-
-@dataclass
-class _Chain:
-    """Drafts of b rows: ``places`` and ``ids`` [b, n, k], the law ``logq`` [b, n k, V] that they
-    are from, and ``steps`` [b], how many of the n a row has. Those past ``steps`` mean nothing."""
-
-    positions: Tensor
-    ids: Tensor
-    logq: Tensor
-    steps: Tensor
-
-    def canvases(self, canvas: Tensor) -> tuple[Tensor, Tensor]:
-        """x_0, ..., x_n [b, n + 1, T], and which of them exist, bool [b, n + 1]."""
-        out = [canvas]
-        for positions, ids in zip(self.positions.unbind(1), self.ids.unbind(1), strict=True):
-            out.append(out[-1].scatter(1, positions, ids))
-        return (
-            torch.stack(out, 1),
-            torch.arange(len(out), device=canvas.device) <= self.steps[:, None],
-        )
 
 
 def decode_chains(
@@ -142,221 +149,293 @@ def decode_chains(
     *,
     canvas: Tensor | None = None,
     trace: bool = False,
-    callback=None,
+    callback: Callable | None = None,
 ) -> SampleOutput:
-    """Fills the empty places of ``canvas`` long [B, T], by default all. Raises ``GenError`` for
-    latents, for a space without a mask id, and for a canvas that the space does not allow."""
-    began = time.perf_counter()
-    space, batch, device, k = target.space, target.items, target.device, method.width
-    if space.channels:
-        raise GenError(
-            f"{type(method).__name__} compares probabilities of ids; this model makes latents,"
-            " which have none; expected one of codes"
-        )
-    if space.mask_token_id is None:
-        raise GenError(
-            f"{type(method).__name__} needs a token space with a mask id; this model has none"
-        )
-    canvas = space.empty(batch, device) if canvas is None else canvas.to(device).clone()
-    check_canvas(canvas, batch, target.legal, space)
-    wanted = space.is_masked(canvas).sum(1)
-    seats = Seats(target, wanted > 0)
-    round_ = torch.zeros_like(seats.rows)
-    none = round_.new_zeros(len(round_), 0, k)
-    chain = _Chain(
-        none, none, torch.zeros(len(round_), 0, target.legal.shape[1], device=device), round_
-    )
-    book, step = _Book(batch, trace), 0
-    while len(rows := seats.rows):
-        old, index = canvas[rows], torch.arange(len(rows), device=device)
-        states, exists = chain.canvases(old)
-        of = exists.nonzero()[:, 0]
-        logprobs, to_device = target.predict(states[exists], of)
-        flat = torch.zeros_like(
-            exists, dtype=torch.long
-        )  # which of the canvases sent is x_j of a row
-        flat[exists] = torch.arange(len(of), device=device)
-        score, empty = _score(method, target, rng, rows[of], round_[of], states[exists], logprobs)
-        turn = ranked(score, empty).argsort(1)[:, :k]  # S of every canvas
-        accepted, given = _judged(
-            method, rng, rows, round_, chain, exists, turn[flat], logprobs, flat
-        )
-        # the law at the canvas where the chain stopped is there already
-        last = flat.gather(1, accepted[:, None])[:, 0]
-        before, logprobs, score, top, due = (
-            states[index, accepted],
-            logprobs[last],
-            score[last],
-            turn[last],
-            empty[last],
-        )
-        fixed = given >= 0
-        if bool(fixed.any()):
-            top[fixed] = chain.positions[index[fixed], accepted[fixed]]
-        due = due.gather(1, top)  # fewer than k are empty at the end
-        drawn = rng.categorical(_at(logprobs, top), rows, top, "token", None, due & ~fixed[:, None])
-        drawn = torch.where(
-            fixed[:, None], given[:, None], torch.where(due, drawn, before.gather(1, top))
-        )
-        canvas[rows] = before.scatter(1, top, drawn)
-        step += 1
-        book.add(
-            rows,
-            space.is_masked(old),
-            space.is_masked(canvas[rows]),
-            canvas[rows],
-            chain,
-            accepted,
-            torch.zeros_like(rows).index_add_(
-                0, of, torch.as_tensor(to_device, device=device).expand(len(of))
-            ),
-        )
+    """Fill the masked positions of a canvas by chains of drafts.
+
+    Args:
+        target: masked model of token ids with its prompts.
+        rng: random numbers by item and position.
+        method: the sampler, which drafts and judges.
+        canvas: tokens long [N, T], masked where one is wanted; None: masked everywhere.
+        trace: whether to record the positions of every step.
+        callback: called after every step with what ``report`` returns.
+
+    Raises:
+        GenError: the target makes latents or has no mask token, or its space does not allow the
+            canvas.
+    """
+    began, recorder = time.perf_counter(), StatsRecorder(target.items, trace)
+    run = begin_chains(target, rng, method, canvas)
+    while len(run.batch.slots):
+        chain = draft(run)  # 1. draft
+        views = view_canvases(run, chain)  # 2. canvas views
+        output = target.predict(views.canvases, views.row)  # 3. predict
+        order = order_positions(run, views, output)  # 4. score
+        verdict = judge(run, chain, views, order, output)  # 5. judge
+        commit(run, chain, views, order, output, verdict)  # 6. commit
+        record(recorder, run, chain, views, output, verdict)  # 7. record
+        run.batch.retire(~run.batch.masked.any(1))  # 8. retire
         if callback:
-            known = ~space.is_masked(canvas)
-            callback(
-                {
-                    "step": step,
-                    "done": int(known.sum()),
-                    "total": known.numel(),
-                    "tokens": canvas,
-                    "known": known,
-                }
-            )
-        fresh = torch.zeros_like(fixed)
-        if moved := seats.leave(~space.is_masked(canvas[rows]).any(1)):
-            fresh, left = moved
-            fresh, round_, logprobs, score = fresh[left], round_[left], logprobs[left], score[left]
-        if len(rows := seats.rows):
-            chain = _drafted(
-                method, rng, rows, round_, logprobs, score, space.is_masked(canvas[rows]), fresh
-            )
-            round_ = (round_ + 1).masked_fill(fresh, 0)
-    return book.output(canvas, wanted.tolist(), time.perf_counter() - began)
+            callback(report(run.batch, ~target.space.is_masked(run.batch.canvas)))
+    seconds = time.perf_counter() - began
+    return recorder.output(run.batch.canvas, seconds, run.batch.num_masked.tolist())
 
 
-def _at(logprobs: Tensor, positions: Tensor) -> Tensor:
-    """The law [b, T, V] at places [b, L]: [b, L, V]."""
+@dataclass(frozen=True)
+class ChainRun:
+    """One call of the loop.
+
+    Attributes:
+        batch: canvases and rows. Its memory has ``logprobs`` [b, T, V] and ``score`` [b, T] of the
+            canvas where each chain stopped, and ``begins`` bool [b], rows that have none yet.
+        rng: random numbers by item and position.
+        method: the sampler.
+    """
+
+    batch: CanvasBatch
+    rng: RNG
+    method: ChainSampler
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Drafts of b rows, n steps of k tokens.
+
+    Attributes:
+        positions: positions of the drafts, long [b, n, k].
+        tokens: drafted tokens, long [b, n, k].
+        logq: distribution that each draft is from, [b, n k, V].
+        steps: steps that each row has, long [b]; later ones mean nothing.
+    """
+
+    positions: Tensor
+    tokens: Tensor
+    logq: Tensor
+    steps: Tensor
+
+
+@dataclass(frozen=True)
+class ChainViews:
+    """Canvases x_0, ..., x_n of all rows, m of which exist.
+
+    Attributes:
+        chained: canvases along each chain, long [b, n + 1, T].
+        exists: bool [b, n + 1].
+        canvases: those that exist, long [m, T].
+        row: row of each of them, long [m].
+        index: which of the m canvases x_j of a row is, long [b, n + 1]; 0 where it does not exist.
+    """
+
+    chained: Tensor
+    exists: Tensor
+    canvases: Tensor
+    row: Tensor
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class MarginalOrder:
+    """Order of the masked positions of m canvases.
+
+    Attributes:
+        score: float64 [m, T].
+        masked: bool [m, T].
+        next_positions: S of every canvas, long [m, k].
+    """
+
+    score: Tensor
+    masked: Tensor
+    next_positions: Tensor
+
+
+@dataclass(frozen=True)
+class ChainVerdict:
+    """Outcome of the judge.
+
+    Attributes:
+        accepted: accepted steps, long [b].
+        token: token for the draft after them, or -1 to draw one at the next positions, long [b].
+    """
+
+    accepted: Tensor
+    token: Tensor
+
+
+def begin_chains(target, rng: RNG, method: ChainSampler, canvas: Tensor | None) -> ChainRun:
+    """Check the target and give the first items a row; see ``decode_chains``."""
+    if target.space.channels:
+        raise GenError(
+            f"{type(method).__name__} compares probabilities of tokens; this model makes latents,"
+            " which have none; expected a model of token ids"
+        )
+    if target.space.mask_token_id is None:
+        raise GenError(
+            f"{type(method).__name__} needs a token space with a mask token; this model has none"
+        )
+    batch = begin_batch(target, canvas)
+    b, device = len(batch.slots), target.device
+    for name in ("logprobs", "score"):
+        batch.memory.register(name)
+    batch.memory["logprobs"] = torch.zeros(b, 0, target.legal.shape[1], device=device)
+    batch.memory["score"] = torch.zeros(b, target.length, dtype=torch.float64, device=device)
+    batch.memory.register("begins", True, torch.ones(b, dtype=torch.bool, device=device))
+    return ChainRun(batch, rng, method)
+
+
+def draft(run: ChainRun) -> Chain:
+    """Draw the chain of every row from the distribution where its last chain stopped.
+
+    Rows that begin have no distribution yet and get no drafts. The last step of a canvas is never
+    drafted: nothing comes after it.
+    """
+    batch, k = run.batch, run.method.width
+    masked, logprobs = batch.masked, batch.memory["logprobs"]
+    steps = ((masked.sum(1) - 1) // k).clamp_max(run.method.num_drafts - 1)
+    steps = steps.masked_fill(batch.memory["begins"], 0)
+    n = int(steps.max())
+    positions = ranked(batch.memory["score"], masked).argsort(1)[:, : n * k]
+    exists = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
+    # drafts have the random numbers of the forward pass that their distribution comes from
+    index = (batch.step_index - 1).clamp_min(0)
+    step = CausalStep(run.rng, batch.rows, index, torch.zeros_like(index), positions, exists)
+    logq = at_positions(logprobs, positions)
+    tokens = run.method.draft(step, logq)
+    b = len(positions)
+    return Chain(positions.view(b, n, k), tokens.view(b, n, k), logq, steps)
+
+
+def view_canvases(run: ChainRun, chain: Chain) -> ChainViews:
+    """Write the drafts to the canvases, one more step in each."""
+    canvases = [run.batch.tokens]
+    for positions, tokens in zip(chain.positions.unbind(1), chain.tokens.unbind(1), strict=True):
+        canvases.append(canvases[-1].scatter(1, positions, tokens))
+    chained, device = torch.stack(canvases, 1), run.batch.canvas.device
+    exists = torch.arange(len(canvases), device=device) <= chain.steps[:, None]
+    row = exists.nonzero()[:, 0]
+    index = torch.zeros_like(exists, dtype=torch.long)
+    index[exists] = torch.arange(len(row), device=device)
+    return ChainViews(chained, exists, chained[exists], row, index)
+
+
+def order_positions(run: ChainRun, views: ChainViews, output: StepOutput) -> MarginalOrder:
+    """Score the masked positions of every canvas, and find the k that are next."""
+    batch, row = run.batch, views.row
+    masked = batch.target.space.is_masked(views.canvases)
+    none = torch.zeros_like(masked)
+    prompt = batch.target.num_prompt_tokens[row]
+    step = MaskedStep(
+        run.rng,
+        batch.rows[row],
+        batch.step_index[row],
+        batch.target.space,
+        run.method,
+        RowStore(),
+        CanvasView(views.canvases, none, masked, none.double(), prompt),
+        prediction=Prediction(output.logprobs, output.raw, ~none),
+    )
+    score = marginal_order(run.method.order)(step)
+    return MarginalOrder(score, masked, ranked(score, masked).argsort(1)[:, : run.method.width])
+
+
+def judge(
+    run: ChainRun, chain: Chain, views: ChainViews, order: MarginalOrder, output: StepOutput
+) -> ChainVerdict:
+    """Ask the method how many steps of each chain are accepted.
+
+    A draft is accepted only if its positions are those that are next at the canvas before it, which
+    is decided before its tokens are looked at.
+    """
+    b, n, k = chain.positions.shape
+    batch = run.batch
+    if not n:
+        return ChainVerdict(torch.zeros_like(batch.rows), torch.full_like(batch.rows, -1))
+    next_positions = order.next_positions[views.index][:, :n]
+    in_order = views.exists[:, 1:] & same_positions(next_positions, chain.positions)
+    valid = in_order.long().cumprod(1).bool().repeat_interleave(k, 1)
+    positions, tokens = chain.positions.view(b, n * k), chain.tokens.view(b, n * k)
+    start = torch.zeros_like(batch.rows)
+    step = CausalStep(run.rng, batch.rows, batch.step_index, start, positions, valid)
+    drafts = Proposal(tokens, torch.full_like(tokens, ROW), chain.logq, chain.logq > -torch.inf)
+    canvas = views.index[:, :n].repeat_interleave(k, 1)
+    return ChainVerdict(*run.method.judge(step, drafts, output.logprobs[canvas, positions]))
+
+
+def commit(
+    run: ChainRun,
+    chain: Chain,
+    views: ChainViews,
+    order: MarginalOrder,
+    output: StepOutput,
+    verdict: ChainVerdict,
+) -> None:
+    """Commit the accepted drafts and one step more.
+
+    The distribution at the canvas where a chain stopped is there already; the next chain is drafted
+    from it.
+    """
+    batch, accepted = run.batch, verdict.accepted
+    row = torch.arange(len(batch.slots), device=accepted.device)
+    last = views.index[row, accepted]
+    before, logprobs, positions = (
+        views.chained[row, accepted],
+        output.logprobs[last],
+        order.next_positions[last],
+    )
+    is_decided = verdict.token >= 0
+    if bool(is_decided.any()):
+        drafted = chain.positions[row[is_decided], accepted[is_decided]]
+        positions[is_decided] = drafted
+    # fewer than k positions are masked in the last step of a canvas
+    masked = order.masked[last].gather(1, positions)
+    active = masked & ~is_decided[:, None]
+    next_logprobs = at_positions(logprobs, positions)
+    drawn = run.rng.categorical(next_logprobs, batch.rows, positions, "token", None, active)
+    drawn = torch.where(masked, drawn, before.gather(1, positions))
+    tokens = torch.where(is_decided[:, None], verdict.token[:, None], drawn)
+    batch.canvas[batch.rows] = before.scatter(1, positions, tokens)
+    begins = torch.zeros_like(is_decided)
+    batch.memory.update(logprobs=logprobs, score=order.score[last], begins=begins)
+
+
+def record(
+    recorder: StatsRecorder,
+    run: ChainRun,
+    chain: Chain,
+    views: ChainViews,
+    output: StepOutput,
+    verdict: ChainVerdict,
+) -> None:
+    """Note what the step computed and, where traces are recorded, what it committed."""
+    items, k = run.batch.slots.items, chain.positions.shape[2]
+    per_canvas = torch.as_tensor(output.num_computed_tokens, device=views.row.device)
+    num_computed = torch.zeros_like(verdict.accepted).index_add_(
+        0, views.row, per_canvas.expand(len(views.row))
+    )
+    accepted, drafted = verdict.accepted * k, chain.steps * k
+    recorder.add(items, num_computed, accepted=accepted, drafted=drafted)
+    if recorder.traces is None:
+        return
+    is_masked, tokens = run.batch.target.space.is_masked, run.batch.tokens
+    was_masked, masked = is_masked(views.chained[:, 0]), is_masked(tokens)
+    for row, (item, steps) in enumerate(
+        zip(items.tolist(), verdict.accepted.tolist(), strict=True)
+    ):
+        filled = (was_masked[row] & ~masked[row]).nonzero()[:, 0].tolist()
+        values = tokens[row].tolist()
+        recorder.add_trace(
+            item,
+            was_masked[row].nonzero()[:, 0].tolist(),
+            chain.positions[row, :steps].flatten().tolist(),
+            {n: values[n] for n in filled},
+        )
+
+
+def at_positions(logprobs: Tensor, positions: Tensor) -> Tensor:
+    """Distribution [b, T, V] at positions [b, L]: [b, L, V]."""
     return logprobs[torch.arange(len(logprobs), device=logprobs.device)[:, None], positions]
 
 
-def _score(method, target, rng, rows, round_, canvases, logprobs) -> tuple[Tensor, Tensor]:
-    """The scores float64 [m, T] of m canvases, and their empty places, bool [m, T]."""
-    empty = target.space.is_masked(canvases)
-    no = torch.zeros_like(empty)
-    step = MaskedStep(
-        rng,
-        rows,
-        round_,
-        target.space,
-        method,
-        canvases,
-        no,
-        empty,
-        ~no,
-        logprobs,
-        getattr(target, "raw", None),
-        {},
-        no.double(),
-    )
-    return marginal_order(method.order)(step), empty
-
-
-def same_places(turn: Tensor, positions: Tensor) -> Tensor:
-    """Whether two times k places [..., k] are the same, in whatever order: bool [...]."""
-    return (turn.sort(-1).values == positions.sort(-1).values).all(-1)
-
-
-def _judged(
-    method, rng, rows, round_, chain: _Chain, exists, turn, logprobs, flat
-) -> tuple[Tensor, Tensor]:
-    """Steps of the chain that are kept [b], and an id for the draft after them [b], or -1."""
-    b, n, k = chain.positions.shape
-    if not n:
-        return torch.zeros_like(rows), torch.full_like(rows, -1)
-    follows = (exists[:, 1:] & same_places(turn[:, :n], chain.positions)).long().cumprod(1).bool()
-
-    def wide(x):
-        return x.repeat_interleave(k, 1)
-
-    positions, ids = chain.positions.view(b, n * k), chain.ids.view(b, n * k)
-    step = CausalStep(rng, rows, round_, torch.zeros_like(rows), positions, wide(follows))
-    drafts = Proposal(ids, torch.full_like(ids, ROW), chain.logq, chain.logq > -torch.inf)
-    return method.judge(step, drafts, logprobs[wide(flat[:, :n]), positions])
-
-
-def _drafted(method, rng, rows, round_, logprobs, score, empty, fresh) -> _Chain:
-    """The next chain, from a law [b, T, V] and scores [b, T] known before; none in rows that are
-    ``fresh`` (bool [b]), whose law is not known. The last step is never drafted: nothing comes
-    after it."""
-    k = method.width
-    steps = ((empty.sum(1) - 1) // k).clamp_max(method.num_drafts - 1).masked_fill(fresh, 0)
-    n = int(steps.max())
-    positions = ranked(score, empty).argsort(1)[:, : n * k]
-    active = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
-    logq = _at(logprobs, positions)
-    ids = method.draft(
-        CausalStep(rng, rows, round_, torch.zeros_like(rows), positions, active), logq
-    )
-    return _Chain(positions.view(len(rows), n, k), ids.view(len(rows), n, k), logq, steps)
-
-
-class _Book:
-    """Statistics and traces per row."""
-
-    def __init__(self, batch: int, trace: bool):
-        self.computed, self.drafted = [0] * batch, [0] * batch
-        self.kept: list[list[int]] = [[] for _ in range(batch)]  # drafts, call by call
-        self.traces: list[list[TraceStep]] | None = [[] for _ in range(batch)] if trace else None
-
-    def add(
-        self,
-        rows: Tensor,
-        empty: Tensor,
-        still: Tensor,
-        canvas: Tensor,
-        chain: _Chain,
-        accepted: Tensor,
-        computed: Tensor,
-    ) -> None:
-        """Places [b, T] that were ``empty`` before the call and ``still`` are, ``canvas`` [b, T]
-        after it; places ``computed`` [b]."""
-        k = chain.positions.shape[2]
-        for i, (row, steps, to_device) in enumerate(
-            zip(rows.tolist(), accepted.tolist(), computed.tolist(), strict=True)
-        ):
-            self.computed[row] += to_device
-            self.drafted[row] += int(chain.steps[i]) * k
-            self.kept[row].append(steps * k)
-            if self.traces is not None:
-                window, ids = empty[i].nonzero()[:, 0].tolist(), canvas[i].tolist()
-                filled = (empty[i] & ~still[i]).nonzero()[:, 0].tolist()
-                self.traces[row].append(
-                    TraceStep(
-                        window,
-                        chain.positions[i, :steps].flatten().tolist(),
-                        {n: ids[n] for n in filled},
-                    )
-                )
-
-    def output(self, canvas: Tensor, wanted: list[int], seconds: float) -> SampleOutput:
-        memory = (
-            torch.cuda.max_memory_allocated(canvas.device) if canvas.device.type == "cuda" else None
-        )
-        stats = [
-            Stats(
-                nfe=len(kept),
-                tokens=tokens,
-                tokens_computed=computed,
-                mean_acceptance_length=tokens / len(kept) if kept else 0.0,
-                draft_acceptance_rate=sum(kept) / drafted if drafted else None,
-                acceptance_histogram=(
-                    [kept.count(k) for k in range(max(kept) + 1)] if drafted else []
-                ),
-                seconds=seconds / len(canvas),
-                peak_memory=memory,
-            )
-            for kept, tokens, computed, drafted in zip(
-                self.kept, wanted, self.computed, self.drafted, strict=True
-            )
-        ]
-        return SampleOutput(canvas, stats, self.traces)
+def same_positions(some: Tensor, others: Tensor) -> Tensor:
+    """Compare two times k positions [..., k] in whatever order: bool [...]."""
+    return (some.sort(-1).values == others.sort(-1).values).all(-1)

@@ -1,30 +1,29 @@
-"""Guided diffusion: a masked model proposes everything, a causal one says how much of it to
-believe.
+"""Guided diffusion: a masked model proposes all tokens, a causal one judges how many to accept.
 
-    propose   x_i ~ p(. | canvas) at every empty place i: one call of the masked model
-    judge     q_i = q(. | x_<i) at all of them, x with the proposals in it: one call of the causal
-              model
-    agree     the empty places before the first one at which q_i refuses x_i are committed; where
-              that is none, the one whose proposal the masked model is surest of
+    propose   x_i ~ p(. | canvas) at every masked position i: one forward pass of the masked model
+    judge     q_i = q(. | x_<i) at all of them, x with the proposals in it: one forward pass of the
+              causal model
+    accept    the masked positions before the first one at which q_i rejects x_i are committed;
+              where that is none, the one whose proposal has the highest confidence
 
-q_i refuses x_i that is not among its ``judge_top_k`` likeliest ids (``agree`` = ``top_k``), or also
-(``relative``) if q_i(x_i) is below ``judge_ratio`` times the highest. With ``commit_correction``
-the place that was refused gets the judge's likeliest id. q is the judge's own law: guided if the
-law is, without temperature and filters. Nothing that is given is judged.
+q_i rejects x_i that is not among its ``judge_top_k`` likeliest tokens (``agree`` = ``top_k``), or
+also (``relative``) if q_i(x_i) is below ``judge_ratio`` times the highest. With
+``commit_correction`` the rejected position gets the judge's likeliest token. q is the judge's own
+distribution: with classifier-free guidance if its sampling parameters have it, without temperature
+and filters. Prefilled positions are not judged.
 
-FlashDLM (Hu et al., arXiv 2505.21467). Their paper lets the judge say no and nothing else; their
-code writes its id, as ``commit_correction`` does. What happens where the judge refuses everything
-is said by neither, and is ours. Their cache is another part (``cache_policies``).
+FlashDLM (Hu et al., arXiv 2505.21467). In their paper the judge only rejects; their code writes its
+token, as ``commit_correction`` does. Neither says what happens where the judge rejects everything;
+that rule is ours. Their cache is another part (``gen.samplers.masked.parts.caches``).
 
-Guarantee: none about either law. With ``commit_correction`` and ``judge_top_k`` = 1 the tokens are
-the judge's own at temperature 0, whatever the masked model proposes, where the canvas gives none
-behind an empty place; and there are as many calls as the masked model needs to say so, at most one
-per token.
+Guarantee: none about either distribution. With ``commit_correction`` and ``judge_top_k`` = 1 the
+tokens are the judge's own at temperature 0, whatever the masked model proposes, where the canvas is
+prefilled nowhere behind a masked position; the number of forward passes depends on the masked
+model, at most one per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import log
 
@@ -44,12 +43,15 @@ from gen.samplers.masked.step import MaskedStep
 @register("sampler", "guided_diffusion")
 @dataclass(frozen=True)
 class GuidedDiffusion(Sampler):
-    """A masked model proposes, a causal one accepts the beginning of what is proposed.
+    """Masked model that proposes, and a causal one that accepts the beginning of it.
 
-    ``draft_model``: the judge, a causal model's name; None for the modality's own. ``agree``: top_k
-    or relative, with ``judge_top_k`` ids and the ratio ``judge_ratio``. ``commit_correction``:
-    whether the judge's id takes the place of the first that it refuses. ``stop``: as in
-    ``masked_iterative``, filled or end.
+    Attributes:
+        draft_model: the judge, a causal model's name; None for the modality's own.
+        agree: rule of the judge, ``top_k`` or ``relative``.
+        judge_top_k: tokens that the judge accepts at a position.
+        judge_ratio: least probability, as a share of the highest, where ``agree`` is ``relative``.
+        commit_correction: whether the judge's token is committed at the first rejected position.
+        stop: as in ``masked_iterative``, ``filled`` or ``end``.
     """
 
     draft_model: str | None = None
@@ -85,115 +87,138 @@ class GuidedDiffusion(Sampler):
 
     @property
     def drafted(self) -> bool:
+        """True: the judge comes as the draft model."""
         return True
 
     def __call__(
         self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
-        """``draft``: a target of the judge for the same items and the same places. Raises
-        ``GenError`` for one that is missing or speaks of other ids."""
+        """Decode every item of the target; see ``Sampler``.
+
+        Args:
+            target: masked model with its prompts.
+            rng: random numbers by item and position.
+            draft: target of the judge for the same items and positions.
+            canvas: tokens long [N, T], masked where one is wanted; None: masked everywhere.
+            trace: whether to record the positions of every step.
+            callback: called after every step.
+
+        Raises:
+            GenError: the judge is missing or has other token ids.
+        """
         if target.space.mask_token_id is None:
             raise GenError(
-                "guided_diffusion needs a token space with a mask id; this model has none"
+                "guided_diffusion needs a token space with a mask token; this model has none"
             )
-        judge = _Judge(self, target, draft)
-        params = MaskedParams(order="confidence", choice_temperature=0.0, stop=self.stop)
-        parts = {"proposer": judge.propose, "selector": lambda step: step.memory["agreed"]}
+        judge = Judge(self, target, draft)
         out = decode_masked(
-            target, rng, params, canvas=canvas, trace=trace, callback=callback, instead=parts
+            target,
+            rng,
+            MaskedParams(order="confidence", choice_temperature=0.0, stop=self.stop),
+            canvas=canvas,
+            trace=trace,
+            callback=callback,
+            overrides={"proposer": judge.propose, "selector": accepted_positions},
+            followers=(judge.target,),
         )
-        return replace(
-            out, stats=[replace(s, draft_nfe=n) for s, n in zip(out.stats, judge.nfe, strict=True)]
-        )
+        stats = [replace(s, draft_nfe=n) for s, n in zip(out.stats, judge.nfe, strict=True)]
+        return replace(out, stats=stats)
 
 
-class _Judge:
-    """The causal model, against a cache of what it was told last."""
+def accepted_positions(step: MaskedStep) -> Tensor:
+    """Selector of the positions that the judge accepted in this step: bool [b, T]."""
+    return step.memory["accepted"]
+
+
+class Judge:
+    """Causal model with a cache of the tokens that it read last.
+
+    Its target follows the rows of the masked one; ``step.memory["judged_tokens"]`` long [b, T] are
+    the tokens that its cache holds.
+
+    Args:
+        rule: the sampler.
+        target: target of the masked model.
+        draft: target of the judge.
+
+    Attributes:
+        nfe: forward passes of the judge per item.
+
+    Raises:
+        GenError: the judge is missing or has other token ids than the masked model.
+    """
 
     def __init__(self, rule: GuidedDiffusion, target, draft: CausalTarget | None):
         if draft is None:
             raise GenError(
-                "this sampler judges with a causal model and got none; name one in"
+                "guided_diffusion judges with a causal model and got none; expected its name in"
                 " sampler.draft_model"
             )
         ours, theirs = target.space, draft.space
         if ours.vocab_size != theirs.vocab_size or ours.length != theirs.length:
             raise GenError(
-                f"the judge has {theirs.vocab_size} ids and {theirs.length} places; expected the"
-                f" masked model's {ours.vocab_size} and {ours.length}"
+                f"the judge has {theirs.vocab_size} token ids and {theirs.length} positions;"
+                f" expected the masked model's {ours.vocab_size} and {ours.length}"
             )
         if not torch.equal(target.legal, draft.legal.to(target.device)):
             raise GenError(
-                "the judge's legal ids are not the masked model's; expected a model of the same"
-                " tokens"
+                "the judge's legal token ids are not the masked model's; expected a model of the"
+                " same tokens"
             )
-        self.rule, self.target = (
-            rule,
-            draft.with_params(SamplingParams(guidance_scale=draft.sampling.guidance_scale)),
-        )
-        self.rows = torch.arange(draft.rows, device=draft.device)
-        # the ids that it was given in the last call, [b, T]; -1 in rows that are others since
-        self.told: Tensor | None = None
+        self.rule = rule
+        raw = SamplingParams(guidance_scale=draft.sampling.guidance_scale)
+        self.target = draft.with_params(raw)
+        self.target.at_most(target.rows)
         self.nfe = [0] * draft.items
-        self.believes: Callable = registry.get("proposer", "categorical")
+        self.draw = registry.get("proposer", "categorical")
 
     def propose(self, step: MaskedStep) -> Tensor:
-        """An id for every empty place [b, T]; remembers which of them are agreed on."""
-        self._follow(step.rows)
-        ids = torch.where(step.masked, self.believes(step), step.canvas)
-        position, total = step.positions, ids.shape[1]
-        start = self._start(ids, step.masked)
-        column = torch.arange(total - int(start.min()), device=ids.device)
-        at = start[:, None] + column
-        at = torch.where(
-            at < total, at, start[:, None]
-        )  # a column that does not exist repeats the row's first
-        law, _ = self.target.predict(ids.gather(1, (at - 1).clamp_min(0)), at)
-        for row in step.rows.tolist():
-            self.nfe[row] += 1
-        fine, best = self._verdict(law, ids.gather(1, at))
-        back = (position - start[:, None]).clamp(0, len(column) - 1)
-        refused = step.masked & ~fine.gather(1, back)
-        first = torch.where(refused, position, total).amin(1, keepdim=True)
-        agreed = step.masked & (position < first)
+        """Draw a token for every masked position [b, T], and store which of them are accepted."""
+        tokens = torch.where(step.masked, self.draw(step), step.canvas)
+        position, total = step.positions, tokens.shape[1]
+        start = self.first_stale(step, tokens)
+        step.memory["judged_tokens"] = tokens
+        width = total - int(start.min())
+        columns = start[:, None] + torch.arange(width, device=tokens.device)
+        # a column beyond the canvas repeats the row's first
+        columns = torch.where(columns < total, columns, start[:, None])
+        inputs = tokens.gather(1, (columns - 1).clamp_min(0))
+        logprobs = self.target.predict(inputs, columns).logprobs
+        for item in step.rows.tolist():
+            self.nfe[item] += 1
+        accepts, best = self.verdict(logprobs, tokens.gather(1, columns))
+        back = (position - start[:, None]).clamp(0, width - 1)
+        rejected = step.masked & ~accepts.gather(1, back)
+        first = torch.where(rejected, position, total).amin(1, keepdim=True)
+        accepted = step.masked & (position < first)
         if self.rule.commit_correction:
-            agreed |= position == first
-            ids = torch.where(position == first, best.gather(1, back), ids)
-        step.memory["agreed"] = agreed
-        return ids
+            accepted |= position == first
+            tokens = torch.where(position == first, best.gather(1, back), tokens)
+        step.memory["accepted"] = accepted
+        return tokens
 
-    def _start(self, ids: Tensor, masked: Tensor) -> Tensor:
-        """The first place [b] whose law is wanted, or whose neighbour on the left is not what the
-        cache holds."""
-        told, self.told = self.told, ids
-        if told is None:  # nothing was: what stands before place 0 comes with it
-            return torch.zeros_like(self.rows)
-        position, total = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
-        stale = torch.where(told != ids, position + 1, total).amin(1)
-        return torch.minimum(masked.long().argmax(1), stale).masked_fill(told[:, 0] < 0, 0)
+    def first_stale(self, step: MaskedStep, tokens: Tensor) -> Tensor:
+        """Find the first position [b] to judge.
 
-    def _verdict(self, law: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the judge takes ids [b, W] under its law [b, W, V], and its own choice."""
-        own = law.gather(-1, ids[..., None])
-        number = torch.arange(law.shape[-1], device=law.device)
-        before = (law > own) | ((law == own) & (number < ids[..., None]))
-        fine = (before.sum(-1) < self.rule.judge_top_k) & own[..., 0].isfinite()
-        top, best = law.max(-1)
+        That is the first masked one, or the first whose left neighbour is not what the cache holds.
+        A row that begins is judged from position 0, before which the prompt stands.
+        """
+        cached = step.recall("judged_tokens", torch.full_like(tokens, -1))
+        stale = torch.where(cached != tokens, step.positions + 1, tokens.shape[1]).amin(1)
+        first_masked = step.masked.long().argmax(1)
+        return torch.minimum(first_masked, stale).masked_fill(cached[:, 0] < 0, 0)
+
+    def verdict(self, logprobs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge tokens [b, W] by the judge's distribution [b, W, V].
+
+        Returns:
+            Accepted tokens, bool [b, W], and the likeliest ones, long [b, W].
+        """
+        logp = logprobs.gather(-1, tokens[..., None])
+        number = torch.arange(logprobs.shape[-1], device=logprobs.device)
+        better = (logprobs > logp) | ((logprobs == logp) & (number < tokens[..., None]))
+        accepts = (better.sum(-1) < self.rule.judge_top_k) & logp[..., 0].isfinite()
+        top, best = logprobs.max(-1)
         if self.rule.agree == "relative" and self.rule.judge_ratio > 0:
-            fine &= own[..., 0] >= top + log(self.rule.judge_ratio)
-        return fine, best
-
-    def _follow(self, rows: Tensor) -> None:
-        """Its rows become those [b] of the masked model: the first of the ones that are done are
-        the next items, the others leave the batch."""
-        done, new = ~torch.isin(self.rows, rows), rows[~torch.isin(rows, self.rows)]
-        if len(new):
-            free, again = done.nonzero()[: len(new), 0], torch.zeros_like(done)
-            again[free] = True
-            self.target.replace(again, new)
-            self.rows = self.rows.index_copy(0, free, new)
-            self.told = None if self.told is None else self.told.masked_fill(again[:, None], -1)
-            done = done & ~again
-        if len(rows) < len(self.rows):
-            self.target.keep(~done)
-            self.rows, self.told = self.rows[~done], None if self.told is None else self.told[~done]
+            accepts &= logp[..., 0] >= top + log(self.rule.judge_ratio)
+        return accepts, best

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import LOGPROBS, MaskedStep, highest, needs
 
 
 @register("block_schedule", "adaptive")
+@needs(LOGPROBS)
 def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
     """Blocks as long as what they say. A block's number is the place after its last."""
     size, position = step.params.block_length, step.positions

@@ -47,7 +47,7 @@ from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.models.targets.cached_masked import Plan, Slots, cached
 from gen.samplers.masked.parts.orders import BLIND
-from gen.samplers.masked.step import MaskedStep, highest
+from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, highest, needs_of
 
 BLIND_BLOCKS = ("whole", "fixed")  # block schedules that look at the canvas alone
 
@@ -66,7 +66,7 @@ def with_cache(target, params):
             " before the law"
         )
         raise bad_value("sampler.blocks", params.blocks, expected)
-    if getattr(registry.get("remasker", params.remasker), "shadow", False):
+    if LEFT_OUT_LOGP in needs_of(registry.get("remasker", params.remasker)):
         raise bad_value(
             "sampler.remasker",
             params.remasker,
@@ -78,7 +78,9 @@ def with_cache(target, params):
 @register("cache_policy", "none")
 def none(step: MaskedStep, slots: Slots) -> Plan:
     """Everything, every call."""
-    return Plan(_all(slots), _all(slots), torch.ones_like(slots.since, dtype=torch.bool))
+    return Plan(
+        _all(slots), _all(slots), torch.ones_like(slots.steps_since_refresh, dtype=torch.bool)
+    )
 
 
 @register("cache_policy", "prefix")
@@ -208,4 +210,8 @@ def _first(columns: Tensor, count: int) -> Tensor:
 def _due(step: MaskedStep, slots: Slots, usual: int = 0) -> Tensor:
     """Whether it is time to start anew: bool [b]."""
     every = step.params.cache_refresh or usual
-    return slots.since + 1 >= every if every else torch.zeros_like(slots.since, dtype=torch.bool)
+    return (
+        slots.steps_since_refresh + 1 >= every
+        if every
+        else torch.zeros_like(slots.steps_since_refresh, dtype=torch.bool)
+    )

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.samplers.masked.parts.selectors import sure
-from gen.samplers.masked.step import MaskedStep, highest, lowest
+from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, highest, lowest, needs
 
 SHARE, LEAST, MOST = (7, 10), 5, 20  # wide_in: places committed at most
 
@@ -74,13 +74,11 @@ def edit(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 @register("remasker", "wino")
+@needs(LEFT_OUT_LOGP)
 def wino(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """What its neighbours alone would not have said."""
     doubtful = step.remaskable & (step.left_out_logp.exp() < step.params.remask_threshold)
     return lowest(step.left_out_logp, doubtful, count - 1), count
-
-
-wino.shadow = True
 
 
 @register("remasker", "hierarchy_remask")

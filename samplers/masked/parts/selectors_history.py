@@ -144,10 +144,10 @@ def credit(step: MaskedStep) -> Tensor:
     def fuse(logprobs):
         return (logprobs + params.credit_weight * credits.log1p()).log_softmax(-1)
 
-    raw, step.logprobs = step.raw_logprobs, fuse(step.logprobs)
+    raw = step.prediction.raw_logprobs
     if params.confidence_on == "raw":
         fused = fuse(judged)
-        step.raw_logprobs = lambda: fused
+        step.replace_logprobs(fuse(step.logprobs), lambda: fused)
     else:
-        step.raw_logprobs = lambda: fuse(raw())
+        step.replace_logprobs(fuse(step.logprobs), lambda: fuse(raw()))
     return step.confidence_logprobs().argmax(-1)

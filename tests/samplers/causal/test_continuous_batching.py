@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from small_llama import small_llama
@@ -15,7 +16,9 @@ from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 from gen.pipeline.pipeline import load
+from gen.samplers.causal.autoregressive import _NoDrafts
 from gen.samplers.engine import causal_loop as loop
+from gen.samplers.engine.rows import RowState, RowStore
 
 V, T, N = 24, 12, 11
 SPECS = {
@@ -109,10 +112,8 @@ def test_places_are_taken_at_once_so_that_the_batch_stays_full():
 
 
 def test_control_a_drafter_that_does_not_begin_anew_is_found(monkeypatch):
-    from gen.samplers.causal.jacobi import JacobiDrafter
-
     whole, _ = decode("maximal", SamplingParams(), True, None)
-    monkeypatch.setattr(JacobiDrafter, "renew", lambda self, rows: None)
+    monkeypatch.setattr(RowStore, "reset", lambda self, rows: None)
     out, _ = decode("maximal", SamplingParams(), True, 4)
     assert not torch.equal(out.tokens, whole.tokens)
 
@@ -134,12 +135,30 @@ def test_a_cache_that_takes_no_calls_about_some_rows_is_refused():
     of.at_most(3)  # all of them: nothing waits
 
 
-def test_a_drafter_that_says_nothing_about_beginning_anew_is_not_taken_for_one_that_can():
-    class Own(loop.Drafter):
-        window = 1
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_drafter_that_declares_its_state_begins_anew_by_itself(declared):
+    """A control keeps its state beside the store: then it is another item's."""
 
-    with pytest.raises(NotImplementedError):
-        Own().renew(torch.ones(1, dtype=torch.bool))
+    class Own(_NoDrafts):
+        if declared:
+            seen = RowState(start=0)
+
+        def __init__(self, rows):
+            super().__init__()
+            self.seen = np.zeros(rows, dtype=np.int64)
+
+        def observe(self, step, num_accepted, num_drafted):
+            assert len(self.seen) == len(step.items)
+            assert (self.seen == step.starts).all()
+            self.seen = self.seen + 1
+
+    of = target(NETS[0], SamplingParams(), False)
+    of.at_most(4)
+    if declared:
+        loop.decode_causal(of, CounterRNG(range(N)), Own(4))
+        return
+    with pytest.raises(AssertionError):
+        loop.decode_causal(of, CounterRNG(range(N)), Own(4))
 
 
 def test_a_pipeline_makes_the_same_media_whatever_the_batch_size():

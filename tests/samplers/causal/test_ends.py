@@ -36,11 +36,12 @@ class Watched(JacobiDrafter):
     ends = drafts = 0
 
     def propose(self, step, tokens):
-        drafts, drafted = super().propose(step, tokens)
+        draft = super().propose(step, tokens)
+        drafts, drafted = draft.tokens, draft.exists
         other = self.legal[step.positions[:, : drafts.shape[1]]].sum(-1) > 1
         Watched.ends += int((drafted & other & (drafts == self.space.eos_token_id)).sum())
         Watched.drafts += int(drafted.sum())
-        return drafts, drafted
+        return draft
 
 
 @pytest.mark.parametrize("init", INITS)
@@ -50,7 +51,7 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
     for control in (False, True):
         Watched.ends = Watched.drafts = 0
         if control:
-            monkeypatch.setattr(speculative_jacobi, "going_on", lambda sampling, end: sampling)
+            monkeypatch.setattr(speculative_jacobi, "without_eos", lambda logprobs, eos: logprobs)
         run(jacobi(coupling=coupling, init=init, window=5), with_end(12, ids=4))
         assert Watched.drafts > 100 and (Watched.ends > 0) == control
 
@@ -58,11 +59,12 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
 class LawWithTheEnd(JacobiDrafter):
     """Takes its drafts, which are never the end, for draws from a law that knows one."""
 
-    def verify(self, step, logp):
-        accepted, ids = super().verify(step, logp)
+    def verify(self, step, output):
+        logp, verdict = output.logprobs, super().verify(step, output)
+        accepted = verdict.num_accepted
         at = (accepted[:, None] + 1 + torch.arange(logp.shape[1])).clamp_max(logp.shape[1] - 1)
         self.logq = logp.gather(1, at[..., None].expand_as(logp))
-        return accepted, ids
+        return verdict
 
 
 @pytest.mark.parametrize("coupling", [c for c in COUPLINGS if c != "gumbel"])

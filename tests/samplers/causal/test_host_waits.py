@@ -153,7 +153,15 @@ class Watched(Drafter):
 
     @property
     def nfe(self):
-        return getattr(self.drafter, "nfe", None)
+        return self.drafter.nfe
+
+    @property
+    def targets(self):
+        return self.drafter.targets
+
+    @property
+    def stores(self):
+        return self.drafter.stores
 
     def propose(self, step, tokens):
         self.calls.append(0)
@@ -167,12 +175,6 @@ class Watched(Drafter):
 
     def observe(self, step, accepted, drafted):
         self._seen(self.drafter.observe, self.learned, step, accepted, drafted)
-
-    def keep(self, rows):
-        self.drafter.keep(rows)
-
-    def renew(self, rows):
-        self.drafter.renew(rows)
 
 
 def models(space: TokenSpace | None):
@@ -369,10 +371,13 @@ def test_a_step_of_a_masked_network_waits_once_in_all(name):
 
 
 def test_control_a_loop_that_asks_for_the_counts_by_themselves_is_found(monkeypatch):
-    told = loop._told
-    monkeypatch.setattr(
-        loop, "_told", lambda accepted, *rest: (accepted.tolist(), told(accepted, *rest))[1]
-    )
+    copy = loop.copy_outcome_to_host
+
+    def asking(draft, verdict):
+        verdict.num_accepted.tolist()
+        return copy(draft, verdict)
+
+    monkeypatch.setattr(loop, "copy_outcome_to_host", asking)
     assert all(waits == ["tolist", "cpu", "numpy"] for waits in causal_rounds("autoregressive"))
 
 
@@ -380,9 +385,9 @@ def test_control_a_coupling_that_asks_whether_something_was_rejected_is_found(mo
     step = COUPLINGS["fresh"].step
 
     def asking(self, now, proposal, drafted, logp, next_logprobs):
-        accepted, ids = step(self, now, proposal, drafted, logp, next_logprobs)
-        bool((accepted < drafted.sum(1)).any())
-        return accepted, ids
+        verdict = step(self, now, proposal, drafted, logp, next_logprobs)
+        bool((verdict.num_accepted < drafted.sum(1)).any())
+        return verdict
 
     monkeypatch.setattr(COUPLINGS["fresh"], "step", asking)
     drafter = watched(
@@ -399,10 +404,10 @@ def test_control_a_residual_of_as_many_drafts_as_were_rejected_is_found(monkeypa
     def redrawn(step, ids, rejected, sampling):
         rest = torch.zeros_like(sampling)
         rest[rejected.any(1)] = sampling[rejected.any(1)]
-        return verifiers_redrawn(step, ids, rejected, rest)
+        return resample_rejected(step, ids, rejected, rest)
 
-    verifiers_redrawn = verifiers.redrawn
-    monkeypatch.setattr(verifiers, "redrawn", redrawn)
+    resample_rejected = verifiers.resample_rejected
+    monkeypatch.setattr(verifiers, "resample_rejected", redrawn)
     drafter = watched(monkeypatch, {"name": "speculative"}, SPACES["all"])
     assert none(drafter.proposed) and {wait for waits in drafter.verified for wait in waits} == {
         "index",

@@ -312,9 +312,9 @@ def test_control_a_sampler_that_keeps_the_last_law_is_found(name):
         )  # from the beginning, since nobody says where the peak is
 
         def keeping(*args):
-            sampling, computed = predict(*args)
-            kept[:] = [sampling.clone()]
-            return sampling, computed
+            out = predict(*args)
+            kept[:] = [out.logprobs.clone()]
+            return out
 
         target.predict = keeping
         return sampler(target, rng)

@@ -86,7 +86,7 @@ def step_law(verifier: PositionVerifier, p: Tensor, q: Tensor, kind: int) -> tup
         step = CausalStep(rng, n, zero, zero, zero[:, None], on)
         tokens = step.categorical(source[case], "draft", on)
         proposal = Proposal(tokens, torch.full_like(tokens, kind), q[case], legal[case])
-        return verifier.verify(step, proposal, on, p[case])[1]
+        return verifier.verify(step, proposal, on, p[case]).tokens
 
     out = torch.zeros(MANY, V, dtype=torch.float64)
     for case, sampling in enumerate(enumerate_law(decode, MANY)):

@@ -161,10 +161,11 @@ def test_control_doubtful_drafts_are_dropped(monkeypatch):
     """A draft that the policy stops at is not submitted: its value decided about itself."""
 
     def propose(self, step, tokens, _true=drafting.ModelDrafter.propose):
-        drafts, drafted = _true(self, step, tokens)
+        draft = _true(self, step, tokens)
+        drafts, drafted = draft.tokens, draft.exists
         for i, sampling in enumerate(self.chain.distributions):
             drafted[:, i] &= sampling.gather(1, drafts[:, i, None])[:, 0].exp() >= 0.4
-        return drafts, drafted
+        return draft
 
     monkeypatch.setattr(drafting.ModelDrafter, "propose", propose)
     sampler = speculative(policy="confidence", num_speculative_tokens=2)
@@ -237,8 +238,9 @@ def test_chains_of_one_draft_are_judged_alike_whatever_law_it_came_from():
         proposal = Proposal(
             tokens, torch.full((300, 1), kind), q, torch.ones(300, 1, 6, dtype=torch.bool)
         )
-        (a, ids), (b, others) = (v.verify(step, proposal, drafted, p) for v in (Token(), Block()))
-        assert torch.equal(a, b) and torch.equal(ids, others) and 0 < int(a.sum()) < 300
+        one, other = (v.verify(step, proposal, drafted, p) for v in (Token(), Block()))
+        assert torch.equal(one.num_accepted, other.num_accepted)
+        assert torch.equal(one.tokens, other.tokens) and 0 < int(one.num_accepted.sum()) < 300
 
 
 # --- the same tokens, and what they cost
@@ -334,7 +336,7 @@ def test_a_target_under_another_law_keeps_its_condition():
     target = causal_target(model, space, sampling, [1, 0])
     nothing = torch.zeros(2, 1, dtype=torch.long)
     for other in (SamplingParams(), SamplingParams(temperature=0.5, guidance_scale=3.0), sampling):
-        found = target.with_params(other).predict(nothing, nothing)[0][:, 0]
+        found = target.with_params(other).predict(nothing, nothing).logprobs[:, 0]
         expected = [
             other(
                 model.after(list(PROMPTS[c])), model.after(list(EMPTY[c])) if other.guided else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -165,9 +167,6 @@ class ByHistory:
     def observe(self, width, starts, tokens):
         self.width = 1 + (int(tokens.sum()) + self.width) % self.most
 
-    def keep(self, rows):
-        pass
-
 
 def jacobi_error(
     coupling: str, init: str, window, drafter=JacobiDrafter, ids: int = 2, length: int = 4
@@ -197,9 +196,9 @@ class ByValue(JacobiDrafter):
     """Leaves out drafts because of what they are."""
 
     def propose(self, step, tokens):
-        drafts, drafted = super().propose(step, tokens)
-        self.drafted = drafted & (drafts == 0).long().cumprod(1).bool()
-        return drafts, self.drafted
+        draft = super().propose(step, tokens)
+        self.drafted = draft.exists & (draft.tokens == 0).long().cumprod(1).bool()
+        return replace(draft, exists=self.drafted)
 
 
 @pytest.mark.parametrize("coupling", ["fresh", "maximal", "gumbel_shared"])

@@ -21,6 +21,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.adapters.denoising_path import log_density, noise_size, walk
+from gen.samplers.engine.causal_loop import Verdict
 from gen.samplers.latent import continuous_speculative, path_verifiers
 from gen.samplers.latent.continuous_jacobi import LatentJacobiDrafter
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths, align
@@ -156,7 +157,7 @@ def keeps_drafts_after_a_rejection(monkeypatch):
             )
         count, row = drafted.sum(1), torch.arange(len(sampling))
         chosen[row, count] = self.own(step, row, count, sampling)
-        return count, chosen
+        return Verdict(count, chosen)
 
     monkeypatch.setattr(ExactPaths, "verify", verify)
 

@@ -229,7 +229,7 @@ def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(se
         wrong = (torch.rand(valid.shape, generator=g) < 0.4) & valid
         wrong[:, 0] = False
         given[wrong] = torch.randn(int(wrong.sum()), CHANNELS, dtype=torch.float64, generator=g)
-        sampling, _ = target.predict(given, positions)
+        sampling = target.predict(given, positions).logprobs
         right = (~wrong).long().cumprod(1).bool()
         assert torch.allclose(
             sampling[right], expected[rows[:, None], positions][right], atol=1e-9, rtol=0
@@ -274,7 +274,7 @@ def test_one_place_per_step_is_filling_one_after_the_other(order):
         torch.arange(ROWS), positions, "propose", None, noise_size(target.paths)
     )
     for n in sequence:
-        sampling, _ = target.predict(canvas)
+        sampling = target.predict(canvas).logprobs
         canvas[:, n] = walk(target.paths, sampling[:, n], noise[:, n])[:, -1]
     assert torch.allclose(out.tokens, canvas, atol=1e-9, rtol=0)
     assert not torch.allclose(run(masked(order=order, steps=2)).tokens, canvas, atol=1e-3)

@@ -10,7 +10,7 @@ from tabular import TabularBlocks, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterRNG, OffsetDraws
+from gen.core.rng import CounterRNG, OffsetRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import BlockLM
@@ -156,7 +156,8 @@ def test_the_cache_gives_what_full_recomputation_gives():
         block = target.block()
         for share in (0.0, 0.5):
             canvas = torch.where(torch.rand(3, 6, generator=generator) < share, full, 8)
-            sampling, computed = block.predict(canvas)
+            out = block.predict(canvas)
+            sampling, computed = out.logprobs, out.num_computed_tokens
             with torch.no_grad():
                 expected = SamplingParams()(
                     recomputed(model, target.prompt, known, canvas), None, space.legal[:6]
@@ -239,7 +240,7 @@ def test_blocks_must_divide_the_grid():
 
 
 def test_draws_of_a_part_are_those_of_the_whole():
-    whole, part = CounterRNG([3]), OffsetDraws(CounterRNG([3]), 4)
+    whole, part = CounterRNG([3]), OffsetRNG(CounterRNG([3]), 4)
     rows, at = torch.tensor([0]), torch.arange(3)[None]
     assert torch.equal(part.uniform(rows, at, "x", None), whole.uniform(rows, at + 4, "x", None))
     assert torch.equal(

@@ -32,7 +32,7 @@ from gen.modalities.text.tasks import random_task
 from gen.models.load.locate import ZOO
 from gen.recipes.text import filter as recipe
 from gen.recipes.text import recipe as text_recipe
-from gen.recipes.text.filter import Plan, Traces, separation, trained, watched
+from gen.recipes.text.filter import FilterPlan, Traces, separation, trained, watched
 from gen.samplers.masked.methods.learn2pd import Learned, PlaceFilter, features
 
 R = 2
@@ -57,7 +57,7 @@ def folders(tmp_path_factory):
     """``fine``: a filter that has learned. ``shuffled``: from labels that are other places' labels.
     ``raw``: one that was never trained."""
     at, seen = tmp_path_factory.mktemp("filters"), oracle_traces(0)
-    plan = Plan(steps=300, batch=256)
+    plan = FilterPlan(steps=300, batch=256)
     other = torch.randperm(len(seen.final), generator=torch.Generator().manual_seed(0))
     for name, labels in (("fine", seen.final), ("shuffled", seen.final[other])):
         trained(
@@ -192,7 +192,7 @@ def test_traces_say_whether_a_proposal_is_what_stands_there_in_the_end():
     out, final, c = sampler(target(), CounterRNG(range(3)), trace=True), [], []
     states_ = torch.full((3, POSITIONS), MASK)
     for step in range(POSITIONS):  # one place each
-        sampling = target().predict(states_)[0]
+        sampling = target().predict(states_).logprobs
         sure, ids = sampling.max(-1)
         empty = states_ == MASK
         final, c = [*final, (ids == out.tokens)[empty]], [*c, sure.exp()[empty]]

@@ -148,14 +148,13 @@ def errors(
         return prepare(self, step)
 
     def compared(self, canvas, of=None):
-        sampling, positions = predict(self, canvas, of)
-        seen = self._seen
-        true, _ = predict(self, canvas, torch.arange(len(canvas)))
-        self._seen = seen
+        out = predict(self, canvas, of)
+        sampling = out.logprobs
+        true = predict(self, canvas, torch.arange(len(canvas))).logprobs
         difference = (sampling.exp() - true.exp()).abs().amax(-1)
         assert bool((self.fresh & self.could).any(1)[self.could.any(1)].all())
         found.append(float(difference[self.fresh if everywhere else self.fresh & self.could].max()))
-        return sampling, positions
+        return out
 
     with monkeypatch.context() as patch:
         patch.setattr(CachedMaskedTarget, "predict", compared)
@@ -297,7 +296,7 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
     """The first law of the places in it is that of a canvas that ends there; control: with all
     places seen it is not."""
     net, space = model("llama"), TokenSpace.codes((6,), 8, V, MASK)
-    short, _ = target(net, space=space).predict(torch.full((ROWS, 6), MASK))
+    short = target(net, space=space).predict(torch.full((ROWS, 6), MASK)).logprobs
     for width, same in ((6, True), (64, False)):
         of = cached(target(net), registry.get("cache_policy", "window"))
         empty = torch.full((ROWS, T), MASK)
@@ -311,7 +310,8 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
                 begins=torch.ones(ROWS) > 0,
             )
         )
-        sampling, positions = of.predict(empty)
+        out = of.predict(empty)
+        sampling, positions = out.logprobs, out.num_computed_tokens
         assert bool(((sampling[:, :6].exp() - short.exp()).abs() < EXACT).all()) == same
         assert (
             positions.tolist() == [P + min(width, T)] * ROWS
@@ -338,14 +338,16 @@ def test_a_row_is_the_same_alone_and_in_a_batch(policy, name, sampling):
 def test_padding_changes_nothing(name, sampling):
     """Not that of the batch, not more of it, and whatever ids it holds."""
     net, sampling = model(name), LAWS[sampling]
-    found, _ = target(net, sampling, ragged=True).predict(canvas())
-    more, _ = target(net, sampling, ragged=True, extra=3).predict(canvas())
+    found = target(net, sampling, ragged=True).predict(canvas()).logprobs
+    more = target(net, sampling, ragged=True, extra=3).predict(canvas()).logprobs
     assert torch.equal(found, more)
     for row in range(ROWS):
-        alone, _ = target(net, sampling, [row], ragged=True).predict(canvas([row]))
+        alone = target(net, sampling, [row], ragged=True).predict(canvas([row])).logprobs
         assert float((alone.exp() - found[row].exp()).abs().max()) < EXACT
-    several, _ = target(net, sampling, ragged=True).predict(
-        canvas([2, 1, 2]), torch.tensor([2, 1, 2])
+    several = (
+        target(net, sampling, ragged=True)
+        .predict(canvas([2, 1, 2]), torch.tensor([2, 1, 2]))
+        .logprobs
     )
     assert float((several.exp() - found[[2, 1, 2]].exp()).abs().max()) < EXACT
 
@@ -378,8 +380,8 @@ def test_control_padding_that_is_seen_or_counted_is_found(adapter):
     """Counted it is a small error: rotary positions are relative, but their angles are numbers of
     single precision."""
     net = model("llama", adapter=adapter)
-    found, _ = target(net, ragged=True).predict(canvas())
-    alone, _ = target(net, rows=[1], ragged=True).predict(canvas([1]))
+    found = target(net, ragged=True).predict(canvas()).logprobs
+    alone = target(net, rows=[1], ragged=True).predict(canvas([1])).logprobs
     assert float((alone.exp() - found[1].exp()).abs().max()) > 100 * EXACT
 
 

@@ -206,7 +206,7 @@ def test_a_canvas_that_is_partly_given_is_kept_by_both(folders):
             [],
         )
         for t in scheduler.timesteps:
-            logits, _ = target.predict(torch.where(canvas == MASK, CODES, canvas))
+            logits = target.predict(torch.where(canvas == MASK, CODES, canvas)).logprobs
             canvas = scheduler.step(
                 logits[..., :CODES], t, canvas, starting_mask_ratio=share, generator=generator
             ).prev_sample

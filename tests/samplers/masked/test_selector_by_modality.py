@@ -12,7 +12,7 @@ import gen
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
-from gen.pipeline.lengths import settled
+from gen.pipeline.lengths import without_eos
 
 PROMPTS = {
     "image": "a small blue ring in the centre",
@@ -51,7 +51,7 @@ def case_in(modality: str):
     sampler, sampling = pipe.resolve("maskgit", None)
     name = pipe.model_name(sampler)
     space = pipe.bound(name)[1].space
-    space = settled(space) if pipe.modality.length_first else space
+    space = without_eos(space) if pipe.modality.length_first else space
     generator = torch.Generator().manual_seed(3)
     tokens = made.tokens
     free = (space.legal.sum(1) > 1).expand(tokens.shape)

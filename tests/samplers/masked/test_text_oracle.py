@@ -15,7 +15,8 @@ import torch
 from enumeration import enumerate_law
 
 from gen.__main__ import main
-from gen.bench.oracle import Board, contenders, dial, measure
+from gen.bench.oracle import contenders, dial
+from gen.contracts.oracle import Board, measure
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
@@ -96,7 +97,7 @@ def test_rows_have_the_law_of_their_own_task_whatever_stands_beside_them():
     tasks = some_tasks()
     target = oracle_target([*tasks, tasks[0]])
     blank = target.space.empty(target.rows)
-    sampling, _ = target.predict(blank)
+    sampling = target.predict(blank).logprobs
     wide = target.model.length
     for i, task in enumerate(tasks):
         alone = Oracle([task], target.model.words, wide).forward(
@@ -104,7 +105,7 @@ def test_rows_have_the_law_of_their_own_task_whatever_stands_beside_them():
         )
         assert torch.allclose(sampling[i].exp(), alone[0].exp(), atol=1e-12)
     assert torch.equal(sampling[0], sampling[-1]) and not torch.equal(sampling[0], sampling[1])
-    again, _ = target.predict(blank[:2], torch.tensor([3, 3]))
+    again = target.predict(blank[:2], torch.tensor([3, 3])).logprobs
     assert torch.equal(again[0], sampling[3]) and torch.equal(again[1], sampling[3])
 
 

@@ -1,0 +1,298 @@
+"""Read and write video files: H.264 or lossless FFV1 out, any video of FFmpeg in.
+
+``gen.media.containers`` states what both directions promise. PyAV is imported at first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from gen.core.errors import GenError
+from gen.media.containers import (
+    VIDEO_CHUNKS,
+    av_module,
+    existing_file,
+    info_to_comment,
+    plural,
+    truncation,
+)
+
+CRF = "14"  # H.264 quality: visually lossless, measurably not
+FRAME_COUNT_TAG = "NUMBER_OF_FRAMES"  # Matroska tag with the number of frames
+BT709 = 1  # the number of these primaries, this curve and this matrix in every video standard
+# image formats that FFmpeg opens as videos, beside those that end in "_pipe"
+IMAGE_FORMATS = ("image2", "tty")
+
+
+# --- Writing
+
+
+def write_mp4(
+    path: Path, frames: Any, fps: float, info: dict[str, Any] | None = None, scale: int = 1
+) -> None:
+    """Write an H.264 file that browsers play.
+
+    Args:
+        path: Output file.
+        frames: Uint8 [T, h, w, 3].
+        fps: Frames per second.
+        info: JSON-serialisable metadata, stored as the comment.
+        scale: Every pixel becomes a square of ``scale`` by ``scale`` pixels.
+
+    Raises:
+        ValueError: Other frames, or sides that are odd after scaling, which 4:2:0 cannot store.
+    """
+    frames = _checked_frames(frames)
+    h, w = (side * scale for side in frames.shape[1:3])
+    if scale < 1 or h % 2 or w % 2:
+        raise ValueError(
+            f"frames of {frames.shape[1]}x{frames.shape[2]} at scale {scale} are {h}x{w}; expected"
+            " even sides"
+        )
+    scaled = (_rgb_to_yuv420(f.repeat(scale, 0).repeat(scale, 1)) for f in frames)
+    tags = {"comment": info_to_comment(info)} if info else {}
+    # The index stands before the frames, so that a page can show a clip before it has loaded all
+    # of it. Without mbtree=0, x264 makes other bytes of the same frames from run to run.
+    _encode(
+        path,
+        "mp4",
+        {"movflags": "+faststart"},
+        tags,
+        scaled,
+        (h, w),
+        fps,
+        "libx264",
+        "yuv420p",
+        {"crf": CRF, "x264-params": "mbtree=0"},
+    )
+
+
+def write_lossless(path: Path, frames: Any, fps: float, info: dict[str, Any] | None = None) -> None:
+    """Write FFV1 in Matroska, bit-identical to the input.
+
+    Args:
+        path: Output file.
+        frames: Uint8 [T, h, w, 3].
+        fps: Frames per second.
+        info: JSON-serialisable metadata, stored as the comment.
+
+    Raises:
+        ValueError: Other frames.
+    """
+    frames = _checked_frames(frames)
+    tags = {FRAME_COUNT_TAG: str(len(frames))}
+    if info:
+        tags["comment"] = info_to_comment(info)
+    _encode(
+        path, "matroska", {}, tags, frames, frames.shape[1:3], fps, "ffv1", "bgr0", {"level": "3"}
+    )
+
+
+def _encode(
+    path: Path,
+    container_format: str,
+    flags: dict[str, str],
+    tags: dict[str, str],
+    frames: Iterable[np.ndarray],
+    size: tuple[int, int],
+    fps: float,
+    codec: str,
+    pixel_format: str,
+    options: dict[str, str],
+) -> None:
+    """Encode one video stream on one thread.
+
+    ``frames`` are planes in ``pixel_format`` (two axes) or RGB images [h, w, 3].
+    """
+    av = av_module()
+    with av.open(str(path), "w", format=container_format, options=flags) as container:
+        container.flags |= av.container.Flags.bitexact.value  # no random ids, no library versions
+        container.metadata.update(tags)
+        rate = Fraction(fps).limit_denominator(1001)
+        stream = container.add_stream(codec, rate=rate, options=options)
+        stream.height, stream.width = size
+        stream.pix_fmt, stream.thread_count = pixel_format, 1
+        context = stream.codec_context
+        if pixel_format == "yuv420p":
+            context.color_primaries = context.color_trc = BT709
+            context.colorspace = context.color_range = BT709
+        for i, array in enumerate(frames):
+            array_format = "rgb24" if array.ndim == 3 else pixel_format
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array), format=array_format)
+            # from rgb24 to bgr0: the same bytes in another order
+            frame = frame.reformat(format=pixel_format)
+            frame.pts = i
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def _checked_frames(frames: Any) -> np.ndarray:
+    """Return frames as uint8 [T, h, w, 3]. Raises ``ValueError`` for anything else."""
+    frames = np.asarray(frames)
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not frames.size:
+        raise ValueError(
+            f"the frames are {frames.dtype} {frames.shape}; expected uint8 [T, h, w, 3]"
+        )
+    return frames
+
+
+# --- Reading
+
+
+def read_video(
+    path: str | Path, size: tuple[int, int] | None = None, fps: float | None = None
+) -> np.ndarray:
+    """Read all frames of a video.
+
+    Args:
+        path: Input file.
+        size: Expected (h, w). A video of a whole multiple is reduced by averaging squares.
+        fps: Expected frames per second, within 1 %.
+
+    Returns:
+        Uint8 [T, h, w, 3].
+
+    Raises:
+        GenError: A file that is no video, has no frames, another size or frame rate, or is
+            damaged or truncated anywhere.
+    """
+    av, path = av_module(), existing_file(path, "video")
+    if missing := truncation(path, VIDEO_CHUNKS):
+        raise GenError(f"video {path} is cut off: its header promises {missing}")
+    try:
+        with av.open(str(path), metadata_errors="replace") as container:
+            stream = _video_stream(av, container, path)
+            _check_rate(stream, fps, path)
+            # an error, where the decoder would otherwise invent missing data
+            stream.codec_context.options = {"err_detect": "explode"}
+            frames, packets, corrupt = [], 0, 0
+            for packet in container.demux(stream):
+                packets += bool(packet.size) and not packet.is_discard
+                corrupt += packet.is_corrupt
+                frames += [_frame_to_rgb(f, _reduction(f, size, path)) for f in packet.decode()]
+            stated = max(packets, int(container.metadata.get(FRAME_COUNT_TAG, packets)))
+    except av.FFmpegError as error:
+        raise GenError(
+            f"video {path} cannot be read: {_reason(error)}; expected a whole video file such"
+            " as MP4"
+        ) from None
+    if corrupt or len(frames) < stated:
+        whole = min(len(frames), stated - corrupt)
+        raise GenError(
+            f"video {path} is cut off or damaged: {whole} of {plural(stated, 'frame')} can be read"
+        )
+    if not frames:
+        raise GenError(f"video {path} has no frames; expected at least one")
+    return np.stack(frames)
+
+
+def first_frame(path: str | Path) -> np.ndarray:
+    """Read the first frame, uint8 [h, w, 3], and ignore the rest. Raises ``GenError`` if there is
+    none."""
+    av, path = av_module(), existing_file(path, "video")
+    try:
+        with av.open(str(path), metadata_errors="replace") as container:
+            for frame in container.decode(_video_stream(av, container, path)):
+                return _frame_to_rgb(frame, 1)
+    except av.FFmpegError as error:
+        raise GenError(
+            f"video {path} cannot be read: {_reason(error)}; expected a video file such as MP4"
+        ) from None
+    raise GenError(f"video {path} has no frames; expected at least one")
+
+
+def _reason(error: Exception) -> str:
+    """Return FFmpeg's message without its error code and path."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _video_stream(av: ModuleType, container: Any, path: Path) -> Any:
+    """Return the video stream of a container. Raises ``GenError`` for still images and covers."""
+    name = container.format.name
+    if name in IMAGE_FORMATS or name.endswith("_pipe"):
+        raise GenError(
+            f"video {path} is an image ({name.removesuffix('_pipe')}); expected a video file such"
+            " as MP4"
+        )
+    cover = av.stream.Disposition.attached_pic
+    streams = [s for s in container.streams.video if not s.disposition & cover]
+    # codec_context is None for an encoding that the library does not know
+    if not streams or streams[0].codec_context is None:
+        types = sorted({s.type for s in container.streams}) or ["nothing"]
+        raise GenError(
+            f"video {path} has no video stream, only {' and '.join(types)}; expected a video"
+        )
+    return streams[0]
+
+
+def _check_rate(stream: Any, fps: float | None, path: Path) -> None:
+    """Raise ``GenError`` if the frame rate deviates from ``fps`` by more than 1 %."""
+    rate = stream.average_rate
+    if fps is not None and (rate is None or abs(rate - Fraction(fps)) > Fraction(fps) / 100):
+        raise GenError(
+            f"video {path} has {float(rate or 0):g} frames per second; expected {fps:g}. Convert"
+            f" it, for example with: ffmpeg -i in.mp4 -r {fps:g} out.mp4"
+        )
+
+
+def _reduction(frame: Any, size: tuple[int, int] | None, path: Path) -> int:
+    """Return the side of the squares of pixels that are averaged to reach ``size``."""
+    if size is None:
+        return 1
+    k = frame.height // size[0]
+    if k < 1 or (frame.height, frame.width) != (size[0] * k, size[1] * k):
+        raise GenError(
+            f"video {path} is {frame.width}x{frame.height} (width x height); expected"
+            f" {size[1]}x{size[0]} or a whole multiple. Convert it, for example with: ffmpeg -i"
+            f" in.mp4 -vf scale={size[1]}:{size[0]} out.mp4"
+        )
+    return k
+
+
+# --- Colours
+
+# Limited-range BT.709, as a matrix from RGB in [0, 255] to Y, Cb and Cr, and the offsets of these.
+# Computed in numpy, since FFmpeg's scaler rounds differently from one processor to the next, and is
+# up to 18 of 255 off at the edge of a square.
+_KR, _KB = 0.2126, 0.0722
+_LUMA = np.array([_KR, 1 - _KR - _KB, _KB])
+_RGB_TO_YUV = np.stack(
+    [_LUMA, ([0, 0, 1] - _LUMA) / (1 - _KB) / 2, ([1, 0, 0] - _LUMA) / (1 - _KR) / 2]
+) * [[219 / 255], [224 / 255], [224 / 255]]
+_YUV_OFFSET = np.array([16.0, 128.0, 128.0])
+
+
+def _rgb_to_yuv420(frame: np.ndarray) -> np.ndarray:
+    """Stack the planes Y, Cb and Cr: uint8 [h, w, 3] -> uint8 [h * 3 / 2, w]."""
+    w = frame.shape[1]
+    yuv = frame @ _RGB_TO_YUV.T + _YUV_OFFSET
+    planes = yuv[..., 0], *_mean_squares(yuv[..., 1:], 2).transpose(2, 0, 1)
+    return np.concatenate([np.rint(p).astype(np.uint8).ravel() for p in planes]).reshape(-1, w)
+
+
+def _frame_to_rgb(frame: Any, k: int) -> np.ndarray:
+    """Convert a decoded frame to RGB uint8 [h / k, w / k, 3], averaging squares of ``k`` pixels."""
+    is_own_format = frame.format.name == "yuv420p" and (
+        frame.colorspace == frame.color_range == BT709
+    )
+    # with an odd k, chroma samples straddle the squares, and the library has to interpolate them
+    if not is_own_format or k % 2:
+        return np.rint(_mean_squares(frame.to_ndarray(format="rgb24"), k)).astype(np.uint8)
+    h, w = frame.height, frame.width
+    planes = frame.to_ndarray()
+    luma, chroma = planes[:h], planes[h:].reshape(2, h // 2, w // 2).transpose(1, 2, 0)
+    yuv = np.concatenate([_mean_squares(luma[..., None], k), _mean_squares(chroma, k // 2)], -1)
+    rgb = (yuv - _YUV_OFFSET) @ np.linalg.inv(_RGB_TO_YUV).T
+    return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
+
+
+def _mean_squares(image: np.ndarray, k: int) -> np.ndarray:
+    """Average squares of ``k`` by ``k`` pixels: [h, w, c] -> float64 [h / k, w / k, c]."""
+    h, w, c = image.shape
+    return image.reshape(h // k, k, w // k, k, c).mean((1, 3))
