@@ -1,27 +1,41 @@
 """gen: every modality becomes tokens, and one registry of samplers decodes them all."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gen.media import torchaudio_compat
+
+if TYPE_CHECKING:
+    from gen.pipeline.pipeline import Pipeline
 
 # a torchaudio that cannot load must not take transformers and diffusers down with it
 torchaudio_compat.ensure()
 
-
-def load(modality, model=None, *, device="cpu", dtype="float32", **options):
-    """A pipeline for a modality; see ``gen.pipeline.pipeline``, which this imports (and torch with
-    it) on the first call."""
-    from gen.pipeline.pipeline import load as _load
-
-    return _load(modality, model, device=device, dtype=dtype, **options)
+LAZY = {
+    "transformers_generate": "gen.interop.transformers",
+    "diffusers_pipeline": "gen.interop.diffusers",
+}
 
 
-def __getattr__(name):
-    """What imports transformers or diffusers comes when it is asked for."""
-    homes = {
-        "transformers_generate": "gen.interop.transformers",
-        "diffusers_pipeline": "gen.interop.diffusers",
-    }
-    if name not in homes:
+def load(
+    modality: str,
+    model: Any = None,
+    *,
+    device: Any = "cpu",
+    dtype: Any = "float32",
+    **options: Any,
+) -> Pipeline:
+    """Return a pipeline for a modality; see ``gen.pipeline.pipeline.load``."""
+    # torch is heavy: it is imported with the first pipeline
+    from gen.pipeline.pipeline import load as load_pipeline
+
+    return load_pipeline(modality, model, device=device, dtype=dtype, **options)
+
+
+def __getattr__(name: str) -> Any:
+    """Import the names that need transformers or diffusers when they are asked for."""
+    if name not in LAZY:
         raise AttributeError(f"module 'gen' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(homes[name]), name)
+    return getattr(importlib.import_module(LAZY[name]), name)

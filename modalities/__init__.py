@@ -1,2 +1,3 @@
-"""Modalities: what a prompt means, which frontend and models serve it, how media are saved, loaded
-and checked."""
+"""Modalities: the meaning of prompts, the frontends and models that serve them, and the saving,
+loading and checking of media.
+"""

@@ -1,8 +1,7 @@
-"""What modalities share whose models are embedded ones over a grid of codes: binding, layout,
-continuation.
+"""Base of the modalities with embedded models over a grid of codes: binding, layout, continuation.
 
-A subclass says its slots (``slots``, ``words``, ``unsaid``) and its ``layout``; the grid's first
-axis is time.
+A subclass declares its prompt (``slots``, ``words``, ``unconditional``) and its layout
+(``layout_name``). The first axis of the grid is time.
 """
 
 from __future__ import annotations
@@ -31,13 +30,14 @@ def _layout(name: str, sizes: tuple[int, ...], grid: tuple[int, ...], params: tu
 
 @dataclass(frozen=True)
 class WholeFrames:
-    """A constraint: a row ends between frames of ``streams`` ids, not inside one."""
+    """Constraint: a sequence ends between frames of ``streams`` tokens, not inside one."""
 
     streams: int
     eos_token_id: int
     vocab_size: int
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
+        """Allowed tokens bool [..., vocab_size] at ``positions`` after ``history`` [B, T]."""
         out = torch.ones(
             *positions.shape, self.vocab_size, dtype=torch.bool, device=positions.device
         )
@@ -46,8 +46,17 @@ class WholeFrames:
 
 
 def ending(space: TokenSpace, eos_token_id: int, shortest: int, causal: bool) -> TokenSpace:
-    """A space whose rows may end after ``shortest`` frames. A causal one cannot end inside a frame;
-    for a masked model, how long a row is will be decided first (``gen.pipeline.lengths``)."""
+    """Let the sequences of a space end after ``shortest`` frames.
+
+    Causal sequences cannot end inside a frame. For masked models the length is decided before
+    decoding (``gen.pipeline.lengths``).
+
+    Args:
+        space: token space without an eos token.
+        eos_token_id: id that ends a sequence.
+        shortest: frames of the shortest sequence.
+        causal: the space serves a causal model.
+    """
     legal, streams = space.legal.clone(), space.length // space.grid[0]
     legal[shortest * streams :, eos_token_id] = True
     constraint = (
@@ -57,43 +66,50 @@ def ending(space: TokenSpace, eos_token_id: int, shortest: int, causal: bool) ->
 
 
 class GridModality(Modality):
-    """``slots``: condition tokens of a model's prompt. ``words``: their ids. ``unsaid``: the slots
-    that say nothing. ``layout_name``, ``layout_knobs``: how codes become a sequence."""
+    """Modality whose models read a prompt of condition slots and write a grid of codes.
+
+    Attributes:
+        slots: condition tokens of a prompt.
+        words: ids of condition tokens.
+        unconditional: slots of the unconditional prompt of classifier-free guidance.
+        layout_name: registered layout of codes as a sequence.
+        layout_params: parameters of that layout.
+        streams: the second axis of tokens holds streams of codes with one codebook each.
+        shortest: frames of the grid of the shortest media, where lengths differ; 0 for one length.
+    """
 
     slots: ClassVar[int]
     words: ClassVar[int]
-    unsaid: ClassVar[list[int]]
+    unconditional: ClassVar[list[int]]
     layout_name: ClassVar[str]
-    layout_knobs: ClassVar[dict[str, Any]] = {}
-    streams: ClassVar[bool] = (
-        False  # whether the second axis of tokens are streams of codes, with a codebook each
-    )
-    # frames of the grid that media have at least, where they end when they like; 0: all have one
-    # length
+    layout_params: ClassVar[dict[str, Any]] = {}
+    streams: ClassVar[bool] = False
     shortest: ClassVar[int] = 0
 
     @abstractmethod
     def prompt_words(self, condition: Any) -> list[int]:
-        """The slots of a condition, each in ``range(words)``."""
+        """Slots of a condition, each in ``range(words)``."""
 
     def layout(self, sizes: tuple[int, ...], grid: tuple[int, ...]) -> Layout:
+        """Layout of codes with these codebook sizes and this grid."""
         return _layout(
-            self.layout_name, tuple(sizes), tuple(grid), tuple(self.layout_knobs.items())
+            self.layout_name, tuple(sizes), tuple(grid), tuple(self.layout_params.items())
         )
 
     def code_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """The grid of codes that a model's grid of tokens stands for."""
+        """Grid of codes that belongs to a model's grid of tokens."""
         return grid[:1] if self.streams else grid
 
     def codebook(self, frontend: TokenFrontend) -> Tensor:
-        """The vectors of all code ids [n, D]; a further coordinate keeps those of different streams
-        apart, so that no one's neighbours are another's."""
+        """Vectors of all code ids [n, D]. With streams, a further coordinate separates them, so
+        that no code has a neighbour in another stream.
+        """
         tables = frontend.codebooks
         if not self.streams:
             return tables[0]
-        far = 10 * max(float(t.abs().max()) for t in tables) * tables[0].shape[1]
+        offset = 10 * max(float(t.abs().max()) for t in tables) * tables[0].shape[1]
         return torch.cat(
-            [torch.cat([t, torch.full_like(t[:, :1], q * far)], 1) for q, t in enumerate(tables)]
+            [torch.cat([t, torch.full_like(t[:, :1], q * offset)], 1) for q, t in enumerate(tables)]
         )
 
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
@@ -106,41 +122,46 @@ class GridModality(Modality):
                 )
         layout = self.layout(frontend.config.codebook_sizes, self.code_grid(tuple(config.grid)))
         size = layout.code_ids + bool(self.shortest)
-        need = size + self.words
+        least_vocabulary = size + self.words
         if (
             config.codebook_size != size
             or config.prefix_length != self.slots
-            or config.vocab_size < need
+            or config.vocab_size < least_vocabulary
         ):
             raise GenError(
                 f"model {model_name} has codebook_size {config.codebook_size}, prefix_length"
                 f" {config.prefix_length} and vocab_size {config.vocab_size}; expected {size},"
-                f" {self.slots} and at least {need}"
+                f" {self.slots} and at least {least_vocabulary}"
             )
         require_same_frontend(config, frontend, model_name, self.frontends["codes"])
-        found = space(layout, config.mask_token_id, self.codebook(frontend), config.vocab_size)
-        if found.grid != tuple(config.grid):
+        token_space = space(
+            layout, config.mask_token_id, self.codebook(frontend), config.vocab_size
+        )
+        if token_space.grid != tuple(config.grid):
             raise GenError(
-                f"model {model_name} has the grid {tuple(config.grid)}; expected {found.grid}"
+                f"model {model_name} has the grid {tuple(config.grid)}; expected {token_space.grid}"
             )
         if self.shortest:
-            found = ending(found, layout.code_ids, self.shortest, config.causal)
+            token_space = ending(token_space, layout.code_ids, self.shortest, config.causal)
 
         def shift(slots):
             return [s + size for s in slots]
 
-        return Binding(found, lambda c: shift(self.prompt_words(c)), shift(self.unsaid))
+        return Binding(
+            token_space, lambda c: shift(self.prompt_words(c)), shift(self.unconditional)
+        )
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
-        """Of all frames or the first ones."""
+        """Codes of all frames or the first ones."""
         frames = tokens.shape[1] // math.prod(space.grid[1:])
         return self.layout(
             self.sizes(space), self.code_grid((frames, *space.grid[1:]))
         ).from_sequence(tokens)
 
     def sizes(self, space: TokenSpace) -> tuple[int, ...]:
-        """The codebook sizes of a space that ``bind`` made: how many ids are legal in the places of
-        the first frame, one per stream."""
+        """Codebook sizes of a space that ``bind`` made: the numbers of allowed ids at the positions
+        of the first frame, one per stream.
+        """
         return tuple(space.legal[: space.grid[1] if self.streams else 1].sum(1).tolist())
 
     def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
@@ -149,15 +170,19 @@ class GridModality(Modality):
         codes = frontend.encode(x)
         if codes.shape[2] >= space.grid[0]:
             raise GenError(
-                f"the medium to continue has {codes.shape[2]} frames of codes; expected fewer than"
-                f" {space.grid[0]}, all that there is room for"
+                f"the media to continue has {codes.shape[2]} frames of codes; expected fewer"
+                f" than {space.grid[0]}, the frames of the model"
             )
         return self.layout(frontend.config.codebook_sizes, tuple(codes.shape[2:])).to_sequence(
             codes
         )[0]
 
     def lasting(self, frames: int, frontend: TokenFrontend, space: TokenSpace) -> TokenSpace:
-        """The space of media of so many frames of the signal."""
+        """Space of media with exactly ``frames`` frames of the signal.
+
+        Raises:
+            GenError: ``frames`` is no multiple of a code's frames, or out of range.
+        """
         step, total = frontend.config.compression[0], space.grid[0]
         if not self.shortest:
             return super().lasting(frames, frontend, space)
@@ -175,5 +200,8 @@ class GridModality(Modality):
 
     @abstractmethod
     def whole_frames(self, media: Any, frontend: TokenFrontend) -> Any:
-        """A medium cut to whole frames of codes. Raises ``GenError`` if that leaves none, or if it
-        is another kind of medium."""
+        """Media cut to whole frames of codes.
+
+        Raises:
+            GenError: no whole frame is left, or the media are of another type.
+        """

@@ -1,9 +1,8 @@
-"""Modalities of published checkpoints: any prompt that the checkpoint takes, and files as the
-embedded modality of that name writes them.
+"""Modalities of published checkpoints: any prompt that the checkpoint takes, with the files of the
+embedded modality of that name.
 
-What a prompt means, which frontend there is and how tokens become codes is the checkpoint's
-(``gen.contracts.checkpoint``). Nothing here can tell whether a medium fulfils its prompt, and says
-so.
+The checkpoint (``gen.contracts.checkpoint``) decides the meaning of prompts, the frontend, and the
+way from tokens to codes. There is no checker for these prompts, and ``check`` refuses.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
@@ -27,7 +27,7 @@ from gen.modalities.video.modality import VideoModality
 
 
 class FreePrompts:
-    """Stands before a modality's class and takes over what a checkpoint decides."""
+    """Mixin before a modality's class that delegates to the checkpoint."""
 
     models: dict[str, str] = {}
 
@@ -37,6 +37,9 @@ class FreePrompts:
     @property
     def default_sampling(self) -> dict[str, Any]:
         return self.checkpoint.sampling
+
+    def parse(self, condition: Condition) -> Any:
+        return self.checkpoint.parse(condition)
 
     def condition(self, prompt: str) -> Any:
         return self.checkpoint.condition(prompt)
@@ -55,19 +58,19 @@ class FreePrompts:
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
         raise GenError(
-            f"a checkpoint of modality {self.name!r} knows no prompts to measure with; expected"
+            f"a checkpoint of modality {self.name!r} has no prompts to measure with; expected"
             " prompts of your own"
         )
 
     def check(self, media: Any, prompt: str) -> Verdict:
         raise GenError(
-            f"nothing can tell whether a medium of this {self.name} model fulfils its prompt;"
-            " checkers know the embedded models' languages only"
+            f"no checker can tell whether the media of this {self.name} model match the prompt;"
+            " expected an embedded model, whose language has a checker"
         )
 
 
 class FreeImage(FreePrompts, ImageModality):
-    """Pictures of any size."""
+    """Images of any size."""
 
 
 class FreeVideo(FreePrompts, VideoModality):
@@ -96,7 +99,7 @@ class FreeVideo(FreePrompts, VideoModality):
 
 
 class FreeAudio(FreePrompts, SpeechModality):
-    """Waves float32 [n] at the rate of the checkpoint's frontend."""
+    """Waves float32 [n] at the sampling rate of the checkpoint's frontend."""
 
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
         wave = np.asarray(media)
@@ -133,17 +136,18 @@ class FreeText(FreePrompts, TextModality):
         ids = frontend.encode(frontend.preprocess(text)[None])[0, 0]
         if not len(ids) or len(ids) >= space.length:
             raise GenError(
-                f"the text to continue has {len(ids)} ids; expected 1 to {space.length - 1}"
+                f"the text to continue has {len(ids)} tokens; expected 1 to {space.length - 1}"
             )
         return ids
 
     def edit(self, source, where, frontend, space):
-        raise GenError("texts of published models cannot be edited; the embedded text model can")
+        raise GenError(
+            "texts of published models cannot be edited; expected the embedded text model"
+        )
 
 
 class FreeAction(FreePrompts, Modality):
-    """Chunks of actions, floats [steps, dimensions] in the units of the data they were learned
-    from."""
+    """Chunks of actions, floats [steps, dimensions] in the units of the training data."""
 
     name, media_kind, extension = "action", "data", "npz"
 

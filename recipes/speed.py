@@ -1,19 +1,19 @@
 """Wall time, tokens per second and loop overhead of models of the LlamaGen layout with random
-weights: speed does not look at what they say.
+weights: speed does not depend on the weights' values.
 
     python -m gen.recipes.speed --device cuda --dtype bfloat16 --compile --out speed  300 M and 1 B
-        parameters, 16,384 codes, 24 x 24 places
-    python -m gen.recipes.speed --quick --out speed  a tiny one on a CPU, for a look
+        parameters, 16,384 codes, 24 x 24 positions
+    python -m gen.recipes.speed --quick --out speed  a tiny one on a CPU
 
-Random weights accept few drafts, so ``speculative_jacobi`` is run on a law that is as sure of its
-next token as ``--temperature`` makes it; read its wall time against its forward calls, not its
-calls against others'. For every model and batch size: forward calls, seconds (median of interleaved
-repeats), tokens per second, speed-ups over ``autoregressive`` in calls and in time, and the share
-of the time that is not the model's forward: the same calls are made again without the loop, one
-after the other, and timed.
+Random weights accept few drafts, so ``speculative_jacobi`` samples at ``--temperature``, which sets
+the entropy of the next token. Compare its wall time with its forward passes, not its forward passes
+with those of other samplers. For every model and batch size: forward passes, seconds (median of
+interleaved repeats), tokens per second, speed-ups over ``autoregressive`` in forward passes and in
+time, and the share of the time outside the model's forward. For the last one the same forward
+passes are repeated without the loop, one after the other, and timed.
 
-Writes ``speed.json``, ``speed.md`` and, of one profiled run each, ``profile-*.svg``: where the time
-of operators goes.
+Writes ``speed.json``, ``speed.md`` and, of one profiled run each, ``profile-*.svg``: the time of
+operators.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SAMPLERS = {
 
 @dataclass(frozen=True)
 class Size:
-    """Of a Llama; ``codes`` of a picture of ``side`` x ``side``."""
+    """Size of a Llama; ``codes`` of an image of ``side`` x ``side``."""
 
     width: int
     layers: int
@@ -57,11 +57,12 @@ class Size:
     side: int = 24
 
 
-SIZES = {"300M": Size(1024, 24, 16), "1B": Size(2048, 20, 32)}  # LlamaGen-L and about -XL
+SIZES = {"300M": Size(1024, 24, 16), "1B": Size(2048, 20, 32)}  # about LlamaGen-L and -XL
 TINY = {"tiny": Size(32, 2, 2, 64, 4)}
 
 
 def make(size: Size, device: torch.device, dtype: torch.dtype, seed: int = 0) -> torch.nn.Module:
+    """Create a model with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -79,7 +80,7 @@ def make(size: Size, device: torch.device, dtype: torch.dtype, seed: int = 0) ->
 
 
 class Arm:
-    """One sampler on one model and batch size."""
+    """Sampler on one model and batch size."""
 
     def __init__(
         self,
@@ -93,12 +94,13 @@ class Arm:
         self.net, self.rows, self.compile = net, rows, compile
         self.sampler, self.sampling = resolve_sampler(spec, sampling)
         self.space = TokenSpace.codes((size.side, size.side), size.codes, size.codes)
-        self.learned: dict[Any, Any] = {}  # of window: auto
+        self.learned: dict[Any, Any] = {}  # window widths that ``auto`` chose
         self.seconds: list[float] = []
         self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.nfe = 0.0
 
     def target(self, sampling: SamplingParams | None = None) -> CausalTarget:
+        """Target of the batch."""
         adapter = CausalLM(self.net)
         if self.compile:
             compiled_forward(adapter)
@@ -109,7 +111,9 @@ class Arm:
         return target
 
     def run(self, seed: int, note: bool = False) -> float:
-        """Seconds of one decoding. ``note``: keep what the forward was called with."""
+        """Decode once and return the seconds. With ``note``, record the arguments of the forward
+        passes.
+        """
         target = self.target()
         if note:
             forward, self.calls = target.model.forward, []
@@ -127,7 +131,7 @@ class Arm:
         return time.perf_counter() - began
 
     def bare(self) -> float:
-        """Seconds of the noted calls alone."""
+        """Seconds of the recorded forward passes alone."""
         target = self.target()
         wait(self.net)
         began = time.perf_counter()
@@ -142,6 +146,7 @@ class Arm:
 
 
 def wait(net: torch.nn.Module) -> None:
+    """Wait for the device of a model."""
     if net.device.type == "cuda":
         torch.cuda.synchronize(net.device)
 
@@ -149,6 +154,7 @@ def wait(net: torch.nn.Module) -> None:
 def measure(
     name: str, size: Size, rows: int, args: argparse.Namespace, profile: Callable[[str, Arm], None]
 ) -> list[dict[str, Any]]:
+    """Measure all samplers on one model and batch size."""
     net = make(size, pick_device(args.device), pick_dtype(args.dtype))
     arms = {
         label: Arm(net, size, rows, spec, {"temperature": args.temperature}, args.compile)
@@ -185,6 +191,8 @@ def measure(
 
 
 def profiled(folder: Path) -> Callable[[str, Arm], None]:
+    """Create a function that profiles one run and writes its SVG into ``folder``."""
+
     def profile(name: str, arm: Arm) -> None:
         kinds = [
             torch.profiler.ProfilerActivity.CPU,
@@ -200,7 +208,7 @@ def profiled(folder: Path) -> Callable[[str, Arm], None]:
 
 
 def drawn(name: str, bars: list[tuple[float, str]]) -> str:
-    """Horizontal bars of microseconds."""
+    """SVG of horizontal bars in microseconds."""
     most, high = max(bars[0][0], 1e-9), 22 * len(bars) + 44
     parts = [
         f'<rect width="780" height="{high}" fill="#fff"/><text x="16" y="24" font-size="15"'
@@ -220,11 +228,12 @@ def drawn(name: str, bars: list[tuple[float, str]]) -> str:
 
 
 def table(found: list[dict[str, Any]]) -> str:
+    """Markdown table of the results."""
     heads = [
         "model",
         "batch",
         "sampler",
-        "forward calls",
+        "forward passes",
         "s (least-most)",
         "tokens/s",
         "fewer calls",
@@ -252,6 +261,7 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the measurements of a command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

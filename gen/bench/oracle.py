@@ -12,22 +12,18 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from statistics import mean
 from typing import Any
-
-from torch import Tensor
 
 from gen.bench.curve import write_curves
 from gen.bench.report import deliver, machine
 from gen.bench.table import laid_out
 from gen.bench.variants import grid_of
+from gen.contracts.oracle import Board, measure
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterRNG
-from gen.core.sampler import Sampler, resolve_sampler
-from gen.core.sampling_params import SamplingParams
+from gen.core.sampler import resolve_sampler
 from gen.jobs.defaults import preset_sampling, requested_sampling
 from gen.jobs.progress.terminal import for_terminal
 
@@ -56,46 +52,6 @@ NO_MODEL_FLAGS = {  # what they must be with --oracle
     "peers": None,
     "batch_sizes": "1,8",
 }
-
-
-@dataclass(frozen=True)
-class Board:
-    """Rows that are decoded together. ``cases``: the name of each row's case; ``keys``: what its
-    draws depend on. ``target(law)``: a fresh target of them all. ``right(tokens)``: which rows of
-    [B, T] are right. ``exact``: per case, figures that are known without measuring, among them
-    ``one_step``, how often a single call is right."""
-
-    cases: Sequence[str]
-    keys: Sequence[int]
-    target: Callable[[SamplingParams], Any]
-    right: Callable[[Tensor], Sequence[bool]]
-    exact: dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Point:
-    """What a sampler did in one case: ``right`` of ``rows``, and ``nfe``, forward passes per
-    row."""
-
-    right: int
-    rows: int
-    nfe: float
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / self.rows
-
-
-def measure(board: Board, sampler: Sampler, sampling: SamplingParams) -> dict[str, Point]:
-    """A sampler on every row of a board, by case. The same every time."""
-    out = sampler(board.target(sampling), CounterRNG(board.keys))
-    found: dict[str, list[tuple[bool, int]]] = {case: [] for case in board.cases}
-    for case, right, stats in zip(board.cases, board.right(out.tokens), out.stats, strict=True):
-        found[case].append((bool(right), stats.nfe))
-    return {
-        case: Point(sum(r for r, _ in rows), len(rows), mean(n for _, n in rows))
-        for case, rows in found.items()
-    }
 
 
 def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:

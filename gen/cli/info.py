@@ -1,33 +1,44 @@
-"""The commands that tell: ``ls``, ``show``, ``cp``."""
+"""Commands that list and print: ``ls``, ``show``, ``cp``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import json
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
 from gen.core.tables import EMPTY, columns
 
-LONG = (
-    "params",
-    "reference",
-    "papers",
-    "paper",
-    "presets",
-    "options",
-    "tested",
-)  # for --json and the pages; a line must fit a terminal
+# for --json and the pages; a line must fit a terminal
+LONG = ("params", "reference", "papers", "paper", "title", "presets", "options", "tested", "limit")
+# kinds of parts that ``ls parts`` lists
+PARTS = (
+    "coupling",
+    "initialiser",
+    "drafter",
+    "length_policy",
+    "verifier",
+    "proposer",
+    "order",
+    "schedule",
+    "selector",
+    "remasker",
+    "stop",
+    "block_schedule",
+    "cache_policy",
+    "scorer",
+    "constraint",
+)
 
 
 def ls(args: argparse.Namespace) -> int:
     table = {
         "samplers": samplers,
         "presets": presets,
+        "parts": parts,
         "tokenizers": lambda: simple("tokenizer"),
         "layouts": lambda: simple("layout"),
         "modalities": modalities,
@@ -47,18 +58,8 @@ def ls(args: argparse.Namespace) -> int:
     return 0
 
 
-def papers(cls: type) -> list[str]:
-    """The arXiv numbers that the module of a method names."""
-    return list(
-        dict.fromkeys(
-            re.findall(
-                r"\d{4}\.\d{5}", getattr(sys.modules.get(cls.__module__), "__doc__", None) or ""
-            )
-        )
-    )
-
-
 def samplers() -> list[dict[str, Any]]:
+    """Lists samplers with their parameters, guarantees, papers and presets."""
     from gen.core.registry import registry
 
     table, named = [], presets()
@@ -71,7 +72,7 @@ def samplers() -> list[dict[str, Any]]:
                 "kinds": list(cls.kinds),
                 "guarantee": _guarantee(name),
                 "reference": cls.reference,
-                "papers": papers(cls),
+                "papers": list(cls.papers),
                 "presets": [
                     {k: p[k] for k in ("name", "guarantee", "reference", "paper", "about")}
                     for p in named
@@ -85,6 +86,7 @@ def samplers() -> list[dict[str, Any]]:
 
 
 def presets() -> list[dict[str, Any]]:
+    """Lists presets: published methods by name."""
     from gen.core.registry import registry
 
     return [
@@ -94,12 +96,34 @@ def presets() -> list[dict[str, Any]]:
             "guarantee": _guarantee(name),
             "reference": registry.get("sampler", p.sampler).reference,
             "paper": p.paper,
+            "title": p.title,
+            "limit": _limit(p.limit),
             "params": dict(p.params),
             "sampling": dict(p.sampling),
             "about": p.about,
         }
         for name, p in registry.table("preset").items()
     ]
+
+
+def parts() -> list[dict[str, Any]]:
+    """Lists the parts that samplers are made of, with the parameters that they declare."""
+    from gen.core.registry import registry
+
+    table = []
+    for kind in PARTS:
+        for name, obj in registry.table(kind).items():
+            declared = registry.params_of(kind, name)
+            fields = dataclasses.fields(declared) if declared else ()
+            table.append(
+                {
+                    "kind": kind,
+                    "name": name,
+                    "params": {f.name: _default(f) for f in fields},
+                    "about": first_line(obj),
+                }
+            )
+    return table
 
 
 def modalities() -> list[dict[str, Any]]:
@@ -123,8 +147,8 @@ def simple(kind: str) -> list[dict[str, Any]]:
 
 
 def models() -> list[dict[str, Any]]:
-    """The models that come with gen. A folder or hub id of your own goes wherever a name of these
-    does."""
+    """Lists the models that come with gen. A folder or hub id of your own goes wherever a name of
+    these does."""
     table = []
     for folder in zoo():
         config = _json_of(folder / "config.json")
@@ -150,8 +174,8 @@ def models() -> list[dict[str, Any]]:
 
 
 def families() -> list[dict[str, Any]]:
-    """What published checkpoints are recognised as. ``tested``: on what a family's loader was
-    tested."""
+    """Lists the families that published checkpoints are recognised as. ``tested``: the checkpoint
+    that a family's loader was tested on."""
     from gen.contracts.checkpoint import options_of
     from gen.core.registry import registry
 
@@ -211,11 +235,13 @@ def cp(args: argparse.Namespace) -> int:
 
 
 def first_line(obj: Any) -> str:
-    return next((line.strip() for line in (obj.__doc__ or "").splitlines() if line.strip()), "")
+    """Takes the first sentence of a docstring."""
+    lines = inspect.cleandoc(obj.__doc__ or "").split("\n\n")[0].split()
+    return " ".join(lines).split(". ")[0].removesuffix(".").rstrip() + "." if lines else ""
 
 
 def zoo() -> list[Path]:
-    """The folders of the models that come with gen."""
+    """Finds the folders of the models that come with gen."""
     import gen
 
     roots = [Path(p) / "zoo" for p in gen.__path__]
@@ -225,10 +251,18 @@ def zoo() -> list[Path]:
 
 
 def _guarantee(name: str) -> str:
-    """With the default knobs."""
+    """Guarantee with the default parameters."""
     from gen.core.sampler import resolve_sampler
 
     return resolve_sampler(name, None)[0].guarantee
+
+
+def _limit(limit: Any) -> str:
+    """Says where a method becomes a simpler one."""
+    if limit is None:
+        return ""
+    values = ", ".join(f"{k}: {v}" for k, v in limit.params.items())
+    return f"{limit.note.replace('`', '') or values} -> {limit.equals}"
 
 
 def _default(f: dataclasses.Field) -> Any:
@@ -255,5 +289,5 @@ def _json_of(path: Path) -> dict[str, Any]:
 
 
 def _is_prose(line: str) -> bool:
-    """A line of a model card that is neither its YAML head nor a heading."""
+    """Recognises a line of a model card that is neither its YAML head nor a heading."""
     return bool(line.strip()) and line[0] not in "#-|" and ":" not in line.split(" ")[0]

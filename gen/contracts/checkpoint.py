@@ -1,11 +1,9 @@
-"""Published checkpoints: folders, files and hub ids that were not made for gen, one class per
-family.
+"""The checkpoint contract: published models that were not made for gen, one class per family.
 
-A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) says what it
-recognises, and, loaded, is all that the pipeline needs: the model through the protocols of
-``gen.models.adapters.language_models``, the frontend, what may be generated and how a prompt
-becomes ids. Nothing of a checkpoint's own code runs unless the user says ``trust_remote_code``;
-nothing is half loaded.
+A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) tells which folders,
+files and hub ids it matches. Loaded, it is all that the pipeline needs: adapters of the model, the
+frontend, the token space and the prompts. No code of a checkpoint runs unless the user says
+``trust_remote_code``, and nothing is half loaded.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
 from gen.core.errors import GenError, unknown
@@ -119,7 +118,10 @@ class CheckpointFiles:
 
 
 def _fetched(name: str) -> Path:
+    # heavy, and only hub ids need it
     from huggingface_hub import snapshot_download
+
+    # the same
     from huggingface_hub.errors import HFValidationError
 
     try:
@@ -160,12 +162,21 @@ class LoadOptions:
 
 
 class Checkpoint(ABC):
-    """A loaded family. Keyword arguments of a subclass' ``__init__`` are the options that users may
-    give.
+    """Loaded model of a family.
 
-    ``modalities``: what it can serve; ``protocols`` and ``kind``: as samplers ask for them.
-    ``tested``: on what its loader was tested. ``sampling``: what a user gets who says nothing, of the
-    family or of one instance. ``catch_all``: whether it takes what no other family recognises.
+    Keyword-only arguments of a subclass' ``__init__`` are the options that users may give.
+
+    Attributes:
+        modalities: names of the modalities that it can serve.
+        protocols: names of the protocols that it serves.
+        kind: ``codes`` or ``latents``.
+        tested: evidence that its loader works.
+        catch_all: whether it takes files that no other family matches.
+        accepts: parts of a ``Condition`` that ``parse`` takes.
+        modality: modality whose prompts and tokens the checkpoint decides about.
+        frontend: frontend of its tokens.
+        binding: token space and prompts.
+        sampling: default sampling parameters, of the family or of one instance.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -173,6 +184,7 @@ class Checkpoint(ABC):
     kind: ClassVar[str] = "codes"
     tested: ClassVar[str]
     catch_all: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[str]] = frozenset({"text"})
 
     modality: Modality
     frontend: TokenFrontend
@@ -191,6 +203,17 @@ class Checkpoint(ABC):
     @abstractmethod
     def adapter(self, protocol: str) -> Any:
         """The model through one of its protocols."""
+
+    def parse(self, condition: Condition) -> Any:
+        """Return the typed condition that all given parts state.
+
+        A family that takes more than text lists the parts in ``accepts`` and overrides this.
+
+        Raises:
+            GenError: a part is not taken, or does not parse.
+        """
+        condition.require(self.accepts, "the model")
+        return self.condition(condition.text or "")
 
     def condition(self, prompt: str) -> Any:
         """The typed condition of a prompt. Raises ``GenError``."""

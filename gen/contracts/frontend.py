@@ -1,9 +1,10 @@
-"""The frontend contract: media <-> codes or latents. Codes are always int64 [B, Q, *grid]; images
-have Q = 1. Latents are floats [B, C, *grid], scaled to about unit variance inside the frontend.
+"""The frontend contract: an image tokenizer or codec, media <-> codes or latents.
 
-Three jobs that real codecs mix are kept apart: the frontend (signal <-> code grid), the token space
-(which ids may stand where, in which order) and the modality (what a prompt means, how media are
-saved and checked).
+Codes are int64 [B, Q, *grid] with Q codebooks; images have Q = 1. Latents are floats [B, C, *grid],
+scaled to about unit variance inside the frontend.
+
+Three jobs that published codecs mix are kept apart: the frontend (signal <-> code grid), the token
+space (allowed tokens and their order) and the modality (meaning of prompts, files, checks).
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from gen.core.errors import GenError
 
 @dataclass(frozen=True)
 class FrontendConfig:
-    """What a frontend is. ``compression``: signal samples per code, one per grid axis.
-    ``channels``: floats of a latent."""
+    """Description of a frontend.
+
+    Attributes:
+        modality: name of the modality whose media it codes.
+        kind: ``codes``, ``latents`` or ``ids``.
+        codebook_sizes: vectors of each codebook.
+        compression: signal samples per code, one number per axis of the grid.
+        channels: floats of a latent.
+    """
 
     modality: str
     kind: str  # "codes" | "latents" | "ids"
@@ -32,45 +40,46 @@ class FrontendConfig:
 
 
 class TokenFrontend(ABC):
-    """See the module."""
+    """Encoder and decoder of one modality, see the module."""
 
     config: FrontendConfig
 
     @abstractmethod
     def preprocess(self, media: Any) -> Tensor:
-        """One medium -> model range, without a batch axis."""
+        """Return one image, waveform, ... in the range of the model, without a batch axis."""
 
     @abstractmethod
     def encode(self, x: Tensor) -> Tensor:
-        """Signals [B, ...] -> codes int64 [B, Q, *grid], or latents [B, C, *grid]."""
+        """Return codes int64 [B, Q, *grid], or latents [B, C, *grid], of signals [B, ...]."""
 
     @abstractmethod
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes int64 [B, Q, *grid], or latents [B, C, *grid] -> signals [B, ...]."""
+        """Return signals [B, ...] of codes int64 [B, Q, *grid], or of latents [B, C, *grid]."""
 
     @abstractmethod
     def postprocess(self, x: Tensor) -> Any:
-        """One signal without a batch axis -> medium."""
+        """Return the image, waveform, ... of one signal without a batch axis."""
 
     @property
     @abstractmethod
     def codebooks(self) -> list[Tensor]:
-        """One table [V, D] per code stream: exactly the vectors that ``decode`` looks up. Latents
-        have none."""
+        """Tables [V, D] that ``decode`` looks up, one per codebook; latents have none."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> Tensor:
-        """Weights that tell this frontend from one that was trained otherwise."""
+        """Weights that tell this frontend from one that was trained in another run."""
 
     @abstractmethod
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The code grid of a signal of this shape."""
+        """Return the code grid of a signal of this shape."""
 
 
 def codebook_digest(table: Tensor) -> str:
-    """A name for a codebook [V, D] or other weights, the same in every floating-point type that
-    holds half precision."""
+    """Return a digest of a codebook [V, D] or other weights.
+
+    It is the same in every floating-point type that holds half precision.
+    """
     return hashlib.sha256(
         table.detach().cpu().to(torch.float16).contiguous().numpy().tobytes()
     ).hexdigest()[:16]
@@ -79,8 +88,17 @@ def codebook_digest(table: Tensor) -> str:
 def require_same_frontend(
     config: Any, frontend: TokenFrontend, model_name: str, frontend_name: str
 ) -> None:
-    """Another codebook or another autoencoder than a model's own would make noise, and nothing else
-    would tell. Raises ``GenError``."""
+    """Refuse a frontend that a model was not trained with: its tokens would decode to noise.
+
+    Args:
+        config: config of the model, a foreign class; an absent ``codebook_digest`` checks nothing.
+        frontend: frontend that is loaded.
+        model_name: name of the model, for the message.
+        frontend_name: name that the model's own frontend should have, for the message.
+
+    Raises:
+        GenError: the digests differ.
+    """
     digest = codebook_digest(frontend.fingerprint)
     if getattr(config, "codebook_digest", digest) != digest:
         raise GenError(
@@ -90,7 +108,7 @@ def require_same_frontend(
 
 
 def require_codes(codes: Tensor, config: FrontendConfig) -> None:
-    """Raises ``GenError`` for codes of another shape or range than a frontend's own."""
+    """Refuse codes of another shape or range than a frontend has. Raises ``GenError``."""
     sizes, axes = config.codebook_sizes, len(config.compression)
     if codes.ndim != 2 + axes or codes.shape[1] != len(sizes) or not codes.numel():
         raise GenError(
@@ -106,13 +124,15 @@ def require_codes(codes: Tensor, config: FrontendConfig) -> None:
 
 
 class StreamingFrontend(TokenFrontend):
-    """One whose decoder looks back only, and not for ever: media come out while their codes are
-    still being made.
+    """Frontend whose decoder looks back only, over a bounded context: it can stream.
 
-    ``chunk``: frames of the grid that are decoded together. ``context``: frames before a chunk that
-    its samples depend on. ``time_axis``: the axis of a signal that goes with the first axis of the
-    grid. A whole signal is decoded chunk by chunk too, so that what is streamed is the same bit for
-    bit; carrying the states of layers over would be faster and would round otherwise.
+    A whole signal is decoded chunk by chunk too, so that streamed media are the same bit for bit.
+    Carrying the states of layers over would be faster, and would round differently.
+
+    Attributes:
+        chunk: frames of the grid that are decoded together.
+        context: frames before a chunk that its samples depend on.
+        time_axis: axis of a signal that goes with the first axis of the grid.
     """
 
     chunk: int
@@ -121,7 +141,7 @@ class StreamingFrontend(TokenFrontend):
 
     @abstractmethod
     def decode_at_once(self, codes: Tensor) -> Tensor:
-        """As ``decode``, in one call of the model."""
+        """Return what ``decode`` returns, in one call of the model."""
 
     def decode(self, codes: Tensor) -> Tensor:
         require_codes(codes, self.config)
@@ -129,8 +149,10 @@ class StreamingFrontend(TokenFrontend):
         return torch.cat(parts, self.time_axis)
 
     def decode_chunk(self, codes: Tensor, first: int) -> Tensor:
-        """The samples of the frames ``first`` to ``first + chunk`` of codes [B, Q, *grid]; later
-        frames are not looked at."""
+        """Return the samples of frames ``first`` to ``first + chunk`` of codes [B, Q, *grid].
+
+        Later frames are not looked at.
+        """
         begin = max(0, first - self.context)
         x = self.decode_at_once(codes[:, :, begin : first + self.chunk])
         known = (first - begin) * self.config.compression[0]

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from gen.contracts.condition import Condition, Prompt
 from gen.contracts.frontend import TokenFrontend
+from gen.contracts.oracle import Board
+from gen.contracts.protocol import model_key
 from gen.core.errors import GenError
+from gen.core.sampler import Sampler
 from gen.core.token_space import TokenSpace
-
-if TYPE_CHECKING:
-    from gen.bench.oracle import Board
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a checker says of one medium. ``valid``: it parses as something of this modality's
-    language at all."""
+    """Judgement of a checker about one output.
+
+    Attributes:
+        passed: whether it shows what its prompt asks for.
+        valid: whether it parses as something of this modality's language at all.
+        detail: reason, for people.
+    """
 
     passed: bool
     valid: bool
@@ -29,146 +37,242 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Binding:
-    """A modality with a model of its own: the space it generates in, and how conditions become its
-    prompt."""
+    """A modality with one model: the space it generates in, and how conditions become prompts.
+
+    Attributes:
+        space: token space of the model.
+        prompt: makes token ids, or a prompt with features, from a typed condition.
+        unconditional: token ids that guidance compares with, or a function of the condition where
+            they go with it.
+    """
 
     space: TokenSpace
-    prompt: Any  # Callable[[condition], list[int]]
-    # list[int], or Callable[[condition], list[int]] where it goes with the condition's prompt
-    unconditional: Any
+    prompt: Callable[[Any], list[int] | Prompt]
+    unconditional: list[int] | Callable[[Any], list[int]]
 
     def without(self, condition: Any) -> list[int]:
-        """The prompt that guidance compares a condition's with."""
+        """Return the prompt that guidance compares a condition's prompt with."""
         return self.unconditional(condition) if callable(self.unconditional) else self.unconditional
 
 
-def model_key(protocol: str, kind: str, draft: bool = False) -> str:
-    """What a modality calls a model: ``causal``, ``masked``, ``causal-latents``, ``causal-draft``
-    ..."""
-    return "-".join(
-        [protocol, *(["latents"] if kind == "latents" else []), *(["draft"] if draft else [])]
-    )
-
-
-def kind_of(sampler: Any, modality: Any) -> str:
-    """What a sampler decodes where no model is named: the first of its kinds that the modality has
-    a model for."""
-    models = getattr(modality, "models", {})
-    return next(
-        (k for k in sampler.kinds if model_key(sampler.protocol, k) in models), sampler.kinds[0]
-    )
-
-
-def suggested_sampling(modality: Any, kind: str) -> dict[str, Any]:
-    """The modality's default law, without what does not apply to latents."""
-    sampling = dict(getattr(modality, "default_sampling", {}))
-    return (
-        sampling
-        if kind == "codes"
-        else {k: v for k, v in sampling.items() if k in ("temperature", "guidance_scale")}
-    )
-
-
 class Modality(ABC):
-    """See the module. ``models``: zoo name by what it is (``model_key``). ``frontends``: zoo name
-    by kind. ``default_sampling``: what a user gets who says nothing, as far as it applies to the
-    kind."""
+    """A kind of media, its prompts, its files and the models that make it.
+
+    Attributes:
+        name: name in the registry.
+        media_kind: ``image``, ``audio``, ``video`` or ``data``.
+        extension: extension of media files.
+        models: zoo name of each model by ``model_key``.
+        frontends: zoo name of each frontend by kind, ``codes`` or ``latents``.
+        default_sampling: sampling parameters of a user who gives none, as far as they apply to the
+            kind.
+        accepts: parts of a ``Condition`` that ``parse`` takes.
+        checkpoint: published checkpoint that decides about prompts and tokens, if any.
+        kept: extension of what ``keep`` writes, if it is another one than ``extension``.
+        also: extensions of further files that a job writes for every output.
+        length_first: for masked models, the length of a row is drawn before its tokens; else the
+            eos token is a token like any other.
+        edited_by: ``mask`` or ``span``, the region of an edit.
+    """
 
     name: ClassVar[str]
-    media_kind: ClassVar[str]  # "image" | "audio" | "video" | "data"
+    media_kind: ClassVar[str]
     extension: ClassVar[str]
-    models: ClassVar[dict[str, str]]
-    frontends: ClassVar[dict[str, str]]
-    default_sampling: ClassVar[dict[str, Any]]
+    models: ClassVar[Mapping[str, str]] = {}
+    frontends: ClassVar[Mapping[str, str]]
+    default_sampling: Mapping[str, Any] = {}
+    accepts: ClassVar[frozenset[str]] = frozenset({"text"})
+    checkpoint: Any = None
+    kept: ClassVar[str] = ""
+    also: ClassVar[tuple[str, ...]] = ()
+    length_first: ClassVar[bool] = True
+    edited_by: ClassVar[str] = "mask"
+
+    # --- conditions
+
+    def parse(self, condition: Condition) -> Any:
+        """Return the typed condition that all given parts state.
+
+        Modalities that take text alone implement ``condition``. One that takes more lists the parts
+        in ``accepts`` and overrides this.
+
+        Raises:
+            GenError: a part is not taken, or does not parse.
+        """
+        condition.require(self.accepts, f"modality {self.name!r}")
+        return self.condition(condition.text or "")
 
     @abstractmethod
     def condition(self, prompt: str) -> Any:
-        """The typed condition a prompt states; ``str()`` of it is the canonical prompt. Raises
-        ``GenError``."""
+        """Return the typed condition that a text states; ``str()`` of it is the canonical prompt.
+
+        Raises:
+            GenError: the text does not parse.
+        """
 
     def ground(self, condition: Any, seed: int) -> Any:
-        """A condition with what it leaves open and a model must be told, decided by an item's
-        seed."""
+        """Return the condition with everything that a model must be told.
+
+        Args:
+            condition: typed condition, which may leave things open.
+            seed: seed of the item, which decides them.
+        """
         return condition
 
+    # --- models
+
     @abstractmethod
-    def frontend(self, kind: str, device, dtype, folder: Path | None = None) -> TokenFrontend:
-        """The frontend of ``codes`` or ``latents`` in ``folder``, by default the embedded one."""
+    def frontend(
+        self,
+        kind: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        folder: Path | None = None,
+    ) -> TokenFrontend:
+        """Load a frontend.
+
+        Args:
+            kind: ``codes`` or ``latents``.
+            device: device of its weights.
+            dtype: floating-point type of its weights.
+            folder: folder of its files; None takes the embedded one.
+        """
 
     @abstractmethod
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
-        """Raises ``GenError`` if a model with this config cannot serve the modality."""
+        """Return the binding of a model with this config.
+
+        Raises:
+            GenError: the model cannot serve the modality.
+        """
 
     @abstractmethod
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
-        """Tokens [B, T] -> codes [B, Q, *grid]; latents [B, T, C] -> [B, C, *grid]."""
+        """Return what a frontend decodes.
+
+        Args:
+            tokens: long [B, T], or latents [B, T, C].
+            space: token space of the rows.
+
+        Returns:
+            Codes [B, Q, *grid], or latents [B, C, *grid].
+        """
+
+    # --- media and files
 
     @abstractmethod
-    def save(self, media: Any, path: Path, info: dict[str, Any]) -> None: ...
+    def save(self, media: Any, path: Path, info: dict[str, Any]) -> None:
+        """Write one output.
 
-    kept: ClassVar[str] = ""  # the extension of what ``keep`` writes, if it is another
+        Args:
+            media: output of the frontend.
+            path: file to write.
+            info: facts to write into the file, where its format has room for them.
+        """
 
     def keep(self, media: Any, path: Path) -> None:
-        """Saves what a job starts from, so that it can be read again as it was."""
+        """Write media that a job starts from, so that they can be read again as they were."""
         self.save(media, path, {})
 
-    also: ClassVar[
-        tuple[str, ...]
-    ] = ()  # the extensions of further files that a job writes of every medium
-
     def save_also(self, media: Any, path: Path, info: dict[str, Any]) -> None:
-        """Writes one of the further files; the path's extension says which."""
+        """Write one of the further files of an output; the path's extension tells which."""
         raise NotImplementedError(
             f"modality {self.name!r} names files {self.also} and does not write them"
         )
 
     @abstractmethod
-    def load(self, path: Path) -> Any: ...
+    def load(self, path: Path) -> Any:
+        """Read media. Raises ``GenError`` for a file that cannot be read."""
 
     @abstractmethod
     def check(self, media: Any, prompt: str) -> Verdict:
-        """Whether the medium fulfils the prompt, from the medium alone."""
-
-    def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
-        """The first tokens [k] of something that begins with a medium (or the file at a path).
-        Raises ``GenError``."""
-        raise GenError(f"modality {self.name!r} cannot be continued")
-
-    # masked models decide how long a row is before they decide what it holds; else its end is an id
-    # like any other
-    length_first: ClassVar[bool] = True
+        """Judge whether an output shows what its prompt asks for, from the output alone."""
 
     def is_path(self, media: Any) -> bool:
-        """Whether what came names a file; where media are strings themselves, not every string
-        does."""
+        """Whether the value names a file; where media are strings, not every string does."""
         return isinstance(media, (str, Path))
 
     def trim(self, media: Any) -> Any:
-        """A medium without the empty end that its fixed length leaves it. More at the end never
-        gives less at the front."""
+        """Return media without the empty end that a fixed length leaves.
+
+        More at the end never gives less at the front.
+        """
         return media
 
     def complete(self, media: Any, condition: Any) -> Any:
-        """A medium with what of its condition belongs to it."""
+        """Return media with the parts of the condition that belong to them."""
         return media
 
+    # --- edits, continuations and lengths
+
+    def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
+        """Return the first tokens [k] of outputs that begin with given media.
+
+        Raises:
+            GenError: media of this modality cannot be continued.
+        """
+        raise GenError(f"modality {self.name!r} cannot be continued")
+
     def lasting(self, frames: int, frontend: TokenFrontend, space: TokenSpace) -> TokenSpace:
-        """The space of media of so many frames. Raises ``GenError``."""
+        """Return the token space of media of so many frames.
+
+        Raises:
+            GenError: media of this modality have one length, or not this one.
+        """
         raise GenError(f"media of modality {self.name!r} have one length; frames is {frames}")
-
-    def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
-        """What samplers are measured on without a network: tasks whose right answers have a law
-        that is known, so many of a kind and so many rows of each. Raises ``GenError``."""
-        raise GenError(
-            f"modality {self.name!r} has no tasks whose law is known; expected one that has, for"
-            " --oracle"
-        )
-
-    edited_by: ClassVar[str] = "mask"  # or ``span``
 
     def edit(
         self, source: Any, where: Any, frontend: TokenFrontend, space: TokenSpace
-    ) -> tuple[Tensor, Any]:
-        """A canvas [T(, C)] that is empty ``where`` (a mask or a span) to make it anew, and a
-        function that lays the result over the original. Raises ``GenError``."""
+    ) -> tuple[Tensor, Callable[[Any], Any]]:
+        """Return the canvas of an edit, and a function that lays the result over the source.
+
+        Args:
+            source: media to edit, or their path.
+            where: mask or span of the region that is made anew.
+            frontend: frontend of the model.
+            space: token space of the model.
+
+        Returns:
+            Canvas [T(, C)], masked where tokens are made anew, and the function.
+
+        Raises:
+            GenError: media of this modality cannot be edited, or not so.
+        """
         raise GenError(f"modality {self.name!r} cannot be edited")
+
+    # --- measuring
+
+    def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
+        """Return tasks whose right answers have a known distribution.
+
+        Args:
+            prompts: tasks per case.
+            repeats: rows per task.
+            seed: seed of the tasks.
+
+        Raises:
+            GenError: the modality has no such tasks.
+        """
+        raise GenError(
+            f"modality {self.name!r} has no tasks whose distribution is known; expected one that"
+            " has, for --oracle"
+        )
+
+
+def kind_of(sampler: Sampler, modality: Modality) -> str:
+    """Return the kind of token that a sampler decodes where no model is named.
+
+    It is the first of the sampler's kinds that the modality has a model for.
+    """
+    return next(
+        (k for k in sampler.kinds if model_key(sampler.protocol, k) in modality.models),
+        sampler.kinds[0],
+    )
+
+
+def suggested_sampling(modality: Modality, kind: str) -> dict[str, Any]:
+    """Return the modality's default sampling parameters, as far as they apply to a kind."""
+    sampling = dict(modality.default_sampling)
+    if kind == "codes":
+        return sampling
+    return {k: v for k, v in sampling.items() if k in ("temperature", "guidance_scale")}

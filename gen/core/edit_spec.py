@@ -1,5 +1,4 @@
-"""What generation starts from, where it does not start from nothing: a medium to edit, or one to
-continue, or a length."""
+"""Starting points of generation: media to edit, media to continue, or a length."""
 
 from __future__ import annotations
 
@@ -11,12 +10,17 @@ from gen.core.errors import GenError, bad_value
 
 @dataclass(frozen=True)
 class EditSpec:
-    """``source``: a medium to edit, or its path; ``mask`` (a picture or its path) or ``span`` (such
-    as ``20:60``) says what of it is made anew. ``prefix``: a medium, or its path, that every result
-    begins with. ``frames``: how long results are to be, for modalities whose media have no fixed
-    length.
+    """Starting point of a call; everything absent starts from nothing.
 
-    Raises ``GenError`` for a start that contradicts itself.
+    Attributes:
+        source: media to edit, or their path; with one of ``mask`` and ``span``.
+        mask: region of an image that is made anew, as an image or its path.
+        span: part that is made anew, such as ``20:60``.
+        prefix: media, or their path, that every result begins with.
+        frames: length of the results, for modalities whose media have no fixed one.
+
+    Raises:
+        GenError: the parts contradict each other.
     """
 
     source: Any = None
@@ -26,11 +30,12 @@ class EditSpec:
     frames: int | None = None
 
     def __post_init__(self) -> None:
-        where = [k for k in ("mask", "span") if getattr(self, k) is not None]
-        if (self.source is None) != (not where) or len(where) > 1:
+        regions = [region for region in (self.mask, self.span) if region is not None]
+        if (self.source is None) != (not regions) or len(regions) > 1:
+            parts = {"source": self.source, "mask": self.mask, "span": self.span}
+            came = ", ".join(name for name, part in parts.items() if part is not None)
             raise GenError(
-                f"editing needs a source and one of mask and span; {self._said() or 'none of them'}"
-                " came"
+                f"editing needs a source and one of mask and span; {came or 'none of them'} came"
             )
         if self.source is not None and self.prefix is not None:
             raise GenError(
@@ -48,9 +53,6 @@ class EditSpec:
         ):
             raise bad_value("frames", self.frames, "an integer of at least 1")
 
-    def _said(self) -> str:
-        return ", ".join(k for k in ("source", "mask", "span") if getattr(self, k) is not None)
-
 
 EDIT_FIELDS = tuple(f.name for f in fields(EditSpec))
-MEDIA = ("source", "mask", "prefix")  # those that are media or paths
+MEDIA = ("source", "mask", "prefix")  # fields that are media or paths

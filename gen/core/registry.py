@@ -45,10 +45,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SAMPLER_KINDS, ("gen.samplers",)),
     "layout": ("gen.contracts.layouts",),
     "constraint": ("gen.contracts",),
-    "protocol": ("gen.models.targets",),
+    "protocol": ("gen.models.protocols",),
     "tokenizer": ("gen.tokenizers",),
     "modality": ("gen.modalities",),
-    "condition_encoder": ("gen.modalities",),
+    "condition_encoder": ("gen.modalities", "gen.modalities.checkpoints"),
     "checkpoint": ("gen.modalities.checkpoints",),
 }
 

@@ -206,7 +206,7 @@ class CounterRNG:
         return new
 
 
-class OffsetDraws:
+class OffsetRNG:
     """Draws about a part of a grid: its place 0 is place ``first`` of the whole, and has that one's
     draws."""
 

@@ -1,14 +1,18 @@
-"""What a sampler is, what a preset is, and how a name with knobs becomes one of them."""
+"""Samplers, presets, and the way from a name with parameters to one of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, FrozenInstanceError
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gen.core.errors import GenError, bad_value, unknown
+from gen.core.method import Preset
+from gen.core.params import Params, check_field, declared, part_kinds, subset
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampling_params import SamplingParams
@@ -19,40 +23,45 @@ Callback = Callable[[dict[str, Any]], None]
 
 
 class Sampler(ABC):
-    """A decoding method: a frozen dataclass whose fields are its knobs.
+    """Decoding method: a frozen dataclass whose fields are its parameters.
 
-    ``protocol``: the model it needs, ``causal`` or ``masked``. ``kinds``: what it decodes,
-    ``codes`` (ids) or ``latents``. ``drafted``: whether it needs a draft model; such a sampler has
-    the knob ``draft_model``, a model's name or None for the modality's own; ``draft_protocol``: of
-    that model, where it is another one than the sampler's. ``reference``: what ``guarantee`` is
-    relative to. ``aliases``: other names of knobs -> their own; ``spellings``: of some of those,
-    the values that they take -> the knob's own.
+    Attributes:
+        protocol: the model that it needs, ``causal``, ``masked`` or ``blocks``.
+        kinds: what it decodes, ``codes`` (token ids) or ``latents``.
+        reference: the sampler that ``guarantee`` is relative to.
+        draft_protocol: protocol of the draft model, where it is not the sampler's own.
+        papers: arXiv ids of the papers that it implements.
+        aliases: other names of parameters -> their names here.
+        spellings: of some aliases, the values that they take -> the parameter's own.
     """
 
     protocol: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]] = ("codes",)
     reference: ClassVar[str]
     draft_protocol: ClassVar[str | None] = None
+    papers: ClassVar[tuple[str, ...]] = ()
     aliases: ClassVar[Mapping[str, str]] = {}
     spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @property
     @abstractmethod
     def guarantee(self) -> str:
-        """One of ``gen.core.token_space.GUARANTEES``, for these knobs."""
+        """Guarantee for these parameters, one of ``gen.core.token_space.GUARANTEES``."""
 
     @property
     def drafted(self) -> bool:
+        """Needs a draft model. Such a sampler has the parameter ``draft_model``: the name of one,
+        or None for the modality's own."""
         return False
 
     @property
     def timed(self) -> bool:
-        """Whether a clock decides how many places are computed at a time."""
+        """Lets a clock decide how many positions are computed at a time."""
         return False
 
     @property
     def reproducible(self) -> bool:
-        """Whether a seed means the same tokens every time: where a clock has a say, only if the
+        """Gives the same tokens for the same seed, every time. Where a clock has a say, only if the
         tokens do not depend on what it decides."""
         return not self.timed or self.guarantee == "same_tokens"
 
@@ -69,30 +78,121 @@ class Sampler(ABC):
     ) -> SampleOutput:
         """Decodes every row of the target.
 
-        ``draft``: the target of the draft model, for a sampler that is ``drafted``. ``canvas`` [B,
-        T(, C)] (masked samplers only) is empty (``TokenSpace.is_empty``) where a token is wanted.
-        ``callback`` is called once per forward call with ``{"step", "done", "total"}``.
+        Args:
+            target: the model, with the conditions of all rows.
+            rng: counter-based random numbers.
+            draft: target of the draft model, for a sampler that is ``drafted``.
+            canvas: [B, T(, C)], for masked samplers only; masked (``TokenSpace.is_masked``) where
+                a token is to be generated.
+            trace: records every forward pass.
+            callback: called once per forward pass with ``{"step", "done", "total"}``.
         """
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A paper's name for a sampler with knobs, and a law where the method implies one. ``aliases``:
-    what the paper itself calls a knob, where that is another one than the sampler's aliases say.
-    ``paper``: an arXiv number, or where it was published; empty for what is no paper's.
+class _ComposedFields:
+    """Descriptor that stands for the fields of a ``PartSampler`` in the dataclass protocol."""
+
+    def __get__(self, instance: object, cls: type[PartSampler]) -> dict[str, Field]:
+        return _composed(cls.own_params, len(registry._params))
+
+
+class PartSampler(Sampler):
+    """Sampler made of registered parts.
+
+    Its parameters are its own ones and, flat beside them, those that the parts declare which it can
+    be made of. ``dataclasses.fields``, ``asdict`` and ``replace`` know all of them, also those of a
+    part that a plugin adds later.
+
+    Attributes:
+        own_params: the sampler's own parameters; some of them name parts
+            (``gen.core.params.part``).
     """
 
-    name: str
-    sampler: str
-    params: dict[str, Any] = field(default_factory=dict)
-    sampling: dict[str, Any] = field(default_factory=dict)
-    about: str = ""
-    aliases: dict[str, str] = field(default_factory=dict)
-    paper: str = ""
+    own_params: ClassVar[type[Params]]
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    else:
+        __dataclass_fields__ = _ComposedFields()
+
+    def __init_subclass__(cls, params: type[Params] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if params is not None:
+            cls.own_params = params
+
+    def __init__(self, **values: Any) -> None:
+        fields = type(self).__dataclass_fields__
+        for name in values:
+            if name not in fields:
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}")
+        for name, f in fields.items():
+            object.__setattr__(self, name, values.get(name, f.default))
+        for name, f in fields.items():
+            check_field(f, getattr(self, name))
+        for param, kind, name in self.chosen_parts():
+            params = registry.params_of(kind, name)
+            if params is not None:
+                subset(params, vars(self)).check_chosen(param, name)
+
+    def chosen_parts(self) -> Iterator[tuple[str, str, str]]:
+        """Lists the parts in use: the parameter that names each, its kind, its name."""
+        for param, kind in part_kinds(self.own_params).items():
+            name = getattr(self, param)
+            if name is not None:
+                yield param, kind, name
+
+    def unread(self, param: str) -> list[tuple[str, str]]:
+        """Parts (kind, name) that declare a parameter, where none of them is in use; otherwise
+        nothing."""
+        if param in self.own_params.__dataclass_fields__:
+            return []
+        _, owners = declared(part_kinds(self.own_params).values())[param]
+        chosen = {(kind, name) for _, kind, name in self.chosen_parts()}
+        undecided = {
+            kind
+            for name, kind in part_kinds(self.own_params).items()
+            if getattr(self, name) is None
+        }
+        read = any(owner in chosen or owner[0] in undecided for owner in owners)
+        return [] if read else owners
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{k}={getattr(self, k)!r}" for k in type(self).__dataclass_fields__)
+        return f"{type(self).__qualname__}({values})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(getattr(self, k) for k in type(self).__dataclass_fields__)))
+
+
+@lru_cache(maxsize=64)
+def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
+    """Fields of a sampler's own parameters and of all parts that it can be made of.
+    ``declarations``: how many there are; another number means that parts were added."""
+    found = {f.name: f for f in dataclasses.fields(own)}
+    for name, (f, owners) in declared(part_kinds(own).values()).items():
+        if name in found:
+            raise GenError(
+                f"{' '.join(map(repr, owners[0]))} declares {name}, which is a parameter of the"
+                " sampler itself; expected another name"
+            )
+        found[name] = f
+    return found
 
 
 def params(sampler: type[Sampler]) -> dict[str, Any]:
-    """A sampler's knobs and their defaults."""
+    """Parameters of a sampler and their defaults."""
     return {f.name: f.default for f in dataclasses.fields(sampler)}
 
 
@@ -101,22 +201,31 @@ def resolve_sampler(
     sampling: Mapping[str, Any] | SamplingParams | None = None,
     where: str = "",
 ) -> tuple[Sampler, SamplingParams]:
-    """The sampler and law that a name, ``{"name": ..., knob: value}`` or a sampler stands for.
+    """Makes a sampler and its sampling parameters from what a user wrote.
 
-    A knob may go by one of its ``aliases``. Raises ``GenError`` for an unknown name, knob or law
-    key (with the nearest one), for a knob under two names, for a bad value, and for a law that
-    contradicts the preset's.
+    Args:
+        spec: a name, ``{"name": ..., parameter: value}`` or a sampler. A parameter may go by one of
+            its ``aliases``.
+        sampling: sampling parameters, or some of them by name.
+        where: the place of the spec, for messages.
+
+    Raises:
+        GenError: an unknown name, parameter or sampling key (with the nearest one), a parameter
+            under two names, a bad value, or a sampling key that contradicts the preset's.
+
+    Warns:
+        a parameter that only parts read which this sampler does not use.
     """
-    said = (
+    explicit = (
         dataclasses.asdict(sampling)
         if isinstance(sampling, SamplingParams)
         else dict(sampling or {})
     )
-    for key in said:
+    for key in explicit:
         if key not in SamplingParams.__dataclass_fields__:
-            raise unknown("law key", key, SamplingParams.__dataclass_fields__, where)
+            raise unknown("sampling key", key, SamplingParams.__dataclass_fields__, where)
     if isinstance(spec, Sampler):
-        return spec, SamplingParams(**said)
+        return spec, SamplingParams(**explicit)
     given = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = given.pop("name", None)
     if not isinstance(name, str):
@@ -130,44 +239,65 @@ def resolve_sampler(
     if name in presets:
         preset: Preset = presets[name]
         for key, value in preset.sampling.items():
-            if said.setdefault(key, value) != value:
+            if explicit.setdefault(key, value) != value:
                 raise GenError(
-                    f"sampling.{key} is {said[key]!r}; the preset {name!r} means {value!r}"
+                    f"sampling.{key} is {explicit[key]!r}; the preset {name!r} means {value!r}"
                 )
         cls = samplers[preset.sampler]
-        given = {**preset.params, **_own_names(given, cls, preset.aliases, name, where)}
+        implied = preset.params
+        given = _own_names(given, cls, preset.aliases, name, where)
     else:
-        cls = samplers[name]
+        cls, implied = samplers[name], {}
         given = _own_names(given, cls, {}, name, where)
+    fields = cls.__dataclass_fields__
     for key in given:
-        if key not in cls.__dataclass_fields__:
-            raise unknown(f"knob of sampler {name!r}:", key, cls.__dataclass_fields__, where)
+        if key not in fields:
+            raise unknown(f"parameter of sampler {name!r}:", key, fields, where)
     try:
-        return cls(**given), SamplingParams(**said)
+        sampler = cls(**{**implied, **given})
+        _warn_of_unread(sampler, {k: v for k, v in given.items() if v != implied.get(k)}, where)
+        return sampler, SamplingParams(**explicit)
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
+
+
+def _warn_of_unread(sampler: Sampler, given: Mapping[str, Any], where: str) -> None:
+    """Warns of parameters that are set to something, and that no part in use reads."""
+    if not isinstance(sampler, PartSampler):
+        return
+    used = {kind: name for _, kind, name in sampler.chosen_parts()}
+    for key, value in given.items():
+        owners = sampler.unread(key)
+        if owners and value != type(sampler).__dataclass_fields__[key].default:
+            kinds = dict.fromkeys(kind for kind, _ in owners)
+            warnings.warn(
+                f"sampler.{key} is {value!r}{f' in {where}' if where else ''}, and nothing reads"
+                f" it: it belongs to {', '.join(f'{k} {n!r}' for k, n in owners)}; here"
+                f" {', '.join(f'{k} is {used[k]!r}' for k in kinds)}",
+                stacklevel=3,
+            )
 
 
 def _own_names(
     given: Mapping[str, Any], cls: type[Sampler], aliases: Mapping[str, str], name: str, where: str
 ) -> dict[str, Any]:
-    """Knobs under their own names and with their own values. ``aliases``: those that go before the
-    sampler's."""
+    """Translates aliases and spellings of parameters. ``aliases``: the preset's, which go before
+    the sampler's."""
     found: dict[str, tuple[str, Any]] = {}
     position = f" in {where}" if where else ""
     for key, value in given.items():
         own = key if key in cls.__dataclass_fields__ else {**cls.aliases, **aliases}.get(key, key)
         if own in found:
             raise GenError(
-                f"sampler {name!r} got {found[own][0]!r} and {key!r}{position}, which are one knob,"
-                f" {own}; expected one of them"
+                f"sampler {name!r} got {found[own][0]!r} and {key!r}{position}, which are one"
+                f" parameter, {own}; expected one of them"
             )
         if own != key and key in cls.spellings:
             if not isinstance(value, str) or value not in cls.spellings[key]:
                 raise bad_value(
                     f"sampler.{key}",
                     value,
-                    f"one of {', '.join(cls.spellings[key])}; the knob itself is {own}",
+                    f"one of {', '.join(cls.spellings[key])}; the parameter itself is {own}",
                     where,
                 )
             value = cls.spellings[key][value]
@@ -176,4 +306,5 @@ def _own_names(
 
 
 def describe_guarantee(sampler: Sampler) -> str:
+    """Says a sampler's guarantee in words, with its reference."""
     return f"{GUARANTEES[sampler.guarantee]} ({sampler.reference})"

@@ -1,4 +1,4 @@
-"""Stats, TraceStep, SampleOutput."""
+"""Output of a sampler: tokens, statistics and traces."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from torch import Tensor
 
 @dataclass
 class Stats:
-    """What decoding one item cost.
+    """Cost of decoding one item.
 
-    ``nfe``: model forward calls (both halves of guidance count as one). ``draft_nfe``: those of the
-    draft model, if there is one. ``tokens``: tokens produced, up to and including the end where a
-    row has one. ``tokens_computed``: positions of its own that were sent through the model, prompt
-    included; what fills a batch up is not counted. ``mean_acceptance_length``: tokens per forward
-    call, bonus included. ``draft_acceptance_rate``: accepted / drafted tokens, ``None`` where
-    nothing is drafted. ``acceptance_histogram``: entry k = forward calls after which k drafts were
-    accepted (empty where nothing is drafted). ``seconds``: wall time of the batch the item was in,
-    divided by its rows. ``peak_memory``: bytes on the device, ``None`` on CPU.
+    Attributes:
+        nfe: forward passes of the model; both branches of guidance count as one.
+        tokens: tokens produced, up to and including the eos token where a row has one.
+        tokens_computed: positions of the row that went through the model, prompt included. Padding
+            of the batch is not counted.
+        mean_acceptance_length: tokens per forward pass, bonus tokens included.
+        draft_acceptance_rate: accepted / drafted tokens; None where nothing is drafted.
+        acceptance_histogram: entry k is the number of forward passes after which k drafts were
+            accepted; empty where nothing is drafted.
+        draft_nfe: forward passes of the draft model, if there is one.
+        seconds: wall time of the batch the item was in, divided by its rows.
+        peak_memory: bytes on the device; None on a CPU.
     """
 
     nfe: int
@@ -34,19 +38,24 @@ class Stats:
     peak_memory: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the statistics as plain data."""
         return asdict(self)
 
 
 @dataclass
 class TraceStep:
-    """One forward call as one row saw it. Step by step, emptying ``removed`` and then applying
-    ``committed`` gives the row's tokens.
+    """One forward pass as one row saw it.
 
-    ``window``: grid positions whose law was computed, ``accepted``: those whose draft was kept,
-    ``committed``: position -> id (a latent is a list of floats). ``removed``: positions emptied
-    again (re-masked after having been committed); one that got another id instead stands in
-    ``committed`` of the same step too, and in its window. A row that ends commits the end at all
-    places that are left in its last step, whether they were in the window or not.
+    Step by step, masking ``removed`` and then applying ``committed`` gives the row's tokens. A row
+    that ends commits the eos token at all positions that are left in its last step, whether they
+    were in the window or not.
+
+    Attributes:
+        window: grid positions whose distribution was computed.
+        accepted: positions whose draft was accepted.
+        committed: position -> token id, or list of floats of a latent.
+        removed: positions remasked after having been committed. One that got another token instead
+            stands in ``committed`` of the same step too, and in its window.
     """
 
     window: list[int]
@@ -54,30 +63,32 @@ class TraceStep:
     committed: dict[int, Any]
     removed: list[int] = field(default_factory=list)
 
-    def after(self, positions: int) -> TraceStep:
-        """The same so many places further on."""
+    def shifted(self, offset: int) -> TraceStep:
+        """Return the same step with ``offset`` added to all positions."""
 
-        def move(at):
-            return [n + positions for n in at]
+        def shift(positions: list[int]) -> list[int]:
+            return [n + offset for n in positions]
 
-        committed = {n + positions: x for n, x in self.committed.items()}
-        return TraceStep(move(self.window), move(self.accepted), committed, move(self.removed))
+        committed = {n + offset: token for n, token in self.committed.items()}
+        return TraceStep(shift(self.window), shift(self.accepted), committed, shift(self.removed))
 
 
 @dataclass
 class SampleOutput:
-    """What a sampler returns: ``tokens`` long [B, T] or latents [B, T, C], ``stats`` per row,
-    ``traces`` per row if asked for."""
+    """Result of a sampler.
+
+    Attributes:
+        tokens: long [B, T], or latents [B, T, C].
+        stats: cost of each row.
+        traces: steps of each row, if asked for.
+    """
 
     tokens: Tensor
     stats: list[Stats]
     traces: list[list[TraceStep]] | None = None
 
-    def after(self, given: Tensor) -> SampleOutput:
-        """The same with tokens [k] before all rows, and the places of traces behind them."""
-        tokens = torch.cat([given.expand(len(self.tokens), *given.shape), self.tokens], 1)
-        return replace(
-            self,
-            tokens=tokens,
-            traces=self.traces and [[s.after(len(given)) for s in row] for row in self.traces],
-        )
+    def with_prefix(self, prefix: Tensor) -> SampleOutput:
+        """Return the output with tokens [k] before all rows, and traces behind them."""
+        tokens = torch.cat([prefix.expand(len(self.tokens), *prefix.shape), self.tokens], 1)
+        traces = self.traces and [[s.shifted(len(prefix)) for s in row] for row in self.traces]
+        return replace(self, tokens=tokens, traces=traces)

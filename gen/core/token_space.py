@@ -1,5 +1,7 @@
-"""What travels between the rooms: token spaces, statistics, traces, results. Letters: B batch, T
-positions, V ids."""
+"""Token spaces: which tokens may stand at which position, in what grid.
+
+Shape letters: B batch, T positions, L window, V vocabulary, C channels.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +22,55 @@ GUARANTEES = {
 }
 
 
-class Constraint(Protocol):
-    """Which ids may follow which: a length that must come out, a grammar. Asked left to right, so
-    by causal models alone."""
+class HistoryConstraint(Protocol):
+    """Rule about which tokens may follow which: a length that must come out, a grammar.
+
+    It is asked left to right, so by causal models alone. ``gen.contracts.constraint`` has the form
+    with a state per row.
+    """
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
-        """Which ids may stand at places [n, L] given the ids before each in ``history``, both long:
-        bool [n, L, V].
+        """Return the allowed tokens at positions, given the tokens before each.
 
-        ``history`` [n, T] holds one id per place; entries at or after a place say nothing about it.
-        Every place must be left at least one of the ids that the space has legal there, also after
-        ids that should not have come: drafts are asked about before they are judged."""
+        Every position must be left at least one of the tokens that the space allows there, also
+        after tokens that should not have come: drafts are asked about before they are judged.
+
+        Args:
+            history: long [n, T], one token per position. Entries at or after a position say nothing
+                about it.
+            positions: long [n, L].
+
+        Returns:
+            Bool [n, L, V].
+        """
 
 
 @dataclass(frozen=True)
 class TokenSpace:
-    """The shape of what is generated: ids, or latents.
+    """Shape of what is generated: tokens, or latents.
 
-    ``grid``: sizes of the axes, slowest first; ``length`` positions in raster order.
-    ``vocab_size``: V, the width of the model's logits. ``legal``: bool [T, V], which ids may stand
-    where. ``mask_token_id``: the id of an empty place, if any. ``codebook``: float [n, D], the vectors of
-    the first n ids (the metric of relaxed acceptance), if any. ``channels``: C, the floats of a
-    latent; 0 for ids. A space of latents has V = 0, and an empty place holds NaN. ``constraint``:
-    what else an id must obey, given those before it. ``eos_token_id``: the id after which a row is over:
-    by law every later place holds it too, and causal samplers stop there. Masked and block models
-    take it for an id like any other, and refuse a constraint. ``given`` long [k]: ids before the
-    first place, where a constraint or an end begins to look (``after``).
+    Attributes:
+        grid: sizes of the axes, slowest first.
+        vocab_size: V, the width of the model's logits; 0 for latents.
+        legal: bool [T, V], allowed tokens at each position in raster order.
+        mask_token_id: token of a masked position, if any.
+        codebook: float [n, D], vectors of the first n tokens, the metric of relaxed acceptance.
+        channels: C, floats of a latent; 0 for tokens. A masked position of latents holds NaN.
+        constraint: further rule about tokens, given those before them.
+        eos_token_id: token after which a row is over. Every later position holds it too, and causal
+            samplers stop there. Masked and block models take it for a token like any other, and
+            refuse a constraint.
+        prefix: long [k], tokens before the first position, where a constraint or an end begins to
+            look (``suffix``).
+        delimiters: tokens that end a sentence or another unit.
+        rarity: float [V], minus the logarithm of each token's frequency in the training data, if
+            that is known.
+        blocks: consecutive slices of positions that cover the grid, for models that decode block by
+            block; empty where the model's one ``block_length`` says it.
 
-    Raises ``GenError`` for an end that may stand at a place but not at all after it, and for
-    latents with rules about ids.
+    Raises:
+        GenError: an eos token that is allowed at a position but not at all after it, a latent space
+            with rules about tokens, or blocks that do not cover the grid in order.
     """
 
     grid: tuple[int, ...]
@@ -57,13 +79,12 @@ class TokenSpace:
     mask_token_id: int | None = None
     codebook: Tensor | None = None
     channels: int = 0
-    constraint: Constraint | None = None
+    constraint: HistoryConstraint | None = None
     eos_token_id: int | None = None
-    given: Tensor | None = None
-    delimiters: tuple[int, ...] = ()  # ids that end a sentence or another unit of what is said
-    # float [V]: minus the logarithm of how often each id comes up in what the model was trained on,
-    # if that is known
+    prefix: Tensor | None = None
+    delimiters: tuple[int, ...] = ()
     rarity: Tensor | None = None
+    blocks: tuple[slice, ...] = ()
 
     def __post_init__(self) -> None:
         if self.channels and self.is_history_dependent:
@@ -74,6 +95,7 @@ class TokenSpace:
         for delimiter in self.delimiters:
             if not 0 <= delimiter < self.vocab_size:
                 raise bad_value("delimiters", delimiter, f"ids below {self.vocab_size}")
+        self._check_blocks()
         if self.eos_token_id is None:
             return
         if not 0 <= self.eos_token_id < self.vocab_size:
@@ -81,27 +103,45 @@ class TokenSpace:
         missing = (~self.legal[:, self.eos_token_id]).nonzero()[:, 0].tolist()
         if bool(self.legal[: missing[-1] if missing else 0, self.eos_token_id].any()):
             raise GenError(
-                f"end_id {self.eos_token_id} may not stand at place {missing[-1]}; expected every place"
-                " after the first that it may stand at, since a row that is over holds nothing"
-                " else"
+                f"eos_token_id {self.eos_token_id} may not stand at position {missing[-1]};"
+                " expected every position after the first that it may stand at, since a row that is"
+                " over holds nothing else"
+            )
+
+    def _check_blocks(self) -> None:
+        """Refuse blocks that do not cover the positions in order."""
+        covered = 0
+        for block in self.blocks:
+            if block.start != covered or block.step not in (None, 1) or block.stop <= block.start:
+                raise GenError(
+                    f"block {block.start}:{block.stop} comes after position {covered}; expected"
+                    f" consecutive slices from 0 to {self.length}, none of them empty"
+                )
+            covered = block.stop
+        if self.blocks and covered != self.length:
+            raise GenError(
+                f"the blocks end at position {covered}; expected {self.length}, the positions of"
+                f" the grid {self.grid}"
             )
 
     @cached_property
-    def reach(self) -> int:
-        """How many ids a law has to run over: up to the last that may come anywhere; all of them
-        where what may come depends on the ids before."""
+    def num_logits(self) -> int:
+        """Width of distributions: up to the last token that may come anywhere.
+
+        It is the whole vocabulary where the allowed tokens depend on those before.
+        """
         if self.is_history_dependent or self.rarity is not None or not self.vocab_size:
             return self.vocab_size
         return int(self.legal.any(0).nonzero()[-1]) + 1
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether the same ids may stand at all places."""
+        """Whether the same tokens are allowed at all positions."""
         return bool((self.legal == self.legal[:1]).all())
 
     @property
     def is_history_dependent(self) -> bool:
-        """Whether what may stand at a place depends on the ids before it."""
+        """Whether the allowed tokens at a position depend on those before it."""
         return self.constraint is not None or self.eos_token_id is not None
 
     @property
@@ -109,10 +149,15 @@ class TokenSpace:
         """``codes`` or ``latents``."""
         return "latents" if self.channels else "codes"
 
+    @property
+    def length(self) -> int:
+        """Number of positions T."""
+        return self.legal.shape[0]
+
     def blank(
         self, batch: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Zeros: ids long [B, T] or latents [B, T, C] of ``dtype``."""
+        """Return zeros: tokens long [B, T], or latents [B, T, C] of ``dtype``."""
         if self.channels:
             return torch.zeros(batch, self.length, self.channels, dtype=dtype, device=device)
         return torch.zeros(batch, self.length, dtype=torch.long, device=device)
@@ -120,7 +165,11 @@ class TokenSpace:
     def empty(
         self, batch: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """A canvas without one known place. Raises ``ValueError`` for ids without a mask id."""
+        """Return a canvas [B, T(, C)] with all positions masked.
+
+        Raises:
+            ValueError: the space has tokens and no mask token.
+        """
         if not self.channels and self.mask_token_id is None:
             raise ValueError("a space of ids without a mask id has no empty canvas")
         return self.blank(batch, device, dtype) + (
@@ -128,33 +177,37 @@ class TokenSpace:
         )
 
     def is_masked(self, canvas: Tensor) -> Tensor:
-        """Which places of a canvas [B, T(, C)] are empty: bool [B, T]."""
+        """Return which positions of a canvas [B, T(, C)] are masked: bool [B, T]."""
         return canvas.isnan().any(-1) if self.channels else canvas == self.mask_token_id
 
-    @property
-    def length(self) -> int:
-        return self.legal.shape[0]
+    def suffix(self, prefix: Tensor | int) -> TokenSpace:
+        """Return the space of the positions after a prefix.
 
-    def after(self, given: Tensor | int) -> TokenSpace:
-        """What is left after tokens [k(, C)], or after so many places; of the first axis, if they
-        are whole slices of it, or else without axes. A space that looks back needs the tokens:
-        ``ValueError`` for their number, ``GenError`` if they end.
+        It keeps the first axis if the prefix is whole slices of it, and else has one axis.
+
+        Args:
+            prefix: tokens [k(, C)], or their number. A space that is history-dependent needs the
+                tokens themselves.
+
+        Raises:
+            ValueError: a history-dependent space got a number.
+            GenError: the prefix holds the eos token.
         """
-        positions = given if isinstance(given, int) else len(given)
+        positions = prefix if isinstance(prefix, int) else len(prefix)
         before = None
         if self.is_history_dependent and positions:
-            if isinstance(given, int):
+            if isinstance(prefix, int):
                 raise ValueError(
                     "a space with a constraint or an end needs the given tokens themselves, not how"
                     " many they are"
                 )
-            if self.eos_token_id is not None and bool((given == self.eos_token_id).any()):
-                position = int((given == self.eos_token_id).nonzero()[0])
+            if self.eos_token_id is not None and bool((prefix == self.eos_token_id).any()):
+                position = int((prefix == self.eos_token_id).nonzero()[0])
                 raise GenError(
-                    f"what is given ends at place {position}, with id {self.eos_token_id}; expected tokens"
-                    " that something may follow"
+                    f"the prefix ends at position {position}, with token {self.eos_token_id};"
+                    " expected tokens that something may follow"
                 )
-            before = given if self.given is None else torch.cat([self.given.to(given), given])
+            before = prefix if self.prefix is None else torch.cat([self.prefix.to(prefix), prefix])
         size = torch.Size(self.grid[1:]).numel()
         whole = positions % size == 0
         grid = (
@@ -162,42 +215,51 @@ class TokenSpace:
             if whole
             else (self.length - positions,)
         )
-        return replace(self, grid=grid, legal=self.legal[positions:], given=before)
+        blocks = tuple(
+            slice(max(0, block.start - positions), block.stop - positions)
+            for block in self.blocks
+            if block.stop > positions
+        )
+        return replace(self, grid=grid, legal=self.legal[positions:], prefix=before, blocks=blocks)
 
     def before_end(self, tokens: Tensor) -> Tensor:
-        """The tokens [T(, C)] of one row as far as they go: those before its end, or all."""
-        return (
-            tokens
-            if self.eos_token_id is None
-            else tokens[: int((tokens != self.eos_token_id).long().cumprod(0).sum())]
-        )
+        """Return the tokens [T(, C)] of one row before its eos token, or all of them."""
+        if self.eos_token_id is None:
+            return tokens
+        return tokens[: int((tokens != self.eos_token_id).long().cumprod(0).sum())]
 
     def apply_constraint(self, legal: Tensor, history: Tensor, positions: Tensor) -> Tensor:
-        """What may stand at places [n, L] given the ids before each in ``history`` [n, T], both
-        long: bool [n, L, V].
+        """Return the allowed tokens at positions, given the tokens before each.
 
-        ``legal`` bool [n, L, V]: what may stand there whatever came before. Entries of ``history``
-        at or after a place change nothing. Raises ``GenError`` where the constraint leaves
-        nothing."""
-        if self.given is not None:
-            history = torch.cat([self.given.to(history).expand(len(history), -1), history], 1)
-            positions = positions + len(self.given)
+        Args:
+            legal: bool [n, L, V], tokens allowed there whatever came before.
+            history: long [n, T]; entries at or after a position change nothing.
+            positions: long [n, L].
+
+        Returns:
+            Bool [n, L, V].
+
+        Raises:
+            GenError: the constraint leaves nothing at a position.
+        """
+        if self.prefix is not None:
+            history = torch.cat([self.prefix.to(history).expand(len(history), -1), history], 1)
+            positions = positions + len(self.prefix)
         if self.constraint is not None:
             legal = legal & self.constraint.legal(history, positions)
         if self.eos_token_id is not None:
-            position = torch.arange(history.shape[1], device=history.device)
-            first = torch.where(history == self.eos_token_id, position, len(position)).amin(
-                1, keepdim=True
-            )
-            only = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
-            legal = torch.where((first < positions)[..., None], only, legal)
+            column = torch.arange(history.shape[1], device=history.device)
+            ended = history == self.eos_token_id
+            first_end = torch.where(ended, column, len(column)).amin(1, keepdim=True)
+            only_eos = torch.arange(self.vocab_size, device=history.device) == self.eos_token_id
+            legal = torch.where((first_end < positions)[..., None], only_eos, legal)
         stuck = ~legal.any(-1)
         if bool(stuck.any()):
             row, column = stuck.nonzero()[0].tolist()
-            at = int(positions[row, column])
+            position = int(positions[row, column])
             raise GenError(
-                f"the constraint leaves no id for place {at} after {history[row, :at].tolist()};"
-                " expected at least one"
+                f"the constraint leaves no token for position {position} after"
+                f" {history[row, :position].tolist()}; expected at least one"
             )
         return legal
 
@@ -209,17 +271,21 @@ class TokenSpace:
         mask_token_id: int | None = None,
         codebook: Tensor | None = None,
     ) -> TokenSpace:
-        """A grid on which every place takes the ids ``[0, codebook_size)``."""
+        """Return a grid on which every position takes the tokens ``[0, codebook_size)``.
+
+        Args:
+            grid: sizes of the axes, slowest first.
+            codebook_size: number of allowed tokens.
+            vocab_size: width of the model's logits.
+            mask_token_id: token of a masked position, if any.
+            codebook: float [codebook_size, D], vectors of the tokens, if known.
+        """
         legal = torch.zeros(torch.Size(grid).numel(), vocab_size, dtype=torch.bool)
         legal[:, :codebook_size] = True
         return TokenSpace(tuple(grid), vocab_size, legal, mask_token_id, codebook)
 
     @staticmethod
     def latents(grid: tuple[int, ...], channels: int) -> TokenSpace:
-        """A grid of vectors of so many floats."""
-        return TokenSpace(
-            tuple(grid),
-            0,
-            torch.zeros(torch.Size(grid).numel(), 0, dtype=torch.bool),
-            channels=channels,
-        )
+        """Return a grid of vectors of ``channels`` floats."""
+        legal = torch.zeros(torch.Size(grid).numel(), 0, dtype=torch.bool)
+        return TokenSpace(tuple(grid), 0, legal, channels=channels)

@@ -1,4 +1,4 @@
-"""Which version of a distribution is installed."""
+"""Versions of installed distributions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed(distribution: str) -> str | None:
-    """Its version; None where it is not installed."""
+    """Return the version of a distribution; None where it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

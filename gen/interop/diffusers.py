@@ -26,7 +26,9 @@ from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
 from gen.core.sampler import Sampler
 from gen.core.token_space import TokenSpace
-from gen.pipeline.pipeline import ItemPlan, Pipeline, PipelineOutput, SamplerSpec, spell
+from gen.pipeline.output import ItemPlan, PipelineOutput
+from gen.pipeline.pipeline import Pipeline
+from gen.pipeline.request import SamplerSpec, spell
 from gen.tokenizers.action.base import at_least
 
 COUNTS = {
@@ -285,12 +287,7 @@ def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:
             f"negative_prompt {negative!r} leaves open what a seed decides; expected one that says"
             " everything"
         )
-
-    def bound(name: str):
-        model, binding, frontend = pipe.bound(name)
-        return model, replace(binding, unconditional=binding.prompt(condition)), frontend
-
-    view.bound = bound
+    view.negative_condition = condition
     return view
 
 

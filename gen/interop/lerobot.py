@@ -1,5 +1,4 @@
-"""A policy: a pipeline of actions behind the three calls that robot code makes, with the names of
-LeRobot.
+"""Policies: a pipeline of actions behind the three calls of LeRobot's policies.
 
 policy = Policy(gen.load("action"))
 policy.reset()
@@ -14,18 +13,30 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from gen.contracts.condition import Condition
 from gen.core.errors import GenError, bad_value
 from gen.core.sampling_params import SamplingOptions
-from gen.pipeline.pipeline import ItemPlan, Pipeline, SamplerSpec
+from gen.pipeline.output import ItemPlan
+from gen.pipeline.pipeline import Pipeline
+from gen.pipeline.request import SamplerSpec
 
 
 class Policy:
-    """``n_action_steps``: actions of a chunk that are used before the next one is predicted; all by
-    default. Chunk k after a reset has the seed ``seed + k``, so an episode is the same again.
-    Nothing is ever made up: what cannot be predicted is an error.
+    """Policy that predicts chunks of actions and hands them out one by one.
 
-    Raises ``GenError`` for a pipeline of another modality, for bad knobs and for observations that
-    make no sense.
+    Chunk k after a reset has the seed ``seed + k``, so an episode is the same again. Nothing is
+    made up: what cannot be predicted is an error.
+
+    Args:
+        pipeline: pipeline of actions.
+        sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler.
+        n_action_steps: actions of a chunk that are used before the next chunk is predicted; None
+            uses all.
+        seed: seed of the first chunk.
+        sampling: sampling parameters; absent ones are the modality's default.
+
+    Raises:
+        GenError: a pipeline of another modality, a bad value, or an observation without sense.
     """
 
     def __init__(
@@ -36,7 +47,7 @@ class Policy:
         seed: int = 0,
         **sampling: Unpack[SamplingOptions],
     ):
-        if not hasattr(pipeline.modality, "observed"):
+        if "observation" not in pipeline.modality.accepts:
             raise GenError(
                 "a policy needs a modality that takes observations, such as 'action';"
                 f" {pipeline.modality.name!r} came"
@@ -50,21 +61,19 @@ class Policy:
         if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
             raise bad_value("seed", seed, "an integer of at least 0")
         self.pipeline, self.sampler = pipeline, sampler
-        self.sampling = pipeline.sampling_params(sampler, sampling)
         self.n_action_steps, self.seed = n_action_steps, seed
-        pipeline.model_name(
-            pipeline.resolve(sampler, self.sampling)[0]
-        )  # what is wrong fails here, not on the robot
+        resolved, self.sampling = pipeline.resolve(sampler, explicit=sampling)
+        pipeline.model_name(resolved)  # a wrong model fails here, not on the robot
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what is left of the last chunk. Call it where an episode begins."""
+        """Forget the rest of the last chunk. Call it where an episode begins."""
         self._queue: deque[np.ndarray] = deque()
         self._chunks = 0
 
     def predict_action_chunk(self, observation: Mapping[str, Any]) -> np.ndarray:
-        """The actions from an observation on, in physical units: float32 [H, D]."""
-        condition = self.pipeline.modality.observed(observation)
+        """Return the actions from an observation on, in physical units: float32 [H, D]."""
+        condition = self.pipeline.modality.parse(Condition(observation=observation))
         item = ItemPlan(0, str(condition), self.seed + self._chunks, condition)
         actions = np.asarray(self.pipeline.generate([item], self.sampler, self.sampling).media[0])
         if not np.isfinite(actions).all():
@@ -73,8 +82,10 @@ class Policy:
         return actions
 
     def select_action(self, observation: Mapping[str, Any]) -> np.ndarray:
-        """The next action: float32 [D]. Only an observation that a new chunk is predicted from is
-        looked at."""
+        """Return the next action: float32 [D].
+
+        Only an observation that a new chunk is predicted from is looked at.
+        """
         if not self._queue:
             actions = self.predict_action_chunk(observation)
             if self.n_action_steps is not None and self.n_action_steps > len(actions):

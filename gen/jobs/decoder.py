@@ -17,7 +17,7 @@ from typing import Any
 from gen.core.errors import GenError
 from gen.core.files import sha256
 from gen.models.load.locate import locate, zoo
-from gen.pipeline.lengths import settled
+from gen.pipeline.lengths import without_eos
 from gen.pipeline.pipeline import Pipeline
 from gen.store.ledger import INPUTS
 from gen.store.stored_tokens import StoredTokens, facts_of
@@ -119,7 +119,7 @@ class Decoder:
 
     def _other(self, name: str) -> Any:
         where, modality = locate(name, "frontend"), self.pipe.modality
-        if not hasattr(modality, "checkpoint"):
+        if modality.checkpoint is None:
             return modality.frontend(
                 "latents" if self.space.channels else "codes",
                 self.pipe.device,
@@ -154,7 +154,7 @@ class Decoder:
         if "frames" in meta["start"]:
             space = modality.lasting(meta["start"]["frames"], self.own, space)
         if meta["protocol"] == "masked" and modality.length_first:
-            space = settled(space)
+            space = without_eos(space)
         tokens = stored.tokens.to(self.pipe.device)
         return overlay(modality.complete(self.pipe.decode(tokens, space, self.frontend), condition))
 

@@ -42,7 +42,7 @@ class Microbatches:
                 if any(w.item["id"] in self.due for w in batch):
                     self._fixed(batch)
             return
-        sizes = getattr(self.pipe, "sizes", None)
+        sizes = getattr(self.pipe, "prompt_lengths", None)
         lengths = (
             sizes([w.plan for w in self.works], self.entry.sampler)
             if sizes
@@ -150,7 +150,7 @@ class Microbatches:
                 trace=any(w.trace for w in batch),
                 callback=worker.progress.step,
                 start=self.entry.start,
-                at_most=size,
+                max_batch=size,
             )
         except (GenError, OSError):
             raise  # a wrong value or a broken disk, not a matter of one item

@@ -23,6 +23,7 @@ from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, slug, writing
+from gen.core.seeds import sample_seeds
 from gen.core.versions import installed
 from gen.store.claims import create
 from gen.store.joblog import source_commit
@@ -35,14 +36,6 @@ SHARDS_WANTED, LEAST, MOST = (
 )  # shards of a large job where nobody says how many items one has, and items of one
 WEIGHTS, EDGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".json"), 1 << 16  # bytes
 Item = dict[str, Any]
-
-
-def own_seeds(used: dict[str, int], condition: str, count: int, seed: int) -> range:
-    """The seeds of ``count`` samples. A condition that comes again goes on with fresh ones;
-    ``used`` keeps how many it has had."""
-    first = used.get(condition, 0)
-    used[condition] = first + count
-    return range(seed + first, seed + first + count)
 
 
 def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
@@ -136,7 +129,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         seeds = (
             range(row.seed, row.seed + count)
             if row.seed is not None
-            else own_seeds(used, condition, count, entry.seed)
+            else sample_seeds(used, condition, count, entry.seed)
         )
         for seed in seeds:
             yield {

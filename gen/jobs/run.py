@@ -28,9 +28,10 @@ from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, put, put_text, sha256, sweep_temporaries, writing
 from gen.core.processes import worker_name
 from gen.core.registry import registry
+from gen.core.seeds import sample_seeds
 from gen.gallery import write as gallery_page
 from gen.jobs.engines import run_engine
-from gen.jobs.plan import changes, check_target, make_plan, own_seeds, write_plan
+from gen.jobs.plan import changes, check_target, make_plan, write_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.rank import own_device, place
 from gen.jobs.types import Report
@@ -301,7 +302,7 @@ def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
         seeds = [
             (p, s)
             for p in prompts
-            for s in own_seeds(used, str(modality.condition(p)), samples, items[0].seed)
+            for s in sample_seeds(used, str(modality.condition(p)), samples, items[0].seed)
         ]
         if seeds == [(i.prompt, i.seed) for i in items]:
             return prompts, samples

@@ -1,5 +1,5 @@
-"""Files of arrays: ``.npz`` whose bytes depend on what they hold alone, not on when they were
-written."""
+"""Reproducible ``.npz`` files: their bytes depend on the content alone, not on the time of
+writing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ SUFFIX = ".npy"
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray | str]) -> None:
-    """Arrays by name, texts as arrays of one. Every entry has the same date."""
+    """Write arrays by name, texts as arrays of one string. Every entry has the same date."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, array in arrays.items():
-            entry = zipfile.ZipInfo(name + SUFFIX)  # of 1980
+            entry = zipfile.ZipInfo(name + SUFFIX)  # dated 1980
             entry.compress_type = zipfile.ZIP_DEFLATED
             with file.open(entry, "w") as out:
                 np.lib.format.write_array(out, np.asarray(array), allow_pickle=False)
 
 
 def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of these names. Raises ``GenError`` for a file that is none, is cut off, or lacks
-    one."""
+    """Read arrays by name. Raises ``GenError`` for a file that is no archive, is truncated, or
+    lacks an array."""
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [n for n in names if n not in file.files]
@@ -39,7 +39,7 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         raise
     except FileNotFoundError:
         raise GenError(f"{path} does not exist; expected an .npz file") from None
-    except Exception as error:  # what a damaged archive may raise is open
+    except Exception as error:  # a damaged archive may raise anything
         raise GenError(
             f"{path} cannot be read as an .npz file: {' '.join(str(error).split())[:200]}"
         ) from None

@@ -1,9 +1,9 @@
-"""Lets torchaudio be imported where its compiled extension cannot be loaded.
+"""Import torchaudio even if its compiled extension cannot be loaded.
 
-torchaudio's wheels may be built for another accelerator than the torch beside them; then ``import
-torchaudio`` raises, and with it everything of transformers and diffusers that imports it merely
-because it is installed. Most of torchaudio is Python and needs no extension, and has a flag for its
-absence. ``ensure`` makes a failed load set that flag.
+torchaudio's wheels may be built for another accelerator than the installed torch. ``import
+torchaudio`` then raises, and so does every module of transformers and diffusers that imports it
+because it is installed. Most of torchaudio is Python, needs no extension and has a flag for its
+absence. ``ensure`` sets that flag when loading fails.
 """
 
 from __future__ import annotations
@@ -20,34 +20,30 @@ EXTENSION = "torchaudio._extension"
 
 
 class _ExtensionFinder(MetaPathFinder):
-    """Finds the one module that loads the extension, and guards its execution."""
+    """Import hook for the module that loads the extension; guards its execution."""
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
         if name != EXTENSION:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = partial(
-                _execute, spec.loader.exec_module
-            )  # this spec's own loader object
+            # the loader object belongs to this spec alone
+            spec.loader.exec_module = partial(_execute, spec.loader.exec_module)
         return spec
 
 
 def _execute(plain: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         plain(module)
-    except (
-        OSError,
-        ImportError,
-        RuntimeError,
-    ) as error:  # not loadable, a part of it missing, built for another CUDA
+    # not loadable, incomplete, or built for another CUDA version
+    except (OSError, ImportError, RuntimeError) as error:
         logging.getLogger("gen").info("torchaudio runs without its extension: %s", error)
         module._IS_TORCHAUDIO_EXT_AVAILABLE = module._IS_ALIGN_AVAILABLE = False
         module.fail_if_no_align = partial(_refuse, reason=str(error))
 
 
 def _refuse(function: Callable, reason: str) -> Callable:
-    """What torchaudio puts in the place of a function that needs the extension."""
+    """Replace a function that needs the extension by one that raises ``RuntimeError``."""
 
     @wraps(function)
     def refused(*args, **kwargs):
@@ -59,10 +55,9 @@ def _refuse(function: Callable, reason: str) -> Callable:
 
 
 def ensure() -> None:
-    """Call before the first import of transformers or diffusers. Imports nothing; a second call
-    does nothing.
+    """Install the import hook, before the first import of transformers or diffusers.
 
-    Without torchaudio, or with one that works, nothing changes.
+    It imports nothing, a second call does nothing, and a working torchaudio is not affected.
     """
     if not any(isinstance(finder, _ExtensionFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _ExtensionFinder())

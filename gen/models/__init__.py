@@ -1,2 +1,2 @@
-"""Models as samplers see them: protocols, adapters over transformers and diffusers classes, caches,
-the zoo."""
+"""Models behind the samplers' protocols: adapters of transformers and diffusers classes, KV caches
+and the zoo."""

@@ -1,10 +1,10 @@
-"""How long a row of a masked model is: decided before anything else, by the model's own law of
-where it ends.
+"""Lengths of rows of a masked model, drawn before anything else is decoded.
 
-On a canvas that says nothing, the probability of the end at place t is that of a row of at most t
-places. So with F(t) that probability at the first place of frame t, made to grow, a row has n
-frames with probability F(n) - F(n - 1), and all frames with what is left. One forward call, or one
-for so many rows as may be in the batch; after it no place before the end may hold the end.
+On an empty canvas, the probability of the eos token at position t is that of a row of at most t
+positions. With F(t) that probability at the first position of frame t, made non-decreasing, a row
+has n frames with probability F(n) - F(n - 1), and all frames with what is left. This takes one
+forward pass, or one for every ``max_batch`` rows. After it no position before the end may hold the
+eos token.
 """
 
 from __future__ import annotations
@@ -21,23 +21,35 @@ from gen.models.targets.masked import MaskedTarget
 
 
 def draw_lengths(
-    target: MaskedTarget, rng: RNG, canvas: Tensor, at_most: int | None = None
+    target: MaskedTarget, rng: RNG, canvas: Tensor, max_batch: int | None = None
 ) -> tuple[Tensor, list[int]]:
-    """The canvas [B, T] of every row with its end filled in, and how many places of its own each
-    row had computed. ``at_most``: rows per call."""
+    """Draw where every row ends.
+
+    Args:
+        target: masked target whose space has an eos token.
+        rng: random numbers of the rows.
+        canvas: long [B, T].
+        max_batch: rows per forward pass; None takes all at once.
+
+    Returns:
+        The canvas [B, T] with eos tokens filled in, and the number of positions that were computed
+        for each row.
+    """
     space = target.space
     streams = space.length // space.grid[0]
-    ends, positions = [], []
-    for of in torch.arange(len(canvas), device=canvas.device).split(at_most or len(canvas)):
-        out = target.predict(canvas[of], of)
+    eos_logprobs, num_computed = [], []
+    for rows in torch.arange(len(canvas), device=canvas.device).split(max_batch or len(canvas)):
+        out = target.predict(canvas[rows], rows)
         logprobs, computed = out.logprobs, out.num_computed_tokens
-        ends.append(
-            logprobs[:, ::streams, space.eos_token_id].to(torch.float64, copy=True)
-        )  # a view would hold the whole law
-        positions += computed.tolist() if isinstance(computed, Tensor) else [computed] * len(of)
-    ended = torch.cat(ends).exp()
-    taken = ~space.is_masked(canvas[:, ::streams])
-    ended = ended.masked_fill(taken, 0.0).cummax(1).values
+        # a copy: a view would hold the whole distribution in memory
+        eos = logprobs[:, ::streams, space.eos_token_id].to(torch.float64, copy=True)
+        eos_logprobs.append(eos)
+        num_computed += (
+            computed.tolist() if isinstance(computed, Tensor) else [computed] * len(rows)
+        )
+    ended = torch.cat(eos_logprobs).exp()
+    filled = ~space.is_masked(canvas[:, ::streams])
+    ended = ended.masked_fill(filled, 0.0).cummax(1).values
     logprobs = (
         torch.cat([ended, ended.new_ones(len(ended), 1)], 1)
         .diff(dim=1, prepend=ended.new_zeros(len(ended), 1))
@@ -45,15 +57,14 @@ def draw_lengths(
     )
     rows = torch.arange(len(canvas), device=canvas.device)
     start = rows.new_zeros(len(rows), 1)
-    frames = rng.categorical(
-        logprobs[:, None], rows, start, "length", None, torch.ones_like(start, dtype=torch.bool)
-    )
-    after = torch.arange(space.length, device=canvas.device) >= frames * streams
-    return torch.where(after, space.eos_token_id, canvas), positions
+    active = torch.ones_like(start, dtype=torch.bool)
+    frames = rng.categorical(logprobs[:, None], rows, start, "length", None, active)
+    behind_end = torch.arange(space.length, device=canvas.device) >= frames * streams
+    return torch.where(behind_end, space.eos_token_id, canvas), num_computed
 
 
-def settled(space: TokenSpace) -> TokenSpace:
-    """The space of places before the end, once it is known where that is."""
+def without_eos(space: TokenSpace) -> TokenSpace:
+    """Return the space of the positions before the end, once it is known where that is."""
     if space.eos_token_id is None:
         return space
     legal = space.legal.clone()
@@ -61,17 +72,17 @@ def settled(space: TokenSpace) -> TokenSpace:
     return replace(space, legal=legal)
 
 
-def counted(out: SampleOutput, positions: list[int]) -> SampleOutput:
-    """The same with the call that decided the lengths."""
+def add_length_pass(out: SampleOutput, num_computed: list[int]) -> SampleOutput:
+    """Return the output with the forward pass of ``draw_lengths`` counted in its statistics."""
     stats = []
-    for s, more in zip(out.stats, positions, strict=True):
-        nfe = s.nfe + 1
+    for row, computed in zip(out.stats, num_computed, strict=True):
+        nfe = row.nfe + 1
         stats.append(
             replace(
-                s,
+                row,
                 nfe=nfe,
-                tokens_computed=s.tokens_computed + more,
-                mean_acceptance_length=s.tokens / nfe,
+                tokens_computed=row.tokens_computed + computed,
+                mean_acceptance_length=row.tokens / nfe,
             )
         )
     return replace(out, stats=stats)

@@ -1,4 +1,4 @@
-"""What a pipeline plans and returns."""
+"""Items that a pipeline plans, and the output that it returns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ from gen.core.stats import Stats, TraceStep
 
 @dataclass(frozen=True)
 class ItemPlan:
-    """One medium to make. ``index``: its place among all items; ``prompt``: as the user wrote it;
-    ``seed``: its own; ``condition``: what the prompt states, and what the seed decides of what it
-    leaves open."""
+    """One output to make.
+
+    Attributes:
+        index: number among all items of a call.
+        prompt: text as the user wrote it.
+        seed: seed of this item.
+        condition: typed condition of the modality, with what the prompt leaves open decided by the
+            seed.
+    """
 
     index: int
     prompt: str
@@ -32,8 +38,27 @@ class ItemPlan:
 
 @dataclass
 class PipelineOutput:
-    """``media`` and ``items`` in the same order, ``tokens`` long [N, T] or latents [N, T, C],
-    ``stats`` and ``traces`` (if asked for) per item."""
+    """Outputs of a call, in the order of its items.
+
+    Attributes:
+        media: images, waveforms, clips, texts ... [N].
+        tokens: long [N, T], or latents [N, T, C].
+        stats: cost of each item.
+        traces: steps of each item, if asked for.
+        items: plan of each item.
+        modality: name of the modality.
+        model: name of the model.
+        spec: the sampler: its name as the user wrote it, and the parameters that were given.
+        guarantee: one of ``gen.core.token_space.GUARANTEES``.
+        sampling: sampling parameters.
+        device: device of the model.
+        dtype: floating-point type of the model.
+        start: edit, continuation or length that generation started from.
+        grid: sizes of the axes of the token grid.
+        model_options: options of the model.
+        served: the modality as the model serves it.
+        frontend: frontend that decoded the tokens.
+    """
 
     media: list[Any]
     tokens: Tensor
@@ -42,7 +67,7 @@ class PipelineOutput:
     items: list[ItemPlan]
     modality: str
     model: str
-    spec: dict[str, Any]  # the sampler: its name as the user wrote it, and the knobs that were said
+    spec: dict[str, Any]
     guarantee: str
     sampling: SamplingParams
     device: torch.device
@@ -50,37 +75,41 @@ class PipelineOutput:
     start: EditSpec = EditSpec()
     grid: tuple[int, ...] = ()
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    served: Modality | None = None  # the modality as the model serves it
-    frontend: TokenFrontend | None = None  # what made the media of the tokens
+    served: Modality | None = None
+    frontend: TokenFrontend | None = None
 
     @cached_property
     def origin(self) -> dict[str, Any]:
-        """What a file of tokens says of where they came from, as far as all items share it."""
+        """Facts that a file of tokens holds about where they came from, shared by all items."""
+        # the store is a floor above: it reads outputs, and only this asks back
         from gen.store.stored_tokens import origin_of
 
         return origin_of(self)
 
     @classmethod
     def joined(cls, parts: Sequence[PipelineOutput]) -> PipelineOutput:
-        """One output of several that differ in their items only."""
+        """Return one output of several that differ in their items only."""
         if len(parts) == 1:
             return parts[0]
-
-        def every(name):
-            return [x for p in parts for x in getattr(p, name)]
-
-        traces = every("traces") if parts[0].traces is not None else None
+        traces = None
+        if parts[0].traces is not None:
+            traces = [trace for part in parts for trace in part.traces or ()]
         return replace(
             parts[0],
-            media=every("media"),
-            tokens=torch.cat([p.tokens for p in parts]),
-            stats=every("stats"),
+            media=[media for part in parts for media in part.media],
+            tokens=torch.cat([part.tokens for part in parts]),
+            stats=[stats for part in parts for stats in part.stats],
             traces=traces,
-            items=every("items"),
+            items=[item for part in parts for item in part.items],
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Writes a job folder: media, manifest, config, gallery. Returns the gallery's path."""
+        """Write a job folder with media, manifest, config and gallery; return the gallery's path.
+
+        Raises:
+            GenError: the folder holds another job.
+        """
+        # jobs are floors above: they run pipelines, and only this asks back
         from gen.jobs.run import save_output
 
         return save_output(self, Path(folder))

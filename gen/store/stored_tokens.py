@@ -185,7 +185,7 @@ def facts_of(frontend: TokenFrontend) -> dict[str, Any]:
 def frontend_name(model: str, modality: Any, frontend: TokenFrontend) -> str:
     """The folder's name of an embedded model's frontend; a published checkpoint's own is part of
     it."""
-    if hasattr(modality, "checkpoint"):
+    if modality.checkpoint is not None:
         return f"the frontend of {model}"
     kind = "latents" if frontend.config.kind == "latents" else "codes"
     return str(read_config(model).get("frontend") or modality.frontends[kind])

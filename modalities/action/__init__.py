@@ -1,1 +1,1 @@
-"""Robot action chunks on a tabletop."""
+"""Robot action chunks on a synthetic tabletop."""

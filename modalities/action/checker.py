@@ -1,12 +1,11 @@
-"""Whether an action chunk fulfils its task: rolled out from the state, it has to bring what the
-task moves to the goal.
+"""Checker of action chunks: a chunk passes if its rollout from the state brings the task's object
+to the goal.
 
-The rollout is the judge, so nothing about the actions themselves matters but what they lead to.
-``reach``: the gripper ends within ``SUCCESS_RADIUS`` of the goal. ``push``: the block does.
-``avoid``: the gripper does, and ran into the wall in no step.
+Only the rollout is judged, not the actions. ``reach``: the gripper ends within ``SUCCESS_RADIUS``
+of the goal. ``push``: the block does. ``avoid``: the gripper does, and never ran into the wall.
 
-A chunk that is no chunk at all (another shape, NaN, a number that no controller would take) is
-invalid and fulfils nothing.
+A chunk of another shape, with NaN, or with values that no controller would take is invalid and
+never passes.
 """
 
 from __future__ import annotations
@@ -30,12 +29,15 @@ from gen.modalities.action.world import (
     rollout,
 )
 
-TOLERANCE = 0.05  # by which a codec may overshoot [-1, 1]; the world clips it
+TOLERANCE = 0.05  # tolerance for a codec's overshoot of [-1, 1]; the world clips it
 
 
 def check(actions: object, state: np.ndarray, task: Task | str) -> Verdict:
-    """Whether one chunk (floats [16, 2]) fulfils a task from a state [7]. Raises ``ValueError`` for
-    a state that is none of the task."""
+    """Judge one chunk (floats [16, 2]) for a task from a state [7].
+
+    Raises:
+        ValueError: the state is impossible for the task.
+    """
     return check_many([actions], [state], [task])[0]
 
 
@@ -44,14 +46,18 @@ def check_many(
     states: Sequence[np.ndarray] | np.ndarray,
     tasks: Sequence[Task | str],
 ) -> list[Verdict]:
-    """One verdict per chunk."""
+    """Judge chunks one by one.
+
+    Raises:
+        ValueError: the lengths differ, or a state is impossible for its task.
+    """
     if not len(actions) == len(states) == len(tasks):
         raise ValueError(
             f"{len(actions)} chunks, {len(states)} states and {len(tasks)} tasks; expected one"
             " state and one task per chunk"
         )
-    wanted = [tabletop_tasks.parse(t) if isinstance(t, str) else t for t in tasks]
-    for state, task in zip(states, wanted, strict=True):
+    parsed = [tabletop_tasks.parse(t) if isinstance(t, str) else t for t in tasks]
+    for state, task in zip(states, parsed, strict=True):
         if np.shape(state) != (STATES,):
             raise ValueError(
                 f"the state has the shape {list(np.shape(state))}; expected [{STATES}]"
@@ -67,13 +73,14 @@ def check_many(
         )
         errors = end_errors(done.states)
         for i, error, hits in zip(good, errors.tolist(), done.collided, strict=True):
-            out[i] = _verdict(wanted[i], error, hits)
+            out[i] = _verdict(parsed[i], error, hits)
     return out
 
 
 def end_errors(states: np.ndarray) -> np.ndarray:
-    """How far from the goal rollouts [..., T + 1, 7] leave the gripper, or the block if there is
-    one: metres, float64 [...]."""
+    """Distance from the goal at the end of rollouts [..., T + 1, 7], of the block if there is one
+    and else of the gripper: metres, float64 [...].
+    """
     end = np.asarray(states, np.float64)[..., -1, :]
     moved = np.where((tabletop.kinds(end) == 1)[..., None], end[..., BLOCK], end[..., GRIPPER])
     return np.linalg.norm(moved - end[..., GOAL], axis=-1)
@@ -92,12 +99,12 @@ def _verdict(task: Task, error: float, hits: np.ndarray) -> Verdict:
 
 
 def _fault(actions: object) -> str:
-    """What makes a chunk invalid, or an empty text."""
+    """Reason why a chunk is invalid, or an empty text."""
     expected = f"expected floats [{HORIZON}, {DIMENSIONS}] in [-1, 1]"
     try:
         array = np.asarray(actions)
     except (TypeError, ValueError):
-        return f"the chunk is a {type(actions).__name__} that is no array; {expected}"
+        return f"the chunk is a {type(actions).__name__}, no array; {expected}"
     if array.shape != (HORIZON, DIMENSIONS) or array.dtype.kind not in "fiu":
         return f"the chunk is {array.dtype} {list(array.shape)}; {expected}"
     if not np.isfinite(array).all():

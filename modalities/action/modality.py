@@ -1,9 +1,9 @@
-"""Actions: chunks of 16 control steps for a gripper on a table, as 32 uniform bins, or as
-byte-pair-encoded frequencies."""
+"""Actions: chunks of 16 control steps for a gripper on a table, as 32 uniform bins or as
+byte-pair-encoded frequencies (FAST).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend, require_same_frontend
 from gen.contracts.modality import Binding, Modality, Verdict
 from gen.core.errors import GenError
@@ -19,20 +20,22 @@ from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.media.npz import read_npz, write_npz
 from gen.media.video import write_mp4
+from gen.modalities.action import checker as tabletop_check
 from gen.modalities.action import tasks as tabletop_tasks
 from gen.modalities.action import world as tabletop
 from gen.modalities.action.tasks import STATE_KEY, TASK_KEY, Task
+from gen.modalities.action.view import animate
 from gen.modalities.grid_base import GridModality
 from gen.models.load.locate import ZOO
 from gen.tokenizers.action.base import ActionFrontend
 
-CENTIMETRES = 101  # words for a number of the state: how many of them it is
-ANY = 0  # the word for what is not said, or not there
+CENTIMETRES = 101  # words for one number of the state
+ANY = 0  # word of a number that the task leaves open or does not have
 
 
 @dataclass(frozen=True, eq=False)
 class Situation:
-    """A task and the state float32 [7] that it starts from: the condition of a chunk."""
+    """Condition of a chunk: a task and the state float32 [7] that it starts from."""
 
     task: Task
     state: np.ndarray
@@ -41,7 +44,7 @@ class Situation:
         return f"{self.task} | {' '.join(f'{v:.6g}' for v in self.state.tolist())}"
 
     def words(self) -> list[int]:
-        """The task and the numbers of the state, to the centimetre."""
+        """Words of the task and of the state's numbers in centimetres."""
         kind = tabletop.KINDS.index(self.task.kind)
         used = tabletop.USED[self.task.kind]
         first = 1 + len(tabletop.KINDS)
@@ -57,8 +60,9 @@ class Situation:
 
 @dataclass(frozen=True, eq=False)
 class ActionChunk:
-    """``action`` float32 [16, 2] and the situation it is meant for. numpy takes it for its
-    actions."""
+    """``action`` float32 [16, 2] and the situation it is meant for. numpy converts it to its
+    actions.
+    """
 
     action: np.ndarray
     situation: Situation
@@ -69,9 +73,11 @@ class ActionChunk:
 
 @register("modality", "action")
 class ActionModality(GridModality):
-    """What the gripper of ``gen.modalities.action.world`` does next. The condition is a
-    ``Situation``: a task, and a state which the seed decides as far as the prompt does not; a
-    model's prompt is its eight slots."""
+    """Next actions of the gripper of ``gen.modalities.action.world``.
+
+    The condition is a ``Situation``: a task and a state. The seed decides the numbers of the state
+    that the prompt leaves open. A model's prompt is the situation's eight slots.
+    """
 
     name = "action"
     media_kind = "data"
@@ -80,9 +86,10 @@ class ActionModality(GridModality):
     models = {"causal": "action-causal", "masked": "action-masked", "causal-draft": "action-draft"}
     frontends = {"codes": "action-bins"}
     default_sampling = {"temperature": 0.2}
+    accepts = frozenset({"text", "observation"})
     slots = 1 + tabletop.STATES
     words = 1 + len(tabletop.KINDS) + CENTIMETRES
-    unsaid = [ANY] * slots
+    unconditional = [ANY] * slots
     layout_name = "raster"
 
     def condition(self, prompt: str) -> Task:
@@ -99,13 +106,16 @@ class ActionModality(GridModality):
             ),
         )
 
-    def observed(self, observation: Mapping[str, Any]) -> Situation:
-        """The condition that an observation states. Raises ``GenError``."""
-        state, task = tabletop_tasks.validate_observation(observation)
+    def parse(self, condition: Condition) -> Task | Situation:
+        """Return the condition that a text or an observation states."""
+        if condition.observation is None:
+            return super().parse(condition)
+        condition.require(frozenset({"observation"}), "a policy")
+        state, task = tabletop_tasks.validate_observation(condition.observation)
         return Situation(task, state)
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
-        """Tasks from states that training never saw, to measure with."""
+        """Tasks from held-out states, to measure with."""
         return [
             str(tabletop_tasks.described(s))
             for s in tabletop_tasks.episodes(count, 123 + seed, held=True).states
@@ -158,7 +168,7 @@ class ActionModality(GridModality):
         def shift(slots):
             return [s + size for s in slots]
 
-        return Binding(space, lambda c: shift(self.prompt_words(c)), shift(self.unsaid))
+        return Binding(space, lambda c: shift(self.prompt_words(c)), shift(self.unconditional))
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         if space.eos_token_id is None:
@@ -171,7 +181,7 @@ class ActionModality(GridModality):
         return Modality.prefix(self, media, frontend, space)
 
     def whole_frames(self, media: Any, frontend) -> Any:
-        raise NotImplementedError("chunks are never continued")
+        raise NotImplementedError("action chunks cannot be continued; expected no prefix")
 
     def complete(self, media: np.ndarray, condition: Situation) -> ActionChunk:
         return ActionChunk(media, condition)
@@ -190,17 +200,13 @@ class ActionModality(GridModality):
         )
 
     def save_also(self, media: ActionChunk, path: Path, info: dict[str, Any]) -> None:
-        from gen.modalities.action.view import animate
-
         write_mp4(path, animate(media.situation.state, media.action), tabletop.CONTROL_HZ, info)
 
     def load(self, path: Path) -> ActionChunk:
-        found = read_npz(path, ("action", STATE_KEY, TASK_KEY))
+        arrays = read_npz(path, ("action", STATE_KEY, TASK_KEY))
         return ActionChunk(
-            found["action"], Situation(self.condition(str(found[TASK_KEY])), found[STATE_KEY])
+            arrays["action"], Situation(self.condition(str(arrays[TASK_KEY])), arrays[STATE_KEY])
         )
 
     def check(self, media: ActionChunk, prompt: str) -> Verdict:
-        from gen.modalities.action import checker as tabletop_check
-
         return tabletop_check.check(media.action, media.situation.state, self.condition(prompt))

@@ -1,20 +1,19 @@
-"""The tasks of the tabletop: their language, the states they are drawn in, and observations as
-robot data sets hold them.
+"""Synthetic dataset of tabletop tasks: their language, the states they start from, and observations
+in the format of robot datasets.
 
-A task says what to do and may say where things are, in metres from the lower left corner of the
-table:
+A task names an action, and may give positions in metres from the lower left corner of the table:
 
     reach from 0.20 0.30 to 0.80 0.50
     push the block at 0.45 0.40 from 0.25 0.35 to 0.70 0.55
     avoid the wall at 0.50 from 0.20 0.45 to 0.80 0.60
 
 ``from`` is the gripper, ``to`` the goal of the gripper or the block, ``at`` the block (x y) or the
-middle of the wall (y). What is unsaid is drawn, uniformly among all whole centimetres from which
-one chunk of the demonstrator solves the task (``RULES``). So the task that says everything says the
-same as the state.
+middle of the wall (y). Omitted positions are drawn uniformly among all whole centimetres from which
+one chunk of the demonstrator solves the task (``RULES``). A task with all positions is equivalent
+to the state.
 
-Observations have the keys of LeRobot data sets: ``observation.state`` (float32 [7],
-``STATE_NAMES``) and ``task`` (str).
+Observations have the keys of LeRobot datasets: ``observation.state`` (float32 [7], ``STATE_NAMES``)
+and ``task`` (str).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from gen.core.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, bad_value, unknown, unknown_word
 from gen.modalities import small_language as language
 from gen.modalities.action import world as tabletop
 from gen.modalities.action.world import (
@@ -45,29 +44,29 @@ from gen.modalities.action.world import (
     WALL,
     WALL_X,
 )
-from gen.modalities.small_language import unknown_word
 
-AREA = (0.10, 0.90)  # metres: x and y that tasks may state and draw
-WALLS = (0.30, 0.70)  # metres: the same for the middle of the wall
+AREA = (0.10, 0.90)  # metres: range of x and y in tasks and in drawn states
+WALLS = (0.30, 0.70)  # metres: range of the middle of the wall
 OBJECTS = {"reach": "goal", "push": "block", "avoid": "wall"}
 STATE_KEY, TASK_KEY = "observation.state", "task"
-# centimetres: states of the same kind whose numbers lie in the same cells are held out together
+# centimetres: states of one kind whose numbers lie in the same cells are held out together
 CELL = 20
-_CENTIMETRES = (
-    0.006  # metres: how far a number of a state may be from the two decimals that a text says of it
-)
-_BATCH, _TRIES = 512, 800  # proposals at a time, and how often until a task counts as impossible
+_CENTIMETRES = 0.006  # metres: tolerance between a number of a state and the two decimals of a text
+_BATCH, _TRIES = 512, 800  # proposals per attempt, and attempts until a task counts as impossible
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to do. ``None`` means the task does not say. Raises ``GenError`` for numbers (metres,
-    two decimals) out of range."""
+    """Task with its positions in metres, two decimals; ``None`` for an omitted one.
+
+    Raises:
+        GenError: a number is out of range or too fine.
+    """
 
     kind: str
-    start: Point | None = None  # of the gripper
+    start: Point | None = None  # position of the gripper
     goal: Point | None = None
     block: Point | None = None
     wall: float | None = None
@@ -78,7 +77,8 @@ class Task:
         for name, kind in (("block", "push"), ("wall", "avoid")):
             if getattr(self, name) is not None and self.kind != kind:
                 raise GenError(
-                    f"a task to {self.kind} says where the {name} is; only a task to {kind} has one"
+                    f"a task to {self.kind} gives a position of the {name}; only a task to"
+                    f" {kind} has one"
                 )
         for name, value in self.numbers().items():
             low, high = WALLS if name == "wall_y" else AREA
@@ -88,11 +88,11 @@ class Task:
                 raise bad_value(name.replace("_", " "), value, "at most two decimals")
 
     def numbers(self) -> dict[str, float]:
-        """What the task says, under the names of ``STATE_NAMES``."""
-        said = {"gripper": self.start, "goal": self.goal, "block": self.block}
+        """Numbers that the task states, under the names of ``STATE_NAMES``."""
+        points = {"gripper": self.start, "goal": self.goal, "block": self.block}
         out = {
             f"{name}_{axis}": v
-            for name, point in said.items()
+            for name, point in points.items()
             if point is not None
             for axis, v in zip("xy", point, strict=True)
         }
@@ -100,7 +100,7 @@ class Task:
 
     def __str__(self) -> str:
         words = [self.kind] if self.kind == "reach" else [self.kind, "the", OBJECTS[self.kind]]
-        places = (
+        phrases = (
             ("at", self.block if self.wall is None else (self.wall,)),
             ("from", self.start),
             ("to", self.goal),
@@ -109,18 +109,19 @@ class Task:
             words
             + [
                 w
-                for name, place in places
-                if place is not None
-                for w in (name, *(f"{v:.2f}" for v in place))
+                for name, position in phrases
+                if position is not None
+                for w in (name, *(f"{v:.2f}" for v in position))
             ]
         )
 
 
 def parse(text: str) -> Task:
-    """The task a text states; ``at``, ``from`` and ``to`` may come in any order.
+    """Parse the text of a task. ``at``, ``from`` and ``to`` may come in any order.
 
-    Raises ``ValueError`` naming the first word that the language does not hold there, and the
-    nearest one.
+    Raises:
+        ValueError: a word is not allowed where it stands; the message names it and the nearest
+            allowed word.
     """
     if not text or not text.strip():
         raise ValueError(
@@ -144,11 +145,11 @@ def parse(text: str) -> Task:
             "the vocabulary here",
         )
     counts = {"at": {"push": 2, "avoid": 1}.get(kind, 0), "from": 2, "to": 2}
-    said: dict[str, tuple[float, ...]] = {}
+    numbers_of: dict[str, tuple[float, ...]] = {}
     while words:
         word = words.pop(0)
-        options = [w for w, count in counts.items() if count and w not in said]
-        if word in said:
+        options = [w for w, count in counts.items() if count and w not in numbers_of]
+        if word in numbers_of:
             raise ValueError(f"{where} says {word!r} twice; expected it once")
         if word not in options:
             raise (
@@ -156,14 +157,14 @@ def parse(text: str) -> Task:
                 if options
                 else ValueError(f"{where} goes on with {word!r} after its end")
             )
-        said[word] = tuple(
+        numbers_of[word] = tuple(
             _number(words.pop(0) if words else "the end of the task", word, counts[word], where)
             for _ in range(counts[word])
         )
-    at = said.get("at")
+    at = numbers_of.get("at")
     block, wall = (at, None) if kind == "push" else (None, at and at[0])
     try:
-        return Task(kind, said.get("from"), said.get("to"), block, wall)
+        return Task(kind, numbers_of.get("from"), numbers_of.get("to"), block, wall)
     except GenError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -179,7 +180,7 @@ def _number(word: str, after: str, count: int, where: str) -> float:
     return float(word)
 
 
-# --- What one chunk can do
+# --- Solvable states
 
 
 def _distance(s: np.ndarray, a: slice, b: slice) -> np.ndarray:
@@ -191,7 +192,7 @@ def _within(v: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def _before_the_block(s: np.ndarray) -> np.ndarray:
-    """The cosine of the angle between the way to the block and the way that it has to go."""
+    """Cosine of the angle between the ways of gripper to block and of block to goal."""
     to, on = s[..., BLOCK] - s[..., GRIPPER], s[..., GOAL] - s[..., BLOCK]
     return (to * on).sum(-1) / np.maximum(
         np.linalg.norm(to, axis=-1) * np.linalg.norm(on, axis=-1), 1e-6
@@ -251,27 +252,26 @@ RULES: dict[str, tuple[Rule, ...]] = {
 
 
 def solvable(states: np.ndarray, kind: str) -> np.ndarray:
-    """Which states [n, 7] a task of this kind is drawn in: bool [n]."""
+    """Mask of the states [n, 7] that a task of this kind may start from: bool [n]."""
     states = np.asarray(states, np.float64)
     return np.logical_and.reduce([rule(states) for _, rule in RULES[kind]])
 
 
 def _propose(task: Task, n: int, rng: np.random.Generator) -> np.ndarray:
-    """States float32 [n, 7] that say what a task says, and anything for what it leaves open."""
-    out, said = np.zeros((n, STATES), np.float32), task.numbers()
+    """Draw states float32 [n, 7] that agree with a task, whether or not they are solvable."""
+    out, stated = np.zeros((n, STATES), np.float32), task.numbers()
     for name in USED[task.kind]:
         low, high = WALLS if name == "wall_y" else AREA
         drawn = rng.integers(round(100 * low), round(100 * high) + 1, n) / 100
-        out[:, STATE_NAMES.index(name)] = said.get(name, drawn)
+        out[:, STATE_NAMES.index(name)] = stated.get(name, drawn)
     return out
 
 
 def draw_state(task: Task, rng: np.random.Generator) -> np.ndarray:
-    """A state that a task can start from, float32 [7] in whole centimetres. What is unsaid is
-    drawn.
+    """Draw a state that a task can start from: float32 [7] in whole centimetres.
 
-    Raises ``GenError`` naming the rule that stands against it if one chunk cannot be relied on to
-    solve what the task says.
+    Raises:
+        GenError: no chunk reliably solves the task; the message names the violated rule.
     """
     for _ in range(1 if len(task.numbers()) == len(USED[task.kind]) else _TRIES):
         states = _propose(task, _BATCH, rng)
@@ -285,8 +285,11 @@ def draw_state(task: Task, rng: np.random.Generator) -> np.ndarray:
 
 
 def described(state: np.ndarray) -> Task:
-    """The task that says all of a state, to the centimetre. Raises ``GenError`` for a state with
-    numbers out of ``AREA``."""
+    """Task that states all of a state, to the centimetre.
+
+    Raises:
+        GenError: a number of the state is outside ``AREA``.
+    """
     kind = KINDS[int(tabletop.kinds(state))]
     x = [round(float(v), 2) for v in np.asarray(state)]
     return Task(
@@ -302,7 +305,7 @@ def described(state: np.ndarray) -> Task:
 
 
 def held_out(state: np.ndarray) -> bool:
-    """Whether a state [7] belongs to the tenth of all cells that training never sees."""
+    """Return whether a state [7] belongs to the tenth of all cells that training never sees."""
     return _held_out(tuple(_cells(state).tolist()))
 
 
@@ -314,8 +317,9 @@ _held_out = functools.cache(language.held_out)  # there are about 2000 cells
 
 
 def states(kind: str, n: int, seed: int, *, held: bool) -> np.ndarray:
-    """``n`` states float32 [n, 7] of one kind, all held out or none of them. More of them begin
-    with the same ones."""
+    """Draw ``n`` states float32 [n, 7] of one kind, all held out or none of them. A larger ``n``
+    begins with the same states.
+    """
     rng, out = np.random.default_rng([seed, KINDS.index(kind)]), []
     while len(out) < n:
         drawn = _propose(Task(kind), 8 * _BATCH, rng)
@@ -330,9 +334,13 @@ def states(kind: str, n: int, seed: int, *, held: bool) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Episodes:
-    """``states`` float32 [n, 7], ``tasks`` (of one kind after the other, and saying no numbers),
-    ``actions`` float32 [n, 16, 2] of the demonstrator, ``action_is_pad`` bool [n, 16]: True after
-    the end of a demonstration, where actions are 0.
+    """Demonstrations.
+
+    Attributes:
+        states: float32 [n, 7].
+        tasks: one per state, kind after kind, without numbers.
+        actions: float32 [n, 16, 2] of the demonstrator.
+        action_is_pad: bool [n, 16], True after the end of a demonstration, where actions are 0.
     """
 
     states: np.ndarray
@@ -342,7 +350,7 @@ class Episodes:
 
 
 def episodes(n: int, seed: int, held: bool) -> Episodes:
-    """``n`` demonstrations, all from held-out states or none of them."""
+    """Draw ``n`` demonstrations, all from held-out states or none of them."""
     out = np.zeros((n, STATES), np.float32)
     for k, kind in enumerate(KINDS):
         mine = len(range(k, n, len(KINDS)))
@@ -355,16 +363,17 @@ def episodes(n: int, seed: int, held: bool) -> Episodes:
 
 
 def observation(state: np.ndarray, task: Task) -> dict[str, Any]:
-    """What a policy sees: ``observation.state`` float32 [7] and ``task``."""
+    """Observation of a policy: ``observation.state`` float32 [7] and ``task``."""
     return {STATE_KEY: np.array(state, np.float32), TASK_KEY: str(task)}
 
 
 def validate_observation(obs: Mapping[str, Any]) -> tuple[np.ndarray, Task]:
-    """The state float32 [7] and the task of an observation; other keys (cameras, times) are left
-    alone.
+    """Check an observation and return its state float32 [7] and its task. Other keys (cameras,
+    times) are ignored.
 
-    Raises ``GenError`` for a missing key, another length or type, NaN or inf, numbers off the
-    table, things inside one another, and a state that does not fit the task.
+    Raises:
+        GenError: a key is missing, or has another length or type; numbers are NaN, infinite or off
+            the table; things overlap; or the state does not fit the task.
     """
     if not isinstance(obs, Mapping):
         raise GenError(
@@ -409,8 +418,11 @@ def validate_observation(obs: Mapping[str, Any]) -> tuple[np.ndarray, Task]:
 
 
 def require_state(state: np.ndarray, task: Task) -> None:
-    """Raises ``GenError`` if a state [7] cannot be one of this task, whether or not one chunk could
-    solve it."""
+    """Check that a state [7] is possible for a task, solvable or not.
+
+    Raises:
+        GenError: it is not; the message names the number.
+    """
     for name, value in zip(STATE_NAMES, np.asarray(state).tolist(), strict=True):
         if not np.isfinite(value):
             raise bad_value(name, value, "a finite number", STATE_KEY)
@@ -426,13 +438,13 @@ def require_state(state: np.ndarray, task: Task) -> None:
         low = {"block": BLOCK_RADIUS, "wall": HALF}.get(name.split("_")[0], 0.0)
         if not low - 1e-6 <= value <= 1 - low + 1e-6:
             raise bad_value(name, value, f"{low:g} to {1 - low:g} metres", STATE_KEY)
-        said = task.numbers().get(name, value)
-        if abs(said - value) > _CENTIMETRES:
-            raise bad_value(name, value, f"{said:.2f} as the task {str(task)!r} says", STATE_KEY)
+        stated = task.numbers().get(name, value)
+        if abs(stated - value) > _CENTIMETRES:
+            raise bad_value(name, value, f"{stated:.2f} as in the task {str(task)!r}", STATE_KEY)
     if tabletop.overlap(state) > 1e-3:
         other, room = (
             ("block", CONTACT) if task.kind == "push" else ("wall", tabletop.GRIPPER_RADIUS)
         )
         raise GenError(
-            f"the gripper is inside the {other}; expected {room:g} metres between them or more"
+            f"the gripper is inside the {other}; expected at least {room:g} metres between them"
         )

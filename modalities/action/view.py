@@ -1,9 +1,8 @@
-"""Pictures of the tabletop: the camera image of an observation, and a rollout drawn frame by frame
-with the paths it took.
+"""Renderer of the tabletop: the camera image of an observation, and rollouts frame by frame with
+their paths.
 
-The camera looks straight down; y goes up. Everything is drawn in table coordinates, four times as
-fine as it is shown, and averaged, which is what makes the edges smooth. The same state always gives
-the same pixels.
+The camera looks straight down; y goes up. Drawing is in table coordinates at four times the
+resolution, then averaged, for smooth edges. Equal states give equal pixels.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from gen.modalities.action import world as tabletop
 from gen.modalities.action.world import (
@@ -26,10 +26,10 @@ from gen.modalities.action.world import (
     WALL_X,
 )
 
-CAMERA, FRAME = 64, 192  # pixels: side of an observation image and of a frame to look at
+CAMERA, FRAME = 64, 192  # pixels: side of an observation image and of a rendered frame
 IMAGE_KEY = "observation.images.top"
 _FINE = 4  # drawn pixels per shown pixel, along each axis
-# metres: half the wall's thickness as it is drawn; the gripper's own radius keeps it clear of it
+# metres: half of the drawn thickness of the wall; the gripper's radius keeps it clear of it
 _BAR = 0.012
 _RIM, _RING = 0.01, 0.012  # metres
 
@@ -41,13 +41,14 @@ WALL_FILL, STRUCK = (88, 92, 104), (204, 62, 58)
 
 
 def render(state: np.ndarray) -> np.ndarray:
-    """The camera image of a state [7]: uint8 [64, 64, 3]."""
+    """Camera image of a state [7]: uint8 [64, 64, 3]."""
     return _draw(np.asarray(state, np.float64)[None], CAMERA, False)
 
 
 def animate(state: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """What a chunk [T, 2] does from a state [7], with the paths of gripper and block so far: uint8
-    [T + 1, 192, 192, 3]. A wall that was run into turns red, a goal that is reached is filled."""
+    """Frames of a chunk [T, 2] rolled out from a state [7], with the paths of gripper and block so
+    far: uint8 [T + 1, 192, 192, 3]. A struck wall turns red, a reached goal is filled.
+    """
     done = tabletop.rollout(actions, state)
     states, struck = (
         done.states.astype(np.float64),
@@ -57,9 +58,9 @@ def animate(state: np.ndarray, actions: np.ndarray) -> np.ndarray:
 
 
 def _draw(states: np.ndarray, side: int, struck: bool) -> np.ndarray:
-    """The last of some states [n, 7] over the paths through all of them: uint8 [side, side, 3]."""
-    from PIL import Image, ImageDraw
-
+    """Image of the last of the states [n, 7] over the paths through all of them: uint8 [side, side,
+    3].
+    """
     if states.ndim != 2 or states.shape[1] != STATES or not np.isfinite(states).all():
         raise ValueError(
             f"the state has the shape {list(states.shape[1:])}; expected {STATES} finite numbers"
@@ -96,7 +97,7 @@ def _draw(states: np.ndarray, side: int, struck: bool) -> np.ndarray:
 
 
 class _Pen:
-    """Draws in metres, y up."""
+    """Pen that draws in metres, y up."""
 
     def __init__(self, draw: Any, scale: int):
         self.draw, self.scale = draw, scale
@@ -118,7 +119,7 @@ class _Pen:
         )
 
     def path(self, points: np.ndarray, colour: tuple[int, int, int], half: float = 0.008) -> None:
-        """A line with round joints and ends."""
+        """Draw a line with round joints and ends."""
         if len(points) > 1:
             self.line(list(points), 2 * half, colour)
             for point in points:

@@ -1,10 +1,11 @@
-"""aMUSEd: pictures of texts, all codes at once and again (arXiv 2401.01808)."""
+"""aMUSEd: images from text by masked decoding of all codes at once (arXiv 2401.01808)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
@@ -12,6 +13,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.options import require_multiple, require_one_device
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.conditioning import Conditions
 from gen.models.load.pretrained import pretrained, tokenizer_of
@@ -26,17 +28,20 @@ PARTS = {
     "tokenizer": "CLIPTokenizer",
     "scheduler": "AmusedScheduler",
 }
-MICRO = 5  # numbers about a picture
+MICRO = 5  # numbers of an image's micro-conditioning: its size, its crop, its aesthetic score
 
 
 @register("checkpoint", "amused")
 class Amused(Checkpoint):
     """aMUSEd 256 and 512, and models fine-tuned from them, as diffusers folders.
 
-    ``height``, ``width``: of pictures, in pixels, by default those of training.
-    ``aesthetic_score``: of pictures that are asked for, about 1 to 10. The preset ``amused`` takes
-    the steps of diffusers' pipeline. The autoencoder runs in single precision where its config asks
-    for it.
+    The preset ``amused`` takes the steps of diffusers' pipeline. The autoencoder runs in single
+    precision where its config asks for it.
+
+    Args:
+        height: pixels of an image, by default those of training.
+        width: pixels of an image, by default those of training.
+        aesthetic_score: score that the prompts ask for, about 1 to 10.
     """
 
     modalities = ("image",)
@@ -56,62 +61,43 @@ class Amused(Checkpoint):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         height: int | None = None,
         width: int | None = None,
         aesthetic_score: float = 6.0,
     ):
-        from diffusers import UVit2DModel
+        from diffusers import UVit2DModel  # diffusers takes seconds to import
 
         configs = _configs(files)
-        if how.device_map is not None:
-            raise GenError(
-                f"model {files.name} came with a device_map; expected none, models of this family"
-                " run on one device"
-            )
+        require_one_device(files, load)
         if (
             isinstance(aesthetic_score, bool)
             or not isinstance(aesthetic_score, (int, float))
             or not 0 <= aesthetic_score <= 100
         ):
             raise bad_value("aesthetic_score", aesthetic_score, "a number from 0 to 100")
-        single = how.dtype == torch.float16 and configs["vqvae"].get("force_upcast", False)
+        single = load.dtype == torch.float16 and configs["vqvae"].get("force_upcast", False)
         self.frontend = UnitVQ.from_pretrained(
-            files.path / "vqvae", how.device, torch.float32 if single else how.dtype
+            files.path / "vqvae", load.device, torch.float32 if single else load.dtype
         )
         transformer = pretrained(
             UVit2DModel,
             files.path / "transformer",
-            device=how.device,
-            dtype=how.dtype,
+            device=load.device,
+            dtype=load.dtype,
             name=f"{files.name}/transformer",
         )
         c, mask = transformer.config, configs["scheduler"].get("mask_token_id")
         codes = self.frontend.config.codebook_sizes[0]
-        if codes != c.codebook_size:
-            raise GenError(
-                f"model {files.name} has a codebook_size of {c.codebook_size}, its vqvae {codes}"
-                " codes; expected as many"
-            )
-        if isinstance(mask, bool) or not isinstance(mask, int) or not codes <= mask < c.vocab_size:
-            raise GenError(
-                f"the scheduler of {files.name} has the mask_token_id {mask!r}; expected one from"
-                f" {codes} to {c.vocab_size - 1}, which are ids of the transformer and no codes"
-            )
-        if c.micro_cond_embed_dim != MICRO * c.micro_cond_encode_dim:
-            raise GenError(
-                f"the transformer of {files.name} has micro_cond_embed_dim"
-                f" {c.micro_cond_embed_dim}; expected {MICRO} times {c.micro_cond_encode_dim}"
-            )
-        encoder = _Clip(files, how, c.cond_embed_dim, c.encoder_hidden_size)
+        _require_match(files.name, c, codes, mask)
+        encoder = _Clip(files, load, c.cond_embed_dim, c.encoder_hidden_size)
         factor = self.frontend.factor
         step = factor * (2 if c.downsample else 1)
         sides = {"height": height, "width": width}
         sides = {k: c.sample_size * factor if v is None else v for k, v in sides.items()}
         for name, side in sides.items():
-            if not isinstance(side, int) or isinstance(side, bool) or side < 1 or side % step:
-                raise bad_value(name, side, f"a multiple of {step}")
+            require_multiple(name, side, step)
         grid = sides["height"] // factor, sides["width"] // factor
         self.lm = AmusedLM(transformer, Conditions(encoder), grid, mask, factor, aesthetic_score)
         space = TokenSpace.codes(grid, codes, self.lm.vocab_size, codes, self.frontend.codebooks[0])
@@ -123,35 +109,37 @@ class Amused(Checkpoint):
 
 
 class _Clip:
-    """A text -> ``pooled`` [D], its projected vector, and ``states`` [L, D'], the states before the
-    last layer. Texts are padded to one length, and cut to it; padding is seen, as in training."""
+    """CLIP text encoder: a text -> ``pooled`` [D], its projected vector, and ``states`` [L, D'],
+    the states before the last layer.
 
-    def __init__(self, files: CheckpointFiles, how: LoadOptions, pooled: int, states: int):
-        from transformers import CLIPTextModelWithProjection
+    Texts are padded, and truncated, to one length. Padding is attended to, as in training.
+    """
 
+    def __init__(self, files: CheckpointFiles, load: LoadOptions, pooled: int, states: int):
         self.tokenizer = tokenizer_of(files.path / "tokenizer", name=f"{files.name}/tokenizer")
         self.model = pretrained(
-            CLIPTextModelWithProjection,
+            transformers.CLIPTextModelWithProjection,
             files.path / "text_encoder",
-            device=how.device,
-            dtype=how.dtype,
+            device=load.device,
+            dtype=load.dtype,
             name=f"{files.name}/text_encoder",
         )
         c, self.length = self.model.config, self.tokenizer.model_max_length
         if (c.projection_dim, c.hidden_size) != (pooled, states):
             raise GenError(
-                f"the text encoder of {files.name} gives vectors of {c.projection_dim} and states"
-                f" of {c.hidden_size}; expected {pooled} and {states}, which the transformer takes"
+                f"the text encoder of {files.name} gives vectors of {c.projection_dim} and"
+                f" states of {c.hidden_size}; expected {pooled} and {states}, the sizes that"
+                " the transformer takes"
             )
         if self.length > c.max_position_embeddings:
             raise GenError(
-                f"the tokenizer of {files.name} makes texts of {self.length} ids; expected at most"
-                f" {c.max_position_embeddings}, for which the text encoder has positions"
+                f"the tokenizer of {files.name} makes texts of {self.length} tokens; expected"
+                f" at most {c.max_position_embeddings}, the positions of the text encoder"
             )
         if len(self.tokenizer) > c.vocab_size:
             raise GenError(
                 f"the tokenizer of {files.name} has {len(self.tokenizer)} ids; expected at most"
-                f" {c.vocab_size}, those of the text encoder"
+                f" {c.vocab_size}, the vocabulary of the text encoder"
             )
 
     def __call__(self, text: str) -> dict[str, Tensor]:
@@ -162,9 +150,41 @@ class _Clip:
         return {"pooled": out.text_embeds[0], "states": out.hidden_states[-2][0]}
 
 
+def _require_match(name: str, c: Any, codes: int, mask: Any) -> None:
+    """Check that transformer, autoencoder and scheduler belong together.
+
+    Args:
+        name: the checkpoint, for messages.
+        c: config of the transformer.
+        codes: codes of the autoencoder.
+        mask: the scheduler's mask_token_id.
+
+    Raises:
+        GenError: they differ in their codes, mask or micro-conditioning.
+    """
+    if codes != c.codebook_size:
+        raise GenError(
+            f"model {name} has a codebook_size of {c.codebook_size} and its vqvae"
+            f" {codes} codes; expected equal numbers"
+        )
+    if isinstance(mask, bool) or not isinstance(mask, int) or not codes <= mask < c.vocab_size:
+        raise GenError(
+            f"the scheduler of {name} has the mask_token_id {mask!r}; expected an id"
+            f" from {codes} to {c.vocab_size - 1}, where the transformer has no codes"
+        )
+    if c.micro_cond_embed_dim != MICRO * c.micro_cond_encode_dim:
+        raise GenError(
+            f"the transformer of {name} has micro_cond_embed_dim"
+            f" {c.micro_cond_embed_dim}; expected {MICRO} times {c.micro_cond_encode_dim}"
+        )
+
+
 def _configs(files: CheckpointFiles) -> dict[str, dict[str, Any]]:
-    """The configs of the parts. Raises ``GenError`` for a part that is not there, or is another
-    one."""
+    """Read the configs of the parts.
+
+    Raises:
+        GenError: a part is missing, or is of another class.
+    """
     lacking = [part for part in PARTS if not (files.path / part).is_dir()]
     if lacking:
         raise GenError(
@@ -173,14 +193,14 @@ def _configs(files: CheckpointFiles) -> dict[str, dict[str, Any]]:
         )
     index = files.json("model_index.json")
     for part, expected in PARTS.items():
-        found = index.get(part)
+        entry = index.get(part)
         if (
-            isinstance(found, list)
-            and len(found) == 2
+            isinstance(entry, list)
+            and len(entry) == 2
             and part != "tokenizer"
-            and found[1] != expected
+            and entry[1] != expected
         ):
-            raise GenError(f"the {part} of {files.name} is a {found[1]!r}; expected {expected!r}")
+            raise GenError(f"the {part} of {files.name} is a {entry[1]!r}; expected {expected!r}")
     return {
         "vqvae": files.json("vqvae/config.json"),
         "scheduler": files.json("scheduler/scheduler_config.json"),

@@ -1,29 +1,35 @@
-"""Texts by any causal language model of transformers (``AutoModelForCausalLM``)."""
+"""Text by any causal language model of transformers (``AutoModelForCausalLM``)."""
 
 from __future__ import annotations
 
 import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError
+from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
-from gen.models.load.pretrained import chats, pretrained, said_by_user, tokenizer_of
+from gen.models.load.pretrained import chat_token_ids, pretrained, tokenizer_of, uses_chat_template
 from gen.tokenizers.text.hf_text import HFText
 
 
 @register("checkpoint", "causal_lm")
 class CausalText(Checkpoint):
-    """Any causal language model of transformers whose attention takes masks and positions (Llama,
+    """Causal language models of transformers whose attention takes masks and positions (Llama,
     Qwen, Gemma ...).
 
-    ``max_new_tokens``: the places of an answer. ``chat``: whether prompts are put into the
-    tokenizer's chat template as what a user says; by default where it has one. A prompt has no
-    unconditional half but its first id, so guidance compares it with a text that has only begun.
+    Classifier-free guidance compares a prompt with its own first token, a text that has only begun.
+
+    Args:
+        max_new_tokens: positions of an answer.
+        chat: put prompts into the tokenizer's chat template as the user's message. The default is
+            to do so where the tokenizer has a template.
     """
 
     modalities = ("text",)
@@ -36,10 +42,6 @@ class CausalText(Checkpoint):
 
     @classmethod
     def matches(cls, files: CheckpointFiles) -> bool:
-        from transformers.models.auto.modeling_auto import (
-            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN,
-        )
-
         return files.model_type in KNOWN or "AutoModelForCausalLM" in files.config.get(
             "auto_map", {}
         )
@@ -48,39 +50,31 @@ class CausalText(Checkpoint):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         max_new_tokens: int = 128,
         chat: bool | None = None,
     ):
-        from transformers import AutoModelForCausalLM
-
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        if not is_integer(max_new_tokens, 1):
+            raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
+        needs_code = "auto_map" in files.config and files.model_type not in KNOWN
+        if needs_code and not load.trust_remote_code:
             raise GenError(
-                f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1"
+                f"model {files.name} is a {files.model_type!r}, which needs code from its"
+                " own folder; expected trust_remote_code=True, or another model"
             )
-        if "auto_map" in files.config and not how.trust_remote_code:
-            from transformers.models.auto.modeling_auto import (
-                MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN,
-            )
-
-            if files.model_type not in KNOWN:
-                raise GenError(
-                    f"model {files.name} is a {files.model_type!r} that only code of its own folder"
-                    " can run; expected trust_remote_code=True, or another model"
-                )
         tokenizer = tokenizer_of(
-            files.path, name=files.name, trust_remote_code=how.trust_remote_code
+            files.path, name=files.name, trust_remote_code=load.trust_remote_code
         )
-        self.tokenizer, self.chat = tokenizer, chats(tokenizer, chat, files.name)
+        self.tokenizer, self.chat = tokenizer, uses_chat_template(tokenizer, chat, files.name)
         self.model = pretrained(
-            AutoModelForCausalLM,
+            transformers.AutoModelForCausalLM,
             files.path,
-            device=how.device,
-            dtype=how.dtype,
-            device_map=how.device_map,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
             name=files.name,
-            trust_remote_code=how.trust_remote_code,
+            trust_remote_code=load.trust_remote_code,
         )
         require_slots(
             CausalLM(self.model),
@@ -89,15 +83,16 @@ class CausalText(Checkpoint):
         )
         size = self.model.config.get_text_config().vocab_size
         ends = ends_of(self.model, tokenizer)
-        self.frontend = HFText(tokenizer, size, ends, how.device)
+        self.frontend = HFText(tokenizer, size, ends, load.device)
         legal = torch.ones(1, size, dtype=torch.bool).expand(max_new_tokens, -1)
         space = TokenSpace((max_new_tokens,), size, legal, eos_token_id=ends[0] if ends else None)
         self.binding = Binding(space, self.prompt, self.prompt("")[:1] or [ends[0] if ends else 0])
         self.modality = FreeText(self)
 
     def prompt(self, text: str) -> list[int]:
+        """Token ids of a prompt, in the chat template if ``chat`` is on."""
         if self.chat and text:
-            return said_by_user(self.tokenizer, text)
+            return chat_token_ids(self.tokenizer, text)
         return self.tokenizer(text)["input_ids"]
 
     def adapter(self, protocol: str) -> CausalLM:
@@ -105,7 +100,7 @@ class CausalText(Checkpoint):
 
 
 def ends_of(model, tokenizer) -> tuple[int, ...]:
-    """The ids that end a text: what the generation config says, else the tokenizer's."""
-    said = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    said = tokenizer.eos_token_id if said is None else said
-    return () if said is None else (said,) if isinstance(said, int) else tuple(said)
+    """Ids that end a text: the generation config's, else the tokenizer's."""
+    eos_ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos_ids = tokenizer.eos_token_id if eos_ids is None else eos_ids
+    return () if eos_ids is None else (eos_ids,) if isinstance(eos_ids, int) else tuple(eos_ids)

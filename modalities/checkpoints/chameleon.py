@@ -1,21 +1,24 @@
 """Chameleon (arXiv 2405.09818), Anole (arXiv 2407.06135), Lumina-mGPT (arXiv 2408.02657) and
-Lumina-mGPT 2.0 (arXiv 2507.17801): one causal model of words and codes. A prompt is
+Lumina-mGPT 2.0 (arXiv 2507.17801): one causal model of words and image codes.
+
+A prompt is
 
     chameleon         bos, words, sep, boi                          then H W codes row by row
     lumina, lumina2   bos, template with words, sep, boi, h, w      then H rows of (W codes, row
                       end)
 
-with h and w ids that say how many times 32 pixels the sides are. The closing id says nothing and is
-not generated. The unconditional half of guidance is bos, boi, and boi, h, w: as in the published
-samplers, and as what Lumina was trained on without words begins.
+with h and w ids that give the sides in units of 32 pixels. The closing id carries no information
+and is not generated. The unconditional branch of classifier-free guidance is bos, boi for
+chameleon, and boi, h, w for lumina: the published samplers use these, and Lumina's training without
+words begins so.
 
-Which of the three a folder is: ``lumina`` and ``lumina2`` have a class with XLLMX in its name, or
-their training's settings (``z_loss_weight``, ``mask_image_logits``) in their config; ``lumina2``
-has a vocabulary of more than 155000 ids besides. All else is ``chameleon``.
+The folder's config decides the variant. ``lumina`` and ``lumina2`` have a class with XLLMX in its
+name, or settings of their training (``z_loss_weight``, ``mask_image_logits``). ``lumina2`` also has
+a vocabulary of more than 155000 ids. Every other folder is ``chameleon``.
 
 The id of a code is found by its name ("IMGIMG", then A for 0 to J for 9, then "Z") in the config's
-``vocabulary_map``, or the tokenizer. Where neither names all codes, those of ``lumina2`` begin at
-155000, as in its published sampler. Other specials are the tokenizer's.
+``vocabulary_map``, or in the tokenizer. Where neither names all codes, those of ``lumina2`` begin
+at 155000, as in its published sampler. Other special tokens are the tokenizer's.
 """
 
 from __future__ import annotations
@@ -33,19 +36,21 @@ from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.layouts import make_layout, space
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, unknown
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.options import require_multiple
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.conditioning import Vocabulary
 from gen.models.load.weights import Weights
 from gen.models.published.chameleon import IMAGES, ChameleonLM, language_model, model_weights
 from gen.tokenizers.image.chameleon_vq import Below, ChameleonVQ
 from gen.tokenizers.image.vq import VQ
+from tokenizers import Tokenizer
 
 NAMED = re.compile(r"IMGIMG([A-J]+)Z")
 DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
-FIRST = 155000  # the id of code 0 of Lumina-mGPT 2.0
+FIRST = 155000  # id of code 0 of Lumina-mGPT 2.0
 BOI, EOI, SEP, ROW_END, SIZE = (
     "<racm3:break>",
     "<eoss>",
@@ -53,15 +58,21 @@ BOI, EOI, SEP, ROW_END, SIZE = (
     "<reserved08799>",
     "<reserved{:05d}>",
 )
-STEP = 32  # pixels that one step of a size id stands for; its name has the number 8800 + steps
+STEP = 32  # pixels per step of a size id, whose name holds the number 8800 + steps
 TEMPLATE = "Generate an image of {width}x{height} according to the following prompt:\n{text}"
 TRAINING = ("z_loss_weight", "mask_image_logits")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """``sampling``: of the published sampler. ``vq``: where the autoencoder of pictures is looked for.
-    ``side``: of pictures, in pixels. ``rows``: whether rows have ends and prompts say the size."""
+    """Constants of one variant.
+
+    Attributes:
+        sampling: parameters of the published sampler.
+        vq: paths at which the image autoencoder is looked for.
+        side: default pixels of an image's side.
+        rows: rows have ends, and prompts state the size.
+    """
 
     sampling: Mapping[str, Any]
     vq: tuple[str, ...]
@@ -82,22 +93,26 @@ VARIANTS = {
 
 @register("checkpoint", "chameleon")
 class Chameleon(Checkpoint):
-    """Chameleon, Anole, Lumina-mGPT and Lumina-mGPT 2.0: pictures after words.
+    """Chameleon, Anole, Lumina-mGPT and Lumina-mGPT 2.0: images from text.
 
-    ``height``, ``width``: of pictures, in pixels (chameleon 512, lumina 768: its checkpoints of 512
-    and 1024 need them said). ``variant``: chameleon, lumina or lumina2, by default what the config
-    says (see the module). ``vq``: the file or folder of the autoencoder of pictures, by default
-    Meta's ``vqgan.ckpt`` in the folder or its ``tokenizer``, for lumina2 ``movqgan_270M.ckpt``; a
-    folder of ``diffusers.VQModel`` does as well. The autoencoder runs in single precision at least,
-    as in the published scripts. Meta's own Chameleon was released untrained for pictures; Anole is
-    the same model with its codes trained.
+    The autoencoder runs in single precision at least, as in the published scripts. Meta released
+    Chameleon untrained for images; Anole is the same model with its codes trained.
+
+    Args:
+        height: pixels of an image (chameleon 512, lumina 768). Lumina's checkpoints of 512 and 1024
+            need it set.
+        width: pixels of an image, as ``height``.
+        variant: chameleon, lumina or lumina2. The default is read from the config (see the module).
+        vq: file or folder of the image autoencoder, or a folder of ``diffusers.VQModel``. The
+            default is Meta's ``vqgan.ckpt`` in the folder or in its ``tokenizer``, and for lumina2
+            ``movqgan_270M.ckpt``.
     """
 
     modalities = ("image",)
     protocols = ("causal",)
     tested = (
-        "tiny random folders against transformers' model and head, and its `generate`; the image"
-        " tokenizers against diffusers"
+        "tiny random folders against transformers' model and head, and its `generate`; the"
+        " image tokenizers against diffusers"
     )
 
     @classmethod
@@ -110,7 +125,7 @@ class Chameleon(Checkpoint):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         height: int | None = None,
         width: int | None = None,
@@ -119,8 +134,8 @@ class Chameleon(Checkpoint):
     ):
         if files.model_type != "chameleon":
             raise GenError(
-                f"model {files.name} is in the layout of Meta's own code; expected that of"
-                " transformers, such as leloy/Anole-7b-v0.1-hf"
+                f"model {files.name} is in the layout of Meta's own code; expected the layout"
+                " of transformers, such as leloy/Anole-7b-v0.1-hf"
             )
         if variant is not None and variant not in VARIANTS:
             raise unknown("variant", variant, VARIANTS)
@@ -128,43 +143,25 @@ class Chameleon(Checkpoint):
         self.variant = VARIANTS[variant]
         self._tokenizer = _tokenizer(files)
         weights = model_weights(files.folder)
-        self.frontend = _frontend(files, vq, self.variant, weights, how)
-        size, compression = self.frontend.config.codebook_sizes[0], self.frontend.config.compression
+        self.frontend = _frontend(files, vq, self.variant, weights, load)
         pixels = {
             name: self.variant.side if n is None else n
             for name, n in (("height", height), ("width", width))
         }
         self._grid = tuple(
             _cells(name, n, c, STEP if self.variant.rows else c)
-            for (name, n), c in zip(pixels.items(), compression, strict=True)
+            for (name, n), c in zip(pixels.items(), self.frontend.config.compression, strict=True)
         )
         self._before, self._after, self._template = self._specials(files, pixels)
-        ids = code_ids(
-            files.config.get("vocabulary_map") or {},
-            self._tokenizer.get_vocab(),
-            size,
-            variant,
-            files.name,
-        )
-        if self.variant.rows:
-            ids += self._ids([ROW_END], files.name)
-        self._room, self._words = (
-            files.config.get("max_position_embeddings", 4096),
-            files.config.get("vocab_size", 65536),
-        )
-        self.vocabulary = Vocabulary(ids, self._words)
-        self._layout = make_layout(
-            "raster_eol" if self.variant.rows else "raster", sizes=(size,), grid=self._grid
-        )
-        self._taken = {*ids, *self._ids([BOI, EOI, SEP], files.name)}
+        self._read_vocabulary(files, variant)
         self.sampling = dict(self.variant.sampling)
         model = language_model(
             weights,
             files.config,
             files.name,
-            device=how.device,
-            dtype=how.dtype,
-            device_map=how.device_map,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
         )
         self.lm = ChameleonLM(model, self.vocabulary)
         unconditional = self._after[1:] if self.variant.rows else self._before + self._after[1:]
@@ -175,14 +172,35 @@ class Chameleon(Checkpoint):
         )
         self.modality = FreeImage(self)
 
+    def _read_vocabulary(self, files: CheckpointFiles, variant: str) -> None:
+        """Find the ids of codes and row ends, and lay the codes out as a sequence."""
+        size = self.frontend.config.codebook_sizes[0]
+        names_to_ids = files.config.get("vocabulary_map") or {}
+        ids = code_ids(names_to_ids, self._tokenizer.get_vocab(), size, variant, files.name)
+        if self.variant.rows:
+            ids += self._ids([ROW_END], files.name)
+        self._room = files.config.get("max_position_embeddings", 4096)
+        self._words = files.config.get("vocab_size", 65536)
+        self.vocabulary = Vocabulary(ids, self._words)
+        self._layout = make_layout(
+            "raster_eol" if self.variant.rows else "raster", sizes=(size,), grid=self._grid
+        )
+        self._image_tokens = {*ids, *self._ids([BOI, EOI, SEP], files.name)}
+
     def _specials(
         self, files: CheckpointFiles, pixels: Mapping[str, int]
     ) -> tuple[list[int], list[int], str]:
-        """The ids before the words, those after them, and what the words are put into."""
-        said = files.json("tokenizer_config.json")
+        """Ids before the words, ids after them, and the template of the words."""
+        tokenizer_config = files.json("tokenizer_config.json")
+        # tokenizers without a bos token begin texts with the eos token
         bos = next(
-            (_content(said[k]) for k in ("bos_token", "eos_token") if said.get(k)), "<s>"
-        )  # a tokenizer without the one begins with the other
+            (
+                _content(tokenizer_config[k])
+                for k in ("bos_token", "eos_token")
+                if tokenizer_config.get(k)
+            ),
+            "<s>",
+        )
         sizes = (
             [SIZE.format(8800 + n // STEP) for n in pixels.values()] if self.variant.rows else []
         )
@@ -193,35 +211,39 @@ class Chameleon(Checkpoint):
         missing = [n for n in names if self._tokenizer.token_to_id(n) is None]
         if missing:
             raise GenError(
-                f"the tokenizer of {model} has no {', '.join(missing)}; expected the one that the"
-                " model was trained with"
+                f"the tokenizer of {model} has no {', '.join(missing)}; expected the tokenizer"
+                " of the model's training"
             )
         return [self._tokenizer.token_to_id(n) for n in names]
 
     def prompt(self, text: str) -> list[int]:
-        """The ids before the first code. Raises ``GenError`` for text that holds the names of
-        specials, and for more than the model has room for."""
+        """Ids before the first code.
+
+        Raises:
+            GenError: the text holds names of special tokens, or the prompt is too long for the
+                model.
+        """
         height, width = (
             g * c for g, c in zip(self._grid, self.frontend.config.compression, strict=True)
         )
         words = self._tokenizer.encode(
             self._template.format(text=text, height=height, width=width), add_special_tokens=False
         ).ids
-        if found := self._taken.intersection(words):
+        if specials := self._image_tokens.intersection(words):
             raise GenError(
-                f"the prompt {text!r} holds {self._tokenizer.id_to_token(min(found))!r}, a part of"
-                " pictures; expected words"
+                f"the prompt {text!r} holds {self._tokenizer.id_to_token(min(specials))!r}, a"
+                " token of images; expected words"
             )
         if max(words, default=0) >= self._words:
             raise GenError(
-                f"the tokenizer makes id {max(words)} of the prompt {text!r}; expected ids below"
-                f" {self._words}, those of the model"
+                f"the tokenizer gives the prompt {text!r} the id {max(words)}; expected ids"
+                f" below {self._words}, the vocabulary of the model"
             )
         ids = self._before + words + self._after
         if (need := len(ids) + self._layout.length()) > self._room:
             raise GenError(
-                f"a prompt of {len(ids)} ids and a picture of {self._layout.length()} make {need};"
-                f" expected at most {self._room}, the positions that the model has"
+                f"a prompt of {len(ids)} tokens and an image of {self._layout.length()} make"
+                f" {need}; expected at most {self._room}, the positions of the model"
             )
         return self.vocabulary.prompt(ids)
 
@@ -233,7 +255,7 @@ class Chameleon(Checkpoint):
 
 
 def variant_of(config: Mapping[str, Any]) -> str:
-    """What a config.json says that a folder is; see the module."""
+    """Variant of a folder, read from its config.json (see the module)."""
     if not any("XLLMX" in name for name in config.get("architectures") or ()) and not any(
         key in config for key in TRAINING
     ):
@@ -248,22 +270,32 @@ def code_ids(
     variant: str,
     name: str,
 ) -> list[int]:
-    """The model's id of every code, in the codebook's order. Raises ``GenError`` where names are
-    missing."""
+    """Model id of every code, in the codebook's order.
+
+    Args:
+        vocabulary_map: the config's token string -> id.
+        tokens: the tokenizer's token string -> id.
+        count: codes of the autoencoder.
+        variant: key of ``VARIANTS``.
+        name: the checkpoint, for messages.
+
+    Raises:
+        GenError: code names are missing or too many.
+    """
     named = _named(vocabulary_map) or _named(tokens)
     if all(code in named for code in range(count)):
         if len(named) > count:
             raise GenError(
-                f"the vocabulary of {name} names {len(named)} codes, the autoencoder has {count};"
-                " expected as many"
+                f"the vocabulary of {name} names {len(named)} codes and the autoencoder has"
+                f" {count}; expected equal numbers"
             )
         return [named[code] for code in range(count)]
     if variant == "lumina2":
         return list(range(FIRST, FIRST + count))
     lacking = next(code for code in range(count) if code not in named)
     raise GenError(
-        f"the vocabulary of {name} names {len(named)} codes and lacks code {lacking}, the"
-        f" autoencoder has {count}; expected as many, by names such as IMGIMGBAZ"
+        f"the vocabulary of {name} names {len(named)} codes and lacks code {lacking}; expected"
+        f" names such as IMGIMGBAZ for all {count} codes of the autoencoder"
     )
 
 
@@ -276,22 +308,20 @@ def _named(names: Mapping[str, int]) -> dict[int, int]:
 
 
 def _cells(name: str, pixels: Any, compression: int, step: int) -> int:
-    """How many codes a side of so many pixels has."""
-    if not isinstance(pixels, int) or isinstance(pixels, bool) or pixels < 1 or pixels % step:
-        raise bad_value(name, pixels, f"a multiple of {step}")
+    """Codes along a side of ``pixels`` pixels."""
+    require_multiple(name, pixels, step)
     return pixels // compression
 
 
 def _content(token: Any) -> str:
-    """A special token's string, written alone or with its properties."""
+    """String of a special token, which config files write bare or with its properties."""
     return str(token["content"] if isinstance(token, Mapping) else token)
 
 
 def _tokenizer(files: CheckpointFiles):
-    """The tokenizer as its file has it: the class that tokenizer_config.json names would put
-    Llama's rules for spaces in the place of its own."""
-    from tokenizers import Tokenizer
-
+    """Load the tokenizer from its own file: the class that tokenizer_config.json names would apply
+    Llama's rules for spaces.
+    """
     path = files.file("tokenizer.json", "text_tokenizer.json", "tokenizer/text_tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -309,31 +339,30 @@ def _frontend(
     vq: str | Path | None,
     variant: Variant,
     weights: Weights,
-    how: LoadOptions,
+    load: LoadOptions,
 ) -> TokenFrontend:
-    own = Below(weights, IMAGES)
-    dtype = torch.promote_types(how.dtype, torch.float32)
-    where = files.folder if vq is None else Path(vq).expanduser()
-    if vq is not None and not where.exists():
+    image_weights = Below(weights, IMAGES)
+    dtype = torch.promote_types(load.dtype, torch.float32)
+    location = files.folder if vq is None else Path(vq).expanduser()
+    if vq is not None and not location.exists():
         raise GenError(
-            f"vq is {str(vq)!r}, which is not there; expected the file or folder of an autoencoder"
-            f" of pictures, such as {variant.vq[1]}"
+            f"vq is {str(vq)!r}, which does not exist; expected the file or folder of an image"
+            f" autoencoder, such as {variant.vq[1]}"
         )
     if (
         vq is not None
-        and where.is_dir()
-        and CheckpointFiles(where, where).config.get("_class_name") == "VQModel"
+        and location.is_dir()
+        and CheckpointFiles(location, location).config.get("_class_name") == "VQModel"
     ):
-        return VQ.from_pretrained(where, how.device, dtype)
-    found = next((where / p for p in variant.vq if (where / p).is_file()), None)
-    if vq is None and found is None:
-        if "decoder.conv_in.weight" in own:
-            return ChameleonVQ.of(own, files.name, how.device, dtype)
+        return VQ.from_pretrained(location, load.device, dtype)
+    file = next((location / p for p in variant.vq if (location / p).is_file()), None)
+    if vq is None and file is None:
+        if "decoder.conv_in.weight" in image_weights:
+            return ChameleonVQ.of(image_weights, files.name, load.device, dtype)
         raise GenError(
-            f"model {files.name} has no decoder of pictures (folders of transformers have an"
-            f" encoder only); expected {variant.vq[1]} or {variant.vq[0]} in {files.folder}, or"
-            " vq=..."
+            f"model {files.name} has no image decoder (folders of transformers hold the encoder"
+            f" only); expected {variant.vq[1]} or {variant.vq[0]} in {files.folder}, or vq=..."
         )
     return ChameleonVQ.from_pretrained(
-        found or where, how.device, dtype, None if variant.vq is MOVQ else own
+        file or location, load.device, dtype, None if variant.vq is MOVQ else image_weights
     )

@@ -1,15 +1,16 @@
 """CSM: a conversational speech model (Sesame, "Crossing the uncanny valley of conversational
 voice", 2025; `sesame/csm-1b`).
 
-A backbone reads the ids of "[speaker]words" and then frames, the vectors of whose Q codes of Mimi
-are summed; its state before frame t gives the law of the first code, and a small depth decoder that
-of the others:
+A backbone reads the ids of "[speaker]words" and then frames. A frame's input is the sum of the
+embeddings of its Q Mimi codes. The backbone's state before frame t gives the distribution of the
+first code, and a small depth decoder gives those of the others:
 
     p(c_t | before) = p(c_{t,0} | h_t) prod_q p(c_{t,q} | h_t, c_{t,0}, ..., c_{t,q-1})
 
-Drafts of a whole frame go through the depth decoder at once. The model ends an utterance with a
-frame of zeros, which is no id of its own: here an end id is the only one that may follow such a
-frame, and may follow no other, so the law of the codes stays what it is.
+All drafted codes of a frame go through the depth decoder in one forward pass. The model ends an
+utterance with a frame of zeros, which has no id of its own. The token space here adds an eos token,
+which is the only id allowed after such a frame and is allowed nowhere else, so the distribution of
+the codes does not change.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -27,6 +29,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.options import is_integer, require_one_device
 from gen.modalities.open_vocabulary import FreeAudio
 from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.published.frame_lm import FrameCache, FrameLM
@@ -39,7 +42,7 @@ SPOKEN = re.compile(r"\[(\d+)\](.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Line:
-    """What a speaker says; as a string, as the model reads it."""
+    """Number and words of a speaker. Its string is the text that the model reads."""
 
     speaker: int
     words: str
@@ -50,8 +53,9 @@ class Line:
 
 @dataclass(frozen=True)
 class AfterSilence:
-    """A constraint: the end follows a frame whose codes are all ``silent``, the last one not
-    counted (transformers' rule), and nothing else does."""
+    """Constraint: the eos token follows a frame whose codes are all ``silent``, the last one not
+    counted (transformers' rule), and follows no other.
+    """
 
     streams: int
     eos_token_id: int
@@ -59,24 +63,30 @@ class AfterSilence:
     vocab_size: int
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
-        back = (
+        """Allowed tokens bool [..., vocab_size] at ``positions`` after ``history`` [B, T]."""
+        frame_positions = (
             positions[..., None]
             - self.streams
             + torch.arange(self.streams - 1, device=positions.device)
         )
-        before = history.gather(1, back.clamp_min(0).flatten(1)).view(back.shape)
-        over = (
-            (before == self.silent).all(-1)
+        codes = history.gather(1, frame_positions.clamp_min(0).flatten(1)).view(
+            frame_positions.shape
+        )
+        ended = (
+            (codes == self.silent).all(-1)
             & (positions >= self.streams)
             & (positions % self.streams == 0)
         )
-        end = torch.arange(self.vocab_size, device=positions.device) == self.eos_token_id
-        return over[..., None] == end
+        is_eos = torch.arange(self.vocab_size, device=positions.device) == self.eos_token_id
+        return ended[..., None] == is_eos
 
 
 class SpokenFrames(FrameLM):
-    """``CsmForConditionalGeneration``: the steps are the backbone's. ``depth_calls``: how often the
-    depth decoder ran."""
+    """Adapter of ``CsmForConditionalGeneration`` whose steps are the backbone's.
+
+    Attributes:
+        depth_calls: forward passes of the depth decoder.
+    """
 
     specials = 1
 
@@ -89,9 +99,8 @@ class SpokenFrames(FrameLM):
         return self.model.embed_text_tokens(prompt), length
 
     def embed(self, codes: Tensor) -> Tensor:
-        return self.backbone.embed_tokens(
-            codes.clamp_max(self.size - 1)
-        )  # behind an end nothing is asked
+        # inputs behind the eos token are never used
+        return self.backbone.embed_tokens(codes.clamp_max(self.size - 1))
 
     def run(self, inputs: Tensor, slots: Tensor, cache: FrameCache) -> Tensor:
         mask = cache.slots.at(slots, self.dtype)
@@ -116,33 +125,33 @@ class SpokenFrames(FrameLM):
     def _deep(
         self, states: Tensor, codes: Tensor, steps: Tensor, streams: Tensor, later: Tensor
     ) -> Tensor:
-        """Logits [m, size] of the m places ``later``; every frame goes through the depth decoder
-        once."""
+        """Logits [m, size] at the m positions that ``later`` marks. Every frame goes through the
+        depth decoder once.
+        """
         row = torch.arange(len(steps), device=steps.device)[:, None].expand_as(steps)
         frame = row[later] * (int(steps.max()) + 1) + steps[later]
-        frames, of = frame.unique(return_inverse=True)
-        one = torch.zeros_like(frames).scatter_(
-            0, of, torch.arange(len(of), device=of.device)
-        )  # a place of every frame
+        frames, frame_index = frame.unique(return_inverse=True)
+        # one of the positions of every frame
+        first_position = torch.zeros_like(frames).scatter_(
+            0, frame_index, torch.arange(len(frame_index), device=frame_index.device)
+        )
         deepest = int(streams[later].max())
-        ids = pad(
-            codes[later][one][:, :deepest].clamp_max(self.size - 1), (1, 0)
-        )  # the first one is replaced by the state
-        every = torch.ones_like(
-            ids
-        )  # without a mask the class takes its own position ids for those of packed rows
+        # the depth decoder replaces its first input by the backbone's state
+        ids = pad(codes[later][first_position][:, :deepest].clamp_max(self.size - 1), (1, 0))
+        # without a mask the class reads its own position ids as those of packed rows
+        attention_mask = torch.ones_like(ids)
         logits = self.depth(
             input_ids=ids,
-            attention_mask=every,
-            backbone_last_hidden_state=states[later][one],
+            attention_mask=attention_mask,
+            backbone_last_hidden_state=states[later][first_position],
             use_cache=False,
         ).logits
         self.depth_calls += 1
-        return logits[of, streams[later] - 1, : self.size]
+        return logits[frame_index, streams[later] - 1, : self.size]
 
 
 class Speech(FreeAudio):
-    """Waves at the rate of Mimi."""
+    """Waves at Mimi's sampling rate."""
 
     def layout(self, sizes, grid):
         return make_layout("depth", sizes=sizes, grid=grid)
@@ -150,11 +159,15 @@ class Speech(FreeAudio):
 
 @register("checkpoint", "csm")
 class CSM(Checkpoint):
-    """CSM-1B as a folder of transformers: what a speaker says, "[0]Hello." being speaker 0.
+    """CSM-1B as a folder of transformers. The prompt is a speaker's line; "[0]Hello." is said by
+    speaker 0.
 
-    ``seconds`` or ``frames``: how long an utterance is at most (10 seconds); the model may end it
-    before. ``speaker``: of prompts that name none. Guidance compares with a speaker who says
-    nothing.
+    Classifier-free guidance compares with a speaker who says nothing.
+
+    Args:
+        seconds: longest utterance (10 seconds); the model may end it earlier.
+        frames: longest utterance in frames, instead of ``seconds``.
+        speaker: speaker of prompts that name none.
     """
 
     modalities = ("speech",)
@@ -172,28 +185,22 @@ class CSM(Checkpoint):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         seconds: float | None = None,
         frames: int | None = None,
         speaker: int = 0,
     ):
-        from transformers import CsmForConditionalGeneration
-
-        if how.device_map is not None:
-            raise GenError(
-                f"model {files.name} came with a device_map; expected none, models of this family"
-                " run on one device"
-            )
-        if not isinstance(speaker, int) or isinstance(speaker, bool) or speaker < 0:
+        require_one_device(files, load)
+        if not is_integer(speaker):
             raise bad_value("speaker", speaker, "an integer of at least 0")
         self.speaker = speaker
         self.tokenizer = tokenizer_of(files.path, name=files.name)
         self.model = pretrained(
-            CsmForConditionalGeneration,
+            transformers.CsmForConditionalGeneration,
             files.path,
-            device=how.device,
-            dtype=how.dtype,
+            device=load.device,
+            dtype=load.dtype,
             name=files.name,
         )
         c, codec = self.model.config, self.model.codec_model.config
@@ -201,8 +208,9 @@ class CSM(Checkpoint):
         if codec.model_type != "mimi" or codec.num_quantizers < q or size > c.vocab_size or q < 2:
             raise GenError(
                 f"model {files.name} has {q} streams of {c.vocab_size} ids and the codec"
-                f" {codec.model_type!r} with {codec.num_quantizers} codebooks of {size}; expected"
-                " at least 2 streams, and Mimi with as many codebooks of at most as many codes"
+                f" {codec.model_type!r} with {codec.num_quantizers} codebooks of {size};"
+                " expected at least 2 streams, and Mimi with at least as many codebooks, each"
+                f" of at most {c.vocab_size} codes"
             )
         if not isinstance(silent, int) or not 0 <= silent < size:
             raise bad_value(
@@ -218,27 +226,33 @@ class CSM(Checkpoint):
                 f"below {c.max_position_embeddings}, the positions of the model",
             )
         self.modality = Speech(self)
-        plain = space(self.modality.layout((size,) * q, (length,)), vocab_size=size + 1)
-        legal = plain.legal.clone()
+        self.size, self.room = size, c.max_position_embeddings - length
+        self.binding = Binding(
+            self._token_space(length), self._prompt, self._prompt(Line(speaker, ""))
+        )
+
+    def _token_space(self, length: int) -> TokenSpace:
+        """Space of ``length`` frames that may end after a silent one. The eos token is ``size``."""
+        q, size = self.streams, self.size
+        codes = space(self.modality.layout((size,) * q, (length,)), vocab_size=size + 1)
+        legal = codes.legal.clone()
         legal[q:, size] = True
-        found = TokenSpace(
-            plain.grid,
+        return TokenSpace(
+            codes.grid,
             size + 1,
             legal,
             eos_token_id=size,
-            constraint=AfterSilence(q, size, silent, size + 1),
+            constraint=AfterSilence(q, size, self.silent, size + 1),
         )
-        self.size, self.room = size, c.max_position_embeddings - length
-        self.binding = Binding(found, self._prompt, self._prompt(Line(speaker, "")))
 
     def condition(self, prompt: str) -> Line:
-        found = SPOKEN.fullmatch(super().condition(prompt))
+        match = SPOKEN.fullmatch(super().condition(prompt))
         line = (
-            Line(int(found[1]), found[2].strip()) if found else Line(self.speaker, prompt.strip())
+            Line(int(match[1]), match[2].strip()) if match else Line(self.speaker, prompt.strip())
         )
         if not line.words:
             raise GenError(
-                f"the prompt {prompt!r} has no words; expected some, such as '[0]Hello.'"
+                f"the prompt {prompt!r} has no words; expected words, such as '[0]Hello.'"
             )
         return line
 
@@ -246,8 +260,8 @@ class CSM(Checkpoint):
         ids = self.tokenizer(str(line))["input_ids"]
         if len(ids) > self.room:
             raise GenError(
-                f"the prompt has {len(ids)} ids; expected at most {self.room}, which the frames"
-                " leave of the model's positions"
+                f"the prompt has {len(ids)} tokens; expected at most {self.room}, the model's"
+                " positions less those of the frames"
             )
         return [self.size + 1 + i for i in ids]
 
@@ -255,8 +269,9 @@ class CSM(Checkpoint):
         return SpokenFrames(self.model)
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
-        """Tokens [B, T Q] of whole frames -> [B, Q, T], without what begins with a frame of silence
-        in all rows; one frame stays at least."""
+        """Tokens [B, T Q] of whole frames -> codes [B, Q, T], cut where silence begins in all rows.
+        One frame stays at least.
+        """
         codes = tokens.view(len(tokens), -1, self.streams).transpose(1, 2)
         spoken = (codes != self.silent).any(1).long().cumprod(1).sum(1)
         return codes[..., : max(1, int(spoken.max()))]

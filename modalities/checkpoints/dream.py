@@ -1,11 +1,15 @@
-"""Dream: a masked language model that began as Qwen2.5 and sees the whole text both ways. It kept a
-causal model's habit: what comes out at place i is about place i + 1. Ye et al., arXiv
-2508.15487."""
+"""Dream: a masked language model fine-tuned from Qwen2.5, with full attention (Ye et al., arXiv
+2508.15487).
+
+Its logits keep the shift of a causal model: the output at position i predicts the token at position
+i + 1.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from torch import nn
 
 from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
@@ -23,11 +27,12 @@ NEEDED = (
     "num_attention_heads",
     "num_key_value_heads",
 )
+# values of config fields that may be missing
 USUAL = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e4,
-}  # what its config may leave open
+}
 RULES: Rules = {
     "hidden_act": ("silu", ("silu",)),
     "use_sliding_window": (False, (False,)),
@@ -39,9 +44,9 @@ RULES: Rules = {
 
 @register("checkpoint", "dream")
 class Dream(MaskedText):
-    """Dream: masked text, full attention, logits one place early."""
+    """Dream: masked text with full attention and logits shifted by one position."""
 
-    sampling = {"temperature": 0.2, "top_p": 0.95}  # as its authors draw
+    sampling = {"temperature": 0.2, "top_p": 0.95}  # sampling of the published scripts
     tested = (
         "tiny random weights under the published keys, against a forward pass written out; no"
         " published weights"
@@ -53,33 +58,34 @@ class Dream(MaskedText):
     def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "Dream"
 
-    def tokenize(self, files: CheckpointFiles, how: LoadOptions) -> Any:
-        """Its tokenizer is Qwen2's under another name, which only the folder's own code would
-        know."""
-        from transformers import Qwen2TokenizerFast
-
+    def tokenize(self, files: CheckpointFiles, load: LoadOptions) -> Any:
+        """Load the tokenizer. It is Qwen2's under another name, which only the folder's own code
+        resolves.
+        """
         if files.has("tokenizer.json"):
-            return super().tokenize(files, how)
+            return super().tokenize(files, load)
         if not (files.has("vocab.json") and files.has("merges.txt")):
             raise GenError(
-                f"model {files.name} has no tokenizer: expected tokenizer.json, or vocab.json and"
-                f" merges.txt, in {files.folder}"
+                f"model {files.name} has no tokenizer; expected tokenizer.json, or vocab.json"
+                f" and merges.txt, in {files.folder}"
             )
         with quiet():
-            return Qwen2TokenizerFast.from_pretrained(files.folder, local_files_only=True)
+            return transformers.Qwen2TokenizerFast.from_pretrained(
+                files.folder, local_files_only=True
+            )
 
-    def network(self, files: CheckpointFiles, how: LoadOptions) -> nn.Module:
-        from transformers import Qwen2Config, Qwen2ForCausalLM
-
-        said = {**USUAL, **files.config}
-        config = Qwen2Config(
-            **{key: said[key] for key in (*NEEDED, *USUAL)}, tie_word_embeddings=False, shifted=True
+    def network(self, files: CheckpointFiles, load: LoadOptions) -> nn.Module:
+        fields = {**USUAL, **files.config}
+        config = transformers.Qwen2Config(
+            **{key: fields[key] for key in (*NEEDED, *USUAL)},
+            tie_word_embeddings=False,
+            shifted=True,
         )
         return fill(
-            without_storage(lambda: Qwen2ForCausalLM(config)),
+            without_storage(lambda: transformers.Qwen2ForCausalLM(config)),
             Weights(files.path),
-            device=how.device,
-            dtype=how.dtype,
-            device_map=how.device_map,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
             name=files.name,
         )

@@ -1,14 +1,17 @@
-"""Janus and Janus-Pro: pictures after words, by a language model with embeddings and a head of its
-own for codes (Wu et al., arXiv 2410.13848; Chen et al., arXiv 2501.17811).
+"""Janus and Janus-Pro: images from text by a language model with separate embeddings and a separate
+head for codes (Wu et al., arXiv 2410.13848; Chen et al., arXiv 2501.17811).
 
-A prompt is what a user says in the chat template, and then boi; the P x P codes of the picture
-follow row by row. The unconditional half of guidance is the same prompt with pad in the place of
-every id but bos and boi: as long as the conditional one, so that codes stand at the same positions.
+A prompt is the user's message in the chat template, and then boi. The P x P codes of the image
+follow row by row. The unconditional branch of classifier-free guidance is the same prompt with pad
+in place of every id but bos and boi. Both branches have one length, so codes stand at the same
+positions.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import transformers
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
@@ -21,18 +24,19 @@ from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.published.janus import JanusLM
 from gen.tokenizers.image.janus_vq import JanusVQ
 
-CHAT = (  # of the published models, where a folder has no template
+CHAT = (  # template of the published models, where a folder has none
     "<|User|>: {text}\n\n<|Assistant|>:"
 )
 
 
 @register("checkpoint", "janus")
 class Janus(Checkpoint):
-    """Janus in the layout of transformers (`Janus-Pro-1B` of deepseek-community): square pictures
-    of one size after words.
+    """Janus in the layout of transformers (`Janus-Pro-1B` of deepseek-community): square images of
+    one size from text.
 
-    ``chat``: whether prompts are put into the chat template as what a user says; without it the
-    model gets the bare words.
+    Args:
+        chat: put prompts into the chat template as the user's message. Without it the model gets
+            the bare words.
     """
 
     modalities = ("image",)
@@ -47,17 +51,15 @@ class Janus(Checkpoint):
         return files.model_type in ("janus", "multi_modality")
 
     def __init__(
-        self, files: CheckpointFiles, modality: str, how: LoadOptions, *, chat: bool = True
+        self, files: CheckpointFiles, modality: str, load: LoadOptions, *, chat: bool = True
     ):
         if files.model_type != "janus":
             raise GenError(
-                f"model {files.name} is in the layout of DeepSeek's own code; expected the one of"
-                " transformers, such as deepseek-community/Janus-Pro-1B"
+                f"model {files.name} is in the layout of DeepSeek's own code; expected the"
+                " layout of transformers, such as deepseek-community/Janus-Pro-1B"
             )
-        from transformers import JanusConfig, JanusForConditionalGeneration
-
         with readable("model", files.name):
-            config = JanusConfig.from_dict(files.config)
+            config = transformers.JanusConfig.from_dict(files.config)
         codes, grid, self._vocabulary = (
             config.vq_config.num_embeddings,
             (config.vq_config.num_patches,) * 2,
@@ -69,21 +71,21 @@ class Janus(Checkpoint):
                 f" {grid[0]} x {grid[1]}, the grid of its frontend"
             )
         self._tokenizer = tokenizer_of(
-            files.path, name=files.name, trust_remote_code=how.trust_remote_code
+            files.path, name=files.name, trust_remote_code=load.trust_remote_code
         )
         self._special = specials_of(files, self._tokenizer)
         self._template = (
             files.json("chat_template.json").get("chat_template") or self._tokenizer.chat_template
         )
         self._chat = chat
-        self.words("a picture")  # what a tokenizer cannot do is said before the weights are read
+        self.words("an image")  # an unsuitable tokenizer fails here, before the weights are read
 
         self.model = pretrained(
-            JanusForConditionalGeneration,
+            transformers.JanusForConditionalGeneration,
             files.path,
-            device=how.device,
-            dtype=how.dtype,
-            device_map=how.device_map,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
             name=files.name,
         )
         self._adapter = JanusLM(self.model)
@@ -96,24 +98,27 @@ class Janus(Checkpoint):
         self.modality = FreeImage(self)
 
     def prompt(self, condition: str) -> list[int]:
-        """The ids before the first code."""
+        """Ids before the first code."""
         return self._adapter.prompt(self.words(condition))
 
     def unconditional(self, condition: str) -> list[int]:
-        """The ids that guidance compares a condition's with."""
-        kept = self._special["bos_token"], self._special["boi_token"]
+        """Ids of the unconditional branch of guidance."""
+        unchanged = self._special["bos_token"], self._special["boi_token"]
         return self._adapter.prompt(
-            [i if i in kept else self._special["pad_token"] for i in self.words(condition)]
+            [i if i in unchanged else self._special["pad_token"] for i in self.words(condition)]
         )
 
     def words(self, condition: str) -> list[int]:
-        """The model's ids of a condition. Raises ``GenError`` for words that the tokenizer turns
-        into ids that the model does not have."""
+        """Model ids of a condition.
+
+        Raises:
+            GenError: the tokenizer gives ids that the model does not have.
+        """
         text, tokenizer = condition, self._tokenizer
         if self._chat and self._template:
-            said = [{"role": "user", "content": [{"type": "text", "text": condition}]}]
+            messages = [{"role": "user", "content": [{"type": "text", "text": condition}]}]
             text = tokenizer.apply_chat_template(
-                said, chat_template=self._template, tokenize=False, add_generation_prompt=True
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
             )
         elif self._chat:
             text = CHAT.format(text=condition)
@@ -122,7 +127,7 @@ class Janus(Checkpoint):
         if ids[-1:] != [boi] or max(*ids, *self._special.values()) >= self._vocabulary:
             raise GenError(
                 f"the tokenizer makes {ids} of the prompt {condition!r}; expected ids below"
-                f" {self._vocabulary} that end with {boi}, the beginning of a picture"
+                f" {self._vocabulary} that end with {boi}, the beginning of an image"
             )
         return ids
 
@@ -131,18 +136,22 @@ class Janus(Checkpoint):
 
 
 def specials_of(files: CheckpointFiles, tokenizer: Any) -> dict[str, int]:
-    """The ids of bos, boi and pad: what the generation config says, else the tokenizer. Raises
-    ``GenError`` for one that neither has."""
+    """Ids of bos, boi and pad from the generation config, else from the tokenizer.
+
+    Raises:
+        GenError: neither has one of them.
+    """
     config = files.json("generation_config.json")
     config = {**config, **(config.get("generation_kwargs") or {})}
-    found = {}
+    specials = {}
     for key in ("bos_token", "boi_token", "pad_token"):
-        found[key] = config.get(f"{key}_id")
-        if found[key] is None:
-            found[key] = getattr(tokenizer, f"{key}_id", None)
-        if not isinstance(found[key], int) or not 0 <= found[key] < len(tokenizer):
+        specials[key] = config.get(f"{key}_id")
+        if specials[key] is None:
+            specials[key] = getattr(tokenizer, f"{key}_id", None)
+        if not isinstance(specials[key], int) or not 0 <= specials[key] < len(tokenizer):
             raise GenError(
-                f"model {files.name} has the {key}_id {found[key]}; expected one of the tokenizer's"
-                f" {len(tokenizer)} ids in generation_config.json, or in tokenizer_config.json"
+                f"model {files.name} has the {key}_id {specials[key]}; expected one of the"
+                f" tokenizer's {len(tokenizer)} ids in generation_config.json, or in"
+                " tokenizer_config.json"
             )
-    return found
+    return specials

@@ -1,8 +1,10 @@
-"""LLaDA: a masked language model with the blocks of Llama, which sees the whole text both ways. Nie
-et al., arXiv 2502.09992; LLaDA-1.5 is the same."""
+"""LLaDA and LLaDA-1.5: masked language models with Llama's blocks and full attention (Nie et al.,
+arXiv 2502.09992).
+"""
 
 from __future__ import annotations
 
+import transformers
 from torch import nn
 
 from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
@@ -11,7 +13,8 @@ from gen.modalities.checkpoints.masked_text import MaskedText, Rules
 from gen.models.load.weights import Weights, fill, without_storage
 
 NEEDED = ("d_model", "n_heads", "n_layers", "vocab_size")
-RULES: Rules = {  # what its config leaves open, and what Llama's blocks can do
+# values of config fields that may be missing, and the values that Llama's blocks support
+RULES: Rules = {
     "block_type": ("sequential", ("llama",)),
     "layer_norm_type": ("default", ("rms",)),
     "activation_type": ("swiglu", ("silu",)),
@@ -45,7 +48,7 @@ RENAMES = (
 
 @register("checkpoint", "llada")
 class LLaDA(MaskedText):
-    """LLaDA and LLaDA-1.5: masked text, full attention."""
+    """LLaDA and LLaDA-1.5: masked text with full attention."""
 
     tested = (
         "tiny random weights under the published keys, against a forward pass written out; no"
@@ -58,31 +61,29 @@ class LLaDA(MaskedText):
     def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "llada"
 
-    def network(self, files: CheckpointFiles, how: LoadOptions) -> nn.Module:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        said = files.config
-        tied = said.get("weight_tying", True)
-        config = LlamaConfig(
-            vocab_size=said.get("embedding_size") or said["vocab_size"],
-            hidden_size=said["d_model"],
-            intermediate_size=said.get("mlp_hidden_size")
-            or said.get("mlp_ratio", 4) * said["d_model"],
-            num_hidden_layers=said["n_layers"],
-            num_attention_heads=said["n_heads"],
-            num_key_value_heads=said.get("n_kv_heads") or said["n_heads"],
-            max_position_embeddings=said.get("max_sequence_length", 1024),
-            rms_norm_eps=said.get("rms_norm_eps", 1e-5),
-            rope_theta=said.get("rope_theta", 1e4),
+    def network(self, files: CheckpointFiles, load: LoadOptions) -> nn.Module:
+        fields = files.config
+        tied = fields.get("weight_tying", True)
+        config = transformers.LlamaConfig(
+            vocab_size=fields.get("embedding_size") or fields["vocab_size"],
+            hidden_size=fields["d_model"],
+            intermediate_size=fields.get("mlp_hidden_size")
+            or fields.get("mlp_ratio", 4) * fields["d_model"],
+            num_hidden_layers=fields["n_layers"],
+            num_attention_heads=fields["n_heads"],
+            num_key_value_heads=fields.get("n_kv_heads") or fields["n_heads"],
+            max_position_embeddings=fields.get("max_sequence_length", 1024),
+            rms_norm_eps=fields.get("rms_norm_eps", 1e-5),
+            rope_theta=fields.get("rope_theta", 1e4),
             tie_word_embeddings=tied,
         )
         return fill(
-            without_storage(lambda: LlamaForCausalLM(config)),
+            without_storage(lambda: transformers.LlamaForCausalLM(config)),
             Weights(files.path),
             rename=RENAMES,
             optional=("^lm_head",) if tied else (),
-            device=how.device,
-            dtype=how.dtype,
-            device_map=how.device_map,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
             name=files.name,
         )

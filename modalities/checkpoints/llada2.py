@@ -1,10 +1,10 @@
 """LLaDA2.0 and LLaDA2.1: masked text block by block, with a mixture of experts
-(``gen.models.published.llada2``). arXiv 2512.15745.
+(``gen.models.published.llada2``, arXiv 2512.15745).
 
-The preset ``llada2`` decodes it as its authors do, in blocks that are counted from the first id of
-the prompt. Masked samplers compute the whole canvas in every call; with ``cache: dual`` it is one
-block, and with that preset the law stays exact. ``frame_blocks`` never computes a finished block
-again, but takes prompts of whole blocks only, all of one length.
+The preset ``llada2`` decodes as the authors do, in blocks counted from the first id of the prompt.
+Masked samplers compute the whole canvas in every forward pass. With ``cache: dual`` the canvas is
+one block, and with that preset the distribution stays exact. ``frame_blocks`` never recomputes a
+finished block, but takes only prompts of whole blocks, all of one length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.modalities.checkpoints.masked_text import MaskedText, Rules
+from gen.modalities.checkpoints.options import is_integer
 from gen.models.load.weights import Weights, fill, without_storage
+from gen.models.published.llada2 import AlignedBlockLM, BlockCausalLM, LLaDA2, LLaDA2Config
 
 NEEDED = (
     "vocab_size",
@@ -30,7 +32,7 @@ NEEDED = (
     "num_experts",
     "moe_intermediate_size",
 )
-USUAL = {  # what its config may leave open
+USUAL = {  # values of config fields that may be missing
     "head_dim": None,
     "use_qkv_bias": False,
     "use_bias": True,
@@ -57,15 +59,18 @@ RULES: Rules = {
     "rope_parameters": (None, (None,)),
     "tie_word_embeddings": (False, (False,)),
 }
-BLOCK = 32  # places of a block, where the config does not say
+BLOCK = 32  # positions of a block, where the config has no value
 
 
 @register("checkpoint", "llada2")
 class LLaDA2Text(MaskedText):
     """LLaDA2.0 and LLaDA2.1: masked text in blocks, mixture of experts.
 
-    ``block_length``: by default what the config says, else 32. ``max_new_tokens``, ``chat`` and
-    ``mask_token_id`` as all masked texts have them.
+    Args:
+        block_length: positions of a block. The default is the config's, else 32.
+        max_new_tokens: as in ``MaskedText``.
+        chat: as in ``MaskedText``.
+        mask_token_id: as in ``MaskedText``.
     """
 
     protocols = ("masked", "blocks")
@@ -84,7 +89,7 @@ class LLaDA2Text(MaskedText):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         max_new_tokens: int = 128,
         chat: bool | None = None,
@@ -94,58 +99,53 @@ class LLaDA2Text(MaskedText):
         self.block_length = (
             files.config.get("block_length", BLOCK) if block_length is None else block_length
         )
-        if (
-            not isinstance(self.block_length, int)
-            or isinstance(self.block_length, bool)
-            or self.block_length < 1
-        ):
+        if not is_integer(self.block_length, 1):
             raise bad_value("block_length", self.block_length, "an integer of at least 1")
         super().__init__(
             files,
             modality,
-            how,
+            load,
             max_new_tokens=max_new_tokens,
             chat=chat,
             mask_token_id=mask_token_id,
         )
 
-    def network(self, files: CheckpointFiles, how: LoadOptions) -> nn.Module:
-        from gen.models.published.llada2 import LLaDA2, LLaDA2Config
-
-        said = {**USUAL, **files.config}
-        experts, groups = said["num_experts"], said["n_group"]
+    def network(self, files: CheckpointFiles, load: LoadOptions) -> nn.Module:
+        fields = {**USUAL, **files.config}
+        experts, groups = fields["num_experts"], fields["n_group"]
         if (
             experts % groups
             or experts // groups < 2
-            or not said["num_experts_per_tok"] <= said["topk_group"] * experts // groups <= experts
+            or not fields["num_experts_per_tok"]
+            <= fields["topk_group"] * experts // groups
+            <= experts
         ):
             raise GenError(
-                f"the config of model {files.name} cannot be served: {experts} experts in {groups}"
-                f" groups of which {said['topk_group']} are open, {said['num_experts_per_tok']} of"
-                " them chosen; expected groups of one size, at least 2, and no more chosen than"
-                " open"
+                f"the config of model {files.name} cannot be served: {experts} experts in"
+                f" {groups} groups of which {fields['topk_group']} are open,"
+                f" {fields['num_experts_per_tok']} of them chosen; expected groups of one size,"
+                " at least 2, and no more chosen than open"
             )
         config = LLaDA2Config(
-            **{key: said[key] for key in (*NEEDED, *USUAL)}, block_length=self.block_length
+            **{key: fields[key] for key in (*NEEDED, *USUAL)}, block_length=self.block_length
         )
-        unbiased = not said.get("moe_router_enable_expert_bias", True)
+        unbiased = not fields.get("moe_router_enable_expert_bias", True)
         weights = Weights(files.path)
         model = fill(
             without_storage(lambda: LLaDA2(config)),
             weights,
             optional=(r"expert_bias$",) if unbiased else (),
-            device=how.device,
-            dtype=how.dtype,
-            device_map=how.device_map,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
             name=files.name,
         )
-        for key, bias in model.named_buffers():  # half precision would change who is chosen
-            if key in weights and how.dtype != torch.float64:
+        # rounding the bias to half precision would change the routing
+        for key, bias in model.named_buffers():
+            if key in weights and load.dtype != torch.float64:
                 owner = model.get_submodule(key.rpartition(".")[0])
                 owner.expert_bias = weights[key].to(bias.device, torch.float32)
         return model
 
     def adapter(self, protocol: str) -> Any:
-        from gen.models.published.llada2 import AlignedBlockLM, BlockCausalLM
-
         return (AlignedBlockLM if protocol == "blocks" else BlockCausalLM)(self.model)

@@ -1,5 +1,6 @@
-"""LlamaGen: pictures of ImageNet classes or of captions, code by code in raster order (arXiv
-2406.06525)."""
+"""LlamaGen: images of ImageNet classes or of captions, code by code in raster order (arXiv
+2406.06525).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
+from gen.contracts.condition import CONDITION, ConditionEncoder, Prompt
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.options import class_number, require_multiple
 from gen.modalities.open_vocabulary import FreeImage
-from gen.models.adapters.conditioning import Conditions
 from gen.models.load.locate import quiet, readable
 from gen.models.load.pretrained import tokenizer_of
 from gen.models.load.weights import PICKLES, Weights, fill, weight_files, without_storage
@@ -27,29 +30,36 @@ from gen.tokenizers.image.llamagen_vq import LlamaGenVQ
 ENDINGS = (*PICKLES, ".safetensors")
 NAME = re.compile(r"[ct]2i_.*(" + "|".join(map(re.escape, ENDINGS)) + ")")
 SIDE = re.compile(r"[_-](256|384|512)(?:$|[_.-])")  # pixels, in names of files and folders
+# where the published scripts put the text encoder, and beside the weights
 T5_FOLDERS = (
     "t5-ckpt/flan-t5-xl",
     "flan-t5-xl",
     "t5",
-)  # where the published scripts put it, and beside the weights
-LAWS = {
+)
+# sampling of the published scripts
+SAMPLING = {
     "c2i": {"guidance_scale": 4.0, "top_k": 2000},
     "t2i": {"guidance_scale": 7.5, "top_k": 1000},
-}  # of the published sampling scripts
+}
 SIGNS = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
 
 
 @register("checkpoint", "llamagen")
-class LlamaGenPictures(Checkpoint):
+class LlamaGenImages(Checkpoint):
     """LlamaGen B to 3B, of classes (c2i) and of captions (t2i), with its VQ autoencoder.
 
-    A prompt is the number of a class, or a caption. ``ar``: the file of the model, where a folder
-    holds several. ``vq``: the file or folder of the autoencoder, by default ``vq_ds*.pt`` in the
-    folder. ``t5``: the folder of the text encoder (flan-t5-xl), by default ``t5-ckpt/flan-t5-xl``
-    or ``flan-t5-xl`` beside the model. ``heads``: of attention, where the width is none of the
-    published ones. ``height``, ``width``: of pictures, in pixels, by default square and as the name
-    says (_256, _384, _512); other sizes than a model was trained on are possible and seldom good.
-    The autoencoder runs in single precision at least, as in the published scripts.
+    A prompt is the number of a class, or a caption. The autoencoder runs in single precision at
+    least, as in the published scripts.
+
+    Args:
+        ar: file name of the model, where a folder holds several.
+        vq: file or folder of the autoencoder, by default ``vq_ds*.pt`` in the folder.
+        t5: folder of the text encoder (flan-t5-xl), by default ``t5-ckpt/flan-t5-xl`` or
+            ``flan-t5-xl`` beside the model.
+        heads: attention heads, needed where the width is not a published one.
+        height: pixels of an image. The default is square and read from the name (_256, _384, _512).
+            Sizes that a model was not trained on are possible and seldom good.
+        width: pixels of an image, as ``height``.
     """
 
     modalities = ("image",)
@@ -62,7 +72,8 @@ class LlamaGenPictures(Checkpoint):
             return files.path.is_file()
         if files.path.is_file():
             return files.path.suffix in ENDINGS and _holds_model(files.path)
-        if files.config.get("model_type") in LAWS:  # as its classes are saved by huggingface_hub
+        # folders that huggingface_hub saved from the published classes
+        if files.config.get("model_type") in SAMPLING:
             return True
         return bool(_candidates(files.path)) or (
             not files.config and not files.has("model_index.json") and _holds_model(files.path)
@@ -72,7 +83,7 @@ class LlamaGenPictures(Checkpoint):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         ar: str | None = None,
         vq: str | Path | None = None,
@@ -88,91 +99,94 @@ class LlamaGenPictures(Checkpoint):
         )
         kind = "c2i" if sizes.classes else "t2i"
         self.frontend = LlamaGenVQ.from_pretrained(
-            _vq_file(files, vq, kind), how.device, torch.promote_types(how.dtype, torch.float32)
+            _vq_file(files, vq, kind), load.device, torch.promote_types(load.dtype, torch.float32)
         )
         codes = self.frontend.config.codebook_sizes[0]
         if codes != sizes.vocab_size:
             raise GenError(
-                f"model {files.name} has a vocabulary of {sizes.vocab_size} ids, its VQ {codes}"
-                " codes; expected as many"
+                f"model {files.name} has a vocabulary of {sizes.vocab_size} ids and its VQ"
+                f" {codes} codes; expected equal numbers"
             )
         trained = grid_of(weights.shapes, sizes) or math.isqrt(files.config.get("block_size", 0))
         grid = _grid(files, file, height, width, self.frontend.factor, trained)
-        encoder = _T5(_t5_folder(files, t5), how, sizes, files.name) if sizes.caption else None
+        encoder = (
+            CaptionEncoder(_t5_folder(files, t5), load, sizes, files.name)
+            if sizes.caption
+            else None
+        )
         model = without_storage(lambda: LlamaGen(sizes, grid[1]))
         fill(
             model,
             weights,
             drop=DROP,
-            device=how.device,
-            dtype=how.dtype,
-            device_map=how.device_map,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
             name=files.name,
         )
-        self.captions = Conditions(encoder) if encoder else None
-        self.lm = LlamaGenLM(model, self.captions)
+        self.encoder = encoder
+        self.lm = LlamaGenLM(model)
         space = TokenSpace.codes(grid, codes, codes, codebook=self.frontend.codebooks[0])
-        prompt = (
-            (lambda c: self.lm.caption_prompt(self.captions.number(c)))
-            if encoder
-            else self.lm.class_prompt
-        )
-        self.binding = Binding(
-            space, prompt, (self.lm.caption_prompt if encoder else self.lm.class_prompt)(None)
-        )
-        self.sampling = LAWS[kind]
+        if encoder:
+            self.binding = Binding(space, self._caption_prompt, self.lm.no_caption())
+        else:
+            self.binding = Binding(space, self.lm.class_prompt, self.lm.class_prompt(None))
+        self.sampling = SAMPLING[kind]
         self.modality = FreeImage(self)
 
     def condition(self, prompt: str) -> int | str:
-        """The number of a class, or a caption."""
-        if self.captions is not None:
+        """Number of a class, or a caption."""
+        if self.encoder is not None:
             return super().condition(prompt)
-        classes = self.lm.sizes.classes
-        found = re.fullmatch(r"\s*(?:class\s+)?(\d+)\s*", prompt, re.IGNORECASE)
-        if not found or int(found[1]) >= classes:
-            raise GenError(
-                f"the prompt is {prompt!r}; expected the number of a class, such as '207' or 'class"
-                f" 207', below {classes}"
-            )
-        return int(found[1])
+        return class_number(prompt, self.lm.sizes.classes)
+
+    def _caption_prompt(self, caption: str) -> Prompt:
+        """Return the prompt of a caption: its features at all positions."""
+        return Prompt([CONDITION] * self.lm.sizes.prompt, caption, self.encoder)
 
     def adapter(self, protocol: str) -> LlamaGenLM:
         return self.lm
 
 
-class _T5:
-    """A caption -> the last states of a T5 encoder, {"features": [n, width]}, n at most the places
-    of the condition. Padding changes nothing of the states, so there is none here."""
+@register("condition_encoder", "llamagen_t5")
+class CaptionEncoder(ConditionEncoder):
+    """T5 encoder: a caption -> its last states, {"features": [n, width]}, n at most the positions
+    of the condition.
 
-    def __init__(self, folder: Path, how: LoadOptions, sizes: Sizes, name: str):
-        from transformers import T5EncoderModel
+    Padding would not change the states, so there is none here.
+    """
 
+    def __init__(self, folder: Path, load: LoadOptions, sizes: Sizes, name: str):
         self.tokenizer, self.most = tokenizer_of(folder, name=folder), sizes.prompt
         with readable("text encoder", folder), quiet():
-            model, info = T5EncoderModel.from_pretrained(
+            model, info = transformers.T5EncoderModel.from_pretrained(
                 folder,
-                dtype=how.dtype,
+                dtype=load.dtype,
                 output_loading_info=True,
                 local_files_only=True,
                 ignore_mismatched_sizes=True,
             )
-        more = [
+        # published folders include the decoder
+        unexpected = [
             k for k in info["unexpected_keys"] if not k.startswith(("decoder.", "lm_head."))
-        ]  # published ones have their decoder
-        wrong = sorted(str(k) for k in [*info["missing_keys"], *info["mismatched_keys"], *more])
+        ]
+        wrong = sorted(
+            str(k) for k in [*info["missing_keys"], *info["mismatched_keys"], *unexpected]
+        )
         if wrong:
             raise GenError(
-                f"the weights of text encoder {folder} lack, or have too many or in another shape,"
-                f" {len(wrong)} tensors: {', '.join(wrong[:8])}"
+                f"text encoder {folder} has {len(wrong)} tensors that are missing, unexpected"
+                f" or of another shape: {', '.join(wrong[:8])}"
             )
         if model.config.d_model != sizes.caption:
             raise GenError(
-                f"text encoder {folder} has width {model.config.d_model}; expected {sizes.caption},"
-                f" as model {name} was trained with"
+                f"text encoder {folder} has width {model.config.d_model}; expected"
+                f" {sizes.caption}, the width that model {name} was trained with"
             )
-        self.model = model.to(how.device).eval().requires_grad_(False)
+        self.model = model.to(load.device).eval().requires_grad_(False)
 
-    def __call__(self, caption: str) -> dict[str, Tensor]:
+    def encode(self, caption: str) -> dict[str, Tensor]:
+        """Return the features of a caption."""
         ids = self.tokenizer(
             cleaned(caption), truncation=True, max_length=self.most, return_tensors="pt"
         )["input_ids"]
@@ -180,14 +194,15 @@ class _T5:
 
 
 def cleaned(caption: str) -> str:
-    """A caption as captions were in training, as far as prompts have what was taken out: lower
-    case, without signs such as ``#`` and brackets. Web addresses, file names and article numbers
-    went too; they are left alone here."""
+    """Normalise a caption as in training: lower case, no signs such as ``#``, no brackets.
+
+    Training also removed web addresses, file names and article numbers; they are left alone here.
+    """
     return " ".join(SIGNS.sub(" ", caption.lower()).split())
 
 
 def _holds_model(path: Path) -> bool:
-    """Whether one file of weights, or the one of a folder, has the keys of a model."""
+    """Return whether one file of weights, or the one of a folder, has the keys of a model."""
     try:
         file = weight_files(path)[0]
         shapes = Weights(file).shapes
@@ -208,81 +223,87 @@ def _model_file(files: CheckpointFiles, ar: str | None) -> Path:
                 " folder, or no such option"
             )
         return files.path
-    found = _candidates(files.path)
+    candidates = _candidates(files.path)
     if ar is not None:
         if not (files.path / ar).is_file():
-            there = ", ".join(p.name for p in found) or "no file such as c2i_B_256.pt"
-            raise GenError(f"ar is {ar!r}, which is not in {files.path}; it holds {there}")
+            listing = ", ".join(p.name for p in candidates) or "no file such as c2i_B_256.pt"
+            raise GenError(f"ar is {ar!r}, which is not in {files.path}; expected {listing}")
         return files.path / ar
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise GenError(
-            f"{files.path} holds {', '.join(p.name for p in found)}; expected the path of one, or"
-            " the option ar with its name"
+            f"{files.path} holds {', '.join(p.name for p in candidates)}; expected the path of"
+            " one, or its name as the option ar"
         )
-    return found[0] if found else weight_files(files.path)[0]
+    return candidates[0] if candidates else weight_files(files.path)[0]
 
 
 def _vq_file(files: CheckpointFiles, vq: str | Path | None, kind: str) -> Path:
     if vq is None:
-        found = [
+        candidates = [
             p
             for p in sorted(files.folder.iterdir())
             if p.suffix in ENDINGS and re.fullmatch(rf"vq_ds\d+(_{kind})?", p.stem)
         ]
-        if len(found) == 1:
-            return found[0]
-        there = " and ".join(p.name for p in found) or f"no vq_ds16_{kind}.pt"
+        if len(candidates) == 1:
+            return candidates[0]
+        listing = " and ".join(p.name for p in candidates) or f"no vq_ds16_{kind}.pt"
         raise GenError(
-            f"model {files.name} has {there} beside it in {files.folder}; expected one VQ, or the"
-            " option vq with the path of one"
+            f"model {files.name} has {listing} beside it in {files.folder}; expected one VQ, or"
+            " the option vq with the path of one"
         )
     for path in (files.folder / vq, Path(vq).expanduser()):
         if path.exists():
             return path
     raise GenError(
-        f"vq is {str(vq)!r}, which is no file and no folder, neither in {files.folder} nor by"
-        " itself"
+        f"vq is {str(vq)!r}, which exists neither in {files.folder} nor as a path; expected a"
+        " file or folder"
     )
 
 
 def _t5_folder(files: CheckpointFiles, t5: str | Path | None) -> Path:
     if t5 is None:
-        found = [files.folder / f for f in T5_FOLDERS if (files.folder / f).is_dir()]
-        if not found:
+        candidates = [files.folder / f for f in T5_FOLDERS if (files.folder / f).is_dir()]
+        if not candidates:
             raise GenError(
                 f"model {files.name} takes captions and has no text encoder in {files.folder}"
                 f" ({', '.join(T5_FOLDERS)}); expected the option t5 with the folder of a T5"
                 " encoder such as flan-t5-xl"
             )
-        return found[0]
+        return candidates[0]
     for path in (files.folder / t5, Path(t5).expanduser()):
         if path.is_dir():
             return path
     raise GenError(
-        f"t5 is {str(t5)!r}, which is no folder, neither in {files.folder} nor by itself"
+        f"t5 is {str(t5)!r}, which exists neither in {files.folder} nor as a path; expected a"
+        " folder"
     )
 
 
 def _grid(
     files: CheckpointFiles, file: Path, height: Any, width: Any, stride: int, trained: int
 ) -> tuple[int, int]:
-    """Rows and columns of codes. ``trained``: the side of the grid that the weights or the config
-    tell of, 0 if none does."""
+    """Rows and columns of codes.
+
+    Args:
+        files: the checkpoint.
+        file: weights, whose name may state the pixels.
+        height: pixels, or None.
+        width: pixels, or None.
+        stride: pixels per code.
+        trained: side of the grid that the weights or the config state, 0 if neither does.
+    """
     if height is None and width is None:
-        told = SIDE.search(file.stem) or SIDE.search(files.folder.name) if not trained else None
-        if not trained and not told:
+        named_side = (
+            SIDE.search(file.stem) or SIDE.search(files.folder.name) if not trained else None
+        )
+        if not trained and not named_side:
             raise GenError(
-                f"nothing says which size {files.name} was trained for; expected a name such as"
-                " c2i_B_256.pt, or the options height and width"
+                f"no name and no config states the size that {files.name} was trained for;"
+                " expected a name such as c2i_B_256.pt, or the options height and width"
             )
-        height = width = trained * stride if trained else int(told[1])
+        height = width = trained * stride if trained else int(named_side[1])
     for name, value in (("height", height), ("width", width)):
-        if value is not None and (
-            not isinstance(value, int)
-            or isinstance(value, bool)
-            or value < stride
-            or value % stride
-        ):
-            raise bad_value(name, value, f"pixels, a multiple of {stride}")
+        if value is not None:
+            require_multiple(name, value, stride, "pixels, ")
     height, width = height or width, width or height
     return height // stride, width // stride

@@ -1,4 +1,4 @@
-"""MAR: pictures of ImageNet classes as continuous latents, in any order (arXiv 2406.11838)."""
+"""MAR: images of ImageNet classes as continuous latents, in any order (arXiv 2406.11838)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.options import class_number, require_one_device
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.language_models import MaskedLatentLM
 from gen.models.load.pretrained import pretrained
@@ -21,7 +22,7 @@ from gen.models.published.mar import MAR, MARConfig
 from gen.tokenizers.image.kl import KL
 
 WEIGHTS = "checkpoint-last.pth"
-SCALE = 0.2325  # of the latents of kl16.ckpt, to unit variance
+SCALE = 0.2325  # scale that brings the latents of kl16.ckpt to unit variance
 VAES = (
     "kl16.ckpt",
     "vae/kl16.ckpt",
@@ -31,25 +32,32 @@ VAES = (
     "vae/config.json",
     "../vae/config.json",
 )
+# guidance of the published evaluation, by width; other widths get the first
 GUIDANCE = {
     768: 2.9,
     1024: 3.0,
     1280: 3.2,
-}  # of the published evaluation, by width; others get the first
+}
 
 
 @register("checkpoint", "mar")
-class MARPictures(Checkpoint):
+class MARImages(Checkpoint):
     """MAR base, large and huge: classes of ImageNet as continuous latents, with its KL autoencoder.
 
-    A prompt is the number of a class. ``vae``: the autoencoder, a file with the keys of latent
-    diffusion or a folder of diffusers' ``AutoencoderKL``; by default kl16.ckpt in the folder,
-    beside it, or where the published scripts put it. ``scaling_factor``: of its latents; by default
-    0.2325 for a file, and what a folder's config says. ``heads``: of attention, where the width is
-    none of the published ones. ``num_sampling_steps``: transitions of the diffusion head.
-    ``sigma_floor``: the noise of the last one, where published sampling has none.
-    ``guidance_schedule``: ``linear`` in what is known, as in the published evaluation, or
-    ``constant``. ``ema``: whether averaged weights are taken where a file holds both.
+    A prompt is the number of a class.
+
+    Args:
+        vae: autoencoder, a file with the keys of latent diffusion or a folder of diffusers'
+            ``AutoencoderKL``. The default is kl16.ckpt in the folder, beside it, or where the
+            published scripts put it.
+        scaling_factor: factor on the latents. The default is 0.2325 for a file, and the config's
+            for a folder.
+        heads: attention heads, needed where the width is not a published one.
+        num_sampling_steps: transitions of the diffusion head.
+        sigma_floor: noise of the last transition; published sampling has none.
+        guidance_schedule: ``linear`` in the share of known positions, as in the published
+            evaluation, or ``constant``.
+        ema: take the averaged weights where a file holds both.
     """
 
     modalities = ("image",)
@@ -73,7 +81,7 @@ class MARPictures(Checkpoint):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         vae: str | Path | None = None,
         scaling_factor: float | None = None,
@@ -83,11 +91,7 @@ class MARPictures(Checkpoint):
         guidance_schedule: str = "linear",
         ema: bool = True,
     ):
-        if how.device_map is not None:
-            raise GenError(
-                f"model {files.name} came with a device_map; expected none: the family 'mar' runs"
-                " on one device"
-            )
+        require_one_device(files, load)
         file = files.path if files.path.is_file() else files.file(WEIGHTS)
         weights = Weights(file, "model_ema" if ema and _averaged(file) else None)
         config = MARConfig.of(
@@ -100,16 +104,16 @@ class MARPictures(Checkpoint):
         side = math.isqrt(config.positions)
         if side**2 != config.positions:
             raise GenError(
-                f"model {files.name} has {config.positions} places; expected a square of them"
+                f"model {files.name} has {config.positions} positions; expected a square number"
             )
         self.model = fill(
             without_storage(lambda: MAR(config)),
             weights,
-            device=how.device,
-            dtype=how.dtype,
+            device=load.device,
+            dtype=load.dtype,
             name=files.name,
         )
-        self.frontend = autoencoder(files, vae, scaling_factor, config.latent_channels, how)
+        self.frontend = autoencoder(files, vae, scaling_factor, config.latent_channels, load)
         self.binding = Binding(
             TokenSpace.latents((side, side), config.latent_channels),
             lambda c: [c],
@@ -119,16 +123,7 @@ class MARPictures(Checkpoint):
         self.modality = FreeImage(self)
 
     def condition(self, prompt: str) -> int:
-        found, classes = (
-            re.fullmatch(r"\s*(?:class\s+)?(\d+)\s*", prompt, re.IGNORECASE),
-            self.model.config.classes,
-        )
-        if not found or int(found[1]) >= classes:
-            raise GenError(
-                f"the prompt is {prompt!r}; expected the number of a class, such as '207' or 'class"
-                f" 207', below {classes}"
-            )
-        return int(found[1])
+        return class_number(prompt, self.model.config.classes)
 
     def adapter(self, protocol: str) -> MaskedLatentLM:
         return MaskedLatentLM(self.model)
@@ -139,41 +134,50 @@ def autoencoder(
     vae: str | Path | None,
     scaling_factor: float | None,
     channels: int,
-    how: LoadOptions,
+    load: LoadOptions,
 ) -> KL:
-    """The frontend of a model of latents with ``channels`` floats, each of as many neighbours as
-    that takes. Raises ``GenError``."""
-    number = isinstance(scaling_factor, (int, float)) and not isinstance(scaling_factor, bool)
-    if scaling_factor is not None and not (number and 0 < scaling_factor < math.inf):
+    """Frontend of a model whose latents have ``channels`` floats, each made of as many neighbours
+    as that takes.
+
+    Args:
+        files: the checkpoint.
+        vae: file or folder of the autoencoder, or None to look for it.
+        scaling_factor: factor on the latents, or None for the default.
+        channels: floats of one latent of the model.
+        load: device and dtype.
+
+    Raises:
+        GenError: no autoencoder is found, or it does not match the model.
+    """
+    is_number = isinstance(scaling_factor, (int, float)) and not isinstance(scaling_factor, bool)
+    if scaling_factor is not None and not (is_number and 0 < scaling_factor < math.inf):
         raise bad_value("scaling_factor", scaling_factor, "a number above 0")
     if vae is None:
-        found = next(
-            (files.folder / name for name in VAES if (files.folder / name).is_file()), None
-        )
-        if found is None:
+        file = next((files.folder / name for name in VAES if (files.folder / name).is_file()), None)
+        if file is None:
             raise GenError(
                 f"model {files.name} has no autoencoder: {files.folder} holds no {VAES[0]}, and"
-                " none lies beside it; expected one, or the option vae, a file or folder"
+                " none lies beside it; expected one, or the option vae with a file or folder"
             )
-        path = found.parent if found.name == "config.json" else found
+        path = file.parent if file.name == "config.json" else file
     else:
         path = CheckpointFiles.find(vae).path
     if path.is_dir() and (path / "config.json").is_file():
-        from diffusers import AutoencoderKL
+        from diffusers import AutoencoderKL  # diffusers takes seconds to import
 
-        model = pretrained(AutoencoderKL, path, device=how.device, dtype=how.dtype)
+        model = pretrained(AutoencoderKL, path, device=load.device, dtype=load.dtype)
         if scaling_factor is not None:
             model.register_to_config(scaling_factor=scaling_factor)
     else:
         scaling_factor = SCALE if scaling_factor is None else scaling_factor
         model = load_ldm_vae(
-            path, scaling_factor=scaling_factor, device=how.device, dtype=how.dtype
+            path, scaling_factor=scaling_factor, device=load.device, dtype=load.dtype
         )
     patch = math.isqrt(max(1, channels // model.config.latent_channels))
     if patch**2 * model.config.latent_channels != channels:
         raise GenError(
-            f"the autoencoder {path} has {model.config.latent_channels} channels and the latents of"
-            f" model {files.name} have {channels}; expected a square multiple"
+            f"the autoencoder {path} has {model.config.latent_channels} channels and the"
+            f" latents of model {files.name} have {channels}; expected a square multiple"
         )
     if patch > 1:
         model.register_to_config(patch_size=patch)
@@ -183,5 +187,5 @@ def autoencoder(
 def _averaged(file: Path) -> bool:
     if file.suffix not in PICKLES:
         return False
-    found = unpickled(file)
-    return isinstance(found, Mapping) and isinstance(found.get("model_ema"), Mapping)
+    contents = unpickled(file)
+    return isinstance(contents, Mapping) and isinstance(contents.get("model_ema"), Mapping)

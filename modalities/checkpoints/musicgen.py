@@ -1,14 +1,15 @@
-"""MusicGen: music after words (Copet et al., "Simple and Controllable Music Generation", arXiv
+"""MusicGen: music from text (Copet et al., "Simple and Controllable Music Generation", arXiv
 2306.05284).
 
-A T5 encoder reads the prompt, a decoder attends to what it made of it, and writes codes of EnCodec.
-Stream q is q steps late:
+A T5 encoder reads the prompt. A decoder attends to its states and writes codes of EnCodec. Stream q
+is q steps late:
 
     step s holds the codes (q, s - q), q = 0 ... Q - 1, or the pad where there is no frame s - q
 
-so that T frames take T + Q - 1 steps. The codes of a step do not look at each other: one forward
-call of the decoder gives the law of all of them. What stands in the gaps is the pad, which is also
-what the decoder sees before the first step. The unconditional half of guidance attends to zeros.
+so that T frames take T + Q - 1 steps. The codes of a step are independent given the steps before:
+one forward pass of the decoder gives the distributions of all of them. The gaps hold the pad, which
+is also the decoder's input before the first step. The unconditional branch of classifier-free
+guidance attends to zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.layouts import make_layout, space
@@ -24,6 +27,7 @@ from gen.contracts.modality import Binding, Modality
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.options import require_one_device
 from gen.modalities.open_vocabulary import FreeAudio
 from gen.models.adapters.conditioning import Conditions
 from gen.models.load.pretrained import pretrained, tokenizer_of
@@ -32,25 +36,26 @@ from gen.tokenizers.audio.encodec import Encodec
 from gen.tokenizers.base.codec import lasting
 
 SECONDS = 5.0
-GUIDANCE, TOP_K = 3.0, 250  # of the paper
-UNSAID = ""  # the condition that says nothing; a prompt is never empty
+GUIDANCE, TOP_K = 3.0, 250  # sampling of the paper
+UNCONDITIONAL = ""  # condition of the unconditional branch; a prompt is never empty
 
 
 class _Cache(FrameCache):
-    """With the keys and values of the condition, which every layer computes once."""
+    """Cache that also holds the keys and values of the condition, computed once per layer."""
 
-    both: Any = None
+    self_and_cross: Any = None
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
-        if self.both is not None:
-            for layer in self.both.cross_attention_cache.layers:
+        if self.self_and_cross is not None:
+            for layer in self.self_and_cross.cross_attention_cache.layers:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
 
 class MusicFrames(FrameLM):
-    """The decoder of ``MusicgenForConditionalGeneration``. Ids are the streams' codes one stream
-    after another, then the pad."""
+    """Decoder of ``MusicgenForConditionalGeneration``. Ids are the codes of one stream after
+    another, then the pad.
+    """
 
     specials = 1
     offset = True
@@ -64,15 +69,16 @@ class MusicFrames(FrameLM):
         return _Cache(slots)
 
     def begin(self, prompt: Tensor, length: Tensor, cache: FrameCache) -> tuple[Tensor, Tensor]:
-        found = [c["states"] for c in self.conditions.of(prompt[:, 0])]
-        cache.rows["states"] = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
-        cache.rows["unseen"] = self.unseen([len(x) for x in found])
+        states = [c["states"] for c in self.conditions.of(prompt[:, 0])]
+        cache.rows["states"] = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+        cache.rows["unseen"] = self.unseen([len(x) for x in states])
         left_padding = torch.full((len(prompt), 1, self.streams), self.size, device=prompt.device)
         return self.embed(left_padding), torch.ones_like(length)
 
     def unseen(self, lengths: list[int]) -> Tensor:
-        """The mask of conditions of these lengths: float [B, 1, 1, n], 0 where there is something
-        to see."""
+        """Attention mask of conditions of these lengths: float [B, 1, 1, n], 0 at their states and
+        minus infinity behind them.
+        """
         beyond = (
             torch.arange(max(lengths), device=self.device)
             >= torch.tensor(lengths, device=self.device)[:, None]
@@ -85,16 +91,14 @@ class MusicFrames(FrameLM):
         return sum(table(codes[..., q]) for q, table in enumerate(self.decoder.embed_tokens))
 
     def run(self, inputs: Tensor, slots: Tensor, cache: _Cache) -> Tensor:
-        from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-
-        if cache.both is None:
-            cache.both = EncoderDecoderCache(cache.slots, DynamicCache())
+        if cache.self_and_cross is None:
+            cache.self_and_cross = EncoderDecoderCache(cache.slots, DynamicCache())
         mask = cache.slots.at(slots, self.dtype)
         unseen = cache.rows["unseen"].expand(-1, -1, slots.shape[1], -1)
         x = inputs + self.decoder.embed_positions.weights[slots].to(inputs)
-        said = dict(encoder_hidden_states=cache.rows["states"], encoder_attention_mask=unseen)
+        condition = dict(encoder_hidden_states=cache.rows["states"], encoder_attention_mask=unseen)
         for layer in self.decoder.layers:
-            x = layer(x, attention_mask=mask, past_key_values=cache.both, **said)
+            x = layer(x, attention_mask=mask, past_key_values=cache.self_and_cross, **condition)
         return self.decoder.layer_norm(x)
 
     def heads(self, states: Tensor, codes: Tensor, steps: Tensor, streams: Tensor) -> Tensor:
@@ -102,10 +106,10 @@ class MusicFrames(FrameLM):
 
 
 class Music(FreeAudio):
-    """Waves at the rate of EnCodec."""
+    """Waves at EnCodec's sampling rate."""
 
     def prefix(self, media: Any, frontend, space: TokenSpace) -> Tensor:
-        # the streams of a beginning end at different steps, which no list of first tokens can say
+        # the streams of a prefix end at different steps, so no list of first tokens describes it
         return Modality.prefix(self, media, frontend, space)
 
 
@@ -113,8 +117,11 @@ class Music(FreeAudio):
 class MusicGen(Checkpoint):
     """MusicGen small, medium and large (mono), as folders of transformers.
 
-    ``seconds`` or ``frames``: how long the music is (5 seconds). Stereo models, and prompts of
-    sound, are not taken.
+    Stereo models, and prompts of sound, are not supported.
+
+    Args:
+        seconds: length of the music (5 seconds).
+        frames: length in frames, instead of ``seconds``.
     """
 
     modalities = ("speech",)
@@ -133,39 +140,24 @@ class MusicGen(Checkpoint):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         seconds: float | None = None,
         frames: int | None = None,
     ):
-        if how.device_map is not None:
+        require_one_device(files, load)
+        decoder_config = files.config.get("decoder", {})
+        if decoder_config.get("audio_channels", 1) != 1:
             raise GenError(
-                f"model {files.name} came with a device_map; expected none, models of this family"
-                " run on one device"
-            )
-        said = files.config.get("decoder", {})
-        if said.get("audio_channels", 1) != 1:
-            raise GenError(
-                f"model {files.name} makes {said['audio_channels']} channels; expected a mono"
-                " model, stereo is not supported"
+                f"model {files.name} makes {decoder_config['audio_channels']} channels;"
+                " expected a mono model, stereo is not supported"
             )
         self.tokenizer = tokenizer_of(files.path, name=files.name)
         self.model = pretrained(
-            _class(), files.path, device=how.device, dtype=how.dtype, name=files.name
+            _class(), files.path, device=load.device, dtype=load.dtype, name=files.name
         )
-        c, pad = self.model.config.decoder, self._pad()
-        if pad != c.vocab_size:
-            raise GenError(
-                f"model {files.name} starts with id {pad}; expected {c.vocab_size}, the id after"
-                " the codes"
-            )
-        there = len(self.model.audio_encoder.quantizer.layers)
-        if there < c.num_codebooks or self.model.audio_encoder.config.codebook_size != c.vocab_size:
-            raise GenError(
-                f"model {files.name} writes {c.num_codebooks} streams of {c.vocab_size} codes, its"
-                f" audio_encoder has {there} codebooks of"
-                f" {self.model.audio_encoder.config.codebook_size}; expected as many"
-            )
+        self._require_decoder(files.name)
+        c = self.model.config.decoder
         self.frontend = Encodec(self.model.audio_encoder, c.num_codebooks)
         length = lasting(self.frontend, seconds, frames, SECONDS)
         longest = c.max_position_embeddings - c.num_codebooks + 1
@@ -185,26 +177,49 @@ class MusicGen(Checkpoint):
         )
         self.conditions = Conditions(self._encode)
         self.modality = Music(self)
-        found = space(self.layout, codebook=self.modality.codebook(self.frontend))
-        self.binding = Binding(found, self._prompt, self._prompt(UNSAID))
-        own = files.json("generation_config.json").get("guidance_scale")
+        token_space = space(self.layout, codebook=self.modality.codebook(self.frontend))
+        self.binding = Binding(token_space, self._prompt, self._prompt(UNCONDITIONAL))
+        guidance_scale = files.json("generation_config.json").get("guidance_scale")
         self.sampling = {
             **type(self).sampling,
-            **({} if own is None else {"guidance_scale": float(own)}),
+            **({} if guidance_scale is None else {"guidance_scale": float(guidance_scale)}),
         }
 
+    def _require_decoder(self, name: str) -> None:
+        """Check that the decoder starts with the pad and writes the codes of its codec.
+
+        Raises:
+            GenError: it does not.
+        """
+        c, pad = self.model.config.decoder, self._pad()
+        if pad != c.vocab_size:
+            raise GenError(
+                f"model {name} starts with id {pad}; expected {c.vocab_size}, the id after"
+                " the codes"
+            )
+        codebooks = len(self.model.audio_encoder.quantizer.layers)
+        if (
+            codebooks < c.num_codebooks
+            or self.model.audio_encoder.config.codebook_size != c.vocab_size
+        ):
+            raise GenError(
+                f"model {name} writes {c.num_codebooks} streams of {c.vocab_size} codes"
+                f" and its audio_encoder has {codebooks} codebooks of"
+                f" {self.model.audio_encoder.config.codebook_size}; expected equal numbers"
+            )
+
     def _pad(self) -> int | None:
-        c, own = self.model.config.decoder, self.model.generation_config.decoder_start_token_id
-        return own if own is not None else c.bos_token_id
+        c, start = self.model.config.decoder, self.model.generation_config.decoder_start_token_id
+        return start if start is not None else c.bos_token_id
 
     def _prompt(self, condition: str) -> list[int]:
         return [self.layout.vocab_size + self.conditions.number(condition)]
 
     @torch.no_grad()
     def _encode(self, condition: str) -> dict[str, Tensor]:
-        """What the decoder attends to: states [n, D]."""
+        """States [n, D] that the decoder attends to."""
         width = self.model.config.decoder.hidden_size
-        if condition == UNSAID:
+        if condition == UNCONDITIONAL:
             return {
                 "states": torch.zeros(1, width, device=self.model.device, dtype=self.model.dtype)
             }
@@ -212,13 +227,10 @@ class MusicGen(Checkpoint):
         states = self.model.text_encoder(
             input_ids=ids, attention_mask=torch.ones_like(ids)
         ).last_hidden_state[0]
-        return {
-            "states": (
-                self.model.enc_to_dec_proj(states)
-                if hasattr(self.model, "enc_to_dec_proj")
-                else states
-            )
-        }
+        # transformers adds this layer only where the widths differ
+        if hasattr(self.model, "enc_to_dec_proj"):
+            states = self.model.enc_to_dec_proj(states)
+        return {"states": states}
 
     def adapter(self, protocol: str) -> MusicFrames:
         return MusicFrames(self.model, self.conditions)
@@ -228,12 +240,12 @@ class MusicGen(Checkpoint):
 
 
 def _class():
-    from transformers import MusicgenForConditionalGeneration
+    class Loaded(transformers.MusicgenForConditionalGeneration):
+        """MusicGen that accepts the position table of older files, which is computed today.
 
-    class Loaded(MusicgenForConditionalGeneration):
-        """Older files hold the table of positions, which is computed today. Else nothing may be
-        extra: the class itself passes over whatever has a decoder in its name, since its encoder of
-        texts would alone."""
+        Every other unexpected tensor is an error. The class itself would ignore all names with a
+        decoder in them, since its text encoder would do so alone.
+        """
 
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
@@ -241,5 +253,5 @@ def _class():
                 r"^decoder\.model\.decoder\.embed_positions\.weights$"
             }
 
-    Loaded.__name__ = MusicgenForConditionalGeneration.__name__
+    Loaded.__name__ = transformers.MusicgenForConditionalGeneration.__name__
     return Loaded

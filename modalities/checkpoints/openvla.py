@@ -1,14 +1,14 @@
 """OpenVLA: a language model whose last words are bins of robot actions (Kim et al., arXiv
 2406.09246).
 
-    prompt   bos, [features of the picture,] "In: What action should the robot take to
-             {instruction}?\\nOut:", the empty piece
+    prompt   bos, [features of the image,] "In: What action should the robot take to
+             {instruction}?\nOut:", the empty piece
     answer   one id for each dimension of the action: bin b = 1 .. E is id V - b, V the vocabulary
              without its padding
 
-The picture's part (``vision_backbone``, of timm) is not loaded: its features may come from a file,
-which the projector of the checkpoint takes to the language model. Without them the model answers to
-words alone, as its own class does without pictures; that is no way to move a robot.
+The vision part (``vision_backbone``, of timm) is not loaded. Its features may come from a file, and
+the checkpoint's projector brings them into the language model. Without features the model answers
+to words alone, as its own class does without images; this is not enough to move a robot.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
@@ -37,7 +38,7 @@ from gen.tokenizers.action.base import ActionStatistics, at_least
 from gen.tokenizers.action.edges import ActionEdges
 
 TEMPLATE = "In: What action should the robot take to {instruction}?\nOut:"
-# the piece of an empty word, 29871 in Llama's tokenizer: every training prompt ends with it
+# piece of an empty word, 29871 in Llama's tokenizer: every training prompt ends with it
 EMPTY = "\u2581"
 RENAMES = ((r"^language_model\.", ""),)
 ELSEWHERE = (r"^vision_backbone\.", r"^projector\.")
@@ -46,7 +47,7 @@ PATCHES = 1 << 14  # ids in prompts that stand for one file of features
 
 @dataclass(frozen=True)
 class Instruction:
-    """What to do, and the file of what is seen, if any."""
+    """Instruction, and the file with features of the camera image, if any."""
 
     text: str
     features: str = ""
@@ -56,8 +57,9 @@ class Instruction:
 
 
 class Projector(nn.Module):
-    """Features of a vision backbone [P, vision] -> what the language model takes for words [P,
-    hidden]: linear layers with GELU between them."""
+    """Features of a vision backbone [P, vision] -> inputs of the language model [P, hidden]: linear
+    layers with GELU between them.
+    """
 
     def __init__(self, shapes: list[tuple[int, ...]]):
         super().__init__()
@@ -65,6 +67,7 @@ class Projector(nn.Module):
             setattr(self, f"fc{i}", nn.Linear(into, out))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features [P, vision] -> [P, hidden]."""
         layers = list(self.children())
         for layer in layers[:-1]:
             x = nn.functional.gelu(layer(x))
@@ -72,8 +75,9 @@ class Projector(nn.Module):
 
 
 class SeeingLM(MappedLM):
-    """A language model over bins, whose prompts may hold features: model id V + PATCHES n + j is
-    row j of condition n."""
+    """Language model over bins whose prompts may hold features: model id V + PATCHES n + j is row j
+    of condition n.
+    """
 
     keeps = False
 
@@ -83,16 +87,17 @@ class SeeingLM(MappedLM):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """Logits over the bins [B, T, V]; prompt ids from V on are replaced by their features."""
         ids = self.vocabulary.to_model(tokens)
-        at = ids - self.config.vocab_size
-        seen = at >= 0
-        if not bool(seen.any()):
+        feature_ids = ids - self.config.vocab_size
+        is_feature = feature_ids >= 0
+        if not bool(is_feature.any()):
             return super().forward(tokens, positions, cache)
-        x = self.model.get_input_embeddings()(ids.masked_fill(seen, 0))
-        number, row = at // PATCHES, at % PATCHES
-        for one in number[seen].unique():
-            here = seen & (number == one)
-            x[here] = self.conditions.of(one[None])[0]["features"].to(x)[row[here]]
+        x = self.model.get_input_embeddings()(ids.masked_fill(is_feature, 0))
+        number, row = feature_ids // PATCHES, feature_ids % PATCHES
+        for condition in number[is_feature].unique():
+            selected = is_feature & (number == condition)
+            x[selected] = self.conditions.of(condition[None])[0]["features"].to(x)[row[selected]]
         mask = cache.at(positions, self.dtype)
         logits = self.model(
             inputs_embeds=x,
@@ -106,13 +111,17 @@ class SeeingLM(MappedLM):
 
 @register("checkpoint", "openvla")
 class OpenVLA(Checkpoint):
-    """OpenVLA's language model: actions after an instruction, and after features of a picture where
-    they are given.
+    """OpenVLA's language model: actions from an instruction, and from image features where a prompt
+    names them.
 
-    ``unnorm_key``: the data set whose statistics put actions into physical units; needed if there
-    are several. ``horizon``: actions of a chunk (1). ``template``: the prompt around {instruction}.
-    A prompt is an instruction, or ``instruction | features.npy``: floats [patches, width] as the
-    vision backbone gives them.
+    A prompt is an instruction, or ``instruction | features.npy``: floats [patches, width] of the
+    vision backbone.
+
+    Args:
+        unnorm_key: data set whose statistics put actions into physical units; needed if there are
+            several.
+        horizon: actions of a chunk (1).
+        template: prompt around {instruction}.
     """
 
     modalities = ("action",)
@@ -120,8 +129,8 @@ class OpenVLA(Checkpoint):
     sampling = {"temperature": 0.0}
     tested = (
         "tiny random language models in the published layout against transformers'"
-        " LlamaForCausalLM; images only as features computed elsewhere: the vision backbones of"
-        " timm are not loaded"
+        " LlamaForCausalLM; images only as features computed elsewhere: the vision backbones"
+        " of timm are not loaded"
     )
 
     @classmethod
@@ -132,31 +141,32 @@ class OpenVLA(Checkpoint):
         self,
         files: CheckpointFiles,
         modality: str,
-        how: LoadOptions,
+        load: LoadOptions,
         *,
         unnorm_key: str | None = None,
         horizon: int = 1,
         template: str = TEMPLATE,
     ):
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        said = dict(files.config.get("text_config") or {})
-        if said.get("model_type", "llama") != "llama":
+        text_config = dict(files.config.get("text_config") or {})
+        if text_config.get("model_type", "llama") != "llama":
             raise GenError(
-                f"the language model of {files.name} is a {said['model_type']!r}; expected 'llama'"
+                f"the language model of {files.name} is a {text_config['model_type']!r}; expected"
+                " 'llama'"
             )
         if "{instruction}" not in template:
             raise bad_value("template", template, "a text that holds {instruction}")
         statistics = statistics_of(files, unnorm_key)
-        config = LlamaConfig(**{k: v for k, v in said.items() if k != "model_type"})
+        config = transformers.LlamaConfig(
+            **{k: v for k, v in text_config.items() if k != "model_type"}
+        )
         size = config.vocab_size - int(files.config.get("pad_to_multiple_of", 64))
         bins = int(files.config.get("n_action_bins", 256))
         self.frontend = ActionEdges(
-            bins, at_least("horizon", horizon, 1), statistics.dimensions, statistics, how.device
+            bins, at_least("horizon", horizon, 1), statistics.dimensions, statistics, load.device
         )
         self.vocabulary = Vocabulary(size - 1 - torch.arange(bins), config.vocab_size)
         self.tokenizer, self.template = (
-            tokenizer_of(files.path, name=files.name, trust_remote_code=how.trust_remote_code),
+            tokenizer_of(files.path, name=files.name, trust_remote_code=load.trust_remote_code),
             template,
         )
         self.empty = self.tokenizer.get_vocab().get(EMPTY)
@@ -167,16 +177,16 @@ class OpenVLA(Checkpoint):
             )
         weights = Weights(files.path)
         self.model = fill(
-            without_storage(lambda: LlamaForCausalLM(config)),
+            without_storage(lambda: transformers.LlamaForCausalLM(config)),
             weights,
             rename=RENAMES,
             drop=ELSEWHERE,
-            device=how.device,
-            dtype=how.dtype,
-            device_map=how.device_map,
+            device=load.device,
+            dtype=load.dtype,
+            device_map=load.device_map,
             name=files.name,
         )
-        self.projector = projector_of(weights, config.hidden_size, how, files.name)
+        self.projector = projector_of(weights, config.hidden_size, load, files.name)
         self.conditions = Conditions(self._features)
         space = TokenSpace.codes(
             self.frontend.grid, bins, bins, codebook=self.frontend.table.float()
@@ -191,18 +201,17 @@ class OpenVLA(Checkpoint):
         text, bar, file = (part.strip() for part in prompt.partition("|"))
         if not text or bool(bar) != bool(file):
             raise GenError(
-                f"prompt {prompt!r} says no instruction; expected one, or 'instruction |"
+                f"the prompt {prompt!r} has no instruction; expected one, or 'instruction |"
                 " features.npy'"
             )
-        found = Instruction(text, file)
+        instruction = Instruction(text, file)
         if file:
-            self.conditions.of(
-                torch.tensor([self.number(found)])
-            )  # what is wrong with the file fails here
-        return found
+            # an unreadable file fails here
+            self.conditions.of(torch.tensor([self.number(instruction)]))
+        return instruction
 
     def prompt(self, condition: Instruction) -> list[int]:
-        """The ids of a prompt. Words are lower-cased, as in training."""
+        """Ids of a prompt. Words are lower-cased, as in training."""
         ids = list(
             self.tokenizer(self.template.replace("{instruction}", condition.text.lower()))[
                 "input_ids"
@@ -217,25 +226,27 @@ class OpenVLA(Checkpoint):
         return self.vocabulary.prompt(ids)
 
     def number(self, condition: Instruction) -> int:
-        """Of the file as it is now: robots write the same name again and again."""
+        """Number of the condition's file in its present state, since robots overwrite one file
+        again and again.
+        """
         path = Path(condition.features).expanduser()
         if path.suffix != ".npy" or not path.is_file():
             raise GenError(
-                f"the features {condition.features} are no file that ends in .npy; expected floats"
+                f"the features {condition.features} are no existing .npy file; expected floats"
                 " [patches, width] of the vision backbone"
             )
         return self.conditions.number((str(path), os.stat(path).st_mtime_ns))
 
-    def _features(self, said: tuple[str, int]) -> dict[str, Tensor]:
+    def _features(self, file: tuple[str, int]) -> dict[str, Tensor]:
         if self.projector is None:
             raise GenError(
-                "features of a picture came, and the checkpoint has no projector; expected its file"
-                " with projector.fc1.weight ..."
+                "the prompt has image features and the checkpoint has no projector; expected"
+                " its file with projector.fc1.weight ..."
             )
         try:
-            array = np.load(said[0], allow_pickle=False)
+            array = np.load(file[0], allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise GenError(f"the features {said[0]} cannot be read: {error}") from None
+            raise GenError(f"the features {file[0]} cannot be read: {error}") from None
         width = self.projector.fc1.in_features
         if (
             array.ndim != 2
@@ -245,7 +256,7 @@ class OpenVLA(Checkpoint):
             or not np.isfinite(array).all()
         ):
             raise GenError(
-                f"the features {said[0]} are {array.dtype} {array.shape}; expected finite floats"
+                f"the features {file[0]} are {array.dtype} {array.shape}; expected finite floats"
                 f" [patches, {width}]"
             )
         weight = self.projector.fc1.weight
@@ -253,9 +264,13 @@ class OpenVLA(Checkpoint):
 
 
 def statistics_of(files: CheckpointFiles, key: str | None) -> ActionStatistics:
-    """The statistics of one data set, with -1 and 1 for dimensions that are not normalised. Those
-    of a fine-tuned checkpoint lie in a file of their own. Raises ``GenError`` that lists the data
-    sets."""
+    """Statistics of one data set, with -1 and 1 for dimensions that are not normalised.
+
+    A fine-tuned checkpoint has them in a file of their own, dataset_statistics.json.
+
+    Raises:
+        GenError: there are none, or ``key`` is not among them; the message lists the data sets.
+    """
     known: Mapping[str, Any] = (
         files.json("dataset_statistics.json") or files.config.get("norm_stats") or {}
     )
@@ -276,8 +291,8 @@ def statistics_of(files: CheckpointFiles, key: str | None) -> ActionStatistics:
     low, high = action.get("q01"), action.get("q99")
     if not low or not high or len(low) != len(high) or len(action.get("mask") or low) != len(low):
         raise GenError(
-            f"the statistics {key!r} of {files.name} are {str(action)[:120]}; expected q01, q99 and"
-            " mask, one of each for every dimension"
+            f"the statistics {key!r} of {files.name} are {str(action)[:120]}; expected q01, q99"
+            " and mask with one value for every dimension"
         )
     mask = action.get("mask") or [True] * len(low)
     return ActionStatistics(
@@ -286,28 +301,37 @@ def statistics_of(files: CheckpointFiles, key: str | None) -> ActionStatistics:
     )
 
 
-def projector_of(weights: Weights, hidden: int, how: LoadOptions, name: str) -> Projector | None:
-    """The projector, if the checkpoint has one."""
-    own = {k: s for k, s in weights.shapes.items() if k.startswith("projector.")}
-    if not own:
+def projector_of(weights: Weights, hidden: int, load: LoadOptions, name: str) -> Projector | None:
+    """Load the projector, if the checkpoint has one.
+
+    Args:
+        weights: tensors of the checkpoint.
+        hidden: width of the language model.
+        load: device and dtype.
+        name: the checkpoint, for messages.
+
+    Raises:
+        GenError: its layers do not follow each other, or do not end at ``hidden``.
+    """
+    tensors = {k: s for k, s in weights.shapes.items() if k.startswith("projector.")}
+    if not tensors:
         return None
-    shapes = [own[k] for k in sorted(own) if k.endswith(".weight")]
-    follow = not any(len(s) != 2 for s in shapes) and all(
+    shapes = [tensors[k] for k in sorted(tensors) if k.endswith(".weight")]
+    consecutive = not any(len(s) != 2 for s in shapes) and all(
         a[0] == b[1] for a, b in itertools.pairwise(shapes)
     )
-    if not shapes or not follow or shapes[-1][0] != hidden:
-        named = ", ".join(f"{k} {own[k]}" for k in sorted(own) if k.endswith(".weight"))
+    if not shapes or not consecutive or shapes[-1][0] != hidden:
+        named = ", ".join(f"{k} {tensors[k]}" for k in sorted(tensors) if k.endswith(".weight"))
         raise GenError(
-            f"the projector of {name} has the weights {named}; expected linear layers, each of"
-            f" which takes what the one before it gives, and of which the last gives {hidden}"
-            " numbers"
+            f"the projector of {name} has the weights {named}; expected linear layers whose"
+            f" sizes follow each other, the last with {hidden} outputs"
         )
     return fill(
         without_storage(lambda: Projector(shapes)),
         weights,
         rename=((r"^projector\.", ""),),
         drop=(r"^vision_backbone\.", r"^language_model\."),
-        device=how.device,
-        dtype=how.dtype,
+        device=load.device,
+        dtype=load.dtype,
         name=name,
     )

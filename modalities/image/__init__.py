@@ -1,1 +1,1 @@
-"""Images of captioned shapes."""
+"""Images of a synthetic dataset of captioned shapes."""

@@ -1,14 +1,14 @@
-"""Captioned shapes: the caption language and the program that draws its pictures.
+"""Synthetic dataset of captioned shapes: the caption language and the renderer of its images.
 
-A caption names one or two shapes, each by size, colour, shape and place: ``a large red circle at
-the top left and a small blue ring in the centre``. Every attribute but the shape may be left out
-("a red circle"). A caption becomes eight slots (four per shape); slot ``ANY`` means "not said",
-slot ``NONE`` "there is no second shape". All slots ``ANY`` is the unconditional caption that
-guidance uses. A model's prompt pairs every slot with the place of its shape.
+A caption names one or two shapes, each by size, colour, shape and location: ``a large red circle at
+the top left and a small blue ring in the centre``. Every attribute but the shape may be omitted ("a
+red circle"). A caption becomes eight slots, four per shape. Slot ``ANY`` means "not stated", slot
+``NONE`` "there is no second shape". The unconditional caption of classifier-free guidance has all
+slots ``ANY``. A model's prompt pairs every slot with the location of its shape.
 
-Pictures are 64x64 RGB. Two shapes never share a colour and never overlap. Backgrounds are muted
-gradients with stripes, checks or blotches, so that their tokens carry real entropy while the shapes
-stay separable by colour.
+Images are 64x64 RGB. Two shapes never share a colour and never overlap. Backgrounds are muted
+gradients with stripes, checks or blotches, so that their tokens have entropy while shapes stay
+separable by colour.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gen.core.errors import unknown_word
 from gen.modalities.small_language import (
     draw_conditions,
-    unknown_word,
 )
 from gen.modalities.small_language import held_out as held_out
 
@@ -41,15 +41,13 @@ LOCATIONS = (
 ANY, NONE = 0, 1
 WORDS = ("<any>", "<none>", *SIZES, *COLOURS, *SHAPES, *LOCATIONS)  # slot value -> word
 SLOTS = 8
-PLACE0 = WORDS.index(LOCATIONS[0])
-PAIRS = len(WORDS) * (len(LOCATIONS) + 1)  # (word, place of its shape); place 0 is none said
+FIRST_LOCATION = WORDS.index(LOCATIONS[0])
+# (word, location of its shape); location 0 is none stated
+PAIRS = len(WORDS) * (len(LOCATIONS) + 1)
 
 IMAGE_SIZE = 64
-ANCHORS = (
-    16.0,
-    31.5,
-    47.0,
-)  # pixel coordinate of the first, middle and last row or column of places
+# pixel coordinate of the first, middle and last row or column of locations
+ANCHORS = (16.0, 31.5, 47.0)
 JITTER = 2.0  # pixels, uniform, each way
 RADII = {"small": (7.0, 8.5), "large": (11.5, 13.5)}  # pixels
 PALETTE = {  # 8-bit RGB, each far from the muted backgrounds
@@ -64,28 +62,33 @@ PALETTE = {  # 8-bit RGB, each far from the muted backgrounds
 
 @dataclass(frozen=True)
 class Item:
-    """One shape of a caption. ``None`` means the caption does not say."""
+    """Shape of a caption. ``None`` marks an omitted attribute."""
 
     shape: str
     colour: str | None = None
     size: str | None = None
-    place: str | None = None
+    location: str | None = None
 
     def phrase(self) -> str:
+        """Words of the shape in a caption."""
         words = ["a", *(w for w in (self.size, self.colour, self.shape) if w)]
-        if self.place:
-            words.append("in the centre" if self.place == "centre" else f"at the {self.place}")
+        if self.location:
+            words.append(
+                "in the centre" if self.location == "centre" else f"at the {self.location}"
+            )
         return " ".join(words)
 
     def slots(self) -> list[int]:
+        """Four integers in ``range(len(WORDS))``."""
         return [
-            WORDS.index(w) if w else ANY for w in (self.size, self.colour, self.shape, self.place)
+            WORDS.index(w) if w else ANY
+            for w in (self.size, self.colour, self.shape, self.location)
         ]
 
 
 @dataclass(frozen=True)
 class Caption:
-    """One or two shapes."""
+    """Caption of one or two shapes."""
 
     items: tuple[Item, ...]
 
@@ -98,24 +101,28 @@ class Caption:
         return out + [NONE] * (SLOTS - len(out))
 
     def pairs(self) -> list[int]:
-        """Eight integers in ``range(PAIRS)``: what models are prompted with."""
+        """Eight integers in ``range(PAIRS)``: a model's prompt."""
         return pairs(np.array([self.slots()]))[0].tolist()
 
 
 def pairs(slots: np.ndarray) -> np.ndarray:
-    """Every slot together with the place of its shape: int [N, 8] -> int [N, 8]. A small model that
-    sees words alone takes very long to learn which of two shapes a word belongs to; a word that
-    says where is joined to the picture in one step.
+    """Join every slot with the location of its shape: int [N, 8] -> int [N, 8].
+
+    From words alone, a small model takes very long to learn which of two shapes a word belongs to.
+    A word that carries a location relates to the image directly.
     """
-    place = slots[:, 3::4].repeat(4, axis=1)
-    return slots * (len(LOCATIONS) + 1) + np.where(place >= PLACE0, place - PLACE0 + 1, 0)
+    location = slots[:, 3::4].repeat(4, axis=1)
+    return slots * (len(LOCATIONS) + 1) + np.where(
+        location >= FIRST_LOCATION, location - FIRST_LOCATION + 1, 0
+    )
 
 
 def parse(text: str) -> Caption:
-    """The caption a text states.
+    """Parse the text of a caption.
 
-    Raises ``ValueError`` naming the first word or phrase that the language does not hold, and the
-    nearest one.
+    Raises:
+        ValueError: a word or phrase is outside the language; the message names the first one and
+            the nearest known one.
     """
     if not text or not text.strip():
         raise ValueError(
@@ -133,50 +140,51 @@ def parse(text: str) -> Caption:
         )
     if (
         len(items) == 2
-        and all(i.place for i in items)
-        and not apart(items[0].place, items[1].place)
+        and all(i.location for i in items)
+        and not apart(items[0].location, items[1].location)
     ):
         raise ValueError(
-            f"caption {text!r} puts two shapes at {items[0].place!r} and {items[1].place!r}, where"
-            " they may overlap; expected places two rows or two columns apart, such as 'left' and"
-            " 'right'"
+            f"caption {text!r} puts two shapes at {items[0].location!r} and"
+            f" {items[1].location!r}, where they may overlap; expected locations two rows or"
+            " two columns apart, such as 'left' and 'right'"
         )
     return Caption(items)
 
 
 def _parse_item(phrase: str, text: str) -> Item:
     words = phrase.split()
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     i = 0
     if words and words[0] in ("a", "an", "the", "one"):
         i = 1
     for kind, options in (("size", SIZES), ("colour", COLOURS), ("shape", SHAPES)):
         if i < len(words) and words[i] in options:
-            found[kind] = words[i]
+            attributes[kind] = words[i]
             i += 1
-    if "shape" not in found:
+    if "shape" not in attributes:
         got = words[i] if i < len(words) else "the end of the phrase"
         raise unknown_word(got, (*SIZES, *COLOURS, *SHAPES), f"caption {text!r}, phrase {phrase!r}")
     rest = words[i:]
     if rest:
         if len(rest) > 2 and rest[0] in ("at", "in", "on") and rest[1] == "the":
             rest = rest[2:]
-        place = " ".join(rest).replace("middle", "centre")
-        if place not in LOCATIONS:
-            raise unknown_word(place, LOCATIONS, f"the place in caption {text!r}")
-        found["place"] = place
-    return Item(**found)
+        location = " ".join(rest).replace("middle", "centre")
+        if location not in LOCATIONS:
+            raise unknown_word(location, LOCATIONS, f"the location in caption {text!r}")
+        attributes["location"] = location
+    return Item(**attributes)
 
 
 def apart(a: str, b: str) -> bool:
-    """Whether two places are two rows or two columns apart, so that shapes at them cannot
-    overlap."""
+    """Return whether two locations are two rows or two columns apart, so that shapes there cannot
+    overlap.
+    """
     (ra, ca), (rb, cb) = (divmod(LOCATIONS.index(p), 3) for p in (a, b))
     return abs(ra - rb) == 2 or abs(ca - cb) == 2
 
 
 def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
-    """A caption with every attribute said; two shapes with probability ``two``."""
+    """Draw a caption with every attribute stated; two shapes with probability ``two``."""
 
     def pick(options):
         return options[rng.integers(len(options))]
@@ -189,18 +197,18 @@ def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
         a, b = items
         while (
             b.colour == a.colour
-            or not any(apart(a.place, p) for p in LOCATIONS)
-            or not apart(a.place, b.place)
+            or not any(apart(a.location, p) for p in LOCATIONS)
+            or not apart(a.location, b.location)
         ):
-            if not any(apart(a.place, p) for p in LOCATIONS):
-                a = replace(a, place=pick(LOCATIONS))
-            b = replace(b, colour=pick(COLOURS), place=pick(LOCATIONS))
+            if not any(apart(a.location, p) for p in LOCATIONS):
+                a = replace(a, location=pick(LOCATIONS))
+            b = replace(b, colour=pick(COLOURS), location=pick(LOCATIONS))
         items = [a, b]
     return Caption(tuple(items))
 
 
 def captions(n: int, seed: int, *, held: bool, two: float = 0.35) -> list[Caption]:
-    """``n`` captions, all held out or none of them."""
+    """Draw ``n`` captions, all held out or none of them; two shapes with probability ``two``."""
     return draw_conditions(n, seed, lambda rng: random_caption(rng, two), held)
 
 
@@ -208,8 +216,9 @@ _Y, _X = np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE].astype(np.float32)
 
 
 def coverage(shape: str, radius: float, cx: float, cy: float) -> np.ndarray:
-    """How much of each pixel a shape covers: float32 [64, 64] in [0, 1], from its signed
-    distance."""
+    """Share of each pixel that a shape covers: float32 [64, 64] in [0, 1], from its signed
+    distance.
+    """
     x, y = _X - cx, _Y - cy
     r = radius
     if shape == "circle":
@@ -229,7 +238,7 @@ def coverage(shape: str, radius: float, cx: float, cy: float) -> np.ndarray:
 
 
 def background(rng: np.random.Generator) -> np.ndarray:
-    """A muted textured background: float32 [64, 64, 3], 0..255."""
+    """Draw a muted textured background: float32 [64, 64, 3], 0..255."""
     base = rng.uniform(50, 100) + rng.uniform(-11, 11, 3)
     angle = rng.uniform(0, 2 * np.pi)
     light = rng.uniform(0, 14) * (_X * np.cos(angle) + _Y * np.sin(angle)) / (IMAGE_SIZE / 2)
@@ -257,10 +266,12 @@ def background(rng: np.random.Generator) -> np.ndarray:
 
 
 def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
-    """A picture that fulfils a caption whose attributes are all said: uint8 [64, 64, 3]."""
+    """Render an image that passes the checker for a caption with all attributes stated: uint8 [64,
+    64, 3].
+    """
     image = background(rng)
     for item in caption.items:
-        row, col = divmod(LOCATIONS.index(item.place), 3)
+        row, col = divmod(LOCATIONS.index(item.location), 3)
         cx, cy = (
             ANCHORS[col] + rng.uniform(-JITTER, JITTER),
             ANCHORS[row] + rng.uniform(-JITTER, JITTER),

@@ -1,18 +1,17 @@
-"""Whether a picture fulfils its caption, read from the pixels alone.
+"""Checker of images of captioned shapes, which reads the pixels alone.
 
-The generator's family is small and known, so reading a picture is a search, and no trained judge is
-needed:
+The renderer's family is small and known, so reading an image is a search without a trained judge:
 
-1. Pixels near a palette colour (at any of its shades) are that colour's core. Everything else tells
-   the local background, and between the two each pixel near a core gets a coverage in [0, 1]. Blur,
-   noise and antialiasing therefore change coverages a little instead of flipping labels.
-2. Two shapes never share a colour, so each colour's coverage must be one shape: it is compared with
-   every shape, radius and centre that the generator's own ``coverage`` can draw near its centroid.
-   The score is the Jaccard index for real-valued masks, ``ab / (aa + bb - ab)``, which is 1 only
-   for equal masks and needs one product per template.
+1. Pixels near a palette colour (at any of its shades) are that colour's core. The other pixels give
+the local background. Between the two, each pixel near a core gets a coverage in [0, 1], so blur,
+noise and antialiasing change coverages a little instead of flipping labels.
+2. Two shapes never share a colour, so each colour's coverage must be one shape. It is compared with
+every shape, radius and centre that the renderer's own ``coverage`` can draw near its centroid. The
+score is the Jaccard index for real-valued masks, ``ab / (aa + bb - ab)``, which is 1 only for equal
+masks and needs one product per template.
 
-A region that no template explains, or much strongly coloured area that no palette colour explains,
-makes a picture invalid. An invalid picture fulfils no caption.
+An image is invalid if no template explains a region, or no palette colour explains a large strongly
+coloured area. An invalid image never passes.
 """
 
 from __future__ import annotations
@@ -28,71 +27,80 @@ from gen.contracts.modality import Verdict
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.captions import Caption, Item
 
-MIN_IOU = 0.85  # below this a region is no shape
-MIN_CORE = 24  # pixels; less is a speck. The smallest shape that is ever drawn covers 79
-MAX_STRAY = 40  # pixels unlike background and palette; more means something unnamed was drawn
+MIN_IOU = 0.85  # a region with less overlap is no shape
+# pixels; a smaller region is a speck. The smallest shape that is ever drawn covers 79
+MIN_CORE = 24
+MAX_STRAY = 40  # pixels unlike background and palette; more of them are an unknown object
 CORE_DISTANCE = 60.0  # RGB distance of a pixel to the nearest shade of a colour
 PURE_DISTANCE = 40.0  # the same for the median pixel of a region: orange is neither red nor yellow
 STRAY_DISTANCE = 75.0  # RGB distance to the local background
 SIZE_BORDER = (shapes.RADII["small"][1] + shapes.RADII["large"][0]) / 2
-# pixels that a radius may leave the drawn range by; a fragment of a triangle is a triangle, but too
-# small
+# tolerance in pixels around the drawn radii; a fragment of a triangle is a triangle, but too small
 SLACK = 0.75
-_HALF, _REACH = (
-    19,
-    4,
-)  # the search window is 38 pixels wide; centres up to 4 pixels from the centroid
+# the search window is 38 pixels wide; centres are up to 4 pixels from the centroid
+_HALF, _REACH = 19, 4
 
 
 @dataclass(frozen=True)
-class Found:
-    """One coloured region and the shape that explains it best."""
+class Region:
+    """Coloured region and the shape that explains it best.
+
+    Attributes:
+        centre: x and y in pixels.
+        iou: Jaccard index of its coverage and that of the shape.
+    """
 
     colour: str
     shape: str
     size: str
-    place: str
+    location: str
     radius: float
-    centre: tuple[float, float]  # x, y in pixels
+    centre: tuple[float, float]
     iou: float
 
     @property
     def item(self) -> Item:
-        return Item(self.shape, self.colour, self.size, self.place)
+        """Item of a full caption of the region."""
+        return Item(self.shape, self.colour, self.size, self.location)
 
 
 def check(image: object, caption: Caption | str) -> Verdict:
-    """Whether one picture (uint8 [64, 64, 3] or a PIL image) fulfils a caption."""
+    """Judge one image (uint8 [64, 64, 3] or a PIL image) against a caption."""
     return check_many([image], [caption])[0]
 
 
 def check_many(
     images: Sequence[object] | np.ndarray, captions: Sequence[Caption | str]
 ) -> list[Verdict]:
-    """One verdict per picture. Unsaid attributes match anything; further shapes never do."""
+    """Judge images one by one. Omitted attributes match anything; further shapes never do.
+
+    Raises:
+        ValueError: the numbers of images and captions differ.
+    """
     if len(images) != len(captions):
         raise ValueError(
-            f"{len(images)} pictures but {len(captions)} captions; expected one caption per picture"
+            f"{len(images)} images and {len(captions)} captions; expected one caption per image"
         )
-    wanted = [shapes.parse(c) if isinstance(c, str) else c for c in captions]
+    parsed = [shapes.parse(c) if isinstance(c, str) else c for c in captions]
     return [
-        _judge(found, stray, c) for (found, stray), c in zip(_read(images), wanted, strict=True)
+        _judge(regions, stray, c) for (regions, stray), c in zip(_read(images), parsed, strict=True)
     ]
 
 
-def detect(image: object) -> list[Found]:
-    """Every coloured region of a picture, whether or not it is a clean shape (see ``iou``), in
-    palette order."""
+def detect(image: object) -> list[Region]:
+    """Coloured regions of an image in palette order, whether or not they are clean shapes (see
+    ``iou``).
+    """
     return _read([image])[0][0]
 
 
-def _judge(found: list[Found], stray: int, caption: Caption) -> Verdict:
+def _judge(regions: list[Region], stray: int, caption: Caption) -> Verdict:
     least, most = shapes.RADII["small"][0] - SLACK, shapes.RADII["large"][1] + SLACK
-    vague = [f for f in found if f.iou < MIN_IOU or not least <= f.radius <= most]
-    valid = not vague and stray <= MAX_STRAY
-    seen = " and ".join(f.item.phrase() for f in found) or "no shape"
-    if vague:
-        f = vague[0]
+    unclear = [f for f in regions if f.iou < MIN_IOU or not least <= f.radius <= most]
+    valid = not unclear and stray <= MAX_STRAY
+    seen = " and ".join(f.item.phrase() for f in regions) or "no shape"
+    if unclear:
+        f = unclear[0]
         nearest = f"nearest: {f.shape}, radius {f.radius:.1f}, overlap {f.iou:.2f}"
         return Verdict(False, False, f"the {f.colour} region is no clean shape ({nearest})")
     if not valid:
@@ -101,41 +109,41 @@ def _judge(found: list[Found], stray: int, caption: Caption) -> Verdict:
             False,
             f"{stray} pixels have neither a shape's colour nor the background's; saw {seen}",
         )
-    if len(found) == len(caption.items) and any(
+    if len(regions) == len(caption.items) and any(
         all(_agrees(i, f) for i, f in zip(caption.items, order, strict=True))
-        for order in permutations(found)
+        for order in permutations(regions)
     ):
         return Verdict(True, True, f"saw {seen}")
     return Verdict(False, True, f"saw {seen}; expected {caption}")
 
 
-def _agrees(said: Item, found: Found) -> bool:
+def _agrees(item: Item, region: Region) -> bool:
     pairs = (
-        (said.shape, found.shape),
-        (said.colour, found.colour),
-        (said.size, found.size),
-        (said.place, found.place),
+        (item.shape, region.shape),
+        (item.colour, region.colour),
+        (item.size, region.size),
+        (item.location, region.location),
     )
     return all(want is None or want == got for want, got in pairs)
 
 
-# --- Reading a picture
+# --- Reading an image
 
 
-def _read(images: Sequence[object] | np.ndarray) -> list[tuple[list[Found], int]]:
-    """Per picture: the regions found and the number of stray pixels."""
+def _read(images: Sequence[object] | np.ndarray) -> list[tuple[list[Region], int]]:
+    """Per image: the regions and the number of stray pixels."""
     regions, strays = [], []
     for index, image in enumerate(images):
         masks, stray = _segment(_pixels(image))
         regions += [(index, colour, mask) for colour, mask in masks.items()]
         strays.append(stray)
-    out: list[tuple[list[Found], int]] = [([], s) for s in strays]
+    out: list[tuple[list[Region], int]] = [([], s) for s in strays]
     for start in range(0, len(regions), 128):
         part = regions[start : start + 128]
-        for (index, _colour, _mask), found in zip(
+        for (index, _colour, _mask), region in zip(
             part, _fit([(c, m) for _, c, m in part]), strict=True
         ):
-            out[index][0].append(found)
+            out[index][0].append(region)
     return out
 
 
@@ -143,20 +151,21 @@ def _pixels(image: object) -> np.ndarray:
     a = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
     n = shapes.IMAGE_SIZE
     if a.shape != (n, n, 3) or a.dtype != np.uint8:
-        raise ValueError(f"the picture is {a.dtype} {list(a.shape)}; expected uint8 [{n}, {n}, 3]")
+        raise ValueError(f"the image is {a.dtype} {list(a.shape)}; expected uint8 [{n}, {n}, 3]")
     return a.astype(np.float32)
 
 
 def _shade_distance(p: np.ndarray, colour: Sequence[float]) -> np.ndarray:
     """Distance of every pixel to a colour at its nearest shade (lit from above: 0.88 to 1.12 of
-    it)."""
+    it).
+    """
     c = np.asarray(colour, np.float32)
     s = np.clip(p @ c / (c @ c), 0.86, 1.14)[..., None]
     return np.linalg.norm(p - np.minimum(s * c, 255), axis=-1)
 
 
 def _around(a: np.ndarray, k: int) -> np.ndarray:
-    """Sum over the (2k+1)-square around each pixel of a [64, 64] array."""
+    """Sum over the (2k+1)-square around each pixel of an array [64, 64]."""
     for axis in (0, 1):
         pad = [(k + 1, k) if i == axis else (0, 0) for i in (0, 1)]
         c = np.cumsum(np.pad(a.astype(np.float32), pad), axis)
@@ -187,7 +196,7 @@ def _segment(p: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
         taken |= mine
     halo = _around(taken, 2) > 0.5
 
-    # The background under a shape is what surrounds it, weighted by nearness.
+    # The background under a shape is the mean of its surroundings, weighted by nearness.
     free, g = (~halo).astype(np.float32) + 1e-6, _smoother()
     weight = g @ free @ g.T
     back = np.stack([g @ (free * p[..., c]) @ g.T / weight for c in range(3)], -1)
@@ -215,7 +224,8 @@ def _segment(p: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
 @functools.cache
 def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Templates [S * n, 38 * 38] grouped by shape, their squared norms [S * n], radii [n] and
-    offsets (x, y) [n, 2]."""
+    offsets (x, y) [n, 2].
+    """
     shifts = np.arange(-_REACH, _REACH + 1, dtype=np.float32)
     r, dy, dx = (
         v.ravel()
@@ -230,7 +240,7 @@ def _bank() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _draw(shape: str, radius: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The generator's coverage for many radii and centres: [n, 64, 64]."""
+    """Coverage of the renderer for many radii and centres: [n, 64, 64]."""
 
     def as_column(v):
         return np.asarray(v, np.float32)[:, None, None]
@@ -242,9 +252,10 @@ def _jaccard(ab: np.ndarray, aa: np.ndarray | float, bb: np.ndarray | float) -> 
     return ab / (aa + bb - ab)
 
 
-def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Found]:
-    """The best shape for every (colour, mask): all templates on whole pixels, then the three best
-    shapes finely."""
+def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Region]:
+    """Best shape for every (colour, mask): all templates on whole pixels, then the three best
+    shapes at subpixel resolution.
+    """
     templates, norms, radii, offsets = _bank()
     windows, middles = [], []
     for _, mask in regions:
@@ -255,9 +266,8 @@ def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Found]:
         )
         windows.append(np.pad(mask, _HALF)[y : y + 2 * _HALF, x : x + 2 * _HALF].ravel())
         middles.append((x, y))
-    squares = np.array(
-        [(m**2).sum() for _, m in regions], np.float32
-    )  # of the whole picture: far parts count too
+    # of the whole image: far parts count too
+    squares = np.array([(m**2).sum() for _, m in regions], np.float32)
     scores = _jaccard(np.stack(windows) @ templates.T, squares[:, None], norms).reshape(
         len(regions), len(shapes.SHAPES), -1
     )
@@ -271,14 +281,16 @@ def _fit(regions: list[tuple[str, np.ndarray]]) -> list[Found]:
         iou, shape, radius, x, y = max(fits)
         row, col = (int(np.argmin([abs(v - a) for a in shapes.ANCHORS])) for v in (y, x))
         size = "small" if radius < SIZE_BORDER else "large"
-        out.append(Found(colour, shape, size, shapes.LOCATIONS[3 * row + col], radius, (x, y), iou))
+        out.append(
+            Region(colour, shape, size, shapes.LOCATIONS[3 * row + col], radius, (x, y), iou)
+        )
     return out
 
 
 def _refine(
     shape: str, mask: np.ndarray, radius: float, centre: np.ndarray
 ) -> tuple[float, str, float, float, float]:
-    """The best (score, shape, radius, x, y) near a coarse fit, to an eighth of a pixel."""
+    """Best (score, shape, radius, x, y) near a coarse fit, to an eighth of a pixel."""
     square, iou = float((mask**2).sum()), 0.0
     at = np.array([radius, *centre], np.float32)
     steps = np.stack(

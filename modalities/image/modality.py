@@ -1,4 +1,4 @@
-"""Images: 64x64 RGB pictures of captioned shapes as 16x16 VQ tokens."""
+"""Images: 64x64 RGB images of captioned shapes as 16x16 VQ tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.modalities.image import captions as shapes
+from gen.modalities.image import checker as shapes_check
 from gen.models.load.locate import ZOO
+from gen.tokenizers.image.kl import KL
+from gen.tokenizers.image.vq import VQ
 
 
 def as_picture(media: Any) -> Image.Image:
-    """A picture from itself or from an array: uint8 [h, w(, 3)], or bool [h, w] (true is white)."""
+    """Convert to a PIL image: an image stays as it is; arrays are uint8 [h, w(, 3)], or bool [h, w]
+    (true is white).
+    """
     if isinstance(media, Image.Image):
         return media
     array = np.asarray(media)
@@ -28,8 +33,8 @@ def as_picture(media: Any) -> Image.Image:
         array = array.astype(np.uint8) * 255
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise GenError(
-            f"the picture is an array of {array.dtype} {array.shape}; expected uint8 [h, w, 3] or a"
-            " bool mask [h, w]"
+            f"the image is {array.dtype} {array.shape}; expected uint8 [h, w, 3] or a bool mask"
+            " [h, w]"
         )
     return Image.fromarray(array)
 
@@ -37,7 +42,8 @@ def as_picture(media: Any) -> Image.Image:
 @register("modality", "image")
 class ImageModality(Modality):
     """Captioned shapes (``gen.modalities.image.captions``). The condition is a ``Caption``; a
-    model's prompt is its eight slots, each with its place."""
+    model's prompt is its eight slots, each with its location.
+    """
 
     name = "image"
     media_kind = "image"
@@ -60,13 +66,10 @@ class ImageModality(Modality):
             raise GenError(str(error)) from None
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
-        """Captions that training never saw, to measure with."""
+        """Held-out captions, to measure with."""
         return [str(c) for c in shapes.captions(count, seed=123 + seed, held=True)]
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
-        from gen.tokenizers.image.kl import KL
-        from gen.tokenizers.image.vq import VQ
-
         return (KL if kind == "latents" else VQ).from_pretrained(
             folder or ZOO / self.frontends[kind], device, dtype
         )
@@ -77,8 +80,8 @@ class ImageModality(Modality):
         for key in ("prefix_length", "codebook_size", "grid"):
             if not hasattr(config, key):
                 raise GenError(
-                    f"model {model_name} is a {config.model_type!r} without {key!r}; the modality"
-                    " 'image' needs a model trained on captioned shapes, such as 'image-causal'"
+                    f"model {model_name} is a {config.model_type!r} without {key!r}; expected a"
+                    " model trained on captioned shapes, such as 'image-causal'"
                 )
         size, need = frontend.config.codebook_sizes[0], config.codebook_size + shapes.PAIRS
         if (
@@ -95,9 +98,8 @@ class ImageModality(Modality):
         space = TokenSpace.codes(
             tuple(config.grid), size, config.vocab_size, config.mask_token_id, frontend.codebooks[0]
         )
-        return Binding(
-            space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS
-        )  # pair 0: nothing said, nowhere
+        # pair 0: no word, no location
+        return Binding(space, lambda c: [p + size for p in c.pairs()], [size] * shapes.SLOTS)
 
     def _bind_latents(self, config: Any, frontend, model_name: str) -> Binding:
         channels = frontend.config.channels
@@ -134,20 +136,20 @@ class ImageModality(Modality):
             with Image.open(path) as image:
                 return image.convert("RGB")
         except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise GenError(f"picture {path} cannot be read: {error}") from None
+            raise GenError(f"image {path} cannot be read: {error}") from None
 
     def check(self, media: Image.Image, prompt: str) -> Verdict:
-        from gen.modalities.image import checker as shapes_check
-
         if media.size != (shapes.IMAGE_SIZE, shapes.IMAGE_SIZE):
             return Verdict(
-                False, False, f"the picture is {media.size[0]}x{media.size[1]}, expected 64x64"
+                False, False, f"the image is {media.size[0]}x{media.size[1]}, expected 64x64"
             )
         return shapes_check.check(np.asarray(media), self.condition(prompt))
 
     def edit(self, source, where, frontend, space):
-        """``where``: white (above half) is regenerated; a cell (4x4 pixels of codes, 8x8 of
-        latents) is, if any of its pixels is. Other cells keep their pixels."""
+        """Prepare inpainting. ``where`` is a mask image: its white parts (above half) are
+        regenerated. A cell (4x4 pixels of codes, 8x8 of latents) is regenerated if any of its
+        pixels is; other cells keep their pixels.
+        """
         image = self.load(Path(source)) if self.is_path(source) else as_picture(source)
         side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
         marks = (
@@ -159,18 +161,18 @@ class ImageModality(Modality):
         pixels = np.asarray(image.convert("RGB"))
         if pixels.shape[:2] != side or marks.shape != side:
             raise GenError(
-                f"picture and mask are {pixels.shape[:2]} and {marks.shape}; expected both {side}"
+                f"image and mask are {pixels.shape[:2]} and {marks.shape}; expected both {side}"
             )
         if not marks.any():
-            raise GenError("the mask is empty: nothing to regenerate")
+            raise GenError("the mask is empty; expected white pixels, which are regenerated")
         h, w = frontend.config.compression
         cells = marks.reshape(space.grid[0], h, space.grid[1], w).any((1, 3))
         codes = frontend.encode(frontend.preprocess(pixels)[None])[0].cpu()
-        wanted = torch.from_numpy(cells)
+        regenerated = torch.from_numpy(cells)
         if space.channels:
-            canvas = torch.where(wanted, float("nan"), codes).flatten(1).T
+            canvas = torch.where(regenerated, float("nan"), codes).flatten(1).T
         else:
-            canvas = torch.where(wanted, space.mask_token_id, codes[0]).flatten()
+            canvas = torch.where(regenerated, space.mask_token_id, codes[0]).flatten()
         inside = np.kron(cells, np.ones((h, w), dtype=bool))[..., None]
         return canvas, lambda media: Image.fromarray(
             np.where(inside, np.asarray(media), pixels).astype(np.uint8)

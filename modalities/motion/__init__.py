@@ -1,1 +1,1 @@
-"""Human motion."""
+"""Human motion of a synthetic dataset."""

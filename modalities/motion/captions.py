@@ -1,11 +1,11 @@
-"""Captioned human motion: the caption language. ``gen.modalities.motion.synth`` draws its clips.
+"""Synthetic dataset of captioned human motion: the caption language.
+``gen.modalities.motion.synth`` is its renderer.
 
-A caption says what one person does, in which direction, how fast, with which hand or leg, and how
-often: ``a person waves quickly with the left hand three times``. ``ACTIONS`` lists what can be said
-of each action. Speed, side and count may be left out ("a person walks forward"); a person who jumps
-in no direction stays in place. A caption becomes five slots; slot ``ANY`` means "not said", or that
-there is nothing of the kind to say. All slots ``ANY`` is the unconditional caption that guidance
-uses.
+A caption states an action, and its direction, speed, hand or leg, and count: ``a person waves
+quickly with the left hand three times``. ``ACTIONS`` lists the attributes of each action. Speed,
+side and count may be omitted ("a person walks forward"); a person who jumps in no direction stays
+in place. A caption becomes five slots. Slot ``ANY`` means "not stated", or "the action has no such
+attribute". The unconditional caption of classifier-free guidance has all slots ``ANY``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from itertools import product
 
 import numpy as np
 
+from gen.core.errors import unknown_word
 from gen.modalities.small_language import (
     draw_conditions,
-    unknown_word,
 )
 from gen.modalities.small_language import held_out as held_out
 
@@ -33,7 +33,7 @@ DIRECTIONS = (
     "in a circle to the right",
 )
 SPEEDS = ("slowly", "quickly")
-REPEATS, STEPS = (1, 2, 3), (4, 6, 8)  # how often something is done, and how many steps are taken
+REPEATS, STEPS = (1, 2, 3), (4, 6, 8)  # number of repetitions, or of steps
 COUNTS = {
     1: "once",
     2: "twice",
@@ -48,14 +48,14 @@ CIRCLES = DIRECTIONS[5:]
 
 @dataclass(frozen=True)
 class Action:
-    """What can be said of an action. Empty means nothing of the kind."""
+    """Attributes of an action. An empty tuple means that the action does not have the attribute."""
 
     directions: tuple[str, ...] = ()
     speeds: tuple[str, ...] = SPEEDS
     counts: tuple[int, ...] = REPEATS
     sides: tuple[str, ...] = ()
-    limb: str = ""  # what the sides are sides of
-    particle: str = ""  # what follows the verb in writing
+    limb: str = ""  # limb that the sides refer to
+    particle: str = ""  # particle of the verb in writing
 
 
 ACTIONS = {
@@ -76,12 +76,13 @@ TABLES = tuple(  # per slot: slot value -> word
     ("<any>", *words) for words in (ACTIONS, DIRECTIONS, SPEEDS, COUNTS.values(), SIDES)
 )
 SLOTS = len(TABLES)  # action, direction, speed, count, side
-OPTIONAL = (2, 3, 4)  # slots that a text may leave unsaid
+OPTIONAL = (2, 3, 4)  # slots that a text may omit
 
 
 def options(action: str, direction: str | None = None) -> dict[str, tuple]:
-    """What a caption of an action may say: ``speed``, ``count`` and ``side``, each with its values,
-    which may be none."""
+    """Attributes of captions of an action, ``speed``, ``count`` and ``side``, each with its values.
+    A tuple may be empty.
+    """
     known = ACTIONS[action]
     return {
         "speed": known.speeds,
@@ -92,9 +93,12 @@ def options(action: str, direction: str | None = None) -> dict[str, tuple]:
 
 @dataclass(frozen=True)
 class Caption:
-    """One person's action. ``None`` means that the caption does not say, or that there is nothing
-    to say; an action with directions has one. ``count`` are repetitions, or steps. Raises
-    ``ValueError`` for what cannot be said of the action.
+    """Caption of one person's action. ``None`` means that the caption does not state the attribute,
+    or that the action does not have it; an action with directions has one. ``count`` are
+    repetitions, or steps.
+
+    Raises:
+        ValueError: the action cannot have an attribute's value.
     """
 
     action: str
@@ -136,11 +140,11 @@ class Caption:
 
     def slots(self) -> list[int]:
         """Five integers, each in the range of its table in ``TABLES``."""
-        said = (self.action, self.direction, self.speed, COUNTS.get(self.count), self.side)
-        return [table.index(w) if w else ANY for table, w in zip(TABLES, said, strict=True)]
+        words = (self.action, self.direction, self.speed, COUNTS.get(self.count), self.side)
+        return [table.index(w) if w else ANY for table, w in zip(TABLES, words, strict=True)]
 
     def pairs(self) -> list[int]:
-        """Five integers in ``range(PAIRS)``: what models are prompted with."""
+        """Five integers in ``range(PAIRS)``: a model's prompt."""
         return pairs(np.array([self.slots()]))[0].tolist()
 
 
@@ -149,12 +153,13 @@ def _verb(action: str) -> str:
 
 
 def _enumerate() -> tuple[np.ndarray, int]:
-    """A number for every joint word: int [SLOTS, words, actions, directions], -1 where the language
-    holds none; and how many there are."""
+    """Number of every joint word: int [SLOTS, words, actions, directions], -1 for joint words
+    outside the language; and their count.
+    """
     table = np.full((SLOTS, max(map(len, TABLES)), len(TABLES[0]), len(TABLES[1])), -1)
     table[:, ANY, ANY, ANY] = np.arange(SLOTS)
     for action, known in ACTIONS.items():
-        shared: dict[tuple[int, int], int] = {}  # words of the action, whatever its direction
+        shared: dict[tuple[int, int], int] = {}  # words of the action, for every direction
         for direction in known.directions or (None,):
             at = tuple(Caption(action, direction).slots()[:2])
             values = options(action, direction).values()
@@ -169,17 +174,21 @@ def _enumerate() -> tuple[np.ndarray, int]:
     return table, int(table.max()) + 1
 
 
-_JOINT, PAIRS = (
-    _enumerate()
-)  # PAIRS: (action, direction) twice, (speed, action), (count, action), (side, action)
+# PAIRS: (action, direction) twice, (speed, action), (count, action), (side, action)
+_JOINT, PAIRS = _enumerate()
 
 
 def pairs(slots: np.ndarray) -> np.ndarray:
-    """Action and direction together with each other, speed, count and side together with the
-    action: int [N, 5] -> int [N, 5]. What a word asks for differs from action to action; a small
-    model takes very long to put that together from single words. Two directions share the rest, so
-    that every joint word of a held-out caption is in captions that training sees. Only what the
-    language holds has a number; raises ``ValueError`` for slots that no caption has."""
+    """Join action and direction with each other, and speed, count and side with the action: int [N,
+    5] -> int [N, 5].
+
+    The meaning of a word differs from action to action, and a small model takes very long to put it
+    together from single words. Directions share the other slots, so every joint word of a held-out
+    caption occurs in training captions. Only combinations of the language have a number.
+
+    Raises:
+        ValueError: no caption has these slots.
+    """
     slots = np.asarray(slots)
     joined = _JOINT[np.arange(SLOTS), slots, slots[:, :1], slots[:, 1:2]]
     if (joined < 0).any():
@@ -204,7 +213,7 @@ _STEMS = {
     "sits": "sit",
 }
 _SUBJECTS = ("person", "man", "woman", "someone", "figure")
-_DIRECTIONS = {  # value -> further ways to write it
+_DIRECTIONS = {  # value -> alternative spellings
     "forward": ("forwards",),
     "backward": ("backwards",),
     "left": ("to the left",),
@@ -233,8 +242,7 @@ def _verbs() -> dict[str, str]:
 
 
 def _phrases(action: str) -> dict[tuple[str, ...], tuple]:
-    """Everything that may follow the verb: words -> (attribute, value, how it is usually
-    written)."""
+    """Phrases that may follow the verb: words -> (attribute, value, usual spelling)."""
     known = ACTIONS[action]
     out = {(d, *_DIRECTIONS[d]): ("direction", d) for d in known.directions}
     out |= {(s,): ("speed", s) for s in known.speeds}
@@ -253,10 +261,11 @@ def _phrases(action: str) -> dict[tuple[str, ...], tuple]:
 
 
 def parse(text: str) -> Caption:
-    """The caption a text states. What follows the verb may come in any order.
+    """Parse the text of a caption. Phrases after the verb may come in any order.
 
-    Raises ``ValueError`` naming the first word that the language does not hold there, and the
-    nearest one.
+    Raises:
+        ValueError: a word is not allowed where it stands; the message names the first one and the
+            nearest allowed word.
     """
     if not text or not text.strip():
         raise ValueError(
@@ -274,34 +283,33 @@ def parse(text: str) -> Caption:
             words.pop(0)
     if not words or words[0] not in verbs:
         raise _refused(words[0] if words else "the end of the caption", known, where)
-    action, found = verbs[words.pop(0)], {}
+    action, attributes = verbs[words.pop(0)], {}
     if words and words[0] == ACTIONS[action].particle:
         words.pop(0)
     while words:
-        done = {*found, *(["count"] if found.get("direction") in CIRCLES else [])}
-        never = CIRCLES if "count" in found else ()
+        done = {*attributes, *(["count"] if attributes.get("direction") in CIRCLES else [])}
+        never = CIRCLES if "count" in attributes else ()
         further = {
             words: what
             for words, what in _phrases(action).items()
             if what[0] not in done and what[1] not in never
         }
         used, (key, value, _) = _longest(words, further, where, _verb(action))
-        words, found[key] = words[used:], value
+        words, attributes[key] = words[used:], value
     directions = ACTIONS[action].directions
-    if directions and "direction" not in found:
+    if directions and "direction" not in attributes:
         if len(directions) > 1 and "in place" not in directions:
             raise ValueError(
                 f"{where}: a person who {_verb(action)} needs a direction; known:"
                 f" {', '.join(directions)}"
             )
-        found["direction"] = directions[
-            0
-        ]  # the only one, or "in place", which no caption needs to say
-    return Caption(action, **found)
+        # the only direction, or "in place", which no caption needs to state
+        attributes["direction"] = directions[0]
+    return Caption(action, **attributes)
 
 
 def _longest(words: list[str], phrases: dict, where: str, verb: str) -> tuple[int, tuple]:
-    """The longest phrase that the words begin with: how many words it takes, and what it says."""
+    """Longest phrase that the words begin with: its number of words, and its meaning."""
     best, reached = None, phrases
     for i in range(len(words) + 1):
         best = (i, reached[tuple(words[:i])]) if tuple(words[:i]) in reached else best
@@ -318,8 +326,8 @@ def _longest(words: list[str], phrases: dict, where: str, verb: str) -> tuple[in
     )
     if not expected:
         raise ValueError(
-            f"{where} goes on with {words[0]!r} after its end; nothing more can be said of a person"
-            f" who {verb}"
+            f"{where} goes on with {words[0]!r} after its end; a person who {verb} has no"
+            " further attributes"
         )
     raise _refused(
         words[i] if i < len(words) else "the end of the caption",
@@ -332,7 +340,7 @@ def _longest(words: list[str], phrases: dict, where: str, verb: str) -> tuple[in
 def _refused(
     got: str, known: tuple[str, ...], where: str, what: str = "the vocabulary here"
 ) -> ValueError:
-    """Like ``unknown_word``, but also finds the near word within a phrase."""
+    """Build the error of ``unknown_word``, but also find the nearest word within a phrase."""
     if not difflib.get_close_matches(got, known, 1, 0.5):
         inside = [w for phrase in known for w in phrase.split()]
         near = difflib.get_close_matches(got, inside, 1, 0.6)
@@ -340,38 +348,37 @@ def _refused(
     return unknown_word(got, known, where, what)
 
 
-# --- Drawing captions
+# --- Sampling captions
 
 
 def every_caption() -> list[Caption]:
-    """Every caption with all attributes said that its action has."""
+    """All captions that state every attribute of their action."""
     out = []
     for action, known in ACTIONS.items():
         for direction in known.directions or (None,):
             values = [v or (None,) for v in options(action, direction).values()]
-            out += [Caption(action, direction, *said) for said in product(*values)]
+            out += [Caption(action, direction, *values_of) for values_of in product(*values)]
     return out
 
 
 def random_caption(rng: np.random.Generator) -> Caption:
-    """A caption with every attribute said that its action has. Actions with their directions are
-    equally likely, so that what can be said in few ways is seen as often as what can be said in
-    many."""
+    """Draw a caption that states every attribute of its action. Actions with their directions are
+    equally likely, so that those with few captions are as frequent as those with many.
+    """
     kinds = [(a, d) for a, known in ACTIONS.items() for d in known.directions or (None,)]
     return complete(Caption(*kinds[rng.integers(len(kinds))]), rng)
 
 
 def complete(caption: Caption, rng: np.random.Generator) -> Caption:
-    """The caption with what it leaves unsaid drawn."""
-    said = {}
+    """Caption with its omitted attributes drawn."""
+    attributes = {}
     for key, values in options(caption.action, caption.direction).items():
-        draw = int(
-            rng.integers(max(len(values), 1))
-        )  # drawn where it is said too, so that saying it changes no other draw
-        said[key] = getattr(caption, key) or (values[draw] if values else None)
-    return Caption(caption.action, caption.direction, **said)
+        # drawn in any case, so that stating one attribute changes no other draw
+        draw = int(rng.integers(max(len(values), 1)))
+        attributes[key] = getattr(caption, key) or (values[draw] if values else None)
+    return Caption(caption.action, caption.direction, **attributes)
 
 
 def captions(n: int, seed: int, *, held: bool) -> list[Caption]:
-    """``n`` captions, all held out or none of them."""
+    """Draw ``n`` captions, all held out or none of them."""
     return draw_conditions(n, seed, random_caption, held)

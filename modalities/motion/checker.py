@@ -1,23 +1,23 @@
-"""Whether a motion fulfils its caption, read from the positions of its joints alone.
+"""Checker of captioned motion, which reads the positions of the joints alone.
 
-There are nine actions and each has its mark, so watching is measuring, and no trained judge is
-needed. In the frame that the person faces at the start, with heights above the floor that the feet
-stand on:
+The nine actions have distinct marks, so recognition is measurement without a trained judge.
+Measurements are in the frame that the person faces at the start, with heights above the floor under
+the feet:
 
-1. A pelvis that rises well above standing while no foot touches the floor jumps, as often as it
-   rises.
-2. A pelvis that ends half a metre or more away, or comes round a whole circle, walks, or runs where
-   between steps both feet are in the air. Steps are the swings of the distance between the feet,
-   and some foot has to stand still while the pelvis goes on: what glides does not walk. Which way
-   the displacement points tells the direction.
-3. A person who stays but turns makes quarter turns.
-4. Else a forearm that points up and swings waves, a foot at the height of a knee kicks, a pelvis
-   that goes down squats where it comes up again and sits where it does not, and a trunk that leans
-   alone bows. Repetitions are counted with hysteresis.
+1. Jump: the pelvis rises well above standing while no foot touches the floor. Every rise is one
+jump.
+2. Walk or run: the pelvis ends half a metre or more away, or comes round a whole circle; in a run
+both feet are in the air between steps. Steps are the swings of the distance between the feet, and
+some foot must stand still while the pelvis moves on: a gliding person does not walk. The
+displacement gives the direction.
+3. Turn: a person who stays and turns makes quarter turns.
+4. Otherwise, a forearm that points up and swings waves; a foot at the height of a knee kicks; a
+pelvis that goes down squats where it comes up again and sits where it does not; and a trunk that
+leans alone bows. Repetitions are counted with hysteresis.
 
 Speeds are metres per second or seconds per repetition, on either side of the geometric mean of the
-generator's two. A clip is invalid if its bones do not keep their lengths, a joint leaps, or it
-shows no action or several. An invalid clip fulfils no caption.
+renderer's two. A clip is invalid if its bones do not keep their lengths, if a joint leaps, or if it
+shows no action or several. An invalid clip never passes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.captions import ACTIONS, CIRCLES, SPEEDS, Caption
 
 MIN_POSES = 9
-MAX_LEAP = 0.65  # metres from one pose to the next, of any joint; no clip has more than 0.4
+MAX_LEAP = 0.65  # metres between poses, of any joint; no clip has more than 0.4
 MAX_STRETCH = 0.06  # metres by which bones differ from their lengths, on average over the clip
 MAX_BONE_STRETCH = 0.15  # the same for one bone
 MAX_FLOOR = 0.15  # metres, either way
@@ -54,38 +54,39 @@ RISE, FALL = (
 )
 # metres of the pelvis above standing: a jump begins and ends; running does not rise above standing
 CLEAR = 0.08  # metres under both feet in a jump
-TRAVEL = 0.55  # metres; no other action ends as far from its start, but jumps
+TRAVEL = 0.55  # metres; only jumps end as far from the start
 ROUND = 1.5 * np.pi  # of heading on the way round a circle
-STRAIGHT = 0.7  # of the length of a way: how far from its start it ends
-STEP = 0.16  # metres by which the distance between the feet changes at least in a step
-# metres that the lower foot is higher between steps than within them, where a person runs; a
-# walker's is not
+STRAIGHT = 0.7  # distance of start and end as a fraction of the way
+STEP = 0.16  # metres: least change of the distance between the feet in a step
+# metres by which the lower foot is higher between steps than within them in a run; less in a walk
 FLIGHT = 0.03
-RUN = 1.7  # metres per second; helps to tell where the flight is doubtful
+RUN = 1.7  # metres per second; decides where the flight is doubtful
 GLIDE = (
-    0.6  # of the pelvis's speed, along with it: the speed of the lower foot while it is low, median
+    # median speed of the lower foot while it is low, as a fraction of the pelvis's speed along the
+    # way
+    0.6
 )
-ASLANT = np.radians(35)  # by which a direction may be off
-QUARTER = np.radians(30)  # by which a quarter turn may be off
+ASLANT = np.radians(35)  # tolerance of a direction
+QUARTER = np.radians(30)  # tolerance of a quarter turn
 UP, WAVE = (
     2.0,
     1.15,
 )
-# radians of a forearm away from hanging: it is raised; it swings from side to side at least that
-# far
-LIFT = 0.03  # metres that each foot leaves the floor to turn
+# radians of a forearm away from hanging: threshold of a raised one; least swing from side to side
+LIFT = 0.03  # metres that each foot leaves the floor in a turn
 KICK = (0.32, 0.2)  # metres of an ankle above the floor: begins, ends
 DIP = (0.24, 0.12)  # metres of the pelvis below standing
 BOW = (0.42, 0.22)  # radians from the vertical, of the line from pelvis to neck
-HOP = 0.15  # metres per jump, at least, of one that goes somewhere
-SWEEP = (0.25, 0.75)  # of a quarter turn or of sitting down: what is timed
-SLACK = 1.7  # factor by which a speed may be outside the generator's two
+HOP = 0.15  # metres per jump, at least, of a jump with a direction
+SWEEP = (0.25, 0.75)  # timed fraction of a quarter turn or of sitting down
+SLACK = 1.7  # factor by which a speed may be outside the renderer's two
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a person does in a clip. ``fault`` says why nothing can be said; then all else is
-    empty."""
+class Movement:
+    """Action of a person in a clip. ``fault`` is the reason why a clip has none; the other fields
+    are empty then.
+    """
 
     action: str = ""
     direction: str | None = None
@@ -97,7 +98,7 @@ class Found:
 
     @property
     def caption(self) -> Caption | None:
-        """The full caption, or ``None`` where the language has none: it does not count to five."""
+        """Full caption, or ``None`` where the language has none, as for a count of five."""
         try:
             return Caption(self.action, self.direction, self.speed, self.count, self.side)
         except ValueError:
@@ -116,37 +117,43 @@ class Found:
 
 
 def check(motion: object, caption: Caption | str) -> Verdict:
-    """Whether one clip (joint positions in metres, float [T, 22, 3], or a ``Motion``) fulfils a
-    caption. Unsaid attributes match anything."""
-    wanted = moves.parse(caption) if isinstance(caption, str) else caption
-    found = describe(motion)
-    if found.fault:
-        return Verdict(False, False, found.fault)
-    said = {k: v for k, v in vars(wanted).items() if v is not None}
-    if all(getattr(found, k) == v for k, v in said.items()):
-        return Verdict(True, True, f"saw {found}")
-    return Verdict(False, True, f"saw {found}; expected {wanted}")
+    """Judge one clip (joint positions in metres, float [T, 22, 3], or a ``Motion``) against a
+    caption. Omitted attributes match anything.
+    """
+    parsed = moves.parse(caption) if isinstance(caption, str) else caption
+    movement = describe(motion)
+    if movement.fault:
+        return Verdict(False, False, movement.fault)
+    stated = {k: v for k, v in vars(parsed).items() if v is not None}
+    if all(getattr(movement, k) == v for k, v in stated.items()):
+        return Verdict(True, True, f"saw {movement}")
+    return Verdict(False, True, f"saw {movement}; expected {parsed}")
 
 
 def check_many(motions: Sequence[object], captions: Sequence[Caption | str]) -> list[Verdict]:
-    """One verdict per clip."""
+    """Judge clips one by one.
+
+    Raises:
+        ValueError: the numbers of clips and captions differ.
+    """
     if len(motions) != len(captions):
         raise ValueError(
-            f"{len(motions)} clips but {len(captions)} captions; expected one caption per clip"
+            f"{len(motions)} clips and {len(captions)} captions; expected one caption per clip"
         )
     return [check(motion, caption) for motion, caption in zip(motions, captions, strict=True)]
 
 
-def describe(motion: object) -> Found:
-    """What a person does in a clip (joint positions in metres, float [T, 22, 3], or a
-    ``Motion``)."""
+def describe(motion: object) -> Movement:
+    """Recognise the action in a clip (joint positions in metres, float [T, 22, 3], or a
+    ``Motion``).
+    """
     joints = motion.joints if isinstance(motion, Motion) else np.asarray(motion)
     fault = _fault(joints)
-    return Found(fault=fault) if fault else _watch(_Body(joints.astype(np.float64)))
+    return Movement(fault=fault) if fault else _watch(_Body(joints.astype(np.float64)))
 
 
 def _fault(joints: np.ndarray) -> str:
-    """Why a clip shows no person at all; empty if it does."""
+    """Reason why a clip shows no person at all, or an empty text."""
     if (
         joints.ndim != 3
         or joints.shape[1:] != (len(JOINTS), 3)
@@ -178,14 +185,15 @@ def _fault(joints: np.ndarray) -> str:
 
 
 class _Body:
-    """A clip in the frame that the person faces at the start, z ahead and x to the left, the pelvis
-    starting at the origin."""
+    """Clip in the frame that the person faces at the start, z ahead and x to the left, the pelvis
+    starting at the origin.
+    """
 
     def __init__(self, joints: np.ndarray) -> None:
         middle = np.concatenate([joints[:1], joints, joints[-1:]])
         joints = (
             middle[:-2] + 2 * joints + middle[2:]
-        ) / 4  # evens out what changes from pose to pose only
+        ) / 4  # removes jitter between single poses only
         across = sum(
             joints[:, joint(f"left_{part}")] - joints[:, joint(f"right_{part}")]
             for part in ("hip", "shoulder")
@@ -206,17 +214,17 @@ class _Body:
         return self.joints[:, joint(name)]
 
     def facing(self, v: np.ndarray) -> np.ndarray:
-        """Vectors [T, 3] as the person sees them: left, up, ahead."""
+        """Vectors [T, 3] in the person's frame: left, up, ahead."""
         return (axis_rotation("y", -self.yaw) @ v[..., None])[..., 0]
 
 
-def _watch(body: _Body) -> Found:
+def _watch(body: _Body) -> Movement:
     if abs(body.floor) > MAX_FLOOR:
-        return Found(
+        return Movement(
             fault=f"the feet stand at a height of {body.floor:.2f} m; expected the floor, 0"
         )
     if body.rise[:4].mean() < -DIP[0]:
-        return Found(
+        return Movement(
             fault=(
                 f"the pelvis begins {-body.rise[:4].mean():.2f} m below standing; expected a person"
                 " who stands"
@@ -230,18 +238,17 @@ def _watch(body: _Body) -> Found:
     if travels or abs(turned) > np.pi / 4:
         found = _travelling(body, moved, turned) if travels else _turning(body, turned)
         other = _waving(body) or _sinking(body)
-        return Found(fault=_several(found, other)) if other and not found.fault else found
-    seen = [
-        f for f in (_waving(body), _kicking(body), _sinking(body) or _bowing(body)) if f
-    ]  # who sinks leans as well
+        return Movement(fault=_several(found, other)) if other and not found.fault else found
+    # a person who sinks leans as well
+    seen = [f for f in (_waving(body), _kicking(body), _sinking(body) or _bowing(body)) if f]
     if len(seen) == 1:
         return seen[0]
     if not seen:
-        return Found(fault="the person does nothing that a caption could say")
-    return next((f for f in seen if f.fault), Found(fault=_several(*seen)))
+        return Movement(fault="the person does nothing that a caption could state")
+    return next((f for f in seen if f.fault), Movement(fault=_several(*seen)))
 
 
-def _several(*seen: Found) -> str:
+def _several(*seen: Movement) -> str:
     return (
         "the person does several things in one clip:"
         f" {' and '.join(f.action or f.fault for f in seen)}"
@@ -251,24 +258,25 @@ def _several(*seen: Found) -> str:
 # --- Actions
 
 
-def _timed(action: str, pace: float, slow: float, quick: float, **attributes) -> Found:
-    """A find with the speed that is nearer, of ``slow`` and ``quick``: all in metres per second or
-    all in seconds."""
+def _timed(action: str, pace: float, slow: float, quick: float, **attributes) -> Movement:
+    """Movement with the nearer speed of ``slow`` and ``quick``: all in metres per second or all in
+    seconds.
+    """
     low, high = min(slow, quick) / SLACK, max(slow, quick) * SLACK
     if not low < pace < high:
         unit = "m/s" if action in ("walks", "runs") else "s"
-        return Found(
+        return Movement(
             fault=(
                 f"a person {action} at a pace of {pace:.2f} {unit}; expected {low:.2f} to"
                 f" {high:.2f}"
             )
         )
     fast = abs(np.log(pace / quick)) < abs(np.log(pace / slow))
-    return Found(action, speed=SPEEDS[int(fast)], pace=float(pace), **attributes)
+    return Movement(action, speed=SPEEDS[int(fast)], pace=float(pace), **attributes)
 
 
 def _direction(moved: np.ndarray) -> str:
-    """The direction that a displacement (x, z) points in, or nothing if it is aslant."""
+    """Direction of a displacement (x, z), or an empty text between directions."""
     angle = float(np.arctan2(moved[0], moved[1]))
     names = {"forward": 0.0, "left": np.pi / 2, "right": -np.pi / 2, "backward": np.pi}
     return next(
@@ -276,26 +284,26 @@ def _direction(moved: np.ndarray) -> str:
     )
 
 
-def _jumping(moved: np.ndarray, turned: float, count: int) -> Found:
+def _jumping(moved: np.ndarray, turned: float, count: int) -> Movement:
     if abs(turned) > np.pi / 4:
-        return Found(fault=f"the person jumps and turns by {np.degrees(turned):.0f} degrees")
+        return Movement(fault=f"the person jumps and turns by {np.degrees(turned):.0f} degrees")
     direction = _direction(moved) if np.hypot(*moved) > HOP else "in place"
     return (
-        Found("jumps", direction, count=count)
+        Movement("jumps", direction, count=count)
         if direction
-        else Found(fault="the person jumps aslant")
+        else Movement(fault="the person jumps aslant")
     )
 
 
-def _travelling(body: _Body, moved: np.ndarray, turned: float) -> Found:
+def _travelling(body: _Body, moved: np.ndarray, turned: float) -> Movement:
     ahead = body.facing(body.feet[:, 0] - body.feet[:, 1])[:, 2]
     turns = _swings(ahead, STEP)
     count = len(turns) - 1
     if count < 2:
-        return Found(fault=f"the person moves by {np.hypot(*moved):.1f} m without steps")
+        return Movement(fault=f"the person moves by {np.hypot(*moved):.1f} m without steps")
     pace, slide = _pace(body)
     if slide > GLIDE * pace:
-        return Found(fault="the person glides: no foot stands while the body moves on")
+        return Movement(fault="the person glides: no foot stands while the body moves on")
     low, inner = _even(body.low, 1), np.array(turns[1:-1])
     flight = float(
         low[inner].mean()
@@ -306,7 +314,7 @@ def _travelling(body: _Body, moved: np.ndarray, turned: float) -> Found:
     runs = (flight - FLIGHT) / FLIGHT + 2 * np.log(pace / RUN) > 0
     if abs(turned) > ROUND and not runs:
         if abs(abs(turned) - 2 * np.pi) > np.pi / 2:
-            return Found(
+            return Movement(
                 fault=(
                     f"the person comes round by {abs(np.degrees(turned)):.0f} degrees; a circle"
                     " has 360"
@@ -315,25 +323,26 @@ def _travelling(body: _Body, moved: np.ndarray, turned: float) -> Found:
         return _timed("walks", pace, *_paces("walks", "circle"), direction=CIRCLES[int(turned < 0)])
     direction, action, way = _direction(moved), "runs" if runs else "walks", _length(body)
     if np.hypot(*moved) < STRAIGHT * way:
-        return Found(
+        return Movement(
             fault=(
                 f"the person goes {way:.1f} m and ends {np.hypot(*moved):.1f} m away; expected a"
                 " line or a circle"
             )
         )
     if abs(turned) > np.pi / 4 or direction not in ACTIONS[action].directions:
-        return Found(
+        return Movement(
             fault=(
-                f"the person {action} {direction or 'aslant'} and turns by {np.degrees(turned):.0f}"
-                " degrees; no caption says so"
+                f"the person {action} {direction or 'aslant'} and turns by"
+                f" {np.degrees(turned):.0f} degrees; no caption states that"
             )
         )
     return _timed(action, pace, *_paces(action, direction), direction=direction, count=count)
 
 
 def _pace(body: _Body) -> tuple[float, float]:
-    """The speed of the pelvis in the middle half of its way, and there that of the lower foot along
-    with it while it is low, median: both in metres per second."""
+    """Speed of the pelvis in the middle half of its way, and there the median speed along it of the
+    lower foot while it is low: both in metres per second.
+    """
     way = np.diff(_even(body.root[:, [0, 2]]), axis=0) * FPS
     speed = np.linalg.norm(way, axis=-1)
     gone = np.cumsum(speed) / speed.sum()
@@ -356,14 +365,14 @@ def _paces(action: str, direction: str) -> list[float]:
     ]
 
 
-def _turning(body: _Body, turned: float) -> Found:
+def _turning(body: _Body, turned: float) -> Movement:
     count, angle = round(abs(turned) / (np.pi / 2)), body.yaw * np.sign(turned)
     if abs(abs(turned) - count * np.pi / 2) > QUARTER:
-        return Found(
+        return Movement(
             fault=f"the person turns by {np.degrees(turned):.0f} degrees; expected quarter turns"
         )
     if body.feet[:, :, 1].max(0).min() < LIFT:
-        return Found(fault="the person turns without steps")
+        return Movement(fault="the person turns without steps")
     seconds = (
         np.mean(
             [_passes(angle, *((i + share) * np.pi / 2 for share in SWEEP)) for i in range(count)]
@@ -377,34 +386,32 @@ def _turning(body: _Body, turned: float) -> Found:
 
 
 def _sweep(frames: float) -> float:
-    """Seconds of the timed part of a smooth change over so many frames."""
+    """Seconds of the timed part of a smooth change over ``frames`` frames."""
     u = np.linspace(0, 1, 1001)
     share = u * u * (3 - 2 * u)
     return float(((share > SWEEP[0]) & (share < SWEEP[1])).mean() * frames / FPS)
 
 
-def _waving(body: _Body) -> Found | None:
+def _waving(body: _Body) -> Movement | None:
     counts, seconds = {}, []
     for side, out in (("left", 1), ("right", -1)):
         arm = body.facing(body[f"{side}_wrist"] - body[f"{side}_elbow"])
-        angle = (
-            np.mod(np.arctan2(out * arm[:, 0], -arm[:, 1]) + 1, 2 * np.pi) - 1
-        )  # from hanging, outwards; at most 5.3, across the head
+        # from hanging, outwards; at most 5.3, across the head
+        angle = np.mod(np.arctan2(out * arm[:, 0], -arm[:, 1]) + 1, 2 * np.pi) - 1
         up = (body[f"{side}_wrist"] - body[f"{side}_shoulder"])[:, 1] > -0.05
         angle = np.where(up, np.maximum(angle, UP), UP)
         outs = _swings(angle, WAVE)[1::2]
         if len(_swings(angle, WAVE)) > 2:
             counts[side] = len(outs)
-            once = [
-                _swings(a, WAVE / 3)[1] for a in (angle[outs[0] :], angle[outs[0] :: -1])
-            ]  # from out to in, either way in time
+            # from out to in, either way in time
+            once = [_swings(a, WAVE / 3)[1] for a in (angle[outs[0] :], angle[outs[0] :: -1])]
             seconds.append(
                 ((outs[-1] - outs[0]) / (len(outs) - 1) if len(outs) > 1 else 2 * min(once)) / FPS
             )
     if not counts:
         return None
     if len(set(counts.values())) > 1:
-        return Found(fault=f"the hands wave differently: {counts}")
+        return Movement(fault=f"the hands wave differently: {counts}")
     expected = [moves_draw.PERIODS["waves"][s] / FPS for s in SPEEDS]
     side, count = next(iter(counts.items()))
     return _timed(
@@ -412,18 +419,18 @@ def _waving(body: _Body) -> Found | None:
     )
 
 
-def _kicking(body: _Body) -> Found | None:
+def _kicking(body: _Body) -> Movement | None:
     height = {side: body[f"{side}_ankle"][:, 1] for side in ("left", "right")}
     bouts = {side: _bouts(h, *KICK) for side, h in height.items()}
     sides = [s for s, b in bouts.items() if b]
     if not sides:
         return None
     if len(sides) > 1:
-        return Found(fault="the person kicks with both legs")
+        return Movement(fault="the person kicks with both legs")
     return _repeated("kicks", height[sides[0]], bouts[sides[0]], side=sides[0])
 
 
-def _sinking(body: _Body) -> Found | None:
+def _sinking(body: _Body) -> Movement | None:
     depth = -body.rise
     bouts = _bouts(depth, *DIP)
     if not bouts:
@@ -431,23 +438,23 @@ def _sinking(body: _Body) -> Found | None:
     if bouts[-1][1] < len(depth):
         return _repeated("squats", depth, bouts)
     if len(bouts) > 1:
-        return Found(fault="the person squats and sits down")
+        return Movement(fault="the person squats and sits down")
     end = float(np.median(depth[bouts[0][0] + (len(depth) - bouts[0][0]) // 2 :]))
     seconds = _passes(depth, *(share * end for share in SWEEP)) / FPS
     return _timed("sits", seconds, *(_sweep(moves_draw.SIT[s]) for s in SPEEDS))
 
 
-def _bowing(body: _Body) -> Found | None:
+def _bowing(body: _Body) -> Movement | None:
     trunk = body.facing(body["neck"] - body["pelvis"])
     lean = np.arctan2(trunk[:, 2], trunk[:, 1])
     bouts = _bouts(lean, *BOW)
     return _repeated("bows", lean, bouts) if bouts else None
 
 
-def _repeated(action: str, x: np.ndarray, bouts: list[tuple[int, int]], **attributes) -> Found:
-    """Every repetition is timed where it is above half of its height."""
+def _repeated(action: str, x: np.ndarray, bouts: list[tuple[int, int]], **attributes) -> Movement:
+    """Count repetitions; each one is timed where it is above half of its height."""
     if bouts[-1][1] == len(x):
-        return Found(fault=f"the person {action} and does not come back")
+        return Movement(fault=f"the person {action} and does not come back")
     widths = []
     edges = [0, *((a[1] + b[0]) // 2 for a, b in pairwise(bouts)), len(x)]
     for (a, b), (begin, end) in zip(bouts, pairwise(edges), strict=True):
@@ -460,8 +467,9 @@ def _repeated(action: str, x: np.ndarray, bouts: list[tuple[int, int]], **attrib
 
 
 def _bouts(x: np.ndarray, high: float, low: float) -> list[tuple[int, int]]:
-    """Where a curve [T] goes above ``high`` until it is below ``low``: first frame and the frame
-    after the last, T if it stays above."""
+    """Intervals in which a curve [T] goes above ``high`` until it is below ``low``: first frame and
+    the frame after the last, T if it stays above.
+    """
     out, begin = [], None
     for i, v in enumerate(x):
         if begin is None and v > high:
@@ -473,8 +481,9 @@ def _bouts(x: np.ndarray, high: float, low: float) -> list[tuple[int, int]]:
 
 
 def _swings(x: np.ndarray, least: float) -> list[int]:
-    """The frames between which a curve [T] rises and falls in turn, by at least so much each time;
-    none if it never does."""
+    """Turning points of a curve [T] that rises and falls by at least ``least``; none if it never
+    does.
+    """
     turns, sign, far, low, high = [], 0, 0, 0, 0
     for i, v in enumerate(x):
         if not sign:
@@ -491,13 +500,15 @@ def _swings(x: np.ndarray, least: float) -> list[int]:
 
 
 def _passes(x: np.ndarray, low: float, high: float) -> float:
-    """How many frames a curve [T] takes from a level up to a higher one that it reaches: from when
-    it was last below the one to when it is first above the other."""
+    """Frames that a curve [T] takes from a level up to a higher one: from its last frame below the
+    lower to its first above the higher.
+    """
     end = int(np.argmax(x >= high))
     begin = end - int(np.argmax(x[: end + 1][::-1] < low))
 
     def share(i, level):
-        return (x[i + 1] - level) / (x[i + 1] - x[i])  # of a frame, after the level is passed
+        # fraction of a frame after the level is passed
+        return (x[i + 1] - level) / (x[i + 1] - x[i])
 
     return (
         end - share(end - 1, high) - (begin + 1 - share(begin, low))
@@ -507,11 +518,11 @@ def _passes(x: np.ndarray, low: float, high: float) -> float:
 
 
 def _even(x: np.ndarray, reach: int = 4) -> np.ndarray:
-    """The mean over the frames around each: [T, ...] -> [T, ...]."""
+    """Mean over the frames around each: [T, ...] -> [T, ...]."""
     x = np.concatenate([np.repeat(x[:1], reach, 0), x, np.repeat(x[-1:], reach, 0)])
     return sum(x[i : i + len(x) - 2 * reach] for i in range(2 * reach + 1)) / (2 * reach + 1)
 
 
 def _length(body: _Body) -> float:
-    """Of the way of the pelvis, in metres."""
+    """Length of the pelvis's way in metres."""
     return float(np.linalg.norm(np.diff(_even(body.root[:, [0, 2]]), axis=0), axis=-1).sum())

@@ -1,5 +1,6 @@
-"""Motion: a person of 22 joints, up to 196 poses at 20 a second, as up to 49 frames of VQ tokens,
-one for the lower and one for the upper body."""
+"""Motion: a person of 22 joints, up to 196 poses at 20 per second, as up to 49 frames of VQ tokens,
+one for the lower and one for the upper body.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +23,19 @@ from gen.media.npz import read_npz, write_npz
 from gen.media.video import write_mp4
 from gen.modalities.grid_base import GridModality
 from gen.modalities.motion import captions as moves
+from gen.modalities.motion import checker as moves_check
+from gen.modalities.motion.stick_figure import render
 from gen.modalities.motion.synth import GRID, MIN_POSES
 from gen.models.load.locate import ZOO
+from gen.tokenizers.motion.motion_vq import MotionVQ
 
-PARTS = ("lower", "upper")  # of the body, in the order of their streams
-ANYTHING = "a person moves"  # the prompt that says nothing
+PARTS = ("lower", "upper")  # parts of the body, in the order of their streams
+ANYTHING = "a person moves"  # the unconditional prompt
 SHORTEST = (MIN_POSES - 1) // GRID  # frames of tokens
 
 
 class Anything:
-    """The condition of ``ANYTHING``."""
+    """Condition of the prompt ``ANYTHING``."""
 
     def __str__(self) -> str:
         return ANYTHING
@@ -39,9 +43,11 @@ class Anything:
 
 @register("modality", "motion")
 class MotionModality(GridModality):
-    """A person who does what a caption says (``gen.modalities.motion.captions``). The condition is
-    a ``Caption``; a model's prompt is its five slots. Tokens are those of both parts of the body,
-    frame after frame, and then the end."""
+    """Person who does what a caption states (``gen.modalities.motion.captions``).
+
+    The condition is a ``Caption``; a model's prompt is its five slots. Tokens are those of both
+    parts of the body, frame after frame, and then the eos token.
+    """
 
     name = "motion"
     media_kind = "data"
@@ -52,8 +58,8 @@ class MotionModality(GridModality):
     default_sampling = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
     slots = moves.SLOTS
     words = moves.PAIRS
-    unsaid = moves.pairs(np.full((1, moves.SLOTS), moves.ANY))[0].tolist()
-    layout_name, layout_knobs = "flatten", {"order": "time_major", "vocabulary": "offset"}
+    unconditional = moves.pairs(np.full((1, moves.SLOTS), moves.ANY))[0].tolist()
+    layout_name, layout_params = "flatten", {"order": "time_major", "vocabulary": "offset"}
     streams = True
     shortest = SHORTEST
     edited_by = "span"
@@ -67,15 +73,13 @@ class MotionModality(GridModality):
             raise GenError(str(error)) from None
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
-        """Captions that training never saw, to measure with."""
+        """Held-out captions, to measure with."""
         return [str(c) for c in moves.captions(count, seed=123 + seed, held=True)]
 
     def prompt_words(self, condition: moves.Caption | Anything) -> list[int]:
-        return self.unsaid if isinstance(condition, Anything) else condition.pairs()
+        return self.unconditional if isinstance(condition, Anything) else condition.pairs()
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
-        from gen.tokenizers.motion.motion_vq import MotionVQ
-
         return MotionVQ.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
 
     def whole_frames(self, media: Any, frontend) -> Motion:
@@ -87,20 +91,22 @@ class MotionModality(GridModality):
         step = frontend.config.compression[0]
         if media.frames < step:
             raise GenError(
-                f"the motion to continue has {media.frames} poses; expected at least {step}, those"
-                " of one code"
+                f"the motion to continue has {media.frames} poses; expected at least {step},"
+                " the poses of one code"
             )
         return media.cut(0, (media.frames - 1) // step * step + 1) if media.frames > step else media
 
     def edit(self, source: Any, where: str, frontend, space: TokenSpace) -> tuple[Tensor, Any]:
-        """``where``: ``20:60`` (poses, either end may be left out), ``upper`` or ``lower``, or
-        both: ``upper 20:60``; several are separated by commas. A code is made anew if any of its
-        four poses is. What stays has the codes it had.
+        """Prepare regeneration of parts of a motion.
+
+        ``where`` is ``20:60`` (poses, either end may be omitted), ``upper`` or ``lower``, or both:
+        ``upper 20:60``; several are separated by commas. A code is regenerated if any of its four
+        poses is. Other positions keep their codes.
         """
         media = self.load(Path(source)) if self.is_path(source) else source
         step = frontend.config.compression[0]
-        # what has no pose after its last code ends there; cut to make room for one, it would lose
-        # that code
+        # a part without poses behind its last code ends there; cut to make room for one, it would
+        # lose that code
         whole = (
             media
             if isinstance(media, Motion) and media.frames % step == 0
@@ -122,7 +128,7 @@ class MotionModality(GridModality):
         return canvas, lambda made: placed(made, heading, origin)
 
     def sequence(self, pipe: Any, prompts: list[str], **how: Any) -> Motion:
-        """One long motion from several prompts; see ``gen.modalities.motion.sequence``."""
+        """Decode one long motion from several prompts (``gen.modalities.motion.sequence``)."""
         from gen.modalities.motion.sequence import sequence
 
         return sequence(pipe, prompts, **how)
@@ -141,8 +147,6 @@ class MotionModality(GridModality):
         )
 
     def save_also(self, media: Motion, path: Path, info: dict[str, Any]) -> None:
-        from gen.modalities.motion.stick_figure import render
-
         if path.suffix == ".bvh":
             write_bvh(path, media)
         else:
@@ -154,29 +158,34 @@ class MotionModality(GridModality):
             return read_bvh(path)
         if path.suffix.lower() != ".npz":
             raise GenError(f"{path} is no motion; expected an .npz or .bvh file")
-        found = read_npz(path, ("root", "rotations"))
-        return Motion(found["root"], found["rotations"])
+        arrays = read_npz(path, ("root", "rotations"))
+        return Motion(arrays["root"], arrays["rotations"])
 
     def check(self, media: Motion, prompt: str) -> Verdict:
-        from gen.modalities.motion import checker as moves_check
-
         condition = self.condition(prompt)
         if isinstance(condition, Anything):
-            found = moves_check.describe(media)
-            return Verdict(not found.fault, not found.fault, found.fault or "moves")
+            movement = moves_check.describe(media)
+            return Verdict(not movement.fault, not movement.fault, movement.fault or "moves")
         return moves_check.check(media, condition)
 
 
 def spans(text: str, poses: int) -> np.ndarray:
-    """Which poses of which part of the body a span says: bool [parts, poses]. Raises ``GenError``
-    for other text or poses that are not there."""
+    """Mask of the poses and parts of the body in a span: bool [parts, poses].
+
+    Args:
+        text: spans such as '20:60', 'upper' or 'upper 20:60', separated by commas.
+        poses: poses of the motion.
+
+    Raises:
+        GenError: the text is no span, or goes beyond the poses.
+    """
     out = np.zeros((len(PARTS), poses), bool)
     for piece in text.split(","):
         match = re.fullmatch(r"\s*(lower|upper)?\s*(?:(\d*):(\d*))?\s*", piece)
         if not match or not piece.strip():
             raise GenError(
-                f"span {piece.strip()!r} says no poses; expected such as '20:60', ':40', 'upper' or"
-                " 'upper 20:60'"
+                f"span {piece.strip()!r} names no poses; expected such as '20:60', ':40',"
+                " 'upper' or 'upper 20:60'"
             )
         part, first, last = match.groups()
         first, last = int(first or 0), poses if not last else int(last)
@@ -190,8 +199,9 @@ def spans(text: str, poses: int) -> np.ndarray:
 
 
 def placed(motion: Motion, heading: float, origin: tuple[float, float]) -> Motion:
-    """A motion that starts at the origin and faces +z, turned by a heading in radians and moved to
-    x and z."""
+    """Turn a motion that starts at the origin and faces +z by a heading in radians, and move it to
+    x and z.
+    """
     turn = axis_rotation("y", np.array(heading))
     root = motion.root @ turn.T + np.array([origin[0], 0.0, origin[1]])
     rotations = motion.rotations.copy()

@@ -1,9 +1,9 @@
-"""One long motion from several prompts, by masked decoding alone.
+"""Long motions from several prompts, by masked decoding alone.
 
-Every prompt gets a motion of its own. Where two meet, the last codes of the one and the first of
-the other are emptied and filled again on a canvas that holds what lies on both sides
-(Pinyoanuntapong et al., "MMM", arXiv 2312.03596, make transitions so). The prompt of that is the
-one that says nothing: no caption describes the middle of two motions.
+Every prompt gets a separate motion. At a joint, the last codes of one motion and the first of the
+next are remasked and decoded again on a canvas that holds the codes on both sides, as in the
+transitions of MMM (Pinyoanuntapong et al., arXiv 2312.03596). Their prompt is the unconditional
+one, since no caption describes the middle of two motions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gen.core.rng import CounterRNG, item_key
 from gen.core.sampling_params import SamplingOptions
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion.modality import ANYTHING
-from gen.pipeline.lengths import settled
+from gen.pipeline.lengths import without_eos
 from gen.pipeline.pipeline import Pipeline, SamplerSpec
 
 
@@ -33,19 +33,27 @@ def sequence(
     blend: int = 2,
     **options: Unpack[SamplingOptions],
 ) -> Motion:
-    """``blend``: frames of codes (of four poses) that are made anew on either side of a joint; 0
-    leaves the motions as they are.
+    """Decode one motion per prompt and blend them.
 
-    Raises ``GenError`` for a sampler that is not masked and for bad values.
+    Args:
+        pipe: pipeline of a masked motion model.
+        prompts: captions, in order.
+        sampler: masked sampler, as in a call of the pipeline.
+        sampling: sampling parameters, as in a call of the pipeline.
+        seed: seed of the first motion.
+        blend: frames of codes (of four poses) that are regenerated on either side of a joint; 0
+            leaves the motions unchanged.
+
+    Raises:
+        GenError: the sampler is not masked, or a value is invalid.
     """
     if not isinstance(blend, int) or isinstance(blend, bool) or blend < 0:
         raise bad_value("blend", blend, "an integer of at least 0")
-    sampling = pipe.sampling_params(sampler, options)
-    resolved = pipe.resolve(sampler, sampling)[0]
+    resolved, sampling = pipe.resolve(sampler, explicit=options)
     if resolved.protocol != "masked":
         raise GenError(
-            "one motion from several prompts is made on a canvas; expected a masked sampler such as"
-            " 'maskgit'"
+            "the sampler decodes no canvas, which a motion from several prompts needs;"
+            " expected a masked sampler such as 'maskgit'"
         )
     name = pipe.model_name(resolved)
     items = pipe.plan(list(prompts), 1, seed)
@@ -60,7 +68,7 @@ def sequence(
         at += len(part)
         half = min(space.grid[0] // 2, at // streams, (len(whole) - at) // streams) * streams
         window = whole[at - half : at + half].clone()
-        edge = min(blend * streams, half - streams)  # something has to stay on either side
+        edge = min(blend * streams, half - streams)  # each side keeps at least one frame
         window[half - edge : half + edge] = space.mask_token_id
         whole[at - half : at + half] = _filled(
             pipe,
@@ -81,7 +89,7 @@ def _filled(
 ) -> Tensor:
     canvas = torch.full((1, space.length), space.eos_token_id)
     canvas[0, : len(window)] = window
-    target = pipe.target(sampler, sampling, items, name, space=settled(space))
+    target = pipe.target(sampler, sampling, items, name, space=without_eos(space))
     return (
         sampler(target, CounterRNG([key], pipe.device), canvas=canvas)
         .tokens[0, : len(window)]

@@ -1,17 +1,16 @@
-"""Pictures of a motion: a stick figure on a floor of squares, seen in perspective.
+"""Renderer of motions: a stick figure on a chequered floor, in perspective.
 
-The figure's left arm and leg are orange, its right ones blue; a dot on the head shows where it
-looks. The floor is a grid of half metres that stands still in the world, so translation shows even
-where the camera goes along; behind the figure its path stays on the floor. With ``e`` the direction
-to the camera, ``c`` the point looked at, ``D`` the distance and ``r``, ``u`` right and up of the
-picture::
+The figure's left arm and leg are orange, its right ones blue; a dot on the head shows the gaze. The
+floor is a grid of half metres that stands still in the world, so translation is visible even when
+the camera follows; the figure's path stays on the floor behind it. With ``e`` the direction to the
+camera, ``c`` the point looked at, ``D`` the distance and ``r``, ``u`` right and up of the image::
 
     v = p - c          x = F (r.v) / (D - e.v)          y = -F (u.v) / (D - e.v)          in
-                       pictures' sides from the middle
+                       image sides from the middle
 
-``D`` is as small as lets every joint of every frame into the picture, but not smaller than
-``NEAR``, so figures of most motions are of one size. Drawn with Pillow at ``FINE`` times the size
-and averaged; the same motion makes the same bytes.
+``D`` is the smallest distance that shows every joint of every frame, but at least ``NEAR``, so
+figures of most motions have one size. Drawn with Pillow at ``FINE`` times the size and averaged;
+equal motions give equal bytes.
 """
 
 from __future__ import annotations
@@ -26,23 +25,17 @@ from gen.core.errors import GenError, bad_value
 from gen.media.motion.skeleton import FPS, JOINTS, STANDING, Motion, joint, kinematics
 
 FINE = 3
-FOCAL = 2.2  # sides of the picture: a narrow angle, which keeps limbs in proportion
+FOCAL = 2.2  # image sides: a narrow angle, which keeps limbs in proportion
 NEAR = 5.4  # metres: a standing figure fills three quarters of the height
-MARGIN = 0.04  # sides of the picture
-SMOOTH = 0.5  # seconds: standard deviation of the Gaussian that the camera's path is smoothed by
-GRID, REACH = (
-    0.5,
-    3.5,
-)  # metres between lines, and from the point looked at to where they have faded
+MARGIN = 0.04  # image sides
+SMOOTH = 0.5  # seconds: standard deviation of the Gaussian that smooths the camera's path
+# metres between lines, and from the point looked at to the distance at which they have faded
+GRID, REACH = (0.5, 3.5)
 
 GROUND, LINES, SHADOW, PATH = (248, 248, 246), (198, 203, 211), (226, 228, 231), (160, 167, 178)
 LEFT, RIGHT, BODY, FACE = (236, 112, 48), (42, 110, 187), (58, 64, 78), (248, 248, 246)
-_HAND, _TOE, _HEAD, _NOSE = (
-    (0, -0.09, 0),
-    (0, 0, 0.07),
-    (0, 0.07, 0.0),
-    (0, 0.08, 0.10),
-)  # metres, in the frame of the joint they hang on
+# metres, in the frame of the joint that carries them
+_HAND, _TOE, _HEAD, _NOSE = ((0, -0.09, 0), (0, 0, 0.07), (0, 0.07, 0.0), (0, 0.08, 0.10))
 _HEAD_RADIUS = 0.115
 
 
@@ -52,7 +45,8 @@ class _Limb:
 
     colour: tuple[int, int, int]
     radius: float  # metres
-    paths: tuple[tuple[int, ...], ...]  # points; 22 and on are the additional ones
+    # indices of points; those from 22 on are the additional points
+    paths: tuple[tuple[int, ...], ...]
     fill: tuple[int, ...] = ()  # the corners of an area
 
 
@@ -106,12 +100,18 @@ def render(
     elevation: float = 16.0,
     follow: bool = True,
 ) -> np.ndarray:
-    """Frames uint8 [T, size, size, 3] of a motion, RGB.
+    """Render a motion as frames uint8 [T, size, size, 3], RGB.
 
-    The camera stands ``azimuth`` degrees from +z towards +x of what it looks at and ``elevation``
-    degrees above it. It goes along with the pelvis, smoothly (``follow``), or stands still and sees
-    the whole way. Raises ``GenError`` for a size outside 32 to 2048 or angles that are no such
-    view.
+    Args:
+        motion: the motion.
+        size: side of a frame in pixels, 32 to 2048.
+        azimuth: degrees of the camera from +z towards +x.
+        elevation: degrees of the camera above the point looked at.
+        follow: move the camera smoothly with the pelvis. Otherwise it stands still and shows the
+            whole way.
+
+    Raises:
+        GenError: the size or the angles are out of range.
     """
     if not isinstance(size, int | np.integer) or not 32 <= size <= 2048:
         raise bad_value("size", size, "a whole number of pixels from 32 to 2048")
@@ -138,7 +138,8 @@ def render(
 
 def _points(motion: Motion) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Joints and the ends of hands and feet [T, 26, 3], the middle of the head [T, 3] and the dot
-    on it."""
+    on it.
+    """
     p, frames = kinematics(motion.root, motion.rotations)
 
     def at(name, offset):
@@ -150,10 +151,10 @@ def _points(motion: Motion) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class _Camera:
-    centres: np.ndarray  # [T, 3], what it looks at
+    centres: np.ndarray  # [T, 3], the point looked at
     axes: np.ndarray  # [3, 3]: right, up, towards the camera
     distance: float
-    reach: float  # metres of floor to be seen around what it looks at
+    reach: float  # metres of visible floor around the point looked at
 
     @classmethod
     def fit(
@@ -173,8 +174,9 @@ class _Camera:
         return cls(centres, axes, max(NEAR, float(needed.max())), float(reach))
 
     def see(self, t: int, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where points [..., 3] are in frame t: x and y in sides of the picture [..., 2], and how
-        large a metre is there [...]."""
+        """Project points [..., 3] of frame t: x and y in image sides [..., 2], and the length of a
+        metre there [...].
+        """
         v = (points - self.centres[t]) @ self.axes.T
         metre = FOCAL / np.maximum(self.distance - v[..., 2], 0.1)
         return np.stack([0.5 + v[..., 0] * metre, 0.5 - v[..., 1] * metre], -1), metre
@@ -218,9 +220,8 @@ def _frame(
             if spot_at > at:
                 _disc(draw, spot, spot_at, 0.024, FACE, side)
         else:
-            _strokes(
-                draw, seen, metre, limb, GROUND, side, 0.014
-            )  # a rim, which parts it from what is behind
+            # a rim, which separates it from the things behind
+            _strokes(draw, seen, metre, limb, GROUND, side, 0.014)
             _strokes(draw, seen, metre, limb, limb.colour, side)
             _joints(draw, seen, metre, limb, side)
     return np.asarray(image.reduce(FINE))
@@ -237,7 +238,7 @@ def _strokes(
 
 
 def _bone(draw, ends: np.ndarray, radii: np.ndarray, colour, side: int) -> None:
-    """Two discs and what is between them: a bone that comes nearer grows thicker."""
+    """Draw two discs and the area between them: a bone that comes nearer grows thicker."""
     for end, radius in zip(ends, radii, strict=True):
         _disc(draw, end, 1.0, radius, colour, side)
     along = ends[1] - ends[0]
@@ -276,7 +277,9 @@ def _polyline(draw, points: np.ndarray, colour, width: float, side: int) -> None
 
 
 def _floor(draw, camera: _Camera, t: int, side: int) -> None:
-    """Lines every ``GRID`` metres of the world around what is looked at, paler the farther off."""
+    """Draw lines every ``GRID`` metres of the world around the point looked at, paler with
+    distance.
+    """
     cx, _, cz = camera.centres[t]
     steps = np.linspace(-camera.reach, camera.reach, 2 * round(camera.reach / 0.25))
     for axis, middle, along in ((0, cx, cz), (2, cz, cx)):

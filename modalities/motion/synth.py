@@ -1,19 +1,19 @@
-"""Captioned human motion: the program that moves the skeleton.
+"""Synthetic dataset of captioned human motion: the program that moves the skeleton.
 
-Every clip starts in the rest pose at the origin, facing +z, and is planned as a few curves: where
-the pelvis is and where it faces, where the balls of the feet are, how far the heels are lifted, and
-the angles of spine and arms. The legs follow from an inverse kinematics of two bones, so a foot
-that stands does not slide. Steps are planned along a path ``s -> (x, z, heading)``, a line, a
-circle or a point on which to turn; with ``m`` the mean of both feet along it and ``S`` the frames
-of one step, the pelvis is at::
+Every clip starts in the rest pose at the origin, facing +z, and is planned as a few curves:
+position and heading of the pelvis, positions of the balls of the feet, lift of the heels, and
+angles of spine and arms. The legs follow from an inverse kinematics of two bones, so a standing
+foot does not slide. Steps are planned along a path ``s -> (x, z, heading)``: a line, a circle or a
+point to turn on. With ``m`` the mean of both feet along it and ``S`` the frames of one step, the
+pelvis is at::
 
     (m[t - S/2] / 2 + m[t - S/2 + 1] + ... + m[t + S/2 - 1] + m[t + S/2] / 2) / S
 
 which is steady while steps are, and begins and ends smoothly.
 
-A caption leaves little open, so that a small model can learn all the rest: what it does not say,
-and a ``Style`` of two bits. Steps and repetitions begin on a grid of four frames, and each full
-caption has one length. The pelvis stays upright; the spine leans.
+A caption leaves little open, so that a small model can learn the rest: its omitted attributes, and
+a ``Style`` of two bits. Steps and repetitions begin on a grid of four frames, and each full caption
+has one length. The pelvis stays upright; the spine leans.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ import numpy as np
 from gen.media.motion.skeleton import JOINTS, OFFSETS, STANDING, Motion, axis_rotation, joint
 from gen.modalities.motion.captions import CIRCLES, Caption, complete, options
 
-GRID = 4  # frames; a clip has a multiple of it, and one pose more
+GRID = 4  # frames; a clip has a multiple of it, plus one pose
 MIN_POSES, MAX_POSES = 33, 197
 REST = (
     8  # frames of standing at the start and the end, some of which anticipate a step or follow one
 )
 _SIDES = ("left", "right")
-_HALF, _BALL = (
-    float(OFFSETS[joint("left_hip"), 0]),
-    OFFSETS[joint("left_foot")],
-)  # half the width of the stance; ankle to ball
+# half the width of the stance; ankle to ball
+_HALF, _BALL = (float(OFFSETS[joint("left_hip"), 0]), OFFSETS[joint("left_foot")])
 _THIGH, _SHIN = -float(OFFSETS[joint("left_knee"), 1]), -float(OFFSETS[joint("left_ankle"), 1])
 
 PACES = {  # action and direction: frames and metres of one step, slowly and quickly
@@ -47,7 +45,7 @@ PACES = {  # action and direction: frames and metres of one step, slowly and qui
 }
 CIRCLE_STEPS = 10  # of a whole circle
 TURN_STEPS = {"slowly": (8, 4), "quickly": (6, 2)}  # frames of a step, and steps of a quarter turn
-PERIODS = {  # frames of one repetition, the rest after it included
+PERIODS = {  # frames of one repetition, including the rest after it
     "turns": {"slowly": 40, "quickly": 20},
     "jumps": {None: 44},
     "waves": {"slowly": 16, "quickly": 8},
@@ -69,18 +67,21 @@ FLIGHT, GRAVITY = 8, 9.81 / 20**2  # frames; metres per frame and frame
 
 @dataclass(frozen=True)
 class Style:
-    """What no caption says: whether the movement is wide (strides, jumps, kicks, squats, bows), and
-    whether the arms swing far."""
+    """Choices that no caption states: wide movements (strides, jumps, kicks, squats, bows), and a
+    wide swing of the arms.
+    """
 
     wide: bool = False
     free: bool = False
 
     @property
     def width(self) -> float:
+        """Factor on the width of movements."""
         return 1.06 if self.wide else 0.94
 
     @property
     def swing(self) -> float:
+        """Factor on the swing of the arms."""
         return 1.2 if self.free else 0.7
 
 
@@ -88,14 +89,18 @@ STYLES = tuple(Style(*bits) for bits in product((False, True), repeat=2))
 
 
 def draw(caption: Caption, rng: np.random.Generator) -> Motion:
-    """A motion that fulfils a caption: 4n + 1 poses, ``MIN_POSES`` to ``MAX_POSES``. What is unsaid
-    is drawn, and so is the style."""
+    """Draw a motion that passes the checker for a caption: 4n + 1 poses, ``MIN_POSES`` to
+    ``MAX_POSES``. Omitted attributes and the style are drawn.
+    """
     return perform(complete(caption, rng), STYLES[rng.integers(len(STYLES))])
 
 
 def perform(caption: Caption, style: Style = STYLES[0]) -> Motion:
-    """The motion of a caption that leaves nothing unsaid. Raises ``ValueError`` for one that
-    does."""
+    """Render the motion of a full caption.
+
+    Raises:
+        ValueError: the caption omits an attribute.
+    """
     missing = [
         k
         for k, values in options(caption.action, caption.direction).items()
@@ -103,26 +108,25 @@ def perform(caption: Caption, style: Style = STYLES[0]) -> Motion:
     ]
     if missing:
         raise ValueError(
-            f"'{caption}' does not say its {' and '.join(missing)}; expected a caption that leaves"
-            " nothing unsaid"
+            f"'{caption}' omits its {' and '.join(missing)}; expected a caption with all attributes"
         )
     return _PERFORM[caption.action](caption, style).motion()
 
 
 def lengths(caption: Caption) -> tuple[int, ...]:
-    """How many poses the clips of a caption may have, in ascending order: one number where nothing
-    is unsaid."""
+    """Possible numbers of poses of a caption's clips, in ascending order: one number for a full
+    caption.
+    """
     values = options(caption.action, caption.direction)
-    free = [
-        values["speed"] or (None,),
-        values["count"] or (None,),
-        values["side"][:1] or (None,),
-    ]  # the side has no say
-    said = [
-        (v,) if v else all_
-        for v, all_ in zip((caption.speed, caption.count, caption.side), free, strict=True)
+    possible = [
+        (stated,) if stated else allowed or (None,)
+        for stated, allowed in (
+            (caption.speed, values["speed"]),
+            (caption.count, values["count"]),
+            (caption.side, values["side"][:1]),  # the side does not matter
+        )
     ]
-    every = (Caption(caption.action, caption.direction, *chosen) for chosen in product(*said))
+    every = (Caption(caption.action, caption.direction, *chosen) for chosen in product(*possible))
     return tuple(sorted({_frames(c) + 1 for c in every}))
 
 
@@ -153,13 +157,13 @@ def _pace(c: Caption) -> tuple[int, float]:
 
 
 def _ease(u: np.ndarray) -> np.ndarray:
-    """From 0 to 1 while u goes from 0 to 1, at rest at both ends."""
+    """Smooth step from 0 to 1 while u goes from 0 to 1, at rest at both ends."""
     u = np.clip(u, 0, 1)
     return u * u * (3 - 2 * u)
 
 
 def _through(t: np.ndarray, *points: tuple[float, float]) -> np.ndarray:
-    """A curve through (frame, value), at rest in each, and beyond the first and the last."""
+    """Curve through (frame, value), at rest in each, and beyond the first and the last."""
     out = np.full(len(t), float(points[0][1]))
     for (a, u), (b, v) in pairwise(points):
         out += (v - u) * _ease((t - a) / (b - a))
@@ -167,7 +171,7 @@ def _through(t: np.ndarray, *points: tuple[float, float]) -> np.ndarray:
 
 
 def _box(x: np.ndarray, width: int) -> np.ndarray:
-    """The mean over ``width`` frames (even) around each: [T, ...] -> [T, ...]."""
+    """Mean over ``width`` frames (even) around each: [T, ...] -> [T, ...]."""
     half = width // 2
     x = np.concatenate([np.repeat(x[:1], half, 0), x, np.repeat(x[-1:], half, 0)])
     weights = np.ones(width + 1)
@@ -177,23 +181,24 @@ def _box(x: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass
 class _Plan:
-    """A clip as curves over T frames; everything rests until something is set. Angles in radians,
-    positive forward and up unless said."""
+    """Clip as curves over T frames, at rest until they are set. Angles in radians, positive forward
+    and up unless noted.
+    """
 
     frames: int
-    place: np.ndarray = field(init=False)  # x and z of the pelvis [T, 2]
+    position: np.ndarray = field(init=False)  # x and z of the pelvis [T, 2]
     height: np.ndarray = field(init=False)  # of the pelvis, above standing [T]
-    yaw: np.ndarray = field(init=False)  # [T]
+    yaw: np.ndarray = field(init=False)  # heading [T]
     feet: np.ndarray = field(init=False)  # the balls: left and right, x, y, z [T, 2, 3]
-    toes: np.ndarray = field(init=False)  # where they point [T, 2]
-    heels: np.ndarray = field(init=False)  # how far they are lifted around the balls [T, 2]
+    toes: np.ndarray = field(init=False)  # their heading [T, 2]
+    heels: np.ndarray = field(init=False)  # lift around the balls [T, 2]
     lean: np.ndarray = field(init=False)  # of spine1, spine2 and spine3 [T, 3]
     shoulders: np.ndarray = field(init=False)  # forward, and away from the body [T, 2, 2]
     elbows: np.ndarray = field(init=False)  # forward, and away from the body [T, 2, 2]
 
     def __post_init__(self) -> None:
         n = self.frames + 1
-        self.place, self.height, self.yaw, self.lean = (
+        self.position, self.height, self.yaw, self.lean = (
             np.zeros((n, 2)),
             np.zeros(n),
             np.zeros(n),
@@ -208,7 +213,7 @@ class _Plan:
         return np.arange(self.frames + 1)
 
     def motion(self) -> Motion:
-        root = np.stack([self.place[:, 0], STANDING + self.height, self.place[:, 1]], -1)
+        root = np.stack([self.position[:, 0], STANDING + self.height, self.position[:, 1]], -1)
         local = np.tile(np.eye(3), (self.frames + 1, len(JOINTS), 1, 1))
         local[:, 0] = axis_rotation("y", self.yaw)
         for i, name in enumerate(("spine1", "spine2", "spine3")):
@@ -233,9 +238,9 @@ class _Plan:
 
 
 def _leg(root, yaw, ball, toes, heel, hip) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Local rotations [T, 3, 3] of hip, knee and ankle that bring the ball of a foot to its place.
-    The knee bends in the plane that lies half-way between where the pelvis and where the toes
-    point. A foot out of reach hangs from a straight leg.
+    """Local rotations [T, 3, 3] of hip, knee and ankle that bring the ball of a foot to its
+    position. The knee bends in the plane half-way between the headings of pelvis and toes. A foot
+    out of reach hangs from a straight leg.
     """
     ahead = toes - yaw
     foot = axis_rotation("y", ahead) @ axis_rotation("x", heel)  # in the frame of the pelvis
@@ -251,9 +256,8 @@ def _leg(root, yaw, ball, toes, heel, hip) -> tuple[np.ndarray, np.ndarray, np.n
     across = np.cross(front, down)
 
     def frame(bone):
-        return np.stack(
-            [across, -bone, np.cross(across, -bone)], -1
-        )  # whose -y lies along the bone
+        # whose -y lies along the bone
+        return np.stack([across, -bone, np.cross(across, -bone)], -1)
 
     thigh, shin = frame(knee / _THIGH), frame((length * down - knee) / _SHIN)
     return thigh, np.swapaxes(thigh, -1, -2) @ shin, np.swapaxes(shin, -1, -2) @ foot
@@ -277,9 +281,9 @@ def _steps(
     lift: float,
     heel: float,
 ) -> np.ndarray:
-    """Where both feet are along the path [T, 2], one after the other going to its goal; lifts them
-    on their way. Step i begins in frame ``starts[i]`` and takes ``step`` frames. Feet leave the
-    floor ``air`` frames before the other one lands, or after it if negative.
+    """Positions of both feet along the path [T, 2], which step to their goals in turn; heels lift
+    on the way. Step i begins in frame ``starts[i]`` and takes ``step`` frames. Feet leave the floor
+    ``air`` frames before the other one lands, or after it if negative.
     """
     along = np.zeros((len(p.t), 2))
     at = [0.0, 0.0]
@@ -303,9 +307,9 @@ def _follow(
     step: int,
     path: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> None:
-    """Puts the feet on the path and the pelvis between them."""
+    """Put the feet on the path and the pelvis between them."""
     x, z, p.yaw = path(_box(along.mean(1), step))
-    p.place = np.stack([x, z], -1)
+    p.position = np.stack([x, z], -1)
     for foot, side in enumerate((_HALF, -_HALF)):
         x, z, toes = path(along[:, foot])
         out = _turned(np.array([side, 0.0, _BALL[2]]) + np.zeros((len(x), 3)), toes)
@@ -346,12 +350,11 @@ def _travels(c: Caption, style: Style) -> _Plan:
         )
     going = _box(((p.t >= REST) & (p.t <= starts[-1] + step)).astype(float), step)
     reach = _THIGH + _SHIN
-    far = (0.4 if running else 0.55) * stride  # from below a hip to its foot while that stands
+    far = (0.4 if running else 0.55) * stride  # vector from below a hip to its standing foot
     p.height -= going * (reach - np.sqrt(reach**2 - far**2) + 0.01)
     if running:
-        p.height += (
-            0.05 * going * np.cos(2 * np.pi * (p.t - REST + air / 2) / step)
-        )  # highest in the middle of the flight
+        # highest in the middle of the flight
+        p.height += 0.05 * going * np.cos(2 * np.pi * (p.t - REST + air / 2) / step)
     apart = _box((along[:, 1] - along[:, 0]) / stride, 2)
     swing = (0.55 if running else 0.35) * style.swing
     p.shoulders[:, :, 0] = swing * apart[:, None] * (1, -1)
@@ -384,35 +387,35 @@ def _turns(c: Caption, style: Style) -> _Plan:
     return p
 
 
-# --- Repetitions in one place
+# --- Repetitions without travel
 
 
 def _repeated(
     p: _Plan, c: Caption, first: int, one: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """A curve for one repetition, zero before and after it, as often as the caption says: [T]."""
+    """Curve for one repetition, zero before and after it, repeated as often as the caption states:
+    [T].
+    """
     period = PERIODS[c.action][c.speed]
     return sum(one(p.t - first - i * period) for i in range(c.count))
 
 
 def _down(c: Caption) -> Callable[[np.ndarray], np.ndarray]:
-    """0 to 1 and back within a repetition, the last sixth of which is a rest."""
+    """Curve from 0 to 1 and back within a repetition, the last sixth of which is a rest."""
     busy = active(c.action, c.speed)
     return lambda t: _through(t, (0, 0), (busy / 2 - 1, 1), (busy / 2 + 1, 1), (busy, 0))
 
 
 def _jumps(c: Caption, style: Style) -> _Plan:
     p, crouch, push, tip = _Plan(_frames(c)), 10, 6, 0.8
-    rise = (
-        _BALL[1] * (1 - np.cos(tip)) + _BALL[2] * np.sin(tip) - 0.012
-    )  # of who stands on tiptoe, with a little play in the knees
+    # height on tiptoe, with a little play in the knees
+    rise = _BALL[1] * (1 - np.cos(tip)) + _BALL[2] * np.sin(tip) - 0.012
     off, land = crouch + push, crouch + push + FLIGHT
-    depth = (
-        GRAVITY * FLIGHT / 2 * push / 2 - rise
-    )  # from which an even push ends with the speed of the flight
+    # frames from which an even push ends with the speed of the flight
+    depth = GRAVITY * FLIGHT / 2 * push / 2 - rise
 
     def height(t: np.ndarray) -> np.ndarray:
-        t = np.minimum(t, off + land - t)  # what goes up comes down the same way
+        t = np.minimum(t, off + land - t)  # landing mirrors the push
         air = rise + GRAVITY / 2 * (t - off) * (FLIGHT - (t - off))
         pushed = -depth + (depth + rise) * ((t - crouch) / push) ** 2
         return np.where(t > off, air, np.where(t > crouch, pushed, -depth * _ease(t / crouch)))
@@ -429,7 +432,9 @@ def _jumps(c: Caption, style: Style) -> _Plan:
         p, c, REST, lambda t: _through(t, (off - 4, 0), (off, tip), (land, tip), (land + 4, 0))
     )[:, None]
     move = style.width * np.array(HOPS[c.direction])
-    p.place += _repeated(p, c, REST, lambda t: _ease((t - off + 4) / (FLIGHT + 8)))[:, None] * move
+    p.position += (
+        _repeated(p, c, REST, lambda t: _ease((t - off + 4) / (FLIGHT + 8)))[:, None] * move
+    )
     p.feet[:, :, [0, 2]] += (_repeated(p, c, REST, lambda t: _ease(in_air(t)))[:, None] * move)[
         :, None
     ]
@@ -470,7 +475,7 @@ def _kicks(c: Caption, style: Style) -> _Plan:
     leg = _SIDES.index(c.side)
     angle, short = 1.25 * style.width * kick, 0.06 * np.sin(np.pi * kick) ** 2
     on = _through(p.t, (0, 0), (REST, 1), (p.frames - REST, 1), (p.frames, 0))
-    p.place[:, 0] = on * _HALF * 0.5 * (2 * leg - 1)  # onto the leg that stands
+    p.position[:, 0] = on * _HALF * 0.5 * (2 * leg - 1)  # onto the standing leg
     p.height -= 0.012 * on
     p.heels[:, leg] = -0.9 * angle
     hip = np.stack(
@@ -495,7 +500,7 @@ def _squats(c: Caption, style: Style) -> _Plan:
     p = _Plan(_frames(c))
     down = _repeated(p, c, REST, _down(c))
     p.height -= 0.38 * style.width * down
-    p.place[:, 1] = -0.10 * down
+    p.position[:, 1] = -0.10 * down
     p.lean[:, 0] = 0.6 * down
     p.shoulders[:, :, 0] = (1.2 + 0.5 * style.swing) * down[:, None]
     return p
@@ -505,7 +510,7 @@ def _bows(c: Caption, style: Style) -> _Plan:
     p = _Plan(_frames(c))
     down = _repeated(p, c, REST, _down(c))
     p.lean = style.width * down[:, None] * (0.55, 0.4, 0.25)
-    p.place[:, 1] = -0.08 * down
+    p.position[:, 1] = -0.08 * down
     p.height -= 0.008 * down
     p.shoulders[:, :, 0] = (0.3 + 0.6 * style.swing) * down[:, None]
     return p
@@ -516,7 +521,7 @@ def _sits(c: Caption, style: Style) -> _Plan:
     busy = SIT[c.speed]
     down = _through(p.t, (REST, 0), (REST + busy, 1))
     p.height -= (0.455 - 0.2 * (style.width - 1)) * down
-    p.place[:, 1] = -0.34 * down
+    p.position[:, 1] = -0.34 * down
     p.lean[:, 0] = _through(p.t, (REST, 0), (REST + busy / 2, 0.6), (REST + busy, 0.05))
     p.shoulders[:, :, 0] = (0.3 + 0.2 * style.swing) * down[:, None]
     p.elbows[:, :, 0] = 0.9 * down[:, None]

@@ -1,1 +1,1 @@
-"""Spoken words."""
+"""Speech of a synthetic dataset of spoken words."""

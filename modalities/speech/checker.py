@@ -1,18 +1,18 @@
-"""Whether speech fulfils its utterance, read from the waveform alone.
+"""Checker of spoken words, which reads the waveform alone.
 
-The vocabulary is small and every word has one pronunciation, so listening is a search, and no
-trained judge is needed:
+The vocabulary is small and every word has one pronunciation, so listening is a search without a
+trained judge:
 
 1. Every 10 ms become a mel cepstrum and its slope. Loudness is measured against the clip's own
-   peak, and nothing below a floor counts, so that gain, faint noise and lost phases change little.
-2. Templates of all words, spoken by voices that never speak in the data, compete in one pass of
-   dynamic programming over the clip: words may stretch, silence lies between them, and every word
-   costs something, so that noise does not become words.
+peak, and power below a floor is ignored, so gain, faint noise and lost phases change little.
+2. Templates of all words, spoken by voices that never occur in the data, compete in one pass of
+dynamic programming over the clip. Words may stretch, silence lies between them, and every word has
+a price, so that noise does not become words.
 3. The voice is read from the fundamental frequency of the words heard, the speed from their
-   lengths.
+lengths.
 
-A clip whose words lie too far from their templates, or are far too long or too short, is invalid,
-and so is one in which nothing is heard. An invalid clip fulfils no utterance.
+A clip is invalid if its words lie too far from their templates or are far too long or too short, or
+if it has no words. An invalid clip never passes.
 """
 
 from __future__ import annotations
@@ -22,45 +22,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from transformers.audio_utils import mel_filter_bank
 
 from gen.contracts.modality import Verdict
 from gen.modalities.speech import synth as spoken
 from gen.modalities.speech.synth import FRAME, PULSES, RATE, SAMPLES, STRETCH, Utterance
 
 MAX_DISTANCE = (
-    1.0  # between a heard word's frames and its template's, on average; farther is no word
+    1.0  # mean distance between the frames of a word and its template; a farther one is no word
 )
 HOP, WINDOW = 160, 400  # samples
 MELS, CEPSTRA = 30, 14
 FLOOR = 3e-4  # of the loudest band's power
 LEVEL_WEIGHT, SLOPE_WEIGHT = 0.35, 1.0
 WORD_COST, STAY_COST, SKIP_COST = 6.0, 0.25, 0.25  # in distances of one frame
-# of a frame's distance to silence, so that a badly spoken word is rather misheard than passed over
+# of a frame's distance to silence, so that a badly spoken word is misheard rather than skipped
 LOUD_COST = 1.5
-# power of the spectrum whose transform tells the period; 2 lets a strong formant outvote the pulses
+# power of the spectrum whose transform gives the period; 2 would let a strong formant outvote the
+# pulses
 FLATNESS = 0.8
 PITCHES = (65.0, 280.0)  # Hz
-PITCH_BORDERS = (
-    112.0,
-    174.0,
-)  # Hz: a melody falls by 25 Hz at most, so 75..100, 125..150 and 200..225 are the voices
-PACE_BORDERS = (0.92, 1.13)  # words are heard 3 % too long
-PACES = (0.65, 1.45)  # beyond these nobody speaks
+# Hz: a melody falls by 25 Hz at most, so 75..100, 125..150 and 200..225 are the voices
+PITCH_BORDERS = (112.0, 174.0)
+PACE_BORDERS = (0.92, 1.13)  # words measure 3 % too long
+PACES = (0.65, 1.45)  # limits of the pace of speech
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What a listener makes of a clip."""
+class Transcript:
+    """Content of a clip.
+
+    Attributes:
+        words: the words heard.
+        voice: None without voiced sound.
+        speed: None without words.
+        distance: mean distance of the words to their templates, per frame; infinite without words.
+        f0: median fundamental frequency in Hz; 0 without voiced sound.
+        pace: length over the length at normal speed; 0 without words.
+    """
 
     words: tuple[str, ...]
-    voice: str | None  # None: no voiced sound
-    speed: str | None  # None: no words
-    distance: float  # of the words to their templates, per frame; infinite without words
-    f0: float  # Hz, the median; 0 without voiced sound
-    pace: float  # heard length over the length at normal speed; 0 without words
+    voice: str | None
+    speed: str | None
+    distance: float
+    f0: float
+    pace: float
 
     @property
     def valid(self) -> bool:
+        """Return whether the words are close to their templates at a human pace."""
         return (
             1 <= len(self.words) <= spoken.MAX_WORDS
             and self.distance < MAX_DISTANCE
@@ -69,25 +79,28 @@ class Heard:
 
 
 def check(wave: object, utterance: Utterance | str) -> Verdict:
-    """Whether one clip (float [38400] at 16 kHz) fulfils an utterance."""
+    """Judge one clip (float [38400] at 16 kHz) against an utterance."""
     return check_many([wave], [utterance])[0]
 
 
 def check_many(
     waves: Sequence[object] | np.ndarray, utterances: Sequence[Utterance | str]
 ) -> list[Verdict]:
-    """One verdict per clip. Voice and speed match anything where they are unsaid; words never
-    do."""
+    """Judge clips one by one. An omitted voice or speed matches anything; words never do.
+
+    Raises:
+        ValueError: the numbers of clips and utterances differ.
+    """
     if len(waves) != len(utterances):
         raise ValueError(
-            f"{len(waves)} clips but {len(utterances)} utterances; expected one utterance per clip"
+            f"{len(waves)} clips and {len(utterances)} utterances; expected one utterance per clip"
         )
-    wanted = [spoken.parse(u) if isinstance(u, str) else u for u in utterances]
-    return [judge(hear(w), u) for w, u in zip(waves, wanted, strict=True)]
+    parsed = [spoken.parse(u) if isinstance(u, str) else u for u in utterances]
+    return [judge(hear(w), u) for w, u in zip(waves, parsed, strict=True)]
 
 
-def judge(heard: Heard, utterance: Utterance) -> Verdict:
-    """Whether what was heard fulfils an utterance."""
+def judge(heard: Transcript, utterance: Utterance) -> Verdict:
+    """Judge a transcript against an utterance."""
     if not heard.valid:
         detail = (
             f"{len(heard.words)} words at distance {heard.distance:.2f}, pace {heard.pace:.2f}"
@@ -95,28 +108,35 @@ def judge(heard: Heard, utterance: Utterance) -> Verdict:
             else "no words"
         )
         return Verdict(False, False, f"not speech: {detail}")
-    said = [f"{heard.f0:.0f} Hz", f"pace {heard.pace:.2f}", f"distance {heard.distance:.2f}"]
-    asked = utterance.voice in (None, heard.voice) and utterance.speed in (None, heard.speed)
-    passed = heard.words == utterance.words and asked
+    figures = [f"{heard.f0:.0f} Hz", f"pace {heard.pace:.2f}", f"distance {heard.distance:.2f}"]
+    matches = utterance.voice in (None, heard.voice) and utterance.speed in (None, heard.speed)
+    passed = heard.words == utterance.words and matches
     return Verdict(
         passed,
         True,
-        f"heard {Utterance(heard.words, heard.voice, heard.speed)} ({', '.join(said)})",
+        f"heard {Utterance(heard.words, heard.voice, heard.speed)} ({', '.join(figures)})",
     )
 
 
-def hear(wave: object) -> Heard:
-    """What a clip says, from the waveform alone."""
+def hear(wave: object) -> Transcript:
+    """Transcribe a clip.
+
+    Args:
+        wave: float [n] in [-1, 1] at 16 kHz, n at most 38400.
+
+    Raises:
+        ValueError: the array has another shape or type.
+    """
     x = _clip(wave)
     words = _search(_features(x)) if np.abs(x).max() > 1e-5 else []
     if not words:
-        return Heard((), None, None, float("inf"), 0.0, 0.0)
+        return Transcript((), None, None, float("inf"), 0.0, 0.0)
     f0 = _pitch(x, [(a, b) for _, a, b, _ in words])
     frames = sum(b - a for _, a, b, _ in words)
     pace = frames * HOP / RATE / sum(spoken.length(w) for w, *_ in words)
     voice = list(PULSES)[int(np.searchsorted(PITCH_BORDERS, f0))] if f0 else None
     speed = sorted(STRETCH, key=STRETCH.get)[int(np.searchsorted(PACE_BORDERS, pace))]
-    return Heard(
+    return Transcript(
         tuple(w for w, *_ in words),
         voice,
         speed,
@@ -132,12 +152,11 @@ def _clip(wave: object) -> np.ndarray:
         x = x[0]
     if x.ndim != 1 or not 0 < len(x) <= SAMPLES or x.dtype.kind != "f":
         raise ValueError(
-            f"got a {x.dtype} clip of shape {list(x.shape)}; expected float [n], 0 < n <="
-            f" {SAMPLES}, at {RATE} Hz"
+            f"the clip is {x.dtype} {list(x.shape)}; expected float [n], 0 < n <= {SAMPLES}, at"
+            f" {RATE} Hz"
         )
-    return np.pad(
-        np.where(np.isfinite(x), x, 0.0).astype(np.float64), (0, SAMPLES - len(x))
-    )  # silence may have been cut off
+    # trailing silence may be missing
+    return np.pad(np.where(np.isfinite(x), x, 0.0).astype(np.float64), (0, SAMPLES - len(x)))
 
 
 # --- Features
@@ -146,8 +165,6 @@ def _clip(wave: object) -> np.ndarray:
 @functools.cache
 def _bank() -> tuple[np.ndarray, np.ndarray]:
     """Mel filters [257, MELS] and a cosine transform [MELS, CEPSTRA]."""
-    from transformers.audio_utils import mel_filter_bank
-
     bank = mel_filter_bank(257, MELS, 80.0, 7600.0, RATE, norm=None, mel_scale="htk")
     cosines = np.cos(np.pi * np.outer(np.arange(MELS) + 0.5, np.arange(CEPSTRA)) / MELS) * np.sqrt(
         2 / MELS
@@ -158,7 +175,8 @@ def _bank() -> tuple[np.ndarray, np.ndarray]:
 
 def _features(x: np.ndarray) -> np.ndarray:
     """Cepstra and their slopes, frame k around sample 160 k: float32 [K, 2 * CEPSTRA]; silence is
-    zero."""
+    zero.
+    """
     bank, cosines = _bank()
     frames = np.lib.stride_tricks.sliding_window_view(np.pad(x, WINDOW // 2), WINDOW)[::HOP]
     power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW), 512, axis=1)) ** 2 @ bank
@@ -170,8 +188,9 @@ def _features(x: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _templates() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """A word per template, its features [S, N, D] padded at the front, and its number of frames
-    [N]."""
+    """Word of every template, its features [S, N, D] padded at the front, and its number of frames
+    [N].
+    """
     rng, names, pieces = np.random.default_rng(0), [], []
     for word in spoken.WORDS:
         for n, scale, stretch in spoken.VOICES_EXTRA:
@@ -191,40 +210,40 @@ def _templates() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
 # --- Search
 
 
-def _search(features: np.ndarray) -> list[tuple[str, int, int, float]]:
-    """The cheapest words: (word, first frame, frame after the last, cost of its frames), in order.
+def _distances(features: np.ndarray, table: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Distance of every frame to every state [K, S, N]; infinite before the first state."""
+    states, count, _ = table.shape
+    norms = np.where(np.arange(states)[:, None] < first, np.inf, (table**2).sum(2))
+    squares = features @ (-2 * table.reshape(states * count, -1).T)
+    squares += norms.astype(np.float32).ravel()
+    squares += (features**2).sum(1)[:, None]
+    return np.sqrt(np.maximum(squares, 0, out=squares), out=squares).reshape(-1, states, count)
 
-    Every template is a chain of states, one per frame, which a path enters from silence at the
-    first and leaves into silence from the last. In between it stays, advances by one, or by two.
+
+def _search(features: np.ndarray) -> list[tuple[str, int, int, float]]:
+    """Cheapest sequence of words: (word, first frame, frame after the last, cost of its frames), in
+    order.
+
+    Every template is a chain of states, one per frame. A path enters its first state from silence
+    and leaves its last into silence. In between it stays, advances by one, or by two.
     """
     names, table, lengths = _templates()
     states, count, _ = table.shape
     first, columns = states - lengths, np.arange(count)
-    own = np.where(np.arange(states)[:, None] < first, np.inf, (table**2).sum(2)).astype(
-        np.float32
-    )  # infinite: no such state
-    squares = features @ (-2 * table.reshape(states * count, -1).T)
-    squares += own.ravel()
-    squares += (features**2).sum(1)[:, None]
-    distance = np.sqrt(np.maximum(squares, 0, out=squares), out=squares).reshape(-1, states, count)
+    distance = _distances(features, table, first)
     quiet = LOUD_COST * np.sqrt((features**2).sum(1))
 
-    cost = np.full(
-        (states + 2, count), np.inf, np.float32
-    )  # two rows ahead of the first state, for the steps from there
+    # two rows lie ahead of the first state, for the steps from there
+    cost = np.full((states + 2, count), np.inf, np.float32)
     since = np.zeros((states + 2, count), np.int32)
-    silence, silent_from = (
-        0.0,
-        -1,
-    )  # cost of the best path that is silent now, and the frame that its last word ended at
-    ends: list[
-        tuple[int, int, float]
-    ] = []  # per frame: the best template to leave, the frame it was entered at, the cost
-    links = np.zeros(
-        len(features) + 1, np.int64
-    )  # silence at frame t: the frame that its last word ended at, or -1
+    # cost of the best path that is in silence now, and the frame at which its last word ended
+    silence, silent_from = 0.0, -1
+    # per frame: the best template to leave, the frame at which it was entered, the cost
+    ends: list[tuple[int, int, float]] = []
+    # silence at frame t: the frame at which its last word ended, or -1, and its cost
+    links = np.zeros(len(features) + 1, np.int64)
     links[0] = -1
-    paid = np.zeros(len(features) + 1)  # and its cost
+    paid = np.zeros(len(features) + 1)
     for t in range(len(features)):
         new, entry = cost[2:] + np.float32(STAY_COST), since[2:].copy()
         for step, came in (
@@ -250,20 +269,20 @@ def _search(features: np.ndarray) -> list[tuple[str, int, int, float]]:
             silence = stay
         links[t + 1], paid[t + 1] = silent_from, silence
 
-    out: list[tuple[str, int, int, float]] = []
-    at = int(links[-1])
-    while at >= 0:
-        template, entered, leave = ends[at]
-        out.append((names[template], entered, at + 1, leave - float(paid[entered]) - WORD_COST))
-        at = int(links[entered])
-    return out[::-1]
+    words: list[tuple[str, int, int, float]] = []
+    end = int(links[-1])
+    while end >= 0:
+        template, entered, leave = ends[end]
+        words.append((names[template], entered, end + 1, leave - float(paid[entered]) - WORD_COST))
+        end = int(links[entered])
+    return words[::-1]
 
 
 # --- Voice
 
 
 def _pitch(x: np.ndarray, spans: list[tuple[int, int]]) -> float:
-    """The median fundamental frequency (Hz) of the voiced frames in some spans; 0 without any."""
+    """Median fundamental frequency (Hz) of the voiced frames in some spans; 0 without any."""
     low = np.fft.rfft(x)
     low[np.fft.rfftfreq(len(x), 1 / RATE) > 1500] = 0
     y = np.pad(np.fft.irfft(low, len(x)), FRAME)

@@ -13,10 +13,12 @@ from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.media.audio import read_wav, write_wav
 from gen.modalities.grid_base import GridModality
+from gen.modalities.speech import checker as spoken_check
 from gen.modalities.speech import synth as spoken
 from gen.models.load.locate import ZOO
+from gen.tokenizers.audio.mimi import Mimi
 
-AUDIBLE = 0.01  # of full scale; what is below at the end of a wave is silence
+AUDIBLE = 0.01  # of full scale; lower values at the end of a wave are silence
 TAIL = spoken.RATE // 10  # samples of silence that stay after the last audible one
 
 
@@ -35,8 +37,8 @@ class SpeechModality(GridModality):
     default_sampling = {"guidance_scale": 2.0, "top_k": 50}
     slots = spoken.SLOTS
     words = spoken.PAIRS
-    unsaid = spoken.pairs(np.full((1, spoken.SLOTS), spoken.ANY))[0].tolist()
-    layout_name, layout_knobs = "flatten", {"order": "time_major", "vocabulary": "offset"}
+    unconditional = spoken.pairs(np.full((1, spoken.SLOTS), spoken.ANY))[0].tolist()
+    layout_name, layout_params = "flatten", {"order": "time_major", "vocabulary": "offset"}
     streams = True
 
     def condition(self, prompt: str) -> spoken.Utterance:
@@ -46,15 +48,13 @@ class SpeechModality(GridModality):
             raise GenError(str(error)) from None
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
-        """Utterances that training never heard, to measure with."""
+        """Held-out utterances, to measure with."""
         return [str(u) for u in spoken.utterances(count, seed=123 + seed, held=True)]
 
     def prompt_words(self, condition: spoken.Utterance) -> list[int]:
         return condition.pairs()
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
-        from gen.tokenizers.audio.mimi import Mimi
-
         return Mimi.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
 
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
@@ -87,6 +87,4 @@ class SpeechModality(GridModality):
         return read_wav(path, spoken.RATE)
 
     def check(self, media: np.ndarray, prompt: str) -> Verdict:
-        from gen.modalities.speech import checker as spoken_check
-
         return spoken_check.check(media, self.condition(prompt))

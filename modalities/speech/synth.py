@@ -1,15 +1,16 @@
-"""Spoken words: the language of short utterances and the synthesiser that speaks them.
+"""Synthetic dataset of spoken words: the language of short utterances and the synthesiser that
+speaks them.
 
-An utterance is one to four words (digits and commands), and may say the voice and the speed:
+An utterance is one to four words (digits and commands), and may state the voice and the speed:
 ``three seven, high voice, fast``. It becomes six slots: four words, voice, speed. Slot ``ANY``
-means "not said", slot ``NONE`` "no further word". All slots ``ANY`` is the unconditional utterance
-that guidance uses. A model's prompt joins every slot value with its slot.
+means "not stated", slot ``NONE`` "no further word". The unconditional utterance of classifier-free
+guidance has all slots ``ANY``. A model's prompt joins every slot value with its slot.
 
-Speech is float32 at 16 kHz, 2.4 s long, from a small formant synthesiser: every word is a list of
-phonemes, every phoneme a target of three formants, voicing and noise, and between targets
-everything glides. Voiced sound is a sum of the vocal tract's impulse responses, one per glottal
+Speech is float32 at 16 kHz, 2.4 s long, from a small formant synthesiser. Every word is a list of
+phonemes. Every phoneme is a target of three formants, voicing and noise, and parameters glide
+between targets. Voiced sound is a sum of the vocal tract's impulse responses, one per glottal
 pulse; noise is shaped in the short-time spectrum. All pulse trains are harmonics of 25 Hz counted
-from the first sample, so that a steady vowel repeats itself in every frame of 640 samples and its
+from the first sample, so a steady vowel repeats itself in every frame of 640 samples, and its
 tokens repeat too.
 """
 
@@ -22,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gen.core.errors import unknown_word
 from gen.modalities.small_language import (
     draw_conditions,
-    unknown_word,
 )
 from gen.modalities.small_language import held_out as held_out
 
@@ -49,16 +50,11 @@ SCALES = {
     "low": 1.0,
     "middle": 1.1,
     "high": 1.22,
-}  # of every formant: a shorter vocal tract sounds higher
-STRETCH = {"slow": 1.2, "normal": 1.0, "fast": 0.8}  # of every duration
-LEAD, GAP = (
-    (0.040, 0.090),
-    (
-        0.070,
-        0.110,
-    ),
-)  # seconds of silence before the first word and between words
-# pulses per frame, scale, stretch: voices that never speak, for a listener to compare with
+}  # factor on every formant: a shorter vocal tract sounds higher
+STRETCH = {"slow": 1.2, "normal": 1.0, "fast": 0.8}  # factor on every duration
+# seconds of silence before the first word and between words
+LEAD, GAP = ((0.040, 0.090), (0.070, 0.110))
+# pulses per frame, scale, stretch: voices that never occur in the data, for the checker's templates
 VOICES_EXTRA = (
     (5, 0.97, 1.0),
     (5, 1.05, 0.95),
@@ -72,7 +68,7 @@ SCALE_JITTER, STRETCH_JITTER = 0.015, 0.04  # of an utterance, uniform, each way
 
 @dataclass(frozen=True)
 class Utterance:
-    """One to four words. ``None`` means the utterance does not say."""
+    """Utterance of one to four words. ``None`` marks an omitted voice or speed."""
 
     words: tuple[str, ...]
     voice: str | None = None
@@ -97,22 +93,24 @@ class Utterance:
         )
 
     def pairs(self) -> list[int]:
-        """Six integers in ``range(PAIRS)``: what models are prompted with."""
+        """Six integers in ``range(PAIRS)``: a model's prompt."""
         return pairs(np.array([self.slots()]))[0].tolist()
 
 
 def pairs(slots: np.ndarray) -> np.ndarray:
-    """Every slot value together with its slot: int [N, 6] -> int [N, 6]. The same word in another
-    place is another symbol, so that a small model need not learn which place a word belongs to."""
+    """Join every slot value with its slot: int [N, 6] -> int [N, 6]. The same word in another slot
+    is another symbol, so a small model need not learn which slot a word belongs to.
+    """
     return slots * SLOTS + np.arange(SLOTS)
 
 
 def parse(text: str) -> Utterance:
-    """The utterance a text states: words, then voice and speed in any order. Digits may be written
-    as figures.
+    """Parse the text of an utterance: words, then voice and speed in any order. Digits may be
+    written as figures.
 
-    Raises ``ValueError`` naming the first word that the language does not hold, and the nearest
-    one.
+    Raises:
+        ValueError: a word is outside the language; the message names the first one and the nearest
+            known word.
     """
     if not text or not text.strip():
         raise ValueError(
@@ -120,18 +118,18 @@ def parse(text: str) -> Utterance:
             " fast'"
         )
     words: list[str] = []
-    said: dict[str, str] = {}
+    stated: dict[str, str] = {}
     before = ""
     for token in re.sub(r"[.,;!?\s]+", " ", re.sub(r"([0-9])", r" \1 ", text.lower())).split():
         word = DIGITS[int(token)] if token in "0123456789" else token
         kind = "voice" if word in VOICES else "speed" if word in SPEEDS else ""
-        if kind and kind in said:
+        if kind and kind in stated:
             raise ValueError(
-                f"utterance {text!r} says the {kind} twice, {said[kind]!r} and {word!r};"
+                f"utterance {text!r} states the {kind} twice, {stated[kind]!r} and {word!r};"
                 " expected one"
             )
         if kind:
-            said[kind] = word
+            stated[kind] = word
         elif word in WORDS:
             words.append(word)
         elif not ((word == "voice" and before in VOICES) or (word == "speed" and before in SPEEDS)):
@@ -141,11 +139,11 @@ def parse(text: str) -> Utterance:
         raise ValueError(
             f"utterance {text!r} has {len(words)} words to speak; expected one to four"
         )
-    return Utterance(tuple(words), **said)
+    return Utterance(tuple(words), **stated)
 
 
 def random_utterance(rng: np.random.Generator) -> Utterance:
-    """An utterance with voice and speed said."""
+    """Draw an utterance with voice and speed stated."""
 
     def pick(options):
         return options[rng.integers(len(options))]
@@ -158,7 +156,7 @@ def random_utterance(rng: np.random.Generator) -> Utterance:
 
 
 def utterances(n: int, seed: int, *, held: bool) -> list[Utterance]:
-    """``n`` utterances, all held out or none of them."""
+    """Draw ``n`` utterances, all held out or none of them."""
     return draw_conditions(n, seed, random_utterance, held)
 
 
@@ -167,15 +165,16 @@ def utterances(n: int, seed: int, *, held: bool) -> list[Utterance]:
 
 @dataclass(frozen=True)
 class Phone:
-    """One phoneme's target for a vocal tract of scale 1. Formants and bands in Hz, levels in
-    amplitude."""
+    """Target of a phoneme for a vocal tract of scale 1. Formants and bands in Hz, levels in
+    amplitude.
+    """
 
     start: tuple[float, float, float]  # F1, F2, F3
-    end: tuple[float, float, float]  # the same, but for diphthongs
+    end: tuple[float, float, float]  # F1, F2, F3 at the end, for diphthongs
     widths: tuple[float, float, float]  # bandwidths of the three
     voice: float = 0.0  # level of the glottal pulses
     breath: float = 0.0  # level of noise through the formants
-    hiss: float = 0.0  # level of noise through a band of its own
+    hiss: float = 0.0  # level of noise through a separate band
     band: tuple[float, float] = (4000.0, 2000.0)  # centre and half width of that band
 
 
@@ -227,9 +226,7 @@ PHONES = {
     "B": _voiced(300, 950, 2200, voice=0.3, hiss=0.05, band=(900, 700)),
     "D": _voiced(280, 1700, 2600, voice=0.3, hiss=0.05, band=(4000, 1300)),
     "G": _voiced(280, 1900, 2300, voice=0.3, hiss=0.07, band=(1800, 450)),
-    "H": _noise(
-        380, 1400, 2300, 0.007, (3500, 2000), 0.03
-    ),  # what follows a burst: breath on the way to the vowel
+    "H": _noise(380, 1400, 2300, 0.007, (3500, 2000), 0.03),  # breath between a burst and its vowel
 }
 
 SPELLING = {  # word -> phonemes and their milliseconds at normal speed
@@ -263,7 +260,7 @@ QUICK = 0.006  # the same where a stop opens
 
 @functools.cache
 def spelling(word: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """A word's phonemes and their durations in seconds at normal speed."""
+    """Phonemes of a word and their durations in seconds at normal speed."""
     parts = SPELLING[word].split()
     return tuple(parts[::2]), np.array(parts[1::2], float) / 1000
 
@@ -275,16 +272,17 @@ def length(word: str) -> float:
 
 # --- The synthesiser
 
-_N = 512  # samples of an impulse response: what is left of a formant after it is inaudible
+_N = 512  # samples of an impulse response, after which a formant is inaudible
 _HOP = 80  # samples between frames of noise
-_Z = np.exp(-2j * np.pi * np.arange(_N // 2 + 1) / _N).astype(
-    np.complex64
-)  # a delay of one sample, per frequency
+# a delay of one sample, per frequency
+_Z = np.exp(-2j * np.pi * np.arange(_N // 2 + 1) / _N).astype(np.complex64)
 _HZ = (np.arange(_N // 2 + 1) * (RATE / _N)).astype(np.float32)
 
 
 def speak(utterance: Utterance, rng: np.random.Generator) -> np.ndarray:
-    """Speech that fulfils an utterance: float32 [38400] in [-1, 1]. What is unsaid is drawn."""
+    """Synthesise speech that passes the checker for an utterance: float32 [38400] in [-1, 1]. An
+    omitted voice or speed is drawn.
+    """
     voice = utterance.voice or VOICES[rng.integers(len(VOICES))]
     speed = utterance.speed or SPEEDS[rng.integers(len(SPEEDS))]
     scale = SCALES[voice] * (1 + rng.uniform(-SCALE_JITTER, SCALE_JITTER))
@@ -304,8 +302,22 @@ def synthesise(
     gaps: Sequence[float],
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Each word after its gap (seconds) and with its number of glottal pulses per frame: float32
-    [38400]."""
+    """Speak each word after its gap.
+
+    Args:
+        words: up to four words.
+        pulses: glottal pulses per frame, one number per word.
+        scale: factor on every formant.
+        stretch: factor on every duration.
+        gaps: seconds of silence before each word.
+        rng: generator of the noise.
+
+    Returns:
+        float32 [38400].
+
+    Raises:
+        ValueError: the words do not fit into a clip.
+    """
     lengths = np.array([length(w) for w in words]) * stretch
     starts = np.cumsum(gaps) + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
     if (starts[-1] + lengths[-1]) * RATE + _N > SAMPLES:
@@ -329,15 +341,16 @@ def _say(
     rng: np.random.Generator,
     out: np.ndarray,
 ) -> None:
-    """Adds one word that begins at ``start`` seconds."""
+    """Add one word that begins at ``start`` seconds to ``out``."""
     names, durations = spelling(word)
     phones = [PHONES[p] for p in names]
     edges = start + np.concatenate([[0.0], np.cumsum(durations * stretch)])
     end = edges[-1]
 
+    # in samples
     pulse = np.arange(np.ceil(start * RATE * n / FRAME), np.floor(end * RATE * n / FRAME) + 1) * (
         FRAME / n
-    )  # in samples
+    )
     level = _levels([p.voice for p in phones], names, edges, pulse / RATE)
     pulse, level = pulse[level > 0], level[level > 0]
     whole = np.floor(pulse).astype(int)
@@ -378,8 +391,7 @@ def _say(
 def _levels(
     values: Sequence[float], names: Sequence[str], edges: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
-    """A level that holds each phoneme's value and moves quickly between them; zero outside the
-    word."""
+    """Level that holds each phoneme's value, with quick transitions; zero outside the word."""
     values = (0.0, *values, 0.0)
     knots, heights = [edges[0] - 1e-4], [0.0]
     for i, edge in enumerate(edges):
@@ -411,7 +423,7 @@ def _tract(
 
 
 def _resonance(formants: np.ndarray, widths: np.ndarray, scale: float) -> np.ndarray:
-    """The vocal tract's response, a cascade of resonators: complex [N, 257] over frequency."""
+    """Response of the vocal tract, a cascade of resonators: complex [N, 257] over frequency."""
     out = _upper(round(float(scale), 3))
     for f, b in zip(formants.T, widths.T, strict=True):
         out = out * _resonator(f, b)
@@ -427,7 +439,7 @@ def _resonator(f: np.ndarray, width: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(256)
 def _upper(scale: float) -> np.ndarray:
-    """The two fixed formants."""
+    """Frequencies of the two fixed formants."""
     return (_resonator(np.array([3500.0 * scale, 4500.0 * scale]), np.array([220.0, 300.0]))).prod(
         0
     )[None]
@@ -435,7 +447,7 @@ def _upper(scale: float) -> np.ndarray:
 
 @functools.cache
 def _glottis() -> np.ndarray:
-    """A glottal pulse as the lips radiate it: two real poles and a difference."""
+    """Glottal pulse as radiated by the lips: two real poles and a difference."""
     pole = np.float32(np.exp(-2 * np.pi * 220 / RATE))
     return ((1 - pole) * (1 - _Z) / (1 - pole * _Z) ** 2)[None]
 

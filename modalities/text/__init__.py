@@ -1,1 +1,1 @@
-"""Text tasks."""
+"""Text of a synthetic dataset of tasks."""

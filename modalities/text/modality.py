@@ -1,9 +1,9 @@
 """Text: up to 16 words that answer a task, one id per word.
 
-A causal model's rows end: by law every place after ``<end>`` holds it too, and samplers stop there.
-To a masked model the end is an id like any other, which fills what is left (Nie et al., "LLaDA",
-arXiv 2502.09992): nothing is decided about the length beforehand, and what stands behind the first
-end is not looked at.
+A causal model's sequences end with the eos token ``<end>``: every later position holds it with
+probability 1, and samplers stop there. To a masked model the eos token is an id like any other,
+which fills the remaining positions (Nie et al., "LLaDA", arXiv 2502.09992): the length is not
+decided beforehand, and tokens behind the first eos token are ignored.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.modalities.grid_base import GridModality
 from gen.modalities.text import tasks as text_tasks
+from gen.modalities.text.parallel import oracle_boards
 from gen.models.load.locate import ZOO
+from gen.tokenizers.text.words import TextWords
 
 if TYPE_CHECKING:
-    from gen.bench.oracle import Board
+    from gen.contracts.oracle import Board
 
-POSITIONS = 16  # words of a prompt, and of an answer with its end
-NOTHING = 0  # the word of a slot that says nothing
+POSITIONS = 16  # words of a prompt, and of an answer with its eos token
+NOTHING = 0  # word of an empty slot
 
 
 @register("modality", "text")
 class TextModality(GridModality):
     """Words that answer a task (``gen.modalities.text.tasks``). The condition is a ``Task``; a
-    model's prompt is its words, the last one in the last of 16 slots."""
+    model's prompt is its words, right-aligned in 16 slots.
+    """
 
     name = "text"
     media_kind = "data"
@@ -51,7 +54,7 @@ class TextModality(GridModality):
     default_sampling = {"temperature": 1.0}
     slots = POSITIONS
     words = 1 + len(text_tasks.WORDS)
-    unsaid = [NOTHING] * POSITIONS
+    unconditional = [NOTHING] * POSITIONS
     layout_name = "raster"
     edited_by = "span"
     length_first = False
@@ -63,33 +66,30 @@ class TextModality(GridModality):
             raise GenError(str(error)) from None
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
-        """Tasks that training never saw, to measure with."""
+        """Held-out tasks, to measure with."""
         return [str(t) for t in text_tasks.tasks(count, 123 + seed, held=True)]
 
     def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
-        from gen.modalities.text.parallel import oracle_boards
-
+        """Boards of ``gen bench --oracle`` (``gen.modalities.text.parallel``)."""
         return oracle_boards(prompts, repeats, seed)
 
     def prompt_words(self, condition: text_tasks.Task) -> list[int]:
-        said = [1 + text_tasks.WORDS.index(w) for w in condition.words()]
-        return [NOTHING] * (self.slots - len(said)) + said
+        words = [1 + text_tasks.WORDS.index(w) for w in condition.words()]
+        return [NOTHING] * (self.slots - len(words)) + words
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
-        from gen.tokenizers.text.words import TextWords
-
         return TextWords.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
 
     def codebook(self, frontend: TokenFrontend) -> None:
-        """Words have no vectors."""
+        """None: words have no vectors."""
 
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
         binding = super().bind(config, frontend, model_name)
         legal = binding.space.legal.clone()
-        legal[0, frontend.eos_token_id] = False  # an answer has a word at least
+        legal[0, frontend.eos_token_id] = False  # an answer has at least one word
         counts = getattr(config, "code_counts", None)
         rarity = None if counts is None else log(sum(counts)) - torch.tensor(counts).log()
-        if rarity is not None:  # ids of the condition and the mask are never said
+        if rarity is not None:  # the ids of conditions and the mask are never generated
             rarity = torch.cat(
                 [rarity, rarity.new_full((config.vocab_size - len(rarity),), float(rarity.max()))]
             )
@@ -109,35 +109,39 @@ class TextModality(GridModality):
         return tokens[:, None]
 
     def is_path(self, media: Any) -> bool:
-        """Whether what came names a file: a ``Path``, or a string that ends in ``.txt``. Any other
-        string is a text itself."""
+        """Return whether ``media`` names a file: a ``Path``, or a string that ends in ``.txt``. Any
+        other string is a text.
+        """
         return isinstance(media, Path) or (
             isinstance(media, str) and media.lower().endswith(f".{self.extension}")
         )
 
     def whole_frames(self, media: Any, frontend: TokenFrontend) -> str:
-        """A text, or that of a file."""
+        """Text itself, or the text of a file."""
         media = self.load(Path(media)) if self.is_path(media) else media
-        frontend.preprocess(media)  # refuses what it has no codes for
+        frontend.preprocess(media)  # raises for words without codes
         if not media.strip():
-            raise GenError("the text to start from is empty; expected a word at least")
+            raise GenError("the text to start from is empty; expected at least one word")
         return media
 
     def prefix(self, media: Any, frontend: TokenFrontend, space: TokenSpace) -> Tensor:
         ids = frontend.ids(self.whole_frames(media, frontend))
         if len(ids) >= space.length:
             raise GenError(
-                f"the text to continue has {len(ids)} words; expected fewer than {space.length},"
-                " all that there is room for"
+                f"the text to continue has {len(ids)} words; expected fewer than"
+                f" {space.length}, the positions of an answer"
             )
         return torch.tensor(ids)
 
     def edit(
         self, source: Any, where: str, frontend: TokenFrontend, space: TokenSpace
     ) -> tuple[Tensor, Any]:
-        """``where``: ``1:3``, words from 0; either end may be left out. One past the last word lets
-        the text grow. If the model ends inside the span, the words after it follow at once: what
-        stays is never lost."""
+        """Prepare regeneration of a span of words.
+
+        ``where`` is ``1:3``, words from 0; either end may be omitted. An end one past the last word
+        lets the text grow. If the model ends inside the span, the words after it follow at once, so
+        no kept word is lost.
+        """
         text = self.whole_frames(source, frontend)
         words = frontend.split(text)
         first, last = span(where, len(words), space.length)
@@ -162,11 +166,19 @@ class TextModality(GridModality):
 
 
 def span(text: str, words: int, positions: int) -> tuple[int, int]:
-    """The first word of a span and the one after its last. Raises ``GenError`` for other text, and
-    for words that are not there."""
+    """First word of a span and the word after its last.
+
+    Args:
+        text: span such as '1:3', ':2' or '2:'.
+        words: words of the text.
+        positions: positions of an answer.
+
+    Raises:
+        GenError: the text is no span, or goes beyond the words.
+    """
     match = re.fullmatch(r"\s*(\d*):(\d*)\s*", text)
     if not match:
-        raise GenError(f"span {text!r} says no words; expected such as '1:3', ':2' or '2:'")
+        raise GenError(f"span {text!r} names no words; expected such as '1:3', ':2' or '2:'")
     first, last = int(match[1] or 0), int(match[2] or words)
     if not 0 <= first < last <= positions or first > words:
         raise GenError(

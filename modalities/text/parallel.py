@@ -1,26 +1,27 @@
-"""What committing several places at once costs, exactly: text tasks whose answers have a law that
-is known.
+"""Exact cost of committing several positions at once, on text tasks whose answers have a known
+distribution.
 
-A is the uniform law over a task's right answers, p_t its law at place t, given what was committed
-before. If places are committed in groups g = 1, 2, ..., those of a group independently of each
-other, an answer comes out right with probability
+A is the uniform distribution over a task's right answers, p_t its marginal at position t, given the
+earlier commits. If positions are committed in groups g = 1, 2, ..., independently within a group,
+an answer comes out right with probability
 
     accuracy = sum over y in A of prod_g prod_{t in g} p_t(y_t | y of the groups before)
 
-since whatever becomes right was right all along. In one call, for lists of n different items:
+since a right answer was consistent at every step. In one forward pass, for lists of n different
+items:
 
     copy, reverse, sort, "at" ops, sums, brackets   1
     replace   (1 - 1/n)^(n - 1)                     -> 1/e
-    remove    (n - 1)! 2^(n - 1) / n^(n - 1)        n - 1 places
-    insert    n! 2^n / (n + 1)^(n + 1)              n + 1 places
+    remove    (n - 1)! 2^(n - 1) / n^(n - 1)        n - 1 positions
+    insert    n! 2^n / (n + 1)^(n + 1)              n + 1 positions
     shuffle   sum_k C(n, k) (a - b)^k b^(n - k) (n - k)!  -  a^n,  a = ((n - 1)! - 1) / (n! - 1), b
               = (n - 1)! / (n! - 1)
 
-The figures for replace, remove and insert are those of ParallelBench's setting (Kang et al., arXiv
-2510.04767) with one place per item. There the shuffle formula is n! / n^n, which counts the order
-that was given as right; here, as in its metric, that order is wrong, so an item stands at its own
-place with a little less probability a than at any other, b. The bound behind all of them is the
-total correlation: the sum of the places' entropies less the entropy of the whole, in nats
+The values for replace, remove and insert are those of ParallelBench's setting (Kang et al., arXiv
+2510.04767) with one position per item. Its shuffle formula is n! / n^n, which counts the original
+order as right. Here, as in its metric, that order is wrong, so an item stands at its original
+position with a slightly lower probability a than at any other, b. The bound behind all of them is
+the total correlation: the sum of the positions' entropies less the entropy of the whole, in nats
 (``total_correlation``).
 """
 
@@ -34,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gen.bench.oracle import Board, measure
+from gen.contracts.oracle import Board, measure
 from gen.core.errors import bad_value
 from gen.core.rng import item_key
 from gen.core.sampler import Sampler, resolve_sampler
@@ -42,19 +43,27 @@ from gen.core.sampling_params import SamplingParams
 from gen.modalities.text.oracle import Oracle
 from gen.modalities.text.tasks import OPS, RANDOM, Task, answers, check, random_task
 
-SIZES = {"add": 3}  # items of the tasks that are measured; lists and brackets have ``SIZE``
+SIZES = {"add": 3}  # items of the measured tasks; lists and brackets have ``SIZE``
 SIZE = 6
-EASY = 8  # ops with one answer are measured on so many times fewer tasks: nothing is drawn in them
+# ops with one answer are measured on this factor fewer tasks, since nothing is drawn in them
+EASY = 8
 
-# --- From counting
+# --- By counting
 
 
 def grouped_accuracy(task: Task, groups: Sequence[Sequence[int]]) -> float:
-    """How often a sampler is right that commits these groups of places one after the other. Raises
-    ``GenError`` unless every place of the longest answer is in one of them, once."""
+    """Accuracy of a sampler that commits these groups of positions one after the other.
+
+    Args:
+        task: the task.
+        groups: positions of every group.
+
+    Raises:
+        GenError: not every position of the longest answer is in exactly one group.
+    """
     oracle = Oracle([task])
     if sorted(chain.from_iterable(groups)) != list(range(oracle.length)):
-        raise bad_value("groups", groups, f"places 0 to {oracle.length - 1}, each in one group")
+        raise bad_value("groups", groups, f"positions 0 to {oracle.length - 1}, each in one group")
     right = oracle.tables[0]
     canvas, chance = (
         torch.full_like(right, oracle.mask_token_id),
@@ -69,13 +78,14 @@ def grouped_accuracy(task: Task, groups: Sequence[Sequence[int]]) -> float:
 
 
 def one_step_accuracy(task: Task) -> float:
-    """How often one call for all places is right."""
+    """Accuracy of one forward pass for all positions."""
     return _known_figures(Oracle([task]))[0]["one_step"]
 
 
 def total_correlation(task: Task) -> float:
-    """The sum of the entropies of the places less that of the answer: nats that are lost where all
-    are drawn independently."""
+    """Sum of the entropies of the positions less that of the answer: nats lost by drawing them
+    independently.
+    """
     return _known_figures(Oracle([task]))[0]["total_correlation"]
 
 
@@ -83,8 +93,11 @@ def total_correlation(task: Task) -> float:
 
 
 def closed_accuracy(op: str, n: int) -> float:
-    """``one_step_accuracy`` for n items. Raises ``GenError`` for an op that is not known or less
-    than 2 items."""
+    """``one_step_accuracy`` for n items, in closed form.
+
+    Raises:
+        GenError: the op is unknown, or n is below 2.
+    """
     _known(op, n)
     match op:
         case "replace":
@@ -99,7 +112,7 @@ def closed_accuracy(op: str, n: int) -> float:
 
 
 def closed_correlation(op: str, n: int) -> float:
-    """``total_correlation`` for n items. Raises as ``closed_accuracy``."""
+    """``total_correlation`` for n items, in closed form. Raises as ``closed_accuracy``."""
     _known(op, n)
     match op:
         case "replace":
@@ -111,39 +124,47 @@ def closed_correlation(op: str, n: int) -> float:
                 _entropy(1 / (n + 1), i / (n + 1), (n - i) / (n + 1)) for i in range(n + 1)
             ) - math.log(n + 1)
         case "shuffle":
-            own, other = _shares(n)
-            return n * _entropy(own, *[other] * (n - 1)) - math.log(math.factorial(n) - 1)
+            same, other = _shares(n)
+            return n * _entropy(same, *[other] * (n - 1)) - math.log(math.factorial(n) - 1)
     return 0.0
 
 
 def shuffle_accuracy(n: int, counts: Sequence[int]) -> float:
-    """How often a shuffle of n items is right if so many places are committed per call, in an order
-    that does not look at what was drawn.
+    """Accuracy of a shuffle of n items with these commits per forward pass, in an order that does
+    not depend on the drawn items.
 
-    As long as every item drawn stands at its own place, the next are drawn from the orders of the m
-    that are left but for theirs; once one does not, from all of them, which are right with
-    probability prod m! / ((m - k)! m^k). Raises ``GenError`` unless the counts sum to n.
+    As long as every drawn item is at its original position, the next are drawn from the orders of
+    the m remaining items except the original one. After the first deviation they are drawn from all
+    orders, which gives right answers with probability prod m! / ((m - k)! m^k).
+
+    Raises:
+        GenError: the counts do not sum to n.
     """
     _known("shuffle", n)
     if sum(counts) != n or min(counts) < 1:
         raise bad_value("counts", list(counts), f"numbers of at least 1 that sum to {n}")
-    done, same, left = 0.0, 1.0, n  # right and different already; the same as the items so far
+    # right with a deviation so far; identical to the original so far
+    done, same, left = 0.0, 1.0, n
     for k in counts:
         done *= math.perm(left, k) / left**k
         if left > 1:
-            own, other = _shares(left)
+            same, other = _shares(left)
             different = sum(
-                math.comb(k, j) * (own - other) ** j * other ** (k - j) * math.perm(left - j, k - j)
+                math.comb(k, j)
+                * (same - other) ** j
+                * other ** (k - j)
+                * math.perm(left - j, k - j)
                 for j in range(k + 1)
             )
-            done, same = done + same * (different - own**k), same * own**k
+            done, same = done + same * (different - same**k), same * same**k
         left -= k
     return done
 
 
 def _shares(n: int) -> tuple[float, float]:
-    """In all orders of n items but their own: how often an item stands at its own place, and how
-    often at any other."""
+    """Probabilities, in all orders of n items except the original, that an item stands at its
+    original position, and at any other.
+    """
     total = math.factorial(n) - 1
     return (math.factorial(n - 1) - 1) / total, math.factorial(n - 1) / total
 
@@ -163,7 +184,9 @@ def _known(op: str, n: int) -> None:
 
 
 def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
-    """A row per task and seed. An answer is right if the interpreter of the tasks says so."""
+    """Build a board with one row per task and seed. The tasks' interpreter decides which answers
+    are right.
+    """
     oracle, rows = Oracle(tasks), [(task, seed) for seed in seeds for task in tasks]
     asked = [task for task, _ in rows]
 
@@ -191,17 +214,19 @@ def board(tasks: Sequence[Task], seeds: Iterable[int]) -> Board:
 
 
 def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
-    """Per task: its accuracy in one step, its total correlation, its places."""
+    """Per task: its one-step accuracy, its total correlation, its positions."""
     blank = torch.full((len(oracle.tasks), oracle.length), oracle.mask_token_id)
     distributions = oracle.forward(
         torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length
     )
-    found = []
+    figures = []
     for sampling, table in zip(distributions, oracle.tables, strict=True):
         one_step = float(sampling.gather(1, table.T).sum(0).exp().sum())
         lost = float(torch.special.entr(sampling.exp()).sum()) - math.log(len(table))
-        found.append({"one_step": one_step, "total_correlation": lost, "positions": oracle.length})
-    return found
+        figures.append(
+            {"one_step": one_step, "total_correlation": lost, "positions": oracle.length}
+        )
+    return figures
 
 
 def accuracy(
@@ -210,11 +235,16 @@ def accuracy(
     seeds: Iterable[int],
     sampling: Mapping[str, Any] | SamplingParams | None = None,
 ) -> tuple[float, float]:
-    """How many answers a sampler gets right, and forward calls per answer. ``spec``: as
-    ``gen.core.sampler.resolve_sampler`` takes it.
+    """Accuracy of a sampler, and its forward passes per answer.
 
     The tasks share a canvas that the longest of their answers fills. Raises as ``resolve_sampler``
     and the sampler do.
+
+    Args:
+        spec: sampler, as ``gen.core.sampler.resolve_sampler`` takes it.
+        tasks: tasks to answer.
+        seeds: seeds per task.
+        sampling: sampling parameters.
     """
     points = measure(board(tasks, seeds), *resolve_sampler(spec, sampling)).values()
     rows = sum(p.rows for p in points)
@@ -229,15 +259,19 @@ def accuracy_curve(
     values: Iterable[Any],
     sampling: Mapping[str, Any] | SamplingParams | None = None,
 ) -> list[tuple[float, float]]:
-    """``accuracy`` for each value of a knob."""
+    """``accuracy`` for each value of a sampler's parameter."""
     given, seeds = {"name": spec} if isinstance(spec, str) else dict(spec), list(seeds)
     return [accuracy({**given, param: value}, tasks, seeds, sampling) for value in values]
 
 
 def oracle_boards(prompts: int, repeats: int, seed: int) -> list[Board]:
-    """What ``gen bench --oracle`` measures on: ``prompts`` tasks of every op with six items (three
-    to add; fewer tasks where one answer is right), ``repeats`` rows of each; one board per number
-    of places."""
+    """Boards of ``gen bench --oracle``, one per number of positions.
+
+    Args:
+        prompts: tasks of every op with six items (three to add); fewer for ops with one answer.
+        repeats: rows per task.
+        seed: seed of the tasks.
+    """
     rng = np.random.default_rng(seed)
     by_length: dict[int, list[Task]] = {}
     for op in OPS:

@@ -1,19 +1,20 @@
-"""Tasks whose answers a program checks: their language, their right answers, and the interpreter.
+"""Synthetic dataset of text tasks whose answers a program checks: their language, their right
+answers, and the interpreter.
 
-A prompt asks for words that follow from it, or for one of several right answers:
+A prompt has one right answer or several:
 
     copy 3 1 2 =                 reverse 3 1 2 =              sort 3 1 2 =
     insert 7 at 1 in 3 1 2 =     remove at 1 from 3 1 2 =     replace at 1 with 7 in 3 1 2 =
-                                 (places count from 0)
+                                 (indices count from 0)
     insert 7 in 3 1 2 =          remove from 3 1 2 =          replace with 7 in 3 1 2 =
-                                 (any place will do)
+                                 (any index is right)
     shuffle 3 1 2 =              (any other order)
     3 + 8 + 5 =                  answered with its steps: 11 + 5 = 16
-    close ( [ ] { =              answered with what closes every open bracket: } )
+    close ( [ ] { =              answered with the closing brackets of every open one: } )
 
 Lists hold 2 to 8 different numbers from 0 to 9, and a new number is not in the list; sums have 2 to
-4 terms from 0 to 9; 1 to 7 brackets are open. With n numbers, so many answers are right: n! - 1 to
-shuffle, n + 1 to insert, n to remove or replace anywhere, or else one.
+4 terms from 0 to 9; 1 to 7 brackets are open. For n numbers the right answers are n! - 1 to
+shuffle, n + 1 to insert, n to remove or replace anywhere, and else one.
 """
 
 from __future__ import annotations
@@ -26,38 +27,40 @@ from itertools import permutations
 import numpy as np
 
 from gen.contracts.modality import Verdict
+from gen.core.errors import unknown_word
 from gen.modalities.small_language import (
     draw_conditions,
-    unknown_word,
 )
 from gen.modalities.small_language import held_out as held_out
 
 DIGITS = tuple(map(str, range(10)))
 CLOSING = {"(": ")", "[": "]", "{": "}"}
-NUMBER, PLACE = "<number>", "<place>"
+NUMBER, INDEX = "<number>", "<index>"
 END = "the end of the prompt"
-FORMS = {  # op -> how its prompt begins; what follows are the items
+# op -> beginning of its prompt, before the items
+FORMS = {
     "copy": ("copy",),
     "reverse": ("reverse",),
     "sort": ("sort",),
     "shuffle": ("shuffle",),
-    "insert at": ("insert", NUMBER, "at", PLACE, "in"),
+    "insert at": ("insert", NUMBER, "at", INDEX, "in"),
     "insert": ("insert", NUMBER, "in"),
-    "remove at": ("remove", "at", PLACE, "from"),
+    "remove at": ("remove", "at", INDEX, "from"),
     "remove": ("remove", "from"),
-    "replace at": ("replace", "at", PLACE, "with", NUMBER, "in"),
+    "replace at": ("replace", "at", INDEX, "with", NUMBER, "in"),
     "replace": ("replace", "with", NUMBER, "in"),
     "add": (),
     "close": ("close",),
 }
 OPS = tuple(FORMS)
 RANDOM = ("shuffle", "insert", "remove", "replace")  # ops with several right answers
+# terms, and open brackets; lists have ``LISTS`` items
 LENGTHS = {
     "add": range(2, 5),
     "close": range(1, 8),
-}  # terms, and open brackets; lists have ``LISTS`` items
+}
 LISTS = range(2, 9)
-BRACKETS = 14  # at most, closed ones too: what there is room for
+BRACKETS = 14  # most brackets of a prompt, closed ones included
 LARGEST = 9 * LENGTHS["add"][-1]
 WORDS: tuple[str, ...] = (
     *map(str, range(LARGEST + 1)),
@@ -65,15 +68,22 @@ WORDS: tuple[str, ...] = (
     "=",
     *CLOSING,
     *CLOSING.values(),
-    *dict.fromkeys(w for form in FORMS.values() for w in form if w not in (NUMBER, PLACE)),
+    *dict.fromkeys(w for form in FORMS.values() for w in form if w not in (NUMBER, INDEX)),
 )
 
 
 @dataclass(frozen=True)
 class Task:
-    """``items``: the numbers of the list, the terms of the sum, or the brackets. ``new``: the
-    number that comes in. ``at``: the place, from 0. Raises ``ValueError`` for what cannot be
-    asked."""
+    """Task with its arguments.
+
+    Attributes:
+        items: numbers of the list, terms of the sum, or brackets.
+        new: the new number.
+        at: index in the list, from 0.
+
+    Raises:
+        ValueError: the arguments do not belong to the op.
+    """
 
     op: str
     items: tuple[str, ...]
@@ -83,10 +93,10 @@ class Task:
     def __post_init__(self) -> None:
         if self.op not in FORMS:
             raise unknown_word(str(self.op), OPS, "task", "the tasks")
-        for name, sign in (("new", NUMBER), ("at", PLACE)):
+        for name, sign in (("new", NUMBER), ("at", INDEX)):
             if (getattr(self, name) is None) == (sign in FORMS[self.op]):
                 raise ValueError(
-                    f"{self.op!r} came with {name} {getattr(self, name)!r}; expected"
+                    f"{self.op!r} got {name} {getattr(self, name)!r}; expected"
                     f" {'one' if sign in FORMS[self.op] else 'none'}"
                 )
         known = (*CLOSING, *CLOSING.values()) if self.op == "close" else DIGITS
@@ -98,13 +108,11 @@ class Task:
             size = len(unclosed(self.items))
             if len(self.items) > BRACKETS:
                 raise ValueError(
-                    f"{self.op!r} came with {len(self.items)} brackets; expected at most {BRACKETS}"
+                    f"{self.op!r} got {len(self.items)} brackets; expected at most {BRACKETS}"
                 )
         if size not in sizes:
             things = {"add": "terms", "close": "open brackets"}.get(self.op, "numbers")
-            raise ValueError(
-                f"{self.op!r} came with {size} {things}; expected {sizes[0]} to {sizes[-1]}"
-            )
+            raise ValueError(f"{self.op!r} got {size} {things}; expected {sizes[0]} to {sizes[-1]}")
         if self.op in LENGTHS:
             return
         twice = [w for i, w in enumerate(self.items) if w in self.items[:i]]
@@ -116,13 +124,13 @@ class Task:
         positions = size + (self.op == "insert at")
         if self.at is not None and self.at not in range(positions):
             raise ValueError(
-                f"{self.op!r} came with place {self.at}; expected 0 to {positions - 1} for a list of"
+                f"{self.op!r} got index {self.at}; expected 0 to {positions - 1} for a list of"
                 f" {size}"
             )
 
     def words(self) -> list[str]:
-        """The canonical prompt."""
-        filled = {NUMBER: self.new, PLACE: str(self.at)}
+        """Words of the canonical prompt."""
+        filled = {NUMBER: self.new, INDEX: str(self.at)}
         start = [filled.get(w, w) for w in FORMS[self.op]]
         return [*start, *(" + ".join(self.items).split() if self.op == "add" else self.items), "="]
 
@@ -131,16 +139,19 @@ class Task:
 
 
 def unclosed(brackets: Sequence[str]) -> list[str]:
-    """The brackets that are still open, outermost first. Raises ``ValueError`` for one that closes
-    another than the last open one."""
+    """Brackets that are still open, outermost first.
+
+    Raises:
+        ValueError: a bracket does not close the last open one.
+    """
     stack: list[str] = []
     for bracket in brackets:
         if bracket in CLOSING:
             stack.append(bracket)
         elif not stack or CLOSING[stack.pop()] != bracket:
             raise ValueError(
-                f"the brackets {' '.join(brackets)!r} have a {bracket!r} that closes nothing;"
-                " expected what closes the last open one"
+                f"the brackets {' '.join(brackets)!r} have a {bracket!r} without an opening"
+                " one; expected the closing bracket of the last open one"
             )
     return stack
 
@@ -149,15 +160,16 @@ def unclosed(brackets: Sequence[str]) -> list[str]:
 
 
 def split(text: str) -> list[str]:
-    """The words of a text: signs and brackets need no spaces around them."""
+    """Split a text into words. Signs and brackets need no spaces around them."""
     return re.sub(r"([+=()\[\]{}])", r" \1 ", text.lower()).split()
 
 
 def parse(prompt: str) -> Task:
-    """The task a prompt states; the last ``=`` may be missing.
+    """Parse a prompt. The last ``=`` may be missing.
 
-    Raises ``ValueError`` naming the first word that the language does not hold there, and the
-    nearest one.
+    Raises:
+        ValueError: a word is not allowed where it stands; the message names the first one and the
+            nearest allowed word.
     """
     words, where = split(prompt), f"prompt {prompt!r}"
     if words and words[-1] == "=":
@@ -170,30 +182,30 @@ def parse(prompt: str) -> Task:
     if words[0].isdigit():
         for i, word in enumerate([*words, END] if len(words) % 2 == 0 else words):
             _expect(word, DIGITS if i % 2 == 0 else ("+",), where)
-        said = ("add", tuple(words[::2]))
+        arguments = ("add", tuple(words[::2]))
     else:
-        said = _read(words, where)
+        arguments = _read(words, where)
     try:
-        return Task(*said)
+        return Task(*arguments)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
 
 def _read(words: list[str], where: str) -> tuple:
-    """What a prompt says that begins with a name: op, items, new number, place."""
-    forms, said = {op: form for op, form in FORMS.items() if form}, {}
+    """Arguments of a prompt that begins with a name: op, items, new number, index."""
+    forms, arguments = {op: form for op, form in FORMS.items() if form}, {}
     for i in range(len(words) + 1):
         for op in (op for op, form in forms.items() if len(form) == i):
             for word in words[i:]:
                 _expect(word, (*CLOSING, *CLOSING.values()) if op == "close" else DIGITS, where)
-            return op, tuple(words[i:]), said.get(NUMBER), said.get(PLACE)
+            return op, tuple(words[i:]), arguments.get(NUMBER), arguments.get(INDEX)
         word = words[i] if i < len(words) else END
         signs = dict.fromkeys(form[i] for form in forms.values())
-        numeric = next((s for s in signs if s in (NUMBER, PLACE)), None)
+        numeric = next((s for s in signs if s in (NUMBER, INDEX)), None)
         options = DIGITS if numeric else tuple(signs)
         _expect(word, options if i else (*options, "a sum such as 3 + 8"), where)
         if numeric:
-            said[numeric] = word if numeric == NUMBER else int(word)
+            arguments[numeric] = word if numeric == NUMBER else int(word)
         forms = {op: form for op, form in forms.items() if form[i] == (numeric or word)}
     raise AssertionError("every form ends")
 
@@ -212,7 +224,7 @@ def _expect(word: str, options: Sequence[str], where: str) -> None:
 
 
 def answers(task: Task) -> list[tuple[str, ...]]:
-    """Every right answer as words, each once: to shuffle eight numbers has 40319."""
+    """All right answers as words, each once: 40319 to shuffle eight numbers."""
     items, new, n = task.items, task.new, len(task.items)
     if task.op == "shuffle":
         return [p for p in permutations(items) if p != items]
@@ -223,7 +235,7 @@ def answers(task: Task) -> list[tuple[str, ...]]:
 
 
 def draw_answer(task: Task, rng: np.random.Generator) -> tuple[str, ...]:
-    """One of the right answers, all equally likely."""
+    """Draw one of the right answers, all equally likely."""
     n = len(task.items)
     if task.op == "shuffle":
         while True:
@@ -236,13 +248,13 @@ def draw_answer(task: Task, rng: np.random.Generator) -> tuple[str, ...]:
 
 
 def _changed(op: str, items: tuple[str, ...], at: int, new: str | None) -> tuple[str, ...]:
-    """A list with a number more, fewer or another at one place."""
+    """List with a number more, fewer or another at one index."""
     kept = items[at + (op != "insert") :]
     return (*items[:at], *([] if op == "remove" else [new]), *kept)
 
 
 def _only(task: Task) -> tuple[str, ...]:
-    """The answer of a task that has one."""
+    """Answer of a task with exactly one."""
     items = task.items
     match task.op:
         case "copy":
@@ -261,8 +273,9 @@ def _only(task: Task) -> tuple[str, ...]:
 
 
 def check(task: Task, text: str) -> Verdict:
-    """Whether a text answers the task. ``valid``: a list of numbers from 0 to 9, sums, or brackets
-    that close, as the task asks for."""
+    """Judge a text as the answer to a task. ``valid``: a list of numbers from 0 to 9, a sum, or
+    balanced brackets, as the task expects.
+    """
     words, items, new = tuple(split(text)), task.items, task.new
     valid = _valid(task.op, words)
     if task.op not in RANDOM:
@@ -282,14 +295,14 @@ def check(task: Task, text: str) -> Verdict:
         right = len(words) == len(items) and [
             w for w, was in zip(words, items, strict=True) if w != was
         ] == [new]
-        expected = f"the list with {new} in place of one number"
+        expected = f"the list with {new} instead of one number"
     return Verdict(
         right,
         valid,
         (
             ""
             if right
-            else f"{repr(' '.join(words)) if words else 'nothing'} came; expected {expected}"
+            else f"the answer is {repr(' '.join(words)) if words else 'empty'}; expected {expected}"
         ),
     )
 
@@ -300,20 +313,27 @@ def _valid(op: str, words: tuple[str, ...]) -> bool:
     return bool(words) and set(words) <= set(CLOSING.values() if op == "close" else DIGITS)
 
 
-# --- Drawing
+# --- Sampling tasks
 
 
 def random_task(
     rng: np.random.Generator, ops: Sequence[str] | None = None, lengths: Sequence[int] | None = None
 ) -> Task:
-    """A task of one of ``ops``, equally likely (named twice, twice as likely), of one of those
-    ``lengths`` (numbers, terms or open brackets) that the op has. Raises ``ValueError`` if it has
-    none of them."""
+    """Draw a task.
+
+    Args:
+        rng: generator.
+        ops: equally likely ops; an op listed twice is twice as likely.
+        lengths: numbers, terms or open brackets, of which the op's are used.
+
+    Raises:
+        ValueError: the op has none of the lengths.
+    """
     op = (ops or OPS)[rng.integers(len(ops or OPS))]
     sizes = [n for n in LENGTHS.get(op, LISTS) if lengths is None or n in lengths]
     if not sizes:
         raise ValueError(
-            f"{op!r} came with the lengths {list(lengths)}; expected some of"
+            f"{op!r} got the lengths {list(lengths)}; expected some of"
             f" {list(LENGTHS.get(op, LISTS))}"
         )
     size = sizes[rng.integers(len(sizes))]
@@ -334,10 +354,10 @@ def random_task(
         op,
         tuple(drawn[:size]),
         drawn[size] if NUMBER in form else None,
-        int(rng.integers(positions)) if PLACE in form else None,
+        int(rng.integers(positions)) if INDEX in form else None,
     )
 
 
 def tasks(n: int, seed: int, *, held: bool) -> list[Task]:
-    """``n`` tasks, all held out or none of them."""
+    """Draw ``n`` tasks, all held out or none of them."""
     return draw_conditions(n, seed, random_task, held)

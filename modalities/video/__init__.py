@@ -1,1 +1,1 @@
-"""Clips of moving shapes."""
+"""Clips of a synthetic dataset of moving shapes."""

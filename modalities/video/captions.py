@@ -1,14 +1,14 @@
-"""Captioned moving shapes: the caption language and the program that draws its clips.
+"""Synthetic dataset of captioned moving shapes: the caption language and the renderer of its clips.
 
-A caption says what one shape looks like and how it moves: ``a small blue circle moves up quickly
-and bounces``. Size, colour and speed may be left out ("a square moves right"). A caption that does
-not say "and bounces" says that the shape does not. A caption becomes six slots; slot ``ANY`` means
-"not said". All slots ``ANY`` is the unconditional caption that guidance uses.
+A caption states the look of one shape and its motion: ``a small blue circle moves up quickly and
+bounces``. Size, colour and speed may be omitted ("a square moves right"). A caption without "and
+bounces" states that the shape does not bounce. A caption becomes six slots. Slot ``ANY`` means "not
+stated". The unconditional caption of classifier-free guidance has all slots ``ANY``.
 
 Clips are 16 RGB frames of 32x32. The shape moves straight at one of two speeds. It either stays
 clear of the wall ahead, or touches it in the middle of the clip, always in the same frame, and
 comes back. It starts on a lattice of pixels, and the background is one of eight plain muted
-colours: what a caption leaves open is little, so that a small model can learn all the rest.
+colours: a caption leaves little open, so that a small model can learn the rest.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from itertools import product
 
 import numpy as np
 
+from gen.core.errors import unknown_word
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.captions import COLOURS, PALETTE, SHAPES, SIZES
 from gen.modalities.small_language import (
     draw_conditions,
-    unknown_word,
 )
 from gen.modalities.small_language import held_out as held_out
 
@@ -32,10 +32,10 @@ SPEEDS = ("slowly", "quickly")
 ENDS = ("passes", "bounces")  # slot words of a caption without and with "and bounces"
 ANY = 0
 WORDS = ("<any>", *SIZES, *COLOURS, *SHAPES, *DIRECTIONS, *SPEEDS, *ENDS)  # slot value -> word
-MOTIONS = 25  # none said, or a direction with a speed, which may be unsaid, and an end
+MOTIONS = 25  # none stated, or a direction with a speed, which may be omitted, and an end
 PAIRS = len(WORDS) * MOTIONS  # (word, motion)
 SLOTS = 6  # size, colour, shape, direction, speed, end
-OPTIONAL = (0, 1, 4)  # slots that a text may leave unsaid
+OPTIONAL = (0, 1, 4)  # slots that a text may omit
 
 SIZE, FRAMES, FPS = 32, 16, 8
 RADII = {"small": 4.5, "large": 7.0}  # pixels
@@ -65,8 +65,9 @@ GROUNDS = (  # 8-bit RGB of backgrounds
 
 @dataclass(frozen=True)
 class Caption:
-    """One shape and its motion. ``None`` means the caption does not say; no text leaves ``bounces``
-    unsaid."""
+    """Caption of one shape and its motion. ``None`` marks an omitted attribute; no text omits
+    ``bounces``.
+    """
 
     shape: str
     direction: str
@@ -82,18 +83,19 @@ class Caption:
     def slots(self) -> list[int]:
         """Six integers in ``range(len(WORDS))``."""
         end = None if self.bounces is None else ENDS[self.bounces]
-        said = (self.size, self.colour, self.shape, self.direction, self.speed, end)
-        return [WORDS.index(w) if w else ANY for w in said]
+        words = (self.size, self.colour, self.shape, self.direction, self.speed, end)
+        return [WORDS.index(w) if w else ANY for w in words]
 
     def pairs(self) -> list[int]:
-        """Six integers in ``range(PAIRS)``: what models are prompted with."""
+        """Six integers in ``range(PAIRS)``: a model's prompt."""
         return pairs(np.array([self.slots()]))[0].tolist()
 
 
 def pairs(slots: np.ndarray) -> np.ndarray:
-    """Every slot together with the motion of the caption: int [N, 6] -> int [N, 6]. Where a shape
-    has to start depends on where to, how fast and whether it bounces, all at once; a small model
-    takes very long to put that together from single words.
+    """Join every slot with the motion of the caption: int [N, 6] -> int [N, 6].
+
+    The start of a shape depends on direction, speed and bounce together, and a small model takes
+    very long to put that together from single words.
     """
     _, _, _, direction, speed, end = slots.T
     at = direction - WORDS.index(DIRECTIONS[0])
@@ -103,10 +105,11 @@ def pairs(slots: np.ndarray) -> np.ndarray:
 
 
 def parse(text: str) -> Caption:
-    """The caption a text states.
+    """Parse the text of a caption.
 
-    Raises ``ValueError`` naming the first word that the language does not hold there, and the
-    nearest one.
+    Raises:
+        ValueError: a word is not allowed where it stands; the message names the first one and the
+            nearest allowed word.
     """
     if not text or not text.strip():
         raise ValueError(
@@ -116,8 +119,8 @@ def parse(text: str) -> Caption:
     words = re.sub(r"[.,!]+(\s|$)", " ", text.strip().lower()).split()
     if words and words[0] in ("a", "an", "the", "one"):
         words = words[1:]
-    found: dict[str, str] = {}
-    known: tuple[str, ...] = ()  # what may stand here
+    attributes: dict[str, str] = {}
+    known: tuple[str, ...] = ()  # words that may stand here
     kinds = {
         "size": SIZES,
         "colour": COLOURS,
@@ -129,23 +132,23 @@ def parse(text: str) -> Caption:
         "end": ("bounces",),
     }
     for kind, options in kinds.items():
-        if kind == "end" and "and" not in found:
+        if kind == "end" and "and" not in attributes:
             break
         known += options
         if words and words[0] in options:
-            found[kind] = words.pop(0)
+            attributes[kind] = words.pop(0)
             known = ()
         elif kind in ("shape", "verb", "direction", "end"):
             raise _unknown(words[0] if words else "the end of the caption", known, text)
     if words:
-        raise _unknown(words[0], () if "end" in found else known, text)
+        raise _unknown(words[0], () if "end" in attributes else known, text)
     return Caption(
-        found["shape"],
-        found["direction"],
-        found.get("colour"),
-        found.get("size"),
-        found.get("speed"),
-        "end" in found,
+        attributes["shape"],
+        attributes["direction"],
+        attributes.get("colour"),
+        attributes.get("size"),
+        attributes.get("speed"),
+        "end" in attributes,
     )
 
 
@@ -160,7 +163,7 @@ def _unknown(got: str, options: tuple[str, ...], text: str) -> ValueError:
 
 
 def every_caption() -> list[Caption]:
-    """Every caption with all attributes said."""
+    """All captions with every attribute stated."""
     return [
         Caption(s, d, c, z, v, b)
         for z, c, s, d, v, b in product(SIZES, COLOURS, SHAPES, DIRECTIONS, SPEEDS, (False, True))
@@ -168,7 +171,7 @@ def every_caption() -> list[Caption]:
 
 
 def random_caption(rng: np.random.Generator) -> Caption:
-    """A caption with every attribute said."""
+    """Draw a caption with every attribute stated."""
 
     def pick(options):
         return options[rng.integers(len(options))]
@@ -184,7 +187,7 @@ def random_caption(rng: np.random.Generator) -> Caption:
 
 
 def captions(n: int, seed: int, *, held: bool) -> list[Caption]:
-    """``n`` captions, all held out or none of them."""
+    """Draw ``n`` captions, all held out or none of them."""
     return draw_conditions(n, seed, random_caption, held)
 
 
@@ -192,8 +195,9 @@ def captions(n: int, seed: int, *, held: bool) -> list[Caption]:
 
 
 def walls(shape: str, size: str) -> dict[str, float]:
-    """Per direction the x or y of the centre, in pixels, where a shape touches that wall, to the
-    nearest half pixel."""
+    """Per direction the x or y of the centre, in pixels, at which a shape touches that wall, to the
+    nearest half pixel.
+    """
     room = {
         d: round(2 * RADII[size] * e) / 2 for d, e in zip(DIRECTIONS, EXTENTS[shape], strict=True)
     }
@@ -202,12 +206,14 @@ def walls(shape: str, size: str) -> dict[str, float]:
 
 def trajectory(caption: Caption, start: tuple[float, float]) -> np.ndarray:
     """Centres (x, y) in pixels, one per frame, of a shape that starts at ``start``: float32 [16,
-    2]. Only the wall ahead turns a shape, and only one that bounces; every attribute but the colour
-    must be said."""
+    2].
+
+    Only the wall ahead turns a shape, and only one that bounces. Every attribute but the colour
+    must be stated.
+    """
     step = np.array(STEPS[caption.direction], np.float32)
-    ahead = (
-        walls(caption.shape, caption.size)[caption.direction] * step.sum() - step @ start
-    )  # pixels from the wall
+    # pixels from the wall
+    ahead = walls(caption.shape, caption.size)[caption.direction] * step.sum() - step @ start
     moved = PACES[caption.speed] * np.arange(FRAMES, dtype=np.float32)
     if caption.bounces:
         moved = np.minimum(moved, 2 * ahead - moved)
@@ -215,9 +221,9 @@ def trajectory(caption: Caption, start: tuple[float, float]) -> np.ndarray:
 
 
 def starts(caption: Caption) -> tuple[np.ndarray, np.ndarray]:
-    """The x and the y in pixels, any of which together a shape may start at: multiples of four
-    where there are any, or of two. Along its way a shape that bounces has one start, from which it
-    comes to the wall in frame ``TURN``.
+    """Possible starts of a shape: x and y in pixels, freely combined, multiples of four where there
+    are any, or of two. Along its way a bouncing shape has one start, from which it comes to the
+    wall in frame ``TURN``.
     """
     wall = walls(caption.shape, caption.size)
     inside = [
@@ -240,9 +246,11 @@ def starts(caption: Caption) -> tuple[np.ndarray, np.ndarray]:
 
 
 def coverage(shape: str, radius: np.ndarray | float, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """How much of each pixel a shape covers, for many radii (or one) and centres in pixels: float32
-    [n, 32, 32] in [0, 1]. The grid of ``shapes.coverage`` is twice as fine, so that four of its
-    pixels make one."""
+    """Share of each pixel that a shape covers, for many radii (or one) and centres in pixels:
+    float32 [n, 32, 32] in [0, 1].
+
+    The grid of ``shapes.coverage`` is twice as fine; four of its pixels make one.
+    """
 
     def fine(v, shift):
         return (2 * np.asarray(v, np.float32) + np.float32(shift)).reshape(-1, 1, 1)
@@ -253,15 +261,17 @@ def coverage(shape: str, radius: np.ndarray | float, x: np.ndarray, y: np.ndarra
 
 
 def background(rng: np.random.Generator) -> np.ndarray:
-    """A plain muted colour: float32 [32, 32, 3], 0..255."""
+    """Draw a plain muted colour: float32 [32, 32, 3], 0..255."""
     return np.full((SIZE, SIZE, 3), GROUNDS[rng.integers(len(GROUNDS))], np.float32)
 
 
 def draw(caption: Caption, rng: np.random.Generator) -> np.ndarray:
-    """A clip that fulfils a caption: uint8 [16, 32, 32, 3]. What is unsaid is drawn."""
+    """Render a clip that passes the checker for a caption: uint8 [16, 32, 32, 3]. Omitted
+    attributes are drawn.
+    """
 
-    def pick(said, options):
-        return said or options[rng.integers(len(options))]
+    def pick(stated, options):
+        return stated or options[rng.integers(len(options))]
 
     caption = replace(
         caption,

@@ -1,22 +1,21 @@
-"""Whether a clip fulfils its caption, read from the pixels of its frames alone.
+"""Checker of clips of moving shapes, which reads the pixels of the frames alone.
 
-The generator's family is small and known, so reading a clip is a search, and no trained judge is
-needed:
+The renderer's family is small and known, so reading a clip is a search without a trained judge:
 
 1. The background stands still and is linear, so a robust linear fit finds it. Every pixel lies
-   between the background and some palette colour; how far along tells a coverage in [0, 1]. Blur,
-   noise and antialiasing change coverages a little instead of flipping labels. The colour that
-   explains most pixels is the shape's, and its centroid in every frame is where the shape is.
-2. The coverages of all frames together are compared with every shape and radius that the
-   generator's own ``coverage`` draws at these centroids, sharp or blurred. The score is the Jaccard
-   index for real-valued masks, ``ab / (aa + bb - ab)``.
-3. The centres are compared with every path that the generator knows: four directions, two speeds,
-   no turn or a turn at the wall ahead at any time. Time order is all that tells right from left, so
-   shuffled frames cannot pass, nor can reversed ones, except where they show the same: a clip that
-   bounces does so from both ends.
+between the background and some palette colour; its fraction of the way is a coverage in [0, 1].
+Blur, noise and antialiasing change coverages a little instead of flipping labels. The colour that
+explains most pixels is the shape's, and its centroid in every frame is the shape's position.
+2. The coverages of all frames together are compared with every shape and radius that the renderer's
+own ``coverage`` draws at these centroids, sharp or blurred. The score is the Jaccard index for
+real-valued masks, ``ab / (aa + bb - ab)``.
+3. The centres are compared with every path of the renderer: four directions, two speeds, no turn or
+a turn at the wall ahead at any time. Only time order separates right from left, so shuffled frames
+do not pass, nor do reversed ones unless they show the same: a clip that bounces does so from both
+ends.
 
-A clip in which two frames or more do not show exactly one clean shape, or whose centres follow no
-known path, is invalid. An invalid clip fulfils no caption.
+A clip is invalid if two frames or more do not show exactly one clean shape, or if its centres
+follow no known path. An invalid clip never passes.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from gen.contracts.modality import Verdict
 from gen.modalities.video import captions as moving
 from gen.modalities.video.captions import DIRECTIONS, FRAMES, PALETTE, SHAPES, SPEEDS, Caption
 
-MIN_IOU = 0.8  # below this the region is no shape
+MIN_IOU = 0.8  # a region with less overlap is no shape
 MIN_FRAME_IOU = 0.6  # the same for one frame
-# by how much another shape or radius may explain one frame better than that which explains all
-# together best
+# margin by which another shape or radius may explain one frame better than the one that explains
+# all together best
 MAX_CHANGE = 0.12
 MIN_FRAMES = FRAMES - 1  # clean frames; one may fail
 # pixels, root mean square, between the centres and the best path; a shape that stands still is 1.1
@@ -43,21 +42,21 @@ MAX_RESIDUAL = 0.75
 # pixels of a frame that neither background nor shape explains; the smallest shape that is ever
 # drawn covers 29
 MAX_STRAY = 6
-STRONG = 40.0  # RGB distance to the background of a pixel that is no background
+STRONG = 40.0  # RGB distance from the background of a foreground pixel
 STRAY_DISTANCE = 60.0  # the same for a pixel that counts as stray
 # of a frame's median shape pixel to the line from background to colour: orange is neither red nor
 # yellow
 PURE_DISTANCE = 52.0
-BACK_DISTANCE = 45.0  # of the mean background to the mean of the generator's, in any channel
+BACK_DISTANCE = 45.0  # of the mean background to the mean of the renderer's, in any channel
 SIZE_BORDER = sum(moving.RADII.values()) / 2
-SLACK = 1.25  # pixels that a radius may leave the drawn ones by
+SLACK = 1.25  # tolerance in pixels around the drawn radii
 _HALF, _PHASES = 11, 4  # the search window is 23 pixels wide; centres to a quarter of a pixel
 _SHADES = np.array(list(PALETTE.values()), np.float32)
 
 
 @dataclass(frozen=True)
-class Found:
-    """The coloured thing that moves in a clip: the shape and the path that explain it best."""
+class MovingShape:
+    """Coloured object that moves in a clip, with the shape and the path that explain it best."""
 
     colour: str
     shape: str
@@ -68,18 +67,20 @@ class Found:
     radius: float  # pixels
     iou: float
     residual: float  # pixels, root mean square
-    clean: int  # frames that show this shape and nothing else
+    clean: int  # frames that show this shape and no other object
     centres: np.ndarray  # x, y in pixels, in the clean frames: float32 [clean, 2]
 
     @property
     def caption(self) -> Caption:
+        """Full caption of the object."""
         return Caption(self.shape, self.direction, self.colour, self.size, self.speed, self.bounces)
 
 
 def check(clip: object, caption: Caption | str) -> Verdict:
-    """Whether one clip (uint8 [16, 32, 32, 3] or a list of PIL images) fulfils a caption. Unsaid
-    attributes match anything."""
-    wanted = moving.parse(caption) if isinstance(caption, str) else caption
+    """Judge one clip (uint8 [16, 32, 32, 3] or a list of PIL images) against a caption. Omitted
+    attributes match anything.
+    """
+    parsed = moving.parse(caption) if isinstance(caption, str) else caption
     frames, expected = _pixels(clip), (FRAMES, moving.SIZE, moving.SIZE, 3)
     if frames.shape != expected or frames.dtype != np.uint8:
         return Verdict(
@@ -87,29 +88,34 @@ def check(clip: object, caption: Caption | str) -> Verdict:
             False,
             f"the clip is {frames.dtype} {list(frames.shape)}; expected uint8 {list(expected)}",
         )
-    found = track(frames)
-    fault = _fault(found)
-    if found is None or fault:
+    moving_shape = track(frames)
+    fault = _fault(moving_shape)
+    if moving_shape is None or fault:
         return Verdict(False, False, fault)
-    if _agrees(wanted, found.caption):
-        return Verdict(True, True, f"saw {found.caption}")
-    return Verdict(False, True, f"saw {found.caption}; expected {wanted}")
+    if _agrees(parsed, moving_shape.caption):
+        return Verdict(True, True, f"saw {moving_shape.caption}")
+    return Verdict(False, True, f"saw {moving_shape.caption}; expected {parsed}")
 
 
 def check_many(
     clips: Sequence[object] | np.ndarray, captions: Sequence[Caption | str]
 ) -> list[Verdict]:
-    """One verdict per clip."""
+    """Judge clips one by one.
+
+    Raises:
+        ValueError: the numbers of clips and captions differ.
+    """
     if len(clips) != len(captions):
         raise ValueError(
-            f"{len(clips)} clips but {len(captions)} captions; expected one caption per clip"
+            f"{len(clips)} clips and {len(captions)} captions; expected one caption per clip"
         )
     return [check(clip, caption) for clip, caption in zip(clips, captions, strict=True)]
 
 
-def track(clip: np.ndarray) -> Found | None:
-    """What moves in a clip (uint8 [16, 32, 32, 3]), clean or not, or None where nothing coloured is
-    seen."""
+def track(clip: np.ndarray) -> MovingShape | None:
+    """Find the moving object of a clip (uint8 [16, 32, 32, 3]), clean or not; None without a
+    coloured object.
+    """
     seen = _segment(np.asarray(clip, np.float32))
     if seen is None:
         return None
@@ -119,17 +125,17 @@ def track(clip: np.ndarray) -> Found | None:
     clean = alike & (strays[there] <= MAX_STRAY)
     kept = int(clean.sum())
     if not kept:
-        clean[:] = True  # only to have a path to report
+        clean[:] = True  # only so that there is a path to report
     size = "small" if radius < SIZE_BORDER else "large"
     times, centres = np.flatnonzero(there)[clean], centres[clean]
     residual, direction, speed, bounces = _fit_path(times, centres, shape, size)
-    return Found(
+    return MovingShape(
         colour, shape, size, direction, speed, bounces, radius, iou, residual, kept, centres
     )
 
 
-def _fault(found: Found | None) -> str:
-    """Why a clip is invalid; empty if it is not."""
+def _fault(found: MovingShape | None) -> str:
+    """Reason why a clip is invalid, or an empty text."""
     if found is None:
         return "no coloured shape on a muted background"
     nearest = f"nearest: {found.shape}, radius {found.radius:.1f}, overlap {found.iou:.2f}"
@@ -177,8 +183,7 @@ def _plane() -> np.ndarray:
 
 
 def _ground(p: np.ndarray) -> np.ndarray:
-    """The linear background of a clip [16, 1024, 3]: [1024, 3]. Pixels far from the fit have no
-    say."""
+    """Linear background of a clip [16, 1024, 3]: [1024, 3]. Pixels far from the fit are ignored."""
     still, plane = np.median(p, 0), _plane()
     back = np.median(still, 0) + np.zeros_like(still)
     for reach in (60, 45, 30, 30):
@@ -197,24 +202,23 @@ def _around(a: np.ndarray) -> np.ndarray:
 
 
 def _segment(p: np.ndarray) -> tuple[str, np.ndarray, np.ndarray] | None:
-    """The colour of the shape, its coverage [16, 32, 32] and the number of stray pixels of every
-    frame [16]. All of a shape that has no known colour is stray."""
+    """Colour of the shape, its coverage [16, 32, 32] and the number of stray pixels of every frame
+    [16]. A shape of unknown colour is stray.
+    """
     size = p.shape[:-1]
     p = p.reshape(len(p), -1, 3)
     back = _ground(p)
     if (abs(back.mean(0) - np.mean(moving.GROUNDS, 0)) > BACK_DISTANCE).any():
         return None
-    off = np.ascontiguousarray(
-        np.moveaxis(p - back, -1, 0)
-    )  # [3, 16, 1024]: sums over three channels are faster this way
+    # [3, 16, 1024]: sums over three channels are faster this way
+    off = np.ascontiguousarray(np.moveaxis(p - back, -1, 0))
     far = (off**2).sum(0)  # squared distance to the background
     span = np.moveaxis(_SHADES[:, None] - back, -1, 1)[:, :, None]  # [6, 3, 1, 1024]
     along = np.stack([off[0] * r + off[1] * g + off[2] * b for r, g, b in span])  # [6, 16, 1024]
     length = (span**2).sum(1)
     share = np.clip(along / length, 0, 1.15)
-    rest = (
-        far - 2 * share * along + share**2 * length
-    )  # squared distance to the line from background to colour
+    # squared distance to the line from background to colour
+    rest = far - 2 * share * along + share**2 * length
     nearest = rest.argmin(0)
     strong = (far > STRONG**2).reshape(size)
     strong &= _around(strong) > 2.5  # drops single noisy pixels
@@ -247,8 +251,9 @@ def _segment(p: np.ndarray) -> tuple[str, np.ndarray, np.ndarray] | None:
 @functools.cache
 def _bank() -> tuple[np.ndarray, np.ndarray, list[tuple[str, float]], np.ndarray]:
     """Templates [4 * 4, n, 23 * 23] by the y and x phase of their centroid, their squared norms [4
-    * 4, n], what each of the n is (shape, radius), and the way from its centroid to its centre (x,
-    y) in pixels [n, 2]."""
+    * 4, n], the (shape, radius) of each of the n, and the way from its centroid to its centre (x,
+    y) in pixels [n, 2].
+    """
     middle, width = moving.SIZE // 2, 2 * _HALF + 1
     window = slice(middle - _HALF, middle + _HALF + 1)
     radii = np.arange(3, 8.75, 0.5, dtype=np.float32)
@@ -274,8 +279,9 @@ def _bank() -> tuple[np.ndarray, np.ndarray, list[tuple[str, float]], np.ndarray
 
 
 def _fit_shape(masks: np.ndarray) -> tuple[str, float, float, np.ndarray, np.ndarray]:
-    """The shape, radius and overlap that explain all frames [T, 32, 32] together best; whether it
-    explains each of them [T], and its centres there [T, 2]."""
+    """Shape, radius and overlap that explain all frames [T, 32, 32] together best; whether they
+    explain each frame [T], and the centres [T, 2].
+    """
     bank, norms, kinds, shifts = _bank()
     total, pixels = masks.sum((1, 2)), np.arange(moving.SIZE, dtype=np.float32)
     middle = np.stack([(masks.sum(axis) * pixels).sum(-1) / total for axis in (1, 2)], -1)  # x, y
@@ -288,9 +294,8 @@ def _fit_shape(masks: np.ndarray) -> tuple[str, float, float, np.ndarray, np.nda
         [m[b : b + width, a : a + width].ravel() for m, a, b in zip(padded, x, y, strict=True)]
     )
     product = np.stack([bank[f] @ w for f, w in zip(phase, windows, strict=True)])  # [T, n]
-    union = (
-        (masks**2).sum((1, 2))[:, None] + norms[phase] - product
-    )  # of the whole picture: far parts count too
+    # of the whole image: far parts count too
+    union = (masks**2).sum((1, 2))[:, None] + norms[phase] - product
     overlap = product.sum(0) / union.sum(0)
     best = int(overlap.argmax())
     shape, radius = kinds[best]
@@ -301,8 +306,9 @@ def _fit_shape(masks: np.ndarray) -> tuple[str, float, float, np.ndarray, np.nda
 
 @functools.cache
 def _paths(shape: str, size: str) -> tuple[np.ndarray, np.ndarray, list[tuple[str, str, bool]]]:
-    """Every path of a shape [n, 16, 2], whether it may lie anywhere along x and y [n, 1, 2], and
-    what it is. A path that turns is tied to its wall."""
+    """All paths of a shape [n, 16, 2], whether each may lie anywhere along x and y [n, 1, 2], and
+    its meaning. A path that turns is tied to its wall.
+    """
     wall, paths, free, kinds = moving.walls(shape, size), [], [], []
     for direction in DIRECTIONS:
         for speed in SPEEDS:
@@ -327,8 +333,9 @@ def _paths(shape: str, size: str) -> tuple[np.ndarray, np.ndarray, list[tuple[st
 def _fit_path(
     times: np.ndarray, centres: np.ndarray, shape: str, size: str
 ) -> tuple[float, str, str, bool]:
-    """The path nearest to the centres [n, 2] seen at ``times`` [n]: the root mean square distance
-    in pixels, and what it is."""
+    """Path nearest to the centres [n, 2] seen at ``times`` [n]: the root mean square distance in
+    pixels, and its meaning.
+    """
     paths, free, kinds = _paths(shape, size)
     apart = centres - paths[:, times]
     apart -= np.where(free, apart.mean(1, keepdims=True), 0)

@@ -14,9 +14,11 @@ from gen.core.registry import register
 from gen.media.video import read_video, write_lossless, write_mp4
 from gen.modalities.grid_base import GridModality
 from gen.modalities.video import captions as moving
+from gen.modalities.video import checker as moving_check
 from gen.models.load.locate import ZOO
+from gen.tokenizers.video.video_vq import VideoVQ
 
-SCALE = 8  # pixels per pixel of a saved clip: 32 are too few to look at
+SCALE = 8  # pixels per pixel of a saved clip: 32 are too few to see
 SIDE = (moving.SIZE, moving.SIZE)
 
 
@@ -24,7 +26,8 @@ SIDE = (moving.SIZE, moving.SIZE)
 class VideoModality(GridModality):
     """Captioned moving shapes (``gen.modalities.video.captions``). The condition is a ``Caption``;
     a model's prompt is its six slots. Tokens are the codes of a frame row by row, frame after
-    frame."""
+    frame.
+    """
 
     name = "video"
     media_kind = "video"
@@ -39,7 +42,7 @@ class VideoModality(GridModality):
     default_sampling = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
     slots = moving.SLOTS
     words = moving.PAIRS
-    unsaid = [0] * moving.SLOTS  # no word and no motion
+    unconditional = [0] * moving.SLOTS  # no word and no motion
     layout_name = "frame_blocks"
 
     def condition(self, prompt: str) -> moving.Caption:
@@ -49,15 +52,13 @@ class VideoModality(GridModality):
             raise GenError(str(error)) from None
 
     def example_prompts(self, count: int, seed: int) -> list[str]:
-        """Captions that training never saw, to measure with."""
+        """Held-out captions, to measure with."""
         return [str(c) for c in moving.captions(count, seed=123 + seed, held=True)]
 
     def prompt_words(self, condition: moving.Caption) -> list[int]:
         return condition.pairs()
 
     def frontend(self, kind="codes", device="cpu", dtype=torch.float32, folder: Path | None = None):
-        from gen.tokenizers.video.video_vq import VideoVQ
-
         return VideoVQ.from_pretrained(folder or ZOO / self.frontends[kind], device, dtype)
 
     def whole_frames(self, media: Any, frontend) -> np.ndarray:
@@ -70,8 +71,8 @@ class VideoModality(GridModality):
         step = frontend.config.compression[0]
         if len(clip) < step:
             raise GenError(
-                f"the clip to continue has {len(clip)} frames; expected at least {step}, the frames"
-                " of one code"
+                f"the clip to continue has {len(clip)} frames; expected at least {step}, the"
+                " frames of one code"
             )
         return clip[: len(clip) // step * step]
 
@@ -87,6 +88,4 @@ class VideoModality(GridModality):
         return read_video(path, SIDE)
 
     def check(self, media: np.ndarray, prompt: str) -> Verdict:
-        from gen.modalities.video import checker as moving_check
-
         return moving_check.check(media, self.condition(prompt))

@@ -1,16 +1,15 @@
-"""Actions from nothing: demonstrate on the tabletop by program, make the tokens, train a causal and
-a masked model, measure them.
+"""Actions from nothing: synthesise demonstrations on the tabletop, make the tokens, train a causal
+and a masked model, measure them.
 
-    python -m gen.recipes.action all --work DIR            what gen/zoo/action-* was made with
-    python -m gen.recipes.action all --work DIR --quick    the same path in about a minute, for a
-                                                           look
+    python -m gen.recipes.action all --work DIR            the run that made gen/zoo/action-*
+    python -m gen.recipes.action all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``tokens``, ``causal``, ``masked``, ``causal-more``, ``masked-more`` (second rounds, in
 which half of the tasks are pushes, the hardest ones), ``causal-last`` and ``causal-end`` (a third
-and a fourth one), ``fast`` (a causal model of FAST ids), ``draft``, ``rvq`` (a residual VQ of
+and a fourth round), ``fast`` (a causal model of FAST ids), ``draft``, ``rvq`` (a residual VQ of
 chunks, which no model here uses), ``export``, ``evaluate``; ``all`` runs them in this order.
-Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what ``causal``
-has learned. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``),
+Training stages resume from their checkpoints in ``--work``; ``masked`` starts from the weights of
+``causal``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``),
 ``evaluate`` measures those by rolling chunks out.
 """
 
@@ -34,22 +33,33 @@ from gen.modalities.action import tasks as tabletop_tasks
 from gen.modalities.action import world as tabletop
 from gen.modalities.action.modality import ANY, ActionChunk, ActionModality, Situation
 from gen.recipes.common.codebooks import Chain
+from gen.recipes.common.data import UNCONDITIONAL_SHARE
 from gen.recipes.common.grid_evaluation import World, evaluate, pipe, sampler_figures, write_figures
 from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
+from gen.recipes.common.recipe import GridPlan, GridRecipe, draft_card
+from gen.recipes.common.train import TrainConfig, fit_average
 from gen.tokenizers.action.base import ActionStatistics
 from gen.tokenizers.action.bins import ActionBins
 from gen.tokenizers.action.fast import ActionFast
 from gen.tokenizers.action.rvq import ActionAutoencoder, ActionRVQ
 
 BINS, FAST_IDS = 64, 256
+STAGES = (
+    "causal",
+    "masked",
+    "causal-more",
+    "masked-more",
+    "causal-last",
+    "causal-end",
+    "fast",
+    "draft",
+)
 GRID = (tabletop.HORIZON, tabletop.DIMENSIONS)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+@dataclass(frozen=True, kw_only=True)
+class ActionPlan(GridPlan):
+    """Sizes of the action recipe."""
 
     episodes: int = 100_000
     causal: Run = Run(2500, 64, 3, seed=5, batch=64, tied=True)
@@ -75,9 +85,22 @@ class Plan:
     rvq_steps: int = 1000
     held_out: int = 500
 
+    def run_of(self, name: str) -> Run:
+        """Training of one of ``STAGES``."""
+        return {
+            "causal": self.causal,
+            "masked": self.masked,
+            "causal-more": self.causal_more,
+            "masked-more": self.masked_more,
+            "causal-last": self.causal_last,
+            "causal-end": self.causal_end,
+            "fast": self.fast,
+            "draft": self.draft,
+        }[name]
+
 
 _TINY = dict(width=32, layers=1, batch=4, tied=True)
-QUICK = Plan(
+QUICK = ActionPlan(
     episodes=200,
     causal=Run(4, seed=5, **_TINY),
     masked=Run(4, causal=False, start="causal/model", seed=4, **_TINY),
@@ -93,16 +116,17 @@ QUICK = Plan(
 
 
 def shape(frontend: ActionBins | ActionFast) -> Shape:
-    """What the models of a frontend's ids have in common."""
+    """Prompt and grid of the models of a frontend's ids."""
     return Shape(
         frontend.grid, ActionModality.slots, frontend.config.codebook_sizes[0], ActionModality.words
     )
 
 
-def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Demonstrations from states that are not held out, as bins and as FAST ids (int16 [N, 32]),
-    and the words of their situations (uint8 [N, 8]). The statistics are those of all
-    demonstrations, taken once."""
+def make_tokens(work: Path, plan: ActionPlan, log=print) -> None:
+    """Save demonstrations from states that are not held out, as bins and as FAST ids (int16 [N,
+    32]), with the words of their situations (uint8 [N, 8]). The statistics are those of all
+    demonstrations.
+    """
     data = tabletop_tasks.episodes(plan.episodes, seed=1, held=False)
     stats = ActionStatistics.from_data(data.actions, quantiles=(0, 1))
     bins = ActionBins(BINS, *GRID, stats)
@@ -126,30 +150,19 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
         for folder in folders:
             frontend.save_pretrained(folder / "frontend")
             torch.save({"codes": codes, "slots": slots[rows]}, folder / "tokens.pt")
-    log(
-        f"{len(x)} chunks; {float((codes != fast.eos_token_id).sum(1).float().mean()):.1f} FAST ids each"
-    )
+    length = float((codes != fast.eos_token_id).sum(1).float().mean())
+    log(f"{len(x)} chunks; {length:.1f} FAST ids each")
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """The words of situations [B, P], a tenth of them dropped whole, for guidance."""
-    return slots.masked_fill(torch.rand(len(slots), 1, generator=generator) < 0.1, ANY)
-
-
-def train(work: Path, name: str, plan: Plan) -> None:
-    what, _, more = name.partition("-")
-    folder, kind = (work / "fast", ActionFast) if name == "fast" else (work / more, ActionBins)
-    run_ = getattr(plan, name.replace("-", "_"))
-    train_lm(
-        folder,
-        shape(kind.from_pretrained(folder / "frontend")),
-        run_,
-        "causal" if name == "fast" else what,
-        words,
+    """Words of situations [B, P], a tenth of them dropped whole, for classifier-free guidance."""
+    return slots.masked_fill(
+        torch.rand(len(slots), 1, generator=generator) < UNCONDITIONAL_SHARE, ANY
     )
 
 
-def train_rvq(work: Path, plan: Plan, log=print) -> None:
+def train_rvq(work: Path, plan: ActionPlan, log=print) -> None:
+    """Train the residual VQ of chunks."""
     torch.manual_seed(0)
     stats = ActionBins.from_pretrained(work / "frontend").statistics
     x = torch.from_numpy(
@@ -176,45 +189,16 @@ def train_rvq(work: Path, plan: Plan, log=print) -> None:
         apart = F.mse_loss(m.decode_continuous(q.view(z.shape)), batch)
         return apart + loss, {"rms": apart.item() ** 0.5, "codes": chain.codes}
 
-    average = fit(
+    fit_average(
         model,
         batches(),
         loss_fn,
-        steps=plan.rvq_steps,
-        lr=2e-3,
-        weight_decay=0.0,
+        TrainConfig(steps=plan.rvq_steps, lr=0.002, weight_decay=0.0),
         out=work / "rvq",
         on_step=lambda s, _: chain.on_step(s),
         log=log,
     )
-    model.load_state_dict(average.state)
     ActionRVQ(model, tabletop.HORIZON, stats).save_pretrained(work / "rvq" / "frontend")
-
-
-def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
-    frontend and codebook. The residual VQ goes along if it was trained."""
-    parts = (
-        ("bins", work, ("draft",)),
-        ("bins", work / "more", ("masked",)),
-        ("bins", work / "end", ("causal",)),
-        ("fast-ids", work / "fast", ("causal",)),
-    )
-    for name, folder, models in parts:
-        kind = ActionFast if name == "fast-ids" else ActionBins
-        shutil.copytree(folder / "frontend", zoo / f"action-{name}", dirs_exist_ok=True)
-        digest = codebook_digest(kind.from_pretrained(folder / "frontend").fingerprint)
-        for model in models:
-            export_lm(
-                folder / model / "model",
-                zoo / ("action-fast" if kind is ActionFast else f"action-{model}"),
-                f"action-{name}",
-                digest,
-            )
-    if (work / "rvq" / "frontend").is_dir():
-        shutil.copytree(work / "rvq" / "frontend", zoo / "action-rvq", dirs_exist_ok=True)
-    tidy(zoo)
-    log(f"wrote {zoo}")
 
 
 CAUSAL = {
@@ -232,21 +216,23 @@ FAST = {"autoregressive, FAST": "autoregressive", "gumbel, FAST": {"name": "spec
 
 
 def held(n: int, seed: int) -> list[tabletop_tasks.Task]:
-    """Tasks that say all of a held-out state."""
+    """Tasks that state all of a held-out state."""
     return [tabletop_tasks.described(s) for s in tabletop_tasks.episodes(n, seed, held=True).states]
 
 
 def grounded(task: tabletop_tasks.Task) -> Situation:
+    """Situation of a task that states all of its state."""
     return ActionModality().ground(task, 0)
 
 
 def demonstration(task: tabletop_tasks.Task, rng: np.random.Generator) -> ActionChunk:
+    """Demonstrated chunk of a task."""
     situation = grounded(task)
     return ActionChunk(tabletop.demonstrate(situation.state), situation)
 
 
 def check_many(media: list, tasks: list[tabletop_tasks.Task]) -> list:
-    """Rolls every chunk out from the state that its task says."""
+    """Judge chunks by rolling them out from the states of their tasks."""
     return tabletop_check.check_many(
         [np.asarray(m) for m in media], [grounded(t).state for t in tasks], tasks
     )
@@ -254,7 +240,8 @@ def check_many(media: list, tasks: list[tabletop_tasks.Task]) -> list:
 
 def latencies(zoo: Path, tasks: list, log=print) -> dict:
     """Seconds from an observation to a chunk, one at a time: median and 99th percentile, for every
-    sampler."""
+    sampler.
+    """
     out = {}
     for protocol, samplers in (("causal", CAUSAL), ("masked", MASKED), ("fast", FAST)):
         made = pipe(world(), zoo, protocol)
@@ -274,6 +261,7 @@ def latencies(zoo: Path, tasks: list, log=print) -> dict:
 
 
 def world() -> World:
+    """Dataset, checker and samplers of the evaluation."""
     llama = (
         "A small Llama with step and dimension embeddings (`gen/models/nets/grid.py`): a task and"
         " seven numbers of a state, then"
@@ -299,48 +287,74 @@ def world() -> World:
             "action-causal": f"{llama}\n32 bins, left to right.",
             "action-masked": f"{llama}\n32 bins, any of them masked.",
             "action-fast": f"{llama}\nFAST ids until they make a chunk, left to right.",
-            "action-draft": (
-                "The architecture of `action-causal`, smaller: it drafts for it in speculative"
-                " decoding."
-            ),
+            "action-draft": draft_card("action"),
         },
         frontend="action-bins",
         quarter=("maximal", "fresh", "speculative", "typical", "distance"),
     )
 
 
-def measure(zoo: Path, plan: Plan, log=print) -> None:
-    result = evaluate(world(), zoo, plan.held_out, log)
-    tasks = held(plan.held_out, 123)
-    result["samplers"] |= sampler_figures(world(), zoo, "fast", tasks, FAST, log)
-    result["latency"] = latencies(zoo, tasks[: max(2, plan.held_out // 5)], log)
-    write_figures(world(), zoo, result)
+class ActionRecipe(GridRecipe):
+    """Frontends and token models of action chunks."""
 
+    doc, full, quick = __doc__, ActionPlan(), QUICK
+    name, frontend, words = "action", "action-bins", words
 
-def main(argv: list[str] | None = None) -> None:
-    def stages(work: Path, zoo: Path, quick: bool):
-        plan = QUICK if quick else Plan()
+    def stages(self):
         return {
-            "tokens": lambda: make_tokens(work, plan),
-            **{
-                name: lambda name=name: train(work, name, plan)
-                for name in (
-                    "causal",
-                    "masked",
-                    "causal-more",
-                    "masked-more",
-                    "causal-last",
-                    "causal-end",
-                    "fast",
-                    "draft",
-                )
-            },
-            "rvq": lambda: train_rvq(work, plan),
-            "export": lambda: export(work, zoo),
-            "evaluate": lambda: measure(zoo, plan),
+            "tokens": lambda: make_tokens(self.work, self.plan, self.log),
+            **{name: lambda name=name: self.train(name) for name in STAGES},
+            "rvq": lambda: train_rvq(self.work, self.plan, self.log),
+            "export": self.export,
+            "evaluate": self.evaluate,
         }
 
-    run(__doc__, argv, stages)
+    def train(self, name: str) -> None:
+        """Train one of ``STAGES``, each in the folder of its round."""
+        protocol, _, later_round = name.partition("-")
+        folder, kind = self.work / later_round, ActionBins
+        if name == "fast":
+            protocol, folder, kind = "causal", self.work / "fast", ActionFast
+        frontend = kind.from_pretrained(folder / "frontend")
+        train_lm(folder, shape(frontend), self.plan.run_of(name), protocol, words, self.log)
+
+    def export(self) -> None:
+        """Write the frontends, half-precision weights of the models, which name them, and the
+        residual VQ if it was trained.
+        """
+        for frontend, kind, folder, model, name in (
+            ("bins", ActionBins, self.work, "draft", "draft"),
+            ("bins", ActionBins, self.work / "more", "masked", "masked"),
+            ("bins", ActionBins, self.work / "end", "causal", "causal"),
+            ("fast-ids", ActionFast, self.work / "fast", "causal", "fast"),
+        ):
+            source = folder / "frontend"
+            shutil.copytree(source, self.zoo / f"action-{frontend}", dirs_exist_ok=True)
+            export_lm(
+                folder / model / "model",
+                self.zoo / f"action-{name}",
+                f"action-{frontend}",
+                codebook_digest(kind.from_pretrained(source).fingerprint),
+            )
+        if (self.work / "rvq" / "frontend").is_dir():
+            source = self.work / "rvq" / "frontend"
+            shutil.copytree(source, self.zoo / "action-rvq", dirs_exist_ok=True)
+        tidy(self.zoo)
+        self.log(f"wrote {self.zoo}")
+
+    def world(self) -> World:
+        return world()
+
+    def evaluate(self) -> None:
+        zoo, log, held_out = self.zoo, self.log, self.plan.held_out
+        result = evaluate(world(), zoo, held_out, log)
+        tasks = held(held_out, 123)
+        result["samplers"] |= sampler_figures(world(), zoo, "fast", tasks, FAST, log)
+        result["latency"] = latencies(zoo, tasks[: max(2, held_out // 5)], log)
+        write_figures(world(), zoo, result)
+
+
+main = ActionRecipe.main
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Training of codebooks by gradients: nearest codes with a straight-through gradient, and what
-keeps all codes in use.
+"""Training of codebooks by gradients: nearest codes with a straight-through gradient, and revival
+of unused codes.
 
-A codebook starts from k-means over encoder outputs after a warm-up without quantisation, and a code
-that nothing uses any more is put where an encoder output lies. A residual chain quantises what its
-stages before left over.
+A codebook starts from k-means over encoder outputs after a warm-up without quantisation. An unused
+code is moved to an encoder output. A residual chain quantises the residuals of its earlier stages.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ PERIOD = 50  # steps between revivals
 
 
 def kmeans(points: Tensor, k: int, generator: torch.Generator, rounds: int = 10) -> Tensor:
-    """Lloyd's algorithm; an empty cluster restarts at a random point. [N, D] -> [k, D]."""
+    """Lloyd's algorithm: cluster centres [k, D] of points [N, D]. An empty cluster restarts at a
+    random point.
+    """
 
     def draw(n):
         return points[torch.randint(len(points), (n,), generator=generator)]
@@ -32,13 +33,20 @@ def kmeans(points: Tensor, k: int, generator: torch.Generator, rounds: int = 10)
 
 
 def nearest(z: Tensor, table: Tensor) -> Tensor:
-    """The nearest rows of a table [K, D] to vectors [N, D]: long [N]."""
+    """Nearest rows of a table [K, D] to vectors [N, D]: long [N]."""
     return torch.cdist(z.detach().float(), table.detach().float()).argmin(1)
 
 
 class Chain:
-    """A residual chain of tables [K, D]; a plain codebook is a chain of one. Until step ``warm`` it
-    quantises nothing."""
+    """Residual chain of tables [K, D]; a plain codebook is a chain of one.
+
+    Args:
+        tables: codebooks, trained in place.
+        warm: steps without quantisation.
+        settle: step from which unused codes are no longer revived.
+        generator: generator of starts and revivals.
+        commitment: weight of the encoder's loss.
+    """
 
     def __init__(
         self,
@@ -60,8 +68,9 @@ class Chain:
         self.step = 0
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors [N, D] -> quantised ones with the gradient of the unquantised, and the loss of
-        codes and encoder."""
+        """Quantise vectors [N, D]. Returns them with the gradient of the unquantised ones, and the
+        loss of codes and encoder.
+        """
         keep = torch.randperm(len(z), generator=self.generator)[:1024]
         self.pool = torch.cat([self.pool, z.detach().float()[keep]])[-POOL:]
         if self.step < self.warm:
@@ -79,8 +88,9 @@ class Chain:
 
     @torch.no_grad()
     def on_step(self, step: int) -> None:
-        """After step ``step``: starts the codebooks when the warm-up is over, then revives unused
-        codes until ``settle``."""
+        """Start the codebooks after the warm-up, then revive unused codes until ``settle``. Call it
+        after every step.
+        """
         self.step = step + 1
         revive = self.warm < self.step < self.settle and self.step % PERIOD == 0
         if self.step != self.warm and not revive:
@@ -98,5 +108,5 @@ class Chain:
 
     @property
     def codes(self) -> float:
-        """Codes in use, of all tables."""
+        """Number of codes in use, over all tables."""
         return float(sum((u > 1).sum() for u in self.used))

@@ -1,6 +1,6 @@
-"""The figures that embedded models over a grid of codes are shipped with, and their model cards.
+"""Measurements and model cards of the embedded models over a grid of codes.
 
-Everything is measured on held-out conditions and on media read by the modality's checker.
+All figures are for held-out conditions and media judged by the modality's checker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,21 @@ from gen.pipeline.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class World:
-    """A modality's program-made data. ``held(n, seed)``: held-out conditions. ``make(condition,
-    rng)``: a medium. ``causal``, ``masked``, ``blocks``: samplers by the name they get in tables;
-    those named in ``quarter`` are measured on a quarter of the conditions, and where those are
-    fewer than four, as in quick runs, not at all. ``asked``: what ``held`` gives, in words.
-    ``about``: model folder -> what it is.
+    """Synthetic dataset of a modality, and the samplers to measure.
+
+    Attributes:
+        name: the modality.
+        held: (n, seed) -> held-out conditions.
+        make: (condition, generator) -> one media item.
+        check_many: (media, conditions) -> verdicts.
+        causal: samplers by their name in tables, for the causal model.
+        masked: samplers for the masked model.
+        about: model folder -> its description.
+        frontend: model folder of the frontend.
+        blocks: samplers of blocks for the masked model.
+        quarter: samplers that are measured on a quarter of the conditions, and not at all where
+            those are fewer than four, as in quick runs.
+        asked: description of the conditions.
     """
 
     name: str
@@ -39,7 +49,11 @@ class World:
     frontend: str
     blocks: dict[str, Any] | None = None
     quarter: tuple[str, ...] = ()
-    asked: str = "held-out conditions"  # what the conditions are called
+    asked: str = "held-out conditions"
+
+    def samplers(self, protocol: str) -> dict[str, Any]:
+        """Samplers of one of ``PROTOCOLS``."""
+        return {"causal": self.causal, "masked": self.masked, "blocks": self.blocks or {}}[protocol]
 
 
 PROTOCOLS = ("causal", "masked", "blocks")
@@ -53,12 +67,13 @@ CAUSAL = {
 
 
 def evaluate(world: World, zoo: Path, held_out: int, log=print) -> dict:
-    """Measures the models in ``zoo``, writes ``evaluation-NAME.json`` there and a model card into
-    each folder."""
+    """Measure the models in ``zoo``, and write ``evaluation-NAME.json`` there and a model card into
+    each folder.
+    """
     began, conditions = time.time(), world.held(held_out, 123)
     rows = {}
     for protocol in PROTOCOLS:
-        samplers = getattr(world, protocol) or {}
+        samplers = world.samplers(protocol)
         if samplers:
             rows |= sampler_figures(world, zoo, protocol, conditions, samplers, log)
     rows["gumbel"].update(identity_figures(world, zoo, few(conditions), log))
@@ -75,22 +90,26 @@ def evaluate(world: World, zoo: Path, held_out: int, log=print) -> dict:
 
 
 def few(conditions: list) -> list:
+    """First quarter of the conditions, at least one."""
     return conditions[: max(1, len(conditions) // 4)]
 
 
 def write_figures(world: World, zoo: Path, result: dict) -> None:
+    """Write the figures and the model cards."""
     (zoo / f"evaluation-{world.name}.json").write_text(json.dumps(result, indent=1) + "\n")
     write_cards(world, zoo, result)
 
 
 def folder_of(world: World, protocol: str) -> str:
-    """The model that serves a protocol: the modality's own, or one that is no default; blocks by
-    the masked one."""
+    """Model of a protocol: the modality's default, or NAME-PROTOCOL. The masked model also serves
+    blocks.
+    """
     models = registry.get("modality", world.name).models
     return models.get(protocol, f"{world.name}-{'masked' if protocol == 'blocks' else protocol}")
 
 
 def pipe(world: World, zoo: Path, protocol: str, dtype: str = "float32") -> Pipeline:
+    """Pipeline of the model of a protocol."""
     return Pipeline(world.name, str(zoo / folder_of(world, protocol)), dtype=dtype)
 
 
@@ -103,18 +122,19 @@ def sampler_figures(
     log=print,
     batch: int = 20,
 ) -> dict:
-    """Per sampler: share of fulfilled conditions, forward calls, places computed and seconds per
-    item; for causal ones, how often they gave autoregression's tokens."""
+    """Per sampler: share of passed conditions, forward passes, computed positions and seconds per
+    item; for causal samplers also the share of items with the tokens of autoregression.
+    """
     made, rows, reference = pipe(world, zoo, protocol), {}, None
     for name, sampler in samplers.items():
         if name in world.quarter and len(conditions) < 4:
             continue
-        said = few(conditions) if name in world.quarter else conditions
-        out = made([str(c) for c in said], sampler, batch_size=batch)
-        verdicts = world.check_many(out.media, said)
+        asked = few(conditions) if name in world.quarter else conditions
+        out = made([str(c) for c in asked], sampler, batch_size=batch)
+        verdicts = world.check_many(out.media, asked)
         nfe = [s.nfe for s in out.stats]
         rows[name] = {
-            "items": len(said),
+            "items": len(asked),
             "passed": statistics.mean(v.passed for v in verdicts),
             "valid": statistics.mean(v.valid for v in verdicts),
             "nfe_median": statistics.median(nfe),
@@ -127,15 +147,16 @@ def sampler_figures(
             rows[name]["draft_nfe_mean"] = statistics.mean(s.draft_nfe for s in out.stats)
         reference = out.tokens if name == "autoregressive" else reference
         if protocol == "causal" and reference is not None:
-            same = (out.tokens == reference[: len(said)]).all(1)
+            same = (out.tokens == reference[: len(asked)]).all(1)
             rows[name]["same_as_autoregressive_float32"] = same.double().mean().item()
         log(f"{name}: {json.dumps(rows[name])}")
     return rows
 
 
 def identity_figures(world: World, zoo: Path, conditions: list, log=print, batch: int = 20) -> dict:
-    """In float64: how often the ``gumbel`` coupling gave the tokens of autoregression, and in how
-    many forward calls."""
+    """Share of items, in float64, for which the ``gumbel`` coupling gave the tokens of
+    autoregression, and its forward passes.
+    """
     double, prompts = pipe(world, zoo, "causal", "float64"), [str(c) for c in conditions]
     jacobi, reference = (double(prompts, world.causal[s], batch_size=batch) for s in IDENTICAL)
     nfe = [s.nfe for s in jacobi.stats]
@@ -151,19 +172,18 @@ def identity_figures(world: World, zoo: Path, conditions: list, log=print, batch
 
 
 def frontend_figures(world: World, zoo: Path, count: int) -> dict:
-    """The checker on real media, on their reconstructions, and on real media with each other's
-    conditions."""
+    """Checker on real media, on reconstructions, and on real media with shuffled conditions."""
     made, conditions = pipe(world, zoo, "causal"), world.held(count, 77)
     rng = np.random.default_rng(5)
     real = [world.make(c, rng) for c in conditions]
     frontend = made.frontend()
     again = []
-    for medium in real:
-        codes = frontend.encode(frontend.preprocess(medium)[None])
+    for item in real:
+        codes = frontend.encode(frontend.preprocess(item)[None])
         again.append(made.modality.trim(frontend.postprocess(frontend.decode(codes)[0])))
 
-    def share(media, said):
-        return statistics.mean(v.passed for v in world.check_many(media, said))
+    def share(media, asked):
+        return statistics.mean(v.passed for v in world.check_many(media, asked))
 
     return {
         "checker_on_real": share(real, conditions),
@@ -174,15 +194,16 @@ def frontend_figures(world: World, zoo: Path, count: int) -> dict:
 
 
 def streaming_figures(world: World, zoo: Path, conditions: list, log=print) -> dict:
-    """One item at a time: when its first chunk came, as a share of the whole time, and whether the
-    chunks are the medium."""
+    """Streaming one item at a time: time of the first chunk as a share of the whole time, and share
+    of items whose chunks equal the media of a plain call.
+    """
     figures = {}
     for protocol, name in (
         ("causal", "autoregressive"),
         ("causal", "gumbel"),
         ("blocks", "frame_blocks"),
     ):
-        samplers = getattr(world, protocol) or {}
+        samplers = world.samplers(protocol)
         if name not in samplers:
             continue
         made = pipe(world, zoo, protocol)
@@ -208,34 +229,36 @@ def streaming_figures(world: World, zoo: Path, conditions: list, log=print) -> d
 
 
 def write_cards(world: World, zoo: Path, result: dict) -> None:
-    """A README.md in each model's folder."""
+    """Write a README.md into each model's folder."""
     f, rows = result["frontend"], result["samplers"]
     made = (
-        "Trained from nothing on media made by a program, with\n`python -m"
+        "Trained from scratch on synthetic media, with\n`python -m"
         f" gen.recipes.{world.name} all --work DIR`. No other data were used.\n"
     )
     table = (
-        "| sampler | condition fulfilled | of | forward calls (median) |\n| --- | --- | --- |"
-        " --- |\n"
+        "| sampler | condition passed | of | forward passes (median) |\n| --- | --- | --- | --- |\n"
     )
 
     def line(n):
         row = rows[n]
         return f"| {n} | {row['passed']:.3f} | {row['items']} | {row['nfe_median']:g} |\n"
 
-    about = f"Measured on {world.asked}, one sample each, with the modality's default law.\n\n"
+    about = (
+        f"Measured on {world.asked}, one sample each, with the modality's default sampling"
+        " parameters.\n\n"
+    )
     for folder, text in ((f, t) for f, t in world.about.items() if (zoo / f).is_dir()):
         body = f"---\ntags: [gen]\n---\n\n# {folder}\n\n{text}\n{made}"
         names = [
             n
             for p in PROTOCOLS
             if folder_of(world, p) == folder
-            for n in getattr(world, p) or {}
+            for n in world.samplers(p)
             if n in rows
         ]
         if folder == world.frontend:
             body += (
-                f"\nThe checker finds the condition fulfilled in {f['checker_on_real']:.3f} of real"
+                f"\nThe checker passes the condition in {f['checker_on_real']:.3f} of real"
                 f" media ({world.asked}), in {f['checker_on_reconstructions']:.3f} of"
                 f" their\nreconstructions, and in {f['checker_on_shuffled_labels']:.3f} with"
                 " shuffled conditions.\n"

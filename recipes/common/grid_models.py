@@ -1,8 +1,7 @@
-"""The small language models over token grids that the recipes share: their shape, their batches,
-their losses, their training.
+"""Small language models over token grids: their shape, their batches, their losses, their training.
 
-A sample is a condition, ``prefix`` slots, and a grid of codes. Ids: the codes, then the condition
-words, then the mask.
+A sample is a condition, ``prefix`` slots, and a grid of codes. Ids are the codes, then the
+condition words, then the mask.
 """
 
 from __future__ import annotations
@@ -17,15 +16,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gen.recipes.common.train import fast_bfloat16, fit
+from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+from gen.recipes.common.train import TrainConfig, fast_bfloat16, fit_average
 
-WEIGHTS = torch.bfloat16 if fast_bfloat16() else torch.float32  # what ``fit`` hands a loss
+# dtype of the weights that ``fit`` passes to a loss
+WEIGHTS = torch.bfloat16 if fast_bfloat16() else torch.float32
+
+# condition slots [B, P] and a generator -> condition words [B, P], some dropped
+Words = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the models of one modality have in common. ``codes``: ids of the grid, ``words``: of
-    conditions."""
+    """Sizes that the models of one modality share.
+
+    Attributes:
+        grid: sizes of the token grid.
+        prefix: slots of a condition.
+        codes: ids of the grid.
+        words: ids of conditions.
+    """
 
     grid: tuple[int, ...]
     prefix: int
@@ -34,19 +44,27 @@ class Shape:
 
     @property
     def length(self) -> int:
+        """Positions of the grid."""
         return math.prod(self.grid)
 
     @property
     def mask(self) -> int:
+        """Id of the mask."""
         return self.codes + self.words
 
 
 @dataclass(frozen=True)
 class Run:
-    """How one model is trained. ``start``: another one to start from, its folder or its average
-    weights in the work folder. ``block``: places per block of a model whose attention is full
-    inside blocks and causal across them; 0 for none. ``share``: of the steps that train blocks; in
-    the others it learns to see the whole grid, so that it serves masked samplers too."""
+    """Training of one model.
+
+    Attributes:
+        start: model to start from, a folder or average weights in the work folder.
+        block: positions per block of a model with full attention inside blocks and causal attention
+            across them; 0 for none.
+        share: share of the steps that train blocks. In the others the model sees the whole grid, so
+            that it serves masked samplers too.
+        tied: input and output ids share one table.
+    """
 
     steps: int
     width: int
@@ -60,15 +78,15 @@ class Run:
     block: int = 0
     share: float = 1.0
     lr: float = 2e-3
-    tied: bool = False  # one table for the ids that come in and go out
+    tied: bool = False
 
 
 def new_lm(shape: Shape, run: Run):
-    """A model whose vocabulary is the codes, the words of conditions, and the mask. A model of
-    blocks predicts each place at itself: at the place before, which may be another block's, it
-    could not see its own block."""
-    from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
+    """Create a model whose vocabulary is the codes, the words of conditions, and the mask.
 
+    A model of blocks predicts each token at its own position: the position before, which may belong
+    to another block, cannot see the block.
+    """
     return GridLlamaForCausalLM(
         GridLlamaConfig(
             grid=shape.grid,
@@ -94,10 +112,11 @@ def new_lm(shape: Shape, run: Run):
 
 
 def token_batches(
-    path: Path, batch: int, seed: int, words: Callable[[Tensor, torch.Generator], Tensor]
+    path: Path, batch: int, seed: int, words: Words
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless (condition words [B, P], codes [B, T]) from a file of ``codes`` [N, T] and ``slots``
-    [N, P]. ``words`` turns slots into words, dropping some."""
+    [N, P].
+    """
     data = torch.load(path, weights_only=True)
     generator = torch.Generator().manual_seed(seed)
     while True:
@@ -106,13 +125,15 @@ def token_batches(
                 yield words(data["slots"][rows].long(), generator), data["codes"][rows].long()
 
 
-def hidden_places(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Which places [B, T] are masked: MaskGIT's cosine-distributed share of each row."""
+def hidden_positions(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Choose masked positions [B, T]: MaskGIT's cosine-distributed share of each row."""
     share = torch.cos(math.pi / 2 * torch.rand(shape[0], 1, generator=generator))
     return torch.rand(shape, generator=generator).argsort(1) < (share * shape[1]).ceil()
 
 
 def causal_loss(shape: Shape):
+    """Loss of next-token prediction."""
+
     def loss(m, batch):
         words, codes = batch
         out = m(
@@ -126,8 +147,15 @@ def causal_loss(shape: Shape):
 
 
 def masked_loss(
-    shape: Shape, generator: torch.Generator, hide: Callable = hidden_places, shifted: bool = True
+    shape: Shape,
+    generator: torch.Generator,
+    hide: Callable = hidden_positions,
+    shifted: bool = True,
 ):
+    """Loss of the masked positions, which ``hide`` chooses. ``shifted`` models predict a token at
+    the position before.
+    """
+
     def loss(m, batch):
         words, codes = batch
         hidden = hide(tuple(codes.shape), generator)
@@ -145,13 +173,14 @@ def masked_loss(
 
 
 def block_loss(shape: Shape, block: int, generator: torch.Generator):
-    """All blocks at once: beside the clean grid stands a copy with masks, whose blocks see the
-    clean ones before them and themselves, as they will when blocks are made in order."""
+    """Loss of all blocks at once: a masked copy stands beside the clean grid. Its blocks see the
+    clean blocks before them and themselves, as in decoding block by block.
+    """
     total, prefix = shape.length, shape.prefix
-    of = torch.cat([torch.full((prefix,), -1), torch.arange(total) // block])
-    clean = of[:, None] >= of  # [P + T, P + T]
-    before = of[prefix:, None] > of
-    same = of[prefix:, None] == of[prefix:]
+    block_of = torch.cat([torch.full((prefix,), -1), torch.arange(total) // block])
+    clean = block_of[:, None] >= block_of  # [P + T, P + T]
+    before = block_of[prefix:, None] > block_of
+    same = block_of[prefix:, None] == block_of[prefix:]
     sees = torch.cat(
         [
             torch.cat([clean, clean.new_zeros(prefix + total, total)], 1),
@@ -165,7 +194,7 @@ def block_loss(shape: Shape, block: int, generator: torch.Generator):
 
     def loss(m, batch):
         words, codes = batch
-        hidden = hidden_places((len(codes) * (total // block), block), generator).view(
+        hidden = hidden_positions((len(codes) * (total // block), block), generator).view(
             len(codes), total
         )
         ids = torch.cat([shape.codes + words, codes, codes.masked_fill(hidden, shape.mask)], 1)
@@ -186,12 +215,14 @@ def train_lm(
     shape: Shape,
     run: Run,
     name: str,
-    words: Callable[[Tensor, torch.Generator], Tensor],
+    words: Words,
     log=print,
 ) -> None:
-    """Trains a model on ``work / "tokens.pt"`` and saves its average weights to ``work / name /
-    "model"``. A start from another model carries over what that one has learned of conditions and
-    media, and both can be trained side by side from there on.
+    """Train a model on ``work / "tokens.pt"`` and save its average weights to ``work / name /
+    "model"``.
+
+    A start from another model reuses its knowledge of conditions and media, and both can then be
+    trained side by side.
     """
     out, generator = work / name, torch.Generator().manual_seed(3)
     batches = token_batches(work / "tokens.pt", run.batch, run.seed, words)
@@ -214,32 +245,38 @@ def train_lm(
             else torch.load(start, weights_only=True)
         )
         model.load_state_dict(weights)
-    average = fit(
+    fit_average(
         model,
         batches,
         loss,
-        steps=run.steps,
-        lr=run.lr,
-        muon=(".layers.", 3 * run.lr),
-        weight_decay=0.05,
+        TrainConfig(
+            steps=run.steps,
+            lr=run.lr,
+            muon=(".layers.", 3 * run.lr),
+            weight_decay=0.05,
+            bfloat16_weights=True,
+            save_every=250,
+            cooldown=run.cooldown,
+            keep_average_at=run.keep_average_at,
+        ),
         out=out,
-        bfloat16_weights=True,
-        save_every=250,
-        cooldown=run.cooldown,
-        keep_average_at=run.keep_average_at,
         log=log,
     )
-    model.load_state_dict(average.state)
     model.save_pretrained(out / "model")
 
 
 def export_lm(
     folder: Path, dest: Path, frontend: str, digest: str, counts: Tensor | None = None
 ) -> None:
-    """Half-precision weights that name their frontend and its codebook; ``counts`` [n]: how often
-    each of the first n ids came up in training."""
-    from gen.models.nets.grid import GridLlamaForCausalLM
+    """Write half-precision weights that name their frontend.
 
+    Args:
+        folder: the trained model.
+        dest: folder to write.
+        frontend: zoo name of the frontend.
+        digest: digest of its codebook.
+        counts: occurrences in training of each of the first n ids, long [n].
+    """
     model = GridLlamaForCausalLM.from_pretrained(folder).half()
     model.config.frontend, model.config.codebook_digest = frontend, digest
     if counts is not None:
@@ -248,7 +285,7 @@ def export_lm(
 
 
 def tidy(zoo: Path) -> None:
-    """Where the weights lay before is nobody's business."""
+    """Remove the folders of the training machine from the configs."""
     for path in zoo.glob("*/config.json"):
         config = json.loads(path.read_text())
         config.pop("_name_or_path", None)

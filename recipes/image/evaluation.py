@@ -1,7 +1,6 @@
-"""The figures that the embedded image models are shipped with, and their model cards. Called by
-``recipes/image/recipe.py``.
+"""Measurements and model cards of the embedded image models, called by ``recipes/image/recipe.py``.
 
-Everything is measured on held-out captions and on pictures read by the pixel checker.
+All figures are for held-out captions and images judged by the pixel checker.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ RELAXED = {
 }  # distance is for ordered bins
 RELAXED |= {
     "gumbel_shared, repeat": {"name": "scd_gs", "init": "repeat"}
-}  # what the ones above relax
+}  # reference of the relaxed samplers
 RELAXED |= {
     f"{name} of drafts": {"name": name, "drafter": "model"}
     for name in ("lantern_pp", "typical", "cool")
@@ -46,8 +45,9 @@ MASKED = {"maskgit": "maskgit", "halton": "halton"}
 
 
 def evaluate(zoo: Path, held_out: int, log=print) -> dict:
-    """Measures the models in ``zoo``, writes ``evaluation.json`` there and a model card into each
-    folder."""
+    """Measure the models in ``zoo``, and write ``evaluation.json`` there and a model card into each
+    folder.
+    """
     began, vq = time.time(), VQ.from_pretrained(zoo / "image-vq")
     captions = shapes.captions(held_out, seed=123, held=True)
     rows = sampler_figures(zoo, captions, {**CAUSAL, **DRAFTED, **RELAXED, **MASKED}, log)
@@ -65,6 +65,7 @@ def evaluate(zoo: Path, held_out: int, log=print) -> dict:
 
 
 def write_figures(zoo: Path, result: dict) -> None:
+    """Write the figures and the model cards."""
     (zoo / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
     write_cards(zoo, result)
 
@@ -72,8 +73,9 @@ def write_figures(zoo: Path, result: dict) -> None:
 def sampler_figures(
     zoo: Path, captions: list[shapes.Caption], samplers: dict, log=print, batch: int = 25
 ) -> dict:
-    """Per sampler: share of fulfilled captions and forward calls; for causal ones, how often they
-    gave autoregression's tokens."""
+    """Per sampler: share of passed captions and forward passes; for causal samplers also the share
+    of items with the tokens of autoregression.
+    """
     prompts = [str(c) for c in captions]
     pipes = {kind: Pipeline("image", str(zoo / f"image-{kind}")) for kind in ("causal", "masked")}
     rows, reference = {}, None
@@ -108,8 +110,9 @@ def sampler_figures(
 
 
 def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch: int = 25) -> dict:
-    """In float64: how often the ``gumbel`` coupling gave the tokens of autoregression, and in how
-    many forward calls."""
+    """Share of items, in float64, for which the ``gumbel`` coupling gave the tokens of
+    autoregression, and its forward passes.
+    """
     double = Pipeline("image", str(zoo / "image-causal"), dtype="float64")
     prompts = [str(c) for c in captions]
     reference, jacobi = (
@@ -129,12 +132,14 @@ def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch
 
 
 def mean(values: list) -> float | None:
+    """Mean of the values, None without any."""
     return statistics.mean(values) if values else None
 
 
 def frontend_figures(frontend, images: int) -> dict:
-    """The checker on real pictures and on their reconstructions, and the PSNR of the
-    reconstructions in dB."""
+    """Checker on real images and on their reconstructions, and the PSNR of the reconstructions in
+    dB.
+    """
     captions = shapes.captions(images, seed=77, held=True)
     rng = np.random.default_rng(5)
     real = np.stack([shapes.draw(c, rng) for c in captions])
@@ -155,11 +160,11 @@ def frontend_figures(frontend, images: int) -> dict:
 
 
 def write_cards(zoo: Path, result: dict) -> None:
-    """A README.md in each model's folder."""
+    """Write a README.md into each model's folder."""
     f, rows = result["frontend"], result["samplers"]
     head = "---\ntags: [gen]\n---\n\n"
     made = (
-        "Trained from nothing on pictures drawn by a program (`modalities/image/captions.py`),"
+        "Trained from scratch on synthetic images (`modalities/image/captions.py`),"
         " with\n`python -m gen.recipes.image all --work DIR`. No other data were used.\n"
     )
 
@@ -170,7 +175,7 @@ def write_cards(zoo: Path, result: dict) -> None:
         )
 
     table = (
-        "| sampler | caption fulfilled | one shape | two shapes | forward calls (median) |\n| --- |"
+        "| sampler | caption passed | one shape | two shapes | forward passes (median) |\n| --- |"
         " --- | --- | --- | --- |\n"
     )
     about = (
@@ -178,10 +183,10 @@ def write_cards(zoo: Path, result: dict) -> None:
         " top-k 100.\n\n"
     )
     (zoo / "image-vq" / "README.md").write_text(
-        f"{head}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB pictures to 16x16 codes of"
-        f" {result['codes']}.\n{made}\nPSNR of held-out pictures {f['psnr_mean']:.1f} dB (worst"
-        f" {f['psnr_min']:.1f}); the pixel checker finds the caption fulfilled"
-        f" in\n{f['checker_on_real']:.3f} of the pictures and {f['checker_on_reconstructions']:.3f}"
+        f"{head}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB images to 16x16 codes of"
+        f" {result['codes']}.\n{made}\nPSNR of held-out images {f['psnr_mean']:.1f} dB (worst"
+        f" {f['psnr_min']:.1f}); the pixel checker passes the caption"
+        f" in\n{f['checker_on_real']:.3f} of the images and {f['checker_on_reconstructions']:.3f}"
         " of their reconstructions.\n"
     )
     (zoo / "image-draft" / "README.md").write_text(

@@ -1,14 +1,12 @@
 """Continuous image tokens: a KL autoencoder, causal and masked (MAR) models of its latents, and a
 small draft model.
 
-    python -m gen.recipes.image.latents all --work DIR  what gen/zoo/image-kl and its models were
-        made with
-    python -m gen.recipes.image.latents all --work DIR --quick  the same path in about a minute, for
-        a look
+    python -m gen.recipes.image.latents all --work DIR            the run that made gen/zoo/image-kl
+    python -m gen.recipes.image.latents all --work DIR --quick    a smoke run of the same path
 
 Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``export``, ``evaluate``; ``all`` runs
-them in this order. Training stages resume from their checkpoints in ``--work``. Pictures and
-captions are those of ``recipes/image/recipe.py``.
+them in this order. Training stages resume from their checkpoints in ``--work``. Images and captions
+are those of ``recipes/image/recipe.py``.
 """
 
 from __future__ import annotations
@@ -20,20 +18,26 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from diffusers import AutoencoderKL
 from torch import Tensor
 
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.image import captions as shapes
+from gen.models.load.locate import locate
+from gen.models.nets.grid import GridLlamaForCausalLM
+from gen.models.nets.grid_latent import GridLatentConfig, GridLatentModel
+from gen.recipes.common.data import encode_dataset
 from gen.recipes.common.grid_models import tidy
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
+from gen.recipes.common.recipe import Recipe
+from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.image.latents_evaluation import evaluate
 from gen.recipes.image.recipe import drawn, drop_words, images
+from gen.tokenizers.image.kl import KL
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+class LatentsPlan:
+    """Sizes of the latents recipe."""
 
     kl_steps: int = 1000
     kl_batch: int = 16
@@ -48,11 +52,11 @@ class Plan:
     draft_width: int = 96
     draft_layers: int = 2
     held_out: int = 200
-    # start from the trunks of the models of ids in the zoo, which know captions and shapes already
+    # start from the trunks of the zoo's token models, which already relate captions to shapes
     warm: bool = True
 
 
-QUICK = Plan(
+QUICK = LatentsPlan(
     kl_steps=4,
     kl_batch=4,
     images=96,
@@ -69,14 +73,14 @@ QUICK = Plan(
     warm=False,
 )
 
-CHANNELS, PATCH, GRID = 4, 2, (8, 8)  # of the autoencoder; 2x2 of its vectors are one latent
-# noise in the latents then costs about half of this in mean squared error: 39 dB on its own
+# of the autoencoder; 2x2 of its vectors are one latent
+CHANNELS, PATCH, GRID = 4, 2, (8, 8)
+# noise in the latents costs about half of this in mean squared error: 39 dB on its own
 KL_WEIGHT = 1e-3
 
 
 def new_kl():
-    from diffusers import AutoencoderKL
-
+    """Create the autoencoder."""
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
@@ -90,9 +94,11 @@ def new_kl():
     )
 
 
-def train_kl(work: Path, plan: Plan, log=print) -> None:
-    """Reconstruction plus a small price per nat of the posterior. The scale that brings latents to
-    unit variance is measured at the end and becomes the model's ``scaling_factor``."""
+def train_kl(work: Path, plan: LatentsPlan, log=print) -> None:
+    """Train the autoencoder on reconstruction plus a small price per nat of the posterior. The
+    scale that brings latents to unit variance is measured at the end and becomes the model's
+    ``scaling_factor``.
+    """
     torch.manual_seed(0)
     model = new_kl()
 
@@ -108,18 +114,14 @@ def train_kl(work: Path, plan: Plan, log=print) -> None:
             "nats": nats.item(),
         }
 
-    average = fit(
+    fit_average(
         model,
         images(plan.kl_batch, seed=1),
         loss_fn,
-        steps=plan.kl_steps,
-        lr=2e-3,
-        weight_decay=0.0,
+        TrainConfig(steps=plan.kl_steps, lr=0.002, weight_decay=0.0, autocast=True),
         out=work / "kl",
-        autocast=True,
         log=log,
     )
-    model.load_state_dict(average.state)
     model.eval()
     with torch.no_grad():
         z = torch.cat(
@@ -132,24 +134,24 @@ def train_kl(work: Path, plan: Plan, log=print) -> None:
     model.save_pretrained(work / "kl" / "model")
 
 
-def make_latents(work: Path, plan: Plan, log=print) -> None:
-    """The latents of the training pictures (float16 [N, 64, C]) and their caption slots (uint8 [N,
-    8])."""
-    from gen.tokenizers.image.kl import KL
+def make_latents(work: Path, plan: LatentsPlan, log=print) -> None:
+    """Render the training images and save their latents (float16 [N, 64, C]) and caption slots
+    (uint8 [N, 8]).
+    """
+    kl = KL.from_pretrained(work / "kl" / "model")
 
-    kl, found, slots = KL.from_pretrained(work / "kl" / "model"), [], []
-    for start, (x, said) in zip(range(0, plan.images, 32), drawn(32, seed=2), strict=False):
+    def encode(x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             z = kl.encode(x)
-        found.append(z.flatten(2).transpose(1, 2).half())
-        slots.append(said)
-        if start // 32 % 250 == 0:
-            log(f"{start}/{plan.images} pictures")
-    torch.save({"latents": torch.cat(found), "slots": torch.cat(slots)}, work / "latents.pt")
+        return z.flatten(2).transpose(1, 2).half()
+
+    encode_dataset(work / "latents.pt", "latents", drawn(32, seed=2), plan.images, 32, encode, log)
 
 
 def batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (caption pairs [B, 8], latents [B, 64, C]), captions dropped as for ids."""
+    """Endless (caption pairs [B, 8], latents [B, 64, C]), with captions dropped as for token
+    models.
+    """
     data = torch.load(work / "latents.pt", weights_only=True)
     generator = torch.Generator().manual_seed(seed)
     while True:
@@ -160,8 +162,7 @@ def batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]
 
 
 def new_model(width: int, layers: int, causal: bool):
-    from gen.models.nets.grid_latent import GridLatentConfig, GridLatentModel
-
+    """Create a latent model."""
     model = GridLatentModel(
         GridLatentConfig(
             grid=GRID,
@@ -189,11 +190,9 @@ def new_model(width: int, layers: int, causal: bool):
 
 
 def warm_start(model, name: str) -> None:
-    """Words, places and trunk from a model of ids in the zoo. Its grid has twice the rows and
-    columns."""
-    from gen.models.load.locate import locate
-    from gen.models.nets.grid import GridLlamaForCausalLM
-
+    """Copy words, positions and trunk from a token model of the zoo, whose grid has twice the rows
+    and columns.
+    """
     old = GridLlamaForCausalLM.from_pretrained(locate(name), dtype=torch.float32)
     first, config = old.config.codebook_size, model.config
     with torch.no_grad():
@@ -212,25 +211,33 @@ def warm_start(model, name: str) -> None:
 
 
 class Training(torch.nn.Module):
-    """A model whose forward is its loss. Every conditioning vector is used for four timesteps of
-    the head."""
+    """Model whose forward is its loss. Every conditioning vector is used for four timesteps of the
+    head.
+    """
 
     def __init__(self, model, generator: torch.Generator):
         super().__init__()
         self.model, self.generator = model, generator
 
-    def forward(self, words: Tensor, seen: Tensor, latents: Tensor, wanted: Tensor) -> Tensor:
-        """``seen``: what the model may look at, ``wanted`` bool [B, 64]: the places the loss is
-        about."""
+    def forward(self, words: Tensor, seen: Tensor, latents: Tensor, targets: Tensor) -> Tensor:
+        """Loss of the latents at ``targets``.
+
+        Args:
+            words: caption words [B, 8].
+            seen: latents [B, 64, C] that the model sees.
+            latents: true latents [B, 64, C].
+            targets: bool [B, 64], positions of the loss.
+        """
         z = self.model(words, seen)
-        z, x = (v[wanted].repeat(4, 1) for v in (z, latents.to(z.dtype)))
+        z, x = (v[targets].repeat(4, 1) for v in (z, latents.to(z.dtype)))
         return self.model.head.loss(x, z, self.generator)
 
 
-def train_model(work: Path, plan: Plan, name: str, log=print) -> None:
-    """``causal``, ``mar`` or ``draft``. The masked model's share of masked places is MAR's: normal
-    around 1, truncated, here from 0.3 on, since the last places are made with everything else
-    known."""
+def train_model(work: Path, plan: LatentsPlan, name: str, log=print) -> None:
+    """Train ``causal``, ``mar`` or ``draft``. The masked model's share of masked positions is
+    MAR's, normal around 1, but truncated at 0.3, since the last positions are decoded with the
+    others known.
+    """
     torch.manual_seed(0)
     small = name == "draft"
     model = new_model(
@@ -245,74 +252,73 @@ def train_model(work: Path, plan: Plan, name: str, log=print) -> None:
 
     def loss_fn(m, batch):
         words, latents = batch
-        seen, wanted = latents, torch.ones(latents.shape[:2], dtype=torch.bool)
+        seen, targets = latents, torch.ones(latents.shape[:2], dtype=torch.bool)
         if name == "mar":
             share = torch.nn.init.trunc_normal_(
                 torch.empty(len(latents), 1), 1.0, 0.3, 0.3, 1.0, generator=generator
             )
-            wanted = (
+            targets = (
                 torch.rand(latents.shape[:2], generator=generator).argsort(1)
                 < (share * latents.shape[1]).ceil()
             )
-            seen = latents.masked_fill(wanted[..., None], float("nan"))
-        return m(words, seen, latents, wanted), {}
+            seen = latents.masked_fill(targets[..., None], float("nan"))
+        return m(words, seen, latents, targets), {}
 
     training = Training(model, generator)
-    average = fit(
+    fit_average(
         training,
         batches(work, plan.batch, seed={"causal": 5, "mar": 4, "draft": 6}[name]),
         loss_fn,
-        steps=plan.draft_steps if small else plan.steps,
-        lr=2e-3,
-        muon=(".layers.", 6e-3),
-        weight_decay=0.02,
-        cooldown={"causal": plan.cooldown, "mar": plan.mar_cooldown, "draft": None}[name],
+        TrainConfig(
+            steps=plan.draft_steps if small else plan.steps,
+            lr=0.002,
+            muon=(".layers.", 0.006),
+            weight_decay=0.02,
+            cooldown={"causal": plan.cooldown, "mar": plan.mar_cooldown, "draft": None}[name],
+            save_every=250,
+            bfloat16_weights=True,
+        ),
         out=work / name,
-        save_every=250,
-        bfloat16_weights=True,
         log=log,
     )
-    training.load_state_dict(average.state)
     model.save_pretrained(work / name / "model")
 
 
-def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout."""
-    from diffusers import AutoencoderKL
+class LatentsRecipe(Recipe):
+    """KL autoencoder and latent models of images."""
 
-    from gen.models.nets.grid_latent import GridLatentModel
-    from gen.tokenizers.image.kl import KL
+    doc, full, quick = __doc__, LatentsPlan(), QUICK
 
-    kl = AutoencoderKL.from_pretrained(work / "kl" / "model").half()
-    kl.save_pretrained(zoo / "image-kl")
-    digest = codebook_digest(KL(kl).fingerprint)
-    for name, target in (
-        ("causal", "image-causal-latents"),
-        ("draft", "image-causal-latents-draft"),
-        ("mar", "image-mar"),
-    ):
-        model = GridLatentModel.from_pretrained(work / name / "model").half()
-        model.config.frontend = "image-kl"
-        model.config.codebook_digest = digest
-        model.save_pretrained(zoo / target)
-    tidy(zoo)
-    log(f"wrote {zoo}")
-
-
-def main(argv: list[str] | None = None) -> None:
-    def stages(work: Path, zoo: Path, quick: bool):
-        plan = QUICK if quick else Plan()
+    def stages(self):
         return {
-            "kl": lambda: train_kl(work, plan),
-            "latents": lambda: make_latents(work, plan),
-            "causal": lambda: train_model(work, plan, "causal"),
-            "mar": lambda: train_model(work, plan, "mar"),
-            "draft": lambda: train_model(work, plan, "draft"),
-            "export": lambda: export(work, zoo),
-            "evaluate": lambda: evaluate(zoo, plan.held_out),
+            "kl": lambda: train_kl(self.work, self.plan, self.log),
+            "latents": lambda: make_latents(self.work, self.plan, self.log),
+            "causal": lambda: train_model(self.work, self.plan, "causal", self.log),
+            "mar": lambda: train_model(self.work, self.plan, "mar", self.log),
+            "draft": lambda: train_model(self.work, self.plan, "draft", self.log),
+            "export": self.export,
+            "evaluate": lambda: evaluate(self.zoo, self.plan.held_out, self.log),
         }
 
-    run(__doc__, argv, stages)
+    def export(self) -> None:
+        """Write half-precision weights of the autoencoder and of the models, which name it."""
+        kl = AutoencoderKL.from_pretrained(self.work / "kl" / "model").half()
+        kl.save_pretrained(self.zoo / "image-kl")
+        digest = codebook_digest(KL(kl).fingerprint)
+        for name, folder in (
+            ("causal", "image-causal-latents"),
+            ("draft", "image-causal-latents-draft"),
+            ("mar", "image-mar"),
+        ):
+            model = GridLatentModel.from_pretrained(self.work / name / "model").half()
+            model.config.frontend = "image-kl"
+            model.config.codebook_digest = digest
+            model.save_pretrained(self.zoo / folder)
+        tidy(self.zoo)
+        self.log(f"wrote {self.zoo}")
+
+
+main = LatentsRecipe.main
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The figures that the embedded image models of latents are shipped with, and their model cards.
-Called by ``recipes/image/latents.py``; held-out captions and the pixel checker are those of
+"""Measurements and model cards of the embedded image models of latents, called by
+``recipes/image/latents.py``. Held-out captions and the pixel checker are those of
 ``recipes/image/evaluation.py``.
 """
 
@@ -33,8 +33,9 @@ MASKED = {f"mar {n}": {"name": "mar", "steps": n} for n in (64, 32, 16)}
 
 
 def evaluate(zoo: Path, held_out: int, log=print) -> dict:
-    """Measures the models in ``zoo``, writes ``evaluation-latents.json`` there and a model card
-    into each folder."""
+    """Measure the models in ``zoo``, and write ``evaluation-latents.json`` there and a model card
+    into each folder.
+    """
     captions = shapes.captions(held_out, seed=123, held=True)
     result = {
         "held_out_captions": held_out,
@@ -52,8 +53,9 @@ def evaluate(zoo: Path, held_out: int, log=print) -> dict:
 def sampler_figures(
     zoo: Path, captions: list[shapes.Caption], samplers: dict, log=print, batch: int = 25
 ) -> dict:
-    """Per sampler: share of fulfilled captions, forward calls of model and draft model, and how far
-    the latents and pixels are from those of ``autoregressive`` with the same seed."""
+    """Per sampler: share of passed captions, forward passes of model and draft model, and the
+    deviation of latents and pixels from ``autoregressive`` with the same seed.
+    """
     prompts, rows, reference = [str(c) for c in captions], {}, None
     pipe = Pipeline(
         "image", str(zoo / ("image-mar" if samplers is MASKED else "image-causal-latents"))
@@ -90,8 +92,9 @@ def sampler_figures(
 def deviation(
     tokens: torch.Tensor, pixels: np.ndarray, other_tokens: torch.Tensor, other_pixels: np.ndarray
 ) -> dict:
-    """Root mean square difference of the latents, and the PSNR of the pictures against each other
-    in dB (None if equal)."""
+    """Root mean square difference of the latents, and the PSNR of the images against each other in
+    dB (None if equal).
+    """
     error = float(((pixels.astype(np.float64) - other_pixels) ** 2).mean())
     return {
         "latent_rms_difference": (tokens - other_tokens).double().square().mean().sqrt().item(),
@@ -101,15 +104,16 @@ def deviation(
 
 
 def write_figures(zoo: Path, result: dict) -> None:
+    """Write the figures and the model cards."""
     (zoo / "evaluation-latents.json").write_text(json.dumps(result, indent=1) + "\n")
     f, rows = result["frontend"], result["samplers"]
     head = "---\ntags: [gen]\n---\n\n"
     made = (
-        "Trained from nothing on pictures drawn by a program (`modalities/image/captions.py`),"
+        "Trained from scratch on synthetic images (`modalities/image/captions.py`),"
         " with\n`python -m gen.recipes.image.latents all --work DIR`. No other data were used.\n"
     )
     table = (
-        "| sampler | caption fulfilled | forward calls (mean) | of the draft model |\n| --- | --- |"
+        "| sampler | caption passed | forward passes (mean) | of the draft model |\n| --- | --- |"
         " --- | --- |\n"
     )
 
@@ -124,10 +128,10 @@ def write_figures(zoo: Path, result: dict) -> None:
         " 2.\n\n"
     )
     (zoo / "image-kl" / "README.md").write_text(
-        f"{head}# image-kl\n\n`diffusers.AutoencoderKL`: 64x64 RGB pictures to 8x8"
-        f" latents.\n{made}\nPSNR of held-out pictures {f['psnr_mean']:.1f} dB (worst"
-        f" {f['psnr_min']:.1f}); the pixel checker finds the caption fulfilled"
-        f" in\n{f['checker_on_real']:.3f} of the pictures and {f['checker_on_reconstructions']:.3f}"
+        f"{head}# image-kl\n\n`diffusers.AutoencoderKL`: 64x64 RGB images to 8x8"
+        f" latents.\n{made}\nPSNR of held-out images {f['psnr_mean']:.1f} dB (worst"
+        f" {f['psnr_min']:.1f}); the pixel checker passes the caption"
+        f" in\n{f['checker_on_real']:.3f} of the images and {f['checker_on_reconstructions']:.3f}"
         " of their reconstructions.\n"
     )
     kind = (
@@ -138,7 +142,7 @@ def write_figures(zoo: Path, result: dict) -> None:
         ("image-causal-latents", "left to right", CAUSAL),
         (
             "image-causal-latents-draft",
-            "left to right, smaller: it drafts for `image-causal-latents`",
+            "left to right, smaller: the draft model of `image-causal-latents`",
             {},
         ),
         ("image-mar", "a masked encoder and decoder (MAR)", MASKED),

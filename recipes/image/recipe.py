@@ -1,9 +1,8 @@
-"""Image from nothing: draw captioned shapes, train the VQ frontend, a causal and a masked model,
+"""Image from nothing: render captioned shapes, train the VQ frontend, a causal and a masked model,
 measure them.
 
-    python -m gen.recipes.image all --work DIR            what gen/zoo/image-* was made with
-    python -m gen.recipes.image all --work DIR --quick    the same path in about a minute, for a
-                                                          look
+    python -m gen.recipes.image all --work DIR            the run that made gen/zoo/image-*
+    python -m gen.recipes.image all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all``
 runs them in this order. Training stages resume from their checkpoints in ``--work``; ``masked`` can
@@ -23,22 +22,24 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from diffusers import VQModel
 from torch import Tensor
 
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.image import captions as shapes
-from gen.modalities.small_language import held_out
 from gen.recipes.common.codebooks import Chain
-from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
+from gen.recipes.common.data import drop_mask, encode_dataset, training_conditions
+from gen.recipes.common.grid_models import Run, Shape
+from gen.recipes.common.recipe import GridPlan, GridRecipe
+from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.image.evaluation import evaluate
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it. Causal and masked model reach their quality
-    before the end of their schedules."""
+@dataclass(frozen=True, kw_only=True)
+class ImagePlan(GridPlan):
+    """Sizes of the image recipe. Causal and masked model reach their quality before the end of
+    their schedules.
+    """
 
     vq_steps: int = 1000
     vq_batch: int = 16
@@ -48,11 +49,10 @@ class Plan:
         3000, 160, 5, causal=False, start="causal/average.pt", seed=4, cooldown=(1250, 1900)
     )
     draft: Run = Run(2400, 96, 2, seed=6)
-    held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=8)
-QUICK = Plan(
+QUICK = ImagePlan(
     vq_steps=6,
     vq_batch=4,
     images=96,
@@ -67,15 +67,12 @@ SHAPE = Shape((16, 16), shapes.SLOTS, CODES, shapes.PAIRS)
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless fresh pictures, never of a held-out caption: float [batch, 3, 64, 64] in [-1, 1], and
-    their caption slots uint8 [batch, 8]."""
+    """Endless fresh images, never of a held-out caption: float [batch, 3, 64, 64] in [-1, 1], and
+    their caption slots uint8 [batch, 8].
+    """
     rng = np.random.default_rng(seed)
     while True:
-        captions = []
-        while len(captions) < batch:
-            caption = shapes.random_caption(rng)
-            if not held_out(caption):
-                captions.append(caption)
+        captions = training_conditions(batch, lambda: shapes.random_caption(rng))
         x = (
             torch.from_numpy(np.stack([shapes.draw(c, rng) for c in captions]))
             .permute(0, 3, 1, 2)
@@ -87,13 +84,12 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def images(batch: int, seed: int) -> Iterator[Tensor]:
-    """Those of ``drawn`` without their captions."""
+    """Images of ``drawn`` without their captions."""
     return (x for x, _ in drawn(batch, seed))
 
 
 def new_vq():
-    from diffusers import VQModel
-
+    """Create the VQ."""
     return VQModel(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
@@ -108,8 +104,8 @@ def new_vq():
     )
 
 
-def train_vq(work: Path, plan: Plan, log=print) -> None:
-    """The codebook is trained by gradients; ``Chain`` starts it and keeps its codes in use."""
+def train_vq(work: Path, plan: ImagePlan, log=print) -> None:
+    """Train the VQ by gradients; ``Chain`` starts its codebook and keeps the codes in use."""
     torch.manual_seed(0)
     model = new_vq()
     chain = Chain(
@@ -130,87 +126,73 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
             "codes": chain.codes,
         }
 
-    average = fit(
+    fit_average(
         model,
         images(plan.vq_batch, seed=1),
         loss_fn,
-        steps=plan.vq_steps,
-        lr=2e-3,
-        weight_decay=0.0,
+        TrainConfig(steps=plan.vq_steps, lr=0.002, weight_decay=0.0, autocast=True),
         out=work / "vq",
-        autocast=True,
         on_step=lambda step, m: chain.on_step(step),
         log=log,
     )
-    model.load_state_dict(average.state)
     model.save_pretrained(work / "vq" / "model")
 
 
-def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Draws the training pictures and keeps their codes (uint16 [N, 256]) and caption slots (uint8
-    [N, 8])."""
-    from diffusers import VQModel
-
+def make_tokens(work: Path, plan: ImagePlan, log=print) -> None:
+    """Render the training images and save their codes (int16 [N, 256]) and caption slots (uint8
+    [N, 8]).
+    """
     model = VQModel.from_pretrained(work / "vq" / "model").eval()
-    chunk, codes, slots = 32, [], []
-    for start, (x, said) in zip(range(0, plan.images, chunk), drawn(chunk, seed=2), strict=False):
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+
+    @torch.no_grad()
+    def encode(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
             latents = model.encode(x).latents.float()
-        with torch.no_grad():
-            codes.append(model.quantize(latents)[2][2].view(len(x), -1).to(torch.int16))
-        slots.append(said)
-        if start // chunk % 250 == 0:
-            log(f"{start}/{plan.images} pictures")
-    torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
+        return model.quantize(latents)[2][2].view(len(x), -1).to(torch.int16)
+
+    encode_dataset(work / "tokens.pt", "codes", drawn(32, seed=2), plan.images, 32, encode, log)
 
 
 def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, 8] without a tenth of the captions, dropped whole, for guidance, and
-    without a twentieth of the single words but the shape, so that a caption may leave them out."""
-    drop = torch.rand(slots.shape, generator=generator) < 0.05
-    drop[:, 2::4] = False
-    drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
+    """Caption slots [B, 8] with a tenth of the captions dropped, and a twentieth of the single
+    words. Shapes are dropped with their caption only.
+    """
+    drop = drop_mask(slots, generator, 0.05, slice(2, None, 4))
     whole = drop.all(1, keepdim=True)
     return torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots)
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, 8] as (word, place) pairs, some dropped."""
+    """Caption slots [B, 8] as (word, location) pairs, some dropped."""
     return torch.from_numpy(shapes.pairs(drop_words(slots, generator).numpy()))
 
 
-def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
-    frontend and codebook."""
-    from diffusers import VQModel
+class ImageRecipe(GridRecipe):
+    """VQ frontend and token models of images."""
 
-    vq = VQModel.from_pretrained(work / "vq" / "model").half()
-    vq.save_pretrained(zoo / "image-vq")
-    for name in ("causal", "masked", "draft"):
-        export_lm(
-            work / name / "model",
-            zoo / f"image-{name}",
-            "image-vq",
-            codebook_digest(vq.quantize.embedding.weight),
-        )
-    tidy(zoo)
-    log(f"wrote {zoo}")
+    doc, full, quick = __doc__, ImagePlan(), QUICK
+    name, frontend, shape, words = "image", "image-vq", SHAPE, words
 
-
-def main(argv: list[str] | None = None) -> None:
-    def stages(work: Path, zoo: Path, quick: bool):
-        plan = QUICK if quick else Plan()
+    def stages(self):
         return {
-            "vq": lambda: train_vq(work, plan),
-            "tokens": lambda: make_tokens(work, plan),
-            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
-            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
-            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
-            "export": lambda: export(work, zoo),
-            "evaluate": lambda: evaluate(zoo, plan.held_out),
+            "vq": lambda: train_vq(self.work, self.plan, self.log),
+            "tokens": lambda: make_tokens(self.work, self.plan, self.log),
+            **self.model_stages(),
+            "export": self.export,
+            "evaluate": self.evaluate,
         }
 
-    run(__doc__, argv, stages)
+    def export(self) -> None:
+        """Write half-precision weights of the VQ and of the models, which name its codebook."""
+        vq = VQModel.from_pretrained(self.work / "vq" / "model").half()
+        vq.save_pretrained(self.zoo / self.frontend)
+        self.export_models(codebook_digest(vq.quantize.embedding.weight))
+
+    def evaluate(self) -> None:
+        evaluate(self.zoo, self.plan.held_out, self.log)
+
+
+main = ImageRecipe.main
 
 
 if __name__ == "__main__":

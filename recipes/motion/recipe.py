@@ -1,15 +1,14 @@
-"""Motion from nothing: move a skeleton by program, train the motion VQ, a causal and a masked
-model, measure them.
+"""Motion from nothing: synthesise motions, train the motion VQ, a causal and a masked model,
+measure them.
 
-    python -m gen.recipes.motion all --work DIR            what gen/zoo/motion-* was made with
-    python -m gen.recipes.motion all --work DIR --quick    the same path in about a minute, for a
-                                                           look
+    python -m gen.recipes.motion all --work DIR            the run that made gen/zoo/motion-*
+    python -m gen.recipes.motion all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``vq``, ``rvq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``;
 ``all`` runs them in this order. ``rvq`` is the variant with residual codebooks, which no model here
-uses. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from what
-``causal`` has learned. ``export`` writes half-precision weights to ``--zoo`` (default
-``WORK/zoo``), ``evaluate`` measures those.
+uses. Training stages resume from their checkpoints in ``--work``; ``masked`` starts from the
+weights of ``causal``. ``export`` writes half-precision weights to ``--zoo`` (default ``WORK/zoo``),
+``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -38,33 +37,37 @@ from gen.media.motion.features import (
 )
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion import captions as moves
+from gen.modalities.motion import checker as moves_check
 from gen.modalities.motion import synth as moves_draw
-from gen.modalities.motion.modality import PARTS, placed
+from gen.modalities.motion.modality import PARTS, MotionModality, placed
 from gen.recipes.common.codebooks import Chain
-from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World, evaluate
-from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
+from gen.recipes.common.data import drop_mask
+from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World
+from gen.recipes.common.grid_models import Run, Shape
+from gen.recipes.common.recipe import GridPlan, GridRecipe, draft_card
+from gen.recipes.common.train import TrainConfig, fit_average
+from gen.tokenizers.motion.motion_vq import MotionVQ
 from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
 
 CODES, CHANNELS, FRAMES = 512, 16, (moves_draw.MAX_POSES - 1) // STRIDE
 END = len(PARTS) * CODES
 SHAPE = Shape((FRAMES, len(PARTS)), moves.SLOTS, END + 1, moves.PAIRS)
 CROP = 16  # codes of a training window of the codec
+# weights of features in the loss: motions are decoded from the first two
 WEIGHTS = (
     (ROOT, 6.0),
     (ROTATIONS, 1.0),
     (RIC, 0.1),
     (VELOCITY, 0.1),
     (CONTACT, 0.1),
-)  # of features in the loss: media come from the first two
-# of the training clips: a window of two motions, one after the other, that no caption describes
+)
+# share of training clips that join two motions, which no caption describes
 JOINED = 0.15
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+@dataclass(frozen=True, kw_only=True)
+class MotionPlan(GridPlan):
+    """Sizes of the motion recipe."""
 
     vq_steps: int = 3500
     rvq_steps: int = 1500
@@ -87,7 +90,7 @@ class Plan:
 
 
 _TINY = dict(width=32, layers=1, batch=4, tied=True)
-QUICK = Plan(
+QUICK = MotionPlan(
     vq_steps=6,
     rvq_steps=6,
     vq_batch=2,
@@ -100,8 +103,7 @@ QUICK = Plan(
 
 
 def follow(first: Motion, then: Motion) -> Motion:
-    """One motion after another, which starts where the first ends. The pose between them is in
-    both."""
+    """Append a motion that starts where the first ends. The pose between them is in both."""
     then = placed(then, *start_of(first.cut(first.frames - 1)))
     return Motion(
         np.concatenate([first.root, then.root[1:]]),
@@ -110,8 +112,7 @@ def follow(first: Motion, then: Motion) -> Motion:
 
 
 def drawn(seed: int, every: bool = False) -> Iterator[tuple[Motion, list[int]]]:
-    """Endless motions of 4 n + 1 poses and their slots; those of held-out captions are not among
-    them, unless ``every``."""
+    """Endless motions of 4 n + 1 poses and their slots; held-out captions only with ``every``."""
     rng = np.random.default_rng(seed)
 
     def one() -> tuple[moves.Caption, Motion]:
@@ -134,8 +135,9 @@ def drawn(seed: int, every: bool = False) -> Iterator[tuple[Motion, list[int]]]:
 
 
 def windows(batch: int, seed: int, mean: Tensor, std: Tensor) -> Iterator[Tensor]:
-    """Normalised features [B, 4 CROP, 263] from anywhere in a clip; a short clip's last frame
-    stays."""
+    """Normalised features [B, 4 CROP, 263] from anywhere in a clip; the last frame of a short clip
+    is repeated.
+    """
     clips, rng = drawn(seed), np.random.default_rng(seed + 1)
     kept = [features(next(clips)[0]) for _ in range(16 * batch)]
     while True:
@@ -147,9 +149,10 @@ def windows(batch: int, seed: int, mean: Tensor, std: Tensor) -> Iterator[Tensor
         yield (torch.from_numpy(np.stack(out)) - mean) / std
 
 
-def train_vq(work: Path, plan: Plan, residual: int = 1, log=print) -> None:
-    """Codebooks are trained by gradients; ``Chain`` starts them and keeps their codes in use. With
-    residual codebooks the body is one part."""
+def train_vq(work: Path, plan: MotionPlan, residual: int = 1, log=print) -> None:
+    """Train the VQ by gradients; ``Chain`` starts the codebooks and keeps their codes in use. With
+    residual codebooks the body is one part.
+    """
     steps = plan.vq_steps if residual == 1 else plan.rvq_steps
     torch.manual_seed(0)
     clips = drawn(seed=1)
@@ -191,29 +194,25 @@ def train_vq(work: Path, plan: Plan, residual: int = 1, log=print) -> None:
             chain.on_step(step)
 
     name = "vq" if residual == 1 else "rvq"
-    average = fit(
+    fit_average(
         model,
         windows(plan.vq_batch, 2, mean, std),
         loss_fn,
-        steps=steps,
-        lr=2e-3,
-        weight_decay=0.0,
+        TrainConfig(steps=steps, lr=0.002, weight_decay=0.0),
         out=work / name,
         on_step=on_step,
         log=log,
     )
-    model.load_state_dict(average.state)
     model.save_pretrained(work / name / "model")
 
 
-def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Draws the training clips and keeps their codes (int16 [N, T], then the end) and caption slots
-    (uint8 [N, P]). The language has 93 full captions, too few to learn from some of them what the
-    others ask for, so the token models see all; the codec does not.
-    """
-    from gen.modalities.motion.modality import MotionModality
-    from gen.tokenizers.motion.motion_vq import MotionVQ
+def make_tokens(work: Path, plan: MotionPlan, log=print) -> None:
+    """Synthesise the training clips and save their codes (int16 [N, T], then the eos token) and
+    caption slots (uint8 [N, P]).
 
+    The language has 93 full captions, too few to generalise from some of them to the others, so the
+    token models see all of them; the codec does not.
+    """
     frontend, modality = MotionVQ.from_pretrained(work / "vq" / "model"), MotionModality()
     codes = torch.full((plan.clips, SHAPE.length), END, dtype=torch.int16)
     slots = []
@@ -232,26 +231,12 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, P] as joint words, a tenth of the captions dropped whole, for guidance, and
-    a tenth of the words that a caption may leave out."""
-    drop = torch.rand(slots.shape, generator=generator) < 0.1
-    drop[:, [i for i in range(moves.SLOTS) if i not in moves.OPTIONAL]] = False
-    drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
+    """Caption slots [B, P] as joint words, with a tenth of the captions dropped, and a tenth of the
+    words that a caption may omit.
+    """
+    required = [i for i in range(moves.SLOTS) if i not in moves.OPTIONAL]
+    drop = drop_mask(slots, generator, 0.1, required)
     return torch.from_numpy(moves.pairs(torch.where(drop, moves.ANY, slots).numpy()))
-
-
-def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
-    frontend and codebook. ``rvq`` goes along if it was trained."""
-    for name in ("vq", *(["rvq"] if (work / "rvq" / "model").is_dir() else [])):
-        model = MotionVQVAE.from_pretrained(work / name / "model").half()
-        model.save_pretrained(zoo / f"motion-{name}")
-        if name == "vq":
-            digest = codebook_digest(torch.cat([t.detach() for t in model.tables]))
-    for name in ("causal", "masked", "draft"):
-        export_lm(work / name / "model", zoo / f"motion-{name}", "motion-vq", digest)
-    tidy(zoo)
-    log(f"wrote {zoo}")
 
 
 def conditions(n: int, seed: int) -> list[moves.Caption]:
@@ -261,11 +246,10 @@ def conditions(n: int, seed: int) -> list[moves.Caption]:
 
 
 def world() -> World:
-    from gen.modalities.motion import checker as moves_check
-
+    """Dataset, checker and samplers of the evaluation."""
     llama = (
         "A small Llama with frame and part embeddings (`gen/models/nets/grid.py`): five caption"
-        " slots, then up to 49 frames of two\ncodes of `motion-vq` and the end"
+        " slots, then up to 49 frames of two\ncodes of `motion-vq` and the eos token"
     )
     return World(
         "motion",
@@ -291,10 +275,7 @@ def world() -> World:
             "motion-rvq": "The same with three residual codebooks of 512 for the whole body.",
             "motion-causal": f"{llama}, left to right.",
             "motion-masked": f"{llama}, any of them masked.",
-            "motion-draft": (
-                "The architecture of `motion-causal`, smaller: it drafts for it in speculative"
-                " decoding."
-            ),
+            "motion-draft": draft_card("motion"),
         },
         frontend="motion-vq",
         quarter=MINOR,
@@ -302,21 +283,41 @@ def world() -> World:
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    def stages(work: Path, zoo: Path, quick: bool):
-        plan = QUICK if quick else Plan()
+class MotionRecipe(GridRecipe):
+    """VQ frontend and token models of motion."""
+
+    doc, full, quick = __doc__, MotionPlan(), QUICK
+    name, frontend, shape, words = "motion", "motion-vq", SHAPE, words
+
+    def stages(self):
         return {
-            "vq": lambda: train_vq(work, plan),
-            "rvq": lambda: train_vq(work, plan, residual=3),
-            "tokens": lambda: make_tokens(work, plan),
-            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
-            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
-            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
-            "export": lambda: export(work, zoo),
-            "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
+            "vq": lambda: train_vq(self.work, self.plan, log=self.log),
+            "rvq": lambda: train_vq(self.work, self.plan, residual=3, log=self.log),
+            "tokens": lambda: make_tokens(self.work, self.plan, self.log),
+            **self.model_stages(),
+            "export": self.export,
+            "evaluate": self.evaluate,
         }
 
-    run(__doc__, argv, stages)
+    def export(self) -> None:
+        """Write half-precision weights of the VQ, of the models, which name its codebook, and of
+        the residual VQ if it was trained.
+        """
+        vq = self._export_vq("vq")
+        if (self.work / "rvq" / "model").is_dir():
+            self._export_vq("rvq")
+        self.export_models(codebook_digest(torch.cat([t.detach() for t in vq.tables])))
+
+    def _export_vq(self, name: str) -> MotionVQVAE:
+        model = MotionVQVAE.from_pretrained(self.work / name / "model").half()
+        model.save_pretrained(self.zoo / f"motion-{name}")
+        return model
+
+    def world(self) -> World:
+        return world()
+
+
+main = MotionRecipe.main
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""Speech from nothing: speak words by program, train the codec, a causal and a masked model,
+"""Speech from nothing: synthesise spoken words, train the codec, a causal and a masked model,
 measure them.
 
-    python -m gen.recipes.speech all --work DIR            what gen/zoo/speech-* was made with
-    python -m gen.recipes.speech all --work DIR --quick    the same path in about a minute, for a
-                                                           look
+    python -m gen.recipes.speech all --work DIR            the run that made gen/zoo/speech-*
+    python -m gen.recipes.speech all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``codec``, ``decoder``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``,
 ``evaluate``; ``all`` runs them in this order. Training stages resume from their checkpoints in
-``--work``; ``masked`` starts from what ``causal`` has learned. ``export`` writes half-precision
+``--work``; ``masked`` starts from the weights of ``causal``. ``export`` writes half-precision
 weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
@@ -22,27 +21,32 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import MimiConfig, MimiModel
+from transformers.audio_utils import mel_filter_bank
 
 from gen.contracts.frontend import codebook_digest
+from gen.modalities.speech import checker as spoken_check
 from gen.modalities.speech import synth as spoken
 from gen.recipes.common.codebooks import Chain
-from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World, evaluate
-from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
+from gen.recipes.common.data import drop_mask, encode_dataset, training_conditions
+from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World
+from gen.recipes.common.grid_models import Run, Shape
+from gen.recipes.common.recipe import GridPlan, GridRecipe, draft_card
+from gen.recipes.common.train import TrainConfig, fit_average
+from gen.tokenizers.audio.mimi import Mimi
 
 STREAMS, CODES, CHANNELS, HOP = 4, 128, 32, 640
 FRAMES = spoken.SAMPLES // HOP
 SHAPE = Shape((FRAMES, STREAMS), spoken.SLOTS, STREAMS * CODES, spoken.PAIRS)
-GAIN = 1.2  # of the first weights; ELU takes about as much away
+GAIN = 1.2  # of the initial weights; ELU takes about as much away
 CROP = 24  # frames of a training excerpt of the codec
-SILENCE = 1e-6  # power below which nothing is heard, 60 dB under full scale
-WINDOWS = (128, 512, 1024)  # samples; short ones hear clicks, long ones pitch
+SILENCE = 1e-6  # power below which sound is inaudible, 60 dB under full scale
+WINDOWS = (128, 512, 1024)  # samples; short windows resolve clicks, long ones pitch
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+@dataclass(frozen=True, kw_only=True)
+class SpeechPlan(GridPlan):
+    """Sizes of the speech recipe."""
 
     codec_steps: int = 2000
     codec_batch: int = 12
@@ -51,11 +55,10 @@ class Plan:
     causal: Run = Run(3000, 128, 5, seed=5, batch=32, cooldown=(1000, 1500))
     masked: Run = Run(1200, 128, 5, causal=False, start="causal/model", seed=4, batch=32)
     draft: Run = Run(1000, 64, 2, seed=6, batch=32)
-    held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=4)
-QUICK = Plan(
+QUICK = SpeechPlan(
     codec_steps=6,
     codec_batch=2,
     decoder_steps=4,
@@ -69,21 +72,19 @@ QUICK = Plan(
 
 def spoken_clips(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless fresh clips, never of a held-out utterance: float [batch, 1, n] in [-1, 1], and their
-    slots uint8 [batch, P]."""
+    slots uint8 [batch, P].
+    """
     rng = np.random.default_rng(seed)
     while True:
-        said = []
-        while len(said) < batch:
-            utterance = spoken.random_utterance(rng)
-            if not spoken.held_out(utterance):
-                said.append(utterance)
-        waves = torch.from_numpy(np.stack([spoken.speak(u, rng) for u in said]))
-        yield waves[:, None], torch.tensor([u.slots() for u in said], dtype=torch.uint8)
+        utterances = training_conditions(batch, lambda: spoken.random_utterance(rng))
+        waves = torch.from_numpy(np.stack([spoken.speak(u, rng) for u in utterances]))
+        yield waves[:, None], torch.tensor([u.slots() for u in utterances], dtype=torch.uint8)
 
 
 def excerpts(batch: int, seed: int) -> Iterator[Tensor]:
-    """Excerpts of ``CROP`` frames, most from where words are; every fourth from the start of a
-    clip, where the codec has nothing to its left."""
+    """Excerpts of ``CROP`` frames, most from the part with words; every fourth from the start of a
+    clip, where the codec has no left context.
+    """
     generator = torch.Generator().manual_seed(seed)
     for waves, _ in spoken_clips(batch, seed):
         first = (torch.rand(batch, generator=generator) ** 2 * (FRAMES - CROP + 1)).long()
@@ -94,8 +95,7 @@ def excerpts(batch: int, seed: int) -> Iterator[Tensor]:
 
 
 def new_codec():
-    from transformers import MimiConfig, MimiModel
-
+    """Create the codec."""
     return MimiModel(
         MimiConfig(
             sampling_rate=spoken.RATE,
@@ -118,16 +118,14 @@ def new_codec():
 
 
 class Training(nn.Module):
-    """The codec with its codebooks as parameters; in the published layout they are sums and
-    counts."""
+    """Codec with its codebooks as parameters; in the published layout they are sums and counts."""
 
     def __init__(self):
         super().__init__()
         self.codec = new_codec()
         with torch.no_grad():
-            for module in (
-                self.codec.modules()
-            ):  # the class's own start is for weights that are loaded: it lets no signal through
+            # the class's own initialisation expects loaded weights and lets no signal through
+            for module in self.codec.modules():
                 if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
                     inputs = module.in_channels * module.kernel_size[0] // module.groups
                     inputs = (
@@ -144,6 +142,7 @@ class Training(nn.Module):
         )
 
     def finish(self):
+        """Codec in the published layout."""
         quantizer = self.codec.quantizer
         layers = [
             *quantizer.semantic_residual_vector_quantizer.layers,
@@ -157,10 +156,7 @@ class Training(nn.Module):
 
 @cache
 def bands(size: int) -> Tensor:
-    """Mel bands [frequencies, bands], each of weight one: the finer the window, the more of
-    them."""
-    from transformers.audio_utils import mel_filter_bank
-
+    """Mel bands [frequencies, bands] of weight one; more of them for finer windows."""
     bank = mel_filter_bank(
         size // 2 + 1,
         12 + size // 16,
@@ -175,8 +171,9 @@ def bands(size: int) -> Tensor:
 
 
 def spectral_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Mean distance of two waves [B, n] over several windows: of magnitudes, which tells pitch, and
-    of the logarithmic power in mel bands, which tells noise by how loud it is."""
+    """Mean distance of two waves [B, n] over several windows: of magnitudes, which resolve pitch,
+    and of the logarithmic power in mel bands, which resolves the loudness of noise.
+    """
     total = x.new_zeros(())
     for size in WINDOWS:
         window = torch.hann_window(size)
@@ -192,9 +189,10 @@ def spectral_distance(x: Tensor, y: Tensor) -> Tensor:
     return total / len(WINDOWS)
 
 
-def train_codec(work: Path, plan: Plan, log=print) -> None:
-    """Mimi's split quantiser: one codebook alone and a residual chain of the others beside it, each
-    of the encoder's output."""
+def train_codec(work: Path, plan: SpeechPlan, log=print) -> None:
+    """Train Mimi's split quantiser: one codebook alone, and beside it a residual chain of the
+    others, both on the encoder's output.
+    """
     torch.manual_seed(0)
     model = Training()
     steps, generator = plan.codec_steps, torch.Generator().manual_seed(0)
@@ -229,27 +227,20 @@ def train_codec(work: Path, plan: Plan, log=print) -> None:
         }
         return spectrum + 0.1 * wave + loss, figures
 
-    average = fit(
+    fit_average(
         model,
         excerpts(plan.codec_batch, seed=1),
         loss_fn,
-        steps=steps,
-        lr=2e-3,
-        weight_decay=0.0,
+        TrainConfig(steps=steps, lr=0.002, weight_decay=0.0, save_every=250),
         out=work / "codec",
-        save_every=250,
         on_step=lambda step, m: [c.on_step(step) for c in chains],
         log=log,
     )
-    model.load_state_dict(average.state)
     model.finish().save_pretrained(work / "codec" / "model")
 
 
-def train_decoder(work: Path, plan: Plan, log=print) -> None:
-    """More training for the decoder alone, on codes that stay what they are: it can go on while
-    models of the codes are trained."""
-    from transformers import MimiModel
-
+def train_decoder(work: Path, plan: SpeechPlan, log=print) -> None:
+    """Train the decoder further on fixed codes, possible while models of the codes are trained."""
     torch.manual_seed(0)
     codec = MimiModel.from_pretrained(work / "codec" / "model").eval()
 
@@ -260,71 +251,39 @@ def train_decoder(work: Path, plan: Plan, log=print) -> None:
         wave, spectrum = F.l1_loss(y, x) / x.abs().mean(), spectral_distance(x[:, 0], y[:, 0])
         return spectrum + 0.1 * wave, {"wave": wave.item(), "spectrum": spectrum.item()}
 
-    average = fit(
+    fit_average(
         codec.decoder,
         excerpts(plan.codec_batch, seed=3),
         loss_fn,
-        steps=plan.decoder_steps,
-        lr=1e-3,
-        weight_decay=0.0,
+        TrainConfig(steps=plan.decoder_steps, lr=0.001, weight_decay=0.0, save_every=250),
         out=work / "decoder",
-        save_every=250,
         log=log,
     )
-    codec.decoder.load_state_dict(average.state)
     codec.save_pretrained(work / "decoder" / "model")
 
 
-def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Speaks the training clips and keeps their codes (int16 [N, T], frame by frame, stream q's
-    shifted by q codebooks) and slots (uint8 [N, P])."""
-    from gen.tokenizers.audio.mimi import Mimi
-
+def make_tokens(work: Path, plan: SpeechPlan, log=print) -> None:
+    """Synthesise the training clips and save their codes (int16 [N, T], frame by frame, stream q's
+    shifted by q codebooks) and slots (uint8 [N, P]).
+    """
     frontend = Mimi.from_pretrained(work / "codec" / "model")
     shift = CODES * torch.arange(STREAMS)
-    chunk, codes, slots = 16, [], []
-    for start, (x, said) in zip(
-        range(0, plan.clips, chunk), spoken_clips(chunk, seed=2), strict=False
-    ):
-        codes.append((frontend.encode(x).transpose(1, 2) + shift).flatten(1).to(torch.int16))
-        slots.append(said)
-        if start // chunk % 250 == 0:
-            log(f"{start}/{plan.clips} clips")
-    torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
+
+    def encode(x: Tensor) -> Tensor:
+        return (frontend.encode(x).transpose(1, 2) + shift).flatten(1).to(torch.int16)
+
+    clips = spoken_clips(16, seed=2)
+    encode_dataset(work / "tokens.pt", "codes", clips, plan.clips, 16, encode, log)
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Slots [B, P] as words that say their slot, without a tenth of the conditions, dropped whole,
-    for guidance, and without voice or pace now and then."""
-    drop = torch.rand(slots.shape, generator=generator) < 0.15
-    drop[:, : spoken.MAX_WORDS] = False
-    drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
+    """Slots [B, P] as words that carry their slot, some conditions, voices and paces dropped."""
+    drop = drop_mask(slots, generator, 0.15, slice(0, spoken.MAX_WORDS))
     return torch.from_numpy(spoken.pairs(torch.where(drop, spoken.ANY, slots).numpy()))
 
 
-def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
-    frontend and codebook."""
-    from transformers import MimiModel
-
-    from gen.tokenizers.audio.mimi import Mimi
-
-    codec = MimiModel.from_pretrained(work / "decoder" / "model").half()
-    codec.save_pretrained(zoo / "speech-codec")
-    for name in ("causal", "masked", "draft"):
-        export_lm(
-            work / name / "model",
-            zoo / f"speech-{name}",
-            "speech-codec",
-            codebook_digest(Mimi(codec).fingerprint),
-        )
-    tidy(zoo)
-    log(f"wrote {zoo}")
-
-
 def world() -> World:
-    from gen.modalities.speech import checker as spoken_check
-
+    """Dataset, checker and samplers of the evaluation."""
     llama = (
         "A small Llama with frame and stream embeddings (`gen/models/nets/grid.py`): six slots of"
         " words, voice and pace, then 240 codes of\n`speech-codec`"
@@ -346,31 +305,40 @@ def world() -> World:
             ),
             "speech-causal": f"{llama}, left to right.",
             "speech-masked": f"{llama}, any of them masked.",
-            "speech-draft": (
-                "The architecture of `speech-causal`, smaller: it drafts for it in speculative"
-                " decoding."
-            ),
+            "speech-draft": draft_card("speech"),
         },
         frontend="speech-codec",
         quarter=MINOR,
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    def stages(work: Path, zoo: Path, quick: bool):
-        plan = QUICK if quick else Plan()
+class SpeechRecipe(GridRecipe):
+    """Codec and token models of speech."""
+
+    doc, full, quick = __doc__, SpeechPlan(), QUICK
+    name, frontend, shape, words = "speech", "speech-codec", SHAPE, words
+
+    def stages(self):
         return {
-            "codec": lambda: train_codec(work, plan),
-            "decoder": lambda: train_decoder(work, plan),
-            "tokens": lambda: make_tokens(work, plan),
-            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
-            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
-            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
-            "export": lambda: export(work, zoo),
-            "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
+            "codec": lambda: train_codec(self.work, self.plan, self.log),
+            "decoder": lambda: train_decoder(self.work, self.plan, self.log),
+            "tokens": lambda: make_tokens(self.work, self.plan, self.log),
+            **self.model_stages(),
+            "export": self.export,
+            "evaluate": self.evaluate,
         }
 
-    run(__doc__, argv, stages)
+    def export(self) -> None:
+        """Write half-precision weights of the codec and of the models, which name its codebook."""
+        codec = MimiModel.from_pretrained(self.work / "decoder" / "model").half()
+        codec.save_pretrained(self.zoo / self.frontend)
+        self.export_models(codebook_digest(Mimi(codec).fingerprint))
+
+    def world(self) -> World:
+        return world()
+
+
+main = SpeechRecipe.main
 
 
 if __name__ == "__main__":

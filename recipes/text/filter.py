@@ -1,23 +1,22 @@
-"""The filter of Learn2PD for the masked text model: watch it decode one place per call, and learn
-which proposals were final already.
+"""Learn2PD's filter for the masked text model: trace its decoding with one position per forward
+pass, and learn which proposals were already final.
 
-    python -m gen.recipes.text.filter all --work DIR --zoo DIR  what gen/zoo/text-filter was made
-        with
-    python -m gen.recipes.text.filter all --work DIR --zoo DIR --quick  the same path in seconds,
-        for a look
+    python -m gen.recipes.text.filter all --work DIR --zoo DIR            the run that made
+                                                                          gen/zoo/text-filter
+    python -m gen.recipes.text.filter all --work DIR --zoo DIR --quick    a smoke run, in seconds
 
 Stages: ``traces``, ``filter``, ``evaluate``; ``all`` runs them in this order. The model is
-``text-masked`` in ``--zoo`` (default ``WORK/zoo``), where ``recipes/text/recipe.py`` puts it; the
+``text-masked`` in ``--zoo`` (default ``WORK/zoo``), written by ``recipes/text/recipe.py``; the
 filter is written beside it, as ``text-filter``. ``filter`` resumes from its checkpoint in
 ``--work``.
 
-    traces     training tasks, decoded by ``llada`` with as many steps as places; of every empty
-               place in every call, what the filter reads
-               (``gen.samplers.masked.methods.learn2pd.features``), and whether what was proposed
-               there is what stands there in the end
+    traces     training tasks, decoded by ``llada`` with as many steps as positions; for every
+               masked position in every forward pass, the filter's input
+               (``gen.samplers.masked.methods.learn2pd.features``), and whether the proposal
+               there is the final token
     filter     binary cross-entropy on that, AdamW
     evaluate   on held-out tasks: precision and recall per threshold, beside those of the confidence
-               alone; what decoding with it costs, and how much of it is right
+               alone; the cost and the accuracy of decoding with the filter
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ from gen.core.rng import RNG, CounterRNG
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import POSITIONS
 from gen.pipeline.pipeline import Pipeline
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
-from gen.recipes.text.recipe import drawn
+from gen.recipes.common.recipe import Recipe
+from gen.recipes.common.train import TrainConfig, fit_average
+from gen.recipes.text.data import drawn
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.methods.learn2pd import PlaceFilter, features
-from gen.samplers.masked.parts.selectors import even
+from gen.samplers.masked.methods.llada import even
 from gen.samplers.masked.step import MaskedStep
 
 MODEL, FILTER = "text-masked", "text-filter"
 THRESHOLDS = (0.5, 0.8, 0.9, 0.96, 0.99)
 ONE_AT_A_TIME = {"name": "llada", "steps": POSITIONS}
 DECODERS = {
-    "llada, one place per call": ONE_AT_A_TIME,
+    "llada, one position per pass": ONE_AT_A_TIME,
     "fast_dllm, 0.9": "fast_dllm",
     **{f"learn2pd, {t:g}": {"name": "learn2pd", "filter_threshold": t} for t in THRESHOLDS[1:]},
 }
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+class FilterPlan:
+    """Sizes of the filter recipe."""
 
     tasks: int = 3000
     steps: int = 3000
@@ -67,14 +66,18 @@ class Plan:
     rows: int = 100  # tasks that are decoded together
 
 
-QUICK = Plan(tasks=12, steps=60, batch=64, held_out=4)
+QUICK = FilterPlan(tasks=12, steps=60, batch=64, held_out=4)
 
 
 @dataclass(frozen=True)
 class Traces:
-    """Places that were empty in some call, n of them: ``x`` float32 [n, F], what a filter reads;
-    ``c`` float64 [n], how likely the proposal was; ``final`` bool [n], whether it is what stands
-    there in the end."""
+    """Positions that were masked in some forward pass, n of them.
+
+    Attributes:
+        x: float32 [n, F], input of a filter.
+        c: float64 [n], probability of the proposal.
+        final: bool [n], the proposal is the final token.
+    """
 
     x: Tensor
     c: Tensor
@@ -82,30 +85,36 @@ class Traces:
 
 
 def watched(target, rng: RNG, sampler, radius: int) -> Traces:
-    """Decodes every row of a target, as many places per call as LLaDA's selector says under the
-    knobs of ``sampler``, and writes down what a filter of that ``radius`` would have read."""
+    """Decode every row of a target and record the inputs of a filter.
+
+    Args:
+        target: masked target.
+        rng: its random numbers.
+        sampler: sampler whose parameters give the positions per forward pass, by LLaDA's selector.
+        radius: radius of the filter.
+    """
     seen: list[tuple[Tensor, ...]] = []
 
     def watch(step: MaskedStep) -> Tensor:
-        row, place = step.eligible.nonzero(as_tuple=True)
+        row, position = step.eligible.nonzero(as_tuple=True)
         seen.append(
             (
-                features(step, radius)[row, place].float(),
-                step.confidence[row, place],
+                features(step, radius)[row, position].float(),
+                step.confidence[row, position],
                 step.rows[row],
-                place,
-                step.proposed_tokens[row, place],
+                position,
+                step.proposed_tokens[row, position],
             )
         )
         return even(step)
 
     tokens = decode_masked(target, rng, sampler, overrides={"selector": watch}).tokens
-    x, c, row, place, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
-    return Traces(x, c, tokens.cpu()[row, place] == ids)
+    x, c, row, position, ids = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
+    return Traces(x, c, tokens.cpu()[row, position] == ids)
 
 
-def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: Plan, radius: int) -> Traces:
-    """Those of a model's own decoding of prompts."""
+def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: FilterPlan, radius: int) -> Traces:
+    """Traces of a model's own decoding of prompts."""
     sampler, sampling = pipe.resolve(ONE_AT_A_TIME, None)
     items, found = pipe.plan(list(prompts)), []
     for at in range(0, len(items), plan.rows):
@@ -118,11 +127,12 @@ def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: Plan, radius: int) -
                 radius,
             )
         )
-    return Traces(*(torch.cat([getattr(t, name) for t in found]) for name in ("x", "c", "final")))
+    x, c, final = (torch.cat(p) for p in zip(*((t.x, t.c, t.final) for t in found), strict=True))
+    return Traces(x, c, final)
 
 
-def trained(traces: Traces, radius: int, plan: Plan, out: Path, log=print) -> PlaceFilter:
-    """A filter that has learned from traces. ``out``: the folder of its checkpoint."""
+def trained(traces: Traces, radius: int, plan: FilterPlan, out: Path, log=print) -> PlaceFilter:
+    """Train a filter on traces. ``out`` is the folder of its checkpoint."""
     generator = torch.Generator().manual_seed(2)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -136,16 +146,19 @@ def trained(traces: Traces, radius: int, plan: Plan, out: Path, log=print) -> Pl
 
     torch.manual_seed(0)
     model = PlaceFilter(radius)
-    average = fit(
-        model, batches(), loss, steps=plan.steps, lr=plan.lr, out=out, log_every=500, log=log
+    fit_average(
+        model,
+        batches(),
+        loss,
+        TrainConfig(steps=plan.steps, lr=plan.lr, log_every=500),
+        out=out,
+        log=log,
     )
-    model.load_state_dict(average.state)
     return model.eval().requires_grad_(False)
 
 
 def precision_and_recall(chosen: Tensor, final: Tensor) -> tuple[float, float]:
-    """Of bool [n]: the share of what is chosen that is final, 1 if nothing is; and the share of
-    what is final that is chosen."""
+    """Precision, 1 without chosen items, and recall of ``chosen`` for ``final``, bool [n]."""
     both = int((chosen & final).sum())
     return both / max(1, int(chosen.sum())) if bool(chosen.any()) else 1.0, both / max(
         1, int(final.sum())
@@ -153,9 +166,12 @@ def precision_and_recall(chosen: Tensor, final: Tensor) -> tuple[float, float]:
 
 
 def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
-    """How well a filter tells traces apart that it has not seen. ``nats``: binary cross-entropy per
-    place; ``nats_blind``: that of always saying how many are final. ``judged``: precision and
-    recall of either, by threshold."""
+    """Figures of a filter on unseen traces.
+
+    Returns:
+        ``nats``, binary cross-entropy per position; ``nats_blind``, the same for the constant share
+        of final proposals; ``judged``, precision and recall of filter and confidence, by threshold.
+    """
     logits, final = model(traces.x), traces.final
     rate = final.double().mean().clamp(1e-9, 1 - 1e-9)
     judged = {
@@ -172,10 +188,11 @@ def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
 
 
 def decoding(
-    pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], plan: Plan
+    pipe: Pipeline, filter: Path, tasks: Sequence[text_tasks.Task], plan: FilterPlan
 ) -> dict[str, dict[str, float]]:
-    """Per decoder: the share of tasks that are right, of texts that one place per call gives too,
-    and forward calls."""
+    """Per decoder: the share of right answers, the share of texts equal to those of one position
+    per forward pass, and forward passes.
+    """
     rows: dict[str, dict[str, float]] = {}
     reference: list[str] = []
     for name, spec in DECODERS.items():
@@ -195,7 +212,7 @@ def decoding(
 def card(
     figures: dict[str, Any], rows: dict[str, dict[str, float]], held_out: int, parameters: int
 ) -> str:
-    """The README.md of the filter's folder."""
+    """Text of the model card."""
     judged = "".join(
         f"| {name} | {p:.3f} | {r:.3f} |\n" for name, (p, r) in figures["judged"].items()
     )
@@ -205,56 +222,64 @@ def card(
     )
     return (
         f"---\ntags: [gen]\n---\n\n# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for"
-        f" `{MODEL}`, of {parameters} numbers.\nIt says which proposals one place per call would"
-        " keep. Trained from nothing on that model's own decoding, with\n`python -m"
-        " gen.recipes.text.filter all --work DIR --zoo DIR`. No other data were used.\n\nMeasured"
-        f" on {held_out} held-out tasks: {figures['positions']} empty places, {figures['final']:.3f}"
-        f" of them final. Cross-entropy per place:\n{figures['nats']:.3f} nats, and"
-        f" {figures['nats_blind']:.3f} if it always said how many are final.\n\n| at least |"
-        f" precision | recall |\n| --- | --- | --- |\n{judged}\n| decoder | task fulfilled | text"
-        f" of one place per call | forward calls (mean) |\n| --- | --- | --- | --- |\n{decoded}"
+        f" `{MODEL}`, of {parameters} parameters.\nIt predicts which proposals one position per"
+        " pass would keep. Trained from scratch on that model's own decoding, with\n`python -m"
+        " gen.recipes.text.filter all --work DIR --zoo DIR`. No other data were used.\n\n"
+        f"Measured on {held_out} held-out tasks: {figures['positions']} masked positions,"
+        f" {figures['final']:.3f} of them final. Cross-entropy per position:\n"
+        f"{figures['nats']:.3f} nats, and {figures['nats_blind']:.3f} for the constant share of"
+        " final ones.\n\n| at least | precision | recall |\n| --- | --- | --- |\n"
+        f"{judged}\n| decoder | task passed | text of one position per pass | forward passes (mean)"
+        f" |\n| --- | --- | --- | --- |\n{decoded}"
     )
 
 
-def stages(work: Path, zoo: Path, quick: bool):
-    plan, radius, pipe = (
-        QUICK if quick else Plan(),
-        PlaceFilter().radius,
-        lambda: Pipeline("text", zoo / MODEL),
-    )
+class FilterRecipe(Recipe):
+    """Filter of the masked text model in ``zoo``."""
 
-    def held():
-        return text_tasks.tasks(plan.held_out, 123, held=True)
+    doc, full, quick = __doc__, FilterPlan(), QUICK
 
-    def record(log=print) -> None:
-        began = time.time()
-        found = traces_of(
-            pipe(), [str(task) for task, _ in drawn(plan.tasks, seed=21)], plan, radius
+    def stages(self):
+        return {"traces": self.record, "filter": self.learn, "evaluate": self.evaluate}
+
+    def pipe(self) -> Pipeline:
+        """Pipeline of the masked text model."""
+        return Pipeline("text", self.zoo / MODEL)
+
+    def traces(self, pipe: Pipeline, tasks: Sequence[text_tasks.Task]) -> Traces:
+        """Traces of tasks for a filter of the default radius."""
+        return traces_of(pipe, [str(t) for t in tasks], self.plan, PlaceFilter().radius)
+
+    def record(self) -> None:
+        """Decode the training tasks and save their traces."""
+        began, count = time.time(), self.plan.tasks
+        traces = self.traces(self.pipe(), [task for task, _ in drawn(count, seed=21)])
+        torch.save(vars(traces), self.work / "filter-traces.pt")
+        share, seconds = traces.final.double().mean(), time.time() - began
+        self.log(
+            f"{len(traces.x)} masked positions of {count} tasks, {share:.3f} final; {seconds:.0f} s"
         )
-        torch.save(vars(found), work / "filter-traces.pt")
-        log(
-            f"{len(found.x)} empty places of {plan.tasks} tasks, {found.final.double().mean():.3f}"
-            f" final; {time.time() - began:.0f} s"
-        )
 
-    def learn(log=print) -> None:
-        found = Traces(**torch.load(work / "filter-traces.pt", weights_only=True))
-        trained(found, radius, plan, work / "filter", log).save_pretrained(zoo / FILTER)
-        log(f"wrote {zoo / FILTER}")
+    def learn(self) -> None:
+        """Train the filter on the traces and write it to ``zoo``."""
+        traces = Traces(**torch.load(self.work / "filter-traces.pt", weights_only=True))
+        model = trained(traces, PlaceFilter().radius, self.plan, self.work / "filter", self.log)
+        model.save_pretrained(self.zoo / FILTER)
+        self.log(f"wrote {self.zoo / FILTER}")
 
-    def evaluate(log=print) -> None:
-        made, model, tasks = pipe(), PlaceFilter.from_pretrained(zoo / FILTER), held()
-        figures = separation(model, traces_of(made, [str(t) for t in tasks], plan, radius))
-        rows = decoding(made, zoo / FILTER, tasks, plan)
+    def evaluate(self) -> None:
+        """Measure the filter on held-out tasks and write its model card."""
+        folder, pipe = self.zoo / FILTER, self.pipe()
+        tasks = text_tasks.tasks(self.plan.held_out, 123, held=True)
+        model = PlaceFilter.from_pretrained(folder)
+        figures = separation(model, self.traces(pipe, tasks))
+        rows = decoding(pipe, folder, tasks, self.plan)
         text = card(figures, rows, len(tasks), sum(p.numel() for p in model.parameters()))
-        (zoo / FILTER / "README.md").write_text(text)
-        log(text)
-
-    return {"traces": record, "filter": learn, "evaluate": evaluate}
+        (folder / "README.md").write_text(text)
+        self.log(text)
 
 
-def main(argv: list[str] | None = None) -> None:
-    run(__doc__, argv, stages)
+main = FilterRecipe.main
 
 
 if __name__ == "__main__":

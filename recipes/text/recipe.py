@@ -1,13 +1,13 @@
-"""Text from nothing: draw tasks and answers by program, train a causal model, and one that is
-masked and of blocks, measure them.
+"""Text from nothing: draw tasks and answers, train a causal model, and one that is masked and of
+blocks, measure them.
 
-    python -m gen.recipes.text all --work DIR            what gen/zoo/text-* was made with
-    python -m gen.recipes.text all --work DIR --quick    the same path in about a minute, for a look
+    python -m gen.recipes.text all --work DIR            the run that made gen/zoo/text-*
+    python -m gen.recipes.text all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``traces``, ``filter`` (those of
-``text_filter``), ``evaluate``; ``all`` runs them in this order. Training stages resume from their
-checkpoints in ``--work``; ``masked`` starts from what ``causal`` has learned. ``export`` writes
-half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
+``gen.recipes.text.filter``), ``evaluate``; ``all`` runs them in this order. Training stages resume
+from their checkpoints in ``--work``; ``masked`` starts from the weights of ``causal``. ``export``
+writes half-precision weights to ``--zoo`` (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,29 +24,22 @@ from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import NOTHING, POSITIONS, TextModality
-from gen.recipes.common.grid_evaluation import World, evaluate
-from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
-from gen.recipes.common.stages import run
+from gen.recipes.common.data import UNCONDITIONAL_SHARE
+from gen.recipes.common.grid_evaluation import World
+from gen.recipes.common.grid_models import Run, Shape
+from gen.recipes.common.recipe import GridPlan, GridRecipe, draft_card
+from gen.recipes.text.data import drawn
+from gen.recipes.text.filter import FilterRecipe
 from gen.tokenizers.text.words import TextWords
 
 BLOCK = 4
-ONE = "one place per call"  # what presets are measured against
+ONE = "one position per pass"  # reference of the presets
 SHAPE = Shape((POSITIONS,), POSITIONS, len(text_tasks.WORDS) + 1, TextModality.words)
-# the harder ones, so many times as often as the others
-OFTEN = {
-    "sort": 4,
-    "reverse": 2,
-    "insert at": 3,
-    "remove at": 3,
-    "replace at": 3,
-    "add": 3,
-    "close": 2,
-}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+@dataclass(frozen=True, kw_only=True)
+class TextPlan(GridPlan):
+    """Sizes of the text recipe."""
 
     tasks: int = 400_000
     causal: Run = Run(3000, 96, 4, seed=5, batch=128, tied=True)
@@ -68,7 +60,7 @@ class Plan:
 
 
 _TINY = dict(width=32, layers=1, batch=4, tied=True)
-QUICK = Plan(
+QUICK = TextPlan(
     tasks=200,
     causal=Run(4, seed=5, **_TINY),
     draft=Run(4, seed=7, **_TINY),
@@ -77,20 +69,10 @@ QUICK = Plan(
 )
 
 
-def drawn(n: int, seed: int) -> list[tuple[text_tasks.Task, tuple[str, ...]]]:
-    """So many tasks, none of them held out, each with one of its right answers."""
-    rng, out = np.random.default_rng(seed), []
-    ops = [op for op in text_tasks.OPS for _ in range(OFTEN.get(op, 1))]
-    while len(out) < n:
-        task = text_tasks.random_task(rng, ops)
-        if not text_tasks.held_out(task):
-            out.append((task, text_tasks.draw_answer(task, rng)))
-    return out
-
-
-def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Tasks that are not held out: the ids of an answer and then the end (int16 [N, 16]), and the
-    slots of the prompt (uint8 [N, 16])."""
+def make_tokens(work: Path, plan: TextPlan, log=print) -> None:
+    """Save tasks that are not held out: the ids of an answer and then the eos token (int16 [N,
+    16]), and the slots of the prompt (uint8 [N, 16]).
+    """
     frontend, modality = TextWords.of(text_tasks.WORDS, POSITIONS), TextModality()
     frontend.save_pretrained(work / "frontend")
     id_of = {w: i for i, w in enumerate(frontend.words)}
@@ -100,31 +82,18 @@ def make_tokens(work: Path, plan: Plan, log=print) -> None:
         row[: len(answer)] = [id_of[w] for w in answer]
     slots = torch.tensor([modality.prompt_words(task) for task, _ in data], dtype=torch.uint8)
     torch.save({"codes": codes, "slots": slots}, work / "tokens.pt")
-    log(
-        f"{len(data)} tasks; {float((codes != frontend.eos_token_id).sum(1).float().mean()):.1f} words"
-        " each answer"
-    )
+    length = float((codes != frontend.eos_token_id).sum(1).float().mean())
+    log(f"{len(data)} tasks; {length:.1f} words per answer")
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """The words of prompts [B, P], a tenth of them dropped whole, for guidance."""
-    return slots.masked_fill(torch.rand(len(slots), 1, generator=generator) < 0.1, NOTHING)
+    """Words of prompts [B, P], a tenth of them dropped whole, for classifier-free guidance."""
+    return slots.masked_fill(
+        torch.rand(len(slots), 1, generator=generator) < UNCONDITIONAL_SHARE, NOTHING
+    )
 
 
-def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
-    frontend and vocabulary."""
-    shutil.copytree(work / "frontend", zoo / "text-words", dirs_exist_ok=True)
-    digest = codebook_digest(TextWords.from_pretrained(work / "frontend").fingerprint)
-    counts = 1 + torch.load(work / "tokens.pt", weights_only=True)[
-        "codes"
-    ].flatten().long().bincount(minlength=SHAPE.codes)  # what never came up is rare
-    for name in ("causal", "masked", "draft"):
-        export_lm(work / name / "model", zoo / f"text-{name}", "text-words", digest, counts)
-    tidy(zoo)
-    log(f"wrote {zoo}")
-
-
+# presets with a fixed number of steps
 COUNTED = (
     "llada",
     "dream",
@@ -136,13 +105,14 @@ COUNTED = (
     "halton",
     "maskgit_remask",
     "ddvla",
-)  # presets that spend their steps
+)
 
 
 def masked_samplers(zoo: Path) -> dict[str, dict]:
-    """Every masked sampler of ids by the name it has in tables; those that spend a number of steps
-    with half as many as there are places."""
-    found = {ONE: {"name": "llada", "steps": POSITIONS}}
+    """Masked samplers of tokens by their name in tables; those with a number of steps get half as
+    many as there are positions.
+    """
+    samplers = {ONE: {"name": "llada", "steps": POSITIONS}}
     for name in (*registry.table("preset"), *registry.table("sampler")):
         sampler, _ = resolve_sampler(name)
         if (
@@ -152,20 +122,21 @@ def masked_samplers(zoo: Path) -> dict[str, dict]:
         ):
             continue
         if name in COUNTED:
-            found[f"{name}, {POSITIONS // 2} steps"] = {"name": name, "steps": POSITIONS // 2}
+            samplers[f"{name}, {POSITIONS // 2} steps"] = {"name": name, "steps": POSITIONS // 2}
         elif name == "prophet":  # its thirds are thirds of the steps
-            found[name] = {"name": name, "steps": POSITIONS}
+            samplers[name] = {"name": name, "steps": POSITIONS}
         elif name == "learn2pd":
-            found[name] = {"name": name, "filter": str(zoo / "text-filter")}
+            samplers[name] = {"name": name, "filter": str(zoo / "text-filter")}
         else:
-            found[name] = {"name": name}
-    return found
+            samplers[name] = {"name": name}
+    return samplers
 
 
 def world(zoo: Path) -> World:
+    """Dataset, checker and samplers of the evaluation."""
     llama = (
-        "A small Llama with a learned embedding per place (`gen/models/nets/grid.py`): the words of"
-        " a prompt in 16 slots, then 16 words"
+        "A small Llama with a learned embedding per position (`gen/models/nets/grid.py`): the words"
+        " of a prompt in 16 slots, then 16 words"
     )
     return World(
         "text",
@@ -184,18 +155,15 @@ def world(zoo: Path) -> World:
         blocks={"frame_blocks": {"name": "frame_blocks", "steps": BLOCK}},
         about={
             "text-words": (
-                f"A word-level tokenizer of {len(text_tasks.WORDS)} words and the end, for"
+                f"A word-level tokenizer of {len(text_tasks.WORDS)} words and the eos token, for"
                 " `transformers.PreTrainedTokenizerFast`."
             ),
-            "text-causal": f"{llama}\nand the end, left to right.",
+            "text-causal": f"{llama}\nand the eos token, left to right.",
             "text-masked": (
                 f"{llama},\nany of them masked; or four by four, any of the four masked. The end"
                 " fills what is left."
             ),
-            "text-draft": (
-                "The architecture of `text-causal`, smaller: it drafts for it in speculative"
-                " decoding."
-            ),
+            "text-draft": draft_card("text"),
         },
         frontend="text-words",
         quarter=("maximal", "fresh", "speculative", "typical"),
@@ -203,23 +171,40 @@ def world(zoo: Path) -> World:
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    def stages(work: Path, zoo: Path, quick: bool):
-        from gen.recipes.text import filter as text_filter  # which draws its tasks as this one does
+class TextRecipe(GridRecipe):
+    """Words and token models of text, and the filter of Learn2PD."""
 
-        plan, filters = QUICK if quick else Plan(), text_filter.stages(work, zoo, quick)
+    doc, full, quick = __doc__, TextPlan(), QUICK
+    name, frontend, shape, words = "text", "text-words", SHAPE, words
+
+    def __init__(self, work: Path, zoo: Path, quick: bool = False, log=print):
+        super().__init__(work, zoo, quick, log)
+        self.filter = FilterRecipe(work, zoo, quick, log)
+
+    def stages(self):
         return {
-            "tokens": lambda: make_tokens(work, plan),
-            **{
-                name: lambda name=name: train_lm(work, SHAPE, getattr(plan, name), name, words)
-                for name in ("causal", "masked", "draft")
-            },
-            "export": lambda: export(work, zoo),
-            **{name: filters[name] for name in ("traces", "filter")},
-            "evaluate": lambda: evaluate(world(zoo), zoo, plan.held_out),
+            "tokens": lambda: make_tokens(self.work, self.plan, self.log),
+            **self.model_stages(),
+            "export": self.export,
+            "traces": self.filter.record,
+            "filter": self.filter.learn,
+            "evaluate": self.evaluate,
         }
 
-    run(__doc__, argv, stages)
+    def export(self) -> None:
+        """Write the words, and half-precision weights of the models, which name them."""
+        words = self.work / "frontend"
+        shutil.copytree(words, self.zoo / self.frontend, dirs_exist_ok=True)
+        codes = torch.load(self.work / "tokens.pt", weights_only=True)["codes"]
+        # one more of each, so that no id counts as impossible
+        counts = 1 + codes.flatten().long().bincount(minlength=SHAPE.codes)
+        self.export_models(codebook_digest(TextWords.from_pretrained(words).fingerprint), counts)
+
+    def world(self) -> World:
+        return world(self.zoo)
+
+
+main = TextRecipe.main
 
 
 if __name__ == "__main__":

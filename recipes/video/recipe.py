@@ -1,13 +1,12 @@
-"""Video from nothing: draw captioned moving shapes, train the video VQ, a causal model, and one
+"""Video from nothing: render captioned moving shapes, train the video VQ, a causal model, and one
 that is masked and of frame blocks, measure them.
 
-    python -m gen.recipes.video all --work DIR            what gen/zoo/video-* was made with
-    python -m gen.recipes.video all --work DIR --quick    the same path in about a minute, for a
-                                                          look
+    python -m gen.recipes.video all --work DIR            the run that made gen/zoo/video-*
+    python -m gen.recipes.video all --work DIR --quick    a smoke run of the same path, a minute
 
 Stages: ``vq``, ``tokens``, ``causal``, ``masked``, ``draft``, ``export``, ``evaluate``; ``all``
 runs them in this order. Training stages resume from their checkpoints in ``--work``; ``masked``
-starts from what ``causal`` has learned. ``export`` writes half-precision weights to ``--zoo``
+starts from the weights of ``causal``. ``export`` writes half-precision weights to ``--zoo``
 (default ``WORK/zoo``), ``evaluate`` measures those.
 """
 
@@ -22,14 +21,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import Emu3VQVAE, Emu3VQVAEConfig
+from transformers.models.emu3.modeling_emu3 import (
+    Emu3VQVAEResnetBlock,
+    Emu3VQVAESpatialNorm,
+    Emu3VQVAETemporalResnetBlock,
+)
 
 from gen.contracts.frontend import codebook_digest
 from gen.modalities.video import captions as moving
+from gen.modalities.video import checker as moving_check
 from gen.recipes.common.codebooks import Chain
-from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World, evaluate
-from gen.recipes.common.grid_models import Run, Shape, export_lm, tidy, train_lm
-from gen.recipes.common.stages import run
-from gen.recipes.common.train import fit
+from gen.recipes.common.data import drop_mask, encode_dataset, training_conditions
+from gen.recipes.common.grid_evaluation import CAUSAL, MINOR, World
+from gen.recipes.common.grid_models import Run, Shape
+from gen.recipes.common.recipe import GridPlan, GridRecipe, draft_card
+from gen.recipes.common.train import TrainConfig, fit_average
+from gen.tokenizers.video.video_vq import VideoVQ
 
 CODES, CHANNELS, STRIDE = 128, 16, (2, 4, 4)  # frames, rows and columns per code
 GRID = (moving.FRAMES // STRIDE[0], moving.SIZE // STRIDE[1], moving.SIZE // STRIDE[2])
@@ -37,13 +45,12 @@ SHAPE = Shape(GRID, moving.SLOTS, CODES, moving.PAIRS)
 FRAME = GRID[1] * GRID[2]  # codes of one frame of the grid
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of everything; ``quick`` shrinks it."""
+@dataclass(frozen=True, kw_only=True)
+class VideoPlan(GridPlan):
+    """Sizes of the video recipe."""
 
     vq_steps: int = 1400
-    # of them, the last, on whole pictures; those before see windows of 16x16 pixels, which cost a
-    # quarter
+    # last steps on whole images; earlier ones see windows of 16x16 pixels, at a quarter of the cost
     vq_whole: int = 400
     vq_batch: int = 8
     clips: int = 34_500
@@ -61,11 +68,10 @@ class Plan:
         share=1 / 3,
     )
     draft: Run = Run(800, 64, 2, seed=7, batch=8, tied=True)
-    held_out: int = 200
 
 
 _TINY = dict(width=32, layers=1, batch=4)
-QUICK = Plan(
+QUICK = VideoPlan(
     vq_steps=6,
     vq_whole=2,
     vq_batch=2,
@@ -78,15 +84,16 @@ QUICK = Plan(
 
 
 def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless fresh clips, never of a held-out caption, two of three bouncing, which takes longer
-    to learn: float [batch, F, 3, h, w] in [-1, 1], and caption slots uint8 [batch, P]."""
+    """Endless fresh clips, never of a held-out caption: float [batch, F, 3, h, w] in [-1, 1], and
+    caption slots uint8 [batch, P]. Two of three bounce, which takes longer to learn.
+    """
     rng = np.random.default_rng(seed)
     while True:
-        captions = []
-        while len(captions) < batch:
-            caption = moving.random_caption(rng)
-            if not moving.held_out(caption) and (caption.bounces or rng.random() < 0.5):
-                captions.append(caption)
+        captions = training_conditions(
+            batch,
+            lambda: moving.random_caption(rng),
+            lambda caption: caption.bounces or rng.random() < 0.5,
+        )
         x = (
             torch.from_numpy(np.stack([moving.draw(c, rng) for c in captions]))
             .permute(0, 1, 4, 2, 3)
@@ -98,8 +105,7 @@ def drawn(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def new_vq():
-    from transformers import Emu3VQVAE, Emu3VQVAEConfig
-
+    """Create the VQ."""
     return Emu3VQVAE(
         Emu3VQVAEConfig(
             codebook_size=CODES,
@@ -118,16 +124,12 @@ def new_vq():
 
 @torch.no_grad()
 def gentle_start(model) -> None:
-    """Weights from which this class trains: its own are made for weights that are loaded and give
-    pictures a hundred times too bright. Residual branches start at nothing, norms that the codes
-    modulate at plain norms, and the convolutions around the codes hand on what they get, so that
-    signals reach them at all."""
-    from transformers.models.emu3.modeling_emu3 import (
-        Emu3VQVAEResnetBlock,
-        Emu3VQVAESpatialNorm,
-        Emu3VQVAETemporalResnetBlock,
-    )
+    """Initialise a model for training.
 
+    The class's own initialisation expects loaded weights and gives images a hundred times too
+    bright. Here residual branches start at zero, norms that the codes modulate at plain norms, and
+    the convolutions around the codes at the identity, so that signals reach them.
+    """
     for module in model.modules():
         if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
             module.reset_parameters()
@@ -144,14 +146,14 @@ def gentle_start(model) -> None:
         module.conv.weight.zero_()[:, :, -1, 0, 0] = same
     for part in (model.encoder, model.decoder):
         for module in part.time_conv:
-            module.conv.conv.weight[:, :, -1, 1, 1] += (
-                2 * same
-            )  # what follows takes half of it away
+            # the layers behind it take half of it away
+            module.conv.conv.weight[:, :, -1, 1, 1] += 2 * same
 
 
-def windows(plan: Plan) -> Iterator[Tensor]:
-    """Clips for the codec: eight frames [B, 8, 3, h, w] from anywhere in a clip, of a quarter of
-    the picture until the last ``vq_whole`` steps. Cells of codes stay cells."""
+def windows(plan: VideoPlan) -> Iterator[Tensor]:
+    """Clips for the codec: eight frames [B, 8, 3, h, w] from anywhere in a clip, a quarter of the
+    image until the last ``vq_whole`` steps. Windows align with the cells of codes.
+    """
     rng = np.random.default_rng(11)
     for step, (x, _) in enumerate(drawn(plan.vq_batch, seed=1)):
         first = STRIDE[0] * rng.integers(5)
@@ -163,9 +165,11 @@ def windows(plan: Plan) -> Iterator[Tensor]:
 
 
 def agreement(x: Tensor, h: Tensor) -> Tensor:
-    """How much the vectors h [B, D, T, H, W] of neighbouring cells differ, along each axis, where
-    both cells and what is around them show the same pixels of x [B, F, 3, h, w]: such cells should
-    get the same code, or the codes of a plain background are noise to a language model.
+    """Difference of the vectors h [B, D, T, H, W] of neighbouring cells, along each axis, where
+    both cells and their surroundings show the same pixels of x [B, F, 3, h, w].
+
+    Such cells should get the same code; otherwise the codes of a plain background are noise to a
+    language model.
     """
     frames, cell = STRIDE[:2]
     around = (
@@ -189,8 +193,8 @@ def agreement(x: Tensor, h: Tensor) -> Tensor:
     return loss
 
 
-def train_vq(work: Path, plan: Plan, log=print) -> None:
-    """The codebook is trained by gradients; ``Chain`` starts it and keeps its codes in use."""
+def train_vq(work: Path, plan: VideoPlan, log=print) -> None:
+    """Train the VQ by gradients; ``Chain`` starts its codebook and keeps the codes in use."""
     torch.manual_seed(0)
     model = new_vq()
     gentle_start(model)
@@ -203,7 +207,7 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
 
     def loss_fn(m, x):
         def swap(z):
-            return z.permute(0, 2, 1, 3, 4)  # frames before channels, and back
+            return z.permute(0, 2, 1, 3, 4)  # swaps frames and channels, there and back
 
         h = m.quant_conv(swap(m.encoder(x))).float()
         flat, loss = chain(h.permute(0, 2, 3, 4, 1).reshape(-1, CHANNELS))
@@ -218,45 +222,36 @@ def train_vq(work: Path, plan: Plan, log=print) -> None:
         }
         return mse + 0.2 * F.l1_loss(y, x) + loss + agree, figures
 
-    average = fit(
+    fit_average(
         model,
         windows(plan),
         loss_fn,
-        steps=plan.vq_steps,
-        lr=2e-3,
-        weight_decay=0.0,
+        TrainConfig(steps=plan.vq_steps, lr=0.002, weight_decay=0.0, autocast=True, save_every=250),
         out=work / "vq",
-        autocast=True,
-        save_every=250,
         on_step=lambda step, m: chain.on_step(step),
         log=log,
     )
-    model.load_state_dict(average.state)
     model.save_pretrained(work / "vq" / "model")
 
 
-def make_tokens(work: Path, plan: Plan, log=print) -> None:
-    """Draws the training clips and keeps their codes (int16 [N, T]) and caption slots (uint8 [N,
-    P])."""
-    from gen.tokenizers.video.video_vq import VideoVQ
-
+def make_tokens(work: Path, plan: VideoPlan, log=print) -> None:
+    """Render the training clips and save their codes (int16 [N, T]) and caption slots (uint8 [N,
+    P]).
+    """
     frontend = VideoVQ.from_pretrained(work / "vq" / "model")
-    chunk, codes, slots = 8, [], []
-    for start, (x, said) in zip(range(0, plan.clips, chunk), drawn(chunk, seed=2), strict=False):
-        codes.append(frontend.encode(x).flatten(1).to(torch.int16))
-        slots.append(said)
-        if start // chunk % 250 == 0:
-            log(f"{start}/{plan.clips} clips")
-    torch.save({"codes": torch.cat(codes), "slots": torch.cat(slots)}, work / "tokens.pt")
+
+    def encode(x: Tensor) -> Tensor:
+        return frontend.encode(x).flatten(1).to(torch.int16)
+
+    encode_dataset(work / "tokens.pt", "codes", drawn(8, seed=2), plan.clips, 8, encode, log)
 
 
 def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, P] without a tenth of the captions, dropped whole, for guidance, and
-    without a twentieth of the words that a caption may leave out."""
-    drop = torch.rand(slots.shape, generator=generator) < 0.05
-    drop[:, [i for i in range(moving.SLOTS) if i not in moving.OPTIONAL]] = False
-    drop |= torch.rand(len(slots), 1, generator=generator) < 0.1
-    return torch.where(drop, moving.ANY, slots)
+    """Caption slots [B, P] with a tenth of the captions dropped, and a twentieth of the words that
+    a caption may omit.
+    """
+    required = [i for i in range(moving.SLOTS) if i not in moving.OPTIONAL]
+    return torch.where(drop_mask(slots, generator, 0.05, required), moving.ANY, slots)
 
 
 def words(slots: Tensor, generator: torch.Generator) -> Tensor:
@@ -264,27 +259,8 @@ def words(slots: Tensor, generator: torch.Generator) -> Tensor:
     return torch.from_numpy(moving.pairs(drop_words(slots, generator).numpy()))
 
 
-def export(work: Path, zoo: Path, log=print) -> None:
-    """Half-precision weights in the ordinary ``save_pretrained`` layout. A token model names its
-    frontend and codebook."""
-    from transformers import Emu3VQVAE
-
-    vq = Emu3VQVAE.from_pretrained(work / "vq" / "model").half()
-    vq.save_pretrained(zoo / "video-vq")
-    for name in ("causal", "masked", "draft"):
-        export_lm(
-            work / name / "model",
-            zoo / f"video-{name}",
-            "video-vq",
-            codebook_digest(vq.quantize.embedding.weight),
-        )
-    tidy(zoo)
-    log(f"wrote {zoo}")
-
-
 def world() -> World:
-    from gen.modalities.video import checker as moving_check
-
+    """Dataset, checker and samplers of the evaluation."""
     llama = (
         "A small Llama with frame, row and column embeddings (`gen/models/nets/grid.py`): six"
         " caption slots, then 512 codes of\n`video-vq`"
@@ -309,30 +285,39 @@ def world() -> World:
             "video-masked": (
                 f"{llama}, any of them masked; or frame by frame, any of a frame's masked."
             ),
-            "video-draft": (
-                "The architecture of `video-causal`, smaller: it drafts for it in speculative"
-                " decoding."
-            ),
+            "video-draft": draft_card("video"),
         },
         frontend="video-vq",
         quarter=(*MINOR, "maskgit, 64 steps", "halton, 64 steps"),
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    def stages(work: Path, zoo: Path, quick: bool):
-        plan = QUICK if quick else Plan()
+class VideoRecipe(GridRecipe):
+    """VQ frontend and token models of video."""
+
+    doc, full, quick = __doc__, VideoPlan(), QUICK
+    name, frontend, shape, words = "video", "video-vq", SHAPE, words
+
+    def stages(self):
         return {
-            "vq": lambda: train_vq(work, plan),
-            "tokens": lambda: make_tokens(work, plan),
-            "causal": lambda: train_lm(work, SHAPE, plan.causal, "causal", words),
-            "masked": lambda: train_lm(work, SHAPE, plan.masked, "masked", words),
-            "draft": lambda: train_lm(work, SHAPE, plan.draft, "draft", words),
-            "export": lambda: export(work, zoo),
-            "evaluate": lambda: evaluate(world(), zoo, plan.held_out),
+            "vq": lambda: train_vq(self.work, self.plan, self.log),
+            "tokens": lambda: make_tokens(self.work, self.plan, self.log),
+            **self.model_stages(),
+            "export": self.export,
+            "evaluate": self.evaluate,
         }
 
-    run(__doc__, argv, stages)
+    def export(self) -> None:
+        """Write half-precision weights of the VQ and of the models, which name its codebook."""
+        vq = Emu3VQVAE.from_pretrained(self.work / "vq" / "model").half()
+        vq.save_pretrained(self.zoo / self.frontend)
+        self.export_models(codebook_digest(vq.quantize.embedding.weight))
+
+    def world(self) -> World:
+        return world()
+
+
+main = VideoRecipe.main
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class _NoLatentDrafts(_NoDrafts):
 class Autoregressive(Sampler):
     """Draw one token per forward pass; the reference of causal models."""
 
+    papers = ("2406.11838",)
     protocol = "causal"
     kinds = ("codes", "latents")
     reference = "plain autoregression"

@@ -143,6 +143,7 @@ class SpeculativeJacobi(Sampler):
     window: int | str = 64
     init: str = "uniform"
 
+    papers = ("2410.01699", "2002.09928")
     protocol = "causal"
     reference = "plain autoregression"
 

@@ -46,6 +46,7 @@ class RelaxedAcceptance(ModelDrafted):
     window: int | str = 64
     init: str = "uniform"
 
+    papers = ("2410.03355", "2502.06352", "2401.10774", "2507.22424")
     reference = "plain autoregression"
 
     def __post_init__(self) -> None:

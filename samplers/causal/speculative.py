@@ -37,6 +37,7 @@ class Speculative(ModelDrafted):
 
     verifier: str = "token"
 
+    papers = ("2211.17192", "2302.01318", "2403.10444")
     reference = "plain autoregression"
     guarantee = "same_distribution"
 

@@ -114,6 +114,7 @@ class ContinuousJacobi(Sampler):
     tolerance: float = 0.05
     init: str = "repeat"
 
+    papers = ("2002.03629", "2002.09928")
     protocol = "causal"
     kinds = ("latents",)
     reference = "plain autoregression"

@@ -95,6 +95,7 @@ class ContinuousSpeculative(ModelDrafted):
     prefill_ratio: float = 0.05
 
     kinds = ("latents",)
+    papers = ("2411.11925",)
     reference = "target-only sampling"
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ from gen.models.targets.block import Block
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
-from gen.samplers.masked.config import MaskedParams
+from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.part_set import PartSet, Revision, make_parts
 from gen.samplers.masked.parts.caches import with_cache
 from gen.samplers.masked.step import (
@@ -64,7 +64,7 @@ from gen.samplers.masked.step import (
 def decode_masked(
     target,
     rng: RNG,
-    params: MaskedParams,
+    params: MaskedSampler,
     *,
     canvas: Tensor | None = None,
     trace: bool = False,
@@ -121,7 +121,7 @@ class MaskedRun:
 
     batch: CanvasBatch
     rng: RNG
-    params: MaskedParams
+    params: MaskedSampler
     parts: PartSet
     committed_logp: Tensor
     finished: Tensor
@@ -152,7 +152,7 @@ class CanvasChange:
 def begin_run(
     target,
     rng: RNG,
-    params: MaskedParams,
+    params: MaskedSampler,
     canvas: Tensor | None,
     overrides: Mapping[str, Callable],
     followers: Sequence,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
-from gen.samplers.masked.config import MaskedParams
+from gen.samplers.masked.config import MaskedSampler
 from gen.samplers.masked.step import LEFT_OUT_LOGP, LOGPROBS, MaskedStep, needs_of
 
 
-class Revision(NamedTuple):
+@dataclass(frozen=True)
+class Revision:
     """Outcome of a remasker.
 
     Attributes:
@@ -56,7 +57,7 @@ class PartSet:
 
 
 def make_parts(
-    params: MaskedParams,
+    params: MaskedSampler,
     space: TokenSpace,
     device: torch.device | str,
     overrides: Mapping[str, Callable],
@@ -76,9 +77,10 @@ def make_parts(
         return found(params, device) if isinstance(found, type) else found
 
     remasker, blocks = part("remasker", "remasker"), part("blocks", "block_schedule")
-    order = params.order or ("random" if space.channels else "confidence")
+    default_order = "random" if space.channels else "confidence"
+    order: Any = registry.get("order", params.order or default_order)
     return PartSet(
-        order=registry.get("order", order),
+        order=order,
         schedule=part("schedule", "schedule"),
         proposer=part("proposer", "proposer"),
         selector=part("selector", "selector"),

@@ -350,7 +350,7 @@ def test_a_folder_that_lacks_a_part_is_refused(folder, tmp_path, part):
 
 @pytest.mark.parametrize("mask", [3, CODES - 1, 72, None, True])
 def test_a_mask_that_is_a_code_or_no_id_is_refused(folder, tmp_path, mask):
-    with pytest.raises(GenError, match=f"mask_token_id {mask!r}; expected one from 64 to 71"):
+    with pytest.raises(GenError, match=f"mask_token_id {mask!r}; expected an id from 64 to 71"):
         gen.load("image", model=changed(folder, tmp_path, "scheduler", mask_token_id=mask))
 
 
@@ -362,7 +362,7 @@ def test_parts_that_do_not_fit_each_other_are_refused(folder, tmp_path):
     vq = diffusers.VQModel.from_pretrained(folder / "vqvae")
     other = diffusers.VQModel.from_config(vq.config | {"num_vq_embeddings": 32})
     save_quietly(other, copy / "vqvae")
-    with pytest.raises(GenError, match="codebook_size of 64, its vqvae 32 codes"):
+    with pytest.raises(GenError, match="codebook_size of 64 and its vqvae 32 codes"):
         gen.load("image", model=copy)
     with pytest.raises(GenError, match="do not fit UVit2DModel; .*missing"):
         gen.load("image", model=changed(folder, tmp_path, "transformer", num_hidden_layers=2))

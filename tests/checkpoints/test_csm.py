@@ -386,7 +386,7 @@ def test_prompts_say_who_speaks(pipe, folder):
     for bad in ("", "[0]", "[3]  "):
         with pytest.raises(GenError, match="expected"):
             speech.condition(bad)
-    with pytest.raises(GenError, match="ids"):
+    with pytest.raises(GenError, match="tokens"):
         pipe("[0]" + "hello " * 60, sampler="autoregressive")
 
 

@@ -264,7 +264,7 @@ def test_the_family_is_recognised_by_its_file(folders, tmp_path):
         ({"mask_token_id": 20}, "an id that is no code"),
         ({"mask_token_id": 99}, "ids below 48"),
         ({"codes": {"start": 9, "sise": 32}}, "Did you mean 'size'"),
-        ({"codes": {"start": 9, "size": 31}}, "has 31 codes, its frontend 32"),
+        ({"codes": {"start": 9, "size": 31}}, "has 31 codes and its frontend 32"),
         ({"codes": [9] * 32}, "stands for two codes"),
         ({"codes": {"start": 30, "size": 32}}, "id 41 stands for classes and for codes"),
         ({"condition": {"class": {"start": 41, "size": 5}}}, "Did you mean 'classes'"),
@@ -273,13 +273,13 @@ def test_the_family_is_recognised_by_its_file(folders, tmp_path):
             {"condition": {"classes": {"start": 41, "size": 6}, "unconditional": 46}},
             "id 46 stands for unconditional and for classes",
         ),
-        ({"frontend": {"folder": "vqq", "tokenizer": "vq"}}, "folder 'vqq', which is not there"),
+        ({"frontend": {"folder": "vqq", "tokenizer": "vq"}}, "folder 'vqq', which does not exist"),
         ({"frontend": {"folder": "vq"}}, "lacks tokenizer"),
         ({"frontend": {"folder": "vq", "tokenizer": "vqq"}}, "Did you mean 'vq'"),
         ({"sampling": {"guidance": 2.0}}, "Did you mean 'guidance_scale'"),
         ({"sampling": {"top_k": -1}}, "sampling.top_k is -1"),
         ({"fps": 8}, "nothing for images"),
-        ({"grid": [6, 4]}, "have 25 places.*at most 20"),
+        ({"grid": [6, 4]}, "have 25 positions.*at most 20"),
         ({"begin": "x"}, "a list of integers"),
         ({"protocol": "causal"}, "none for a causal one"),
     ],
@@ -307,7 +307,7 @@ def test_models_that_are_not_what_is_said_are_refused(folders, tmp_path):
         "video",
     )
     refused(
-        folders["clips"], tmp_path, VIDEO, "makes videos, says its gen.json; asked for was 'image'"
+        folders["clips"], tmp_path, VIDEO, "makes videos according to its gen.json; expected images"
     )
     refused(
         folders["clips"],

@@ -295,7 +295,7 @@ def test_streamed_clips_are_whole_clips_and_clips_go_on(pipes):
         torch.equal(codes[:, :, :2], frontend.encode(frontend.preprocess(begun)[None]))
         and len(on.media[0]) == 12
     )
-    with pytest.raises(GenError, match="expected some of"):
+    with pytest.raises(GenError, match="expected at least one of"):
         pipe(PROMPTS[0], prefix=np.zeros((8, 8, 8, 3), np.uint8))
 
 

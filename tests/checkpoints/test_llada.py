@@ -297,7 +297,7 @@ def test_tokenizers_of_qwen2_files_are_read(folders, tmp_path):
     assert len(ids) == 3 and isinstance(pipe("abba", sampler="fast_dllm").media[0], str)
     (folder / "merges.txt").unlink()
     with pytest.raises(
-        GenError, match="has no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"
+        GenError, match="has no tokenizer; expected tokenizer.json, or vocab.json and merges.txt"
     ):
         gen.load("text", model=folder)
 
@@ -342,7 +342,7 @@ def copied(folders, tmp_path, name, **config):
         (
             "llada",
             {"block_type": "gone"},
-            "block_type is not said, which is 'sequential'; expected 'llama'",
+            "block_type is missing, which means 'sequential'; expected 'llama'",
         ),
         ("llada", {"scale_logits": True}, "scale_logits is True; expected False"),
         ("llada", {"alibi": True}, "alibi is True; expected False"),
@@ -365,14 +365,14 @@ def test_configs_that_cannot_be_served_are_refused(folders, tmp_path, name, conf
     assert "\n" not in str(said.value)
 
 
-def test_a_mask_has_to_be_said_somewhere(folders, tmp_path):
+def test_a_mask_has_to_be_stated_somewhere(folders, tmp_path):
     folder = copied(folders, tmp_path, "dream", mask_token_id="gone")
     assert (
         gen.load("text", model=folder, max_new_tokens=2).bound(str(folder))[1].space.mask_token_id
         == MASK
     )  # the tokenizer's
     made.write_tokenizer(folder, mask=False)
-    with pytest.raises(GenError, match="says which id an empty place is; expected mask_token_id"):
+    with pytest.raises(GenError, match="has a mask token; expected mask_token_id"):
         gen.load("text", model=folder)
     assert (
         gen.load("text", model=folder, mask_token_id=5).bound(str(folder))[1].space.mask_token_id

@@ -18,7 +18,6 @@ from torch import Tensor
 import gen
 from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.core.errors import GenError
-from gen.models.adapters.conditioning import Conditions
 from gen.models.load.weights import fill, without_storage
 from gen.models.published.llamagen import DROP, HEADS, LlamaGen, LlamaGenLM, sizes_of
 
@@ -174,10 +173,10 @@ def greedy_class(number: int, scale: float, wrong: str = "") -> list[int]:
     return greedy(ar_weights(), number, scale, wrong)
 
 
-def adapter(w, dtype=torch.float64, captions=None) -> LlamaGenLM:
+def adapter(w, dtype=torch.float64) -> LlamaGenLM:
     sizes = sizes_of({k: tuple(v.shape) for k, v in w.items()}, HEADS_OF)
     model = fill(without_storage(lambda: LlamaGen(sizes, COLUMNS)), w, drop=DROP, dtype=dtype)
-    return LlamaGenLM(model, captions)
+    return LlamaGenLM(model)
 
 
 def logits_in_parts(lm: LlamaGenLM, prompts: list[list[int]], codes: Tensor, cuts=(1, 4)) -> Tensor:
@@ -206,11 +205,12 @@ SAMPLE = torch.randint(CODES, (3, ROWS * COLUMNS), generator=torch.Generator().m
 def both(kind: str, dtype=torch.float64, wrong: str = "") -> tuple[Tensor, Tensor]:
     """Logits of three rows through the adapter, and plainly."""
     w, text = ar_weights(**KINDS[kind]), kind == "captions"
-    lm = adapter(w, dtype, Conditions(lambda n: {"features": CAPTIONS[n]}))
-    numbers = [lm.captions.number(n) for n in range(3)] if text else [3, 0, 9]
-    ours = logits_in_parts(
-        lm, [(lm.caption_prompt if text else lm.class_prompt)(n) for n in numbers], SAMPLE
-    )
+    lm = adapter(w, dtype).conditioned([{"features": features} for features in CAPTIONS])
+    numbers = list(range(3)) if text else [3, 0, 9]
+    prompts = [
+        [lm.condition_token(n)] * lm.sizes.prompt if text else lm.class_prompt(n) for n in numbers
+    ]
+    ours = logits_in_parts(lm, prompts, SAMPLE)
     conditions = [condition_of(w, CAPTIONS[n] if text else n) for n in numbers]
     return ours, torch.stack(
         [plain(w, *c, s.tolist(), wrong) for c, s in zip(conditions, SAMPLE, strict=True)]
@@ -469,7 +469,7 @@ def test_names_say_the_size_and_paths_of_files_are_models_too(tmp_path):
     for words, name, more in (
         ("c2i_B_256.pt, c2i_L_384.pt; expected .* option ar", "", {}),
         ("ar is 'c2i_M.pt'", "", {"ar": "c2i_M.pt"}),
-        ("nothing says which size", "0005000.pt", {}),
+        ("no config states the size", "0005000.pt", {}),
         ("multiple of 4", "0005000.pt", {"height": 18}),
         ("one file", "0005000.pt", {"ar": "x.pt"}),
         ("not known; expected the option heads", "c2i_B_256.pt", {"heads": None}),
@@ -497,7 +497,7 @@ def test_broken_files_are_one_clear_error(tmp_path):
             {k: v for k, v in good.items() if "cls_" not in k},
             "not LlamaGen's: no matrix cls_embedding",
         ),
-        (ar_weights(codes=CODES - 4), "a vocabulary of 20 ids, its VQ 24 codes"),
+        (ar_weights(codes=CODES - 4), "a vocabulary of 20 ids and its VQ 24 codes"),
     ):
         with pytest.raises(GenError, match=words):
             gen.load("image", model=saved(tmp_path, w), **OPTIONS)
@@ -525,7 +525,10 @@ def test_prompts_that_are_none(folder, text_folder, tmp_path):
             classes([prompt])
     with pytest.raises(GenError, match="the prompt is empty"):
         gen.load("image", model=text_folder, **OPTIONS)([" "])
-    for words, t5 in (("which is no folder", "nowhere"), ("cannot be read", str(tmp_path))):
+    for words, t5 in (
+        ("exists neither in .* expected a folder", "nowhere"),
+        ("cannot be read", str(tmp_path)),
+    ):
         with pytest.raises(GenError, match=words):
             gen.load("image", model=text_folder, t5=t5, **OPTIONS)
     with pytest.raises(GenError, match="expected the option t5"):
@@ -536,7 +539,7 @@ def test_only_its_own_files_are_recognised(folder, tmp_path):
     def name(path):
         return family_of(CheckpointFiles.find(path), "image").__name__
 
-    assert name(folder) == name(folder / "c2i_B.pt") == "LlamaGenPictures"
+    assert name(folder) == name(folder / "c2i_B.pt") == "LlamaGenImages"
     torch.save(copy.deepcopy(vq_weights()), tmp_path / "other.pt")
     for path in (tmp_path / "other.pt", tmp_path):
         with pytest.raises(GenError):

@@ -32,7 +32,7 @@ from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
-from gen.modalities.checkpoints.mar import MARPictures
+from gen.modalities.checkpoints.mar import MARImages
 from gen.models.adapters.denoising_path import HeadDistribution, log_density, noise_size, walk
 from gen.models.load.weights import fill, without_storage
 from gen.models.nets.mar_head import spaced
@@ -460,7 +460,7 @@ def test_latents_of_several_neighbours_take_an_autoencoder_of_fewer_channels(fol
 
 def test_files_are_recognised_by_their_names(folder, tmp_path):
     def find(path):
-        return MARPictures.matches(CheckpointFiles.find(path))
+        return MARImages.matches(CheckpointFiles.find(path))
 
     assert find(folder) and find(folder / "checkpoint-last.pth")
     for name in ("mar_base.pth", "model.pth"):

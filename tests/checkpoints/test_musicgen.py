@@ -355,7 +355,7 @@ def test_what_does_not_fit_is_refused(folder, pipe, tmp_path):
 def test_a_codec_with_fewer_codebooks_is_refused(tmp_path):
     save_quietly(tiny(num_codebooks=Q + 1), tmp_path)
     tokenizer(tmp_path)
-    with pytest.raises(GenError, match="expected as many"):
+    with pytest.raises(GenError, match="expected equal numbers"):
         gen.load("speech", model=tmp_path)
 
 

@@ -288,7 +288,7 @@ def test_features_of_a_picture_stand_behind_the_first_word(folder, llama, tmp_pa
         tmp_path / "a.npy", rng.normal(size=(5, VISION))
     )  # the next picture under the same name
     assert pipe(prompts[0]).tokens[0].tolist() == want("a", PROMPTS[0])
-    for file, message in (("absent.npy", "no file"), ("a.txt", "ends in .npy")):
+    for file, message in (("absent.npy", "no existing .npy file"), ("a.txt", "ends in .npy")):
         with pytest.raises(GenError, match=message):
             pipe(f"push | {tmp_path / file}")
     for array in (
@@ -349,7 +349,7 @@ def test_what_is_missing_or_wrong_is_named(folder, tmp_path):
     with pytest.raises(GenError, match="no projector"):
         blind(f"push | {tmp_path / 'x.npy'}")
     for prompt in ("", "| x.npy", "push |"):
-        with pytest.raises(GenError, match="says no instruction"):
+        with pytest.raises(GenError, match="has no instruction"):
             blind(prompt)
     save_file(
         {k: v for k, v in tensors.items() if k != "language_model.lm_head.weight"},

@@ -29,6 +29,7 @@ RING = "a small blue ring in the centre"
 
 class Toy:
     name, extension, media_kind, default_sampling = "toy", "txt", "data", {"top_k": 7}
+    models: dict[str, str] = {}
 
     def condition(self, prompt):
         if "!" in prompt:
@@ -70,7 +71,7 @@ class Pipe:
         return "toy-model"
 
     def generate(
-        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
     ):
         self.seen.append((sampler, sampling))
         if Pipe.error is not None:
@@ -313,7 +314,7 @@ def test_every_list_is_readable_by_people_and_programs(capsys, kind):
     assert table and all(row["name"] in text for row in table)
 
 
-def test_samplers_are_listed_with_guarantee_protocol_knobs_and_purpose(capsys):
+def test_samplers_are_listed_with_guarantee_protocol_parameters_and_purpose(capsys):
     rows = {r["name"]: r for r in json.loads(gen(capsys, "ls", "samplers", "--json")[1])}
     row = rows["speculative_jacobi"]
     assert (row["guarantee"], row["protocol"], row["params"]["window"]) == (

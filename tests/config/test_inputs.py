@@ -417,7 +417,7 @@ def test_thousands_of_rows_are_read_quickly_and_counted_once(tmp_path, monkeypat
     start = time.perf_counter()
     made = of(path)
     assert time.perf_counter() - start < 2  # 0.2 s on one idle core
-    monkeypatch.setattr("gen.config.job.iter_rows", None)  # so that another look would fail
+    monkeypatch.setattr("gen.config.entries.iter_rows", None)  # so that another look would fail
     assert made.entries[0].relevant()["prompts"]["rows"] == 3_000 and fingerprint(
         made
     ) == fingerprint(made)

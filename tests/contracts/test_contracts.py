@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+import tabular as closed_form
 import torch
 from contract_specs import NAMES, SPECS, STOPS, sampling_for
-from tabular import TabularBlocks, TabularCausal, TabularMasked
+from tabular import TabularCausal
 from torch import Tensor
 
 from gen.core.errors import GenError
@@ -23,11 +24,8 @@ from gen.core.sampler import Sampler, describe_guarantee, params, resolve_sample
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import GUARANTEES, TokenSpace
-from gen.models.adapters.language_models import BlockLM, CausalLM, MaskedLM
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
-from gen.models.targets.block import BlockTarget
 from gen.models.targets.causal import CausalTarget
-from gen.models.targets.masked import MaskedTarget
 
 V, GRID, MASK = 9, (3, 4), 8  # ids 0-5 are tokens, 6 and 7 words of conditions
 ROWS = 5
@@ -44,9 +42,8 @@ def token_space() -> TokenSpace:
 
 
 PROTOCOLS = {
-    "causal": (CausalTarget, CausalLM, TabularCausal),
-    "masked": (MaskedTarget, MaskedLM, TabularMasked),
-    "blocks": (BlockTarget, BlockLM, TabularBlocks),
+    name: (p.targets["codes"], p.adapters["codes"], getattr(closed_form, f"Tabular{p.closed_form}"))
+    for name, p in registry.table("protocol").items()
 }
 
 

@@ -39,10 +39,7 @@ from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
-from gen.models.targets.block import BlockTarget
-from gen.models.targets.causal import CausalTarget
 from gen.models.targets.latent import CausalLatentTarget, MaskedLatentTarget
-from gen.models.targets.masked import MaskedTarget
 from gen.pipeline.pipeline import Pipeline, load
 from gen.samplers.causal.couplings import Gumbel
 
@@ -115,10 +112,10 @@ class LinearMasked(LinearLatent):
 ROWS, GRID, V, MASK = 6, (4, 6), 16, 15  # ids 0-11 are tokens, 12-14 words of conditions
 PROMPTS = torch.tensor([[r, 2 * r % 5, 12] for r in range(ROWS)])
 KEYS = [31 * r + 7 for r in range(ROWS)]
+LEANING = {"Causal": LeaningCausal, "Masked": LeaningMasked, "Blocks": LeaningBlocks}
 PROTOCOLS: dict[str, tuple[type, Callable]] = {
-    "causal": (CausalTarget, LeaningCausal),
-    "masked": (MaskedTarget, LeaningMasked),
-    "blocks": (BlockTarget, LeaningBlocks),
+    name: (p.targets["codes"], LEANING[p.closed_form])
+    for name, p in registry.table("protocol").items()
 }
 
 

@@ -17,7 +17,7 @@ from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.sampler import resolve_sampler
 from gen.media.npz import read_npz, write_npz
-from gen.models.load.locate import model_protocols
+from gen.pipeline.models import model_protocols
 from gen.pipeline.pipeline import Pipeline
 from gen.store.ledger import Journal, read_rows
 

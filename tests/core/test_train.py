@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gen.recipes.common.train import cosine, fit, rate
+from gen.recipes.common.train import TrainConfig, cosine, fit, rate
 
 
 class Small(nn.Module):
@@ -46,13 +46,10 @@ def train(out, steps=12, stop=None, **kwargs):
             model,
             batches(),
             loss_fn,
-            steps=steps,
-            lr=0.05,
+            TrainConfig(steps=steps, lr=0.05, save_every=4, **kwargs),
             out=out,
-            save_every=4,
             on_step=on_step,
             log=lambda _: None,
-            **kwargs,
         )
     except KeyboardInterrupt:
         return None

@@ -207,7 +207,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
     "config",
     [
         pytest.param(
-            p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 6 else []
+            p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 12 else []
         )
         for i, p in enumerate(CONFIGS)
     ],

@@ -51,7 +51,7 @@ LAWS = {
     "min_p": SamplingParams(min_p=0.2),
 }
 LAW_COUPLINGS = [
-    name for name, c in registry.table("coupling").items() if c.guarantee == "sampling"
+    name for name, c in registry.table("coupling").items() if c.guarantee == "same_distribution"
 ]
 autoregressive = registry.get("sampler", "autoregressive")
 jacobi = registry.get("sampler", "speculative_jacobi")

@@ -20,6 +20,7 @@ from crashing import (
     damage,
     differences,
     fork,
+    ground,  # noqa: F401  a fixture
     intact,
     run,
     wait,

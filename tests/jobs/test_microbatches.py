@@ -25,11 +25,11 @@ class Lengthy(Pipe):
 
     room = 10**9
 
-    def sizes(self, items, sampler):
+    def prompt_lengths(self, items, sampler):
         return [len(i.prompt) for i in items]
 
     def generate(self, items, *args, **kwargs):
-        if len(items) * max(self.sizes(items, None)) > self.room:
+        if len(items) * max(self.prompt_lengths(items, None)) > self.room:
             self.batches.append([i.prompt for i in items])
             raise torch.OutOfMemoryError
         return super().generate(items, *args, **kwargs)
@@ -184,14 +184,14 @@ class Turning(Pipe):
     def turns(self, sampler):
         return 4
 
-    def generate(self, items, *args, at_most=None, **kwargs):
-        self.handed.append((len(items), at_most))
+    def generate(self, items, *args, max_batch=None, **kwargs):
+        self.handed.append((len(items), max_batch))
         self.limit = (
             0
-            if min(at_most, len(items)) > self.most or self.large in [i.prompt for i in items]
+            if min(max_batch, len(items)) > self.most or self.large in [i.prompt for i in items]
             else 10**9
         )
-        out = super().generate(items, *args, at_most=at_most, **kwargs)
+        out = super().generate(items, *args, max_batch=max_batch, **kwargs)
         self.made += [i.prompt for i in items]
         return out
 

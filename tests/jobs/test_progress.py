@@ -23,7 +23,7 @@ from gen.store.ledger import PLAN, WORK
 
 RUN = """
 import sys
-from gen.jobs.progress.report import for_terminal
+from gen.jobs.progress.terminal import for_terminal
 p = for_terminal()
 p.start(40, 8)
 for i in range(4):

@@ -18,6 +18,7 @@ from crashing import (
     contents,
     differences,
     fork,
+    ground,  # noqa: F401  a fixture
     job,
     medium,
     run,

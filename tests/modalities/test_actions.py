@@ -81,7 +81,7 @@ def test_jacobi_gives_the_tokens_of_autoregression(kind, pipes):
 
 def test_every_sample_of_fast_ids_is_a_whole_chunk(wild):
     n, hot = 300, {"temperature": 2.0}
-    out = wild("reach", "autoregressive", hot, num_samples=n, batch_size=150)
+    out = wild("reach", "autoregressive", **only(**hot), num_samples=n, batch_size=150)
     assert all(
         m.action.shape == (16, 2) and m.action.dtype == np.float32 and np.isfinite(m.action).all()
         for m in out.media
@@ -227,7 +227,7 @@ def test_the_words_of_a_situation_say_its_task_and_numbers():
     ).words()
     assert push[0] == 2 and push[1:5] == words[1:5] and push[5:] == [44, 44, 0]
     assert (
-        ActionModality.unsaid == [0] * 8
+        ActionModality.unconditional == [0] * 8
         and max(Situation(tabletop_tasks.parse("reach"), np.ones(7)).words()) < ActionModality.words
     )
 

@@ -29,7 +29,7 @@ from gen.modalities.motion import captions as moves
 from gen.modalities.motion import synth as moves_draw
 from gen.modalities.motion.modality import MotionModality, placed, spans
 from gen.models.targets.base import StepOutput
-from gen.pipeline.lengths import draw_lengths, settled
+from gen.pipeline.lengths import draw_lengths, without_eos
 from gen.recipes.motion import recipe as motion_recipe
 from gen.tokenizers.motion.motion_vq import MotionVQ
 from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
@@ -193,7 +193,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
         bool((after[:, :6] == 1).all())
         and abs(float((after[:, 6] == 4).double().mean()) - 0.4) < 0.03
     )
-    assert not bool(settled(target.space).legal[:, 4].any()) and bool(
+    assert not bool(without_eos(target.space).legal[:, 4].any()) and bool(
         target.space.legal[:, 4].any()
     )
 
@@ -438,13 +438,13 @@ def test_what_is_edited_keeps_its_length_heading_and_origin(pipes, clip, tmp_pat
 @pytest.mark.parametrize(
     ("span", "words"),
     [
-        ("arms", "'arms' says no poses"),
-        ("head 20:60", "'head 20:60' says no poses"),
-        ("20-60", "says no poses"),
-        ("20", "says no poses"),
-        ("1.5:3", "says no poses"),
-        ("-3:5", "says no poses"),
-        ("1:2,", "'' says no poses"),
+        ("arms", "'arms' names no poses"),
+        ("head 20:60", "'head 20:60' names no poses"),
+        ("20-60", "names no poses"),
+        ("20", "names no poses"),
+        ("1.5:3", "names no poses"),
+        ("-3:5", "names no poses"),
+        ("1:2,", "'' names no poses"),
         ("10:999", "from pose 10 to 999; expected a range inside 0:112"),
         ("20:20", "expected a range inside 0:112"),
         ("60:20", "from pose 60 to 20"),

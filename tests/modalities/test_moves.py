@@ -113,7 +113,7 @@ def test_what_a_caption_leaves_open_is_drawn():
         len({getattr(c, key) for c in found}) == n
         for key, n in (("speed", 2), ("count", 3), ("side", 3))
     )
-    with pytest.raises(ValueError, match="does not say its speed and count"):
+    with pytest.raises(ValueError, match="omits its speed and count"):
         perform(parse("a person walks forward"))
 
 

@@ -33,7 +33,9 @@ def test_every_caption_reads_back_as_itself():
         caption = shapes.random_caption(rng)
         partial = Caption(
             tuple(
-                replace(i, **{k: None for k in ("size", "colour", "place") if rng.random() < 0.4})
+                replace(
+                    i, **{k: None for k in ("size", "colour", "location") if rng.random() < 0.4}
+                )
                 for i in caption.items
             )
         )
@@ -93,7 +95,7 @@ def test_the_held_out_tenth_is_disjoint_and_about_a_tenth():
 def test_two_shapes_never_share_a_colour_or_overlap():
     rng = np.random.default_rng(7)
     pairs = [c.items for c in (shapes.random_caption(rng, two=1.0) for _ in range(300))]
-    assert all(a.colour != b.colour and shapes.apart(a.place, b.place) for a, b in pairs)
+    assert all(a.colour != b.colour and shapes.apart(a.location, b.location) for a, b in pairs)
 
 
 # --- Drawing
@@ -131,7 +133,7 @@ def test_changing_any_one_stated_attribute_turns_the_verdict():
         "shape": shapes.SHAPES,
         "colour": shapes.COLOURS,
         "size": shapes.SIZES,
-        "place": shapes.LOCATIONS,
+        "location": shapes.LOCATIONS,
     }
     changed = [
         Caption(
@@ -238,12 +240,12 @@ def test_pil_pictures_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(da
     assert check(Image.fromarray(images[0]), str(captions[0])) == check(images[0], captions[0])
     with pytest.raises(ValueError, match=r"expected uint8 \[64, 64, 3\]"):
         check(np.zeros((32, 32, 3), np.uint8), "a circle")
-    with pytest.raises(ValueError, match="one caption per picture"):
+    with pytest.raises(ValueError, match="one caption per image"):
         check_many(images[:2], captions[:1])
     assert isinstance(captions[0].items[0], Item)
 
 
-def test_a_prompt_pairs_every_word_with_the_place_of_its_shape():
+def test_a_prompt_pairs_every_word_with_the_location_of_its_shape():
     n = len(shapes.LOCATIONS) + 1
     two = shapes.parse(
         "a large red circle at the top left and a small blue ring at the bottom right"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gen.modalities.speech import synth as spoken
-from gen.modalities.speech.checker import Heard, check, check_many, hear, judge
+from gen.modalities.speech.checker import Transcript, check, check_many, hear, judge
 from gen.modalities.speech.synth import FRAME, RATE, SAMPLES, Utterance, parse, speak
 
 TIME = np.arange(SAMPLES) / RATE
@@ -30,7 +30,7 @@ def data() -> tuple[list[Utterance], np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def heard(data) -> list[Heard]:
+def heard(data) -> list[Transcript]:
     return [hear(w) for w in data[1]]
 
 

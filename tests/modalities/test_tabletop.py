@@ -343,7 +343,7 @@ def test_a_state_of_another_task_or_shape_is_refused_by_the_checker():
     for state, text, why in (
         (PUSH, "reach", "no block"),
         (REACH[:5], "reach", r"shape \[5\]"),
-        (REACH, "reach to 0.70 0.50", "as the task"),
+        (REACH, "reach to 0.70 0.50", "as in the task"),
     ):
         with pytest.raises(ValueError, match=why):
             check(np.zeros((16, 2)), state, text)

@@ -127,7 +127,7 @@ def test_the_folder_is_an_ordinary_tokenizer_and_the_vocabulary_counts(frontend,
     for words in ([], ["a", "a"], ["A"], ["a b"], [""], [END]):
         with pytest.raises(GenError, match="words is"):
             TextWords.of(words, 4)
-    with pytest.raises(GenError, match="places is 0"):
+    with pytest.raises(GenError, match="positions is 0"):
         TextWords.of(WORDS, 0)
     (tmp_path / "a" / "tokenizer.json").write_text("{}")
     with pytest.raises(GenError, match="cannot be read"):
@@ -292,14 +292,14 @@ def test_words_after_a_span_that_ends_early_stay(pipes):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "says no words"),
-        ("x", "says no words"),
-        ("3", "says no words"),
+        ("", "names no words"),
+        ("x", "names no words"),
+        ("3", "names no words"),
         ("3:2", "from word 3 to 2"),
         ("2:2", "from word 2 to 2"),
         ("5:6", "begins at 0 to 4"),
         ("0:17", "at most at 16"),
-        ("-1:2", "says no words"),
+        ("-1:2", "names no words"),
     ],
 )
 def test_spans_without_sense_are_refused(text, words):

@@ -77,21 +77,21 @@ def test_a_prompt_says_its_task():
         ("3 1 2 =", "'1' is outside what may stand there. Known: [+]"),
         ("sort 3 x 2", "'x' is outside .* a number from 0 to 9"),
         ("sort 3 12", "'12' is outside"),
-        ("sort 3", "'sort' came with 1 numbers; expected 2 to 8"),
+        ("sort 3", "'sort' got 1 numbers; expected 2 to 8"),
         ("copy 0 1 2 3 4 5 6 7 8", "9 numbers; expected 2 to 8"),
         ("sort 3 1 3", "the list '3 1 3' has the number '3' already"),
         ("insert 7 ot 1 in 3 1", "'ot' is outside .*Did you mean 'at'"),
         ("insert 3 in 3 1", "has the number '3' already"),
         ("insert 7", "'the end of the prompt'"),
-        ("insert 7 at 3 in 3 1", "'insert at' came with place 3; expected 0 to 2 for a list of 2"),
+        ("insert 7 at 3 in 3 1", "'insert at' got index 3; expected 0 to 2 for a list of 2"),
         ("remove at 2 from 3 1", "expected 0 to 1"),
         ("replace 1 with 7 in 3 1", "'1' is outside what may stand there. Known: at, with"),
         ("sort 3 1 = 1 3", "'=' is outside"),
         ("3 + =", "'the end of the prompt' is outside"),
-        ("3 + 8 + 1 + 2 + 4 =", "'add' came with 5 terms; expected 2 to 4"),
+        ("3 + 8 + 1 + 2 + 4 =", "'add' got 5 terms; expected 2 to 4"),
         ("12 + 3", "'12' is outside"),
-        ("close ( ] =", "a ']' that closes nothing"),
-        ("close ( ) =", "'close' came with 0 open brackets; expected 1 to 7"),
+        ("close ( ] =", "a ']' without an opening one"),
+        ("close ( ) =", "'close' got 0 open brackets; expected 1 to 7"),
         ("close", "0 open brackets"),
         ("close " + "( ) " * 7 + "( =", "15 brackets; expected at most 14"),
         ("close ( 3", "'3' is outside"),
@@ -107,9 +107,9 @@ def test_a_prompt_without_sense_is_one_clear_line(prompt, words):
     ("fields", "words"),
     [
         (("sirt", ("1", "2")), "Did you mean 'sort'"),
-        (("sort", ("1", "2"), "3"), "'sort' came with new '3'; expected none"),
-        (("insert", ("1", "2")), "came with new None; expected one"),
-        (("insert at", ("1", "2"), "3"), "came with at None"),
+        (("sort", ("1", "2"), "3"), "'sort' got new '3'; expected none"),
+        (("insert", ("1", "2")), "got new None; expected one"),
+        (("insert at", ("1", "2"), "3"), "got at None"),
         (("remove", ("1", "x")), "'x'"),
     ],
 )
@@ -123,7 +123,7 @@ def test_ops_and_lengths_are_kept_to():
     assert {len(t.items) for t in some(100, ops=["sort", "add"], lengths=[3])} == {3}
     share = Counter(t.op for t in some(2000, ops=["sort", "sort", "sort", "copy"]))["sort"] / 2000
     assert 0.7 < share < 0.8  # named three times, three times as likely
-    with pytest.raises(ValueError, match="'add' came with the lengths \\[9\\]"):
+    with pytest.raises(ValueError, match="'add' got the lengths \\[9\\]"):
         random_task(np.random.default_rng(0), ["add"], [9])
 
 

@@ -40,10 +40,14 @@ MASKED = ["halton", {"name": "fast_dllm", "cache": "dual"}]
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="no C++ compiler here, which torch.compile needs on a CPU"
 )
+# Tracing takes seconds: networks have one layer, and the forwards of these are those of the first.
+JACOBI = {"name": "speculative_jacobi", "window": 4}
 SPECS = [
-    "autoregressive",
-    {"name": "speculative_jacobi", "window": 4},
-    {"name": "speculative_jacobi", "window": 6, "coupling": "maximal"},
+    JACOBI,
+    pytest.param("autoregressive", marks=pytest.mark.slow),
+    pytest.param(
+        {"name": "speculative_jacobi", "window": 6, "coupling": "maximal"}, marks=pytest.mark.slow
+    ),
 ]
 
 
@@ -68,7 +72,7 @@ def decode(net, spec, backend: str | None, rows: int = 5):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_the_graph_of_a_forward_decodes_what_the_forward_does(spec):
     torch._dynamo.reset()
-    net = small_llama(V)
+    net = small_llama(V, layers=1)
     want, got = decode(net, spec, None), decode(net, spec, "eager")
     assert torch.equal(got.tokens, want.tokens) and [s.nfe for s in got.stats] == [
         s.nfe for s in want.stats
@@ -80,9 +84,9 @@ def test_few_graphs_serve_all_widths_and_rows_and_later_targets_too():
     decoding."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    decode(small_llama(V), SPECS[1], "eager")
+    decode(small_llama(V, layers=1), JACOBI, "eager")
     first = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    decode(small_llama(V, 1), SPECS[1], "eager", rows=4)
+    decode(small_llama(V, 1, layers=1), JACOBI, "eager", rows=4)
     assert 1 <= first <= 3 and torch._dynamo.utils.counters["stats"]["unique_graphs"] <= first + 1
 
 
@@ -110,7 +114,7 @@ def masked(net, backend: str | None) -> MaskedTarget:
 def test_the_graph_of_a_masked_forward_decodes_what_the_forward_does(spec):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    net, sampler = small_llama(V), resolve_sampler(spec)[0]
+    net, sampler = small_llama(V, layers=1), resolve_sampler(spec)[0]
     want, got = (sampler(masked(net, backend), CounterRNG(range(3))) for backend in (None, "eager"))
     assert (
         torch.equal(got.tokens, want.tokens)
@@ -120,7 +124,7 @@ def test_the_graph_of_a_masked_forward_decodes_what_the_forward_does(spec):
 
 def test_the_graph_of_a_block_forward_gives_its_logits():
     torch._dynamo.reset()
-    net = small_llama(V)
+    net = small_llama(V, layers=1)
     net.config.block_length = 4
     plain, fast = BlockLM(net), BlockLM(net)
     compiled_forward(fast, "eager")
@@ -137,7 +141,7 @@ def test_the_graph_of_a_block_forward_gives_its_logits():
 
 
 def test_control_a_masked_graph_that_sees_padding_is_found():
-    net, canvas = small_llama(V), torch.full((3, T), V - 1)
+    net, canvas = small_llama(V, layers=1), torch.full((3, T), V - 1)
     broken = masked(net, None)
     broken.model._canvas = lambda lean, ids, at, tables, mask, keep: among_themselves(
         lean, ids, at, tables, None, keep
@@ -152,11 +156,11 @@ def graphs_of(models: int) -> int:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     for layers in range(1, models + 1):
-        net = small_llama(V)
+        net = small_llama(V, layers=1)
         net.model.layers = torch.nn.ModuleList([net.model.layers[0]] * layers)
         net.config.num_hidden_layers = layers
         for rows in (1, 3):
-            decode(net, SPECS[1], "eager", rows)
+            decode(net, JACOBI, "eager", rows)
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
@@ -176,7 +180,7 @@ def test_a_process_of_many_models_does_not_run_out_of_graphs(monkeypatch):
 @pytest.mark.slow
 @needs_compiler
 def test_compiled_kernels_give_the_logits_of_a_masked_model():
-    net, canvas = small_llama(V).float(), torch.full((3, T), V - 1)
+    net, canvas = small_llama(V, layers=1).float(), torch.full((3, T), V - 1)
     got, want = (masked(net, backend).predict(canvas).logprobs for backend in ("inductor", None))
     assert torch.allclose(got, want, rtol=0, atol=1e-5)
 
@@ -192,7 +196,7 @@ def test_compiled_kernels_decode_the_same_pictures():
 
 def test_control_a_graph_that_forgets_the_mask_is_found():
     torch._dynamo.reset()
-    net = small_llama(V)
+    net = small_llama(V, layers=1)
     adapter = CausalLM(net)
     compiled_forward(adapter, "eager")
     run, calls = adapter._compiled, []
@@ -201,7 +205,7 @@ def test_control_a_graph_that_forgets_the_mask_is_found():
         run(lean, tokens, positions, tables, keys, values, torch.zeros_like(mask), keep),
     )[1]
     space, prompt = TokenSpace.codes((T,), 16, V), torch.arange(8).view(2, 4)
-    sampler = resolve_sampler(SPECS[1])[0]
+    sampler = resolve_sampler(JACOBI)[0]
     broken = sampler(CausalTarget(adapter, prompt, space, SamplingParams()), CounterRNG([0, 1]))
     whole = sampler(
         CausalTarget(CausalLM(net), prompt, space, SamplingParams()), CounterRNG([0, 1])
@@ -235,8 +239,8 @@ def test_what_is_not_compiled_is_refused():
 def test_without_a_compiler_it_is_refused_in_one_line(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(GenError, match="no C\\+\\+ compiler is \\('no-such-compiler'\\)"):
-        compiled_forward(CausalLM(small_llama(V)))
-    compiled_forward(CausalLM(small_llama(V)), "eager")  # control: this one needs none
+        compiled_forward(CausalLM(small_llama(V, layers=1)))
+    compiled_forward(CausalLM(small_llama(V, layers=1)), "eager")  # control: this one needs none
 
 
 # --- jobs

@@ -1,6 +1,7 @@
 """The four rooms live beside ``gen`` and are linked into it, and nothing at the root shadows an
 installed package."""
 
+import ast
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("samplers", "tokenizers", "modalities", "configs", "recipes")
 HIDDEN = {"out", "build", "dist"}
 BINARY = {".safetensors", ".png", ".gif", ".mp4", ".wav", ".npy", ".npz", ".pt", ".jpg", ".webp"}
-MAX_COLUMNS = 100
+MAX_COLUMNS, MAX_FUNCTION_LINES, MAX_FILE_LINES = 100, 60, 600
 
 
 def tracked() -> list[Path]:
@@ -71,11 +72,39 @@ except ValueError as error:
     )  # one copy of every class, or none
 
 
-def test_lines_fit_in_100_columns():
+def sizes(text: str) -> list[str]:
+    """Describe what is too long in a source: lines, functions, the file itself."""
+    lines = text.splitlines()
+    found = [
+        f"line {n} has {len(line)} columns"
+        for n, line in enumerate(lines, 1)
+        if len(line) > MAX_COLUMNS
+    ]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = node.end_lineno - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                found.append(f"{node.name} has {length} lines")
+    if len(lines) > MAX_FILE_LINES:
+        found.append(f"the file has {len(lines)} lines")
+    return found
+
+
+def test_sources_are_short():
     sources = {p.relative_to(ROOT): p.read_text() for p in tracked() if p.suffix == ".py"}
     assert len(sources) > 10
-    widths = {p: max(map(len, text.splitlines()), default=0) for p, text in sources.items()}
-    assert {p: n for p, n in widths.items() if n > MAX_COLUMNS} == {}
+    found = {p: sizes(text) for p, text in sources.items()}
+    assert {str(p): long for p, long in found.items() if long} == {}
+
+
+def test_what_is_too_long_would_be_found():
+    """The controls: each is found one step beyond its limit, and not at it."""
+    body = "    x = 1\n"
+    assert sizes("x" * MAX_COLUMNS) == [] and sizes("x" * (MAX_COLUMNS + 1))
+    assert sizes("def f():\n" + body * (MAX_FUNCTION_LINES - 1)) == []
+    assert sizes("def f():\n" + body * MAX_FUNCTION_LINES) == ["f has 61 lines"]
+    assert sizes("x = 1\n" * MAX_FILE_LINES) == []
+    assert sizes("x = 1\n" * (MAX_FILE_LINES + 1)) == ["the file has 601 lines"]
 
 
 def foreign(text: str) -> list[str]:

@@ -55,7 +55,7 @@ def test_the_quick_recipe_makes_a_complete_zoo(quick):
 
 
 def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
-    from gen.recipes.common.train import fit
+    from gen.recipes.common.train import TrainConfig, fit
 
     def run(out, *stops):
         torch.manual_seed(0)
@@ -71,10 +71,8 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
                     model,
                     batches,
                     loss,
-                    steps=8,
-                    lr=0.1,
+                    TrainConfig(steps=8, lr=0.1, save_every=stop),
                     out=out,
-                    save_every=stop,
                     log=lambda _: None,
                 )
                 if stop == 8
@@ -92,10 +90,8 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
                 model,
                 batches,
                 loss,
-                steps=8,
-                lr=0.1,
+                TrainConfig(steps=8, lr=0.1, save_every=stop),
                 out=out,
-                save_every=stop,
                 on_step=boom,
                 log=lambda _: None,
             )

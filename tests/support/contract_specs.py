@@ -1,5 +1,9 @@
-"""What the contract of samplers is checked on: every sampler and preset of ids that is registered,
-and every part of one, with knobs that fit twelve places."""
+"""Specs that the contract of samplers is checked on: every sampler and preset of token ids that is
+registered, and every part of one, with parameters that fit twelve positions.
+
+A new file appears here by itself: a preset by its declaration, with the parameters of its
+``example``; a part by its kind.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from itertools import cycle
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 
+EXACT = [name for name, v in registry.table("verifier").items() if not v.relaxed]
 RELAXED = [name for name, v in registry.table("verifier").items() if v.relaxed]
 NAMES = [
     n
@@ -15,16 +20,19 @@ NAMES = [
     for n in registry.table(kind)
     if "codes" in resolve_sampler(n)[0].kinds
 ]
+PRESETS = registry.table("preset")
+# test_grid_latent.py has those of latents
 SPECS: dict[str, dict] = {
-    name: {"name": name} for name in NAMES
-}  # test_grid_latent.py has those of latents
+    name: {"name": name, **(PRESETS[name].example if name in PRESETS else {})} for name in NAMES
+}
 SPECS |= {f"window-{n}": {"name": "speculative_jacobi", "window": n} for n in (1, 2, 5)}
 SPECS |= {
     f"{c}-{i}": {"name": "speculative_jacobi", "coupling": c, "init": i, "window": 4}
     for c in registry.table("coupling")
     for i in registry.table("initialiser")
 }
-SPECS |= {  # an order knows nothing of the schedule, so one of each will do
+# an order knows nothing of the schedule, so one of each will do
+SPECS |= {
     f"{o}-{s}": {"name": "masked_iterative", "order": o, "schedule": s, "steps": 5}
     for o, s in zip(registry.table("order"), cycle(registry.table("schedule")), strict=False)
 }
@@ -38,7 +46,6 @@ DARING = {
     "steps": 5,
 }
 DARING |= {"name": "masked_iterative", "filter": "text-filter", "filter_threshold": 0.5}
-SPECS["learn2pd"] = {"name": "learn2pd", "stop": "filled"}  # rows have no end here
 SPECS |= {
     f"selector-{s}-{b}": {"selector": s, "blocks": b, **DARING}
     for s in registry.table("selector")
@@ -55,9 +62,8 @@ SPECS |= {
     },
 }
 SPECS |= {f"blocks-{b}": {"blocks": b, **DARING} for b in registry.table("block_schedule")}
-STOPS = set(registry.table("stop")) - {
-    "end"
-}  # which wants a space whose rows end: test_stops_blocks.py
+# ``end`` wants a space whose rows end: test_stops_blocks.py
+STOPS = set(registry.table("stop")) - {"end"}
 SPECS |= {f"stop-{s}": {"stop": s, "gap_threshold": 2.0, **DARING} for s in sorted(STOPS)}
 SPECS |= {
     f"remask-{m}": {"name": "masked_iterative", "remasker": m, "steps": 5}
@@ -65,7 +71,7 @@ SPECS |= {
 }
 SPECS |= {
     f"{v}-{p}": {"name": "speculative", "verifier": v, "policy": p, "num_speculative_tokens": 3}
-    for v in ("token", "block")
+    for v in EXACT
     for p in registry.table("length_policy")
 }
 SPECS |= {
@@ -88,13 +94,18 @@ SPECS |= {
 SPECS |= {
     f"{v}-model": {"name": "relaxed_acceptance", "verifier": v, "drafter": "model"} for v in RELAXED
 }
+SPECS |= {
+    f"drafter-{d}": {"name": "relaxed_acceptance", "drafter": d}
+    for d in registry.table("drafter")
+    if d not in ("jacobi", "model")  # which the specs above have
+}
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "guidance_scale": 1.5}
 
 
 def sampling_for(name: str) -> dict:
-    """The usual one, without what a preset decides itself; where sure places go first, one that
-    leaves some doubt, which guidance here does not."""
-    preset = registry.table("preset").get(name)
+    """Sampling parameters of a spec: the usual ones, without those that a preset decides itself;
+    where confident positions go first, some that leave doubt, which guidance here does not."""
+    preset = PRESETS.get(name)
     doubtful = name.startswith("selector-") or name in ("dream", "exact_speculative", "freedave")
     doubt = {"temperature": 2.0, "guidance_scale": 1.0} if doubtful else {}
     return {

@@ -106,7 +106,7 @@ class Pipe:
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
     def generate(
-        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
     ):
         self.quota -= len(items)
         time.sleep(self.delay * len(items) if self.quota >= 0 else 600)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ class Noise:
 
 class _Row:
     def __init__(self, key: int, script: tuple[int, ...]):
-        self.key, self.script = key, script
+        self.key, self.script, self._scripted = key, script, len(script)
         self.taken: list[int] = []
         self.siblings: list[tuple[int, ...]] = []
         self.weight = 1.0
@@ -103,13 +103,13 @@ class _Row:
         if len(possible) == 1:
             return possible[0]
         assert possible, f"a decision without any possible outcome: {p}"
-        at = len(self.taken)
-        if at < len(self.script):
-            k = self.script[at]
+        taken = self.taken
+        if len(taken) < self._scripted:
+            k = self.script[len(taken)]
         else:
             k = possible[0]
-            self.siblings += [(*self.taken, other) for other in possible[1:]]
-        self.taken.append(k)
+            self.siblings += [(*taken, other) for other in possible[1:]]
+        taken.append(k)
         self.weight *= p[k]
         return k
 
@@ -120,7 +120,7 @@ class _Row:
 
 
 class ScriptedRNG:
-    """The protocol of ``gen.core.rng.Draws`` for rows that follow scripts. What is not active gets
+    """The protocol of ``gen.core.rng.RNG`` for rows that follow scripts. What is not active gets
     the least likely id."""
 
     def __init__(
@@ -138,20 +138,24 @@ class ScriptedRNG:
         round: Tensor | None,
         active: Tensor,
     ) -> Tensor:
-        out = logp.argmin(-1)
-        p = logp.double().softmax(-1).tolist()
         size = logp.shape[-1]
         root = self._roots.setdefault(size, Noise.unknown(size)) if round is None else None
-        for i, j, row, at in self._active(active, rows, positions):
+        chances = logp[active].double().softmax(-1).tolist()
+        decided = []
+        for p, (row, position, number) in zip(
+            chances, self._active(active, rows, positions, round), strict=True
+        ):
             if round is None:
-                where = (at, purpose)
-                chances, parts = row.noise.get(where, root).split(tuple(p[i][j]))
-                k = row.decide(chances)
+                where = (position, purpose)
+                wins, parts = row.noise.get(where, root).split(tuple(p))
+                k = row.decide(wins)
                 row.noise[where] = parts[k]
             else:
-                row.once(at, purpose, int(round[i]))
-                k = row.decide(p[i][j])
-            out[i, j] = k
+                row.once(position, purpose, number)
+                k = row.decide(p)
+            decided.append(k)
+        out = logp.argmin(-1)
+        out[active] = torch.tensor(decided, dtype=out.dtype)
         return out
 
     def flip(
@@ -164,11 +168,16 @@ class ScriptedRNG:
         active: Tensor,
     ) -> Tensor:
         assert round is not None, "coins are never shared between rounds"
+        decided = []
+        for chance, (row, position, number) in zip(
+            p[active].double().tolist(),
+            self._active(active, rows, positions, round),
+            strict=True,
+        ):
+            row.once(position, purpose, number)
+            decided.append(row.decide((1 - chance, chance)) == 1)
         out = torch.zeros_like(active)
-        chance = p.double().tolist()
-        for i, j, row, at in self._active(active, rows, positions):
-            row.once(at, purpose, int(round[i]))
-            out[i, j] = row.decide([1 - chance[i][j], chance[i][j]]) == 1
+        out[active] = torch.tensor(decided, dtype=torch.bool)
         return out
 
     def uniform(
@@ -176,17 +185,19 @@ class ScriptedRNG:
     ) -> Tensor:
         rounds = [None] * len(rows) if round is None else round.tolist()
         table = [
-            [hashed(self.rows[row].key, at, purpose, r) for at in places]
-            for row, places, r in zip(rows.tolist(), positions.tolist(), rounds, strict=True)
+            [hashed(self.rows[row].key, at, purpose, r) for at in line]
+            for row, line, r in zip(rows.tolist(), positions.tolist(), rounds, strict=True)
         ]
         return torch.tensor(table, dtype=torch.float64)
 
     def _active(
-        self, active: Tensor, rows: Tensor, positions: Tensor
-    ) -> list[tuple[int, int, _Row, int]]:
-        """What is to be decided: indices, the row it concerns, the position."""
-        numbers, places = rows.tolist(), positions.tolist()
-        return [(i, j, self.rows[numbers[i]], places[i][j]) for i, j in active.nonzero().tolist()]
+        self, active: Tensor, rows: Tensor, positions: Tensor, round: Tensor | None
+    ) -> Iterator[tuple[_Row, int, int | None]]:
+        """Walk over what is to be decided: the row that it concerns, its position, its round."""
+        at = active.nonzero()[:, 0]
+        numbers = [None] * len(at) if round is None else round[at].tolist()
+        concerned = [self.rows[row] for row in rows[at].tolist()]
+        yield from zip(concerned, positions[active].tolist(), numbers, strict=True)
 
 
 def hashed(key: int, position: int, purpose: str, round: int | None) -> float:

@@ -63,7 +63,7 @@ class Pipe:
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
 
     def generate(
-        self, items, sampler, sampling, *, trace=False, callback=None, start=None, at_most=None
+        self, items, sampler, sampling, *, trace=False, callback=None, start=None, max_batch=None
     ):
         self.batches.append([i.prompt for i in items])
         if len(items) > self.limit:

@@ -262,7 +262,7 @@ def test_a_folder_without_statistics_or_with_anything_amiss_is_refused(name, fro
         with pytest.raises(GenError, match=message):
             cls.from_pretrained(folder)
     for other, message in (
-        (folder, "expected one of actions"),
+        (folder, "expected an action tokenizer"),
         (tmp_path / "nowhere", "nowhere"),
         ("some/body", "no folder on this machine"),
     ):

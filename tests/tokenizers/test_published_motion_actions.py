@@ -181,7 +181,7 @@ def test_what_is_no_such_checkpoint_is_refused(motion_folder, tmp_path):
     refused({"net": {"a.weight": torch.ones(2)}}, "none of a T2M-GPT")
     refused(
         {"net": {**good, "vqvae.encoder.model.0.weight": torch.ones(WIDTH, 251, 3)}},
-        "251 features a frame; expected 263",
+        "251 features per frame; expected 263",
     )
     np.save(tmp_path / "Std.npy", np.zeros(FEATURES))
     refused({"net": good}, "above 0")

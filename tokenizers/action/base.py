@@ -1,4 +1,4 @@
-"""Normalisation of action chunks, and what their frontends share.
+"""Normalisation of action chunks, and the base class of action tokenizers.
 
 A chunk is a float array [H, D]: H steps (the horizon) of D dimensions, in physical units. Every
 dimension d has two saved numbers, by default its 1% and 99% quantiles over the training data, and
@@ -6,10 +6,11 @@ dimension d has two saved numbers, by default its 1% and 99% quantiles over the 
     y = 2 (clip(a, low_d, high_d) - low_d) / (high_d - low_d) - 1  a = (low_d (1 - y) + high_d (1 +
         y)) / 2
 
-so y is in [-1, 1] and what lay beyond the two numbers comes back as the nearer one. The numbers
-belong to the frontend and are saved in its folder. They never come from the chunk at hand: such a
-chunk could not be put back into physical units, and a small movement would look like a large one.
-Quantiles instead of extremes: RT-2 (arXiv 2307.15818), OpenVLA (arXiv 2406.09246).
+so y is in [-1, 1], and values outside the two numbers are clipped to the nearer one. The numbers
+belong to the frontend and are saved in its folder. They are never computed from a single chunk:
+such a chunk could not be converted back to physical units, and a small movement would look like a
+large one. Quantiles instead of extremes follow RT-2 (arXiv 2307.15818) and OpenVLA (arXiv
+2406.09246).
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ from gen.models.load.locate import locate, pick_device, pick_dtype, read_config
 
 @dataclass(frozen=True)
 class ActionStatistics:
-    """``low``, ``high``: D floats each in physical units, ``low <= high``. A constant dimension has
-    ``low == high``: it becomes 0 and comes back as that number to the last bit. Raises ``GenError``
-    for numbers that are not finite or not ordered.
+    """Range of every action dimension.
+
+    ``low``, ``high``: D floats each in physical units, ``low <= high``. A constant dimension has
+    ``low == high``: it becomes 0 and is restored to the last bit. Raises ``GenError`` for numbers
+    that are not finite or not ordered.
     """
 
     low: tuple[float, ...]
@@ -68,6 +71,7 @@ class ActionStatistics:
 
     @property
     def dimensions(self) -> int:
+        """Number of dimensions, D."""
         return len(self.low)
 
     @classmethod
@@ -76,11 +80,11 @@ class ActionStatistics:
         actions: np.ndarray | Sequence[np.ndarray],
         quantiles: tuple[float, float] = (0.01, 0.99),
     ) -> Self:
-        """Of actions [N, H, D], or of a list of chunks [H, D] whose lengths may differ; (0, 1) are
-        the least and the largest.
+        """Compute the statistics of actions [N, H, D], or of chunks [H, D] of different lengths.
 
-        Raises ``GenError`` for anything else, and for a dimension that varies but not between its
-        quantiles (a gripper that hardly ever closes): they would make it constant.
+        ``quantiles``: (0, 1) are minimum and maximum. Raises ``GenError`` for other shapes, and for
+        a dimension that varies although its quantiles are equal (a gripper that hardly ever
+        closes).
         """
         if len(quantiles) != 2 or not 0 <= quantiles[0] < quantiles[1] <= 1:
             raise bad_value("quantiles", quantiles, "two numbers, 0 <= first < second <= 1")
@@ -94,29 +98,29 @@ class ActionStatistics:
         if not flat.size:
             raise GenError("the actions are empty; expected at least one step of one dimension")
         low, high = np.quantile(flat, quantiles, axis=0)
-        lost = np.flatnonzero((low == high) & (flat.min(0) < flat.max(0)))
-        if len(lost):
+        collapsed = np.flatnonzero((low == high) & (flat.min(0) < flat.max(0)))
+        if len(collapsed):
             raise GenError(
-                f"dimension {lost[0]} of the actions varies, but its quantiles {quantiles} are both"
-                f" {low[lost[0]]}; expected two different ones: use quantiles (0, 1)"
+                f"dimension {collapsed[0]} of the actions varies, but its quantiles {quantiles} are"
+                f" both {low[collapsed[0]]}; expected two different ones: use quantiles (0, 1)"
             )
         return cls(low, high)
 
     def normalise(self, actions: np.ndarray) -> np.ndarray:
-        """Physical units [..., D] -> float64 in [-1, 1], clipped. Raises ``GenError`` for another
-        D, NaN and inf."""
+        """Convert physical units [..., D] to float64 in [-1, 1], clipped. Raises ``GenError`` for
+        another D, NaN and inf."""
         low, width = np.array(self.low), np.subtract(self.high, self.low)
-        a = np.clip(self._of_these_dimensions(actions), low, self.high)
+        a = np.clip(self._checked(actions), low, self.high)
         return np.where(width > 0, 2 * ((a - low) / np.where(width > 0, width, 1)) - 1, 0.0)
 
     def unnormalise(self, actions: np.ndarray) -> np.ndarray:
-        """Values in [-1, 1] [..., D], clipped to it -> float64 in physical units. Raises
+        """Convert values [..., D], clipped to [-1, 1], to float64 in physical units. Raises
         ``GenError`` as ``normalise`` does."""
         low, high = np.array(self.low), np.array(self.high)
-        y = np.clip(self._of_these_dimensions(actions), -1, 1)
+        y = np.clip(self._checked(actions), -1, 1)
         return np.clip(low * ((1 - y) / 2) + high * ((1 + y) / 2), low, high)
 
-    def _of_these_dimensions(self, actions: np.ndarray) -> np.ndarray:
+    def _checked(self, actions: np.ndarray) -> np.ndarray:
         array = numbers(actions, "the action")
         if not array.ndim or array.shape[-1] != self.dimensions:
             raise GenError(
@@ -126,11 +130,12 @@ class ActionStatistics:
         return array
 
     def to_dict(self) -> dict[str, list[float]]:
-        """What JSON holds; ``from_dict`` gives the same numbers to the last bit."""
+        """Convert to JSON-serialisable lists; ``from_dict`` restores the same bits."""
         return {k: list(v) for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, saved: Any) -> Self:
+        """Restore the statistics of ``to_dict``. Raises ``GenError`` for other keys."""
         if not isinstance(saved, Mapping) or set(saved) != {"low", "high"}:
             raise bad_value(
                 "statistics", saved, "a mapping of 'low' and 'high' to one number per dimension"
@@ -139,8 +144,8 @@ class ActionStatistics:
 
 
 def numbers(array: Any, name: str) -> np.ndarray:
-    """As float64. Raises ``GenError`` for what is not numbers, and for NaN and inf, saying where
-    the first one stands."""
+    """Convert to float64. Raises ``GenError`` for anything but real numbers, and for NaN and inf,
+    with the index of the first one."""
     try:
         array = np.asarray(array)
     except ValueError:  # rows of different lengths
@@ -157,20 +162,20 @@ def numbers(array: Any, name: str) -> np.ndarray:
 
 
 def at_least(name: str, value: Any, least: int) -> int:
-    """Raises ``GenError`` for anything but an integer of at least so much."""
+    """Return ``value``. Raises ``GenError`` unless it is an integer of at least ``least``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise bad_value(name, value, f"an integer of at least {least}")
     return value
 
 
 class ActionFrontend(TokenFrontend):
-    """Chunks in, chunks out, and the folder. ``from_pretrained`` of this class itself gives
-    whichever frontend a folder holds.
+    """Base class of action tokenizers: normalisation, checks and folders.
 
-    A subclass names itself as the registry does (``name``) and the keys of its ``config.json`` that
-    its constructor takes besides ``horizon``, ``dimensions`` and ``statistics`` (``keys``); its
-    attributes of these names are what is saved. One with more than a config has ``save_parts`` and
-    ``load_parts``. Signals are [B, H, D] in [-1, 1] on ``device`` in ``dtype``.
+    Signals are [B, H, D] in [-1, 1] on ``device`` in ``dtype``. ``from_pretrained`` of this base
+    class loads any action tokenizer. A subclass declares ``name``, its name in the registry, and
+    ``keys``, its attributes that are saved in ``config.json`` and passed to the constructor besides
+    ``horizon``, ``dimensions`` and ``statistics``. Files beside the config are handled by
+    ``save_parts`` and ``load_parts``.
     """
 
     name: ClassVar[str]
@@ -192,7 +197,7 @@ class ActionFrontend(TokenFrontend):
             raise bad_value(
                 "statistics",
                 statistics,
-                "an ActionStatistics: chunks cannot be put into physical units without",
+                "an ActionStatistics, which restores physical units",
             )
         if statistics.dimensions != dimensions:
             raise GenError(
@@ -208,7 +213,7 @@ class ActionFrontend(TokenFrontend):
             raise bad_value("dtype", dtype, "a floating-point type")
 
     def preprocess(self, media: Any) -> Tensor:
-        """A chunk in physical units [H, D] -> [H, D] in [-1, 1]. Raises ``GenError`` for another
+        """Normalise a chunk [H, D] in physical units to [-1, 1]. Raises ``GenError`` for another
         shape, NaN and inf."""
         chunk = numbers(media, "the action chunk")
         if chunk.shape != (self.horizon, self.dimensions):
@@ -219,7 +224,8 @@ class ActionFrontend(TokenFrontend):
         return torch.from_numpy(self.statistics.normalise(chunk)).to(self.dtype).to(self.device)
 
     def postprocess(self, x: Tensor) -> np.ndarray:
-        """A signal [H, D] -> float32 [H, D] in physical units."""
+        """Convert a signal [H, D] to float32 [H, D] in physical units. Raises ``GenError`` for
+        another shape."""
         if tuple(x.shape) != (self.horizon, self.dimensions):
             raise GenError(
                 f"the signal has shape {tuple(x.shape)}; expected"
@@ -238,11 +244,11 @@ class ActionFrontend(TokenFrontend):
     @property
     @abstractmethod
     def grid(self) -> tuple[int, ...]:
-        """The code grid of every chunk."""
+        """Code grid of every chunk."""
 
     def require_signals(self, x: Tensor) -> Tensor:
-        """Signals [B, H, D] on the frontend's device. Raises ``GenError`` for another shape, or
-        values that are not in [-1, 1]."""
+        """Return signals [B, H, D] on the frontend's device. Raises ``GenError`` for another shape,
+        and for values outside [-1, 1]."""
         if (
             x.ndim != 3
             or tuple(x.shape[1:]) != (self.horizon, self.dimensions)
@@ -254,14 +260,14 @@ class ActionFrontend(TokenFrontend):
             )
         if not bool((x.abs() <= 1).all()):
             raise GenError(
-                "the signals leave [-1, 1] or hold NaN; expected normalised ones, as preprocess"
-                " makes them"
+                "the signals leave [-1, 1] or hold NaN; expected normalised signals, as preprocess"
+                " returns them"
             )
         return x.to(self.device)
 
     def require_codes(self, codes: Tensor) -> Tensor:
-        """Codes [B, Q, *grid] on the frontend's device. Raises ``GenError`` for another shape, type
-        or range."""
+        """Return codes [B, Q, *grid] on the frontend's device. Raises ``GenError`` for another
+        shape, dtype or range."""
         require_codes(codes, self.config)
         if codes.dtype != torch.long or tuple(codes.shape[2:]) != self.grid:
             shape = ", ".join(map(str, (len(self.config.codebook_sizes), *self.grid)))
@@ -273,29 +279,30 @@ class ActionFrontend(TokenFrontend):
     # --- folders
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``config.json`` holds."""
-        own = {k: getattr(self, k) for k in ("horizon", "dimensions", *self.keys)}
-        return {"frontend_class": self.name, **own, "statistics": self.statistics.to_dict()}
+        """Return the content of ``config.json``."""
+        fields = {k: getattr(self, k) for k in ("horizon", "dimensions", *self.keys)}
+        return {"frontend_class": self.name, **fields, "statistics": self.statistics.to_dict()}
 
     def digest(self, *parts: Any) -> Tensor:
-        """The config and parts that JSON can hold as 32 numbers of 0 to 255, which every type of
-        float holds exactly."""
+        """Digest the config and JSON-serialisable parts to 32 numbers of 0 to 255, exact in every
+        floating-point dtype."""
         text = json.dumps([self.to_dict(), *parts], sort_keys=True)
         return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.float32)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes ``config.json`` and, where there is more to a frontend, the files of it."""
+        """Write ``config.json`` and the files of ``save_parts``."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.save_parts(path)
         (path / "config.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
-    def save_parts(self, path: Path) -> None: ...
+    def save_parts(self, path: Path) -> None:
+        """Write files beside the config, by default none."""
 
     @classmethod
     def load_parts(cls, path: Path, config: dict[str, Any]) -> dict[str, Any]:
-        """Further arguments of the constructor, from files beside the config; what they stand for
-        is taken out of the config."""
+        """Read further constructor arguments from files beside the config; keys of the config that
+        they replace are removed from it."""
         return {}
 
     @classmethod
@@ -305,8 +312,8 @@ class ActionFrontend(TokenFrontend):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | str = torch.float32,
     ) -> Self:
-        """Of a zoo name or local folder. Raises ``GenError`` for a folder that is missing or holds
-        another frontend, and for a config that lacks something, the statistics above all."""
+        """Load a zoo name or local folder. Raises ``GenError`` for a folder that is missing or
+        holds another frontend, and for a config without statistics or another key."""
         path = locate(folder, "frontend")
         if not isinstance(path, Path):
             raise GenError(
@@ -319,23 +326,23 @@ class ActionFrontend(TokenFrontend):
             )
         name = config.pop("frontend_class", None)
         if cls is ActionFrontend:
-            found = registry.get("tokenizer", str(name), f"frontend_class of {path}")
-            if not issubclass(found, ActionFrontend):
-                raise GenError(f"frontend {folder} is {name!r}; expected one of actions")
-            return found.from_pretrained(path, device, dtype)
+            subclass = registry.get("tokenizer", str(name), f"frontend_class of {path}")
+            if not issubclass(subclass, ActionFrontend):
+                raise GenError(f"frontend {folder} is {name!r}; expected an action tokenizer")
+            return subclass.from_pretrained(path, device, dtype)
         if name != cls.name:
             raise GenError(f"frontend {folder} is {name!r}; expected {cls.name!r}")
         if "statistics" not in config:
             raise GenError(
                 f"frontend {folder} has no statistics; expected 'statistics' with 'low' and 'high'"
-                " in its config.json: without them nothing says which physical action a code means"
+                " in its config.json, which map codes to physical actions"
             )
-        wanted = ("horizon", "dimensions", *cls.keys, "statistics")
-        for key in (k for k in config if k not in wanted):
-            raise unknown("key", key, wanted, f"config.json of frontend {folder}")
-        for key in (k for k in wanted if k not in config):
+        expected = ("horizon", "dimensions", *cls.keys, "statistics")
+        for key in (k for k in config if k not in expected):
+            raise unknown("key", key, expected, f"config.json of frontend {folder}")
+        for key in (k for k in expected if k not in config):
             raise GenError(
-                f"the config of frontend {folder} lacks {key!r}; expected {', '.join(wanted)}"
+                f"the config of frontend {folder} lacks {key!r}; expected {', '.join(expected)}"
             )
         config["statistics"] = ActionStatistics.from_dict(config["statistics"])
         parts = cls.load_parts(path, config)

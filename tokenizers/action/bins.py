@@ -1,9 +1,9 @@
-"""Action chunks as uniform bins, one id per step and dimension (RT-2, arXiv 2307.15818; OpenVLA,
+"""Action chunks as uniform bins, one token per step and dimension (RT-2, arXiv 2307.15818; OpenVLA,
 arXiv 2406.09246).
 
-B bins have B + 1 edges -1 + 2 k / B and B centres -1 + (2 k + 1) / B, k from 0: a value becomes the
-bin it lies in, and a bin its centre, so nothing moves by more than 1 / B. Ids grow with the value,
-so neighbouring ids are neighbouring actions, which is what acceptance by ``distance`` needs.
+B bins have B + 1 edges -1 + 2 k / B and B centres -1 + (2 k + 1) / B, k from 0. A value is encoded
+as its bin and decoded as the centre of the bin, with an error of at most 1 / B. Codes grow with the
+value, so neighbouring codes are neighbouring actions, as ``distance`` acceptance requires.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from gen.tokenizers.action.base import ActionFrontend, ActionStatistics, at_leas
 
 
 class Bins(ActionFrontend):
-    """What frontends share whose codes are bins of single numbers. ``table``: the centre of every
-    bin in order, float [bins, 1]."""
+    """Base class of tokenizers whose codes are bins of single numbers.
+
+    ``table``: centres of the bins in order, float [bins, 1].
+    """
 
     table: Tensor
 
@@ -32,7 +34,7 @@ class Bins(ActionFrontend):
 
     @property
     def codebooks(self) -> list[Tensor]:
-        """The centres, in order."""
+        """Centres of the bins in order, [bins, 1]."""
         return [self.table]
 
     @property
@@ -42,10 +44,10 @@ class Bins(ActionFrontend):
 
 @register("tokenizer", "action_bins")
 class ActionBins(Bins):
-    """Codes [B, 1, H, D] of action chunks [B, H, D] in [-1, 1]. Codes of decoded codes are the same
-    codes.
+    """Action tokenizer: codes [B, 1, H, D] of chunks [B, H, D] in [-1, 1].
 
-    Raises ``GenError`` for bins that a type of ``dtype`` cannot tell apart.
+    Decoding and encoding again gives the same codes. Raises ``GenError`` for bins that ``dtype``
+    cannot resolve.
     """
 
     name, keys = "action_bins", ("bins",)
@@ -63,7 +65,7 @@ class ActionBins(Bins):
         self.bins = at_least("bins", bins, 2)
         self.config = FrontendConfig("action", "codes", (bins,), (1, 1))
         steps = torch.arange(bins, dtype=torch.float64)
-        # single precision at least, so that an edge lies between two values of a shorter type
+        # single precision at least, so that edges lie between two values of a shorter dtype
         self.inner_edges = (
             (2 * steps[1:] / bins - 1)
             .to(torch.promote_types(self.dtype, torch.float32))
@@ -72,7 +74,7 @@ class ActionBins(Bins):
         self.table = ((2 * steps + 1) / bins - 1).to(self.dtype).to(self.device)[:, None]
         if not torch.equal(self._bins_of(self.table[:, 0]), torch.arange(bins, device=self.device)):
             raise GenError(
-                f"{bins} bins are too fine for {self.dtype}; expected fewer, or a longer type"
+                f"{bins} bins are too fine for {self.dtype}; expected fewer, or a longer dtype"
             )
 
     def _bins_of(self, x: Tensor) -> Tensor:

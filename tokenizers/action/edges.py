@@ -1,12 +1,11 @@
-"""Action chunks as OpenVLA counts bins (Kim et al., arXiv 2406.09246): E edges from -1 to 1, and E
-- 1 centres between them.
+"""Action chunks in OpenVLA's bins (Kim et al., arXiv 2406.09246): E edges from -1 to 1, and E - 1
+centres between them.
 
     code k = (number of edges <= x) - 1       centre of k = (edge k + edge k+1) / 2, of the last
                                               code that of the code before it
 
-The last code says x = 1 and nothing else, so E codes stand for E - 1 values. What is normalised and
-what is taken as it is lies in the statistics: a dimension that is not normalised has the numbers -1
-and 1 there.
+The last code stands for x = 1 alone, so E codes stand for E - 1 values. A dimension that OpenVLA
+does not normalise has the statistics -1 and 1.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ from gen.tokenizers.action.bins import Bins
 
 @register("tokenizer", "action_edges")
 class ActionEdges(Bins):
-    """Codes [B, 1, H, D] of action chunks [B, H, D] in [-1, 1], in double precision whatever the
-    model's is: shorter types cannot tell 256 bins apart."""
+    """Action tokenizer: codes [B, 1, H, D] of chunks [B, H, D] in [-1, 1].
+
+    It always works in double precision: shorter dtypes cannot resolve 256 bins.
+    """
 
     name, keys = "action_edges", ("edges",)
 

@@ -3,17 +3,18 @@
     c_kd = sum_t u_kt x_td            u: the orthonormal DCT-II along time
     n_kd = round(scale c_kd)          flattened with k slowest: the lowest frequency of all
                                       dimensions first
-    ids  = BPE(n)                     every integer is one character, every id stands for one
-         integer or more
+    tokens = BPE(n)                   every integer is one character, every token stands for one
+                                      integer or more
 
-Smooth chunks have few frequencies, and zeros in a row become one id. As |x| <= 1 and u_k has unit
+Smooth chunks have few frequencies, and runs of zeros become one token. As |x| <= 1 and u_k has unit
 length, |c_kd| <= sqrt(H) by Cauchy and Schwarz: the alphabet holds every integer up to round(scale
-sqrt(H)), so no chunk has a coefficient that lacks an id and none is ever clipped.
+sqrt(H)), so every coefficient has a token and none is ever clipped.
 
-A chunk has as many ids as it needs and then ``end`` up to place H D. Ids make a chunk only if they
-stand for exactly H D integers; ids drawn freely hardly ever do. ``ExactLength`` says which ids keep
-that possible: with r integers missing, those that stand for at most r. Every single integer is an
-id, so there always is one, and every sequence drawn by it decodes.
+A chunk has as many tokens as it needs, then the eos token up to position H D. Tokens decode only if
+they stand for exactly H D integers, which unconstrained sampling hardly ever produces.
+``ExactLength`` allows the tokens that keep this possible: with r integers missing, those that stand
+for at most r. Every single integer is a token, so some token is always allowed, and every
+constrained sequence decodes.
 """
 
 from __future__ import annotations
@@ -34,26 +35,21 @@ from gen.contracts.frontend import FrontendConfig, require_codes
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register, registry
 from gen.tokenizers.action.base import ActionFrontend, ActionStatistics, at_least, numbers
-from tokenizers import (
-    Tokenizer,
-    models,
-    trainers,
-)  # the installed package: the room is gen.tokenizers
 
-FIRST, ROOM = (
-    0xE000,
-    6400,
-)  # the private use area: characters without meaning, so nothing normalises or splits them
+# the installed package; the room of the same name is gen.tokenizers
+from tokenizers import Tokenizer, models, trainers
+
+# the private use area: characters without meaning, which nothing normalises or splits
+FIRST, ROOM = 0xE000, 6400
 FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True, eq=False)
 class ExactLength:
-    """Ids whose lengths sum to ``total`` and then ``eos_token_id`` for ever. ``lengths``: int64 [V]; an
-    id that may never stand has 0.
+    """Constraint: tokens whose lengths sum to ``total``, then only ``eos_token_id``.
 
-    Raises ``GenError`` if no id has length 1 (some remainders could not be filled) or ``eos_token_id``
-    has a length.
+    ``lengths``: int64 [V]; a token that is never legal has 0. Raises ``GenError`` if no token has
+    length 1 (some remainders could not be filled), and if ``eos_token_id`` has a length.
     """
 
     lengths: Tensor
@@ -73,36 +69,43 @@ class ExactLength:
         at_least("total", self.total, 1)
         if not bool((self.lengths == 1).any()):
             raise GenError(
-                "no id has length 1; expected one, so that every remainder can be filled"
+                "no token has length 1; expected one, so that every remainder can be filled"
             )
         if at_least("eos_token_id", self.eos_token_id, 0) >= len(self.lengths) or int(
             self.lengths[self.eos_token_id]
         ):
             raise bad_value(
-                "eos_token_id", self.eos_token_id, f"an id below {len(self.lengths)} of length 0"
+                "eos_token_id",
+                self.eos_token_id,
+                f"a token id below {len(self.lengths)} of length 0",
             )
 
     def to(self, device: torch.device | str) -> ExactLength:
+        """Return the constraint on a device."""
         return replace(self, lengths=self.lengths.to(device))
 
     def remaining(self, history: Tensor, positions: Tensor) -> Tensor:
-        """``total`` less the lengths of the ids of ``history`` [n, T] before ``positions`` [n, L]:
-        int64 [n, L]."""
+        """Return ``total`` minus the lengths of tokens ``history`` [n, T] before ``positions`` [n,
+        L]: int64 [n, L]."""
         lengths = self.lengths.to(history.device)
-        known = (history >= 0) & (
-            history < len(lengths)
-        )  # a place that is empty may hold anything and stands for nothing
-        each = torch.where(known, lengths[history.clamp(0, len(lengths) - 1)], 0)
-        before = torch.nn.functional.pad(each.cumsum(1), (1, 0))
+        # a masked position may hold any value and has no length
+        is_token = (history >= 0) & (history < len(lengths))
+        token_lengths = torch.where(is_token, lengths[history.clamp(0, len(lengths) - 1)], 0)
+        before = torch.nn.functional.pad(token_lengths.cumsum(1), (1, 0))
         return self.total - before.gather(1, positions.clamp(max=history.shape[1]))
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
-        """Which ids may stand at ``positions`` (int64 [n, L], 0 to T) after the ids of ``history``
-        (int64 [n, T]) before each of them: bool [n, L, V], never empty. What stands at a position
-        or after it does not matter.
+        """Return the legal tokens at ``positions``, given the tokens before each.
 
-        A history that is too long already leaves all ids that stand for something: nothing drawn
-        there will be kept.
+        A history that is already too long leaves all tokens with a length: tokens drawn there are
+        discarded.
+
+        Args:
+            history: int64 [n, T]; values at or after a position are ignored.
+            positions: int64 [n, L], 0 to T.
+
+        Returns:
+            bool [n, L, V], with at least one legal token per position.
         """
         lengths = self.lengths.to(history.device)
         left = self.remaining(history, positions)[..., None]
@@ -111,7 +114,7 @@ class ExactLength:
 
 
 def cosines(size: int) -> Tensor:
-    """The orthonormal DCT-II as a matrix: float64 [k, t], so that ``cosines(n).T`` is its
+    """Return the orthonormal DCT-II as a matrix, float64 [k, t]; ``cosines(n).T`` is its
     inverse."""
     n = torch.arange(size, dtype=torch.float64)
     basis = torch.cos(math.pi / size * (n + 0.5) * n[:, None]) * math.sqrt(2 / size)
@@ -120,12 +123,14 @@ def cosines(size: int) -> Tensor:
 
 
 class Frequencies(ActionFrontend):
-    """What frontends share whose ids stand for integer coefficients over time. A subclass gives
-    ``coefficients`` of ids, ``bpe`` and ``scale``."""
+    """Base class of tokenizers whose tokens stand for integer DCT coefficients along time.
+
+    A subclass defines ``coefficients``, ``bpe`` and ``scale``.
+    """
 
     def coefficients(self, codes: Tensor) -> Tensor:
-        """Integers [B, H, D] of ids [B, 1, places]. Raises ``GenError`` for ids that stand for
-        another number of them."""
+        """Decode token ids [B, 1, positions] to integers [B, H, D]. Raises ``GenError`` for tokens
+        that stand for another number of integers."""
         raise NotImplementedError
 
     @cached_property
@@ -137,8 +142,8 @@ class Frequencies(ActionFrontend):
         )
 
     def decode(self, codes: Tensor) -> Tensor:
-        """As ``coefficients``, back along time, clipped to [-1, 1]: rounding, and sampled ids all
-        the more, can lead out of it."""
+        """Decode token ids [B, 1, positions] to signals [B, H, D], clipped to [-1, 1], since
+        rounding and sampled tokens can exceed it."""
         return (
             (self._inverse @ self.coefficients(codes).to(self._inverse.dtype))
             .clamp(-1, 1)
@@ -147,7 +152,7 @@ class Frequencies(ActionFrontend):
 
     @property
     def codebooks(self) -> list[Tensor]:
-        """None: ids stand for integers in a row, not for vectors."""
+        """Return no codebook: tokens stand for sequences of integers."""
         return []
 
     @property
@@ -170,12 +175,12 @@ class Frequencies(ActionFrontend):
 
 @register("tokenizer", "action_fast")
 class ActionFast(Frequencies):
-    """Ids [B, 1, H * D] of action chunks [B, H, D] in [-1, 1], filled up with ``eos_token_id``; ids after
-    the first ``end`` say nothing.
+    """FAST action tokenizer: token ids [B, 1, H * D] of chunks [B, H, D] in [-1, 1].
 
-    ``scale``: steps of a coefficient; a larger one is more exact and takes more ids.
-    ``symbol_lengths``: int64 [V], the coefficients that each id stands for. ``total``: H * D.
-    ``constraint``: what keeps drawn ids decodable.
+    Tokens are padded with ``eos_token_id``; tokens after the first one are ignored. ``scale``:
+    steps per unit of a coefficient; a larger scale is more exact and takes more tokens.
+    ``symbol_lengths``: int64 [V], coefficients per token. ``total``: H * D. ``constraint``: keeps
+    sampled tokens decodable.
     """
 
     name, keys = "action_fast", ("scale",)
@@ -224,9 +229,11 @@ class ActionFast(Frequencies):
         device="cpu",
         dtype=torch.float32,
     ) -> Self:
-        """Of chunks [N, H, D] in physical units. ``vocab_size``: ids at most, ``end`` included;
-        fewer where no pair of ids is left that occurs twice. ``statistics``: by default those of
-        the chunks. Raises ``GenError`` for other shapes and too few ids.
+        """Train a tokenizer on chunks [N, H, D] in physical units.
+
+        ``vocab_size``: maximum size including the eos token; the vocabulary is smaller if no pair
+        of tokens is left that occurs twice. ``statistics``: by default those of the chunks. Raises
+        ``GenError`` for other shapes, and for a vocabulary that is too small.
         """
         chunks = numbers(chunks, "the chunks")
         if chunks.ndim != 3 or not chunks.size:
@@ -249,67 +256,70 @@ class ActionFast(Frequencies):
 
     @property
     def constraint(self) -> ExactLength:
+        """Constraint that keeps sampled tokens decodable."""
         return ExactLength(self.symbol_lengths, self.total, self.eos_token_id)
 
     def encode(self, x: Tensor) -> Tensor:
         coefficients = quantise(self.require_signals(x), self.scale)
-        found = self.bpe.encode_batch_fast(
+        encodings = self.bpe.encode_batch_fast(
             [word(c, self.reach) for c in coefficients.tolist()], add_special_tokens=False
         )
-        ids = torch.full((len(x), 1, self.total), self.eos_token_id)
-        for row, one in zip(ids, found, strict=True):
-            row[0, : len(one.ids)] = torch.tensor(one.ids)
-        return ids.to(self.device)
+        tokens = torch.full((len(x), 1, self.total), self.eos_token_id)
+        for row, encoding in zip(tokens, encodings, strict=True):
+            row[0, : len(encoding.ids)] = torch.tensor(encoding.ids)
+        return tokens.to(self.device)
 
     def coefficients(self, codes: Tensor) -> Tensor:
-        """The integers that ids [B, 1, N] stand for: int64 [B, H, D], lowest frequency first. N may
-        be anything above 0.
+        """Decode token ids [B, 1, N], N > 0, to integers int64 [B, H, D], lowest frequency first.
 
-        Raises ``GenError`` for ids that stand for more or fewer than H * D before the first
-        ``end``, for the first such row.
+        Raises ``GenError`` for tokens that stand for more or fewer than H * D integers before the
+        first eos token, with the first such row.
         """
         require_codes(codes, self.config)
         if codes.dtype != torch.long:
             raise GenError(f"the codes are {codes.dtype}; expected int64")
-        ids = codes[:, 0].to(self.device)
-        spoken = (ids == self.eos_token_id).cumsum(1) == 0
-        counts = (self.symbol_lengths[ids] * spoken).sum(1)
+        tokens = codes[:, 0].to(self.device)
+        before_eos = (tokens == self.eos_token_id).cumsum(1) == 0
+        counts = (self.symbol_lengths[tokens] * before_eos).sum(1)
         wrong = (counts != self.total).nonzero().flatten().tolist()
         if wrong:
             raise GenError(
                 f"row {wrong[0]}: its ids stand for {int(counts[wrong[0]])} coefficients before the"
                 f" end; expected {self.total}, {self.horizon} steps of {self.dimensions} dimensions"
-                f" ({len(wrong)} of {len(ids)} rows are wrong)"
+                f" ({len(wrong)} of {len(tokens)} rows are wrong)"
             )
-        kept = ids[spoken]
-        lengths = self.symbol_lengths[kept]
-        skip = self._starts[kept] - (lengths.cumsum(0) - lengths)
-        at = skip.repeat_interleave(lengths) + torch.arange(
-            self.total * len(ids), device=ids.device
-        )
-        return self._symbols[at].view(len(ids), self.horizon, self.dimensions)
+        used = tokens[before_eos]
+        lengths = self.symbol_lengths[used]
+        # index of every coefficient in the concatenated vocabulary
+        shift = self._starts[used] - (lengths.cumsum(0) - lengths)
+        count = torch.arange(self.total * len(tokens), device=tokens.device)
+        index = shift.repeat_interleave(lengths) + count
+        return self._symbols[index].view(len(tokens), self.horizon, self.dimensions)
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, device="cpu", dtype=torch.float32, **open_: Any
+        cls, folder: str | Path, device="cpu", dtype=torch.float32, **options: Any
     ) -> ActionFrontend:
-        """As of every frontend of actions, and of a published folder with ``processor_config.json``
-        (``gen.tokenizers.action.fast_bytes``), where ``horizon``, ``dimensions`` and ``statistics``
-        say what it leaves open."""
+        """Load an action tokenizer of gen, or a published folder with ``processor_config.json``.
+
+        ``options``: ``horizon``, ``dimensions`` and ``statistics`` of a published folder
+        (``gen.tokenizers.action.fast_bytes``), if its config lacks them. Raises ``GenError`` for
+        options with a folder of gen.
+        """
         if (Path(folder) / "processor_config.json").is_file():
             return registry.get("tokenizer", "action_fast_bytes").published(
-                folder, device, dtype, **open_
+                folder, device, dtype, **options
             )
-        if open_:
+        if options:
             raise GenError(
-                f"{', '.join(open_)} came for {folder}; expected none: only folders with"
-                " processor_config.json leave them open"
+                f"{', '.join(options)} came for {folder}; expected none: only folders with"
+                " processor_config.json take them"
             )
         return super().from_pretrained(folder, device, dtype)
 
 
 def reach(scale: Any, horizon: int) -> int:
-    """The largest coefficient of any chunk in [-1, 1], in whole steps. Raises ``GenError`` for a
+    """Return the largest coefficient of any chunk in [-1, 1], in steps. Raises ``GenError`` for a
     scale out of range."""
     if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 0 < scale < math.inf:
         raise bad_value("scale", scale, "a number above 0")
@@ -325,13 +335,12 @@ def reach(scale: Any, horizon: int) -> int:
 
 
 def quantise(x: Tensor, scale: float) -> Tensor:
-    """Signals [B, H, D] -> integer coefficients int64 [B, H * D] on the CPU."""
+    """Convert signals [B, H, D] to integer coefficients int64 [B, H * D] on the CPU."""
     fine = cosines(x.shape[1]) @ x.detach().cpu().double() * (scale * 2.0**20)
-    # rounded twice: what lies half-way goes the same way in any batch, whatever the last bit of the
-    # sum is
+    # rounded twice, so that ties round the same way in any batch, whatever the last bit of the sum
     return (fine.round() / 2.0**20).round().long().flatten(1)
 
 
 def word(coefficients: Sequence[int], limit: int) -> str:
-    """Integers in -limit..limit as characters."""
+    """Write integers in -limit..limit as characters."""
     return "".join(chr(FIRST + limit + n) for n in coefficients)

@@ -1,16 +1,15 @@
-"""FAST tokenizers as they are published (Pertsch et al., arXiv 2501.09747): byte-pair encoding of
-bytes.
+"""Published FAST tokenizers (Pertsch et al., arXiv 2501.09747): byte-pair encoding of bytes.
 
     c_kd = sum_t u_kt x_td            u: the orthonormal DCT-II along time
     n_kd = round(scale c_kd)          flattened with k slowest
     text = chr(max(n - min_token, 0)), one character each, in UTF-8
-    ids  = byte-level BPE(text)
+    tokens = byte-level BPE(text)
 
 The folder holds ``processor_config.json`` (scale, min_token, vocab_size, time_horizon, action_dim)
-and ``tokenizer.json``. An id stands for some bytes, and may begin or end inside a character, so
-whether ids make a chunk of H D numbers depends on both: how many characters have begun, and whether
-the last one is whole. ``WholeCharacters`` keeps drawn ids decodable. The id behind the published
-ones is the end, up to the last place.
+and ``tokenizer.json``. A token stands for some bytes and may begin or end inside a character, so a
+sequence decodes to H D numbers depending on the number of characters begun and on the completeness
+of the last one. ``WholeCharacters`` keeps sampled tokens decodable. The token id after the
+published ones is the eos token, up to the last position.
 """
 
 from __future__ import annotations
@@ -31,26 +30,29 @@ from gen.tokenizers.action.fast import FILE, Frequencies, quantise, reach
 from tokenizers import Tokenizer  # the installed package: the room is gen.tokenizers
 
 CONFIG = "processor_config.json"
-LAST = 0x7FF  # the last character of two bytes: an id then has to wait for one byte at most
+LAST = 0x7FF  # the last character of two bytes: at most one byte of a character is open
 
 
 def byte_symbols() -> dict[str, int]:
-    """The characters by which byte-level BPE writes bytes: printable ones of Latin-1 are
-    themselves, the others follow from 256 on."""
-    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [b for b in range(256) if b not in own]
-    return {**{chr(b): b for b in own}, **{chr(256 + i): b for i, b in enumerate(rest)}}
+    """Return the characters of byte-level BPE with their bytes: printable Latin-1 stands for
+    itself, all other bytes follow from character 256."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in printable]
+    return {**{chr(b): b for b in printable}, **{chr(256 + i): b for i, b in enumerate(rest)}}
 
 
 def begins(byte: int) -> bool:
-    """Whether a character of up to two bytes begins with this one."""
+    """Return True if a character of up to two bytes can begin with this byte."""
     return byte < 0x80 or 0xC2 <= byte < 0xE0
 
 
 def state_of(word: bytes) -> tuple[int, int, int] | None:
-    """Bytes of an id: whether it ends a character that another began, how many characters it
-    begins, and whether the last one is open. None for bytes that stand in no text of such
-    characters."""
+    """Analyse the bytes of a token.
+
+    Returns:
+        Continuation bytes at its start (0 or 1), number of characters it begins, and 1 if its last
+        character is incomplete; None for bytes that are no such text.
+    """
     waits = int(0x80 <= word[0] < 0xC0)
     open_, count = waits, 0
     for byte in word:
@@ -62,9 +64,11 @@ def state_of(word: bytes) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class WholeCharacters:
-    """Ids whose characters are ``total`` and then ``eos_token_id`` for ever. Of every id, int64 [V]:
-    ``begun`` characters, whether it ``waits`` for one to end, and what it ``opens`` less what it
-    closes; bool [V]: whether it is ``usable`` at all.
+    """Constraint: tokens with ``total`` characters, then only ``eos_token_id``.
+
+    Per token: ``begun`` int64 [V], characters it begins; ``waits`` int64 [V], 1 if it first
+    completes a character; ``opens`` int64 [V], characters it leaves open minus those it completes;
+    ``usable`` bool [V], False if it is never legal.
     """
 
     begun: Tensor
@@ -75,24 +79,22 @@ class WholeCharacters:
     eos_token_id: int
 
     def legal(self, history: Tensor, positions: Tensor) -> Tensor:
-        """See ``gen.core.token_space.Constraint``. Places [n, L] -> bool [n, L, V], never empty."""
+        """Return the legal tokens at ``positions`` [n, L] after ``history`` [n, T]: bool [n, L, V],
+        with at least one per position (``gen.core.token_space.Constraint``)."""
 
         def move(x):
             return x.to(history.device)
 
-        known = (history >= 0) & (history < len(self.begun))
-        ids = history.clamp(0, len(self.begun) - 1)
-        at = positions.clamp(max=history.shape[1])
+        is_token = (history >= 0) & (history < len(self.begun))
+        tokens = history.clamp(0, len(self.begun) - 1)
+        columns = positions.clamp(max=history.shape[1])
 
         def count(x):
-            return torch.nn.functional.pad(
-                torch.where(known, move(x)[ids], 0).cumsum(1), (1, 0)
-            ).gather(1, at)
+            per_token = torch.where(is_token, move(x)[tokens], 0)
+            return torch.nn.functional.pad(per_token.cumsum(1), (1, 0)).gather(1, columns)
 
-        left, open_ = (
-            self.total - count(self.begun)[..., None],
-            count(self.opens).clamp(0, 1)[..., None],
-        )
+        left = self.total - count(self.begun)[..., None]
+        open_ = count(self.opens).clamp(0, 1)[..., None]
         fits = (
             move(self.usable)
             & (move(self.waits) == open_)
@@ -104,8 +106,10 @@ class WholeCharacters:
 
 @register("tokenizer", "action_fast_bytes")
 class FastBytes(Frequencies):
-    """Ids [B, 1, places] of action chunks [B, H, D] in [-1, 1], filled up with ``eos_token_id``; ids
-    after the first ``end`` say nothing."""
+    """Published FAST tokenizer: token ids [B, 1, positions] of chunks [B, H, D] in [-1, 1].
+
+    Tokens are padded with ``eos_token_id``; tokens after the first one are ignored.
+    """
 
     name, keys = "action_fast_bytes", ("scale", "min_token")
 
@@ -169,9 +173,11 @@ class FastBytes(Frequencies):
         dimensions: int | None = None,
         statistics: ActionStatistics | None = None,
     ) -> Self:
-        """Of a published folder. ``horizon``, ``dimensions``: what its config leaves open.
-        ``statistics``: by default chunks are in [-1, 1] as they are, which is what the tokenizer
-        takes. Raises ``GenError`` for a folder that lacks something or contradicts what was said.
+        """Load a published folder.
+
+        ``horizon``, ``dimensions``: required if its config lacks them. ``statistics``: by default
+        chunks are in [-1, 1] already. Raises ``GenError`` for a folder that lacks a file or a key,
+        and for one that contradicts the arguments.
         """
         path = Path(folder)
         try:
@@ -188,28 +194,28 @@ class FastBytes(Frequencies):
                     f"{path / CONFIG} has no {key!r}; expected scale, min_token, vocab_size,"
                     " time_horizon and action_dim"
                 )
-        found = {}
-        for key, name, given in (
+        shape = {}
+        for key, name, argument in (
             ("time_horizon", "horizon", horizon),
             ("action_dim", "dimensions", dimensions),
         ):
             stated = config.get(key)
-            if stated is None and given is None:
+            if stated is None and argument is None:
                 raise GenError(
                     f"{path / CONFIG} leaves {key} open; expected {name}=, the"
                     f" {'steps' if name == 'horizon' else name} of a chunk"
                 )
-            if None not in (stated, given) and stated != given:
-                raise GenError(f"{name} is {given}; {path / CONFIG} has {key} {stated}")
-            found[name] = stated if given is None else at_least(name, given, 1)
+            if None not in (stated, argument) and stated != argument:
+                raise GenError(f"{name} is {argument}; {path / CONFIG} has {key} {stated}")
+            shape[name] = stated if argument is None else at_least(name, argument, 1)
         statistics = statistics or ActionStatistics(
-            (-1.0,) * found["dimensions"], (1.0,) * found["dimensions"]
+            (-1.0,) * shape["dimensions"], (1.0,) * shape["dimensions"]
         )
         return cls(
             bpe,
             config["scale"],
             config["min_token"],
-            **found,
+            **shape,
             statistics=statistics,
             device=device,
             dtype=dtype,
@@ -220,33 +226,33 @@ class FastBytes(Frequencies):
         return (self.positions,)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Coefficients below ``min_token`` become it, as there. Raises ``GenError`` where the
-        vocabulary lacks bytes of a chunk."""
+        """Encode signals [B, H, D]; coefficients below ``min_token`` are clipped to it, as in the
+        published code. Raises ``GenError`` if the vocabulary lacks bytes of a chunk."""
         numbers = (quantise(self.require_signals(x), self.scale) - self.min_token).clamp_min(0)
-        ids = torch.full((len(x), 1, self.positions), self.eos_token_id)
-        for row, one in zip(ids, numbers.tolist(), strict=True):
-            text = "".join(map(chr, one))
-            found = self.bpe.encode(text, add_special_tokens=False).ids
-            if b"".join(self.words[i] for i in found) != text.encode():
+        tokens = torch.full((len(x), 1, self.positions), self.eos_token_id)
+        for row, characters in zip(tokens, numbers.tolist(), strict=True):
+            text = "".join(map(chr, characters))
+            encoded = self.bpe.encode(text, add_special_tokens=False).ids
+            if b"".join(self.words[i] for i in encoded) != text.encode():
                 raise GenError(
-                    "the vocabulary of the action tokenizer has no ids for some coefficients of the"
-                    " chunk; expected one that was trained on chunks of this range"
+                    "the vocabulary of the action tokenizer has no tokens for some coefficients of"
+                    " the chunk; expected a vocabulary trained on chunks of this range"
                 )
-            row[0, : len(found)] = torch.tensor(found)
-        return ids.to(self.device)
+            row[0, : len(encoded)] = torch.tensor(encoded)
+        return tokens.to(self.device)
 
     def coefficients(self, codes: Tensor) -> Tensor:
-        """The integers that ids [B, 1, N] stand for: int64 [B, H, D], lowest frequency first.
+        """Decode token ids [B, 1, N] to integers int64 [B, H, D], lowest frequency first.
 
-        Raises ``GenError`` for ids that stand for no text, or for more or fewer than H * D numbers,
-        with the first such row.
+        Raises ``GenError`` for tokens that stand for no text, or for more or fewer than H * D
+        numbers, with the first such row.
         """
         require_codes(codes, self.config)
         out = []
         for number, row in enumerate(codes[:, 0].tolist()):
-            kept = row[: row.index(self.eos_token_id)] if self.eos_token_id in row else row
+            used = row[: row.index(self.eos_token_id)] if self.eos_token_id in row else row
             try:
-                text = b"".join(self.words[i] for i in kept).decode()
+                text = b"".join(self.words[i] for i in used).decode()
             except UnicodeDecodeError as error:
                 raise GenError(
                     f"row {number}: its ids stand for no text ({error.reason} at byte"

@@ -1,16 +1,16 @@
-"""Action chunks as residual codes of short pieces (VQ-BeT, Lee et al., arXiv 2403.03181, does so
-with whole chunks).
+"""Action chunks as residual codes of short segments (of whole chunks in VQ-BeT, Lee et al., arXiv
+2403.03181).
 
-A small convolutional encoder makes one vector z of ``stride`` steps; a stride as long as the chunk
-makes one of all of it. With
+A small convolutional encoder maps ``stride`` steps to one vector z; a stride as long as the chunk
+gives one vector for all of it. With
 
     r_0 = z,   k_q = argmin_k |r_q - e_qk|,   r_(q+1) = r_q - e_q(k_q)
 
-stage q codes what the stages before left over, and the decoder sees the sum of the vectors. Coarse
-stages come first, so a model that errs in late ones errs little.
+stage q encodes the residual of the stages before, and the decoder takes the sum of the vectors.
+Coarse stages come first, so errors in late ones are small.
 
-``ActionAutoencoder`` is what is trained: a recipe quantises between ``encode_continuous`` and
-``decode_continuous``, and starts and revives the codes in ``tables``.
+``ActionAutoencoder`` is the trained network: a recipe quantises between ``encode_continuous`` and
+``decode_continuous``, and initialises and revives the codes in ``tables``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gen.contracts.frontend import FrontendConfig
@@ -31,8 +32,11 @@ FILE = "model.safetensors"
 
 
 class ActionAutoencoder(nn.Module):
-    """``stride``: steps per code. ``stages``: Q. ``codebook_size``: K. ``channels``: C, floats of a
-    code. ``width``: of the layers."""
+    """Convolutional autoencoder with residual quantisation.
+
+    ``stride``: steps per code. ``stages``: Q. ``codebook_size``: K. ``channels``: C, floats per
+    code. ``width``: channels of the layers.
+    """
 
     def __init__(
         self,
@@ -72,39 +76,39 @@ class ActionAutoencoder(nn.Module):
         )
 
     def encode_continuous(self, x: Tensor) -> Tensor:
-        """Signals [B, H, D] -> vectors [B, H / stride, C]."""
+        """Encode signals [B, H, D] to vectors [B, H / stride, C]."""
         return self.encoder(x.transpose(1, 2)).transpose(1, 2)
 
     def decode_continuous(self, z: Tensor) -> Tensor:
-        """Vectors [B, H / stride, C] -> signals [B, H, D], which may leave [-1, 1]."""
+        """Decode vectors [B, H / stride, C] to signals [B, H, D], which may exceed [-1, 1]."""
         return self.decoder(z.transpose(1, 2)).transpose(1, 2)
 
     @torch.no_grad()
     def quantise(self, z: Tensor) -> Tensor:
-        """Vectors [B, n, C] -> codes int64 [B, Q, n]."""
-        left, codes = z, []
+        """Quantise vectors [B, n, C] to codes int64 [B, Q, n]."""
+        residual, codes = z, []
         for table in self.tables:
-            # differences and not products: the nearest code then does not depend on the size of the
-            # batch
-            codes.append((left[:, :, None] - table).square().sum(-1).argmin(-1))
-            left = left - table[codes[-1]]
+            # differences and not products: the nearest code then does not depend on the batch size
+            codes.append((residual[:, :, None] - table).square().sum(-1).argmin(-1))
+            residual = residual - table[codes[-1]]
         return torch.stack(codes, 1)
 
     def embed(self, codes: Tensor) -> Tensor:
-        """Codes int64 [B, Q, n] -> vectors [B, n, C]."""
+        """Look up codes int64 [B, Q, n] and sum over Q: vectors [B, n, C]."""
         return sum(table[codes[:, q]] for q, table in enumerate(self.tables))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Signals through the codes and back, with the gradient that goes straight through the
-        codes."""
+        """Reconstruct signals [B, H, D] through the codes, with straight-through gradients."""
         z = self.encode_continuous(x)
         return self.decode_continuous(z + (self.embed(self.quantise(z)) - z).detach())
 
 
 @register("tokenizer", "action_rvq")
 class ActionRVQ(ActionFrontend):
-    """Codes [B, Q, H / stride] of action chunks [B, H, D] in [-1, 1]. ``model``: an
-    ``ActionAutoencoder``."""
+    """Action tokenizer: codes [B, Q, H / stride] of chunks [B, H, D] in [-1, 1].
+
+    ``model``: an ``ActionAutoencoder``.
+    """
 
     name, keys = "action_rvq", ("stride", "stages", "codebook_size", "channels", "width")
 
@@ -152,17 +156,15 @@ class ActionRVQ(ActionFrontend):
 
     @property
     def fingerprint(self) -> Tensor:
-        """The codebooks, and the config with its statistics."""
+        """Codebooks, and a digest of the config with its statistics."""
         return torch.cat([*(t.flatten().float().cpu() for t in self.codebooks), self.digest()])
 
     def save_parts(self, path: Path) -> None:
-        from safetensors.torch import save_file
 
         save_file({k: v.contiguous() for k, v in self.model.state_dict().items()}, path / FILE)
 
     @classmethod
     def load_parts(cls, path: Path, config: dict[str, Any]) -> dict[str, Any]:
-        from safetensors.torch import load_file
 
         model = ActionAutoencoder(config.pop("dimensions"), **{k: config.pop(k) for k in cls.keys})
         with readable("frontend", path):

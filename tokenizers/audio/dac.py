@@ -1,10 +1,9 @@
 """DAC audio tokens (Kumar et al., "High-Fidelity Audio Compression with Improved RVQGAN", arXiv
 2306.06546): a frontend over ``transformers.DacModel``.
 
-Traps of the class that this adapter owns: waves come back without an axis of channels, and where a
-stride is odd a few samples shorter than their codes say, which are filled up with silence; and what
-a code stands for is its codebook's row after a projection, not the row itself. The decoder looks at
-both sides of a frame, so that nothing can be streamed.
+The adapter handles the traps of the class: decoded waves have no channel axis, and with an odd
+stride they are a few samples short, which silence fills; a code stands for the projected vector of
+its codebook, not the raw one. The decoder is not causal, so DAC cannot be streamed.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ from gen.tokenizers.base.codec import Mono, quantizers
 
 @register("tokenizer", "dac")
 class DAC(Mono):
-    """Codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples a second; n is a whole
-    number of frames. ``num_quantizers``: Q, by default all codebooks of the model."""
+    """DAC codec: codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples per second.
+
+    n is a whole number of frames. ``num_quantizers``: Q, by default all codebooks of the model.
+    """
 
     architecture = "DacModel"
 
     def __init__(self, model, num_quantizers: int | None = None):
-        """Raises ``GenError`` for a number of codebooks that the model does not have."""
+        """Wrap a model. Raises ``GenError`` for a number of codebooks that it does not have."""
         super().__init__(model)
         c = model.config
         self.streams = quantizers(num_quantizers, c.n_codebooks)
@@ -48,7 +49,8 @@ class DAC(Mono):
     @property
     @torch.no_grad()
     def codebooks(self) -> list[Tensor]:
-        """What the decoder sums: the projected rows, the bias of the projection included."""
+        """Projected vectors [V, D] per codebook, including the projection's bias: the terms of the
+        decoder's sum."""
         return [
             q.out_proj(q.codebook.weight.T[None])[0].T.detach()
             for q in self.model.quantizer.quantizers[: self.streams]

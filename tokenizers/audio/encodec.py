@@ -1,11 +1,11 @@
 """EnCodec audio tokens (Defossez et al., "High Fidelity Neural Audio Compression", arXiv
 2210.13438): a frontend over ``transformers.EncodecModel``.
 
-Traps of the class that this adapter owns: it quantises with as many codebooks as a bandwidth in
-kbit/s pays for, the smallest one unless told otherwise; its codes [chunks, B, Q, T] have an axis of
-chunks; and models that normalise the loudness of chunks decode with scales that are no codes, so
-they are refused, and with them all that cut waves into chunks. The decoder holds an LSTM, which
-remembers for ever: whole waves are decoded, and nothing is streamed.
+The adapter handles the traps of the class: the number of codebooks follows from a bandwidth in
+kbit/s, by default the smallest; codes [chunks, B, Q, T] have a chunk axis. Models that normalise
+the loudness of chunks decode with scales that no code holds, so they are refused, as are all models
+that split waves into chunks. The decoder holds an LSTM with unlimited memory, so EnCodec cannot be
+streamed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from gen.tokenizers.base.codec import Mono, first_codebooks, quantizers
 
 @register("tokenizer", "encodec")
 class Encodec(Mono):
-    """Codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples a second; n is a whole
-    number of frames. ``num_quantizers``: Q, by default all codebooks of the model."""
+    """EnCodec codec: codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples per second.
+
+    n is a whole number of frames. ``num_quantizers``: Q, by default all codebooks of the model.
+    """
 
     architecture = "EncodecModel"
 
     def __init__(self, model, num_quantizers: int | None = None):
-        """Raises ``GenError`` for a number of codebooks that the model does not have, and for
-        models that normalise, cut into chunks or are stereo."""
+        """Wrap a model. Raises ``GenError`` for a number of codebooks that it does not have, and
+        for models that normalise, split into chunks or are stereo."""
         super().__init__(model)
         c = model.config
         if c.normalize:
             raise bad_value(
                 "normalize of the EnCodec model",
                 c.normalize,
-                "false: how loud a normalised wave was is in none of its codes",
+                "false: no code holds the loudness of a normalised wave",
             )
         if c.chunk_length_s is not None:
             raise bad_value(
                 "chunk_length_s of the EnCodec model",
                 c.chunk_length_s,
-                "none: chunks that overlap have no codes of their own",
+                "none: overlapping chunks have no codes of their own",
             )
         if c.audio_channels != 1:
             raise bad_value("audio_channels of the EnCodec model", c.audio_channels, "1")
@@ -53,10 +55,9 @@ class Encodec(Mono):
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
-        every = self.model.config.target_bandwidths[-1]
-        return first_codebooks(
-            self.model.encode(x, bandwidth=every).audio_codes[0], self.streams, every
-        )
+        highest = self.model.config.target_bandwidths[-1]
+        codes = self.model.encode(x, bandwidth=highest).audio_codes[0]
+        return first_codebooks(codes, self.streams, highest)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:

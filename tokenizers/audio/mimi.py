@@ -1,9 +1,9 @@
 """Mimi audio tokens (Defossez et al., "Moshi", arXiv 2410.00037): a frontend over
 ``transformers.MimiModel``.
 
-Traps of the class that this adapter owns: stream 0 is quantised beside the others, not before them;
-a wave that is no whole number of frames comes back longer; and its decoder keeps no states of
-convolutions between calls, so chunks are decoded with what lies before them.
+The adapter handles the traps of the class: codebook 0 is quantised beside the others, not before
+them; a wave that is no whole number of frames comes back longer; the decoder keeps no convolution
+state between calls, so chunks are decoded together with their context.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from gen.tokenizers.base.codec import Codec, Mono, quantizers
 
 @register("tokenizer", "mimi")
 class Mimi(Mono, Codec):
-    """Codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples a second; n is a whole
-    number of frames. ``num_quantizers``: Q, by default all codebooks of the model."""
+    """Mimi codec: codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples per second.
+
+    n is a whole number of frames. ``num_quantizers``: Q, by default all codebooks of the model.
+    """
 
     chunk = 6
     architecture = "MimiModel"
     time_axis = -1
 
     def __init__(self, model, num_quantizers: int | None = None):
-        """Raises ``GenError`` for a number of codebooks that the model does not have."""
+        """Wrap a model. Raises ``GenError`` for a number of codebooks that it does not have."""
         super().__init__(model)
         c = model.config
         self.streams = quantizers(num_quantizers, c.num_quantizers, c.num_semantic_quantizers)

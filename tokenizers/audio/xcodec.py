@@ -1,11 +1,10 @@
 """X-Codec audio tokens (Ye et al., "Codec Does Matter", arXiv 2408.17175): a frontend over
 ``transformers.XcodecModel``.
 
-Its encoder looks at a wave twice, through a codec's encoder and through a speech model, and
-quantises both together. Traps of the class that this adapter owns: it quantises with as many
-codebooks as a bandwidth pays for; and where the two halves of an encoder disagree about how many
-frames a wave has, they cannot be joined, which is found out when a model is loaded. The decoder
-looks at both sides of a frame, so that nothing can be streamed.
+Its encoder joins the features of a codec's encoder and of a speech model, and quantises both
+together. The adapter handles the traps of the class: the number of codebooks follows from a
+bandwidth; a codec and a speech model with different frame rates cannot be joined, which is checked
+at loading. The decoder is not causal, so X-Codec cannot be streamed.
 """
 
 from __future__ import annotations
@@ -23,14 +22,16 @@ from gen.tokenizers.base.codec import Mono, first_codebooks, quantizers
 
 @register("tokenizer", "xcodec")
 class XCodec(Mono):
-    """Codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples a second; n is a whole
-    number of frames. ``num_quantizers``: Q, by default all codebooks of the model."""
+    """X-Codec codec: codes [B, Q, T] of waves [B, 1, n] in [-1, 1] at ``rate`` samples per second.
+
+    n is a whole number of frames. ``num_quantizers``: Q, by default all codebooks of the model.
+    """
 
     architecture = "XcodecModel"
 
     def __init__(self, model, num_quantizers: int | None = None):
-        """Raises ``GenError`` for a number of codebooks that the model does not have, and for a
-        model whose halves have other frames."""
+        """Wrap a model. Raises ``GenError`` for a number of codebooks that it does not have, and if
+        its codec and its speech model have different frame rates."""
         super().__init__(model)
         c = model.config
         self.streams = quantizers(num_quantizers, len(model.quantizer.quantizers))
@@ -48,10 +49,9 @@ class XCodec(Mono):
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
-        every = self.model.config.target_bandwidths[-1]
-        return first_codebooks(
-            self.model.encode(x, bandwidth=every).audio_codes, self.streams, every
-        )
+        highest = self.model.config.target_bandwidths[-1]
+        codes = self.model.encode(x, bandwidth=highest).audio_codes
+        return first_codebooks(codes, self.streams, highest)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:

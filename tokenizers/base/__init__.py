@@ -1,1 +1,1 @@
-"""What frontends share."""
+"""Base classes of frontends."""

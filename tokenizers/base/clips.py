@@ -1,10 +1,10 @@
-"""What frontends of clips share whose first frame is alone: frame 0 is a slice of the grid by
-itself, every r frames after it are another.
+"""Base class of video tokenizers that encode the first frame alone: frame 0 is one slice of the
+grid, and every r frames after it are another.
 
     F = 1 + r k frames  <->  T = 1 + k slices,    r = ``config.compression[0]``
 
-The first slice is that of the same picture alone, since nothing looks ahead of it. Other numbers of
-frames are refused, not padded: what was padded would come back as frames that nobody made.
+The first slice equals the codes of frame 0 as an image, since the encoder is causal in time. Other
+numbers of frames are refused instead of padded: padding would be decoded to invented frames.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from gen.models.load.pretrained import strictly
 
 
 class Clips(TokenFrontend):
-    """A frontend over the class of diffusers whose name is ``architecture``. Signals are clips [B,
-    F, 3, h, w] in [-1, 1]."""
+    """Video frontend over a diffusers class.
+
+    Signals are clips [B, F, 3, h, w] in [-1, 1]. ``architecture``: name of the class.
+    """
 
     architecture: ClassVar[str]
 
@@ -37,9 +39,9 @@ class Clips(TokenFrontend):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be
-        read, or its weights are not those of the class."""
-        import diffusers
+        """Load a folder or Hub id in the diffusers layout. Raises ``GenError`` if it cannot be
+        read, or if its weights do not fit the class."""
+        import diffusers  # heavy: a model of tokens alone needs none of it
 
         model = strictly(
             getattr(diffusers, cls.architecture),
@@ -51,14 +53,14 @@ class Clips(TokenFrontend):
         return cls(model.to(device))
 
     def whole(self, frames: int) -> int:
-        """The largest number of frames of at most ``frames`` that a clip may have. Raises
-        ``GenError`` for none."""
+        """Return the largest valid clip length of at most ``frames``. Raises ``GenError`` below
+        1."""
         if frames < 1:
             raise GenError(f"the clip has {frames} frames; expected at least 1")
         return frames - (frames - 1) % self.config.compression[0]
 
     def frames_for(self, slices: int) -> int:
-        """The frames that so many slices of the grid are decoded to."""
+        """Return the number of frames that ``slices`` slices of the grid are decoded to."""
         return 1 + (slices - 1) * self.config.compression[0]
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -67,8 +69,11 @@ class Clips(TokenFrontend):
         return 1 + (frames - 1) // r, height // h, width // w
 
     def preprocess(self, media: Any) -> Tensor:
-        """Frames uint8 [F, h, w, 3], or a picture [h, w, 3] -> float [F, 3, h, w]. Raises
-        ``GenError`` for anything else, and for sizes that are no whole number of codes."""
+        """Convert frames uint8 [F, h, w, 3], or an image [h, w, 3], to float [F, 3, h, w] in [-1,
+        1].
+
+        Raises ``GenError`` for anything else, and for sizes that are no whole number of codes.
+        """
         frames = np.asarray(media)
         frames = frames[None] if frames.ndim == 3 else frames
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not len(frames):
@@ -81,7 +86,7 @@ class Clips(TokenFrontend):
         return x.to(self.model.device, self.model.dtype) / 127.5 - 1
 
     def postprocess(self, x: Tensor) -> np.ndarray:
-        """Frames [F, 3, h, w] -> uint8 [F, h, w, 3]."""
+        """Convert frames [F, 3, h, w] in [-1, 1] to uint8 [F, h, w, 3]."""
         return (
             ((x.float().clamp(-1, 1) + 1) * 127.5)
             .round()
@@ -92,7 +97,7 @@ class Clips(TokenFrontend):
         )
 
     def _require_whole(self, x: Tensor) -> None:
-        """``x`` [..., F, 3, h, w]."""
+        """Raise ``GenError`` unless ``x`` [..., F, 3, h, w] is a whole number of codes."""
         frames, _, height, width = x.shape[-4:]
         r, h, w = self.config.compression
         low = self.whole(frames)

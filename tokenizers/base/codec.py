@@ -1,5 +1,5 @@
-"""What frontends over codecs of transformers share: loading, where and in what precision signals go
-in, and waves of one channel."""
+"""Base classes of frontends over codecs of transformers: loading, device and dtype of signals, and
+mono waves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gen.models.load.pretrained import strictly
 
 
 class Pretrained(TokenFrontend):
-    """A frontend over the class of transformers whose name is ``architecture``."""
+    """Frontend over a transformers class. ``architecture``: name of the class."""
 
     architecture: ClassVar[str]
 
@@ -32,9 +32,12 @@ class Pretrained(TokenFrontend):
         dtype: torch.dtype = torch.float32,
         **options: Any,
     ) -> Self:
-        """``options``: of the class, such as ``num_quantizers``. Raises ``GenError`` for a missing
-        or unreadable folder, and for weights that are not those of the class."""
-        import transformers
+        """Load a folder or Hub id in the transformers layout.
+
+        ``options`` go to the constructor, such as ``num_quantizers``. Raises ``GenError`` for a
+        missing or unreadable folder, and for weights that do not fit the class.
+        """
+        import transformers  # heavy: a model of tokens alone needs none of it
 
         model = strictly(
             getattr(transformers, cls.architecture),
@@ -50,19 +53,21 @@ class Pretrained(TokenFrontend):
 
 
 class Codec(Pretrained, StreamingFrontend):
-    """One whose decoder looks back only, and not for ever."""
+    """Codec with a causal decoder and a finite receptive field."""
 
 
 class Mono(Pretrained):
-    """Waves [B, 1, n] in [-1, 1] at ``rate`` samples a second, n a whole number of frames of
-    ``frame`` samples <-> codes [B, Q, n / frame]."""
+    """Mono codec: waves [B, 1, n] in [-1, 1] <-> codes [B, Q, n / frame].
+
+    ``rate``: samples per second. ``frame``: samples per code; n is a multiple of it.
+    """
 
     rate: int
     frame: int
 
     def preprocess(self, media: Any) -> Tensor:
-        """A wave float [n] -> float [1, n]. Raises ``GenError`` for anything else, or if n is no
-        whole number of frames."""
+        """Convert a wave float [n] to float [1, n]. Raises ``GenError`` for other shapes, and if n
+        is no whole number of frames."""
         wave = np.asarray(media, dtype=np.float32)
         if wave.ndim != 1 or not len(wave) or len(wave) % self.frame:
             raise GenError(
@@ -72,7 +77,7 @@ class Mono(Pretrained):
         return self._like_model(torch.from_numpy(wave)[None])
 
     def postprocess(self, x: Tensor) -> np.ndarray:
-        """A wave [1, n] -> float32 [n]."""
+        """Convert a wave [1, n] to float32 [n], clipped to [-1, 1]."""
         return x[0].float().clamp(-1, 1).cpu().numpy()
 
     @property
@@ -83,23 +88,27 @@ class Mono(Pretrained):
         return (input_shape[-1] // self.frame,)
 
 
-def quantizers(asked: int | None, there: int, least: int = 1) -> int:
-    """How many codebooks are used: all, or as many as asked for. Raises ``GenError`` for a number
-    that a codec does not have."""
-    if asked is None:
-        return there
-    if not isinstance(asked, int) or isinstance(asked, bool) or not least <= asked <= there:
+def quantizers(requested: int | None, available: int, least: int = 1) -> int:
+    """Return the number of codebooks to use: ``requested``, by default all ``available`` ones.
+    Raises ``GenError`` for a number that the codec does not have."""
+    if requested is None:
+        return available
+    is_int = isinstance(requested, int) and not isinstance(requested, bool)
+    if not is_int or not least <= requested <= available:
         raise bad_value(
             "num_quantizers",
-            asked,
-            f"an integer from {least} to {there}, the codebooks of the codec",
+            requested,
+            f"an integer from {least} to {available}, the codebooks of the codec",
         )
-    return asked
+    return requested
 
 
 def first_codebooks(codes: Tensor, streams: int, bandwidth: float) -> Tensor:
-    """The codes [B, Q, T] of the first codebooks. Residual codes are greedy: the first of many
-    codebooks say what they would say alone. Raises ``GenError`` where there are fewer."""
+    """Return the codes [B, streams, T] of the first codebooks out of codes [B, Q, T].
+
+    Residual quantisation is greedy, so the first codes do not depend on later codebooks. Raises
+    ``GenError`` if there are fewer than ``streams``.
+    """
     if codes.shape[1] < streams:
         raise GenError(
             f"the codec quantises with {codes.shape[1]} codebooks at its bandwidth of {bandwidth}"
@@ -109,8 +118,8 @@ def first_codebooks(codes: Tensor, streams: int, bandwidth: float) -> Tensor:
 
 
 def lasting(frontend: Mono, seconds: float | None, frames: int | None, default: float) -> int:
-    """How many frames are so many seconds, to the nearest one, or that many frames; ``default``
-    seconds where nothing is said. Raises ``GenError`` for both, and for none."""
+    """Return a length in frames, from ``seconds`` (rounded) or ``frames``; without either, from
+    ``default`` seconds. Raises ``GenError`` for both, and for values below one frame."""
     if seconds is not None and frames is not None:
         raise GenError(f"seconds is {seconds!r} and frames is {frames!r}; expected one of them")
     if frames is not None:

@@ -1,4 +1,4 @@
-"""What frontends of RGB pictures share: pixels in and out, and the grid of a picture."""
+"""Base class of image tokenizers: RGB pixels in and out, and the grid of an image."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from gen.models.load.pretrained import strictly
 
 
 class RGB(TokenFrontend):
-    """A frontend over a class of diffusers whose name is ``architecture``; its ``model`` takes
-    pictures [B, 3, h, w] in [-1, 1] and has one vector for ``factor`` x ``factor`` pixels."""
+    """Image frontend over a diffusers class.
+
+    ``architecture``: name of the class. ``model`` takes images [B, 3, h, w] in [-1, 1] and has one
+    vector per ``factor`` x ``factor`` pixels.
+    """
 
     architecture: ClassVar[str]
 
@@ -29,9 +32,9 @@ class RGB(TokenFrontend):
     def from_pretrained(
         cls, path: str | Path, device: str | torch.device = "cpu", dtype=torch.float32
     ) -> Self:
-        """Loads a folder or hub id in the diffusers layout. Raises ``GenError`` if it cannot be
-        read, or its weights are not those of the class."""
-        import diffusers
+        """Load a folder or Hub id in the diffusers layout. Raises ``GenError`` if it cannot be
+        read, or if its weights do not fit the class."""
+        import diffusers  # heavy: a model of tokens alone needs none of it
 
         model = strictly(
             getattr(diffusers, cls.architecture),
@@ -46,6 +49,8 @@ class RGB(TokenFrontend):
         return tuple(n // f for n, f in zip(input_shape[-2:], self.config.compression, strict=True))
 
     def preprocess(self, media: Image.Image | np.ndarray) -> Tensor:
+        """Convert an RGB image to float [3, h, w] in [-1, 1]. Raises ``GenError`` for other shapes,
+        and for sides that are no whole number of codes."""
         array = np.asarray(media.convert("RGB") if isinstance(media, Image.Image) else media)
         if (
             array.ndim != 3
@@ -53,12 +58,13 @@ class RGB(TokenFrontend):
             or any(n % f for n, f in zip(array.shape, self.config.compression, strict=False))
         ):
             raise GenError(
-                f"the picture has shape {array.shape}; expected RGB with sides divisible by"
+                f"the image has shape {array.shape}; expected RGB with sides divisible by"
                 f" {self.config.compression[0]}"
             )
         x = torch.from_numpy(array.copy()).permute(2, 0, 1)
         return x.to(self.model.device, self.model.dtype) / 127.5 - 1
 
     def postprocess(self, x: Tensor) -> Image.Image:
+        """Convert an image [3, h, w] in [-1, 1] to a Pillow image."""
         pixels = ((x.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
         return Image.fromarray(pixels.permute(1, 2, 0).numpy())

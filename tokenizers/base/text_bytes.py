@@ -1,5 +1,5 @@
-"""What frontends of texts share: the signal is a text's UTF-8 in bytes, filled up with zeros, and
-ids have no vectors."""
+"""Base class of text tokenizers: a signal is the UTF-8 of a text, padded with zeros, and tokens
+have no codebook vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gen.core.errors import GenError
 
 
 class TextBytes(TokenFrontend):
-    """``device``: where signals and ids are."""
+    """Text frontend over UTF-8 bytes. ``device``: device of signals and token ids."""
 
     device: torch.device
 
@@ -19,6 +19,7 @@ class TextBytes(TokenFrontend):
         return torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
 
     def postprocess(self, x: Tensor) -> str:
+        """Decode UTF-8 uint8 [bytes] to a text. Raises ``GenError`` for another shape or dtype."""
         if x.dtype != torch.uint8 or x.ndim != 1:
             raise GenError(
                 f"the signal is {x.dtype} {tuple(x.shape)}; expected uint8 [bytes], the UTF-8 of"
@@ -28,5 +29,5 @@ class TextBytes(TokenFrontend):
 
     @property
     def codebooks(self) -> list[Tensor]:
-        """None: ids stand for words or pieces of words, not for vectors."""
+        """Return no codebook: tokens stand for words or parts of words."""
         return []

@@ -1,11 +1,11 @@
 """VQ image tokens of Chameleon (arXiv 2405.09818) and of MoVQGAN: a frontend over
 ``gen.tokenizers.image.taming_vq_net``.
 
-Published files: Meta's ``vqgan.ckpt`` (8192 codes, 16 x 16 pixels each), which Chameleon, Anole and
-Lumina-mGPT share, and ``movqgan_270M.ckpt`` (16384 codes, 8 x 8 pixels), which Lumina-mGPT 2.0 has;
+Published files are Meta's ``vqgan.ckpt`` (8192 codes, 16 x 16 pixels each), which Chameleon, Anole
+and Lumina-mGPT share, and ``movqgan_270M.ckpt`` (16384 codes, 8 x 8 pixels), of Lumina-mGPT 2.0,
 each also as safetensors with the same keys. transformers' ``ChameleonVQVAE`` has the encoder and
-the codebook of the former under the same names, and no decoder: so a file of a decoder alone goes
-with the rest from there.
+the codebook of the former under the same names, and no decoder: a file with a decoder alone is
+therefore completed from there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Self
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gen.contracts.frontend import FrontendConfig, require_codes
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.models.load.weights import Weights, fill, without_storage
+from gen.models.load.weights import Weights, fill, shapes_of, without_storage
 from gen.tokenizers.base.rgb import RGB
 from gen.tokenizers.image.taming_vq_net import DROP, Sizes, TamingVQ
 
@@ -30,8 +31,10 @@ SAVED = "vqgan.safetensors"
 
 
 class Below(Mapping):
-    """The tensors whose keys begin with ``prefix``, by the rest of their keys, read when they are
-    asked for. ``shapes``: of all keys."""
+    """Lazy view of the tensors whose keys begin with ``prefix``, with the prefix removed.
+
+    ``shapes``: shapes by key.
+    """
 
     def __init__(self, weights: Weights, prefix: str):
         self._weights, self._prefix = weights, prefix
@@ -50,19 +53,17 @@ class Below(Mapping):
 
 
 class Joined(ChainMap):
-    """The tensors of several mappings, of the first that has them. ``shapes``: of all keys."""
+    """Union of several mappings of tensors; the first mapping with a key wins."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        def of(m):
-            return getattr(m, "shapes", None) or {k: tuple(v.shape) for k, v in m.items()}
-
-        return {k: v for m in reversed(self.maps) for k, v in of(m).items()}
+        """Shapes by key."""
+        return {k: v for m in reversed(self.maps) for k, v in shapes_of(m).items()}
 
 
 @register("tokenizer", "chameleon_vq")
 class ChameleonVQ(RGB):
-    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
+    """VQ image tokenizer: codes [B, 1, H, W] of RGB images [B, 3, h, w] in [-1, 1]."""
 
     def __init__(self, model: TamingVQ):
         self.model, self.factor = model.eval(), model.factor
@@ -78,11 +79,11 @@ class ChameleonVQ(RGB):
         dtype=torch.float32,
         rest: Mapping[str, Tensor] | None = None,
     ) -> Self:
-        """Loads a file, or a folder with one file of weights. ``rest``: tensors for what the file
-        lacks, as ``ChameleonVQVAE`` has them.
+        """Load a weights file, or a folder with one.
 
-        Raises ``GenError`` for files that cannot be read, that lack a part, and whose codebook is
-        not that of ``rest``.
+        ``rest``: tensors of ``ChameleonVQVAE``, used for keys that the file lacks. Raises
+        ``GenError`` for files that cannot be read, that lack a part, or whose codebook differs from
+        that of ``rest``.
         """
         weights = Weights(path)
         if (
@@ -105,12 +106,12 @@ class ChameleonVQ(RGB):
         device: str | torch.device = "cpu",
         dtype=torch.float32,
     ) -> Self:
-        """The frontend that these tensors with their ``shapes`` make. Raises ``GenError`` for too
-        few or too many."""
+        """Build the frontend from tensors with their ``shapes``. Raises ``GenError`` for missing
+        and for extra tensors."""
         try:
             sizes = Sizes.of(tensors.shapes)
         except GenError as error:
-            raise GenError(f"{name} is no picture tokenizer: {error}") from None
+            raise GenError(f"{name} is no image tokenizer: {error}") from None
         return cls(
             fill(
                 without_storage(lambda: TamingVQ(sizes)),
@@ -123,8 +124,7 @@ class ChameleonVQ(RGB):
         )
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Writes the weights with their published keys, and returns the file."""
-        from safetensors.torch import save_file
+        """Write the weights with their published keys, and return the file."""
 
         path = Path(folder) / SAVED
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ class ChameleonVQ(RGB):
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tables hold the same vectors, if one of them was rounded to fewer bits."""
+    """Compare two codebooks up to the rounding of one of them to half precision."""
     return a.shape == b.shape and bool(
         torch.allclose(
             a.float().cpu(), b.float().cpu(), rtol=2e-2, atol=1e-2 * float(b.float().std())

@@ -1,8 +1,8 @@
-"""Emu3's tokens of single pictures: a frontend over ``transformers.Emu3VQVAE`` (Wang et al.,
+"""Emu3's image tokenizer: a frontend over ``transformers.Emu3VQVAE`` (Wang et al.,
 "Emu3", arXiv 2409.18869).
 
-The network knows clips only. A picture x goes in as the clip (x, ..., x) of as many frames as one
-frame of codes stands for, and of the frames that come out the first one is the picture;
+The network takes clips only. An image x is encoded as the clip (x, ..., x) with the frames of one
+frame of codes, and the first decoded frame is the image;
 ``gen.tokenizers.video.video_vq`` is the same network for clips.
 """
 
@@ -22,8 +22,10 @@ from gen.tokenizers.video.video_vq import VideoVQ
 
 @register("tokenizer", "emu3_vq")
 class Emu3VQ(RGB):
-    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]; h and w are multiples of
-    ``config.compression``."""
+    """VQ image tokenizer: codes [B, 1, H, W] of RGB images [B, 3, h, w] in [-1, 1].
+
+    h and w are multiples of ``config.compression``.
+    """
 
     architecture = VideoVQ.architecture
 
@@ -43,7 +45,7 @@ class Emu3VQ(RGB):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Loads a folder or hub id in the transformers layout. Raises ``GenError`` if it cannot be
+        """Load a folder or Hub id in the transformers layout. Raises ``GenError`` if it cannot be
         read."""
         return cls(VideoVQ.from_pretrained(path, device, dtype).model)
 

@@ -1,14 +1,13 @@
-"""Janus' tokens of pictures: a frontend over ``transformers.JanusVQVAE`` (Wu et al., "Janus", arXiv
+"""Janus' image tokenizer: a frontend over ``transformers.JanusVQVAE`` (Wu et al., "Janus", arXiv
 2410.13848; the network is LlamaGen's, arXiv 2406.06525).
 
-Codes are directions: what stands for code k is e_k / |e_k|, so a picture's latent z becomes the
-code
+Codes are directions: code k stands for e_k / |e_k|, so a latent z becomes the code
 
     argmin_k | z / |z| - e_k / |e_k| |    =    argmax_k  z . e_k / |e_k|
 
-as in the code that the weights were published with. The quantiser of the class compares z with e_k
-as they are, while its ``decode`` looks up e_k / |e_k|: its ids are not those whose vectors are
-nearest. So ``encode`` here takes the class's encoder, and this rule.
+as in the published code. The quantiser of the transformers class compares z with the raw e_k, while
+its ``decode`` looks up e_k / |e_k|, so its codes are not the nearest ones. ``encode`` here uses the
+encoder of the class with the rule above.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ from gen.tokenizers.base.rgb import RGB
 
 @register("tokenizer", "janus_vq")
 class JanusVQ(RGB):
-    """Codes [B, 1, P, P] of square RGB pictures [B, 3, s, s] in [-1, 1]; P = ``config.num_patches``
-    of the model is the only size that it decodes."""
+    """VQ image tokenizer: codes [B, 1, P, P] of square RGB images [B, 3, s, s] in [-1, 1].
+
+    P = ``config.num_patches`` of the model is the only grid that it decodes.
+    """
 
     architecture = "JanusVQVAE"
 
@@ -51,9 +52,9 @@ class JanusVQ(RGB):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Loads a folder or hub id in the transformers layout. Raises ``GenError`` if it cannot be
+        """Load a folder or Hub id in the transformers layout. Raises ``GenError`` if it cannot be
         read."""
-        import transformers
+        import transformers  # heavy: a model of tokens alone needs none of it
 
         return cls(
             pretrained(
@@ -77,9 +78,9 @@ class JanusVQ(RGB):
     def encode(self, x: Tensor) -> Tensor:
         if tuple(x.shape[-2:]) != (self.side * self.factor,) * 2:
             raise GenError(
-                f"the pictures are {x.shape[-2]} x {x.shape[-1]} pixels; expected"
-                f" {self.side * self.factor} x {self.side * self.factor}, all that this decoder can"
-                " make"
+                f"the images are {x.shape[-2]} x {x.shape[-1]} pixels; expected"
+                f" {self.side * self.factor} x {self.side * self.factor}, the only size of this"
+                " decoder"
             )
         z = F.normalize(self.model.quant_conv(self.model.encoder(x)), dim=1)
         return torch.einsum("bdhw,nd->bnhw", z, self.codebooks[0]).argmax(1)[:, None]
@@ -90,6 +91,6 @@ class JanusVQ(RGB):
         if tuple(codes.shape[2:]) != (self.side, self.side):
             raise GenError(
                 f"codes have the grid {tuple(codes.shape[2:])}; expected {(self.side, self.side)},"
-                " all that this decoder can make"
+                " the only grid of this decoder"
             )
         return self.model.decode(codes.flatten(1).to(self.model.device))

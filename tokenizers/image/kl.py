@@ -1,10 +1,10 @@
-"""KL-autoencoder latents: a frontend over ``diffusers.AutoencoderKL``, so weights published for
-that class load as they are.
+"""KL-autoencoder latents: a frontend over ``diffusers.AutoencoderKL``, which loads weights
+published for that class.
 
-The frontend owns what callers tend to forget: latents leave it shifted and scaled to about unit
-variance (``(z - shift_factor) * scaling_factor``) and are brought back before decoding. ``encode``
-gives the mean of the posterior, which makes it deterministic. A config may hold a ``patch_size`` p:
-then p x p neighbours are one latent of p^2 times the channels, as models of latents often have it.
+Latents leave the frontend shifted and scaled to about unit variance (``(z - shift_factor) *
+scaling_factor``); decoding inverts this. ``encode`` returns the mean of the posterior and is
+deterministic. With a ``patch_size`` p in the config, p x p neighbours form one latent with p^2
+times the channels, the usual layout of models of latents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gen.tokenizers.base.rgb import RGB
 
 @register("tokenizer", "kl")
 class KL(RGB):
-    """Latents [B, C, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
+    """KL image autoencoder: latents [B, C, H, W] of RGB images [B, 3, h, w] in [-1, 1]."""
 
     architecture = "AutoencoderKL"
 

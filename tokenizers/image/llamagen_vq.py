@@ -1,4 +1,4 @@
-"""Image tokens of LlamaGen (arXiv 2406.06525): published files ``vq_ds16_c2i.pt``,
+"""LlamaGen's image tokenizer (arXiv 2406.06525), from the published files ``vq_ds16_c2i.pt``,
 ``vq_ds8_c2i.pt`` and ``vq_ds16_t2i.pt``, or the same keys in safetensors.
 ``gen.tokenizers.image.llamagen_vq_net`` is the network."""
 
@@ -19,8 +19,10 @@ from gen.tokenizers.image.llamagen_vq_net import DROP, LlamaGenVQModel, vq_sizes
 
 @register("tokenizer", "llamagen_vq")
 class LlamaGenVQ(RGB):
-    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]. The codebook's vectors have
-    length 1."""
+    """VQ image tokenizer: codes [B, 1, H, W] of RGB images [B, 3, h, w] in [-1, 1].
+
+    Codebook vectors have unit length.
+    """
 
     def __init__(self, model: LlamaGenVQModel):
         self.model, self.factor = model.eval(), model.sizes.stride
@@ -36,8 +38,8 @@ class LlamaGenVQ(RGB):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Loads a file, or a folder with one file of weights. Raises ``GenError`` for files that
-        cannot be read and keys that do not fit."""
+        """Load a weights file, or a folder with one. Raises ``GenError`` for files that cannot be
+        read, and for keys that do not fit."""
         weights = Weights(path)
         sizes = vq_sizes_of(weights.shapes, str(path))
         model = without_storage(lambda: LlamaGenVQModel(sizes))

@@ -1,12 +1,11 @@
 """The VQ autoencoder of LlamaGen (Sun et al., arXiv 2406.06525): convolutions, residual blocks,
 attention at the coarsest level, and a codebook on the unit sphere.
 
-    code(z) = argmax_k <z / |z|, e_k / |e_k|>          decode looks up e_k / |e_k|, whatever the
-                                                       length of the stored e_k
+    code(z) = argmax_k <z / |z|, e_k / |e_k|>          decode looks up e_k / |e_k|
 
-Module names are the published keys. Sizes come out of the shapes of the weights; the sides of a
-picture are 2^(levels - 1) times those of its codes: 16 for the widths (1, 1, 2, 2, 4) of five
-levels, 8 for (1, 2, 2, 4) of four.
+Module names are the published keys. Sizes are read from the shapes of the weights. The sides of an
+image are 2^(levels - 1) times those of its codes: 16 times for the widths (1, 1, 2, 2, 4) of five
+levels, 8 times for the widths (1, 2, 2, 4) of four.
 """
 
 from __future__ import annotations
@@ -27,9 +26,11 @@ GROUPS = 32
 
 @dataclass(frozen=True)
 class VQSizes:
-    """``stem``: channels of full-size pictures. ``widths``: channels per level, finest first;
-    ``depth``: residual blocks of each, one more in the decoder. ``latent``: channels before the
-    projection onto the ``code_dim`` of the codebook's ``codes``.
+    """Sizes of the autoencoder.
+
+    ``stem``: channels at full resolution. ``widths``: channels per level, finest first. ``depth``:
+    residual blocks per level, one more in the decoder. ``latent``: channels before the projection
+    to ``code_dim``. ``codes``: size of the codebook.
     """
 
     stem: int
@@ -41,12 +42,13 @@ class VQSizes:
 
     @property
     def stride(self) -> int:
+        """Pixels per code along each side."""
         return 2 ** (len(self.widths) - 1)
 
 
 def vq_sizes_of(shapes: Mapping[str, tuple[int, ...]], name: str = "") -> VQSizes:
-    """The sizes of published weights from their shapes by key. Raises ``GenError`` for weights of
-    something else."""
+    """Read the sizes from the shapes of published weights by key. Raises ``GenError`` for weights
+    of another network."""
     block = re.compile(r"encoder\.conv_blocks\.(\d+)\.res\.(\d+)\.conv1\.weight")
     blocks = {(int(m[1]), int(m[2])): s for k, s in shapes.items() if (m := block.fullmatch(k))}
     levels = 1 + max((level for level, _ in blocks), default=-1)
@@ -56,10 +58,10 @@ def vq_sizes_of(shapes: Mapping[str, tuple[int, ...]], name: str = "") -> VQSize
         "quantize.embedding.weight",
         *(f"encoder.conv_blocks.{n}.res.0.conv1.weight" for n in range(max(levels, 1))),
     ]
-    lost = [k for k in needed if not shapes.get(k)]
-    if lost:
+    absent = [k for k in needed if not shapes.get(k)]
+    if absent:
         raise GenError(
-            f"the weights of {name} are not those of LlamaGen's VQ: no {', '.join(lost)}"
+            f"the weights of {name} are not those of LlamaGen's VQ: no {', '.join(absent)}"
         )
     stem, widths = shapes[needed[0]][0], tuple(blocks[n, 0][0] for n in range(levels))
     if any(c % GROUPS for c in (stem, *widths)):
@@ -79,10 +81,13 @@ def vq_sizes_of(shapes: Mapping[str, tuple[int, ...]], name: str = "") -> VQSize
 
 
 def norm(channels: int) -> nn.GroupNorm:
+    """Build the group normalisation of every block."""
     return nn.GroupNorm(GROUPS, channels, eps=1e-6)
 
 
 class Residual(nn.Module):
+    """Residual block of two convolutions."""
+
     def __init__(self, inner: int, outer: int):
         super().__init__()
         self.norm1, self.norm2 = norm(inner), norm(outer)
@@ -99,7 +104,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """One head over all places of a level."""
+    """Single-head self-attention over all positions of a level."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -114,8 +119,7 @@ class Attention(nn.Module):
 
 
 class Down(nn.Module):
-    """Half the sides; what lies outside of the picture is added on the right and at the bottom
-    only."""
+    """Downsampling by 2, padded on the right and at the bottom only."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -126,6 +130,8 @@ class Down(nn.Module):
 
 
 class Up(nn.Module):
+    """Upsampling by 2."""
+
     def __init__(self, channels: int):
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
@@ -135,8 +141,7 @@ class Up(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks, each with attention at the coarsest level, and a change of size to the next
-    level."""
+    """Residual blocks, with attention at the coarsest level, then resizing to the next level."""
 
     def __init__(
         self, inner: int, outer: int, depth: int, attends: bool, name: str, resize: nn.Module | None
@@ -157,14 +162,14 @@ class Level(nn.Module):
 
 
 def middle(channels: int) -> nn.ModuleList:
+    """Build the middle blocks, at the coarsest resolution."""
     return nn.ModuleList(
         [Residual(channels, channels), Attention(channels), Residual(channels, channels)]
     )
 
 
 class Half(nn.Module):
-    """What encoder and decoder share: a way in, the middle and the levels in one order or the
-    other, a way out."""
+    """Base of encoder and decoder: input convolution, middle and levels, output convolution."""
 
     def _ends(self, inner: int, first: int, last: int, outer: int) -> None:
         self.conv_in, self.conv_out = (
@@ -181,6 +186,8 @@ class Half(nn.Module):
 
 
 class Encoder(Half):
+    """Encoder: images [B, 3, h, w] -> latents [B, latent, H, W]."""
+
     def __init__(self, s: VQSizes):
         super().__init__()
         self._ends(3, s.stem, s.widths[-1], s.latent)
@@ -198,6 +205,8 @@ class Encoder(Half):
 
 
 class Decoder(Half):
+    """Decoder: latents [B, latent, H, W] -> images [B, 3, h, w]."""
+
     def __init__(self, s: VQSizes):
         super().__init__()
         widths = s.widths[::-1]
@@ -214,7 +223,7 @@ class Decoder(Half):
 
 
 class Codebook(nn.Module):
-    """``embedding`` [codes, D] of any length."""
+    """Codebook. ``embedding``: vectors [codes, D] of any length."""
 
     def __init__(self, s: VQSizes):
         super().__init__()
@@ -222,12 +231,12 @@ class Codebook(nn.Module):
 
     @property
     def vectors(self) -> Tensor:
-        """[codes, D] of length 1."""
+        """Vectors [codes, D] of unit length."""
         return F.normalize(self.embedding.weight.detach(), dim=-1)
 
 
 class LlamaGenVQModel(nn.Module):
-    """Pictures [B, 3, h, w] in [-1, 1] and codes long [B, H, W]."""
+    """Autoencoder between images [B, 3, h, w] in [-1, 1] and codes int64 [B, H, W]."""
 
     def __init__(self, sizes: VQSizes):
         super().__init__()
@@ -247,11 +256,12 @@ class LlamaGenVQModel(nn.Module):
         return self.quant_conv.weight.dtype
 
     def encode(self, x: Tensor) -> Tensor:
+        """Encode images [B, 3, h, w] to codes int64 [B, H, W]."""
         z = F.normalize(self.quant_conv(self.encoder(x)), dim=1).permute(0, 2, 3, 1)
         table = self.quantize.vectors.T
-        return torch.stack(
-            [(one @ table).argmax(-1) for one in z]
-        )  # a picture at a time: scores of all codes at all places are large
+        # one image at a time: the scores of all codes at all positions are large
+        return torch.stack([(image @ table).argmax(-1) for image in z])
 
     def decode(self, codes: Tensor) -> Tensor:
+        """Decode codes int64 [B, H, W] to images [B, 3, h, w]."""
         return self.decoder(self.post_quant_conv(self.quantize.vectors[codes].permute(0, 3, 1, 2)))

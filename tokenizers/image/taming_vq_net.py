@@ -1,16 +1,16 @@
-"""Convolutional VQ autoencoders with the key names of VQGAN (Esser et al., arXiv 2012.09841): those
-of Chameleon and of MoVQGAN.
+"""Convolutional VQ autoencoders with the key names of VQGAN (Esser et al., arXiv 2012.09841), as in
+Chameleon and MoVQGAN.
 
     codes = argmin_k |quant_conv(encoder(x)) - e_k|^2        x = decoder(post_quant_conv(e), e)
 
-Level n of a half works at 1 / 2^n of the picture's sides. A checkpoint says by its keys and shapes
-what it is: how many levels, channels and blocks, where attention stands, and whether the decoder is
-modulated: in MoVQ (Zheng et al., arXiv 2209.09002) its norms are
+Level n of encoder and decoder works at 1 / 2^n of the image's sides. Keys and shapes of a
+checkpoint determine levels, channels, blocks, attention, and whether the decoder is modulated. In
+MoVQ (Zheng et al., arXiv 2209.09002) its norms are
 
     norm(h) * conv_y(e) + conv_b(e)
 
-with the code vectors e enlarged to the size of h. Parameters are named as in the files, so no key
-is renamed; ``DROP`` is what training left there.
+with the code vectors e upsampled to the size of h. Parameters have the names of the files, so no
+key is renamed; ``DROP`` matches keys that only training needs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Half:
-    """An encoder or a decoder. ``channels``: of its levels, the picture's own first. ``blocks``:
-    residual ones per level. ``attention``: the levels that have it after every block; ``middle``:
-    whether the middle has it.
+    """Sizes of an encoder or a decoder.
+
+    ``channels``: channels per level, full resolution first. ``blocks``: residual blocks per level.
+    ``attention``: levels with attention after every block. ``middle``: attention in the middle.
     """
 
     channels: tuple[int, ...]
@@ -46,12 +47,13 @@ class Half:
 
     @classmethod
     def of(cls, shapes: Shapes, name: str, levels: str) -> Half:
-        found: dict[int, dict[int, int]] = {}
+        """Read the sizes from shapes by key. Raises ``GenError`` for another network."""
+        level_channels: dict[int, dict[int, int]] = {}
         for key, shape in shapes.items():
             if match := re.fullmatch(rf"{name}\.{levels}\.(\d+)\.block\.(\d+)\.conv1\.weight", key):
-                found.setdefault(int(match[1]), {})[int(match[2])] = shape[0]
-        blocks = {len(b) for b in found.values()}
-        if sorted(found) != list(range(len(found))) or len(blocks) != 1:
+                level_channels.setdefault(int(match[1]), {})[int(match[2])] = shape[0]
+        blocks = {len(b) for b in level_channels.values()}
+        if sorted(level_channels) != list(range(len(level_channels))) or len(blocks) != 1:
             raise GenError(
                 f"the weights have no {name} of a VQGAN; expected keys such as"
                 f" {name}.{levels}.0.block.0.conv1.weight, as many per level"
@@ -60,19 +62,22 @@ class Half:
         def has(part):
             return any(k.startswith(f"{name}.{part}.") for k in shapes)
 
-        channels = tuple(found[n][0] for n in range(len(found)))
+        channels = tuple(level_channels[n][0] for n in range(len(level_channels)))
         return cls(
             channels,
             blocks.pop(),
-            tuple(n for n in range(len(found)) if has(f"{levels}.{n}.attn.0")),
+            tuple(n for n in range(len(level_channels)) if has(f"{levels}.{n}.attn.0")),
             has("mid.attn_1"),
         )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """``codes`` x ``width``: the codebook. ``latent``: channels between the halves. ``modulated``:
-    whether the decoder's norms are those of MoVQ."""
+    """Sizes of the autoencoder.
+
+    ``codes`` x ``width``: the codebook. ``latent``: channels between encoder and decoder.
+    ``modulated``: norms of the decoder as in MoVQ.
+    """
 
     encoder: Half
     decoder: Half
@@ -83,7 +88,7 @@ class Sizes:
 
     @classmethod
     def of(cls, shapes: Shapes) -> Sizes:
-        """What a checkpoint with these shapes by key is. Raises ``GenError`` for one that lacks a
+        """Read the sizes from shapes by key. Raises ``GenError`` for a checkpoint that lacks a
         part."""
         for key in (
             "quantize.embedding.weight",
@@ -109,6 +114,8 @@ class Sizes:
 
 
 class Norm(nn.GroupNorm):
+    """Group normalisation that ignores the code vectors."""
+
     def __init__(self, channels: int):
         super().__init__(GROUPS, channels, EPS)
 
@@ -117,6 +124,8 @@ class Norm(nn.GroupNorm):
 
 
 class Modulated(nn.Module):
+    """Group normalisation modulated by the code vectors, as in MoVQ."""
+
     def __init__(self, channels: int, width: int):
         super().__init__()
         self.norm_layer = Norm(channels)
@@ -129,15 +138,18 @@ class Modulated(nn.Module):
 
 
 def norm(channels: int, width: int) -> nn.Module:
-    """``width``: of the vectors that modulate it, 0 for none."""
+    """Build a norm. ``width``: size of the modulating vectors, 0 for none."""
     return Modulated(channels, width) if width else Norm(channels)
 
 
 def conv(inside: int, out: int) -> nn.Conv2d:
+    """Build a 3 x 3 convolution that keeps the resolution."""
     return nn.Conv2d(inside, out, 3, padding=1)
 
 
 class Block(nn.Module):
+    """Residual block of two convolutions."""
+
     def __init__(self, inside: int, out: int, width: int):
         super().__init__()
         self.norm1, self.conv1 = norm(inside, width), conv(inside, out)
@@ -151,7 +163,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """One head over all places."""
+    """Single-head self-attention over all positions."""
 
     def __init__(self, channels: int, width: int):
         super().__init__()
@@ -161,12 +173,12 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, vectors: Tensor | None) -> Tensor:
         h = self.norm(x, vectors)
         q, k, v = (part(h).flatten(2).transpose(1, 2)[:, None] for part in (self.q, self.k, self.v))
-        seen = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2)
-        return x + self.proj_out(seen.unflatten(2, x.shape[-2:]))
+        out = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2)
+        return x + self.proj_out(out.unflatten(2, x.shape[-2:]))
 
 
 class Resize(nn.Module):
-    """Half or twice the sides."""
+    """Down- or upsampling by 2."""
 
     def __init__(self, channels: int, up: bool):
         super().__init__()
@@ -182,6 +194,8 @@ class Resize(nn.Module):
 
 
 class Level(nn.Module):
+    """Residual blocks at one resolution, each with optional attention."""
+
     def __init__(self, inside: int, out: int, blocks: int, attention: bool, width: int):
         super().__init__()
         self.block = nn.ModuleList([Block(out if n else inside, out, width) for n in range(blocks)])
@@ -195,6 +209,8 @@ class Level(nn.Module):
 
 
 class Middle(nn.Module):
+    """Blocks at the coarsest resolution."""
+
     def __init__(self, channels: int, attention: bool, width: int):
         super().__init__()
         self.block_1 = Block(channels, channels, width)
@@ -207,6 +223,8 @@ class Middle(nn.Module):
 
 
 class Encoder(nn.Module):
+    """Encoder: images [B, 3, h, w] -> latents [B, latent, H, W]."""
+
     def __init__(self, half: Half, latent: int):
         super().__init__()
         channels, last = half.channels, len(half.channels) - 1
@@ -231,6 +249,8 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
+    """Decoder: latents and code vectors [B, D, H, W] -> images [B, 3, h, w]."""
+
     def __init__(self, half: Half, latent: int, width: int):
         super().__init__()
         channels = (*half.channels, half.channels[-1])
@@ -256,8 +276,8 @@ class Decoder(nn.Module):
 
 
 class TamingVQ(nn.Module):
-    """Pictures [B, 3, h, w] in [-1, 1] <-> codes [B, H, W], one for ``factor`` x ``factor``
-    pixels."""
+    """Autoencoder between images [B, 3, h, w] in [-1, 1] and codes [B, H, W], one per ``factor`` x
+    ``factor`` pixels."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -270,7 +290,7 @@ class TamingVQ(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """[codes, width]."""
+        """Vectors [codes, width]."""
         return self.quantize["embedding"].weight
 
     @property
@@ -282,7 +302,7 @@ class TamingVQ(nn.Module):
         return self.codebook.dtype
 
     def encode(self, x: Tensor) -> Tensor:
-        """Pictures [B, 3, h, w] -> codes int64 [B, H, W], of the nearest vectors."""
+        """Encode images [B, 3, h, w] to codes int64 [B, H, W] of the nearest vectors."""
         latents = self.quant_conv(self.encoder(x))
         rows = latents.permute(0, 2, 3, 1).reshape(-1, latents.shape[1])
         table = self.codebook
@@ -290,6 +310,6 @@ class TamingVQ(nn.Module):
         return torch.cat(near).view(len(x), *latents.shape[-2:])
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes int64 [B, H, W] -> pictures [B, 3, h, w]."""
+        """Decode codes int64 [B, H, W] to images [B, 3, h, w]."""
         vectors = self.codebook[codes].permute(0, 3, 1, 2)
         return self.decoder(self.post_quant_conv(vectors), vectors)

@@ -1,5 +1,5 @@
-"""VQ image tokens of autoencoders that take and give pictures in [0, 1], such as aMUSEd's:
-``diffusers.VQModel`` as in ``vq``."""
+"""VQ image tokens of autoencoders over pixels in [0, 1], such as aMUSEd's: ``diffusers.VQModel`` as
+in ``vq``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gen.tokenizers.image.vq import VQ
 
 @register("tokenizer", "unit_vq")
 class UnitVQ(VQ):
-    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [0, 1]."""
+    """VQ image tokenizer: codes [B, 1, H, W] of RGB images [B, 3, h, w] in [0, 1]."""
 
     def preprocess(self, media) -> Tensor:
         return (super().preprocess(media) + 1) / 2

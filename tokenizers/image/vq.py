@@ -1,8 +1,8 @@
-"""VQ image tokens: a frontend over ``diffusers.VQModel``, so weights published for that class load
-as they are.
+"""VQ image tokens: a frontend over ``diffusers.VQModel``, which loads weights published for that
+class.
 
-Traps of the class that this adapter owns: ``encode`` returns latents that are not quantised yet,
-ids come flat over the batch, and ``decode`` quantises again unless told not to.
+The adapter handles three traps of the class: ``encode`` returns latents before quantisation, codes
+are flat over the batch, and ``decode`` quantises again by default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gen.tokenizers.base.rgb import RGB
 
 @register("tokenizer", "vq")
 class VQ(RGB):
-    """Codes [B, 1, H, W] of RGB pictures [B, 3, h, w] in [-1, 1]."""
+    """VQ image tokenizer: codes [B, 1, H, W] of RGB images [B, 3, h, w] in [-1, 1]."""
 
     architecture = "VQModel"
 
@@ -39,8 +39,8 @@ class VQ(RGB):
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
         latents = self.model.encode(x).latents
-        ids = self.model.quantize(latents)[2][2]
-        return ids.view(len(x), 1, *latents.shape[-2:])
+        codes = self.model.quantize(latents)[2][2]
+        return codes.view(len(x), 1, *latents.shape[-2:])
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""Motion tokens: a frontend over ``gen.tokenizers.motion.motion_vq_net``, from and to motions of a
-person.
+"""Motion tokens: a frontend over ``gen.tokenizers.motion.motion_vq_net``, from and to human
+motions.
 
-The features in between are those of HumanML3D (``gen.media.motion.features``), which know
-neither where a motion starts nor which way it faces: what comes back starts at the origin and faces
-+z.
+It works on HumanML3D's features (``gen.media.motion.features``), which drop origin and heading:
+decoded motions start at the origin and face +z.
 """
 
 from __future__ import annotations
@@ -28,8 +27,10 @@ from gen.tokenizers.motion.motion_vq_net import STRIDE, MotionVQVAE
 
 @register("tokenizer", "motion_vq")
 class MotionVQ(TokenFrontend):
-    """Codes [B, Q, T] of normalised features [B, 4 T, 263]; stream q belongs to part q // residual
-    of the body."""
+    """Motion tokenizer: codes [B, Q, T] of normalised features [B, 4 T, 263].
+
+    Codebook q belongs to body part q // residual.
+    """
 
     def __init__(self, model: MotionVQVAE):
         self.model = model.eval()
@@ -43,7 +44,7 @@ class MotionVQ(TokenFrontend):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Of a folder, or of a ``.pth`` file of T2M-GPT (``gen.tokenizers.motion.t2m_vq``). Raises
+        """Load a folder, or a ``.pth`` file of T2M-GPT (``gen.tokenizers.motion.t2m_vq``). Raises
         ``GenError`` for a missing or unreadable one, and for weights that lack a tensor."""
         if cls is MotionVQ and str(folder).endswith(PICKLES):
             return registry.get("tokenizer", "t2m_vq").from_pretrained(folder, device, dtype)
@@ -53,8 +54,11 @@ class MotionVQ(TokenFrontend):
         return cls(model.to(device))
 
     def preprocess(self, media: Any) -> Tensor:
-        """A ``Motion`` of 4 n or 4 n + 1 poses -> normalised features [4 n, 263]; a last pose is
-        held where the last step has no end. Raises ``GenError`` for anything else."""
+        """Convert a ``Motion`` of 4 n or 4 n + 1 poses to normalised features [4 n, 263].
+
+        The last pose of 4 n is repeated, since features need a following pose. Raises ``GenError``
+        for anything else.
+        """
         if not isinstance(media, Motion):
             raise GenError(
                 f"the motion is a {type(media).__name__}; expected a"
@@ -91,7 +95,8 @@ class MotionVQ(TokenFrontend):
         return self.model.features([sum(vectors[p : p + n]) for p in range(0, len(vectors), n)])
 
     def postprocess(self, x: Tensor) -> Motion:
-        """Normalised features [4 n, 263] -> a motion of 4 n poses from the origin, facing +z."""
+        """Convert normalised features [4 n, 263] to a motion of 4 n poses from the origin, facing
+        +z."""
         return motion_features.recover(
             (x * self.model.std + self.model.mean).double().cpu().numpy()
         )

@@ -1,10 +1,10 @@
 """A 1-D convolutional VQ-VAE of motion features (Zhang et al., "T2M-GPT", arXiv 2301.06052), four
 frames per code.
 
-The body may come in parts, each with an encoder and codebooks of its own, so that one can be made
-anew while the others stay (Pinyoanuntapong et al., "MMM", arXiv 2312.03596, do so with the upper
-and the lower body). One decoder looks at all parts. ``residual`` codebooks per part quantise what
-those before them left over (Guo et al., "MoMask", arXiv 2312.00063).
+The body may be split into parts with separate encoders and codebooks, so that one part can be
+regenerated while the others stay (upper and lower body in Pinyoanuntapong et al., "MMM", arXiv
+2312.03596). One decoder takes all parts. ``residual`` codebooks per part quantise the residual of
+those before them (Guo et al., "MoMask", arXiv 2312.00063).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ STRIDE = 4  # frames per code
 
 
 class _Residual(nn.Module):
+    """Residual block with a dilated convolution."""
+
     def __init__(self, width: int, dilation: int):
         super().__init__()
         self.wide = nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation)
@@ -64,11 +66,11 @@ def _decoder(channels: int, width: int, features: int) -> nn.Sequential:
 
 
 class MotionVQVAE(ModelMixin, ConfigMixin):
-    """``parts``: the features of every part, which together are all; ``codebook_size`` and
-    ``code_channels`` of every codebook.
+    """Motion VQ-VAE over normalised features.
 
-    ``mean`` and ``std`` [features] belong to the model: features go in and come out normalised by
-    them.
+    ``parts``: feature indices of every part, a partition of all features. ``codebook_size`` and
+    ``code_channels``: of every codebook. ``width``: channels of the layers. ``residual``: codebooks
+    per part. ``mean`` and ``std`` [features] normalise the features, in and out.
     """
 
     @register_to_config
@@ -95,17 +97,18 @@ class MotionVQVAE(ModelMixin, ConfigMixin):
         self.register_buffer("std", torch.ones(features))
 
     def latents(self, x: Tensor) -> list[Tensor]:
-        """Normalised features [B, F, features] -> per part [B, F / 4, C], not quantised."""
+        """Encode normalised features [B, F, features] to latents [B, F / 4, C] per part, before
+        quantisation."""
         return [
             encode(x[..., part].mT).mT
             for encode, part in zip(self.encoders, self.config.parts, strict=True)
         ]
 
     def chain(self, part: int) -> list[nn.Parameter]:
-        """The codebooks of a part, coarse one first."""
+        """Return the codebooks of a part, coarse first."""
         n = self.config.residual
         return list(self.tables[part * n : (part + 1) * n])
 
     def features(self, latents: list[Tensor]) -> Tensor:
-        """Per part [B, T, C], quantised -> normalised features [B, 4 T, features]."""
+        """Decode quantised latents [B, T, C] per part to normalised features [B, 4 T, features]."""
         return self.decoder(torch.cat(latents, -1).mT).mT

@@ -1,9 +1,9 @@
 """Motion tokens of T2M-GPT's published ``.pth`` files: a frontend over
 ``gen.tokenizers.motion.t2m_vq_net``.
 
-Media are those of HumanML3D: features in, as its files hold them, and joint positions out. Its
+It takes features in the format of HumanML3D's files and returns joint positions. HumanML3D's
 rotations turn the bone that leads to a joint, those of ``gen.media.motion.skeleton`` the bones that
-leave it, so a ``Motion`` made of them would be another motion.
+leave it, so a ``Motion`` of these rotations would be a different motion.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from gen.models.load.weights import PICKLES, Weights, fill, unpickled, without_s
 from gen.tokenizers.motion.motion_vq import MotionVQ
 from gen.tokenizers.motion.t2m_vq_net import DROPPED, RENAMES, T2MVQ, WRAPPER, sizes
 
-STATISTICS = (".", "meta", "..", "../meta")  # where mean and deviation lie, as the file sees it
+# folders of mean and deviation, relative to the file
+STATISTICS = (".", "meta", "..", "../meta")
 
 
 @register("tokenizer", "t2m_vq")
 class T2MVQTokens(MotionVQ):
-    """Codes [B, 1, T] of normalised features [B, stride T, 263]."""
+    """T2M-GPT's motion tokenizer: codes [B, 1, T] of normalised features [B, stride T, 263]."""
 
     def __init__(self, model: T2MVQ):
         super().__init__(model)
@@ -44,22 +45,25 @@ class T2MVQTokens(MotionVQ):
         dtype: torch.dtype = torch.float32,
         statistics: tuple[Any, Any] | None = None,
     ) -> Self:
-        """Of a checkpoint file. ``statistics``: mean and deviation of the features it was trained
-        on, arrays [263] or files; by default ``mean.npy`` and ``std.npy`` (or ``Mean.npy`` ...)
-        beside the file or in ``meta`` there. Raises ``GenError`` for weights that do not fit, and
-        without statistics: nothing else says what a feature means."""
+        """Load a checkpoint file.
+
+        ``statistics``: mean and deviation of the training features, arrays [263] or files; by
+        default ``mean.npy`` and ``std.npy`` (or ``Mean.npy`` ...) beside the file or in ``meta``
+        there. Raises ``GenError`` for weights that do not fit, and for missing statistics.
+        """
         path = Path(path)
         if path.suffix not in PICKLES or not path.is_file():
             raise GenError(
                 f"frontend {path} is no file that ends in {', '.join(PICKLES)}; expected a"
                 " checkpoint of T2M-GPT's VQ-VAE"
             )
-        found = unpickled(path)
-        weights = Weights(path, WRAPPER if isinstance(found, dict) and WRAPPER in found else None)
+        content = unpickled(path)
+        is_wrapped = isinstance(content, dict) and WRAPPER in content
+        weights = Weights(path, WRAPPER if is_wrapped else None)
         shape = sizes(weights.shapes)
         if shape["features"] != motion_features.WIDTH:
             raise GenError(
-                f"frontend {path} takes {shape['features']} features a frame; expected"
+                f"frontend {path} takes {shape['features']} features per frame; expected"
                 f" {motion_features.WIDTH}, those of HumanML3D"
             )
         mean, std = statistics or tuple(_beside(path, name) for name in ("mean", "std"))
@@ -91,7 +95,7 @@ class T2MVQTokens(MotionVQ):
         return cls(model)
 
     def preprocess(self, media: Any) -> Tensor:
-        """HumanML3D features float [F, 263] with F a multiple of the stride -> normalised. Raises
+        """Normalise HumanML3D features float [F, 263], F a multiple of the stride. Raises
         ``GenError`` for anything else."""
         array = np.asarray(media) if isinstance(media, (np.ndarray, list, Tensor)) else np.empty(0)
         if (
@@ -110,12 +114,12 @@ class T2MVQTokens(MotionVQ):
         return (torch.as_tensor(array).to(self.model.mean) - self.model.mean) / self.model.std
 
     def features(self, x: Tensor) -> np.ndarray:
-        """Normalised features [F, 263] -> as HumanML3D's files hold them, float32."""
+        """Convert normalised features [F, 263] to the float32 format of HumanML3D's files."""
         return (x * self.model.std + self.model.mean).float().cpu().numpy()
 
     def postprocess(self, x: Tensor) -> np.ndarray:
-        """Normalised features [F, 263] -> joint positions float32 [F, 22, 3] in metres, from the
-        origin, facing +z."""
+        """Convert normalised features [F, 263] to joint positions float32 [F, 22, 3] in metres,
+        from the origin, facing +z."""
         return motion_features.recover_joints(self.features(x))
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -123,11 +127,13 @@ class T2MVQTokens(MotionVQ):
 
 
 def _beside(path: Path, name: str) -> Path:
-    for position in STATISTICS:
-        for file in (name, name.capitalize(), name.upper()):
-            if (path.parent / position / f"{file}.npy").is_file():
-                return path.parent / position / f"{file}.npy"
+    """Locate a statistics file near a checkpoint. Raises ``GenError`` if there is none."""
+    for folder in STATISTICS:
+        for stem in (name, name.capitalize(), name.upper()):
+            file = path.parent / folder / f"{stem}.npy"
+            if file.is_file():
+                return file
     raise GenError(
         f"there is no {name}.npy beside {path} and in {path.parent / 'meta'}; expected the {name}"
-        " of the features that it was trained on, or statistics=(mean, std)"
+        " of its training features, or statistics=(mean, std)"
     )

@@ -5,9 +5,9 @@
     decoder  conv3, ReLU, n times (residual blocks, nearest x2, conv3), conv3, ReLU, conv3
     block    x + conv1(ReLU(conv3 of dilation 3^k (ReLU(x))))        k falls from depth - 1 to 0
 
-One codebook. All sizes are those of the tensors. Everything but ReLU, the stride of 2 and the
-dilations shows in the weights; checkpoints that were trained with other ones cannot be told apart,
-and the published ones were not.
+It has one codebook; all sizes are read from the tensors. ReLU, the stride of 2 and the dilations do
+not show in the weights, so checkpoints trained with others cannot be told apart; the published ones
+use these.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError
 
-WRAPPER = "net"  # what the training script puts the weights under
-DROPPED = (r"^quantizer\.(code_sum|code_count)$",)  # what the moving average of a codebook keeps
+WRAPPER = "net"  # key of the weights in the training script's checkpoints
+DROPPED = (r"^quantizer\.(code_sum|code_count)$",)  # moving averages of the codebook
 RENAMES = ((r"^(module\.)?(vqvae\.)?", ""), (r"^quantizer\.(codebook|embedding\.weight)$", "table"))
 GROWTH = 3
 
 
 class _Residual(nn.Module):
+    """Residual block with a dilated convolution."""
+
     def __init__(self, width: int, dilation: int):
         super().__init__()
         self.conv1 = nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation)
@@ -38,7 +40,7 @@ class _Residual(nn.Module):
 
 
 class _Stack(nn.Module):
-    """Modules under the name that they have in the checkpoints."""
+    """Sequence of modules under the checkpoints' name, ``model``."""
 
     def __init__(self, *modules: nn.Module):
         super().__init__()
@@ -49,9 +51,10 @@ class _Stack(nn.Module):
 
 
 class T2MVQ(nn.Module):
-    """``halvings``: how often the encoder halves the frames; ``depth``: residual blocks after each.
-    It has the calls that ``gen.tokenizers.motion.motion_vq`` makes of a network, with one part of
-    the body and one codebook."""
+    """T2M-GPT's motion VQ-VAE, with the interface of ``MotionVQVAE`` for one part and one codebook.
+
+    ``halvings``: downsampling steps of the encoder. ``depth``: residual blocks after each.
+    """
 
     def __init__(
         self,
@@ -96,34 +99,40 @@ class T2MVQ(nn.Module):
 
     @property
     def tables(self) -> list[Tensor]:
+        """Codebooks [codes, C]."""
         return [self.table]
 
     def chain(self, part: int) -> list[Tensor]:
+        """Return the codebooks of a part, coarse first."""
         return [self.table]
 
     def latents(self, x: Tensor) -> list[Tensor]:
-        """Normalised features [B, F, features] -> [B, F / stride, C], not quantised."""
+        """Encode normalised features [B, F, features] to latents [B, F / stride, C], before
+        quantisation."""
         return [self.encoder(x.mT).mT]
 
     def features(self, latents: list[Tensor]) -> Tensor:
-        """[B, T, C], quantised -> normalised features [B, stride T, features]."""
+        """Decode quantised latents [B, T, C] to normalised features [B, stride T, features]."""
         return self.decoder(latents[0].mT).mT
 
 
 def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The arguments of ``T2MVQ`` that tensors of these shapes belong to. Raises ``GenError`` for
-    tensors of something else."""
-    own = {re.sub(RENAMES[0][0], "", key): shape for key, shape in shapes.items()}
-    table = own.get("quantizer.codebook") or own.get("quantizer.embedding.weight")
-    first = own.get("encoder.model.0.weight")
+    """Read the arguments of ``T2MVQ`` from shapes by key. Raises ``GenError`` for another
+    network."""
+    by_key = {re.sub(RENAMES[0][0], "", key): shape for key, shape in shapes.items()}
+    table = by_key.get("quantizer.codebook") or by_key.get("quantizer.embedding.weight")
+    first = by_key.get("encoder.model.0.weight")
     if table is None or first is None or len(first) != 3 or len(table) != 2:
         raise GenError(
             f"the weights ({', '.join(list(shapes)[:4])} ...) are none of a T2M-GPT motion VQ-VAE;"
             " expected vqvae.encoder.model.0.weight and vqvae.quantizer.codebook among them"
         )
-    stages = {m[1] for key in own if (m := re.match(r"encoder\.model\.(\d+)\.1\.model\.", key))}
+    stage = re.compile(r"encoder\.model\.(\d+)\.1\.model\.")
+    stages = {m[1] for key in by_key if (m := stage.match(key))}
     depth = {
-        int(m[1]) for key in own if (m := re.match(r"encoder\.model\.\d+\.1\.model\.(\d+)\.", key))
+        int(m[1])
+        for key in by_key
+        if (m := re.match(r"encoder\.model\.\d+\.1\.model\.(\d+)\.", key))
     }
     return {
         "features": first[1],

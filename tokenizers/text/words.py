@@ -1,8 +1,8 @@
-"""Whole words of a small fixed vocabulary as ids, by a Hugging Face tokenizer, and a last id for
-the end.
+"""Word tokenizer of a small fixed vocabulary, over a Hugging Face tokenizer, with a final eos
+token.
 
-A text is split at spaces and around signs and brackets; the words have the ids 0 to n - 1 in their
-order, and ``<end>`` has n. The signal is the text's UTF-8 in bytes, filled up with zeros.
+A text is split at spaces and around signs and brackets; words have the token ids 0 to n - 1 in
+their order, and ``<end>`` has n. A signal is the UTF-8 of a text, padded with zeros.
 ``tokenizer.json`` and ``tokenizer_config.json`` of the folder are those of any
 ``transformers.PreTrainedTokenizerFast``, so ``AutoTokenizer.from_pretrained`` reads it.
 """
@@ -19,31 +19,25 @@ import torch
 from torch import Tensor
 
 from gen.contracts.frontend import FrontendConfig, require_codes
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_value, unknown_word
 from gen.core.registry import register
-from gen.modalities.small_language import unknown_word
 from gen.models.load.locate import locate, pick_device, quiet, read_config, readable
 from gen.tokenizers.base.text_bytes import TextBytes
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    models,
-    normalizers,
-    pre_tokenizers,
-)  # the installed package
+
+# the installed package; the room of the same name is gen.tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 END = "<end>"
 
 
 @register("tokenizer", "text_words")
 class TextWords(TextBytes):
-    """Codes int64 [B, 1, places] of texts uint8 [B, bytes]: the words, then ``eos_token_id`` up to the
-    last place. Codes may have any number of places when they are decoded, and say nothing from the
-    first end on.
+    """Text tokenizer: codes int64 [B, 1, positions] of texts uint8 [B, bytes].
 
-    ``tokenizer``: a ``transformers.PreTrainedTokenizerFast`` whose last id is ``<end>``. Raises
-    ``GenError`` for another one.
+    Codes are the words, then ``eos_token_id`` up to the last position. Any number of positions can
+    be decoded; codes after the first eos token are ignored. ``tokenizer``: a
+    ``transformers.PreTrainedTokenizerFast`` whose last token is ``<end>``. Raises ``GenError`` for
+    another one.
     """
 
     name = "text_words"
@@ -67,8 +61,9 @@ class TextWords(TextBytes):
 
     @classmethod
     def of(cls, words: Sequence[str], positions: int, device: torch.device | str = "cpu") -> Self:
-        """The frontend of a vocabulary. Raises ``GenError`` for words that are empty, twice the
-        same, upper case or several words."""
+        """Build the frontend of a vocabulary. Raises ``GenError`` for words that are empty,
+        repeated, in upper case or several words."""
+        # heavy: a model of tokens alone needs none of it
         from transformers import PreTrainedTokenizerFast
 
         wrong = [
@@ -81,8 +76,8 @@ class TextWords(TextBytes):
         inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*words, END])}))
         inner.normalizer = normalizers.Lowercase()
         signs = "".join(f"\\{w}" for w in words if len(w) == 1 and not w.isalnum())
-        around = [pre_tokenizers.Split(Regex(f"[{signs}]"), "isolated")] if signs else []
-        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), *around])
+        at_signs = [pre_tokenizers.Split(Regex(f"[{signs}]"), "isolated")] if signs else []
+        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), *at_signs])
         end = AddedToken(END, special=True, normalized=False)
         return cls(
             PreTrainedTokenizerFast(
@@ -93,8 +88,8 @@ class TextWords(TextBytes):
         )
 
     def split(self, text: str) -> list[str]:
-        """The words of a text, as the tokenizer sees them. Raises ``GenError`` for one that it does
-        not have, with the nearest one."""
+        """Split a text into words of the vocabulary. Raises ``GenError`` for an unknown word, with
+        the nearest one."""
         inner = self.tokenizer.backend_tokenizer
         words = [
             w for w, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text))
@@ -105,12 +100,13 @@ class TextWords(TextBytes):
         return words
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a text's words, without an end. Raises ``GenError`` as ``split`` does."""
+        """Return the token ids of a text, without the eos token. Raises ``GenError`` as ``split``
+        does."""
         return self.tokenizer.convert_tokens_to_ids(self.split(text))
 
     def preprocess(self, media: Any) -> Tensor:
-        """A text -> its UTF-8, uint8 [bytes]. Raises ``GenError`` for what is no text of these
-        words, or longer than all places."""
+        """Convert a text to UTF-8, uint8 [bytes]. Raises ``GenError`` for unknown words, and for
+        more words than positions."""
         if not isinstance(media, str):
             raise GenError(f"the text is a {type(media).__name__}; expected a string")
         if len(words := self.split(media)) > self.positions:
@@ -133,28 +129,28 @@ class TextWords(TextBytes):
 
     def decode(self, codes: Tensor) -> Tensor:
         require_codes(codes, self.config)
-        kept = (codes[:, 0] != self.eos_token_id).long().cumprod(1).sum(1).tolist()
+        lengths = (codes[:, 0] != self.eos_token_id).long().cumprod(1).sum(1).tolist()
         texts = [
             " ".join(self.tokenizer.convert_ids_to_tokens(row[:n]))
-            for row, n in zip(codes[:, 0].tolist(), kept, strict=True)
+            for row, n in zip(codes[:, 0].tolist(), lengths, strict=True)
         ]
         return torch.nn.utils.rnn.pad_sequence([self._bytes(t) for t in texts], batch_first=True)
 
     @property
     def fingerprint(self) -> Tensor:
-        """The vocabulary and the places as 32 numbers of 0 to 255, which every type of float holds
-        exactly."""
+        """Digest of vocabulary and positions as 32 numbers of 0 to 255, exact in every
+        floating-point dtype."""
         text = json.dumps([self.words, self.positions])
         return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.float32)
 
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """However many bytes a text has."""
+        """Return the grid, the same for every number of bytes."""
         return (self.positions,)
 
     # --- folders
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the tokenizer's own files, and ``config.json``."""
+        """Write the files of the tokenizer, and ``config.json``."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save_pretrained(path)
@@ -169,8 +165,9 @@ class TextWords(TextBytes):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | str = torch.float32,
     ) -> Self:
-        """Of a zoo name or local folder. Raises ``GenError`` for a folder that is missing or holds
-        another frontend."""
+        """Load a zoo name or local folder. Raises ``GenError`` for a folder that is missing or
+        holds another frontend."""
+        # heavy: a model of tokens alone needs none of it
         from transformers import PreTrainedTokenizerFast
 
         path = locate(folder, "frontend")
@@ -186,7 +183,7 @@ class TextWords(TextBytes):
         ):
             raise GenError(
                 f"the config of frontend {folder} is {config}; expected frontend_class {cls.name!r}"
-                " and places"
+                " and positions"
             )
         try:
             with readable("frontend", folder), quiet():

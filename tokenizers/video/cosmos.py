@@ -1,13 +1,12 @@
 """Cosmos video latents: a frontend over ``diffusers.AutoencoderKLCosmos`` (NVIDIA, "Cosmos", arXiv
 2501.03575), causal in time.
 
-Latents leave it with about zero mean and unit variance, (z - ``latents_mean``) / ``latents_std``,
-where the config has those; they are numbers of a channel and may be of a slice of time as well.
-Without them z is multiplied by ``scaling_factor``. What a diffusion model multiplies them with
-besides (its ``sigma_data``) is that model's affair. ``encode`` is deterministic: this autoencoder
-has no posterior.
+Latents leave the frontend with about zero mean and unit variance, (z - ``latents_mean``) /
+``latents_std``, if the config has those, per channel and optionally per slice of time. Otherwise z
+is multiplied by ``scaling_factor``. A further factor of a diffusion model (``sigma_data``) belongs
+to that model. ``encode`` is deterministic: this autoencoder has no posterior.
 
-It is not streamed: attention of its decoder looks back to the first slice.
+Cosmos cannot be streamed: attention of its decoder reaches back to the first slice.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from gen.tokenizers.base.clips import Clips
 
 @register("tokenizer", "cosmos")
 class Cosmos(Clips):
-    """Latents [B, C, T, H, W] of clips [B, F, 3, h, w] in [-1, 1], F = 1 + r (T - 1)."""
+    """Video autoencoder: latents [B, C, T, H, W] of clips [B, F, 3, h, w] in [-1, 1], F = 1 + r (T
+    - 1)."""
 
     architecture = "AutoencoderKLCosmos"
 
@@ -41,19 +41,20 @@ class Cosmos(Clips):
         self._mean, self._std = (self._numbers(name) for name in ("latents_mean", "latents_std"))
 
     def _numbers(self, name: str) -> Tensor | None:
-        """Float64 [1, C, n, 1, 1]: of every channel, and of n slices where n is not 1."""
-        found = self.model.config[name]
-        if found is None:
+        """Read a statistic of the config per channel and, for n > 1, per slice: float64 [1, C, n,
+        1, 1]. Raises ``GenError`` for another count of numbers."""
+        values = self.model.config[name]
+        if values is None:
             return None
-        if not len(found) or len(found) % self.config.channels:
+        if not len(values) or len(values) % self.config.channels:
             raise GenError(
-                f"{name} holds {len(found)} numbers; expected a multiple of {self.config.channels},"
-                " the channels of latents"
+                f"{name} holds {len(values)} numbers; expected a multiple of"
+                f" {self.config.channels}, the channels of latents"
             )
-        return torch.tensor(found, dtype=torch.float64).view(1, self.config.channels, -1, 1, 1)
+        return torch.tensor(values, dtype=torch.float64).view(1, self.config.channels, -1, 1, 1)
 
     def _scale(self, z: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """What is subtracted from latents [B, C, T, H, W] and what they are divided by then."""
+        """Return mean and deviation of latents [B, C, T, H, W]."""
         if self._mean is None:
             return 0.0, 1 / self.model.config.scaling_factor
         slices, known = z.shape[2], self._mean.shape[2]

@@ -1,8 +1,8 @@
 """Video VQ tokens: a frontend over ``transformers.Emu3VQVAE`` (Wang et al., "Emu3", arXiv
 2409.18869), causal in time.
 
-Traps of the class that this adapter owns: ``encode`` cuts the frames of a video to the height it is
-told, and decoding gives a fixed number of frames per code frame, the first not being special.
+The adapter handles the traps of the class: ``encode`` crops the frames of a video to a given
+height, and decoding returns a fixed number of frames per code frame, the first included.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from gen.tokenizers.base.codec import Codec
 
 @register("tokenizer", "video_vq")
 class VideoVQ(Codec):
-    """Codes [B, 1, T, H, W] of clips [B, F, 3, h, w] in [-1, 1]; F, h and w are multiples of
-    ``config.compression``."""
+    """Video tokenizer: codes [B, 1, T, H, W] of clips [B, F, 3, h, w] in [-1, 1].
+
+    F, h and w are multiples of ``config.compression``.
+    """
 
     chunk = 1
     architecture = "Emu3VQVAE"
@@ -35,12 +37,12 @@ class VideoVQ(Codec):
         self.config = FrontendConfig(
             "video", "codes", (c.codebook_size,), (c.temporal_downsample_factor, factor, factor)
         )
-        # every temporal convolution of the decoder looks two of its frames back
+        # every temporal convolution of the decoder reaches two of its frames back
         self.context = 2 + 4 * c.num_res_blocks + 2
 
     def preprocess(self, media: Any) -> Tensor:
-        """Frames uint8 [F, h, w, 3] -> float [F, 3, h, w]. Raises ``GenError`` for anything else or
-        sizes that are no multiple."""
+        """Convert frames uint8 [F, h, w, 3] to float [F, 3, h, w] in [-1, 1]. Raises ``GenError``
+        for anything else, and for sizes that are no whole number of codes."""
         frames = np.asarray(media)
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not len(frames):
             raise GenError(
@@ -56,8 +58,8 @@ class VideoVQ(Codec):
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
-        whole = [[10**9, 10**9]] * len(x)
-        return torch.stack(self.model.encode(x, image_sizes=whole).image_tokens)[:, None]
+        uncropped = [[10**9, 10**9]] * len(x)
+        return torch.stack(self.model.encode(x, image_sizes=uncropped).image_tokens)[:, None]
 
     @torch.no_grad()
     def decode_at_once(self, codes: Tensor) -> Tensor:
@@ -66,8 +68,11 @@ class VideoVQ(Codec):
 
     @torch.no_grad()
     def decode_chunk(self, codes: Tensor, first: int) -> Tensor:
-        """What lies before the chunk goes through the temporal convolutions only: pictures are made
-        frame by frame after them."""
+        """Decode the chunk of codes [B, 1, T, H, W] that begins at ``first``.
+
+        Its context passes through the temporal convolutions only, since the layers after them work
+        frame by frame.
+        """
         begin = max(0, first - self.context)
         z = self.model.quantize.embedding(codes[:, 0, begin : first + self.chunk]).permute(
             0, 4, 1, 2, 3
@@ -76,18 +81,18 @@ class VideoVQ(Codec):
         def frames_first(x):
             return x.permute(0, 2, 1, 3, 4)
 
-        known = (first - begin) * self.config.compression[0]
-        cut = self.model.decoder.time_conv[-1].register_forward_hook(
-            lambda module, inputs, out: out[:, :, known:]
+        context_frames = (first - begin) * self.config.compression[0]
+        drop_context = self.model.decoder.time_conv[-1].register_forward_hook(
+            lambda module, inputs, out: out[:, :, context_frames:]
         )
         try:
             x = self.model.decoder(frames_first(self.model.post_quant_conv(z)), frames_first(z))
         finally:
-            cut.remove()
+            drop_context.remove()
         return x.reshape(len(codes), -1, *x.shape[-3:])
 
     def postprocess(self, x: Tensor) -> np.ndarray:
-        """Frames [F, 3, h, w] -> uint8 [F, h, w, 3]."""
+        """Convert frames [F, 3, h, w] in [-1, 1] to uint8 [F, h, w, 3]."""
         return (
             ((x.float().clamp(-1, 1) + 1) * 127.5)
             .round()

@@ -2,14 +2,13 @@
 quantisation (Tang et al., "VidTok", arXiv 2412.13061; FSQ: Mentzer et al., arXiv 2309.15505),
 causal in time.
 
-A code i stands for a vector without a table in the checkpoint: with 8 levels in each of D channels,
-component d is (floor(i / 8^d) mod 8 - 4) / 4.
+Code i stands for a vector that no table of the checkpoint holds: with 8 levels in each of D
+channels, component d is (floor(i / 8^d) mod 8 - 4) / 4.
 
-Traps of the class that this adapter owns: the frames that must stand before the first (r - 1 copies
-of it) are added in ``forward`` only, so that ``encode`` alone loses frames; sums that are whole up
-to rounding are cut to indices, where here they are rounded; vectors looked up are single precision
-whatever the model's; and every convolution keeps its last input. It is not streamed: what doubles
-the frames looks one frame ahead.
+The adapter handles the traps of the class: only ``forward`` pads the first frame (by r - 1 copies),
+so ``encode`` alone loses frames; indices are truncated sums, here rounded ones; looked-up vectors
+are single precision for every model; every convolution keeps its last input. VidTok cannot be
+streamed: temporal upsampling looks one frame ahead.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from gen.tokenizers.base.clips import Clips
 
 @register("tokenizer", "vidtok")
 class VidTok(Clips):
-    """Codes [B, 1, T, H, W] of clips [B, F, 3, h, w] in [-1, 1], F = 1 + r (T - 1)."""
+    """Video tokenizer: codes [B, 1, T, H, W] of clips [B, F, 3, h, w] in [-1, 1], F = 1 + r (T -
+    1)."""
 
     architecture = "AutoencoderVidTok"
 
@@ -38,7 +38,7 @@ class VidTok(Clips):
             raise GenError(
                 f"the VidTok model has the regularizer {c.regularizer!r} and is"
                 f" {'' if c.is_causal else 'not '}causal; expected 'fsq', which has codes, and a"
-                " causal one"
+                " causal model"
             )
         side = 2 ** len(model.encoder.spatial_ds)
         self.levels = model.regularization
@@ -51,8 +51,8 @@ class VidTok(Clips):
 
     @cached_property
     def _table(self) -> Tensor:
-        every = torch.arange(self.config.codebook_sizes[0], device=self.model.device)
-        return self.levels.indices_to_codes(every).to(self.model.dtype)
+        codes = torch.arange(self.config.codebook_sizes[0], device=self.model.device)
+        return self.levels.indices_to_codes(codes).to(self.model.dtype)
 
     @property
     def codebooks(self) -> list[Tensor]:
@@ -67,7 +67,7 @@ class VidTok(Clips):
         self._require_whole(x)
         first = x[:, :1].expand(-1, self.config.compression[0] - 1, -1, -1, -1)
         z, _ = self.model.encode(torch.cat([first, x], 1).transpose(1, 2))
-        self._forget()
+        self._clear_caches()
         half = self.levels._levels // 2
         level = (z.movedim(1, -1).double() * half + half).round().long()
         return (level * self.levels._basis).sum(-1)[:, None]
@@ -76,11 +76,11 @@ class VidTok(Clips):
     def decode(self, codes: Tensor) -> Tensor:
         require_codes(codes, self.config)
         x = self.model.decode(self._table[codes[:, 0]].movedim(-1, 1).contiguous())
-        self._forget()
+        self._clear_caches()
         return x.transpose(1, 2)
 
-    def _forget(self) -> None:
-        """Frees the inputs that convolutions keep; every call begins without them anyway."""
+    def _clear_caches(self) -> None:
+        """Free the inputs that convolutions keep; every call starts without them anyway."""
         for module in self.model.modules():
             if hasattr(module, "causal_cache"):
                 module.causal_cache = None

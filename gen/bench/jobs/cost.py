@@ -188,7 +188,7 @@ def ready() -> Any:
             callback=None,
             start=None,
             on_chunk=None,
-            at_most=None,
+            max_batch=None,
         ):
             media = [self.media[i.seed % len(self.media)] for i in items]
             stats = [

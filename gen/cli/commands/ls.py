@@ -7,6 +7,7 @@ from gen.cli.arguments import Commands, add_command, add_json_flag
 KINDS = (
     "samplers",
     "presets",
+    "parts",
     "layouts",
     "tokenizers",
     "modalities",

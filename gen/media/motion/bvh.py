@@ -1,14 +1,13 @@
-"""Motions as BVH files (Biovision hierarchy), which animation programs read and write.
+"""Read and write motions as BVH files (Biovision hierarchy), the format of animation programs.
 
-Written are this toolkit's skeleton and the local rotations of a motion themselves, so no inverse
-kinematics is needed. Lengths are metres and angles degrees, six digits each. The root has position
-channels, and every joint the rotation channels Z, Y, X, which mean ``R = Rz Ry Rx``: a column
-vector meets the last channel first. Joints stand depth-first, as the format wants; the ends of
-head, feet and wrists are End Sites, for programs that draw a bone there.
+The writer stores gen's skeleton and the local rotations of a motion, without inverse kinematics.
+Lengths are in metres and angles in degrees, with six digits each. The root has position channels,
+and every joint the rotation channels Z, Y, X, which mean ``R = Rz Ry Rx``: the last channel applies
+first to a column vector. Joints are written depth-first, as the format requires; the ends of head,
+feet and wrists are End Sites, for programs that draw a bone there.
 
-Read is any such file of this very skeleton: channels in any order, siblings in any order.
-Everything else is refused with what came and what was expected, since a motion on other bones would
-need retargeting.
+The reader accepts files of the same skeleton, with channels and siblings in any order. It refuses
+everything else, since a motion on other bones would need retargeting.
 """
 
 from __future__ import annotations
@@ -32,14 +31,8 @@ from gen.media.motion.skeleton import (
 
 TOLERANCE = 1e-4  # metres between an offset of a file and that of the skeleton, in any direction
 TIME_TOLERANCE = 1e-4  # seconds; files round 1/20 to few digits
-POSITIONS, ROTATIONS = (
-    ("Xposition", "Yposition", "Zposition"),
-    (
-        "Zrotation",
-        "Yrotation",
-        "Xrotation",
-    ),
-)
+POSITIONS = ("Xposition", "Yposition", "Zposition")
+ROTATIONS = ("Zrotation", "Yrotation", "Xrotation")
 _TOES, _FINGERS = (0, 0, 0.07), (0, -0.16, 0)  # metres
 _ENDS = {
     "head": (0, 0.15, 0),
@@ -55,6 +48,8 @@ _CHILDREN = tuple(
 
 @dataclass(frozen=True)
 class _Joint:
+    """Joint of a file's skeleton."""
+
     name: str
     parent: str | None
     offset: np.ndarray
@@ -65,8 +60,8 @@ class _Joint:
 
 
 def write_bvh(path: str | Path, motion: Motion) -> None:
-    """A motion as a BVH file. The same motion makes the same bytes; joints come back within 1e-5
-    m."""
+    """Write a motion as a BVH file. The same motion gives the same bytes; joints are restored
+    within 1e-5 m."""
     order: list[int] = []
     lines = [
         "HIERARCHY",
@@ -82,7 +77,7 @@ def write_bvh(path: str | Path, motion: Motion) -> None:
 
 
 def _hierarchy(j: int, order: list[int], depth: int = 0) -> list[str]:
-    """The lines of a joint and what hangs on it; appends their indices to ``order``."""
+    """Format a joint and its descendants; appends their indices to ``order``."""
     order.append(j)
     channels = ROTATIONS if j else (*POSITIONS, *ROTATIONS)
     inside = [_offset(OFFSETS[j]), f"CHANNELS {len(channels)} {' '.join(channels)}"]
@@ -101,11 +96,11 @@ def _offset(offset) -> str:
 
 
 def read_bvh(path: str | Path) -> Motion:
-    """The motion in a BVH file of this skeleton, in metres, at ``FPS`` frames per second.
+    """Read a BVH file of this skeleton, in metres, at ``FPS`` frames per second.
 
-    Raises ``GenError`` for a file that is missing, no BVH or cut off, that has another skeleton (it
-    names the first joint), other bone lengths, channels that are no three rotations, another frame
-    time, more or fewer frames than stated, or NaN.
+    Raises ``GenError`` for a file that is missing, no BVH or truncated, and for another skeleton
+    (with its first deviating joint), other bone lengths, channels other than three rotations,
+    another frame time, a wrong number of frames, or NaN.
     """
     path = Path(path)
     where = f"BVH file {path}"
@@ -123,30 +118,32 @@ def read_bvh(path: str | Path) -> Motion:
     if not motion:
         raise GenError(f"{where} is cut off: it has no MOTION part")
     joints = _Hierarchy(hierarchy.split()[1:], where).joints
-    _same_skeleton(joints, where)
+    _require_skeleton(joints, where)
     return _motion(joints, _frames(motion[0], sum(len(j.channels) for j in joints), where))
 
 
 class _Hierarchy:
-    """Reads the words of a hierarchy into ``joints``, in the order of the file."""
+    """Parser of the words of a hierarchy into ``joints``, in the order of the file."""
 
     def __init__(self, words: list[str], where: str) -> None:
-        self.words, self.at, self.where = words, 0, where
+        self.words, self.index, self.where = words, 0, where
         self.joints: list[_Joint] = []
         self.word("ROOT")
         self.joint(None)
-        if self.at < len(words):
+        if self.index < len(words):
             raise GenError(
-                f"{where} goes on with {words[self.at]!r} after its skeleton; expected MOTION"
+                f"{where} goes on with {words[self.index]!r} after its skeleton; expected MOTION"
             )
 
     def next(self, expected: str) -> str:
-        if self.at == len(self.words):
+        """Return the next word. Raises ``GenError`` at the end."""
+        if self.index == len(self.words):
             raise GenError(f"{self.where} is cut off inside its skeleton; expected {expected}")
-        self.at += 1
-        return self.words[self.at - 1]
+        self.index += 1
+        return self.words[self.index - 1]
 
     def word(self, *expected: str) -> str:
+        """Return the next word. Raises ``GenError`` unless it is one of ``expected``."""
         word = self.next(" or ".join(expected))
         if word not in expected:
             raise GenError(
@@ -155,6 +152,7 @@ class _Hierarchy:
         return word
 
     def offset(self) -> np.ndarray:
+        """Parse an offset [3] in metres."""
         self.word("OFFSET")
         words = [self.next("three numbers") for _ in range(3)]
         try:
@@ -165,6 +163,7 @@ class _Hierarchy:
             ) from None
 
     def joint(self, parent: str | None) -> None:
+        """Parse a joint and its descendants."""
         name = self.next("the name of a joint")
         if name not in JOINTS:
             raise unknown("joint", name, JOINTS, self.where)
@@ -191,39 +190,40 @@ class _Hierarchy:
                 self.word("}")
 
 
-def _same_skeleton(joints: list[_Joint], where: str) -> None:
+def _require_skeleton(joints: list[_Joint], where: str) -> None:
+    """Raise ``GenError`` unless the joints are those of this skeleton."""
     by_name = {j.name: j for j in joints}
     for i, name in enumerate(JOINTS):
         if name not in by_name:
             raise GenError(
                 f"{where} has no joint {name}; expected the {len(JOINTS)} joints of this skeleton"
             )
-        found, parent = by_name[name], JOINTS[PARENTS[i]] if i else None
-        if found.parent != parent:
+        joint, parent = by_name[name], JOINTS[PARENTS[i]] if i else None
+        if joint.parent != parent:
             raise GenError(
-                f"{where} hangs {name} on {found.parent or 'nothing'}; expected"
+                f"{where} hangs {name} on {joint.parent or 'nothing'}; expected"
                 f" {parent or 'the root'}"
             )
-        if not np.abs(found.offset - OFFSETS[i]).max() <= TOLERANCE:
+        if not np.abs(joint.offset - OFFSETS[i]).max() <= TOLERANCE:
 
             def show(v):
                 return " ".join(f"{x:g}" for x in v)
 
             raise GenError(
-                f"{where} has {name} at the offset {show(found.offset)}; expected"
+                f"{where} has {name} at the offset {show(joint.offset)}; expected"
                 f" {show(OFFSETS[i])}, in metres. Only this skeleton with its own bone lengths is"
                 " read"
             )
-        if sorted(found.channels) != sorted(ROTATIONS if i else (*POSITIONS, *ROTATIONS)):
+        if sorted(joint.channels) != sorted(ROTATIONS if i else (*POSITIONS, *ROTATIONS)):
             raise GenError(
-                f"{where} has the channels {' '.join(found.channels) or 'none'} at {name}; expected"
+                f"{where} has the channels {' '.join(joint.channels) or 'none'} at {name}; expected"
                 " the three rotations about X, Y and Z in any"
                 f" order{'' if i else ' and the three positions'}"
             )
 
 
 def _frames(text: str, width: int, where: str) -> np.ndarray:
-    """The numbers after MOTION: float64 [frames, width]."""
+    """Parse the numbers after MOTION: float64 [frames, width]."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     stated = re.fullmatch(r"Frames:\s*([0-9]{1,9})", lines[0]) if lines else None
     seconds = re.fullmatch(r"Frame Time:\s*(\S+)", lines[1]) if len(lines) > 1 else None
@@ -277,6 +277,7 @@ def _frames(text: str, width: int, where: str) -> np.ndarray:
 
 
 def _motion(joints: list[_Joint], rows: np.ndarray) -> Motion:
+    """Convert channel values [frames, channels] to a motion."""
     root = np.zeros((len(rows), 3))
     rotations = np.tile(np.eye(3), (len(rows), len(JOINTS), 1, 1))
     channels = [(JOINTS.index(j.name), c) for j in joints for c in j.channels]

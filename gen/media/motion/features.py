@@ -1,9 +1,8 @@
-"""The HumanML3D representation of a motion: 263 numbers per frame that do not depend on where it
-starts and which way it faces.
+"""HumanML3D features of a motion: 263 numbers per frame, invariant to origin and heading.
 
-With ``p`` the joint positions, ``yaw`` the heading of the pelvis and ``L = R_y(-yaw)``, which turns
-the world into the facing frame, a motion of T frames becomes T - 1 rows (one row needs the frame
-that follows it)::
+With ``p`` the joint positions, ``yaw`` the heading of the pelvis and ``L = R_y(-yaw)``, which
+rotates the world into the facing frame, a motion of T frames becomes T - 1 rows (a row needs the
+following frame)::
 
     ROOT       4   -(yaw[t+1] - yaw[t]) / 2;  x and z of L[t+1] (p[t+1] - p[t]) of the pelvis;  its
                height
@@ -12,17 +11,17 @@ that follows it)::
     VELOCITY  66   L[t] (p[t+1] - p[t]) of all joints, metres per frame
     CONTACT    4   1 where left ankle, left foot, right ankle, right foot stand on the floor, else 0
 
-The turn is stored as HumanML3D stores it: the arcsin of the quaternion's y, which is half an angle,
-of the rotation *into* the facing frame, hence its sign. Recovery integrates: row t says how frame t
-+ 1 follows, so the row of the last frame moves nothing.
+The turn is stored as in HumanML3D: the arcsin of the quaternion's y, half an angle, of the rotation
+*into* the facing frame, hence its sign. Recovery integrates: row t leads from frame t to frame t +
+1, so the row of the last frame has no effect.
 
 Two things differ from HumanML3D's own files. Its rotations turn the bone that leads to a joint and
-come from an inverse kinematics; these turn the bones that leave it (see ``skeleton``), so they
-recover the motion without any. Contacts ask for a low joint, too.
+come from inverse kinematics; these turn the bones that leave it (see ``skeleton``) and recover the
+motion directly. Contacts also require a low joint.
 
 Only the yaw of the pelvis is kept, so ``features`` refuses a pelvis that leans. Heading and origin
-are lost; ``start_of`` has them. Layout and thresholds: Guo et al. 2022, "Generating Diverse and
-Natural 3D Human Motions from Text".
+are dropped; ``start_of`` returns them. Layout and thresholds: Guo et al. 2022, "Generating Diverse
+and Natural 3D Human Motions from Text".
 """
 
 from __future__ import annotations
@@ -59,23 +58,20 @@ LEGS = tuple(
 CONTACTS = tuple(
     joint(f"{side}_{part}") for side in ("left", "right") for part in ("ankle", "foot")
 )
-CONTACT_STEP = 0.002**0.5  # metres per frame: a joint that moves faster does not stand
-CONTACT_HEIGHTS = (
-    0.12,
-    0.06,
-    0.12,
-    0.06,
-)  # metres: twice the ankle's height in the rest pose; a foot lies on the floor there
+CONTACT_STEP = 0.002**0.5  # metres per frame: a faster joint is not in contact
+# metres: twice the ankle's height in the rest pose, where a foot lies on the floor
+CONTACT_HEIGHTS = (0.12, 0.06, 0.12, 0.06)
 MAX_LEAN = 0.001  # degrees
 
 
 def _lower() -> np.ndarray:
-    own = np.zeros(WIDTH, bool)
-    own[ROOT] = own[CONTACT] = True
+    """Mark the features of the lower body: bool [263]."""
+    is_lower = np.zeros(WIDTH, bool)
+    is_lower[ROOT] = is_lower[CONTACT] = True
     for part, size, first in ((RIC, 3, 1), (ROTATIONS, 6, 1), (VELOCITY, 3, 0)):
-        own[part].reshape(-1, size)[[j - first for j in LEGS]] = True
-    own[VELOCITY][:3] = True  # the root's
-    return own
+        is_lower[part].reshape(-1, size)[[j - first for j in LEGS]] = True
+    is_lower[VELOCITY][:3] = True  # the root's
+    return is_lower
 
 
 LOWER = np.flatnonzero(_lower())  # int [107]: root, legs, contacts
@@ -83,16 +79,15 @@ UPPER = np.flatnonzero(~_lower())  # int [156]: spine, head, arms
 
 
 def features(motion: Motion) -> np.ndarray:
-    """Float32 [T-1, 263] of a motion of T frames; the same wherever it starts and whichever way it
-    faces.
+    """Compute the features of a motion of T frames: float32 [T - 1, 263].
 
-    Raises ``GenError`` for a single frame, or where the pelvis leans by more than ``MAX_LEAN``
-    degrees: that would be lost.
+    Raises ``GenError`` for a single frame, and if the pelvis leans by more than ``MAX_LEAN``
+    degrees, which features cannot represent.
     """
     if motion.frames < 2:
         raise GenError(
-            "a motion of 1 frame has no features; expected at least 2, as each row says how the"
-            " next frame follows"
+            "a motion of 1 frame has no features; expected at least 2, as each row needs the"
+            " following frame"
         )
     pelvis = motion.rotations[:, 0]
     lean = np.degrees(np.arctan2(np.hypot(pelvis[:, 0, 1], pelvis[:, 2, 1]), pelvis[:, 1, 1]))
@@ -123,8 +118,8 @@ def features(motion: Motion) -> np.ndarray:
 
 
 def start_of(motion: Motion) -> tuple[float, tuple[float, float]]:
-    """What ``features`` drop: the heading of the first frame in radians from +z towards +x, and x
-    and z of its pelvis in metres."""
+    """Return what ``features`` drops: the heading of the first frame in radians from +z towards +x,
+    and x and z of its pelvis in metres."""
     return float(yaw_of(motion.rotations[0, 0])), (
         float(motion.root[0, 0]),
         float(motion.root[0, 2]),
@@ -134,12 +129,11 @@ def start_of(motion: Motion) -> tuple[float, tuple[float, float]]:
 def recover(
     features: np.ndarray, heading: float = 0.0, origin: tuple[float, float] = (0.0, 0.0)
 ) -> Motion:
-    """The motion that features [N, 263] state by their root and ``ROTATIONS``: N frames, put back
-    to a heading in radians and an origin (x, z) in metres. Bones keep their lengths whatever the
-    numbers are.
+    """Recover a motion of N frames from the root and ``ROTATIONS`` of features [N, 263].
 
-    Raises ``GenError`` for another shape, numbers that are not finite, or six numbers that are no
-    rotation.
+    ``heading`` in radians and ``origin`` (x, z) in metres set the start. Bones keep their lengths
+    for any features. Raises ``GenError`` for another shape, numbers that are not finite, and six
+    numbers that are no rotation.
     """
     rows = _rows(features)
     yaw, root = _integrate(rows, heading, origin)
@@ -150,9 +144,11 @@ def recover(
 def recover_joints(
     features: np.ndarray, heading: float = 0.0, origin: tuple[float, float] = (0.0, 0.0)
 ) -> np.ndarray:
-    """The joint positions that features [N, 263] state by their root and ``RIC``: float32 [N, 22,
-    3] in metres. In features that a model made they may stretch bones and differ from ``recover``.
-    Raises ``GenError`` as ``recover`` does.
+    """Recover joint positions float32 [N, 22, 3] in metres from the root and ``RIC`` of features
+    [N, 263].
+
+    For generated features they may stretch bones and differ from ``recover``. Raises ``GenError``
+    as ``recover`` does.
     """
     rows = _rows(features)
     yaw, root = _integrate(rows, heading, origin)
@@ -165,13 +161,12 @@ def recover_joints(
 def statistics(
     features: Sequence[np.ndarray], floor: float = 1e-3
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of every dimension over all rows of all [N, 263]: two float32
+    """Compute mean and standard deviation of every dimension over all arrays [N, 263]: two float32
     [263].
 
-    Dimensions that hardly vary (such as the ric of hips, which the pelvis holds) get the deviation
-    ``floor`` in place of one near zero: normalising never divides by zero, and what a model says
-    there changes next to nothing. HumanML3D averages deviations over each part of the layout; these
-    are per dimension. Raises ``GenError`` when there are no rows.
+    Deviations are at least ``floor``: normalising never divides by zero, and constant dimensions
+    (such as the RIC of hips) stay nearly constant. HumanML3D averages deviations over each part of
+    the layout; these are per dimension. Raises ``GenError`` for no rows.
     """
     if not len(features):
         raise GenError("statistics of no features; expected at least one array [frames, 263]")
@@ -180,15 +175,14 @@ def statistics(
 
 
 def _turn(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
-    return np.einsum(
-        "tij,tnj->tni", rotations, points
-    )  # one rotation per frame for all of its points
+    """Rotate points [T, n, 3] by one rotation per frame [T, 3, 3]."""
+    return np.einsum("tij,tnj->tni", rotations, points)
 
 
 def _integrate(
     rows: np.ndarray, heading: float, origin: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Yaw [N] and pelvis positions [N, 3]: frame 0 is the start, and row t leads to frame t + 1."""
+    """Integrate the root to yaw [N] and pelvis positions [N, 3]; row t leads to frame t + 1."""
     yaw = heading + np.concatenate([[0.0], np.cumsum(-2 * rows[:-1, 0])])
     step = np.zeros((len(rows), 3))
     step[1:, [0, 2]] = rows[:-1, 1:3]
@@ -199,6 +193,7 @@ def _integrate(
 
 
 def _rows(features: np.ndarray) -> np.ndarray:
+    """Convert features to float64 [N, 263]. Raises ``GenError`` for another shape and for NaN."""
     rows = np.asarray(features, np.float64)
     if rows.ndim != 2 or rows.shape[1] != WIDTH or not len(rows):
         raise GenError(
@@ -206,6 +201,6 @@ def _rows(features: np.ndarray) -> np.ndarray:
             " frame"
         )
     if not np.isfinite(rows).all():
-        frame, at = np.argwhere(~np.isfinite(rows))[0]
-        raise GenError(f"motion features are not finite in frame {frame}, dimension {at}")
+        frame, dimension = np.argwhere(~np.isfinite(rows))[0]
+        raise GenError(f"motion features are not finite in frame {frame}, dimension {dimension}")
     return rows

@@ -1,8 +1,8 @@
-"""A human skeleton of 22 joints, its rotations and its forward kinematics.
+"""Human skeleton of 22 joints, with rotations and forward kinematics.
 
-Joints and their order are those of HumanML3D, which are the first 22 of SMPL; the bones are this
-module's own, a plain adult of about 1.7 metres. Metres and radians; right-handed, y up, the figure
-faces +z and its left is +x.
+Joints and their order are those of HumanML3D, the first 22 of SMPL; the bones are gen's own, an
+adult of about 1.7 metres. Units are metres and radians. The frame is right-handed with y up; the
+figure faces +z and its left is +x.
 
 The rest pose is a relaxed standing figure: legs and arms hang straight down (no T-pose), so zero
 rotations stand still. With ``R_j`` the frame of joint ``j`` in its parent's frame, ``o_j`` its
@@ -11,8 +11,8 @@ offset there and ``G`` the frames in the world::
     G_0 = R_0          p_0 = root
     G_j = G_parent R_j          p_j = p_parent + G_parent o_j
 
-so ``R_j`` turns the bones that leave joint ``j``, as in SMPL and BVH. A rotation of a joint without
-children moves no joint.
+so ``R_j`` rotates the bones that leave joint ``j``, as in SMPL and BVH. The rotation of a joint
+without children moves no joint.
 """
 
 from __future__ import annotations
@@ -50,21 +50,17 @@ _BONES = (  # joint, parent, offset in the parent's frame in metres
     ("right_wrist", "right_elbow", (0.0, -0.25, 0.0)),
 )
 JOINTS = tuple(name for name, _, _ in _BONES)
-PARENTS = tuple(
-    -1 if parent is None else JOINTS.index(parent) for _, parent, _ in _BONES
-)  # the pelvis has none: -1
+# the pelvis has no parent: -1
+PARENTS = tuple(-1 if parent is None else JOINTS.index(parent) for _, parent, _ in _BONES)
 OFFSETS = np.array([offset for _, _, offset in _BONES])  # float64 [22, 3]
 OFFSETS.setflags(write=False)
-STANDING = -float(
-    OFFSETS[
-        [JOINTS.index(n) for n in ("left_hip", "left_knee", "left_ankle", "left_foot")], 1
-    ].sum()
-)  # metres
+_LEG = [JOINTS.index(n) for n in ("left_hip", "left_knee", "left_ankle", "left_foot")]
+STANDING = -float(OFFSETS[_LEG, 1].sum())  # height of the pelvis in metres
 TOLERANCE = 1e-4  # of ``R'R`` from the identity, in any entry
 
 
 def joint(name: str) -> int:
-    """The index of a joint. Raises ``GenError`` naming the nearest joint."""
+    """Return the index of a joint. Raises ``GenError`` naming the nearest joint."""
     if name not in JOINTS:
         raise unknown("joint", name, JOINTS)
     return JOINTS.index(name)
@@ -72,12 +68,12 @@ def joint(name: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Motion:
-    """A person who moves, ``FPS`` frames per second.
+    """Motion of a person at ``FPS`` frames per second.
 
-    ``root`` are positions of the pelvis in metres, [T, 3]; ``rotations`` are local, [T, 22, 3, 3],
-    where ``rotations[:, 0]`` is the pelvis in the world. Both are kept as float64 copies that
-    cannot be written to. Raises ``GenError`` for another shape, no frame, values that are not
-    finite, or a matrix that is no rotation (``TOLERANCE``).
+    ``root``: positions of the pelvis in metres, [T, 3]. ``rotations``: local rotations [T, 22, 3,
+    3]; ``rotations[:, 0]`` is the pelvis in the world. Both are stored as read-only float64 copies.
+    Raises ``GenError`` for another shape, no frame, values that are not finite, or a matrix that is
+    no rotation (``TOLERANCE``).
     """
 
     root: np.ndarray
@@ -105,15 +101,16 @@ class Motion:
             )
         for name, value in (("root", self.root), ("rotations", self.rotations)):
             if not np.isfinite(value).all():
-                at = np.argwhere(~np.isfinite(value))[0]
-                where = f"frame {at[0]}" + (
-                    f", joint {JOINTS[at[1]]}" if name == "rotations" else ""
+                index = np.argwhere(~np.isfinite(value))[0]
+                where = f"frame {index[0]}" + (
+                    f", joint {JOINTS[index[1]]}" if name == "rotations" else ""
                 )
                 raise GenError(f"the {name} of a motion are not finite at {where}")
         _require_rotations(self.rotations)
 
     @property
     def frames(self) -> int:
+        """Number of frames."""
         return len(self.root)
 
     @functools.cached_property
@@ -124,8 +121,8 @@ class Motion:
         return out
 
     def cut(self, start: int, stop: int | None = None) -> Motion:
-        """Frames ``start`` to ``stop`` (excluded; ``None``: the end). Raises ``GenError`` unless
-        ``0 <= start < stop <= frames``."""
+        """Return frames ``start`` to ``stop`` (exclusive; None: the end). Raises ``GenError``
+        unless ``0 <= start < stop <= frames``."""
         stop = self.frames if stop is None else stop
         if not 0 <= start < stop <= self.frames:
             raise GenError(
@@ -136,6 +133,7 @@ class Motion:
 
 
 def _require_rotations(rotations: np.ndarray) -> None:
+    """Raise ``GenError`` for the first matrix of [T, 22, 3, 3] that is no rotation."""
     error = np.abs(np.swapaxes(rotations, -1, -2) @ rotations - np.eye(3)).max((-1, -2))
     mirrored = np.linalg.det(rotations) < 0
     bad = np.argwhere((error > TOLERANCE) | mirrored)
@@ -151,7 +149,7 @@ def _require_rotations(rotations: np.ndarray) -> None:
 
 
 def standing(frames: int) -> Motion:
-    """A figure that stands at the origin in the rest pose, facing +z."""
+    """Return a motion of the rest pose, standing at the origin and facing +z."""
     if frames < 1:
         raise bad_value("frames", frames, "at least 1")
     return Motion(
@@ -160,8 +158,15 @@ def standing(frames: int) -> Motion:
 
 
 def kinematics(root: np.ndarray, rotations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Forward kinematics: positions [..., 3] of the pelvis and local rotations [..., 22, 3, 3]
-    become positions [..., 22, 3] and frames [..., 22, 3, 3] of all joints in the world, float64."""
+    """Compute forward kinematics.
+
+    Args:
+        root: Positions of the pelvis [..., 3] in metres.
+        rotations: Local rotations [..., 22, 3, 3].
+
+    Returns:
+        Positions [..., 22, 3] and frames [..., 22, 3, 3] of all joints in the world, float64.
+    """
     positions, frames = (
         [np.asarray(root, np.float64)],
         [np.asarray(rotations, np.float64)[..., 0, :, :]],
@@ -177,11 +182,11 @@ def kinematics(root: np.ndarray, rotations: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def axis_rotation(axis: str | np.ndarray, angle: np.ndarray | float) -> np.ndarray:
-    """Right-handed rotations by ``angle`` radians [...] about one axis, "x", "y", "z" or a vector
-    [3]: float64 [..., 3, 3].
+    """Build right-handed rotations float64 [..., 3, 3] by ``angle`` radians [...] about one axis,
+    "x", "y", "z" or a vector [3].
 
     Rodrigues: ``R = I + sin(a) K + (1 - cos(a)) K K`` with ``K v = axis x v``. Raises ``GenError``
-    for another axis or one of no length.
+    for another axis or one of length zero.
     """
     if isinstance(axis, str):
         if axis not in ("x", "y", "z"):
@@ -200,17 +205,17 @@ def axis_rotation(axis: str | np.ndarray, angle: np.ndarray | float) -> np.ndarr
 
 
 def euler_zyx(angles: np.ndarray) -> np.ndarray:
-    """Angles (z, y, x) in radians [..., 3] -> ``Rz Ry Rx``, float64 [..., 3, 3]."""
+    """Convert angles (z, y, x) in radians [..., 3] to ``Rz Ry Rx``, float64 [..., 3, 3]."""
     z, y, x = np.moveaxis(np.asarray(angles, np.float64), -1, 0)
     return axis_rotation("z", z) @ axis_rotation("y", y) @ axis_rotation("x", x)
 
 
 def to_euler_zyx(rotation: np.ndarray) -> np.ndarray:
-    """The inverse of ``euler_zyx``: [..., 3, 3] -> (z, y, x) in radians, float64 [..., 3], with y
-    within a quarter turn.
+    """Invert ``euler_zyx``: [..., 3, 3] -> (z, y, x) in radians, float64 [..., 3], with y within a
+    quarter turn.
 
-    x is read after z is undone, so the angles also give the rotation back where y is a quarter turn
-    and z and x turn about one axis.
+    x is computed after undoing z, so the angles restore the rotation even in gimbal lock, where y
+    is a quarter turn.
     """
     r = np.asarray(rotation, np.float64)
     z = np.arctan2(r[..., 1, 0], r[..., 0, 0])
@@ -221,15 +226,15 @@ def to_euler_zyx(rotation: np.ndarray) -> np.ndarray:
 
 
 def six(rotation: np.ndarray) -> np.ndarray:
-    """The continuous six numbers of a rotation (Zhou et al. 2019, arXiv:1812.07035): its first
-    column, then its second. [..., 3, 3] -> [..., 6]."""
+    """Convert rotations [..., 3, 3] to the continuous 6D representation [..., 6], their first two
+    columns (Zhou et al. 2019, arXiv:1812.07035)."""
     return np.concatenate([rotation[..., 0], rotation[..., 1]], -1)
 
 
 def from_six(numbers: np.ndarray) -> np.ndarray:
-    """The rotation of any six numbers, by Gram-Schmidt: [..., 6] -> float64 [..., 3, 3].
+    """Convert the 6D representation [..., 6] to rotations float64 [..., 3, 3], by Gram-Schmidt.
 
-    Raises ``GenError`` where they span no plane: a column without length, or two parallel ones.
+    Raises ``GenError`` for a column of length zero and for two parallel columns.
     """
     numbers = np.asarray(numbers, np.float64)
     if numbers.shape[-1:] != (6,):
@@ -241,6 +246,7 @@ def from_six(numbers: np.ndarray) -> np.ndarray:
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:
+    """Normalise vectors [..., 3]. Raises ``GenError`` for a length of zero."""
     length = np.linalg.norm(vector, axis=-1, keepdims=True)
     if not (np.isfinite(length) & (length > 1e-8)).all():
         raise GenError(
@@ -251,8 +257,9 @@ def _unit(vector: np.ndarray) -> np.ndarray:
 
 
 def yaw_of(rotation: np.ndarray) -> np.ndarray:
-    """The heading of a frame: radians from +z towards +x of where its own z axis points, seen from
-    above. [..., 3, 3] -> [...]. It is the angle of ``axis_rotation("y", angle)``; a frame that
-    faces straight up or down has none and gives 0.
+    """Return the heading [...] of frames [..., 3, 3]: radians from +z towards +x, seen from above.
+
+    It is the angle of ``axis_rotation("y", angle)``; a frame that faces straight up or down has
+    heading 0.
     """
     return np.arctan2(rotation[..., 0, 2], rotation[..., 2, 2])

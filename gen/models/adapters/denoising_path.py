@@ -1,12 +1,13 @@
-"""The law of a latent: a denoising path.
+"""Distribution of a latent: a denoising path.
 
-A latent is the end x_S of a chain of S Gaussian transitions, given a conditioning vector z:
+A latent is the last element x_S of a chain of S Gaussian transitions, given a conditioning vector
+z:
 
     x_0 ~ N(0, I),    x_{k+1} ~ N(m_k(x_k, z), s_k(x_k, z)^2),    k = 0 .. S-1
 
-``walk`` draws a path from standard normal noise, ``log_density`` says how likely a path is. Every
-s_k is above zero, the last one too, so that densities exist and two models can be compared on one
-path. What a model does to latents is this law; nothing is added or clipped afterwards.
+``walk`` maps standard normal noise to a path, ``log_density`` computes the log density of a path.
+Every s_k is above zero, including the last one, so densities exist and two models can be compared
+on one path. The latent is used as it is; nothing is added or clipped afterwards.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ from gen.core.sampling_params import SamplingParams
 
 
 class PathDistribution(Protocol):
-    """Transitions. ``steps``: S. ``channels``: C."""
+    """Protocol of a chain of Gaussian transitions. ``steps``: S. ``channels``: C."""
 
     steps: int
     channels: int
 
     def transition(self, x: Tensor, k: int, z: Tensor) -> tuple[Tensor, Tensor]:
-        """m_k and log s_k, each [N, C], of x [N, C] given z [N, H, D]."""
+        """Return m_k and log s_k, each [N, C], of x [N, C] given z [N, H, D]."""
 
 
 def noise_size(paths: PathDistribution) -> int:
-    """Standard normal numbers that one path takes."""
+    """Return the number of standard normal numbers of one path."""
     return (paths.steps + 1) * paths.channels
 
 
 @torch.no_grad()
 def walk(paths: PathDistribution, z: Tensor, noise: Tensor) -> Tensor:
-    """The path that noise [..., (S + 1) C] leads along: [..., S + 1, C]; its last place is the
-    latent. z [..., H, D]."""
+    """Map noise [..., (S + 1) C] to a path [..., S + 1, C], whose last element is the latent.
+
+    z: conditioning vectors [..., H, D].
+    """
     lead = z.shape[:-2]
     z, noise = z.flatten(0, -3), noise.reshape(-1, paths.steps + 1, paths.channels).to(z.dtype)
     x = noise[:, 0]
@@ -53,7 +56,7 @@ def walk(paths: PathDistribution, z: Tensor, noise: Tensor) -> Tensor:
 
 @torch.no_grad()
 def log_density(paths: PathDistribution, path: Tensor, z: Tensor) -> Tensor:
-    """log of the density of paths [..., S + 1, C] given z [..., H, D]: float64 [...]."""
+    """Compute the log density of paths [..., S + 1, C] given z [..., H, D]: float64 [...]."""
     lead = z.shape[:-2]
     z, path = z.flatten(0, -3), path.reshape(-1, paths.steps + 1, paths.channels)
     total = _log_normal(path[:, 0], torch.zeros_like(path[:, 0]), torch.zeros_like(path[:, 0]))
@@ -69,30 +72,31 @@ def _log_normal(x: Tensor, mean: Tensor, log_sigma: Tensor) -> Tensor:
 
 
 class HeadDistribution:
-    """The path law of a diffusion head under a law of generation.
+    """Path distribution of a diffusion head under sampling parameters.
 
-    Guidance acts on what the head predicts, with z [N, 2, D] = (with condition, without): u + s (c
-    - u). A head that has ``guide(out [N, 2, E], z, s) -> [N, E]`` says itself what guidance does to
-    its predictions. ``temperature`` multiplies every s_k. The other parts of a law are about ids:
-    ``GenError`` if one of them is set.
+    Classifier-free guidance (CFG) combines the head's predictions for z [N, 2, D] = (conditional,
+    unconditional) to u + s (c - u). A head with ``guide(out [N, 2, E], z, s) -> [N, E]`` defines
+    its own guidance. ``temperature`` multiplies every s_k. Raises ``GenError`` for sampling
+    parameters of discrete tokens.
     """
 
     def __init__(self, head, sampling: SamplingParams):
         if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
             name = "top_k" if sampling.top_k else "top_p" if sampling.top_p < 1 else "min_p"
             raise GenError(
-                f"sampling.{name} is {getattr(sampling, name)}; it chooses among ids, and this model makes"
-                " latents; expected only temperature and guidance_scale"
+                f"sampling.{name} is {getattr(sampling, name)}; it applies to discrete tokens, and"
+                " this model generates latents; expected only temperature and guidance_scale"
             )
         if sampling.temperature == 0:
             raise GenError(
-                "sampling.temperature is 0; a latent has no most likely value that could be found;"
+                "sampling.temperature is 0; the most likely value of a latent has no closed form;"
                 " expected a number above 0"
             )
         self.head, self.sampling = head, sampling
         self.steps, self.channels = head.steps, head.channels
 
     def transition(self, x: Tensor, k: int, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation, each [N, C], of the k-th transition."""
         branches = z.shape[1]
         out = self.head.predict(x.repeat_interleave(branches, 0), k, z.flatten(0, 1)).view(
             len(x), branches, -1

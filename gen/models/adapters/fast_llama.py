@@ -1,18 +1,18 @@
-"""A lean forward of the Llama architecture, with transformers' weights and nothing else of it.
+"""Fast forward pass of the Llama architecture over transformers' weights.
 
-What transformers' own forward does per call besides arithmetic (output classes, hooks, mask and
-cache negotiation, rotations made anew) takes longer than the arithmetic of a small model, and
-decoding is many small calls. Here rotations and learned places are tables made once per target, and
-a layer is about twenty kernels.
+The overhead of transformers' own forward pass (output classes, hooks, mask and cache negotiation,
+recomputed rotations) takes longer than the arithmetic of a small model, and decoding runs many
+small passes. Here rotations and location embeddings are tables built once per target, and a layer
+is about twenty kernels.
 
     x = embed(token) (+ located(position))
     x = x + O softmax(R(Q h) R(K h)' / sqrt(d) + mask) V h      h = rms(x)
     x = x + D (silu(G h) * U h)                                 h = rms(x)
     logits = head(rms(x))
 
-Guarantee: the logits are those of the module up to rounding, in any dtype. ``LeanLlama.of`` says no
-(None) to a module that is not exactly this architecture, with plain layers, plain rotations and no
-hooks; such a one is called as it is.
+Guarantee: the logits equal those of the module up to rounding, in any dtype. ``LeanLlama.of``
+returns None for a module that is not exactly this architecture, with plain layers, plain rotations
+and no hooks; such a module is called directly.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class LeanLlama:
-    """``model``: a ``LlamaForCausalLM`` or the embedded one on the grid. What is kept are its
-    parameters themselves, no copies, gathered once since asking a module for one costs as much as a
-    small kernel. Make one per target: parameters that were put in place of others since then are
-    not seen."""
+    """Fast forward pass over a ``LlamaForCausalLM`` or the built-in one on the grid.
+
+    It refers to the model's parameters without copies, collected once, since an attribute look-up
+    on a module costs as much as a small kernel. Build one per target: parameters replaced later are
+    not seen.
+    """
 
     def __init__(self, model: LlamaForCausalLM):
         self.model = model
@@ -68,28 +70,29 @@ class LeanLlama:
             for x, a, m in ((x, x.self_attn, x.mlp) for x in trunk.layers)
         ]
         if self.embedding.dtype != torch.float64:
-            # there the module's norms, which reckon in float32 whatever the dtype, are what is to
-            # be equalled
+            # in float64 the module's norms stay, since they compute in float32 in any dtype
             self.norm = self.norm.weight
             self.layers = [((a[0].weight, *a[1:]), (m[0].weight, *m[1:])) for a, m in self.layers]
 
     @classmethod
     def of(cls, model: nn.Module) -> LeanLlama | None:
-        """None for a module that ``run`` would not do justice to."""
-        return (
-            cls(model)
-            if type(model) in (LlamaForCausalLM, GridLlamaForCausalLM) and _plain(model)
-            else None
-        )
+        """Wrap a module, or return None if ``run`` would not reproduce it."""
+        is_known = type(model) in (LlamaForCausalLM, GridLlamaForCausalLM)
+        return cls(model) if is_known and _is_plain(model) else None
 
     def tables(self, slots: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of the positions 0 .. slots - 1: cosines and sines [slots, 1, d] of the rotation, with
-        the sign that belongs to them, and the learned places [slots, D] of a model on a grid."""
-        at = torch.arange(slots, device=self.embedding.device)[None]
-        cos, sin = self.model.model.rotary_emb(self.embedding[:1, None], at)
+        """Build the tables of positions 0 .. slots - 1.
+
+        Returns:
+            Cosines and signed sines [slots, 1, d] of the rotation, and the location embeddings
+            [slots, D] of a model on a grid, else None.
+        """
+        positions = torch.arange(slots, device=self.embedding.device)[None]
+        cos, sin = self.model.model.rotary_emb(self.embedding[:1, None], positions)
         half = self.dim // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        located = self.model.locate(at)[0] if hasattr(self.model, "locate") else None
+        on_grid = isinstance(self.model, GridLlamaForCausalLM)
+        located = self.model.locate(positions)[0] if on_grid else None
         return cos[0, :, None], sin[0, :, None], located
 
     def run(
@@ -100,25 +103,31 @@ class LeanLlama:
         attend: Attend,
         keep: int = 0,
     ) -> Tensor:
-        """Logits [B, L, V] of tokens [B, L] at absolute positions [B, L], or of the last ``keep``.
-        ``attend(layer, q, k, v)``: what queries [B, L, H, d] see, given keys and values [B, L, K,
-        d] of the same tokens: [B, L, H d]."""
+        """Compute logits [B, L, V].
+
+        Args:
+            tokens: Token ids [B, L]. positions: Absolute positions [B, L]. tables: Tables of
+            ``tables``. attend: ``attend(layer, q, k, v)`` maps queries [B, L, H, d], keys and
+            values [B, L, K, d]
+                of these tokens to attention outputs [B, L, H d].
+            keep: Compute the logits of the last ``keep`` positions only; 0 means all.
+        """
         linear, (b, length) = F.linear, tokens.shape
         cos, sin, located = tables
         cos, sin = cos[positions], sin[positions]  # [B, L, 1, d]
         x = F.embedding(tokens, self.embedding)
         if located is not None:
             x = x + located[positions]
-        own, shared = (b, length, self.heads, self.dim), (b, length, self.groups, self.dim)
+        q_shape, kv_shape = (b, length, self.heads, self.dim), (b, length, self.groups, self.dim)
         for layer, ((before, q, k, v, o), (after, gate, up, down)) in enumerate(self.layers):
             h = self._rms(x, before)
-            seen = attend(
+            attended = attend(
                 layer,
-                _turned(linear(h, q).view(own), cos, sin),
-                _turned(linear(h, k).view(shared), cos, sin),
-                linear(h, v).view(shared),
+                _rotated(linear(h, q).view(q_shape), cos, sin),
+                _rotated(linear(h, k).view(kv_shape), cos, sin),
+                linear(h, v).view(kv_shape),
             )
-            x = linear(seen, o).add_(x)
+            x = linear(attended, o).add_(x)
             h = self._rms(x, after)
             x = linear(F.silu(linear(h, gate)).mul_(linear(h, up)), down).add_(x)
         x = x[:, -keep:] if keep else x
@@ -140,8 +149,10 @@ def against_slots(
     mask: Tensor,
     keep: int,
 ) -> Tensor:
-    """``run`` as a function of tensors alone, of shapes that do not change from call to call: keys
-    and values [B, S, K, d] per layer, all of whose slots are read under ``mask`` [B, 1, L, S]."""
+    """Run against a slot cache, as a function of tensors whose shapes stay the same between calls.
+
+    ``keys``, ``values``: [B, S, K, d] per layer; all slots are read under ``mask`` [B, 1, L, S].
+    """
     row = torch.arange(len(tokens), device=tokens.device)[:, None]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -159,8 +170,8 @@ def among_themselves(
     mask: Tensor | None,
     keep: int,
 ) -> Tensor:
-    """``run`` likewise, where all that is seen are the tokens themselves, under ``mask`` or all of
-    them."""
+    """Run with attention among the tokens themselves, under ``mask`` [B, 1, L, L] or without
+    one."""
     return lean.run(
         tokens, positions, tables, lambda layer, q, k, v: attention(q, k, v, mask), keep
     )
@@ -170,20 +181,22 @@ def among_themselves(
 def compiled(
     device: str, backend: str = "inductor", function: Callable[..., Tensor] = against_slots
 ) -> Callable[..., Tensor]:
-    """One of the two through ``torch.compile``; CUDA graphs on a GPU."""
+    """Compile ``against_slots`` or ``among_themselves`` with ``torch.compile``; CUDA graphs on a
+    GPU."""
     more: dict[str, Any] = (
         {"mode": "reduce-overhead"} if device == "cuda" and backend == "inductor" else {}
     )
-    if (
-        "recompile_limit" in signature(torch.compile).parameters
-    ):  # older ones stop at eight graphs, whatever is said
+    # older versions of torch have a fixed limit of eight graphs
+    if "recompile_limit" in signature(torch.compile).parameters:
         more["recompile_limit"] = GRAPHS
     return torch.compile(function, backend=backend, dynamic=True, fullgraph=True, **more)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Queries [B, L, H, d] over keys and values [B, S, K, d]; ``mask`` float, broadcastable to [B,
-    1, L, S], or None: all are seen. [B, L, H d]."""
+    """Attend from queries [B, L, H, d] to keys and values [B, S, K, d]: [B, L, H d].
+
+    ``mask``: additive, broadcastable to [B, 1, L, S], or None for full attention.
+    """
     grouped = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, **grouped
@@ -191,14 +204,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return out.transpose(1, 2).flatten(2)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotated by the angles of its place: x cos + (-x2, x1) sin, the sign being in ``sin``."""
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [B, L, H, d] by the angles of its positions: x cos + (-x2, x1) sin, with the sign in
+    ``sin``."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def _plain(model: nn.Module) -> bool:
+def _is_plain(model: nn.Module) -> bool:
+    """Return True for a Llama without variants that ``run`` does not implement."""
     config = model.config
-    said = (
+    conditions = (
         config.hidden_act == "silu",
         not config.attention_bias,
         not config.mlp_bias,
@@ -214,7 +229,7 @@ def _plain(model: nn.Module) -> bool:
     )
     devices = {p.device for p in model.parameters()}
     return (
-        all(said)
+        all(conditions)
         and "forward" not in vars(model)
         and not model.training
         and next(layers, None) is None

@@ -1,12 +1,15 @@
-"""Adapters: a transformers class seen through the model protocols. Nothing here knows a modality or
-a sampler."""
+"""Adapters: networks seen through the model protocols (``gen.models.adapters.protocols``).
+
+Nothing here knows a modality or a sampler.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,9 +20,31 @@ from gen.models.adapters.slot_cache import SlotCache, hide
 
 
 class ModelAdapter:
-    """Where a ``model`` is, and in which type it reckons."""
+    """Base class of adapters.
+
+    Attributes:
+        model: the network.
+        features: features of each distinct condition of the batch.
+    """
 
     model: torch.nn.Module
+    features: Sequence[dict[str, Tensor]] = ()
+
+    def condition_token(self, number: int) -> int:
+        """Return the token id at the prompt positions of a condition with features.
+
+        Raises:
+            GenError: the model takes conditions as token ids alone.
+        """
+        raise GenError(
+            f"a condition with features came for {type(self).__name__}, which takes token ids alone"
+        )
+
+    def conditioned(self, features: Sequence[dict[str, Tensor]]) -> Self:
+        """Return the adapter of the same network with the features of a batch's conditions."""
+        other = copy.copy(self)
+        other.features = features
+        return other
 
     @property
     def device(self) -> torch.device:
@@ -31,7 +56,7 @@ class ModelAdapter:
 
 
 class LanguageModel(ModelAdapter):
-    """What the adapters of language models share."""
+    """Base class of adapters of transformers language models."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model.eval()
@@ -53,7 +78,7 @@ class LanguageModel(ModelAdapter):
         cache: SlotCache,
         keep: int = 0,
     ) -> Tensor:
-        """Of the module, or of the last ``keep`` tokens: through ``gen.models.adapters.fast_llama``
+        """Return logits of the module, or of the last ``keep`` tokens: through ``gen.models.adapters.fast_llama``
         where that does what the module does. ``mask`` None: nothing is hidden, which only the lean
         forward is told that way."""
         if self._lean is None:
@@ -83,14 +108,16 @@ class LanguageModel(ModelAdapter):
 
 
 class CausalLM(LanguageModel):
-    """Any causal language model of transformers whose attention takes a 4-D mask and explicit
-    positions."""
+    """Causal language model of transformers: a 4-D attention mask and explicit positions."""
 
     keeps = True
 
     def new_cache(self, slots: int) -> SlotCache:
-        """Raises ``GenError`` for more slots than layers with a sliding window see: the mask is one
-        for all layers."""
+        """Return an empty cache.
+
+        Raises:
+            GenError: layers with a sliding window see fewer slots; one mask serves all layers.
+        """
         types = getattr(self.config, "layer_types", None) or [
             (
                 "sliding_attention"
@@ -101,7 +128,7 @@ class CausalLM(LanguageModel):
         window = getattr(self.config, "sliding_window", None)
         if window and "sliding_attention" in types and slots > window:
             raise GenError(
-                f"prompt and answer take {slots} places, and layers of this"
+                f"prompt and answer take {slots} positions, and layers of this"
                 f" {self.config.model_type!r} see {window}; expected at most {window}"
             )
         return super().new_cache(slots)
@@ -166,7 +193,7 @@ class CausalLM(LanguageModel):
 
 
 class MaskedLM(LanguageModel):
-    """A transformers language model called with a full attention mask. Logits at i are about
+    """Masked language model: full attention over the canvas. Logits at i are about
     position i, or about i + 1 if its config says ``shifted``. An architecture whose condition has a
     fixed length takes no padding."""
 
@@ -223,7 +250,7 @@ class MaskedLM(LanguageModel):
         keep: int,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """See ``CacheableModel``."""
+        """Return logits of some positions against a cache; see ``CacheableModel``."""
         return self._logits(
             tokens, positions, self._mask(positions, seen, cache, rows), cache, keep
         )
@@ -235,8 +262,10 @@ class MaskedLM(LanguageModel):
 
 
 class BlockLM(LanguageModel):
-    """A transformers language model whose attention is full inside blocks and causal across them,
-    as its config's ``block_length`` says. Logits at i are about position i."""
+    """Language model whose attention is full inside blocks and causal across them.
+
+    ``block_length`` is its config's. Logits at i are about position i.
+    """
 
     @property
     def block_length(self) -> int:
@@ -248,15 +277,18 @@ class BlockLM(LanguageModel):
 
 
 class _Latent(ModelAdapter):
-    """What both adapters of the embedded architecture of latents share."""
+    """Base class of the adapters of the embedded architecture of latents."""
 
     def __init__(self, model: torch.nn.Module):
         self.model, self.config, self.head = model.eval(), model.config, model.head
 
 
 class CausalLatentLM(_Latent):
-    """Vectors [B, L, D] of words or latents at absolute positions [B, L] against a cache ->
-    conditioning vectors [B, L, D] of the places after them."""
+    """Causal model of latents.
+
+    Vectors [B, L, D] of words or latents at absolute positions [B, L] against a cache become
+    conditioning vectors [B, L, D] of the positions after them.
+    """
 
     def new_cache(self, slots: int) -> SlotCache:
         return SlotCache(self.config.num_hidden_layers, slots)
@@ -278,8 +310,11 @@ class CausalLatentLM(_Latent):
 
 
 class MaskedLatentLM(_Latent):
-    """Words [B, P] and a canvas of latents [B, T, C] with NaN at empty places -> conditioning
-    vectors [B, T, D]."""
+    """Masked model of latents.
+
+    Words [B, P] and a canvas of latents [B, T, C] with NaN at masked positions become conditioning
+    vectors [B, T, D].
+    """
 
     @torch.no_grad()
     def forward(self, words: Tensor, canvas: Tensor) -> Tensor:
@@ -287,7 +322,7 @@ class MaskedLatentLM(_Latent):
 
 
 def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
-    """Has an adapter's forward compiled, before it makes a cache. Raises ``GenError`` for a model
+    """Compile an adapter's forward, before it makes a cache. Raises ``GenError`` for a model
     that ``gen.models.adapters.fast_llama`` leaves to its own module, and where there is no
     compiler."""
     if not isinstance(adapter, (CausalLM, MaskedLM, BlockLM)) or adapter._lean is None:

@@ -1,1 +1,1 @@
-"""Finding and loading weights."""
+"""Locate, read and load weights."""

@@ -1,13 +1,15 @@
-"""Finding and loading models: a zoo name, a local folder or a hub id. Whatever goes wrong is one
-clear line."""
+"""Locate models (a zoo name, a local folder or a Hub id), devices and dtypes; errors are one
+line."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
 
 from gen.core.errors import GenError, unknown
 
@@ -21,13 +23,13 @@ DTYPES = {
 
 
 def zoo() -> dict[str, Path]:
-    """The embedded models by name."""
+    """Return the folders of the built-in models by name."""
     return {p.parent.name: p.parent for p in sorted(ZOO.glob("*/config.json"))}
 
 
 def locate(name: str | Path, kind: str = "model") -> str | Path:
-    """The zoo folder, local folder or hub id that a name means. Raises ``GenError`` if it can be
-    none of them."""
+    """Resolve a name to a zoo folder, a local folder or a Hub id. Raises ``GenError`` for anything
+    else; ``kind`` names the thing in the message."""
     if str(name) in zoo():
         return zoo()[str(name)]
     path = Path(name).expanduser()
@@ -37,12 +39,12 @@ def locate(name: str | Path, kind: str = "model") -> str | Path:
         return path
     text = str(name)
     if text.count("/") == 1 and not text.startswith((".", "/", "~")):
-        return text  # a hub id
-    raise unknown(kind, text, zoo(), "the zoo; it is no folder and no hub id either")
+        return text  # a Hub id
+    raise unknown(kind, text, zoo(), "the zoo; it is no folder and no Hub id either")
 
 
 def read_config(name: str | Path) -> dict:
-    """A local model's config.json; empty for a hub id."""
+    """Read the config.json of a local model; empty for a Hub id."""
     path = locate(name)
     if isinstance(path, str):
         return {}
@@ -53,28 +55,14 @@ def read_config(name: str | Path) -> dict:
 
 
 def model_kind(name: str | Path) -> str:
-    """``latents`` or ``codes``, as a local model's config says."""
+    """Return ``latents`` or ``codes``, by the config of a local model."""
     return "latents" if read_config(name).get("latent_channels") else "codes"
-
-
-def model_protocols(name: str | Path) -> tuple[str, ...]:
-    """Of ``causal``, ``masked`` and ``blocks`` those that a model serves, as a local one's config
-    says."""
-    config = read_config(name)
-    if config.get("causal", True):
-        return ("causal",)
-    if not config.get("block_length"):
-        return ("masked",)
-    return ("blocks", "masked") if config.get("whole") else ("blocks",)
 
 
 @contextlib.contextmanager
 def readable(kind: str, path: str | Path):
-    """Turns what loaders raise for missing, cut or foreign files into one line that names the
-    file's place."""
-    from pickle import UnpicklingError
-
-    from safetensors import SafetensorError
+    """Turn the errors of loaders for missing, truncated or foreign files into a one-line
+    ``GenError`` that names the file."""
 
     try:
         yield
@@ -96,44 +84,46 @@ def readable(kind: str, path: str | Path):
 
 @contextlib.contextmanager
 def quiet():
-    """No progress bars and warnings of the loaders inside."""
+    """Silence progress bars and warnings of the loaders inside."""
+    # heavy: `gen ls` and `gen --help` resolve names without them
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
-    kept = transformers_logging.get_verbosity(), diffusers_logging.get_verbosity()
+    verbosity = transformers_logging.get_verbosity(), diffusers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     diffusers_logging.set_verbosity_error()
-    bar = transformers_logging.is_progress_bar_enabled()
+    had_progress_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(kept[0])
-        diffusers_logging.set_verbosity(kept[1])
-        if bar:
+        transformers_logging.set_verbosity(verbosity[0])
+        diffusers_logging.set_verbosity(verbosity[1])
+        if had_progress_bar:
             transformers_logging.enable_progress_bar()
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """The device of that name. Raises ``GenError`` where it does not exist; never another one
-    instead."""
+    """Return the device of a name. Raises ``GenError`` if it does not exist; there is no
+    fallback."""
     try:
-        found = torch.device(device)
+        picked = torch.device(device)
     except RuntimeError:
         raise unknown("device", device, ["cpu", "cuda", "cuda:0", "mps"]) from None
-    if found.type == "cuda" and (
-        not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count()
+    if picked.type == "cuda" and (
+        not torch.cuda.is_available() or (picked.index or 0) >= torch.cuda.device_count()
     ):
         raise GenError(
             f"device {str(device)!r} is not there: torch sees {torch.cuda.device_count()} CUDA"
             " devices; expected 'cpu'"
         )
-    if found.type == "mps" and not torch.backends.mps.is_available():
+    if picked.type == "mps" and not torch.backends.mps.is_available():
         raise GenError("device 'mps' is not there; expected 'cpu'")
-    return found
+    return picked
 
 
 def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Return the dtype of a name. Raises ``GenError`` naming the nearest one."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:

@@ -1,5 +1,5 @@
-"""Loading classes of transformers and diffusers from folders that others wrote: strictly, and with
-one line for whatever goes wrong."""
+"""Load classes of transformers and diffusers from published folders: strictly, with one-line
+errors."""
 
 from __future__ import annotations
 
@@ -23,77 +23,86 @@ def pretrained(
     name: str | Path = "",
     **more: Any,
 ) -> Any:
-    """``cls.from_pretrained`` of a folder, for a model class of transformers (or an ``Auto`` one)
-    or of diffusers. ``more``: passed on, such as ``subfolder`` or ``trust_remote_code``. Raises
-    ``GenError`` for weights that are not there, cannot be read, or are not exactly those of the
-    class.
+    """Load a model for inference with ``cls.from_pretrained``.
+
+    Args:
+        cls: Model class of transformers (or an ``Auto`` one) or of diffusers.
+        path: Folder or Hub id.
+        device: Target device, without a ``device_map``.
+        dtype: Dtype of floating-point weights.
+        device_map: Placement by accelerate.
+        name: Name of the model in messages, by default ``path``.
+        **more: Further arguments, such as ``subfolder`` or ``trust_remote_code``.
+
+    Raises:
+        GenError: Weights are missing, cannot be read, or do not fit the class exactly.
     """
     folder = Path(path) / more.get("subfolder", "")
-    local = folder.is_dir()
-    if local and not _sharded(folder):
-        weight_files(folder)  # says what is expected where there are none
-    ours = {"torch_dtype": dtype} if cls.__module__.startswith("diffusers") else {"dtype": dtype}
-    placed = {} if device_map is None else {"device_map": device_map}
-    model = (
-        strictly(cls, path, "model", name or path, **ours, **placed, **more, local_files_only=local)
-        .eval()
-        .requires_grad_(False)
-    )
+    is_local = folder.is_dir()
+    if is_local and not _has_weight_files(folder):
+        weight_files(folder)  # raises the error that lists the expected files
+    options = {"torch_dtype" if cls.__module__.startswith("diffusers") else "dtype": dtype, **more}
+    if device_map is not None:
+        options["device_map"] = device_map
+    model = strictly(cls, path, "model", name or path, **options, local_files_only=is_local)
+    model = model.eval().requires_grad_(False)
     return model if device_map is not None else model.to(device)
 
 
 def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **options: Any) -> Any:
-    """``cls.from_pretrained(path, **options)`` of either library with exactly the weights that the
-    class has. ``kind`` and ``name``: what messages call it. Raises ``GenError`` for what cannot be
-    read, and lists what is missing, extra or of another shape.
+    """Call ``cls.from_pretrained(path, **options)`` and require exactly the weights of the class.
+
+    ``kind`` and ``name`` name the model in messages. Raises ``GenError`` for files that cannot be
+    read, and lists missing, extra and mis-shaped weights.
     """
     name = name or path
     with readable(kind, name), quiet():
         model, info = cls.from_pretrained(
             path, **options, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    shaped = [
+    mis_shaped = [
         f"{k[0]} is {tuple(k[1])}, expected {tuple(k[2])}"
         for k in info.get("mismatched_keys") or ()
     ]
     require_fit(
         f"{kind} {name}",
         type(model),
-        {"missing": info["missing_keys"], "extra": info["unexpected_keys"], "mis-shaped": shaped},
+        {
+            "missing": info["missing_keys"],
+            "extra": info["unexpected_keys"],
+            "mis-shaped": mis_shaped,
+        },
     )
     return model
 
 
-def _sharded(folder: Path) -> bool:
-    """Folders of these libraries may hold several files of one model: sharded, or of several
+def _has_weight_files(folder: Path) -> bool:
+    """Check for any weights: folders may hold several files of one model, as shards or in several
     precisions."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
 
-def chats(tokenizer: Any, chat: bool | None, name: str | Path) -> bool:
-    """Whether prompts go into the tokenizer's chat template: as said, or where it has one. Raises
-    ``GenError`` if that is asked for and it has none."""
+def uses_chat_template(tokenizer: Any, chat: bool | None, name: str | Path) -> bool:
+    """Decide whether prompts go into the tokenizer's chat template: ``chat``, by default if it has
+    one. Raises ``GenError`` for ``chat=True`` without a template."""
     if chat and not tokenizer.chat_template:
         raise GenError(f"the tokenizer of {name} has no chat template; expected chat=False")
     return bool(tokenizer.chat_template) if chat is None else chat
 
 
-def said_by_user(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a chat in which the user has said a text and the answer is about to begin."""
-    said = [{"role": "user", "content": text}]
-    return list(
-        tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)[
-            "input_ids"
-        ]
-    )
+def chat_token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the token ids of a chat with one user message, up to the start of the answer."""
+    messages = [{"role": "user", "content": text}]
+    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return list(encoded["input_ids"])
 
 
 def tokenizer_of(
     path: str | Path, *, name: str | Path = "", trust_remote_code: bool = False, **more: Any
 ) -> Any:
-    """The tokenizer of a folder, by ``AutoTokenizer``. Raises ``GenError`` where there is none that
-    can be read."""
-    from transformers import AutoTokenizer
+    """Load the tokenizer of a folder with ``AutoTokenizer``. Raises ``GenError`` if it cannot be
+    read."""
+    from transformers import AutoTokenizer  # heavy: codecs and image models need none of it
 
     try:
         with quiet():

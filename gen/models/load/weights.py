@@ -1,46 +1,43 @@
-"""Weights as they lie in published folders: found, read tensor by tensor, renamed and checked, in
-any of the usual wrappings.
+"""Read weights of published folders tensor by tensor, rename and check their keys, and fill models.
 
-safetensors come first. Pickles (``.bin``, ``.pt``, ``.pth``, ``.ckpt``) are read with
+safetensors are preferred. Pickles (``.bin``, ``.pt``, ``.pth``, ``.ckpt``) are read with
 ``weights_only=True``: no code of a checkpoint ever runs. A model is built without storage and
-filled one tensor at a time, each on its device and in its type at once, so that loading takes
-little more memory than the weights themselves. Which key of a file is which tensor of a model is
-data (``Renames``) and lies next to the architecture.
+filled one tensor at a time, each directly on its device and in its dtype, so loading takes little
+more memory than the weights themselves. The mapping from keys of a file to tensors of a model is
+data (``Renames``) next to the architecture.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
 from gen.models.load.locate import readable
 
-Renames = Sequence[
-    tuple[str, str]
-]  # (regular expression, replacement), applied one after the other to every key
+# (regular expression, replacement), applied one after the other to every key
+Renames = Sequence[tuple[str, str]]
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-WRAPPERS = (
-    "model",
-    "module",
-    "state_dict",
-)  # what checkpoints of training scripts put their weights under
-SHOWN = 8  # keys that a message lists of each kind
+# keys under which checkpoints of training scripts store their weights
+WRAPPERS = ("model", "module", "state_dict")
+SHOWN = 8  # keys of each kind that a message lists
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """The files that hold a folder's weights: those of its index where it is sharded, safetensors
-    before pickles. A path of a file is itself.
+    """Return the files with a folder's weights: those of its index if it is sharded, safetensors
+    before pickles. The path of a file is returned as it is.
 
-    Raises ``GenError`` where there are none, where an index names one that is not there, or where
-    several might be meant.
+    Raises ``GenError`` for no file, for a missing file of an index, and for an ambiguous choice.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -52,118 +49,106 @@ def weight_files(folder: str | Path) -> list[Path]:
             if p.name.removesuffix(".index.json").endswith(endings)
         ]
         if index:
-            return _of_index(index[0])
-        found = (
-            [p for p in sorted(folder.iterdir()) if p.suffix in endings] if folder.is_dir() else []
-        )
-        if len(found) > 1:
+            return _files_of_index(index[0])
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+        files = [p for p in entries if p.suffix in endings]
+        if len(files) > 1:
             raise GenError(
-                f"{folder} holds {', '.join(p.name for p in found)}; expected one file of weights,"
-                " an index, or the path of the file meant"
+                f"{folder} holds {', '.join(p.name for p in files)}; expected one file of weights,"
+                " an index, or the path of one file"
             )
-        if found:
-            return found
+        if files:
+            return files
     raise GenError(
         f"{folder} holds no weights; expected a file *.safetensors, or"
         f" {', '.join('*' + p for p in PICKLES)}"
     )
 
 
-def _of_index(index: Path) -> list[Path]:
+def _files_of_index(index: Path) -> list[Path]:
+    """Return the files of an index of shards. Raises ``GenError`` for one that is missing."""
     with readable("index", index):
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     for name in names:
         if not (index.parent / name).is_file():
             raise GenError(
-                f"{index} names {name}, which is not there; expected all {len(names)} files that it"
-                " names"
+                f"{index} names {name}, which is not there; expected all {len(names)} files in the"
+                " index"
             )
     return [index.parent / n for n in names]
 
 
 class Weights(Mapping):
-    """Tensors by key, read when they are asked for. ``shapes``: of all keys, without reading
-    them."""
+    """Lazy mapping from keys to tensors. ``shapes``: shapes by key, known without reading."""
 
-    def __init__(self, where: str | Path, wrapper: str | None = None):
-        """``where``: a folder or file. ``wrapper``: the key that holds the weights in a pickle, by
-        default what ``WRAPPERS`` has of it. Raises ``GenError`` for files that cannot be read, and
-        for pickles of more than plain tensors.
+    def __init__(self, path: str | Path, wrapper: str | None = None):
+        """Open a folder or file.
+
+        ``wrapper``: the key of the weights in a pickle, by default the first of ``WRAPPERS`` in it.
+        Raises ``GenError`` for files that cannot be read, and for pickles with more than plain
+        tensors.
         """
-        self.where = Path(where)
-        self._use: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {}
+        self.path = Path(path)
+        self._readers: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        for file in weight_files(where):
+        for file in weight_files(path):
             with readable("file", file):
                 (self._add_safetensors if file.suffix == ".safetensors" else self._add_pickle)(
                     file, wrapper
                 )
 
     def __getitem__(self, key: str) -> Tensor:
-        return self._use[key](torch.clone)
+        return self._readers[key](torch.clone)
 
     def __iter__(self):
-        return iter(self._use)
+        return iter(self._readers)
 
     def __len__(self) -> int:
-        return len(self._use)
+        return len(self._readers)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._use
+        return key in self._readers
 
     def to(self, key: str, device: Any, dtype: torch.dtype) -> Tensor:
-        """A tensor on a device, of a type if it is one of floats, and no part of the file."""
-        return self._use[key](
+        """Return a copy of a tensor on a device; floating-point tensors get ``dtype``."""
+        return self._readers[key](
             lambda x: x.to(device, dtype if x.is_floating_point() else x.dtype, copy=True)
         )
 
     def _add_safetensors(self, file: Path, wrapper: str | None) -> None:
-        from safetensors import safe_open
-
-        def use(
-            key: str, take: Callable[[Tensor], Tensor]
-        ) -> (
-            Tensor
-        ):  # opened anew for every tensor: what is mapped of the file is given back at once
+        # opened again for every tensor, which unmaps the file's pages at once
+        def read(key: str, take: Callable[[Tensor], Tensor]) -> Tensor:
             with readable("file", file), safe_open(file, "pt") as opened:
                 return take(opened.get_tensor(key))
 
         with safe_open(file, "pt") as opened:
             for key in opened.keys():  # noqa: SIM118 - not a mapping
                 self.shapes[key] = tuple(opened.get_slice(key).get_shape())
-                self._use[key] = lambda take, key=key: use(key, take)
+                self._readers[key] = lambda take, key=key: read(key, take)
 
     def _add_pickle(self, file: Path, wrapper: str | None) -> None:
-        found = unpickled(file)
+        content = unpickled(file)
         for key in [wrapper] if wrapper else WRAPPERS:
-            if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-                found = found[key]
+            if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+                content = content[key]
                 break
-        tensors = (
-            {k: v for k, v in found.items() if isinstance(v, Tensor)}
-            if isinstance(found, Mapping)
-            else {}
-        )
+        items = content.items() if isinstance(content, Mapping) else ()
+        tensors = {k: v for k, v in items if isinstance(v, Tensor)}
         if not tensors:
             raise GenError(
                 f"{file} holds no tensors by name; expected some, alone or under"
                 f" {', '.join(WRAPPERS)}"
             )
         for key, value in tensors.items():
-            self.shapes[key], self._use[key] = (
-                tuple(value.shape),
-                lambda take, value=value: take(value),
-            )
+            self.shapes[key] = tuple(value.shape)
+            self._readers[key] = lambda take, value=value: take(value)
 
 
 def unpickled(file: Path) -> Any:
-    """What a pickle of torch holds, mapped and not read where its format allows. Raises
-    ``GenError`` for one of more than plain data."""
-    import pickle
-
-    with torch.serialization.safe_globals(
-        [argparse.Namespace]
-    ):  # the settings that training scripts keep beside their weights
+    """Read a torch pickle, memory-mapped if its format allows. Raises ``GenError`` for content
+    other than plain data."""
+    # training scripts store their arguments beside the weights
+    with torch.serialization.safe_globals([argparse.Namespace]):
         try:
             try:
                 return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -181,8 +166,8 @@ def unpickled(file: Path) -> Any:
 
 
 def without_storage(make: Callable[[], nn.Module]) -> nn.Module:
-    """The module that ``make`` builds, with parameters that have shapes and no storage. Its buffers
-    that belong to no checkpoint are real."""
+    """Build a module whose parameters have shapes and no storage; its buffers are real."""
+    # heavy: only published checkpoints are loaded this way
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -201,39 +186,43 @@ def fill(
     device_map: str | Mapping | None = None,
     name: str | Path = "",
 ) -> nn.Module:
-    """Puts weights into a model built ``without_storage``. ``drop``: patterns of keys (renamed
-    ones) that nothing needs; ``optional``: of tensors that a file may lack, such as tied ones.
-    ``device_map``: as in accelerate, for models larger than a device. Floating-point tensors get
-    ``dtype``.
+    """Put weights into a model built ``without_storage``.
 
-    Raises ``GenError`` that lists what is missing, extra or of another shape; the model is
-    untouched then.
+    Args:
+        model: The model to fill.
+        weights: Tensors by key, best as ``Weights``.
+        rename: Renames of keys.
+        drop: Patterns of renamed keys to ignore.
+        optional: Patterns of tensors that the weights may lack, such as tied ones.
+        device: Target device, without a ``device_map``.
+        dtype: Dtype of floating-point tensors.
+        device_map: Placement by accelerate, for models larger than a device.
+        name: Name of the weights in messages.
+
+    Raises:
+        GenError: Lists missing, extra, repeated and mis-shaped tensors; the model is unchanged.
     """
-    name = name or getattr(weights, "where", "")
-    wanted = {k: tuple(v.shape) for k, v in model.state_dict().items()}
-    own = {key: renamed(key, rename) for key in weights}
-    own = {key: to for key, to in own.items() if not _any(drop, to)}
-    twice = (
-        sorted({to for to in own.values() if list(own.values()).count(to) > 1})
-        if len(set(own.values())) < len(own)
-        else []
-    )
-    shapes = getattr(weights, "shapes", None) or {k: tuple(v.shape) for k, v in weights.items()}
+    name = name or (weights.path if isinstance(weights, Weights) else "")
+    expected = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    targets = {key: renamed(key, rename) for key in weights}
+    targets = {key: target for key, target in targets.items() if not _any(drop, target)}
+    counts = Counter(targets.values())
+    shapes = shapes_of(weights)
     wrong = {
-        "missing": [k for k in wanted if k not in set(own.values()) and not _any(optional, k)],
-        "extra": [f"{k} ({to})" if k != to else k for k, to in own.items() if to not in wanted],
-        "twice": twice,
+        "missing": [k for k in expected if k not in counts and not _any(optional, k)],
+        "extra": [f"{k} ({t})" if k != t else k for k, t in targets.items() if t not in expected],
+        "twice": sorted(target for target, count in counts.items() if count > 1),
         "mis-shaped": [
-            f"{k} is {shapes[k]}, expected {wanted[to]}"
-            for k, to in own.items()
-            if to in wanted and shapes[k] != wanted[to]
+            f"{k} is {shapes[k]}, expected {expected[target]}"
+            for k, target in targets.items()
+            if target in expected and shapes[k] != expected[target]
         ],
     }
     require_fit(name, type(model), wrong)
-    positions = _places(model, device, dtype, device_map)
-    for key, to in own.items():
-        value = _moved(weights, key, positions(to), dtype)
-        module, _, leaf = to.rpartition(".")
+    device_of = _device_by_key(model, device, dtype, device_map)
+    for key, target in targets.items():
+        value = _moved(weights, key, device_of(target), dtype)
+        module, _, leaf = target.rpartition(".")
         owner = model.get_submodule(module)
         if leaf in owner._parameters:
             owner._parameters[leaf] = nn.Parameter(value, requires_grad=False)
@@ -244,19 +233,25 @@ def fill(
     if device_map is None:
         model = model.to(device)
     else:
-        from accelerate import dispatch_model
+        from accelerate import dispatch_model  # heavy: only a device map needs it
 
         model = dispatch_model(model, _solved(model, dtype, device_map))
     return model.eval().requires_grad_(False)
 
 
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return shapes by key, without reading the tensors of lazy mappings."""
+    # lazy mappings declare `shapes`; plain dictionaries have none
+    return getattr(tensors, "shapes", None) or {k: tuple(v.shape) for k, v in tensors.items()}
+
+
 def require_fit(name: str | Path, cls: type, wrong: Mapping[str, Iterable[str]]) -> None:
-    """Raises ``GenError`` that lists what is ``wrong`` with weights, by kind, if anything is."""
-    found = {kind: sorted(map(str, keys)) for kind, keys in wrong.items() if keys}
-    if found:
+    """Raise ``GenError`` with the ``wrong`` keys of weights by kind, if there are any."""
+    faults = {kind: sorted(map(str, keys)) for kind, keys in wrong.items() if keys}
+    if faults:
         lists = [
             f"{len(v)} {kind}: {', '.join(v[:SHOWN])}{' ...' if len(v) > SHOWN else ''}"
-            for kind, v in found.items()
+            for kind, v in faults.items()
         ]
         raise GenError(f"the weights of {name} do not fit {cls.__name__}; {'; '.join(lists)}")
 
@@ -269,12 +264,16 @@ def _moved(weights: Mapping[str, Tensor], key: str, device: Any, dtype: torch.dt
 
 
 def renamed(key: str, renames: Renames) -> str:
+    """Apply all renames to a key."""
     for pattern, replacement in renames:
         key = re.sub(pattern, replacement, key)
     return key
 
 
-def _places(model: nn.Module, device, dtype: torch.dtype, device_map) -> Callable[[str], Any]:
+def _device_by_key(
+    model: nn.Module, device, dtype: torch.dtype, device_map
+) -> Callable[[str], Any]:
+    """Return a function from a key to its device. Raises ``GenError`` for modules on disk."""
     if device_map is None:
         return lambda key: device
     solved = _solved(model, dtype, device_map)
@@ -291,10 +290,11 @@ def _places(model: nn.Module, device, dtype: torch.dtype, device_map) -> Callabl
 def _solved(model: nn.Module, dtype: torch.dtype, device_map: str | Mapping) -> Mapping:
     if isinstance(device_map, Mapping):
         return device_map
+    # heavy: only a device map needs it
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
-    whole = getattr(model, "_no_split_modules", None)
+    whole = getattr(model, "_no_split_modules", None)  # transformers' models have it
     memory = (
         None
         if device_map == "sequential"

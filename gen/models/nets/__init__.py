@@ -1,1 +1,1 @@
-"""Networks: nn.Module only."""
+"""Networks, as plain ``nn.Module``."""

@@ -1,5 +1,5 @@
-"""A diffusion head: the law of one latent given a conditioning vector, as a small network that
-denoises (Li et al., "Autoregressive Image Generation without Vector Quantization", arXiv
+"""Diffusion head: the distribution of one latent given a conditioning vector, as a small denoising
+network (Li et al., "Autoregressive Image Generation without Vector Quantization", arXiv
 2406.11838).
 
 A latent x is noised to x_t = sqrt(a_t) x + sqrt(1 - a_t) e; the head learns v = sqrt(a_t) e -
@@ -25,22 +25,22 @@ TRAIN_STEPS = 1000
 
 
 def cosine_schedule() -> list[float]:
-    """a_t of every training timestep: Nichol & Dhariwal's cosine (arXiv 2102.09672), no step losing
-    more than 0.999. Plain numbers, since models are also built on devices without data."""
+    """Return a_t of every training timestep: Nichol & Dhariwal's cosine (arXiv 2102.09672), with at
+    most 0.999 lost per step. Plain numbers, since models are also built on meta devices."""
 
     def bar(t):
         return math.cos((t / TRAIN_STEPS + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    kept, out = 1.0, []
+    product, out = 1.0, []
     for t in range(TRAIN_STEPS):
-        kept *= max(bar(t + 1) / bar(t), 0.001)
-        out.append(kept)
+        product *= max(bar(t + 1) / bar(t), 0.001)
+        out.append(product)
     return out
 
 
 class DiffusionHead(nn.Module):
-    """An MLP with adaptive layer norm. ``channels``: C; ``condition``: D; ``steps``: S transitions
-    of a path."""
+    """MLP with adaptive layer norm. ``channels``: C; ``condition``: D; ``steps``: S transitions of
+    a path; ``sigma_floor``: the smallest s."""
 
     def __init__(
         self, channels: int, condition: int, width: int, depth: int, steps: int, sigma_floor: float
@@ -58,13 +58,13 @@ class DiffusionHead(nn.Module):
 
     @torch.no_grad()
     def start(self) -> None:
-        """Before training: every block is the identity and v is zero."""
+        """Initialise for training: every block is the identity and v is zero."""
         for last in (self.leave, self.shift, *(b.modulate for b in self.blocks)):
             last.weight.zero_()
             last.bias.zero_()
 
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
-        """v of noised latents x [N, C] at timesteps t [N] given z [N, D]."""
+        """Predict v [N, C] of noised latents x [N, C] at timesteps t [N] given z [N, D]."""
         frequency = torch.exp(-math.log(10_000) * torch.arange(64, device=x.device) / 64)
         angle = t[:, None] * frequency
         c = F.silu(
@@ -77,7 +77,7 @@ class DiffusionHead(nn.Module):
         return self.leave(F.layer_norm(h, h.shape[-1:]) * (1 + scale) + shift)
 
     def loss(self, x: Tensor, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The mean squared error of v at random timesteps, for latents x [N, C]."""
+        """Compute the mean squared error of v at random timesteps, for latents x [N, C]."""
         t = torch.randint(TRAIN_STEPS, (len(x),), generator=generator, device=x.device)
         noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
         a = torch.tensor(self.kept, device=x.device, dtype=torch.float32)[t, None].to(x.dtype)
@@ -85,11 +85,11 @@ class DiffusionHead(nn.Module):
         return F.mse_loss(self(a.sqrt() * x + (1 - a).sqrt() * noise, t, z).float(), v.float())
 
     def predict(self, x: Tensor, k: int, z: Tensor) -> Tensor:
-        """v [N, C] at the k-th transition of a path."""
+        """Predict v [N, C] at the k-th transition of a path."""
         return self(x, torch.full((len(x),), self.timesteps[k], device=x.device), z)
 
     def posterior(self, x: Tensor, k: int, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation [N, C] of the k-th transition."""
+        """Return mean and log standard deviation [N, C] of the k-th transition."""
         a = self.kept[self.timesteps[k]]
         u = self.kept[self.timesteps[k + 1]] if k + 1 < self.steps else 1.0
         b = 1 - a / u
@@ -100,6 +100,8 @@ class DiffusionHead(nn.Module):
 
 
 class _Block(nn.Module):
+    """Residual MLP block with adaptive layer norm."""
+
     def __init__(self, width: int):
         super().__init__()
         self.norm = nn.LayerNorm(width)

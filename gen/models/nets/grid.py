@@ -1,14 +1,14 @@
-"""The architecture of the embedded models: Llama plus one learned embedding table per axis of the
-token grid.
+"""Architecture of the built-in models: Llama plus one learned embedding table per axis of the token
+grid.
 
-A sequence is a condition of ``prefix_length`` tokens and then the grid in raster order. Rotary
-positions alone make a small model draw stripes; a learned row and a learned column embedding let it
-see the token above at once.
+A sequence is a condition of ``prefix_length`` tokens followed by the grid in raster order. Rotary
+positions alone make a small model draw stripes; learned row and column embeddings let it attend to
+the token above directly.
 
 Causal and masked models are both ``LlamaForCausalLM``; the masked one is called with a full
-attention mask. A model that is ``shifted`` predicts position i + 1 at position i and adds the
-location of that token. Causal models are; a masked model is if it started from a causal one's
-weights, whose habits then carry over.
+attention mask. A ``shifted`` model predicts position i + 1 at position i and adds the location of
+that token. Causal models are shifted; a masked model is shifted if it was initialised from a causal
+one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class GridLlamaConfig(LlamaConfig):
     """``LlamaConfig`` plus the token layout.
 
     ``grid``: sizes of the axes, slowest first. ``prefix_length``: condition tokens before the grid.
-    ``codebook_size``: ids ``[0, codebook_size)`` are codes, the rest condition words and the mask.
-    ``causal``: the attention it was trained with. ``shifted``: position i predicts i + 1 (else i);
-    by default if causal. ``block_length``: places of the grid per block, if attention is full
-    inside blocks and causal across them; else 0. ``whole``: whether a model of blocks was trained
-    with full attention over the whole grid as well.
+    ``codebook_size``: token ids ``[0, codebook_size)`` are codes, the rest condition words and the
+    mask. ``causal``: attention in training. ``shifted``: position i predicts i + 1 (else i), by
+    default if causal. ``block_length``: positions per block with full attention inside blocks and
+    causal attention across them; else 0. ``whole``: True for a block model that was also trained
+    with full attention over the whole grid.
     """
 
     model_type = "gen_grid_llama"
@@ -51,9 +51,10 @@ class GridLlamaConfig(LlamaConfig):
 
 
 class Located:
-    """For a model with a config as above and the tables ``axes`` and ``prefix``."""
+    """Mixin with learned embeddings of grid locations: the tables ``axes`` and ``prefix``."""
 
     def add_tables(self, config) -> None:
+        """Create the tables of a config."""
         self.axes = nn.ModuleList(nn.Embedding(n, config.hidden_size) for n in config.grid)
         self.prefix = nn.Embedding(config.prefix_length, config.hidden_size)
 
@@ -63,8 +64,10 @@ class Located:
         axes: nn.ModuleList | None = None,
         prefix: nn.Embedding | None = None,
     ) -> Tensor:
-        """Embeddings [B, L, D] of the places that absolute positions stand for, from these tables
-        or the model's own."""
+        """Embed the grid locations of absolute positions [B, L]: [B, L, D].
+
+        ``axes``, ``prefix``: other tables than the model's own.
+        """
         axes, prefix = axes or self.axes, prefix or self.prefix
         n = self.config.prefix_length
         total = torch.Size(self.config.grid).numel()
@@ -77,7 +80,8 @@ class Located:
 
 
 class GridLlamaForCausalLM(Located, LlamaForCausalLM):
-    """See the module. ``position_ids`` [B, L] are absolute: 0 is the first condition token."""
+    """Llama over a token grid. ``position_ids`` [B, L] are absolute: 0 is the first condition
+    token."""
 
     config_class = GridLlamaConfig
 
@@ -87,11 +91,11 @@ class GridLlamaForCausalLM(Located, LlamaForCausalLM):
         self.post_init()
 
     def forward(self, input_ids=None, position_ids=None, inputs_embeds=None, **kwargs):
+        """Run Llama with location embeddings added to the token embeddings."""
         if inputs_embeds is None:
             if position_ids is None:
-                position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[
-                    None
-                ].expand_as(input_ids)
+                position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
+                position_ids = position_ids[None].expand_as(input_ids)
             inputs_embeds = self.model.embed_tokens(input_ids) + self.locate(position_ids)
         return super().forward(inputs_embeds=inputs_embeds, position_ids=position_ids, **kwargs)
 

@@ -1,16 +1,16 @@
-"""The architecture of the embedded models of latents: the grid Llama over vectors in place of ids,
-with a diffusion head.
+"""Architecture of the built-in models of latents: the grid Llama over continuous vectors, with a
+diffusion head.
 
-A sequence is a condition of ``prefix_length`` words and then the latents of the grid in raster
-order. The trunk turns it into conditioning vectors z, one per place, and the head samples the
-latent of a place given its z.
+A sequence is a condition of ``prefix_length`` words followed by the latents of the grid in raster
+order. The trunk turns it into conditioning vectors z, one per position, and the head samples the
+latent of a position given its z.
 
-causal   z of place i from the condition and the latents before i
-masked   an encoder sees the condition and the known latents only; a decoder sees what it made of
-         them, with a mask vector at every unknown place, and gives z of all places (MAR, arXiv
+causal   z at position i depends on the condition and the latents before i
+masked   an encoder takes the condition and the known latents only; a decoder takes its output, with
+         a mask vector at every unknown position, and returns z at all positions (MAR, arXiv
          2406.11838)
 
-The trunks are transformers' ``LlamaModel``, called with full attention where the model is masked.
+The trunks are transformers' ``LlamaModel``, called with full attention for masked models.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class GridLatentConfig(LlamaConfig):
     """``LlamaConfig`` plus the layout. ``vocab_size`` counts condition words.
 
     ``grid``, ``prefix_length``, ``causal``: as in ``GridLlamaConfig``. ``latent_channels``: floats
-    per place. ``encoder_layers``: of the ``num_hidden_layers``, those of a masked model's encoder.
-    ``head_width``, ``head_depth``, ``head_steps``, ``sigma_floor``: of the diffusion head.
+    per position. ``encoder_layers``: those of the ``num_hidden_layers`` that belong to a masked
+    model's encoder. ``head_width``, ``head_depth``, ``head_steps``, ``sigma_floor``: sizes of the
+    diffusion head.
     """
 
     model_type = "gen_grid_latent"
@@ -64,8 +65,8 @@ class GridLatentConfig(LlamaConfig):
 
 
 class GridLatentModel(Located, PreTrainedModel):
-    """See the module. Inputs are vectors: ``embed_words`` and ``embed_latents`` make them, without
-    their places."""
+    """Trunk and diffusion head. Inputs are the vectors of ``embed_words`` and ``embed_latents``,
+    without location embeddings."""
 
     config_class = GridLatentConfig
     base_model_prefix = ""
@@ -103,66 +104,74 @@ class GridLatentModel(Located, PreTrainedModel):
         )
         self.post_init()
 
-    def embed_words(self, ids: Tensor) -> Tensor:
-        return self.words(ids)
+    def embed_words(self, token_ids: Tensor) -> Tensor:
+        """Embed condition words [B, P]: [B, P, D]."""
+        return self.words(token_ids)
 
     def embed_latents(self, latents: Tensor) -> Tensor:
+        """Project latents [B, T, C] to [B, T, D]."""
         return self.enter(latents.to(self.enter.weight.dtype))
 
     def forward(self, words: Tensor, latents: Tensor) -> Tensor:
-        """Conditioning vectors [B, T, D] of all places from words [B, P] and latents [B, T, C]. A
-        causal model sees those before each place, a masked one those that are not NaN."""
+        """Compute conditioning vectors [B, T, D] from words [B, P] and latents [B, T, C].
+
+        A causal model uses the latents before each position, a masked one those that are not NaN.
+        """
         p = words.shape[1]
-        at = torch.arange(p + latents.shape[1], device=words.device).expand(len(words), -1)
+        positions = torch.arange(p + latents.shape[1], device=words.device).expand(len(words), -1)
         if not self.config.causal:
-            return self._decode(at, *self._encode(words, latents, at))
+            return self._decode(positions, *self._encode(words, latents, positions))
         inputs = torch.cat([self.embed_words(words), self.embed_latents(latents)], 1)[:, :-1]
-        return self.run(inputs, at[:, :-1])[:, p - 1 :]
+        return self.run(inputs, positions[:, :-1])[:, p - 1 :]
 
     def run(self, inputs: Tensor, position_ids: Tensor, **kwargs) -> Tensor:
-        """The causal trunk over vectors [B, L, D] without places at these absolute positions."""
+        """Run the causal trunk over vectors [B, L, D] at absolute positions [B, L]."""
         inputs = inputs + self.locate(position_ids)
         return self.model(
             inputs_embeds=inputs, position_ids=position_ids, **{"use_cache": False, **kwargs}
         ).last_hidden_state
 
-    def _encode(self, words: Tensor, latents: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """What the encoder makes of the known places, laid out over all: [B, P + T, D]; and which
-        are known [B, P + T]."""
+    def _encode(self, words: Tensor, latents: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode the known positions.
+
+        Returns:
+            Encoder outputs, zero at unknown positions, [B, P + T, D]; known positions, bool [B, P +
+            T].
+        """
         known = torch.cat([torch.ones_like(words, dtype=torch.bool), ~latents.isnan().any(-1)], 1)
-        inputs = torch.cat(
-            [self.embed_words(words), self.embed_latents(latents.nan_to_num())], 1
-        ) + self.locate(at)
-        # only known places are computed: each row's own come first, the rest of a shorter row is
-        # hidden from everybody
+        inputs = torch.cat([self.embed_words(words), self.embed_latents(latents.nan_to_num())], 1)
+        inputs = inputs + self.locate(positions)
+        # only known positions are computed: those of each row come first, and the surplus of a row
+        # with fewer is masked from attention
         order = (~known).long().argsort(dim=1, stable=True)[:, : int(known.sum(1).max())]
-        shown = known.gather(1, order)
+        visible = known.gather(1, order)
         gather = order[..., None].expand(-1, -1, inputs.shape[-1])
         out = self.encoder(
             inputs_embeds=inputs.gather(1, gather),
             position_ids=order,
-            attention_mask=_attend(shown, inputs.dtype),
+            attention_mask=_attention_mask(visible, inputs.dtype),
             use_cache=False,
         ).last_hidden_state
         out = torch.zeros_like(inputs, dtype=out.dtype).scatter(1, gather, out)
         return out, known
 
-    def _decode(self, at: Tensor, encoded: Tensor, known: Tensor) -> Tensor:
+    def _decode(self, positions: Tensor, encoded: Tensor, known: Tensor) -> Tensor:
+        """Decode encoder outputs [B, P + T, D] to conditioning vectors [B, T, D]."""
         inputs = torch.where(known[..., None], encoded, self.unknown.to(encoded.dtype))
-        inputs = inputs + self.locate(at, self.decoder_axes, self.decoder_prefix)
-        mask = _attend(torch.ones_like(known), inputs.dtype)
+        inputs = inputs + self.locate(positions, self.decoder_axes, self.decoder_prefix)
+        mask = _attention_mask(torch.ones_like(known), inputs.dtype)
         out = self.model(
-            inputs_embeds=inputs, position_ids=at, attention_mask=mask, use_cache=False
+            inputs_embeds=inputs, position_ids=positions, attention_mask=mask, use_cache=False
         ).last_hidden_state
         return out[:, self.config.prefix_length :]
 
 
-def _attend(shown: Tensor, dtype: torch.dtype) -> Tensor:
-    """A float mask [B, 1, L, L]: everybody attends to what is shown."""
-    mask = torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill_(
-        ~shown, torch.finfo(dtype).min
+def _attention_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Build an additive mask [B, 1, L, L]: all positions attend to the ``visible`` ones [B, L]."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, torch.finfo(dtype).min
     )
-    return mask[:, None, None].expand(-1, -1, shown.shape[1], -1)
+    return mask[:, None, None].expand(-1, -1, visible.shape[1], -1)
 
 
 AutoConfig.register(GridLatentConfig.model_type, GridLatentConfig)

@@ -1,10 +1,8 @@
 """KL autoencoders with the key names of latent diffusion (Rombach et al., arXiv 2112.10752) as
-``diffusers.AutoencoderKL``: the weights of MAR's ``kl16.ckpt`` and of every checkpoint of that
-kind.
+``diffusers.AutoencoderKL``: weights such as MAR's ``kl16.ckpt``.
 
-Which levels have attention, how wide they are and how many blocks they have is read off the keys.
-The attention of these files is made of 1 x 1 convolutions, that of diffusers of linear layers: the
-same numbers without two axes.
+Attention, widths and number of blocks are read from the keys. Attention of these files consists of
+1 x 1 convolutions, that of diffusers of linear layers: the same numbers without two axes.
 """
 
 from __future__ import annotations
@@ -31,8 +29,10 @@ _ATTENTION = (
 
 
 def renames(levels: int) -> Renames:
-    """Published key -> ours. The file counts the decoder's levels from the pixels, diffusers counts
-    them in the order of computation."""
+    """Return the renames from published keys to those of diffusers.
+
+    The files count the decoder's levels from the pixels, diffusers in the order of computation.
+    """
     up = [(rf"^decoder\.up\.{i}\.", f"decoder.up_blocks.{levels - 1 - i}.") for i in range(levels)]
     return (
         *_ATTENTION,
@@ -51,11 +51,13 @@ def renames(levels: int) -> Renames:
 
 
 class Linear(Mapping[str, Tensor]):
-    """Weights whose 1 x 1 convolutions of attention have become matrices [out, in]."""
+    """Lazy mapping of weights, with 1 x 1 convolutions of attention as matrices [out, in]."""
 
     def __init__(self, weights: Weights):
-        self.weights, self.where = weights, weights.where
-        self.shapes = {k: s[:2] if _convolved(k, s) else s for k, s in weights.shapes.items()}
+        self.weights = weights
+        self.shapes = {
+            k: s[:2] if _is_attention_conv(k, s) else s for k, s in weights.shapes.items()
+        }
 
     def __getitem__(self, key: str) -> Tensor:
         return self.weights[key].reshape(self.shapes[key])
@@ -68,26 +70,26 @@ class Linear(Mapping[str, Tensor]):
 
 
 def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict:
-    """The arguments of ``AutoencoderKL`` that fit the shapes by published key. Raises ``GenError``
-    where keys that say sizes are missing."""
-    found = {
+    """Read the arguments of ``AutoencoderKL`` from shapes by published key. Raises ``GenError`` if
+    keys that determine sizes are missing."""
+    first_blocks = {
         int(m[1]): k
         for k in shapes
         if (m := re.fullmatch(r"encoder\.down\.(\d+)\.block\.0\.conv1\.weight", k))
     }
     needed = ("encoder.conv_in.weight", "decoder.conv_out.weight", "post_quant_conv.weight")
     wrong = [k for k in needed if len(shapes.get(k, ())) != 4]
-    if wrong or sorted(found) != list(range(len(found))) or not found:
+    if wrong or sorted(first_blocks) != list(range(len(first_blocks))) or not first_blocks:
         missing = wrong or [
             f"encoder.down.{i}.block.0.conv1.weight"
-            for i in range(max(found, default=0) + 1)
-            if i not in found
+            for i in range(max(first_blocks, default=0) + 1)
+            if i not in first_blocks
         ]
         raise GenError(
-            "these are no weights of an autoencoder with the keys of latent diffusion:"
+            "the weights are none of an autoencoder with the keys of latent diffusion:"
             f" {', '.join(missing)} are missing or have another number of axes"
         )
-    levels = len(found)
+    levels = len(first_blocks)
 
     def attends(part, i):
         return any(k.startswith(f"{part}.{i}.attn.") for k in shapes)
@@ -96,7 +98,7 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict:
         "in_channels": shapes["encoder.conv_in.weight"][1],
         "out_channels": shapes["decoder.conv_out.weight"][0],
         "latent_channels": shapes["post_quant_conv.weight"][0],
-        "block_out_channels": tuple(shapes[found[i]][0] for i in range(levels)),
+        "block_out_channels": tuple(shapes[first_blocks[i]][0] for i in range(levels)),
         "layers_per_block": len(
             {k.split(".")[4] for k in shapes if k.startswith("encoder.down.0.block.")}
         ),
@@ -113,20 +115,21 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict:
 
 
 def load_ldm_vae(
-    where: str | Path,
+    path: str | Path,
     *,
     scaling_factor: float,
     device: str | torch.device = "cpu",
     dtype=torch.float32,
 ):
-    """The ``diffusers.AutoencoderKL`` in a file or folder, with that ``scaling_factor`` of its
+    """Load the ``diffusers.AutoencoderKL`` of a file or folder, with a ``scaling_factor`` for its
     latents. Raises ``GenError`` for files that cannot be read or hold more than plain tensors, and
     for weights that do not fit."""
+    # heavy: `gen ls` reads the sizes of published files without it
     from diffusers import AutoencoderKL
 
-    weights = Linear(Weights(where))
-    kept = {k: s for k, s in weights.shapes.items() if not any(re.search(p, k) for p in DROP)}
-    config = config_of(kept)
+    weights = Linear(Weights(path))
+    used = {k: s for k, s in weights.shapes.items() if not any(re.search(p, k) for p in DROP)}
+    config = config_of(used)
     model = without_storage(lambda: AutoencoderKL(**config, scaling_factor=scaling_factor))
     return fill(
         model,
@@ -135,10 +138,11 @@ def load_ldm_vae(
         drop=DROP,
         device=device,
         dtype=dtype,
+        name=path,
     )
 
 
-def _convolved(key: str, shape: tuple[int, ...]) -> bool:
+def _is_attention_conv(key: str, shape: tuple[int, ...]) -> bool:
     return (
         re.search(r"\.attn[._].*\.(q|k|v|proj_out)\.weight$", key) is not None
         and len(shape) == 4

@@ -1,16 +1,17 @@
-"""The diffusion head of MAR (Li et al., arXiv 2406.11838) with its published keys: the law of one
-latent given a conditioning vector.
+"""Diffusion head of MAR (Li et al., arXiv 2406.11838) with its published keys: the distribution of
+one latent given a conditioning vector.
 
-The network gives a noise e and, per channel, a number v that places the variance between its two
-bounds (Nichol & Dhariwal, arXiv 2102.09672). Of the cosine schedule of 1000 timesteps with a_t
-(``diffusion_head.cosine_schedule``), S evenly spaced ones are kept; from one of them, t, to the
+The network predicts a noise e and, per channel, a number v that interpolates the variance between
+its two bounds (Nichol & Dhariwal, arXiv 2102.09672). Of the cosine schedule of 1000 timesteps with
+a_t (``diffusion_head.cosine_schedule``), S evenly spaced ones are kept; from one of them, t, to the
 next smaller one, u:
 
     x ~ N((x_t - b / sqrt(1 - a_t) e) / sqrt(1 - b), s^2),   b = 1 - a_t / a_u,
     log s^2 = f log b + (1 - f) log(b (1 - a_u) / (1 - a_t)),   f = (v + 1) / 2
 
-After the last kept timestep, a_u = 1, published sampling adds no noise; here s is ``sigma_floor``
-there, since paths need densities. Guidance acts on e alone, and v is that of the conditional half.
+After the last kept timestep, with a_u = 1, published sampling adds no noise; here s is
+``sigma_floor`` there, since paths need densities. Guidance acts on e alone, and v is that of the
+conditional branch.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from gen.core.errors import bad_value
 from gen.models.nets.diffusion_head import TRAIN_STEPS, cosine_schedule
 
 EPS = 1e-6
-WAVES = 256  # numbers that a timestep is given to the network as
+WAVES = 256  # size of the sinusoidal timestep embedding
 
 
 def spaced(steps: int) -> list[int]:
-    """The kept timesteps, ascending: from 0 to the last of the training, evenly spaced and rounded.
-    Raises ``GenError``."""
+    """Return the kept timesteps, ascending: ``steps`` evenly spaced and rounded ones from 0 to the
+    last of training. Raises ``GenError`` for a number out of range."""
     if not isinstance(steps, int) or isinstance(steps, bool) or not 2 <= steps <= TRAIN_STEPS:
         raise bad_value("num_sampling_steps", steps, f"an integer from 2 to {TRAIN_STEPS}")
-    # the stride is added up and not multiplied, as in the schedules that the weights are published
-    # with: a half may be rounded otherwise
+    # the stride is summed and not multiplied, as in the published schedules: ties may round
+    # differently otherwise
     return [
         round(t)
         for t in accumulate(repeat((TRAIN_STEPS - 1) / (steps - 1), steps - 1), initial=0.0)
@@ -43,11 +44,12 @@ def spaced(steps: int) -> list[int]:
 
 
 class DiffLoss(nn.Module):
-    """``channels``: C. ``condition``: D. ``steps``: S transitions of a path. ``sigma_floor``: s of
-    the last one.
+    """Diffusion head of MAR.
 
-    Conditioning vectors come with one number more, [N, D + 1]: how much of the guidance acts there,
-    from 0 to 1. Paths may be of a wider type than the network's."""
+    ``channels``: C. ``condition``: D. ``steps``: S transitions of a path. ``sigma_floor``: s of the
+    last one. Conditioning vectors [N, D + 1] end with the share of the guidance that applies, from
+    0 to 1. Paths may have a wider dtype than the network.
+    """
 
     def __init__(
         self,
@@ -70,36 +72,35 @@ class DiffLoss(nn.Module):
         self.net = _Net(channels, condition, width, depth)
 
     def predict(self, x: Tensor, k: int, z: Tensor) -> Tensor:
-        """Noise and place of the variance, [N, 2 C], at the k-th transition of latents x [N, C]
-        given z [N, D + 1]."""
+        """Predict noise and variance interpolation [N, 2 C] at the k-th transition of latents x [N,
+        C] given z [N, D + 1]."""
         dtype = self.net.input_proj.weight.dtype
         return self.net(x.to(dtype), self.timesteps[k], z[:, :-1].to(dtype)).to(x.dtype)
 
     def guide(self, out: Tensor, z: Tensor, scale: float) -> Tensor:
-        """What is predicted under guidance, [N, 2 C], from both halves out [N, 2, 2 C] and z [N, 2,
-        D + 1]."""
-        noise, position = out.split(self.channels, -1)
+        """Combine the predictions of both guidance branches, ``out`` [N, 2, 2 C] and z [N, 2, D +
+        1]: [N, 2 C]."""
+        noise, variance = out.split(self.channels, -1)
         scale = 1 + (scale - 1) * z[:, 0, -1:]
-        return torch.cat([noise[:, 1] + scale * (noise[:, 0] - noise[:, 1]), position[:, 0]], -1)
+        return torch.cat([noise[:, 1] + scale * (noise[:, 0] - noise[:, 1]), variance[:, 0]], -1)
 
     def posterior(self, x: Tensor, k: int, out: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation [N, C] of the k-th transition."""
-        noise, position = out.split(self.channels, -1)
+        """Return mean and log standard deviation [N, C] of the k-th transition."""
+        noise, variance = out.split(self.channels, -1)
         a, u = self.kept[k], self.kept[k + 1]
         b = 1 - a / u
-        mean = (x - b / math.sqrt(1 - a) * noise) / math.sqrt(
-            a / u
-        )  # not of 1 - b, which is all rounding where b is almost 1
+        # a / u and not 1 - b, which is all rounding error for b close to 1
+        mean = (x - b / math.sqrt(1 - a) * noise) / math.sqrt(a / u)
         if k + 1 == self.steps:
             return mean, torch.full_like(x, math.log(self.sigma_floor))
         most, least = math.log(b), math.log(b * (1 - u) / (1 - a))
-        f = (position + 1) / 2
+        f = (variance + 1) / 2
         return mean, (f * most + (1 - f) * least) / 2
 
 
 class _Net(nn.Module):
-    """An MLP whose layers are shifted, scaled and gated by the timestep and the condition. Its
-    names are those of the published keys."""
+    """MLP with layers shifted, scaled and gated by timestep and condition; names are the published
+    keys."""
 
     def __init__(self, channels: int, condition: int, width: int, depth: int):
         super().__init__()
@@ -120,6 +121,8 @@ class _Net(nn.Module):
 
 
 class _Block(nn.Module):
+    """Residual MLP block with adaptive layer norm."""
+
     def __init__(self, width: int):
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=EPS)
@@ -132,6 +135,8 @@ class _Block(nn.Module):
 
 
 class _Last(nn.Module):
+    """Output layer with adaptive layer norm."""
+
     def __init__(self, width: int, outputs: int):
         super().__init__()
         self.linear = nn.Linear(width, outputs)
@@ -143,7 +148,7 @@ class _Last(nn.Module):
 
 
 def _waves(t: int, like: Tensor) -> Tensor:
-    """[1, WAVES]: one timestep serves all rows, so it is embedded once."""
+    """Embed one timestep, shared by all rows: [1, WAVES]."""
     angles = [t * math.exp(-math.log(10_000) * i / (WAVES // 2)) for i in range(WAVES // 2)]
     return torch.tensor(
         [[*map(math.cos, angles), *map(math.sin, angles)]], dtype=like.dtype, device=like.device

@@ -1,8 +1,8 @@
 """aMUSEd (Patil et al., arXiv 2401.01808) through the masked protocol: ``UVit2DModel`` of
-diffusers, conditioned on a text and on numbers about a picture.
+diffusers, conditioned on a text and on numbers about the image.
 
-    micro conditions   width, height (pixels), 0, 0 (where training cut the picture), aesthetic
-                       score: in this order
+    micro conditions   width, height (pixels), 0, 0 (crop of the training image), aesthetic score,
+                       in this order
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from gen.models.adapters.language_models import ModelAdapter
 
 
 class AmusedLM(ModelAdapter):
-    """ids [B, 1 + T] -> logits [B, T, V]. V is the codes and the mask, which never gets mass. In
-    front of a canvas of T codes in raster order stands the number of a condition, counted from V;
-    ``conditions`` has ``pooled`` [D] and ``states`` [L, D'] of it.
+    """Masked model: token ids [B, 1 + T] -> logits [B, T, V].
 
-    ``grid``: rows and columns of codes. ``mask_token_id``: the model's own. ``aesthetic_score``: of
-    the picture that is asked for; ``factor``: pixels per code.
+    V counts the codes and the mask token, whose probability is zero. A canvas of T codes in raster
+    order follows the number of its condition, counted from V; ``conditions`` holds its ``pooled``
+    [D] and ``states`` [L, D'].
+
+    ``grid``: rows and columns of codes. ``mask_token_id``: the model's own. ``aesthetic_score``:
+    micro condition. ``factor``: pixels per code.
     """
 
     def __init__(
@@ -38,12 +40,13 @@ class AmusedLM(ModelAdapter):
         self.micro = (grid[1] * factor, grid[0] * factor, 0, 0, aesthetic_score)
 
     def prompt(self, condition: str) -> list[int]:
-        """What stands for a text in front of a canvas."""
+        """Return the prefix of a canvas: the number of its condition, as a token id."""
         return [self.vocab_size + self.conditions.number(condition)]
 
     @torch.no_grad()
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
-        said = self.conditions.stacked(ids[:, 0] - self.vocab_size)
+        """Compute logits [B, T, V] of token ids [B, 1 + T]."""
+        condition = self.conditions.stacked(ids[:, 0] - self.vocab_size)
         canvas = ids[:, -canvas_length:]
         canvas = torch.where(canvas == self.codes, self.mask_token_id, canvas).view(
             len(ids), *self.grid
@@ -51,8 +54,8 @@ class AmusedLM(ModelAdapter):
         micro = torch.tensor(self.micro, dtype=self.dtype, device=ids.device).expand(len(ids), -1)
         logits = self.model(
             canvas,
-            encoder_hidden_states=said["states"],
-            pooled_text_emb=said["pooled"],
+            encoder_hidden_states=condition["states"],
+            pooled_text_emb=condition["pooled"],
             micro_conds=micro,
         )
         # finite, so that guidance has a difference to take

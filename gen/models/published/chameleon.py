@@ -1,11 +1,11 @@
-"""Chameleon's language model (arXiv 2405.09818) without its rule that no code may come:
-transformers' forward sets the logits of all codes to the smallest number, so a law over codes needs
-the states of the model and the head by themselves.
+"""Chameleon's language model (arXiv 2405.09818) with logits of image codes.
 
-Checkpoints come in two shapes. Those of transformers have one row of query and key norms per
+transformers' forward pass sets the logits of all codes to the smallest number, so the adapter
+applies the head to the hidden states itself.
+
+Checkpoints come in two layouts. Those of transformers have one row of query and key norms per
 attention head; those of Lumina-mGPT (arXiv 2408.02657) have one per shard of the training run
-(``model_parallel_size``), which stands for heads / shards neighbouring heads, and no encoder of
-pictures.
+(``model_parallel_size``), shared by heads / shards neighbouring heads, and no image encoder.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from gen.models.adapters.conditioning import MappedLM, Vocabulary
 from gen.models.load.locate import readable
 from gen.models.load.weights import Weights, fill, without_storage
 
-IMAGES = "model.vqmodel."  # how keys of the picture encoder begin
+IMAGES = "model.vqmodel."  # prefix of the image encoder's keys
 DROP = (r"^model\.vqmodel\.", r"rotary_emb\.inv_freq$")
 NORMS = re.compile(r"self_attn\.([qk])_norm\.(weight|bias)$")
 
 
 class ChameleonLM(MappedLM):
-    """Codes and the specials between them, by the head's rows of these ids alone."""
+    """Causal model of image codes and the special tokens between them, with these rows of the head
+    only."""
 
     keeps = False
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary):
         super().__init__(model, vocabulary)
         head = model.lm_head.weight
-        self._head = (
-            None if head.is_meta else head[vocabulary.ids.to(head.device)]
-        )  # offloaded weights come when the module is called
+        # offloaded weights are loaded when the module is called
+        self._head = None if head.is_meta else head[vocabulary.ids.to(head.device)]
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
@@ -56,11 +57,13 @@ class ChameleonLM(MappedLM):
 
 
 class PerHead(Mapping):
-    """Weights with one row of query and key norms per head, however many rows the file has.
-    ``shapes``: of all keys."""
+    """Lazy mapping of weights, with query and key norms repeated to one row per head.
+
+    ``shapes``: shapes by key.
+    """
 
     def __init__(self, weights: Weights, heads: Mapping[str, int]):
-        """``heads``: how many there are of ``q`` and of ``k``."""
+        """Wrap weights. ``heads``: number of heads of ``q`` and of ``k``."""
         self._weights, self._repeats = weights, {}
         self.shapes = dict(weights.shapes)
         for key, (rows, *rest) in weights.shapes.items():
@@ -79,13 +82,13 @@ class PerHead(Mapping):
 
 
 def model_weights(folder: Path) -> Weights:
-    """The language model's weights in a folder that may hold those of the autoencoder of pictures
-    beside them. Raises ``GenError``."""
-    whole = [
+    """Open the language model's weights of a folder, which may also hold those of the image
+    autoencoder. Raises ``GenError`` if there are none."""
+    unsharded = [
         folder / f"{stem}{ending}"
         for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin"))
     ]
-    return Weights(next((p for p in whole if p.is_file()), folder))
+    return Weights(next((p for p in unsharded if p.is_file()), folder))
 
 
 def language_model(
@@ -97,21 +100,19 @@ def language_model(
     dtype: torch.dtype,
     device_map: Any = None,
 ) -> nn.Module:
-    """transformers' ``ChameleonForConditionalGeneration`` without its encoder of pictures. Raises
-    ``GenError`` for weights that are not its own."""
-    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
-
+    """Build transformers' ``ChameleonForConditionalGeneration`` without its image encoder. Raises
+    ``GenError`` for weights that do not fit."""
     with readable("model", name):
-        own = ChameleonConfig.from_dict(
+        text_config = ChameleonConfig.from_dict(
             {**config, "vq_config": None, "vocabulary_map": config.get("vocabulary_map") or {}}
         )
 
     def make() -> nn.Module:
-        model = ChameleonForConditionalGeneration(own)
+        model = ChameleonForConditionalGeneration(text_config)
         del model.model.vqmodel
         return model
 
-    heads = {"q": own.num_attention_heads, "k": own.num_key_value_heads}
+    heads = {"q": text_config.num_attention_heads, "k": text_config.num_key_value_heads}
     return fill(
         without_storage(make),
         PerHead(weights, heads),

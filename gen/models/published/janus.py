@@ -1,9 +1,9 @@
-"""Janus as a causal model of pictures: one language model, with embeddings and a head of its own
+"""Janus as a causal model of images: a language model with separate embeddings and a separate head
 for codes (Wu et al., arXiv 2410.13848).
 
-Let n be the number of codes. Codes are no ids of the vocabulary of words: an id k < n is code k and
-enters by the generation embeddings, an id k >= n is the word k - n and enters by the embeddings of
-the language model. What comes out are logits of the n codes alone.
+Let n be the number of codes. Codes are not part of the text vocabulary: token id k < n is code k
+and uses the generation embeddings, token id k >= n is text token k - n and uses the embeddings of
+the language model. The output is logits of the n codes alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gen.models.adapters.slot_cache import SlotCache
 
 
 class JanusLM(CausalLM):
-    """A ``transformers.JanusForConditionalGeneration`` through the causal protocol; ``vocab_size``
-    is the number of codes."""
+    """Causal model over ``transformers.JanusForConditionalGeneration``; ``vocab_size`` is the
+    number of codes."""
 
     keeps = False
 
@@ -27,15 +27,15 @@ class JanusLM(CausalLM):
         self.vocab_size = model.config.vq_config.num_embeddings
 
     def prompt(self, words: list[int]) -> list[int]:
-        """Ids of words as they stand in a prompt."""
+        """Shift text token ids to their ids in a prompt."""
         return [self.vocab_size + i for i in words]
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Codes and words long [B, L] -> [B, L, D]."""
-        code = ids < self.vocab_size
-        codes = self.model.prepare_embeddings_for_image_generation(torch.where(code, ids, 0))
-        words = self.model.get_input_embeddings()(torch.where(code, 0, ids - self.vocab_size))
-        return torch.where(code[..., None], codes.to(words.device), words)
+        """Embed codes and text tokens int64 [B, L]: [B, L, D]."""
+        is_code = ids < self.vocab_size
+        codes = self.model.prepare_embeddings_for_image_generation(torch.where(is_code, ids, 0))
+        words = self.model.get_input_embeddings()(torch.where(is_code, 0, ids - self.vocab_size))
+        return torch.where(is_code[..., None], codes.to(words.device), words)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:

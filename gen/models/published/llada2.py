@@ -1,12 +1,11 @@
-"""LLaDA2: a masked language model that attends in full inside blocks and causally across them, and
-has a mixture of experts.
+"""LLaDA2: a masked language model with full attention inside blocks, causal attention across them,
+and a mixture of experts.
 
-    block(i) = i div B                       blocks are counted from the first id of the whole text,
-                                             prompt included
-    i sees j   iff block(j) <= block(i)      the logits at i are about i itself
+    block(i) = i div B                       blocks are counted from the first token of the whole
+                                             text, prompt included
+    i attends to j iff block(j) <= block(i)  the logits at i predict position i itself
 
-    s_e = sigmoid(w_e h),  b_e = s_e + bias_e            the bias decides who is chosen and weighs
-                           nothing
+    s_e = sigmoid(w_e h),  b_e = s_e + bias_e            the bias affects the choice, not the weight
     groups: the ``topk_group`` of ``n_group`` with the highest sum of their two largest b; experts:
     the k largest b inside of them
     y = shared(h) + c sum_e s_e / (sum s) expert_e(h)    over the chosen, c =
@@ -14,7 +13,7 @@ has a mixture of experts.
 
 Queries and keys are normalised per head and rotated in the first half of their channels
 (``partial_rotary_factor``); the first ``first_k_dense_replace`` layers have one wide MLP instead of
-experts. LLaDA2.0 and LLaDA2.1, arXiv 2512.15745. Parameters go by their published names.
+experts. LLaDA2.0 and LLaDA2.1, arXiv 2512.15745. Parameters have their published names.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from gen.core.errors import GenError
 from gen.models.adapters.language_models import BlockLM, MaskedLM
 from gen.models.adapters.slot_cache import SlotCache
 
-MINI = {  # fields of LLaDA2-mini as published, and the places of a block
+MINI = {  # published fields of LLaDA2-mini, and the positions of a block
     "vocab_size": 157184,
     "hidden_size": 2048,
     "intermediate_size": 5120,
@@ -58,39 +57,40 @@ MINI = {  # fields of LLaDA2-mini as published, and the places of a block
 
 
 class LLaDA2Config(PreTrainedConfig):
-    """The published fields, and ``block_length``; by default ``MINI``. Without a ``head_dim`` the
-    heads share ``hidden_size``."""
+    """Config with the published fields and ``block_length``, by default ``MINI``. Without a
+    ``head_dim`` the heads share ``hidden_size``."""
 
     model_type = "llada2_moe"
 
     def __init__(self, **fields):
-        own = {key: fields.pop(key, value) for key, value in MINI.items()}
+        values = {key: fields.pop(key, value) for key, value in MINI.items()}
         super().__init__(**fields)
-        for key, value in own.items():
+        for key, value in values.items():
             setattr(self, key, value)
         self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
 
 
 def exact(x: Tensor) -> Tensor:
-    """In float32 at least: norms, angles and the router do not work in half precision."""
+    """Convert to float32 at least: norms, angles and the router do not work in half precision."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def block_causal(
-    positions: Tensor, places: Tensor, block_length: int, dtype: torch.dtype
+    positions: Tensor, key_positions: Tensor, block_length: int, dtype: torch.dtype
 ) -> Tensor:
-    """The additive mask [B, 1, L, S] of ``positions`` [B, L] that see those ``places`` [B, S] that
-    are of their own block or of one before it. Negative places are padding, which nothing sees."""
-    hidden = ((places // block_length)[:, None] > (positions // block_length)[..., None]) | (
-        places < 0
-    )[:, None]
+    """Build the additive mask [B, 1, L, S] of attention to the same and earlier blocks.
+
+    ``positions``: of queries [B, L]. ``key_positions``: of keys [B, S]; negative ones are padding.
+    """
+    query_blocks, key_blocks = positions // block_length, key_positions // block_length
+    hidden = (key_blocks[:, None] > query_blocks[..., None]) | (key_positions < 0)[:, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
         hidden, torch.finfo(dtype).min
     )[:, None]
 
 
 class Norm(nn.Module):
-    """x / sqrt(mean x^2 + eps), times a weight per channel."""
+    """RMS norm: x / sqrt(mean x^2 + eps), times a weight per channel."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -106,21 +106,23 @@ class Norm(nn.Module):
 def rotation(
     positions: Tensor, size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [B, 1, L, size / 2] of the angles at positions [B, L]."""
+    """Compute cosines and sines [B, 1, L, size / 2] of the angles at positions [B, L]."""
     rate = theta ** -(torch.arange(0, size, 2, device=positions.device).float() / size)
     angle = (positions[..., None].float() * rate)[:, None]
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, H, L, D] with its first channels turned, the i-th of the first half of them against the
-    i-th of the second."""
+    """Rotate the first channels of x [B, H, L, D], the i-th of their first half with the i-th of
+    the second."""
     n = cos.shape[-1]
     a, b, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
 class Attention(nn.Module):
+    """Grouped-query attention with normalised queries and keys."""
+
     def __init__(self, config: LLaDA2Config, layer: int):
         super().__init__()
         self.layer, self.heads, self.kv_heads, self.size = (
@@ -153,6 +155,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Gated feed-forward layer."""
+
     def __init__(self, config: LLaDA2Config, size: int):
         super().__init__()
         self.gate_proj, self.up_proj = (
@@ -169,12 +173,12 @@ class MLP(nn.Module):
 
 
 class Router(nn.Linear):
-    """Which experts [N, k] the places [N, D] go to, and with which weights [N, k]."""
+    """Router: experts [N, k] and weights [N, k] of positions [N, D]."""
 
     def __init__(self, config: LLaDA2Config):
         super().__init__(config.hidden_size, config.num_experts, bias=False)
         self.register_buffer("expert_bias", torch.zeros(config.num_experts))
-        self.groups, self.kept, self.k, self.scale = (
+        self.groups, self.kept_groups, self.k, self.scale = (
             config.n_group,
             config.topk_group,
             config.num_experts_per_tok,
@@ -187,7 +191,7 @@ class Router(nn.Linear):
         inside = biased.unflatten(-1, (self.groups, -1))
         worth = inside.topk(2, -1).values.sum(-1)
         open = torch.zeros_like(worth, dtype=torch.bool).scatter_(
-            -1, worth.topk(self.kept, -1).indices, True
+            -1, worth.topk(self.kept_groups, -1).indices, True
         )
         chosen = (
             inside.masked_fill(~open[..., None], -torch.inf).flatten(-2).topk(self.k, -1).indices
@@ -201,6 +205,8 @@ class Router(nn.Linear):
 
 
 class Experts(nn.Module):
+    """Mixture of experts with optional shared experts."""
+
     def __init__(self, config: LLaDA2Config):
         super().__init__()
         self.gate = Router(config)
@@ -225,6 +231,8 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
+    """Transformer layer with an MLP or experts."""
+
     def __init__(self, config: LLaDA2Config, layer: int):
         super().__init__()
         self.attention = Attention(config, layer)
@@ -243,7 +251,7 @@ class Layer(nn.Module):
 
 
 class LLaDA2(PreTrainedModel):
-    """The whole network; called as transformers' language models are."""
+    """LLaDA2 with the call interface of transformers' language models."""
 
     config_class = LLaDA2Config
     _no_split_modules = ["Layer"]
@@ -258,9 +266,11 @@ class LLaDA2(PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
+        """Return the token embeddings."""
         return self.model.word_embeddings
 
     def get_output_embeddings(self) -> nn.Module:
+        """Return the output head."""
         return self.lm_head
 
     def forward(
@@ -272,17 +282,26 @@ class LLaDA2(PreTrainedModel):
         logits_to_keep: int = 0,
         **_,
     ) -> CausalLMOutputWithPast:
-        """Ids [B, L] at ``position_ids`` [B, L] (0, 1, ...) -> ``logits`` [B, L, V], or those of
-        the last ``logits_to_keep`` places. ``attention_mask``: [B, 1, L, S] is taken as it is; [B,
-        L], 0 at padding, or none means the block-causal one, which needs all places in this call:
-        ``ValueError`` with a cache."""
+        """Compute ``logits`` [B, L, V] of token ids [B, L].
+
+        Args:
+            input_ids: Token ids [B, L].
+            attention_mask: Additive [B, 1, L, S], used as it is; or [B, L] with 0 at padding, or
+                None, for the block-causal mask over all positions of this call.
+            position_ids: Positions [B, L], by default 0, 1, ...
+            past_key_values: KV cache; requires a 4-D mask.
+            logits_to_keep: Compute the logits of the last positions only; 0 means all.
+
+        Raises:
+            ValueError: A cache without a 4-D mask.
+        """
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         position_ids = position_ids.expand_as(input_ids)
         x = self.model.word_embeddings(input_ids)
         if attention_mask is None or attention_mask.ndim == 2:
             if past_key_values is not None:
-                raise ValueError("a cache came without a 4-D mask that says what is seen of it")
+                raise ValueError("a cache came without an attention mask; expected a 4-D mask")
             real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             attention_mask = block_causal(
                 position_ids,
@@ -305,8 +324,9 @@ class LLaDA2(PreTrainedModel):
 
 
 class BlockCausalLM(MaskedLM):
-    """The whole canvas in one call, under the block-causal mask. What a later block holds changes
-    nothing in an earlier one, so that the caches ``prefix`` and ``dual`` are exact where the
+    """Masked model of the whole canvas under the block-causal mask.
+
+    Later blocks do not affect earlier ones, so the caches ``prefix`` and ``dual`` are exact if the
     sampler's blocks are the model's (``align_blocks``).
     """
 
@@ -316,12 +336,13 @@ class BlockCausalLM(MaskedLM):
     def forward(
         self, ids: Tensor, canvas_length: int, left_padding: Tensor | None = None
     ) -> Tensor:
-        at = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        at = at if left_padding is None else at - left_padding[:, None]
-        mask = block_causal(at.clamp_min(0), at, self.config.block_length, self.dtype)
+        """Compute logits [B, T, V] of the last T of token ids [B, P + T]; ``left_padding`` [B]."""
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        positions = positions if left_padding is None else positions - left_padding[:, None]
+        mask = block_causal(positions.clamp_min(0), positions, self.config.block_length, self.dtype)
         return self.model(
             input_ids=ids,
-            position_ids=at.clamp_min(0),
+            position_ids=positions.clamp_min(0),
             attention_mask=mask,
             logits_to_keep=canvas_length,
         ).logits
@@ -337,16 +358,19 @@ class BlockCausalLM(MaskedLM):
 
 
 class AlignedBlockLM(BlockLM):
-    """Block by block against a cache. The places that a sampler asks for together must be a block
-    of the model's own, so the condition has to end where a block does: ``GenError`` otherwise."""
+    """Block model against a KV cache, with the model's own blocks.
+
+    A sampler's block must be a block of the model, so the condition must end at a block boundary.
+    """
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor, cache: SlotCache) -> Tensor:
+        """Compute logits of a block. Raises ``GenError`` if the condition ends inside a block."""
         size = self.block_length
         if bool(((last[:, -1] + 1) % size).any()):
             raise GenError(
-                f"the condition has {int(last[0, -1] + 1) % size} ids more than whole blocks of"
-                f" {size}, which this model counts from the first id; expected a multiple for a"
+                f"the condition has {int(last[0, -1] + 1) % size} tokens more than whole blocks of"
+                f" {size}, which this model counts from the first token; expected a multiple for a"
                 " sampler of blocks, or a masked one such as 'llada2', which takes any length"
             )
         return super().forward(tokens, positions, (positions // size + 1) * size - 1, cache)

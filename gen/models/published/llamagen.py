@@ -1,20 +1,19 @@
-"""LlamaGen: a Llama over image codes in raster order, behind one class or a caption's features (Sun
-et al., arXiv 2406.06525).
+"""LlamaGen: a Llama over image codes in raster order, after a class or the features of a caption
+(Sun et al., arXiv 2406.06525).
 
     x_l+1 = h + w2(silu(w1 n(h)) * w3 n(h)),   h = x_l + attention(n(x_l)),   n(x) = weight * x /
                                                sqrt(mean x^2 + 1e-5)
 
-Heads turn in two dimensions: the pair (2i, 2i + 1) of a head of size d turns by the row of its code
-times 10000^(-4 j / d) for the first half of the pairs, and by the column for the second half, j
-counting within the half. At the P places of the condition cosine and sine are both 0, so queries
-and keys are zero there: every code sees them with the same weight, and only their values matter.
-The published weights are trained so.
+Rotary embeddings are two-dimensional: the pair (2i, 2i + 1) of a head of size d rotates by the row
+of its code times 10000^(-4 j / d) for the first half of the pairs, and by the column for the second
+half, with j counted within the half. At the P positions of the condition cosine and sine are both
+0, so queries and keys are zero there: every code attends to them with equal weight, and only their
+values matter. The published weights are trained this way.
 
-Module names are the published keys. All sizes come out of the shapes of the weights but the number
-of heads, which the published sizes are known by. A caption stands at the right end of its P places;
-what is left of it is padding that nothing sees. The unconditional half of a guided batch has the
-same places hidden as the caption beside it, as in training, where captions are dropped and their
-masks are not.
+Module names are the published keys. All sizes are read from the shapes of the weights, except the
+number of heads, which follows from the published widths. A caption is right-aligned in its P
+positions, after masked padding. The unconditional branch of a guided batch has the padding mask of
+its caption, as in training, where captions are dropped and their masks are not.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value
-from gen.models.adapters.conditioning import Conditions
 from gen.models.adapters.language_models import ModelAdapter
 from gen.models.adapters.slot_cache import SlotCache
 
@@ -42,16 +40,19 @@ HEADS = {
     2560: 40,
     3200: 32,
     4096: 32,
-}  # of the published widths
+}  # number of heads by published width
 DROP = (r"^freqs_cis$",)  # a table that follows from the sizes
 BASE, EPS = 10000.0, 1e-5
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """``classes``: of a class-conditional model, without the null class, else 0. ``caption``: the
-    width of a text-conditional model's features, else 0. ``prompt``: P. ``hidden``: of the
-    feed-forward layers."""
+    """Sizes of a LlamaGen model.
+
+    ``hidden``: width of the feed-forward layers. ``prompt``: P. ``classes``: of a class-conditional
+    model, without the null class, else 0. ``caption``: feature width of a text-conditional model,
+    else 0.
+    """
 
     vocab_size: int
     dim: int
@@ -67,8 +68,11 @@ class Sizes:
 def sizes_of(
     shapes: Mapping[str, tuple[int, ...]], heads: int | None = None, name: str = ""
 ) -> Sizes:
-    """The sizes of published weights from their shapes by key. Raises ``GenError`` for weights of
-    something else, and for heads that do not fit."""
+    """Read the sizes from shapes of published weights by key.
+
+    ``heads``: required for unpublished widths. Raises ``GenError`` for another network, and for a
+    number of heads that does not fit.
+    """
 
     def find(pattern):
         return next(
@@ -87,18 +91,18 @@ def sizes_of(
         find(r"cls_embedding\.embedding_table\.weight"),
         find(r"cls_embedding\.uncond_embedding"),
     )
-    lost = [k.replace(r"\d+", "N").replace("\\", "") for k, s in needed.items() if s is None]
+    absent = [k.replace(r"\d+", "N").replace("\\", "") for k, s in needed.items() if s is None]
     if not by_class and not by_text:
-        lost.append("cls_embedding.embedding_table.weight or cls_embedding.uncond_embedding")
-    if lost:
-        raise GenError(f"the weights of {name} are not LlamaGen's: no matrix {', '.join(lost)}")
+        absent.append("cls_embedding.embedding_table.weight or cls_embedding.uncond_embedding")
+    if absent:
+        raise GenError(f"the weights of {name} are not LlamaGen's: no matrix {', '.join(absent)}")
     (vocab_size, dim), (rows, _), (hidden, _) = needed.values()
     table = shapes.get("freqs_cis")
     if heads is None:
         heads = dim // (2 * table[1]) if table else HEADS.get(dim)
     if heads is None:
         raise GenError(
-            f"the weights of {name} have width {dim}, of which the number of heads is not known;"
+            f"the weights of {name} have width {dim}, whose number of heads is not known;"
             " expected the option heads"
         )
     size = dim // heads if isinstance(heads, int) and heads > 0 else 0
@@ -117,15 +121,17 @@ def sizes_of(
             f"a number of heads for width {dim} and {rows} rows of wqkv, their size divisible by 4",
         )
     layers = 1 + max(int(m[1]) for k in shapes if (m := re.match(r"layers\.(\d+)\.", k)))
-    own = (
+    condition = (
         {"prompt": 1, "classes": by_class[0] - 1}
         if by_class
         else {"prompt": by_text[0], "caption": by_text[1]}
     )
-    return Sizes(vocab_size, dim, layers, heads, kv, hidden, **own)
+    return Sizes(vocab_size, dim, layers, heads, kv, hidden, **condition)
 
 
 class RMSNorm(nn.Module):
+    """RMS norm with a weight per channel."""
+
     def __init__(self, dim: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
@@ -137,14 +143,16 @@ class RMSNorm(nn.Module):
         ) * self.weight
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Interleaved pairs of x [B, H, L, d] turned by angles whose cosines and sines are [B, 1, L, d
-    / 2]."""
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate interleaved pairs of x [B, H, L, d] by angles with cosines and sines [B, 1, L, d /
+    2]."""
     a, b = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(x.dtype)
 
 
 class Attention(nn.Module):
+    """Grouped-query attention against a slot cache."""
+
     def __init__(self, s: Sizes):
         super().__init__()
         self.split = [s.heads, s.kv_heads, s.kv_heads]
@@ -157,15 +165,17 @@ class Attention(nn.Module):
         q, k, v = (
             self.wqkv(x).unflatten(-1, (sum(self.split), -1)).transpose(1, 2).split(self.split, 1)
         )
-        k, v = cache.update(turned(k, cos, sin), v, layer)
+        k, v = cache.update(rotated(k, cos, sin), v, layer)
         groups = self.split[0] // self.split[1]
         if groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        out = F.scaled_dot_product_attention(turned(q, cos, sin), k, v, attn_mask=mask)
+        out = F.scaled_dot_product_attention(rotated(q, cos, sin), k, v, attn_mask=mask)
         return self.wo(out.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
+    """Gated feed-forward layer."""
+
     def __init__(self, s: Sizes):
         super().__init__()
         self.w1, self.w3 = (nn.Linear(s.dim, s.hidden, bias=False) for _ in range(2))
@@ -176,18 +186,20 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """Transformer layer."""
+
     def __init__(self, s: Sizes):
         super().__init__()
         self.attention, self.feed_forward = Attention(s), FeedForward(s)
         self.attention_norm, self.ffn_norm = RMSNorm(s.dim), RMSNorm(s.dim)
 
-    def forward(self, x: Tensor, *where) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), *where)
+    def forward(self, x: Tensor, *attention_args) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), *attention_args)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class Classes(nn.Module):
-    """One row per class, and the null class last."""
+    """Class embeddings, with the null class last."""
 
     def __init__(self, s: Sizes):
         super().__init__()
@@ -195,6 +207,8 @@ class Classes(nn.Module):
 
 
 class Projection(nn.Module):
+    """Projection of caption features to the width of the model."""
+
     def __init__(self, s: Sizes):
         super().__init__()
         self.fc1, self.fc2 = (
@@ -207,7 +221,7 @@ class Projection(nn.Module):
 
 
 class Captions(nn.Module):
-    """``uncond_embedding`` [P, width]: features of no caption."""
+    """Caption embeddings. ``uncond_embedding``: features [P, width] of the empty caption."""
 
     def __init__(self, s: Sizes):
         super().__init__()
@@ -216,8 +230,10 @@ class Captions(nn.Module):
 
 
 class LlamaGen(nn.Module):
-    """See the module. ``columns``: codes in a row of the picture. Embedded places [B, L, D] at
-    absolute positions [B, L] -> logits [B, L, V]."""
+    """LlamaGen network: embeddings [B, L, D] at absolute positions [B, L] -> logits [B, L, V].
+
+    ``columns``: codes per row of the image.
+    """
 
     _no_split_modules = ("Block",)
 
@@ -231,19 +247,23 @@ class LlamaGen(nn.Module):
         self.output = nn.Linear(sizes.dim, sizes.vocab_size, bias=False)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [B, 1, L, d / 2] at absolute positions [B, L], both 0 at places of the
-        condition."""
+        """Compute cosines and sines [B, 1, L, d / 2] at absolute positions [B, L], both 0 at
+        positions of the condition."""
         half = self.sizes.dim // self.sizes.heads // 2
         dtype = torch.promote_types(dtype, torch.float32)
         speed = BASE ** -(torch.arange(0, half, 2, dtype=dtype, device=positions.device) / half)
         cell = positions - self.sizes.prompt
-        at = cell.clamp_min(0)
-        axes = torch.stack([at // self.columns, at % self.columns], -1).to(dtype)
+        code = cell.clamp_min(0)
+        axes = torch.stack([code // self.columns, code % self.columns], -1).to(dtype)
         angles = (axes[..., None] * speed).flatten(-2)[:, None]
-        told = (cell < 0)[:, None, :, None]
-        return angles.cos().masked_fill(told, 0), angles.sin().masked_fill(told, 0)
+        is_condition = (cell < 0)[:, None, :, None]
+        return (
+            angles.cos().masked_fill(is_condition, 0),
+            angles.sin().masked_fill(is_condition, 0),
+        )
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor, cache: SlotCache) -> Tensor:
+        """Compute logits [B, L, V] of embeddings [B, L, D] at positions [B, L]."""
         cos, sin = self.rotation(positions, x.dtype)
         for n, layer in enumerate(self.layers):
             x = layer(x, cos, sin, mask, cache, n)
@@ -251,10 +271,10 @@ class LlamaGen(nn.Module):
 
 
 class PaddedCache(SlotCache):
-    """A slot cache whose first ``start`` [B] slots are padding, which nothing sees."""
+    """Slot cache whose first ``start`` [B] slots are masked padding."""
 
     start: Tensor | None = None
-    # captions say their padding for all rows together, so no row can begin later than the others
+    # the padding of all captions is set at once, so no row can begin later than the others
     select = None
 
     def at(self, positions: Tensor, dtype: torch.dtype, last: Tensor | None = None) -> Tensor:
@@ -270,72 +290,86 @@ class PaddedCache(SlotCache):
 
 
 class LlamaGenLM(ModelAdapter):
-    """The causal protocol of ``gen.models.adapters.language_models``. Ids below ``vocab_size`` are
-    codes. Above them, the prompt of a class-conditional model is the one id ``vocab_size`` + class.
-    That of a text-conditional one is P times ``vocab_size`` + 1 + the number of the caption in
-    ``captions``, whose features are ``{"features": [n, width]}`` with n <= P; or P times
-    ``vocab_size`` for no caption.
+    """Causal model over LlamaGen.
+
+    Token ids below ``vocab_size`` are codes. The prompt of a class-conditional model is one token,
+    ``vocab_size`` + class. The prompt of a text-conditional model is P times ``vocab_size`` + 1 +
+    the number of the caption in the
+    batch, whose ``features`` are ``{"features": [n, width]}`` with
+    n <= P; or P times ``vocab_size`` for the empty caption.
     """
 
-    def __init__(self, model: LlamaGen, captions: Conditions | None = None):
-        self.model, self.sizes, self.captions = model.eval(), model.sizes, captions
+    def __init__(self, model: LlamaGen):
+        self.model, self.sizes = model.eval(), model.sizes
         self.vocab_size = model.sizes.vocab_size
 
     def class_prompt(self, number: int | None) -> list[int]:
-        """Of a class; of the null class for ``None``."""
+        """Return the prompt of a class; None is the null class."""
         return [self.vocab_size + (self.sizes.classes if number is None else number)]
 
-    def caption_prompt(self, number: int | None) -> list[int]:
-        """Of a caption by its number; of no caption for ``None``."""
-        return [self.vocab_size + (0 if number is None else 1 + number)] * self.sizes.prompt
+    def condition_token(self, number: int) -> int:
+        """Return the token id at the prompt positions of a caption."""
+        return self.vocab_size + 1 + number
+
+    def no_caption(self) -> list[int]:
+        """Return the prompt without a caption."""
+        return [self.vocab_size] * self.sizes.prompt
 
     def new_cache(self, slots: int) -> PaddedCache:
+        """Create an empty cache of ``slots`` positions."""
         return PaddedCache(self.sizes.layers, slots)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: PaddedCache) -> Tensor:
+        """Compute logits [B, L, V] of tokens [B, L] at absolute positions [B, L]."""
         x = self._embedded(tokens, positions, cache)
         return self.model(x, positions, cache.at(positions, self.dtype), cache)
 
     def _embedded(self, tokens: Tensor, positions: Tensor, cache: PaddedCache) -> Tensor:
-        told = tokens >= self.vocab_size
-        x = self.model.tok_embeddings(tokens.masked_fill(told, 0))
-        if not bool(told.any()):
+        """Embed codes and condition tokens [B, L]: [B, L, D]. Sets the padding of captions."""
+        is_condition = tokens >= self.vocab_size
+        x = self.model.tok_embeddings(tokens.masked_fill(is_condition, 0))
+        if not bool(is_condition.any()):
             return x
         if self.sizes.classes:
-            there = self.model.cls_embedding.embedding_table(
-                (tokens - self.vocab_size).clamp_min(0)
-            )
+            classes = (tokens - self.vocab_size).clamp_min(0)
+            condition = self.model.cls_embedding.embedding_table(classes)
         else:
             table, cache.start = self._captions(tokens.amax(1) - self.vocab_size)
-            at = positions.clamp_max(self.sizes.prompt - 1)
-            there = table.gather(1, at[..., None].expand(-1, -1, self.sizes.dim))
-        return torch.where(told[..., None], there, x)
+            index = positions.clamp_max(self.sizes.prompt - 1)
+            condition = table.gather(1, index[..., None].expand(-1, -1, self.sizes.dim))
+        return torch.where(is_condition[..., None], condition, x)
 
     def _captions(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """The embedded conditions [B, P, D], and how many of their first places are padding [B]."""
-        own, half = self.model.cls_embedding, len(numbers) // 2
-        said = numbers > 0
-        none = (~said).any()
-        if none and (len(numbers) % 2 or not bool(said[:half].all()) or bool(said[half:].any())):
-            raise ValueError(
-                "prompts without a caption came without as many with one before them, whose places"
-                " they hide"
-            )
-        table = own.cap_proj(own.uncond_embedding).repeat(len(numbers), 1, 1)
-        start = torch.zeros_like(numbers)
-        for row, kept in zip(
-            said.nonzero()[:, 0].tolist(), self.captions.of(numbers[said] - 1), strict=True
+        """Embed captions by number [B], 0 for the empty caption.
+
+        Returns:
+            Embedded conditions [B, P, D], and the number of padding positions before each [B].
+        """
+        embedder, half = self.model.cls_embedding, len(numbers) // 2
+        has_caption = numbers > 0
+        any_empty = (~has_caption).any()
+        if any_empty and (
+            len(numbers) % 2 or not bool(has_caption[:half].all()) or bool(has_caption[half:].any())
         ):
-            features = kept["features"].to(table)
-            start[row] = self.sizes.prompt - len(features)
-            table[row] = F.pad(own.cap_proj(features), (0, 0, self.sizes.prompt - len(features), 0))
-        if none:
+            raise ValueError(
+                "some prompts have no caption; expected a guided batch, with as many captioned"
+                " prompts before them, whose padding they share"
+            )
+        table = embedder.cap_proj(embedder.uncond_embedding).repeat(len(numbers), 1, 1)
+        start = torch.zeros_like(numbers)
+        rows = has_caption.nonzero()[:, 0].tolist()
+        for row in rows:
+            features = self.features[int(numbers[row]) - 1]["features"].to(table)
+            padding = self.sizes.prompt - len(features)
+            start[row] = padding
+            table[row] = F.pad(embedder.cap_proj(features), (0, 0, padding, 0))
+        if any_empty:
             start[half:] = start[:half]
         return table, start
 
 
 def grid_of(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> int | None:
-    """The side of the square grid that a model was trained on, where its weights say so."""
+    """Return the side of the square training grid, or None if the weights do not show it."""
     table = shapes.get("freqs_cis")
     return math.isqrt(table[0] - sizes.prompt) if table else None

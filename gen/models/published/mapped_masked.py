@@ -1,5 +1,5 @@
-"""Bidirectional models of transformers (BERT and its kind) over the ids of a ``Vocabulary``, whose
-last id is the mask."""
+"""Bidirectional transformers models (BERT and similar) over a ``Vocabulary`` whose last token is
+the mask."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from gen.models.adapters.language_models import LanguageModel
 
 
 class MappedMaskedLM(LanguageModel):
-    """ids [B, P + T] -> logits [B, T, V] of the last T. Every id sees every other, at its place in
-    the row. All conditions have one length."""
+    """Masked model: token ids [B, P + T] -> logits [B, T, V] of the last T, with full attention.
+
+    All conditions have the same length.
+    """
 
     def __init__(self, model: torch.nn.Module, vocabulary: Vocabulary):
         super().__init__(model)
@@ -20,9 +22,9 @@ class MappedMaskedLM(LanguageModel):
 
     @torch.no_grad()
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor:
-        own = self.vocabulary.to_model(ids)
-        # said in full, since some classes take an id for padding otherwise
-        out = self.model(input_ids=own, attention_mask=torch.ones_like(own)).logits[
-            :, -canvas_length:
-        ]
+        """Compute logits [B, T, V] of token ids [B, P + T]."""
+        model_ids = self.vocabulary.to_model(ids)
+        # an explicit mask, since some classes would take a token for padding
+        mask = torch.ones_like(model_ids)
+        out = self.model(input_ids=model_ids, attention_mask=mask).logits[:, -canvas_length:]
         return out[..., self.vocabulary.ids.to(out.device)]

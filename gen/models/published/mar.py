@@ -1,15 +1,15 @@
 """MAR (Li et al., "Autoregressive Image Generation without Vector Quantization", arXiv 2406.11838)
 with its published keys: a masked transformer of latents with a diffusion head (``mar_head``).
 
-    encoder   the class, as so many equal buffer tokens, and the known latents; nothing else
-    decoder   what the encoder made of them, a mask token at every unknown place -> a conditioning
-              vector z of every place
+    encoder   the class, as equal buffer tokens, and the known latents
+    decoder   the encoder's outputs, with a mask token at every unknown position -> a conditioning
+              vector z at every position
 
 Blocks are those of a vision transformer: pre-norm, full attention, exact GELU. The published
-evaluation raises guidance with what is known: with k of T places known after a step, its scale is 1
-+ (s - 1) k / T. Here k is what is known before the step, plus one: a law of the canvas alone,
-whatever the sampler, and the same where a step fills one place. With ``constant`` it is s
-throughout.
+evaluation raises guidance with the known positions: with k of T known after a step, its scale is 1
++ (s - 1) k / T. Here k counts the positions known before the step, plus one, so the distribution
+depends on the canvas alone; both agree if a step fills one position. With ``constant`` the scale is
+s throughout.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SCHEDULES = ("linear", "constant")
 
 @dataclass(frozen=True)
 class MARConfig:
-    """The sizes of a model. ``encoder``, ``decoder``: width, blocks and width inside the MLPs of
-    each. ``heads``: of attention, of each."""
+    """Sizes of a model. ``encoder``, ``decoder``: width, number of blocks and width inside the
+    MLPs. ``heads``: attention heads of encoder and decoder."""
 
     positions: int
     buffer: int
@@ -50,9 +50,10 @@ class MARConfig:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], heads: int | None = None, **options) -> Self:
-        """The sizes that published weights have, from the shapes by key. ``heads``: where the width
-        is none of the published ones. Raises ``GenError`` for keys that say the sizes and are not
-        there, and for heads that do not fit.
+        """Read the sizes from shapes of published weights by key.
+
+        ``heads``: required for unpublished widths. Raises ``GenError`` for missing keys, and for a
+        number of heads that does not fit.
         """
         ranks = {
             "class_emb.weight": 2,
@@ -66,7 +67,7 @@ class MARConfig:
         wrong = [k for k, rank in ranks.items() if len(shapes.get(k, ())) != rank]
         if wrong:
             raise GenError(
-                f"these are no weights of MAR: {', '.join(wrong)} are missing or have another"
+                f"the weights are not those of MAR: {', '.join(wrong)} are missing or have another"
                 " number of axes"
             )
         mlp = {half: shapes[f"{half}_blocks.0.mlp.fc1.weight"] for half in ("encoder", "decoder")}
@@ -86,10 +87,10 @@ class MARConfig:
 
 
 class MAR(nn.Module):
-    """See the module; an adapter of masked models of latents
-    (``gen.models.adapters.language_models.MaskedLatentLM``) takes it as it is.
+    """MAR network, for the adapter ``gen.models.adapters.language_models.MaskedLatentLM``.
 
-    Word c below ``classes`` is class c, and word ``classes`` says nothing."""
+    Word c below ``classes`` is class c; word ``classes`` is the null class.
+    """
 
     def __init__(self, config: MARConfig):
         super().__init__()
@@ -130,6 +131,7 @@ class MAR(nn.Module):
 
     @property
     def head(self) -> DiffLoss:
+        """Diffusion head."""
         return self.diffloss
 
     @property
@@ -141,9 +143,14 @@ class MAR(nn.Module):
         return self.mask_token.dtype
 
     def forward(self, words: Tensor, latents: Tensor) -> Tensor:
-        """Conditioning vectors [B, T, D + 1] of all places from words long [B, 1] and latents [B,
-        T, C], NaN at unknown places; the last number of each is how much of the guidance acts
-        there. They are float32 at least, so that paths are walked in that.
+        """Compute conditioning vectors [B, T, D + 1] of all positions.
+
+        The last number of each is the share of the guidance that applies. The vectors are float32
+        at least, the dtype of the paths.
+
+        Args:
+            words: Class words int64 [B, 1].
+            latents: [B, T, C], NaN at unknown positions.
         """
         if words.shape[1:] != (1,) or latents.shape[1:] != (
             self.config.positions,
@@ -162,8 +169,12 @@ class MAR(nn.Module):
         return torch.cat([z, share[:, None, None].expand(-1, self.config.positions, 1)], -1)
 
     def _encode(self, words: Tensor, latents: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """What the encoder makes of the class and the known latents, laid out over all places [B,
-        buffer + T, D]; and which are known."""
+        """Encode the class and the known latents.
+
+        Returns:
+            Encoder outputs, zero at unknown positions, [B, buffer + T, D]; known positions, bool
+            [B, buffer + T].
+        """
         label = torch.where(
             words < self.config.classes,
             self.class_emb(words.clamp_max(self.config.classes - 1))[:, 0],
@@ -173,17 +184,16 @@ class MAR(nn.Module):
         x = torch.cat([label, self.z_proj(latents.nan_to_num())], 1)
         x = self.z_proj_ln(x + self.encoder_pos_embed_learned)
         known = F.pad(known, (self.config.buffer, 0), value=True)
-        # only known places are computed: each row's own come first, the rest of a shorter row is
-        # hidden from everybody
+        # only known positions are computed: those of each row come first, and the surplus of a row
+        # with fewer is masked from attention
         order = (~known).long().argsort(dim=1, stable=True)[:, : int(known.sum(1).max())]
-        shown = known.gather(1, order)
-        at = order[..., None].expand(-1, -1, x.shape[-1])
-        x = x.gather(1, at)
+        visible = known.gather(1, order)
+        x = x.gather(1, order[..., None].expand(-1, -1, x.shape[-1]))
         for block in self.encoder_blocks:
-            x = block(x, shown)
+            x = block(x, visible)
         x = self.decoder_embed(self.encoder_norm(x))
-        laid = x.new_zeros(*known.shape, x.shape[-1])
-        return laid.scatter(1, order[..., None].expand_as(x), x), known
+        out = x.new_zeros(*known.shape, x.shape[-1])
+        return out.scatter(1, order[..., None].expand_as(x), x), known
 
     def _decode(self, encoded: Tensor, known: Tensor) -> Tensor:
         x = torch.where(known[..., None], encoded, self.mask_token) + self.decoder_pos_embed_learned
@@ -193,6 +203,8 @@ class MAR(nn.Module):
 
 
 class _Block(nn.Module):
+    """Vision transformer block."""
+
     def __init__(self, width: int, heads: int, hidden: int):
         super().__init__()
         self.heads = heads
@@ -202,33 +214,34 @@ class _Block(nn.Module):
         )
         self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, hidden), "fc2": nn.Linear(hidden, width)})
 
-    def forward(self, x: Tensor, shown: Tensor | None = None) -> Tensor:
-        """x [B, L, D]; ``shown``: bool [B, L], what may be attended to, by default everything."""
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Transform x [B, L, D]. ``visible``: bool [B, L], positions to attend to, by default
+        all."""
         q, k, v = (
             self.attn["qkv"](self.norm1(x))
             .unflatten(-1, (3, self.heads, -1))
             .permute(2, 0, 3, 1, 4)
         )
-        seen = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=None if shown is None else shown[:, None, None]
-        )
-        x = x + self.attn["proj"](seen.transpose(1, 2).flatten(2))
+        mask = None if visible is None else visible[:, None, None]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.attn["proj"](out.transpose(1, 2).flatten(2))
         return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
 
 
 def _count(shapes: Mapping[str, tuple[int, ...]], name: str) -> int:
-    """One more than the greatest number of a block, so that one in between that is not there is
-    missed when weights are filled in."""
-    found = [int(m[1]) for m in (re.match(rf"{re.escape(name)}\.(\d+)\.", k) for k in shapes) if m]
-    return max(found, default=0) + 1
+    """Return the greatest block number plus one, so that a gap is reported when weights are filled
+    in."""
+    pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.")
+    numbers = [int(m[1]) for key in shapes if (m := pattern.match(key))]
+    return max(numbers, default=0) + 1
 
 
 def _heads(width: int, heads: int | None) -> int:
     if heads is None and width not in HEADS:
         raise GenError(
             f"the model has width {width}, which is none of the published ones"
-            f" ({', '.join(map(str, HEADS))}); expected the option heads, the number of heads of"
-            " attention, which weights do not say"
+            f" ({', '.join(map(str, HEADS))}); expected the option heads, the number of attention"
+            " heads, which the weights do not show"
         )
     heads = HEADS[width] if heads is None else heads
     if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or width % heads:

@@ -185,7 +185,7 @@ class Target:
             self.device, prompt, prompt_length, uncond if sampling.guided else None, uncond_length
         )
         self.branches, self.items = self.prompts.branches, self.prompts.items
-        legal = space.legal[:, : space.reach].to(self.device)
+        legal = space.legal[:, : space.num_logits].to(self.device)
         self.legal = legal[:1].expand(len(legal), -1) if space.is_uniform else legal
         self._narrow = not bool(self.legal.all())  # whether any token has to be left out
 

@@ -1,15 +1,16 @@
-"""Block by block, each block by masked steps: frames in order, all places of a frame in parallel.
+"""Frame blocks: blocks in order, each decoded by masked steps, all positions of a frame in
+parallel.
 
-    for block f of F:   x_f ~ masked decoding of p(. | x_<f, condition), in S forward calls
+    for block f of F:   x_f ~ masked decoding of p(. | x_<f, prompt), in S forward passes
 
 The model's attention is full inside a block and causal across blocks, so finished blocks stay in a
 cache and a frame can be shown as soon as it is done (block diffusion: Arriola et al., arXiv
 2503.09573; for video frames: Deng et al., "NOVA", arXiv 2412.14169). A canvas whose first blocks
-are given is continued after them.
+are prefilled is continued after them.
 
-Guarantee: inside a block that of ``masked_iterative`` (none: places committed in one step are drawn
-independently of each other), across blocks exact: a block is drawn given all of what came before
-it.
+Guarantee: inside a block that of ``masked_iterative`` (approximate: positions committed in one step
+are drawn independently of each other), across blocks the same distribution: a block is drawn given
+all blocks before it.
 """
 
 from __future__ import annotations
@@ -19,104 +20,116 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.params import integer
 from gen.core.registry import register
-from gen.core.rng import OffsetDraws
+from gen.core.rng import OffsetRNG
 from gen.core.stats import SampleOutput, Stats, TraceStep
+from gen.core.token_space import TokenSpace
+from gen.samplers.masked.config import LoopParams
 from gen.samplers.masked.iterative import MaskedIterative
 
 
-@register("sampler", "frame_blocks")
 @dataclass(frozen=True)
-class FrameBlocks(MaskedIterative):
-    """Frames in order, the places of a frame in ``steps`` forward calls. The other knobs are those
-    of ``masked_iterative``."""
+class FrameParams(LoopParams):
+    """``steps``: forward passes per frame."""
 
-    steps: int = 8
+    steps: int = integer(8, least=1)
 
+
+@register("sampler", "frame_blocks")
+class FrameBlocks(MaskedIterative, params=FrameParams):
+    """Decodes frames in order, the positions of a frame in ``steps`` forward passes. The other
+    parameters are those of ``masked_iterative``."""
+
+    papers = ("2503.09573", "2412.14169")
     protocol = "blocks"
     kinds = ("codes",)
-    reference = "one place per step in the same order"
+    reference = "one position per step in the same order"
 
     def __call__(
         self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):
-        space, batch = target.space, target.rows
+        """Decode every item of the target; see ``Sampler``."""
+        space, batch, size = target.space, target.rows, target.block_length
         canvas = (
             space.empty(batch, target.device)
             if canvas is None
             else canvas.to(target.device).clone()
         )
-        first = _given_blocks(canvas, space, target.block_length)
+        first = num_prefilled(canvas, space, size)
         if first:
             target.commit(canvas[:, :first])
-        parts: list[SampleOutput] = []
-        for at in range(first, target.length, target.block_length):
-            here = slice(at, at + target.block_length)
+        outputs: list[SampleOutput] = []
+        starts = range(first, target.length, size)
+        for start in starts:
+            block = slice(start, start + size)
 
-            def inner(info, at=at, here=here):
-                shown, known = canvas.clone(), ~space.is_masked(canvas)
-                shown[:, here], known[:, here] = info["tokens"], info["known"]
-                step = sum(max(s.nfe for s in p.stats) for p in parts) + info["step"]
-                done = batch * at + info["done"]
-                callback(
-                    {
-                        "step": step,
-                        "done": done,
-                        "total": batch * target.length,
-                        "tokens": shown,
-                        "known": known,
-                    }
-                )
+            def report_block(info, start=start, block=block):
+                tokens, known = canvas.clone(), ~space.is_masked(canvas)
+                tokens[:, block], known[:, block] = info["tokens"], info["known"]
+                step = sum(max(s.nfe for s in out.stats) for out in outputs) + info["step"]
+                counts = {"done": batch * start + info["done"], "total": batch * target.length}
+                callback({"step": step, **counts, "tokens": tokens, "known": known})
 
             out = super().__call__(
                 target.block(),
-                OffsetDraws(rng, at),
-                canvas=canvas[:, here],
+                OffsetRNG(rng, start),
+                canvas=canvas[:, block],
                 trace=trace,
-                callback=inner if callback else None,
+                callback=report_block if callback else None,
             )
-            canvas[:, here] = out.tokens
-            if at + target.block_length < target.length:
+            canvas[:, block] = out.tokens
+            if start + size < target.length:
                 target.commit(out.tokens)
-            parts.append(out)
-        starts = range(first, target.length, target.block_length)
+            outputs.append(out)
         return SampleOutput(
             canvas,
-            [_sum([p.stats[row] for p in parts]) for row in range(batch)],
-            [_join(parts, starts, row) for row in range(batch)] if trace else None,
+            [joint_stats([out.stats[row] for out in outputs]) for row in range(batch)],
+            [joint_trace(outputs, starts, row) for row in range(batch)] if trace else None,
         )
 
 
-def _given_blocks(canvas: Tensor, space, block: int) -> int:
-    """Places of the leading blocks that every row holds whole. Raises ``GenError`` if later ones
-    are given: they would not be seen."""
+def num_prefilled(canvas: Tensor, space: TokenSpace, block: int) -> int:
+    """Count the positions of the leading blocks that every row holds whole.
+
+    Args:
+        canvas: tokens long [B, T].
+        space: token space of the canvas.
+        block: positions per block.
+
+    Raises:
+        GenError: a later block is prefilled, which no block before it would see.
+    """
     known = ~space.is_masked(canvas)
     first = int(known.all(0).view(-1, block).all(1).long().cumprod(0).sum()) * block
     if bool(known[:, first + block :].any()):
         position = int(known[:, first + block :].any(0).nonzero()[0]) + first + block
         raise GenError(
-            f"the canvas holds place {position}, but blocks are made in order and block"
-            f" {first // block} is not complete; expected given places in the first blocks alone; a"
-            " masked sampler takes any"
+            f"the canvas holds position {position}, but blocks are decoded in order and block"
+            f" {first // block} is not complete; expected prefilled positions in the first blocks"
+            " alone, or a masked sampler, which takes any"
         )
     return first
 
 
-def _sum(parts: list[Stats]) -> Stats:
-    nfe, tokens = sum(p.nfe for p in parts), sum(p.tokens for p in parts)
-    memory = [p.peak_memory for p in parts if p.peak_memory is not None]
+def joint_stats(parts: list[Stats]) -> Stats:
+    """Add up the statistics of an item's blocks."""
+    nfe, tokens = sum(part.nfe for part in parts), sum(part.tokens for part in parts)
+    memory = [part.peak_memory for part in parts if part.peak_memory is not None]
     return Stats(
         nfe,
         tokens,
-        sum(p.tokens_computed for p in parts),
+        sum(part.tokens_computed for part in parts),
         tokens / nfe if nfe else 0.0,
-        seconds=sum(p.seconds for p in parts),
+        seconds=sum(part.seconds for part in parts),
         peak_memory=max(memory) if memory else None,
     )
 
 
-def _join(parts: list[SampleOutput], starts: range, row: int) -> list[TraceStep]:
-    """The steps of all blocks, at their places in the grid."""
+def joint_trace(outputs: list[SampleOutput], starts: range, row: int) -> list[TraceStep]:
+    """Join the steps of all blocks of a row, at their positions in the grid."""
     return [
-        step.after(at) for part, at in zip(parts, starts, strict=True) for step in part.traces[row]
+        step.shifted(start)
+        for out, start in zip(outputs, starts, strict=True)
+        for step in out.traces[row]
     ]

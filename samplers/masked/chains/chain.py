@@ -88,7 +88,7 @@ class ChainSampler(Sampler):
 
     protocol = "masked"
     kinds = ("codes",)
-    reference = "one place per step in the same order"
+    reference = "one position per step in the same order"
 
     def __post_init__(self) -> None:
         at_least_one("num_drafts", self.num_drafts)

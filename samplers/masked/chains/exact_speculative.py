@@ -1,27 +1,27 @@
-"""Exact speculation for masked models: drafts from older laws of the model itself, kept by the rule
-of speculative decoding.
+"""Exact speculation for masked models: drafts from the model's own earlier distributions, verified
+by the rule of speculative decoding.
 
-    order     S(x): the empty place with the highest score under p(. | x)
-    drafts    y_1, y_2, ... ~ q at the places that q puts next; q = p(. | an earlier canvas)
-    keep y_j  if S(x, y_<j) is its place, and then with probability min(1, p(y_j) / q(y_j)), p the
-              law there given y_<j
-    else      another place in turn: an id from p at that place. The same place: an id from norm((p
-              - q)+)
+    order      S(x): the masked position with the highest score under p(. | x)
+    drafts     y_1, y_2, ... ~ q at the positions that q orders next; q = p(. | an earlier canvas)
+    accept y_j if S(x, y_<j) is its position, and then with probability min(1, p(y_j) / q(y_j)), p
+               the distribution there given y_<j
+    else       another position is next: a token from p at that position. The same position: a
+               recovered token from norm((p - q)+)
 
 That is any-subset speculative decoding (Guo & Ermon, arXiv 2504.20456; preset ``assd``) for models
-that are not told an order: theirs is fixed beforehand and one call judges a whole chain, here every
-prefix of the chain is a canvas of its own in one batched call, and the order may follow from the
-law. Then a draft's place has to be asked about before its id is looked at. Keeping drafts at places
-whose turn it is not is not sequential decoding in that order. At temperature 0 this is FreeDave
-(``freedave``).
+that are not told an order. There the order is fixed beforehand and one forward pass judges a whole
+chain; here every prefix of the chain is a canvas of its own in one batched forward pass, and the
+order may follow from the distribution. Then a draft's position has to be checked before its token
+is looked at. Keeping drafts at positions that are not next would not be sequential decoding in that
+order. At temperature 0 this is FreeDave (``freedave``).
 
-The id that ends a chain needs no call of its own: the next chain starts with it and is drafted from
-the law that it came from.
+The token that ends a chain needs no forward pass of its own: the next chain begins with it and is
+drafted from the distribution that it came from.
 
-Guarantee: the law of sequential decoding in the order, one place per step; ids of places that one
-call fills are not independent, but distributed as the model has them. Calls: at most one per token.
-``verifier``: ``token`` is the rule above, ``block`` judges the drafts of a chain together and keeps
-more of them (see ``verifiers``).
+Guarantee: the distribution of sequential decoding in the order, one position per step. Tokens that
+one forward pass commits are not independent of each other, but distributed as the model has them.
+Forward passes: at most one per token. ``verifier``: ``token`` is the rule above, ``block`` judges
+the drafts of a chain together and accepts more of them (``gen.samplers.verifiers.base``).
 """
 
 from __future__ import annotations
@@ -34,23 +34,28 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset
+from gen.samplers.engine.causal_loop import CausalStep
 from gen.samplers.masked.chains.chain import ChainSampler
-from gen.samplers.verifiers.base import first_rejected, resample_rejected
+from gen.samplers.verifiers.base import Proposal, first_rejected, resample_rejected
 
 
 @register("sampler", "exact_speculative")
 @dataclass(frozen=True)
 class ExactSpeculative(ChainSampler):
-    """The law of one place per step in fewer calls: drafts from the law before, accepted or
-    corrected one after the other.
+    """Distribution of one position per step, in fewer forward passes.
 
-    ``num_drafts``: canvases per row and call; 1 is sequential decoding. ``order``: confidence (or
-    top), margin, entropy, random, halton or raster. ``confidence_on``: raw or shaped. ``verifier``:
-    token or block.
+    Drafts from an earlier distribution are accepted or corrected one after the other.
+
+    Attributes:
+        num_drafts: canvases per row and forward pass; 1 is sequential decoding.
+        order: confidence (or top), margin, entropy, random, halton or raster.
+        confidence_on: raw or shaped.
+        verifier: token or block.
     """
 
     verifier: str = "token"
 
+    papers = ("2504.20456",)
     guarantee = "same_distribution"
 
     def __post_init__(self) -> None:
@@ -59,22 +64,23 @@ class ExactSpeculative(ChainSampler):
             exact = " or ".join(
                 name for name, v in registry.table("verifier").items() if not v.relaxed
             )
-            raise bad_value(
-                "sampler.verifier", self.verifier, f"{exact}; relaxed ones would not keep the law"
-            )
+            expected = f"{exact}; relaxed ones would not keep the distribution"
+            raise bad_value("sampler.verifier", self.verifier, expected)
 
-    def draft(self, step, logprobs):
+    def draft(self, step: CausalStep, logprobs: Tensor) -> Tensor:
+        """Draw with random numbers of the step; see ``ChainSampler.draft``."""
         return step.categorical(logprobs, "draft", step.valid)
 
-    def judge(self, step, drafts, logprobs) -> tuple[Tensor, Tensor]:
+    def judge(self, step: CausalStep, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """Accept drafts by the verifier, and draw a recovered token after them."""
         accepted, residual = registry.get("verifier", self.verifier)().decide(
             step, drafts, step.valid, logprobs
         )
         rejected = first_rejected(step.valid, accepted)
         if not bool(rejected.any()):
             return accepted, torch.full_like(accepted, -1)
-        ids = resample_rejected(step, drafts.tokens, rejected, residual(rejected))
-        return accepted, torch.where(rejected, ids, -1).amax(1)
+        tokens = resample_rejected(step, drafts.tokens, rejected, residual(rejected))
+        return accepted, torch.where(rejected, tokens, -1).amax(1)
 
 
 register("preset", "assd")(

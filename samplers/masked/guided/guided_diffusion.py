@@ -35,7 +35,7 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.masked.config import MaskedParams
+from gen.samplers.masked.iterative import MaskedIterative
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.step import MaskedStep
 
@@ -61,6 +61,7 @@ class GuidedDiffusion(Sampler):
     commit_correction: bool = False
     stop: str = "filled"
 
+    papers = ("2505.21467",)
     protocol = "masked"
     draft_protocol = "causal"
     reference = "the judge at temperature 0"
@@ -114,7 +115,7 @@ class GuidedDiffusion(Sampler):
         out = decode_masked(
             target,
             rng,
-            MaskedParams(order="confidence", choice_temperature=0.0, stop=self.stop),
+            MaskedIterative(order="confidence", choice_temperature=0.0, stop=self.stop),
             canvas=canvas,
             trace=trace,
             callback=callback,

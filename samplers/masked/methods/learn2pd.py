@@ -38,6 +38,7 @@ Guarantee: none about the law.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -45,10 +46,12 @@ import torch
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
+from gen.core.method import SEQUENTIAL, Limit, method
+from gen.core.params import Params, number, text
 from gen.core.registry import register
 from gen.models.load.locate import read_config, readable, zoo
-from gen.samplers.masked.config import MaskedParams
 from gen.samplers.masked.parts.orders import entropy as certainty
+from gen.samplers.masked.parts.selection import fixed_blocks, greedy
 from gen.samplers.masked.step import MaskedStep, highest
 
 KIND = "place_filter"
@@ -164,18 +167,46 @@ class PlaceFilter(nn.Module):
         return found.to(device, dtype).eval().requires_grad_(False)
 
 
+@dataclass(frozen=True)
+class LearnedParams(Params):
+    """``filter``: folder of a trained filter, or the name of an embedded one.
+    ``filter_threshold``: probability from which a proposal is final; above 1 means one position per
+    forward pass, 0 one forward pass per block."""
+
+    filter: str = text("", "a folder with a trained filter, or the name of an embedded one")
+    filter_threshold: float = number(0.96)
+
+
 def embedded() -> list[str]:
     """The names of the filters in the zoo."""
     return [name for name, path in zoo().items() if read_config(path).get("model_type") == KIND]
 
 
-@register("selector", "learned")
+@method(
+    "learn2pd",
+    paper="2509.25188",
+    title="Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable"
+    " Parallel Decoding",
+    about="Learn2PD: what a small trained filter holds for final; rows stop at their end",
+    params=greedy(
+        selector="learned",
+        filter="text-filter",
+        filter_threshold=0.96,
+        stop="end",
+        **fixed_blocks(),
+    ),
+    aliases={"threshold": "filter_threshold"},
+    limit=Limit(SEQUENTIAL, {"filter_threshold": 1.1}),
+    # rows of the contract's space have no end
+    example={"stop": "filled"},
+)
+@register("selector", "learned", params=LearnedParams)
 class Learned:
     """What the filter holds for final, and the place of highest score, which is what decoding
     without a filter would commit. Raises ``GenError`` where no filter is named, or none of that
     name is there."""
 
-    def __init__(self, params: MaskedParams, device: torch.device | str = "cpu"):
+    def __init__(self, params: LearnedParams, device: torch.device | str = "cpu"):
         if not params.filter:
             known = ", or one of ".join(
                 [

@@ -1,69 +1,62 @@
-"""Block schedules: which places are at work. ``whole`` and ``fixed`` are in ``masked_iterative``,
-``lookahead`` in ``selectors``. B is ``block_length``.
+"""Block schedules: which positions are at work. B is ``block_length``.
 
-    adaptive  a block ends where a unit of what is said does. When one begins, of the first W
-              places, W a quarter of the canvas, the one is looked for whose likeliest id is a
-              delimiter (``TokenSpace.delimiters``), most surely so: if that probability is at least
-              ``delimiter_threshold``, the block ends with it, else after B places. AdaBlock (arXiv
-              2509.26432). Without delimiters it is ``fixed``
-    sliding   a window from the first empty place to the B-th one, which moves on with every call.
-              Deferred commitment decoding (arXiv 2601.02076), whose window has a greatest length,
-              too, and goes on in smaller pieces for models with causal blocks
+    whole   all positions are one block
+    fixed   blocks of B positions, one after the other
 
-What a sliding window has left behind is final. There are no blocks there to share ``steps`` among,
-so the schedule counts the whole canvas, and commits less than it says where the window is too
-narrow: then calls come on top. A window that holds every empty place is ``whole``.
+Those of one paper are in ``gen.samplers.masked.methods``. A block schedule returns the open
+positions, bool [b, T], and the number of the block, [b]; a row whose number changes begins a block.
+It may return a third tensor, bool [b, T]: the positions that the schedule of steps counts, where
+they are more than the open ones.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from gen.core.errors import bad_value
+from gen.core.params import Params, flag, integer
 from gen.core.registry import register
-from gen.samplers.masked.step import LOGPROBS, MaskedStep, highest, needs
+from gen.samplers.masked.step import MaskedStep
 
 
-@register("block_schedule", "adaptive")
-@needs(LOGPROBS)
-def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
-    """Blocks as long as what they say. A block's number is the place after its last."""
-    size, position = step.params.block_length, step.positions
-    start, end = (
-        step.recall(f"adaptive_{name}", torch.zeros_like(step.rows)) for name in ("start", "end")
-    )
-    going = (step.masked & (position < end[:, None])).any(1)
-    first = step.masked.long().argmax(1)
-    begin = (
-        end + (first - end).clamp_min(0) // size * size
-    )  # blocks that have nothing to do are passed over
-    sure, ids = step.confidence_logprobs().max(-1)
-    near = (position >= first[:, None]) & (
-        position < first[:, None] + max(1, position.shape[1] // 4)
-    )
-    ending = (
-        step.masked
-        & near
-        & torch.isin(ids, torch.tensor(step.space.delimiters, dtype=ids.dtype, device=ids.device))
-    )
-    best = highest(sure.double(), ending, torch.ones_like(step.rows)) & (
-        sure.double().exp() >= step.params.delimiter_threshold
-    )
-    until = torch.where(
-        best.any(1), best.long().argmax(1) + 1, (begin + size).clamp_max(position.shape[1])
-    )
-    start, end = torch.where(going, start, begin), torch.where(going, end, until)
-    step.memory.update(adaptive_start=start, adaptive_end=end)
-    return (position >= start[:, None]) & (position < end[:, None]), end
+@dataclass(frozen=True)
+class BlockParams(Params):
+    """``block_length``: positions of a block, at least 1 where blocks have a length."""
+
+    block_length: int = integer(0)
+
+    def check_chosen(self, param: str, part: str) -> None:
+        if not self.block_length:
+            expected = f"an integer of at least 1, where {param} is {part!r}"
+            raise bad_value("sampler.block_length", self.block_length, expected)
 
 
-@register("block_schedule", "sliding")
-def sliding(step: MaskedStep) -> tuple[Tensor, Tensor, Tensor]:
-    """The first ``block_length`` empty places, and what is known between them."""
-    upto = step.masked.long().cumsum(1)
-    before = upto - step.masked.long()
-    return (
-        (upto > 0) & (before < step.params.block_length),
-        torch.zeros_like(step.rows),
-        torch.ones_like(step.masked),
-    )
+@dataclass(frozen=True)
+class AlignedBlockParams(BlockParams):
+    """``align_blocks``: blocks are counted from the first token of the condition, not of the
+    canvas, so that the canvas may begin inside of one."""
+
+    align_blocks: bool = flag(False)
+
+
+@register("block_schedule", "whole")
+def whole(step: MaskedStep) -> tuple[Tensor, Tensor]:
+    """Opens all positions as one block."""
+    return torch.ones_like(step.masked), torch.zeros_like(step.rows)
+
+
+def block_numbers(step: MaskedStep) -> Tensor:
+    """Numbers the block of ``block_length`` positions that each position is in: [b, T]."""
+    offset = step.num_prompt_tokens[:, None] if step.params.align_blocks else 0
+    return (step.positions + offset) // step.params.block_length
+
+
+@register("block_schedule", "fixed", params=AlignedBlockParams)
+def fixed(step: MaskedStep) -> tuple[Tensor, Tensor]:
+    """Opens the first block that has a masked position."""
+    block = block_numbers(step)
+    number = block.gather(1, step.masked.long().argmax(1)[:, None])
+    return block == number, number[:, 0]

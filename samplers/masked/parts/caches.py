@@ -40,16 +40,51 @@ Only places that the call computed are committed, however many the schedule asks
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from gen.core.errors import bad_value
+from gen.core.params import Params, flag, integer
 from gen.core.registry import register, registry
 from gen.models.targets.cached_masked import Plan, Slots, cached
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, highest, needs_of
 
 BLIND_BLOCKS = ("whole", "fixed")  # block schedules that look at the canvas alone
+
+
+@dataclass(frozen=True)
+class CacheParams(Params):
+    """``cache_refresh``: forward passes from one refresh to the next at most; 0 is the policy's own
+    number, or none."""
+
+    cache_refresh: int = integer(0)
+
+
+@dataclass(frozen=True)
+class GreedyCacheParams(CacheParams):
+    """``cache_radius``: masked positions on either side of what is to be committed."""
+
+    cache_radius: int = integer(4)
+
+
+@dataclass(frozen=True)
+class FreeCacheParams(CacheParams):
+    """``cache_settle``: positions that end a block are computed once more."""
+
+    cache_settle: bool = flag(False)
+
+
+@dataclass(frozen=True)
+class VicinityParams(CacheParams):
+    """``cache_before``, ``cache_after``: positions around the block. ``cache_warmup``: forward
+    passes at the start that compute everything."""
+
+    cache_before: int = integer(16)
+    cache_after: int = integer(16)
+    cache_warmup: int = integer(4)
 
 
 def with_cache(target, params):
@@ -83,29 +118,29 @@ def none(step: MaskedStep, slots: Slots) -> Plan:
     )
 
 
-@register("cache_policy", "prefix")
+@register("cache_policy", "prefix", params=CacheParams)
 def prefix(step: MaskedStep, slots: Slots) -> Plan:
     """What stands before the block is kept."""
-    return Plan(_from_block(step, slots), _all(slots), step.is_first_step | _due(step, slots))
+    return Plan(_from_block(step, slots), _all(slots), step.is_first_step | is_due(step, slots))
 
 
-@register("cache_policy", "dual")
+@register("cache_policy", "dual", params=CacheParams)
 def dual(step: MaskedStep, slots: Slots) -> Plan:
     """What stands before the block and what stands behind it is kept."""
-    return Plan(_open(step, slots), _all(slots), step.is_first_step | _due(step, slots))
+    return Plan(_open(step, slots), _all(slots), step.is_first_step | is_due(step, slots))
 
 
-@register("cache_policy", "delayed")
+@register("cache_policy", "delayed", params=CacheParams)
 def delayed(step: MaskedStep, slots: Slots) -> Plan:
     """What is committed is kept, as soon as it was computed as that."""
     return Plan(
-        _wide(step.masked, slots) | _turned(slots),
+        as_columns(step.masked, slots) | _turned(slots),
         _all(slots),
-        step.is_first_step | _due(step, slots, 8),
+        step.is_first_step | is_due(step, slots, 8),
     )
 
 
-@register("cache_policy", "delayed_greedy")
+@register("cache_policy", "delayed_greedy", params=GreedyCacheParams)
 def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
     """All but a few places is kept. Raises ``GenError`` for an order that looks at a law."""
     if step.params.order not in BLIND:
@@ -122,22 +157,22 @@ def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
         torch.nn.functional.max_pool1d(soon[:, None].float(), 2 * radius + 1, 1, radius)[:, 0] > 0
     )
     return Plan(
-        _wide(near & step.masked, slots) | _turned(slots),
+        as_columns(near & step.masked, slots) | _turned(slots),
         _all(slots),
-        step.is_first_step | _due(step, slots, 2),
+        step.is_first_step | is_due(step, slots, 2),
     )
 
 
-@register("cache_policy", "freecache")
+@register("cache_policy", "freecache", params=FreeCacheParams)
 def freecache(step: MaskedStep, slots: Slots) -> Plan:
     """Blocks that are over are kept for ever."""
     compute = _from_block(step, slots)
     if step.params.cache_settle:
         compute = compute | _turned(slots)
-    return Plan(compute, _all(slots), _due(step, slots))
+    return Plan(compute, _all(slots), is_due(step, slots))
 
 
-@register("cache_policy", "vicinity")
+@register("cache_policy", "vicinity", params=VicinityParams)
 def vicinity(step: MaskedStep, slots: Slots) -> Plan:
     """What is far from the block is kept."""
     position = _columns(slots) - slots.prefix
@@ -149,22 +184,7 @@ def vicinity(step: MaskedStep, slots: Slots) -> Plan:
     return Plan(
         near,
         _all(slots),
-        step.is_first_step | (step.step_index < step.params.cache_warmup) | _due(step, slots),
-    )
-
-
-@register("cache_policy", "window")
-def window(step: MaskedStep, slots: Slots) -> Plan:
-    """Empty places far to the right do not exist yet."""
-    masked = _wide(step.masked, slots)
-    waiting = masked & slots.written
-    refresh = _due(step, slots, 32) | ~waiting.any(1)
-    seen = ~masked | _first(masked, step.params.cache_window)
-    since = slots.written & slots.changed & ~masked
-    return Plan(
-        _first(waiting, step.params.cache_active) | since,
-        torch.where(refresh[:, None], seen, slots.written),
-        refresh,
+        step.is_first_step | (step.step_index < step.params.cache_warmup) | is_due(step, slots),
     )
 
 
@@ -178,7 +198,7 @@ def _columns(slots: Slots) -> Tensor:
     )
 
 
-def _wide(positions: Tensor, slots: Slots) -> Tensor:
+def as_columns(positions: Tensor, slots: Slots) -> Tensor:
     """Places of the canvas [b, T] as columns [b, P + T]."""
     return torch.nn.functional.pad(positions, (slots.prefix, 0))
 
@@ -186,7 +206,7 @@ def _wide(positions: Tensor, slots: Slots) -> Tensor:
 def _open(step: MaskedStep, slots: Slots) -> Tensor:
     """The columns of the open block. Where blocks are counted from the first id of the condition,
     its last ids may be among them."""
-    open = _wide(step.open, slots)
+    open = as_columns(step.open, slots)
     if not step.params.align_blocks or step.params.blocks != "fixed":
         return open
     at = _columns(slots) - slots.prefix + step.num_prompt_tokens[:, None]
@@ -202,12 +222,12 @@ def _turned(slots: Slots) -> Tensor:
     return slots.written & ~slots.current
 
 
-def _first(columns: Tensor, count: int) -> Tensor:
+def first_columns(columns: Tensor, count: int) -> Tensor:
     """The first so many of the columns that are true."""
     return columns & (columns.long().cumsum(1) <= count)
 
 
-def _due(step: MaskedStep, slots: Slots, usual: int = 0) -> Tensor:
+def is_due(step: MaskedStep, slots: Slots, usual: int = 0) -> Tensor:
     """Whether it is time to start anew: bool [b]."""
     every = step.params.cache_refresh or usual
     return (

@@ -1,41 +1,55 @@
-"""Orders: which masked places are committed first. An order gives a score per place, float64 [b,
-T]; the highest go first.
+"""Orders: which masked positions are committed first. An order gives a score per position, float64
+[b, T]; the highest go first.
 
-    confidence   log p(x_i) of the proposed id, plus t (1 - r) Gumbel noise with t =
-                 ``choice_temperature``
-    top          log of the highest probability at i        margin   p(1st) - p(2nd)        entropy
-                 sum p log p
-    density      p(x_i), weighted by how many places around i are known: a Gaussian mean over
-                 ``density_width`` places
-    position     log min(p(x_i) r(x_i), 10) - l i, with r(v) = - log of how often id v comes up
-                 (``TokenSpace.rarity``) and l = ``position_decay``: what says little waits, however
-                 sure it is, and early places come first. PC-Sampler (arXiv 2508.13021)
+    confidence   log p(x_i) of the proposed token, plus t (1 - r) Gumbel noise with t =
+                 ``choice_temperature``. MaskGIT (arXiv 2202.04200)
+    top          log of the highest probability at i
+    margin       p(1st) - p(2nd). Dream (arXiv 2508.15487)
+    entropy      sum p log p. Dream
+    density      p(x_i), weighted by how many positions around i are known: a Gaussian mean over
+                 ``density_width`` positions. Certainty density of d2Cache (arXiv 2509.23094), where
+                 it ranks what to compute
     random, halton, raster, streams
 
-``top``, ``margin`` and ``entropy`` look at the law of a place, not at what was drawn from it;
-``random``, ``halton`` and ``raster`` at neither, so that with one place per step they sample
-exactly from the model's law in that order. Ties go to the first place. ``margin`` and ``entropy``:
-Dream (arXiv 2508.15487); ``density``: certainty density of d2Cache (arXiv 2509.23094), where it
-ranks what to compute.
+``top``, ``margin`` and ``entropy`` look at the distribution of a position, not at what was drawn
+from it; ``random``, ``halton`` and ``raster`` at neither, so that with one position per step they
+sample exactly from the model's distribution in that order. Ties go to the first position. Orders of
+one paper are in ``gen.samplers.masked.methods``.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.contracts.layout_orders import halton_cells
-from gen.core.errors import GenError
+from gen.core.params import Params, number
 from gen.core.registry import register
 from gen.samplers.engine.host import may_be_any, to_device
 from gen.samplers.masked.step import MaskedStep
 
-BLIND = ("random", "halton", "raster")  # those that look at no law
-SAYS_ENOUGH = 10.0  # PC-Sampler's bound on p r, so that a very rare id does not outrun everything
+# orders that look at no distribution
+BLIND = ("random", "halton", "raster")
 
 
-@register("order", "confidence")
+@dataclass(frozen=True)
+class NoiseParams(Params):
+    """``choice_temperature``: scale of the Gumbel noise on confidences."""
+
+    choice_temperature: float = number(4.5)
+
+
+@dataclass(frozen=True)
+class DensityParams(Params):
+    """``density_width``: standard deviation of the Gaussian mean, in positions."""
+
+    density_width: float = number(10.0, least=1e-9)
+
+
+@register("order", "confidence", params=NoiseParams)
 def confidence(step: MaskedStep) -> Tensor:
     return noisy(step, 1 - step.progress)
 
@@ -68,26 +82,12 @@ def entropy(step: MaskedStep) -> Tensor:
     return -torch.special.entr(step.confidence_logprobs().double().exp()).sum(-1)
 
 
-@register("order", "density")
+@register("order", "density", params=DensityParams)
 def density(step: MaskedStep) -> Tensor:
     position = step.positions[0].double()
     near = torch.exp(-0.5 * ((position[:, None] - position) / step.params.density_width) ** 2)
     known = (~step.masked).double() @ near / near.sum(0)
     return step.logp + known.log()
-
-
-@register("order", "position")
-def position(step: MaskedStep) -> Tensor:
-    """Raises ``GenError`` for a space that does not know how rare its ids are."""
-    rarity = step.space.rarity
-    if rarity is None:
-        raise GenError(
-            "sampler.order is 'position', which needs to know how rare each id is"
-            " (TokenSpace.rarity); this model does not say; expected another order, such as"
-            " confidence"
-        )
-    told = step.confidence * rarity.to(step.logp)[step.proposed_tokens]
-    return told.clamp(0, SAYS_ENOUGH).log() - step.params.position_decay * step.positions
 
 
 @register("order", "random")
@@ -106,7 +106,7 @@ def halton(step: MaskedStep) -> Tensor:
     return -rank[step.positions].double()
 
 
-@register("order", "streams")
+@register("order", "streams", params=NoiseParams)
 def streams(step: MaskedStep) -> Tensor:
     """Along the last axis: all of its first slice, then all of its second, and so on; confidence
     inside a slice. For codes of several streams that is coarse to fine (SoundStorm, arXiv

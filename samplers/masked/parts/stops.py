@@ -1,20 +1,11 @@
-"""Stops: when a row is over before every place has been decided, and what the rest becomes.
-``filled`` (``masked_iterative``) is never.
+"""Stops: when a row is over before every position has been decided, and what the rest becomes.
 
-    end      the id that ends a row (``TokenSpace.end_id``) stands somewhere and nothing is empty
-             left of it: the empty places right of it become the end too. Those that were committed
-             there before keep their ids, which are behind the end and mean nothing
-    prophet  the gap between the logits of the two likeliest ids, as a mean over the block's places
-             that are still empty, reaches g in the first third of the steps, 2 g / 3 in the second
-             or g / 3 in the last one: all empty places become what this call proposes for them.
-             Prophet (arXiv 2508.19982)
+    filled   never
+    end      the eos token (``TokenSpace.eos_token_id``) stands somewhere and no position left of it
+             is masked: the masked positions right of it become eos too. Those that were committed
+             there before keep their tokens, which are behind the end and mean nothing
 
-g is ``gap_threshold``; 7.5 gives the authors' 7.5, 5 and 2.5. Gaps are those of the raw law, which
-no temperature or filter has touched, and steps are forward calls out of ``steps``. Prophet looks at
-the answer alone: so many ids after the words that announce it, and does nothing where it is not
-told them. Here a region is said by its places, ``answer_length`` of them from ``answer_start`` on,
-filled or empty; without (0), it is what is still empty. A place where only one id may stand has no
-gap and does not count; where no place counts, nothing stops.
+A stop returns which rows are over, bool [b], and the tokens of what such rows left masked, [b, T].
 """
 
 from __future__ import annotations
@@ -27,30 +18,21 @@ from gen.core.registry import register
 from gen.samplers.masked.step import MaskedStep
 
 
+@register("stop", "filled")
+def filled(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
+    """Stops when no position is masked any more."""
+    return torch.zeros_like(step.rows, dtype=torch.bool), canvas
+
+
 @register("stop", "end")
 def end(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
-    """Nothing can come before the end any more. Raises ``GenError`` for a space without an end."""
+    """Stops when nothing can come before the eos token any more. Raises ``GenError`` for a space
+    without one."""
     if step.space.eos_token_id is None:
         raise GenError(
-            "sampler.stop is 'end', which needs an id that ends a row (TokenSpace.end_id); there is"
-            " none here; expected filled or prophet"
+            "sampler.stop is 'end', which needs an id that ends a row (TokenSpace.eos_token_id);"
+            " this model has none; expected filled or prophet"
         )
     ends = canvas == step.space.eos_token_id
     known = (~step.space.is_masked(canvas)).long().cumprod(1).bool()
     return (ends & known).any(1), torch.full_like(canvas, step.space.eos_token_id)
-
-
-@register("stop", "prophet")
-def prophet(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
-    """The ids that lead will not be overtaken."""
-    params = step.params
-    region = step.space.is_masked(canvas) & step.open
-    if params.answer_length:
-        region = (step.positions >= params.answer_start) & (
-            step.positions < params.answer_start + params.answer_length
-        )
-    first, second = step.raw_logprobs().double().topk(2, -1).values.unbind(-1)
-    counts = region & second.isfinite()
-    gap = torch.where(counts, first - second, 0).sum(1) / counts.sum(1)
-    third = (3 * step.step_index // params.steps).clamp_max(2)
-    return counts.any(1) & (gap >= params.gap_threshold * (3 - third) / 3), step.proposed_tokens

@@ -28,7 +28,7 @@ from test_blocks import target_of as block_target
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterRNG, OffsetDraws
+from gen.core.rng import CounterRNG, OffsetRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
@@ -214,7 +214,9 @@ def test_control_a_history_that_rows_do_not_leave(monkeypatch):
 
 def test_control_without_the_constraint_sequences_disobey(monkeypatch):
     assert disobedient(autoregressive()) == 0
-    monkeypatch.setattr(TokenSpace, "narrow", lambda self, legal, history, positions: legal)
+    monkeypatch.setattr(
+        TokenSpace, "apply_constraint", lambda self, legal, history, positions: legal
+    )
     assert disobedient(autoregressive()) > 0
 
 
@@ -297,8 +299,8 @@ def test_gumbel_gives_the_tokens_of_autoregression(window, init):
 def test_continuation_has_the_law_of_what_follows(sampler):
     space, sampling, given = exact_length(6, 6), LAWS["guided"], torch.tensor([0, 1])
     model = models(space, sampling)[0]
-    rest = space.after(given[:1]).after(given[1:])
-    assert rest.length == 4 and rest.given.tolist() == [0, 1]
+    rest = space.suffix(given[:1]).suffix(given[1:])
+    assert rest.length == 4 and rest.prefix.tolist() == [0, 1]
     known = [[(*p, 0, 1) for p in prompts] for prompts in (PROMPTS, EMPTY)]
     found = enumerate_law(
         lambda rng, c: sampler(causal_target(model, rest, sampling, c, *known), rng).tokens,
@@ -309,7 +311,7 @@ def test_continuation_has_the_law_of_what_follows(sampler):
             len(one) > 2
             and distance(one, sampling_of(model, space, sampling, context, (0, 1))) < EXACT
         )
-    forgetful = replace(rest, given=None)  # the control: the constraint counts from zero
+    forgetful = replace(rest, prefix=None)  # the control: the constraint counts from zero
     found = enumerate_law(
         lambda rng, c: sampler(causal_target(model, forgetful, sampling, c, *known), rng).tokens,
         CONTEXTS,
@@ -325,25 +327,25 @@ def test_a_row_continued_from_its_own_beginning_is_the_same_row():
         given = whole[:k]
         prompts = [[(*p, *given.tolist()) for p in x] for x in (PROMPTS, EMPTY)]
         out = jacobi(window=4)(
-            causal_target(model, space.after(given), sampling, [1], *prompts),
-            OffsetDraws(CounterRNG([9]), k),
+            causal_target(model, space.suffix(given), sampling, [1], *prompts),
+            OffsetRNG(CounterRNG([9]), k),
             trace=True,
         )
-        assert torch.equal(out.after(given).tokens[0], whole)
-        assert sorted(n for step in out.after(given).traces[0] for n in step.committed) == list(
-            range(k, 12)
-        )
+        assert torch.equal(out.with_prefix(given).tokens[0], whole)
+        assert sorted(
+            n for step in out.with_prefix(given).traces[0] for n in step.committed
+        ) == list(range(k, 12))
 
 
 def test_what_is_given_must_be_told_and_may_not_have_ended():
     with pytest.raises(ValueError, match="the given tokens themselves"):
-        LONG.after(3)
-    with pytest.raises(GenError, match="ends at place 1, with id 3"):
-        LONG.after(torch.tensor([2, 3, 3]))
+        LONG.suffix(3)
+    with pytest.raises(GenError, match="ends at position 1, with token 3"):
+        LONG.suffix(torch.tensor([2, 3, 3]))
     plain = TokenSpace.codes((4, 3), 5, 5)
     for given in (3, torch.tensor([0, 1, 2])):
-        assert plain.after(given).grid == (3, 3) and plain.after(given).given is None
-    assert LONG.after(0).length == 12
+        assert plain.suffix(given).grid == (3, 3) and plain.suffix(given).prefix is None
+    assert LONG.suffix(0).length == 12
 
 
 # --- refusals
@@ -386,9 +388,18 @@ def test_spaces_that_make_no_sense_are_refused_in_one_line():
     TokenSpace((4,), 3, late, eos_token_id=2)  # an end that may come from place 2 on
     replace(TokenSpace.codes((4,), 3, 4), eos_token_id=3)  # and one that may not come at all
     for make, said in (
-        (lambda: TokenSpace((4,), 3, legal, eos_token_id=2), "end_id 2 may not stand at place 2"),
-        (lambda: TokenSpace((4,), 3, ~late, eos_token_id=2), "end_id 2 may not stand at place 3"),
-        (lambda: TokenSpace((4,), 3, legal, eos_token_id=3), "end_id is 3; expected an id below 3"),
+        (
+            lambda: TokenSpace((4,), 3, legal, eos_token_id=2),
+            "eos_token_id 2 may not stand at position 2",
+        ),
+        (
+            lambda: TokenSpace((4,), 3, ~late, eos_token_id=2),
+            "eos_token_id 2 may not stand at position 3",
+        ),
+        (
+            lambda: TokenSpace((4,), 3, legal, eos_token_id=3),
+            "eos_token_id is 3; expected an id below 3",
+        ),
         (
             lambda: replace(TokenSpace.latents((4,), 2), eos_token_id=0),
             "latents came with a constraint or an end",
@@ -411,7 +422,7 @@ def test_a_constraint_that_leaves_nothing_is_named_with_its_place():
             return out
 
     space = replace(TokenSpace.codes((4,), 3, 3), constraint=Nothing())
-    with pytest.raises(GenError, match=r"leaves no id for place 2 after \[\d, \d\]"):
+    with pytest.raises(GenError, match=r"leaves no token for position 2 after \[\d, \d\]"):
         autoregressive()(
             causal_target(TabularCausal(3), space, SamplingParams(), [0]), CounterRNG([1])
         )

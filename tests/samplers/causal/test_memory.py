@@ -185,7 +185,8 @@ class Case:
         allowed = ALLOWED * self.floor - self.weights
         return (
             f"peak {self.share(meter):.2f} x the floor, allowed {ALLOWED}; MiB: weights"
-            f" {mb(self.weights)}, keys and values {mb(self.keys_and_values)}, law {mb(self.sampling)},"
+            f" {mb(self.weights)}, keys and values {mb(self.keys_and_values)},"
+            f" logprobs {mb(self.sampling)},"
             f" the rest {mb(self.weights + meter.peak - self.floor)}. What lived at the peak beside"
             f" the weights:\n{meter.largest(14)}\nLines with more than the {allowed:,.0f} bytes"
             f" allowed beside the weights:\n{meter.above(allowed)}"

@@ -32,7 +32,9 @@ KNOBS = {
     "cool": (0.1, 0.5, 2.0),
     "distance": (1, 2, 5),
 }
-COUPLINGS = [name for name, c in registry.table("coupling").items() if c.guarantee == "sampling"]
+COUPLINGS = [
+    name for name, c in registry.table("coupling").items() if c.guarantee == "same_distribution"
+]
 relaxed_acceptance = registry.get("sampler", "relaxed_acceptance")
 speculative = registry.get("sampler", "speculative")
 jacobi = registry.get("sampler", "speculative_jacobi")
@@ -285,11 +287,11 @@ def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, samp
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_exactness_follows_the_knob(name):
-    assert relaxed_acceptance(verifier=name, relaxation=0).guarantee == "sampling"
+    assert relaxed_acceptance(verifier=name, relaxation=0).guarantee == "same_distribution"
     assert (
         relaxed_acceptance(verifier=name, relaxation=1).guarantee
         == relaxed_acceptance(verifier=name).guarantee
-        == "none"
+        == "approximate"
     )
 
 

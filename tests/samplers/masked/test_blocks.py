@@ -10,13 +10,13 @@ from tabular import TabularBlocks, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.core.rng import CounterRNG, OffsetDraws
+from gen.core.rng import CounterRNG, OffsetRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import BlockLM
 from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.targets.block import BlockTarget
-from gen.recipes.common.grid_models import Shape, block_loss, hidden_places
+from gen.recipes.common.grid_models import Shape, block_loss, hidden_positions
 
 EXACT, WRONG = 1e-12, 1e-3
 GUIDED = SamplingParams(temperature=0.8, guidance_scale=1.7)
@@ -184,7 +184,7 @@ def test_training_sees_what_generation_sees():
 
     codes = torch.randint(6, (2, 24), generator=torch.Generator().manual_seed(3))
     words = torch.tensor([[3, 4], [5, 6]])
-    hidden = hidden_places((8, 6), torch.Generator().manual_seed(5)).view(2, 24)
+    hidden = hidden_positions((8, 6), torch.Generator().manual_seed(5)).view(2, 24)
     with torch.no_grad():
         block_loss(shape, 6, torch.Generator().manual_seed(5))(forward, (words, codes))
         canvas = codes.masked_fill(hidden, shape.mask)
@@ -227,7 +227,7 @@ def test_places_that_would_not_be_seen_are_refused():
     canvas = wide().empty(1)
     canvas[0, 13] = 2
     with pytest.raises(
-        GenError, match="place 13, but blocks are made in order and block 0 is not complete"
+        GenError, match="position 13, but blocks are decoded in order and block 0 is not complete"
     ):
         frame_blocks()(
             target_of(llama(), wide(), SamplingParams(), [0]), CounterRNG([1]), canvas=canvas
@@ -240,7 +240,7 @@ def test_blocks_must_divide_the_grid():
 
 
 def test_draws_of_a_part_are_those_of_the_whole():
-    whole, part = CounterRNG([3]), OffsetDraws(CounterRNG([3]), 4)
+    whole, part = CounterRNG([3]), OffsetRNG(CounterRNG([3]), 4)
     rows, at = torch.tensor([0]), torch.arange(3)[None]
     assert torch.equal(part.uniform(rows, at, "x", None), whole.uniform(rows, at + 4, "x", None))
     assert torch.equal(

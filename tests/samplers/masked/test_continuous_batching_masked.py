@@ -29,8 +29,9 @@ from gen.models.targets.latent import MaskedLatentTarget
 from gen.models.targets.masked import MaskedTarget
 from gen.pipeline.lengths import draw_lengths
 from gen.pipeline.pipeline import TURNS, load
+from gen.samplers.engine.rows import RowSelection, RowStore
+from gen.samplers.engine.slots import BatchSlots, SlotChange
 from gen.samplers.masked.chains import chain as marginal_orders
-from gen.samplers.masked.step import Memory, Seats
 
 GRID, T, V, MASK, N = (2, 5), 10, 12, 11, 9  # ids 0-7 are tokens, 8-10 words of conditions
 FULL = (1, 4, 8)  # items with nothing to fill: one in the first batch, one that waits, and the last
@@ -337,10 +338,12 @@ def test_the_callback_speaks_of_all_items(name):
 
 
 def test_memory_gives_its_start_where_a_row_began_anew_until_it_is_set_again():
-    memory, start, rows = Memory(), torch.full((3,), -1), torch.tensor([False, True, False])
+    memory, start = RowStore(), torch.full((3,), -1)
+    second = RowSelection(np.array([False, True, False]))
+    others = RowSelection(np.array([True, False, True]))
     assert torch.equal(memory.get("x", start), start) and memory.get("x") is None
     memory.update(x=torch.tensor([1, 2, 3]), y=torch.tensor([[1, 1], [2, 2], [3, 3]]))
-    memory.renew(rows)
+    memory.reset(second)
     assert memory.get("x", start).tolist() == [1, -1, 3] and memory.get("y", start[:, None])[
         :, 0
     ].tolist() == [1, -1, 3]
@@ -348,8 +351,8 @@ def test_memory_gives_its_start_where_a_row_began_anew_until_it_is_set_again():
     assert memory.get("x", start).tolist() == [4, 5, 6] and memory.get("y", start[:, None])[
         :, 0
     ].tolist() == [1, -1, 3]
-    memory.renew(~rows)
-    memory.keep(torch.tensor([True, True, False]))
+    memory.reset(others)
+    memory.select(RowSelection(np.array([True, True, False])))
     assert memory.get("x", start[:2]).tolist() == [-1, 5] and memory.get("y", start[:2, None])[
         :, 0
     ].tolist() == [-1, -1]
@@ -357,7 +360,10 @@ def test_memory_gives_its_start_where_a_row_began_anew_until_it_is_set_again():
 
 def test_nobody_sits_who_has_nothing_to_fill():
     class Rows:
-        rows, seen = 2, []
+        items, rows, device = 6, 2, torch.device("cpu")
+
+        def __init__(self):
+            self.seen = []
 
         def replace(self, rows, items):
             return self.seen.append((rows.tolist(), items.tolist()))
@@ -365,16 +371,18 @@ def test_nobody_sits_who_has_nothing_to_fill():
         def keep(self, rows):
             return self.seen.append(rows.tolist())
 
-    seats = Seats(Rows(), torch.tensor([False, True, False, True, False, True]))
-    assert seats.rows.tolist() == [3, 1] and Rows.seen == [([True, False], [3])]
-    assert seats.leave(torch.tensor([False, False])) is None
-    again, left = seats.leave(torch.tensor([True, True]))
-    assert (
-        seats.rows.tolist() == [5]
-        and again.tolist() == [True, False] == left.tolist() == Rows.seen[-1]
-    )
-    seats.leave(torch.tensor([True]))
-    assert not len(seats.rows)
+    target, follower = Rows(), Rows()
+    unfinished = np.array([False, True, False, True, False, True])
+    slots = BatchSlots(target, unfinished, [follower])
+    assert slots.rows.tolist() == [3, 1] and target.seen == [([True, False], [3])]
+    assert follower.seen == target.seen, "who follows does so from the start"
+    assert slots.retire(np.array([False, False])) is None
+    change = slots.retire(np.array([True, True]))
+    assert slots.rows.tolist() == [5] == slots.items.tolist()
+    assert change.replaced.mask.tolist() == [True, False] == change.kept.mask.tolist()
+    assert target.seen[-1] == [True, False] == follower.seen[-1]
+    slots.retire(np.array([True]))
+    assert not len(slots.rows)
 
 
 @pytest.mark.parametrize(
@@ -382,19 +390,19 @@ def test_nobody_sits_who_has_nothing_to_fill():
 )
 def test_control_parts_that_remember_another_item_are_found(name, monkeypatch):
     assert same(name, decode(name, at_most=2)[0])
-    monkeypatch.setattr(Memory, "renew", lambda self, rows: None)
+    monkeypatch.setattr(RowStore, "reset", lambda self, rows: None)
     assert not same(name, decode(name, at_most=2)[0])
 
 
 @pytest.mark.parametrize("name", ["maskgit", "halton", "dream", "assd", "stop-prophet"])
 def test_control_steps_that_go_on_counting_are_found(name, monkeypatch):
-    leave = Seats.leave
+    retire = BatchSlots.retire
 
     def forgetful(self, done):
-        moved = leave(self, done)
-        return moved and (torch.zeros_like(moved[0]), moved[1])
+        change = retire(self, done)
+        return change and SlotChange(None, change.kept)
 
-    monkeypatch.setattr(Seats, "leave", forgetful)
+    monkeypatch.setattr(BatchSlots, "retire", forgetful)
     assert not same(name, decode(name, at_most=2)[0])
 
 
@@ -415,10 +423,15 @@ def test_control_a_target_that_keeps_what_was_another_items_is_found(
 
 
 def test_control_drafts_from_another_items_law_are_found(monkeypatch):
-    drafted = marginal_orders._drafted
-    monkeypatch.setattr(
-        marginal_orders, "_drafted", lambda *a: drafted(*a[:-1], torch.zeros_like(a[-1]))
-    )
+    draft = marginal_orders.draft
+
+    def forgetful(run):
+        first = not int(run.batch.num_steps)
+        begins = run.batch.memory["begins"]
+        run.batch.memory["begins"] = begins if first else torch.zeros_like(begins)
+        return draft(run)
+
+    monkeypatch.setattr(marginal_orders, "draft", forgetful)
     assert not same("assd", decode("assd", at_most=2)[0])
 
 
@@ -517,11 +530,11 @@ def test_what_cannot_be_replaced_comes_batch_by_batch(monkeypatch):
     monkeypatch.setattr(MaskedTarget, "replaces", False)
     rows = []
     monkeypatch.setattr(
-        Seats,
+        BatchSlots,
         "__init__",
-        lambda self, target, wanted, was=Seats.__init__: (
+        lambda self, target, *rest, was=BatchSlots.__init__: (
             rows.append(target.items),
-            was(self, target, wanted),
+            was(self, target, *rest),
         )[1],
     )
     out = pipe.generate(items, "fast_dllm", at_most=2)

@@ -26,7 +26,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.pipeline.pipeline import Pipeline
-from gen.samplers.masked.guided.guided_diffusion import _Judge
+from gen.samplers.masked.guided.guided_diffusion import Judge
 
 IDS, POSITIONS, MASK, ROWS = 4, 10, 4, 5
 SPACE = space_of((2, 5), IDS, masked=True)
@@ -209,21 +209,21 @@ def test_the_judge_reads_no_more_than_what_has_changed(monkeypatch):
         decode(sampler, SamplingParams(), row)[0] for row in rows
     ]
 
-    good = _Judge._start
+    good = Judge.first_stale
 
-    def forgetful(self, ids, masked):
-        first = self.told is None
-        start = good(self, ids, masked)
-        return start if first else masked.long().argmax(1)
+    def forgetful(self, step, tokens):
+        first = "judged_tokens" not in step.memory
+        start = good(self, step, tokens)
+        return start if first else step.masked.long().argmax(1)
 
-    monkeypatch.setattr(_Judge, "_start", forgetful)
+    monkeypatch.setattr(Judge, "first_stale", forgetful)
     wrong = [
         run(
             guided(commit_correction=True, judge_top_k=1), start=canvas()[[r] * ROWS]
         ).tokens.tolist()
         for r in (1, 4)
     ]
-    monkeypatch.setattr(_Judge, "_start", good)
+    monkeypatch.setattr(Judge, "first_stale", good)
     assert wrong != [
         run(
             guided(commit_correction=True, judge_top_k=1), start=canvas()[[r] * ROWS]
@@ -258,9 +258,9 @@ def test_a_judge_of_other_tokens_is_refused():
     for space, said in (
         (
             space_of((2, 5), 6),
-            "the judge has 6 ids and 10 places; expected the masked model's 5 and 10",
+            "the judge has 6 token ids and 10 positions; expected the masked model's 5 and 10",
         ),
-        (space_of((2, 5), 5), "the judge's legal ids are not the masked model's"),
+        (space_of((2, 5), 5), "the judge's legal token ids are not the masked model's"),
     ):
         with pytest.raises(GenError, match=said):
             guided()(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import test_masked_cache as caches
 import torch
+from masked_steps import always, changed
 from quick_models import quickly_trained
 from tabular import masked_target
 from test_remaskers import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, check_given, check_rows
@@ -32,7 +33,7 @@ from gen.modalities.text.tasks import random_task
 from gen.models.load.locate import ZOO
 from gen.recipes.text import filter as recipe
 from gen.recipes.text import recipe as text_recipe
-from gen.recipes.text.filter import Plan, Traces, separation, trained, watched
+from gen.recipes.text.filter import FilterPlan, Traces, separation, trained, watched
 from gen.samplers.masked.methods.learn2pd import Learned, PlaceFilter, features
 
 R = 2
@@ -57,7 +58,7 @@ def folders(tmp_path_factory):
     """``fine``: a filter that has learned. ``shuffled``: from labels that are other places' labels.
     ``raw``: one that was never trained."""
     at, seen = tmp_path_factory.mktemp("filters"), oracle_traces(0)
-    plan = Plan(steps=300, batch=256)
+    plan = FilterPlan(steps=300, batch=256)
     other = torch.randperm(len(seen.final), generator=torch.Generator().manual_seed(0))
     for name, labels in (("fine", seen.final), ("shuffled", seen.final[other])):
         trained(
@@ -134,9 +135,7 @@ def check_features(read) -> int:
 
 def beyond_the_block(step, radius):
     """As if the block were all there is."""
-    opened, step.open = step.open, torch.ones_like(step.open)
-    x, step.open = features(step, radius), opened
-    return x
+    return features(changed(step, open=torch.ones_like(step.open)), radius)
 
 
 def test_a_filter_reads_what_its_module_says():
@@ -158,25 +157,12 @@ def test_only_the_block_at_work_is_read():
             torch.where(out, -0.1, step.logp),
         )
         sampling[out] = sampling.flip(-1)[out]
-        other = replace_step(step, sampling=sampling, masked=masked, logp=logp)
+        other = changed(
+            step, logprobs=sampling, raw_logprobs=always(sampling), masked=masked, logp=logp
+        )
         assert torch.equal(features(other, R)[step.eligible], x[step.eligible])
-        inside = replace_step(
-            step, sampling=step.logprobs, masked=step.masked, logp=step.logp - 0.5
-        )  # the control: in the block it is
+        inside = changed(step, logp=step.logp - 0.5)  # the control: in the block it is
         assert not torch.equal(features(inside, R)[step.eligible], x[step.eligible])
-
-
-def replace_step(step, sampling, masked, logp):
-    from copy import copy
-
-    other = copy(step)
-    other.logprobs, other.masked, other.logp, other.raw_logprobs = (
-        sampling,
-        masked,
-        logp,
-        lambda: sampling,
-    )
-    return other
 
 
 # --- what it learns
@@ -443,7 +429,7 @@ def test_learn2pd_is_for_rows_that_end(folders):
     )[0].filter == "text-filter"
     with pytest.raises(
         GenError,
-        match="sampler.stop is 'end', which needs an id that ends a row .*; there is none here",
+        match="sampler.stop is 'end', which needs an id that ends a row .*; this model has none",
     ):
         decode(sampler)
     ending, filled = (
@@ -509,7 +495,7 @@ def test_the_recipe_makes_a_filter_that_learn2pd_takes(tmp_path, monkeypatch):
     assert (
         "| filter, 0.96 |" in card
         and "| learn2pd, 0.96 |" in card
-        and "| llada, one place per call |" in card
+        and "| llada, one position per pass |" in card
     )
     pipe = gen.load("text", work / "zoo" / "text-masked")
     spec = {

@@ -290,7 +290,7 @@ def test_control_without_the_order_check_the_tokens_are_others(monkeypatch):
     expected = run(freedave(num_drafts=1), model, LAWS["greedy"]).tokens
     monkeypatch.setattr(
         marginal_orders,
-        "same_places",
+        "same_positions",
         lambda turn, positions: torch.ones(positions.shape[:-1], dtype=torch.bool),
     )
     assert not torch.equal(run(freedave(num_drafts=8), model, LAWS["greedy"]).tokens, expected)
@@ -447,7 +447,7 @@ def test_laws_of_models_that_change_their_mind_and_of_filtered_laws(make, order)
 
 def test_assd_is_exact_in_random_order():
     sampler, _ = resolve_sampler({"name": "assd", "num_drafts": 3})
-    assert sampler.order == "random" and sampler.guarantee == "sampling"
+    assert sampler.order == "random" and sampler.guarantee == "same_distribution"
     assert error(sampler, SamplingParams(), MODEL_FOUR, FOUR, CONTEXTS) < EXACT
 
 
@@ -463,7 +463,7 @@ def test_freedave_has_the_law_of_sequential_decoding(order):
 def test_control_no_order_check_loses_the_law(monkeypatch, order):
     monkeypatch.setattr(
         marginal_orders,
-        "same_places",
+        "same_positions",
         lambda turn, positions: torch.ones(positions.shape[:-1], dtype=torch.bool),
     )
     assert error(exact(num_drafts=2, order=order), SamplingParams(), MODEL_FOUR, FOUR) > WRONG
@@ -547,7 +547,7 @@ def test_what_cannot_be_done_is_said(name):
     for param, value, said in (
         ("num_drafts", 0, "integer of at least 1"),
         ("num_drafts", True, "integer of at least 1"),
-        ("order", "streams", "ids drawn"),
+        ("order", "streams", "tokens drawn"),
         ("order", "marign", "Did you mean 'margin'"),
         ("confidence_on", "sampling", "raw or shaped"),
     ):

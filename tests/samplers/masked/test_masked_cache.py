@@ -28,6 +28,7 @@ from gen.models.nets.grid import GridLlamaConfig, GridLlamaForCausalLM
 from gen.models.targets.cached_masked import CachedMaskedTarget, Plan, cached
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.masked.iterative import MaskedIterative
+from gen.samplers.masked.step import LEFT_OUT_LOGP, needs_of
 
 POLICIES = list(registry.table("cache_policy"))
 APPROXIMATE = [p for p in POLICIES if p != "none"]
@@ -147,13 +148,13 @@ def errors(
         self.could = step.masked & step.open
         return prepare(self, step)
 
-    def compared(self, canvas, of=None):
-        out = predict(self, canvas, of)
+    def compared(self, canvas, rows=None):
+        out = predict(self, canvas, rows)
         sampling = out.logprobs
         true = predict(self, canvas, torch.arange(len(canvas))).logprobs
         difference = (sampling.exp() - true.exp()).abs().amax(-1)
-        assert bool((self.fresh & self.could).any(1)[self.could.any(1)].all())
-        found.append(float(difference[self.fresh if everywhere else self.fresh & self.could].max()))
+        assert bool((out.fresh & self.could).any(1)[self.could.any(1)].all())
+        found.append(float(difference[out.fresh if everywhere else out.fresh & self.could].max()))
         return out
 
     with monkeypatch.context() as patch:
@@ -307,7 +308,7 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
                 canvas=empty,
                 masked=empty == MASK,
                 open=empty == MASK,
-                begins=torch.ones(ROWS) > 0,
+                is_first_step=torch.ones(ROWS) > 0,
             )
         )
         out = of.predict(empty)
@@ -315,7 +316,7 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
         assert bool(((sampling[:, :6].exp() - short.exp()).abs() < EXACT).all()) == same
         assert (
             positions.tolist() == [P + min(width, T)] * ROWS
-            and of.fresh.sum(1).tolist() == [min(width, T)] * ROWS
+            and out.fresh.sum(1).tolist() == [min(width, T)] * ROWS
         )
 
 
@@ -401,9 +402,9 @@ def test_pads_in_front_are_nothing_to_the_model():
 
 def test_a_model_with_one_length_of_conditions_says_so():
     for net in (model("grid"), TabularMasked(V)):
-        with pytest.raises(GenError, match="lengths from 1 to 3; expected one length"):
+        with pytest.raises(GenError, match="the prompts have 1 to 3 tokens; expected one length"):
             target(net, ragged=True).predict(canvas())
-    with pytest.raises(GenError, match="a condition is empty"):
+    with pytest.raises(GenError, match="a prompt is empty"):
         MaskedTarget(
             model("llama_shifted"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, SamplingParams()
         ).predict(canvas())
@@ -520,13 +521,13 @@ def test_what_a_cache_cannot_do_is_said_at_once():
         decode(masked_target(TabularMasked(V), SPACE, SamplingParams(), [0, 1, 2, 0]), cache="dual")
 
     def nothing(now, slots):
-        return Plan(slots.written & False, slots.written | True, slots.since < 0)
+        return Plan(slots.written & False, slots.written | True, slots.steps_since_refresh < 0)
 
     of = cached(target(net), nothing)
     step = SimpleNamespace(canvas=canvas(), masked=canvas() == MASK, open=torch.ones(ROWS, T) > 0)
     of.prepare(step)
     of.predict(canvas())
-    with pytest.raises(GenError, match="computes none of the places that may be committed"):
+    with pytest.raises(GenError, match="computes none of the positions that may be committed"):
         of.prepare(step)
 
 
@@ -536,7 +537,7 @@ def test_schedules_that_look_at_a_law_and_shadows_are_refused():
         with pytest.raises(GenError, match=f"sampler.blocks is {name!r}; expected whole or fixed"):
             decode(target(model("llama")), cache="dual", blocks=name)
     for name, remasker in registry.table("remasker").items():
-        if getattr(remasker, "shadow", False):
+        if LEFT_OUT_LOGP in needs_of(remasker):
             with pytest.raises(GenError, match=f"sampler.remasker is {name!r}; expected"):
                 decode(target(model("llama")), cache="dual", remasker=name)
     assert not bool(

@@ -218,5 +218,5 @@ def test_a_canvas_that_is_partly_given_is_kept_by_both(folders):
 
 
 def test_lossless_decoders_refuse_an_order_that_looks_at_drawn_ids():
-    with pytest.raises(GenError, match="does not look at the ids drawn"):
+    with pytest.raises(GenError, match="does not look at the tokens drawn"):
         gen.load("image").resolve({"name": "exact_speculative", "order": "annealed"}, None)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from masked_steps import masked_step
 from tabular import TabularBlocks, TabularMasked, masked_target
 from test_blocks import target_of as block_target
 from test_grid_latent import run as run_latents
@@ -24,7 +25,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
-from gen.samplers.masked.step import MaskedStep, lowest
+from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, lowest, needs_of
 
 REMASKERS = list(registry.table("remasker"))
 REVISING = [name for name in REMASKERS if name != "none"]
@@ -293,32 +294,29 @@ def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor]:
         masked_iterative(remask_margin=0.2, remask_count=3),
     )
     sampling = torch.randn(64, 9, IDS + 1, generator=g).double().mul(3).log_softmax(-1)
-    step = MaskedStep(
+    steps_in_block = torch.randint(0, 9, (64,), generator=g)
+    step = masked_step(
         CounterRNG(range(64)),
         row,
         row,
         SPACE,
         params,
-        masked.long(),
-        kind == 0,
-        masked,
-        fresh,
-        sampling,
-        None,
-        {},
-        certainty,
-        certainty,
+        canvas=masked.long(),
+        prefilled=kind == 0,
+        masked=masked,
+        logprobs=sampling,
+        committed_logp=certainty,
+        left_out_logp=certainty,
+        open=fresh,
+        proposed_tokens=None,
+        logp=logp,
+        score=logp,
+        is_last_step=row < 0,
+        quota=commit,
+        is_first_step=row < 0,
+        steps_in_block=steps_in_block,
+        progress=(steps_in_block + 1).double() / 10,
     )
-    step.open, step.logp, step.score, step.is_last_step, step.quota, step.is_first_step = (
-        fresh,
-        logp,
-        logp,
-        row < 0,
-        commit,
-        row < 0,
-    )
-    step.steps_in_block = torch.randint(0, 9, (64,), generator=g)
-    step.progress = (step.steps_in_block + 1).double() / 10
     return step, commit
 
 
@@ -468,12 +466,12 @@ def test_what_disagrees_is_taken_back(remasker):
 def test_blocks_take_back_within_a_block(remasker):
     model = TabularBlocks(SPACE.vocab_size, block_length=10)
     frame_blocks = registry.get("sampler", "frame_blocks")
-    if getattr(registry.get("remasker", remasker), "shadow", False):
+    if LEFT_OUT_LOGP in needs_of(registry.get("remasker", remasker)):
         with pytest.raises(
             GenError,
             match=(
-                f"{remasker!r}, which asks for the law of every place without its own id; a block"
-                " model"
+                f"{remasker!r}, which needs the log-probability of every token with its own"
+                " position masked; a block model"
             ),
         ):
             frame_blocks(steps=5, remasker=remasker)(

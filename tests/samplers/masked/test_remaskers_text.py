@@ -10,6 +10,7 @@ import math
 
 import pytest
 import torch
+from masked_steps import changed, masked_step
 from test_remaskers import IDS, MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, masked_iterative, run
 
 from gen.core.errors import GenError
@@ -153,38 +154,40 @@ def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor, list[dict]]:
         conf_threshold=0.3,
         max_post_steps=2,
     )
-    step = MaskedStep(
+    tokens = torch.where(kind == 1, sampling.argmax(-1), held)
+    logp = sampling.gather(-1, tokens[..., None])[..., 0]
+    steps_in_block = torch.randint(0, 6, (rows,), generator=g)
+    steps = torch.randint(1, 10, (rows,), generator=g)
+    progress = ((steps_in_block + 1).double() / steps).clamp_max(1)
+    step = masked_step(
         CounterRNG(range(rows)),
         row,
         row,
         SPACE,
         params,
-        held,
-        kind == 0,
-        kind == 1,
-        kind >= 0,
-        sampling,
-        None,
-        {},
-        born.log(),
-        left.log(),
+        canvas=held,
+        prefilled=kind == 0,
+        masked=kind == 1,
+        logprobs=sampling,
+        committed_logp=born.log(),
+        left_out_logp=left.log(),
+        open=(torch.arange(positions) < 7).expand(rows, -1),
+        proposed_tokens=tokens,
+        logp=logp,
+        score=logp,
+        steps_in_block=steps_in_block,
+        progress=progress,
+        is_last_step=progress >= 1,
+        is_first_step=row % 3 == 0,
     )
-    step.open = (torch.arange(positions) < 7).expand(rows, -1)
-    step.proposed_tokens = torch.where(step.masked, sampling.argmax(-1), held)
-    step.logp = step.score = sampling.gather(-1, step.proposed_tokens[..., None])[..., 0]
-    step.steps_in_block, steps = (
-        torch.randint(0, 6, (rows,), generator=g),
-        torch.randint(1, 10, (rows,), generator=g),
-    )
-    step.progress = ((step.steps_in_block + 1).double() / steps).clamp_max(1)
-    step.is_last_step, step.is_first_step = step.progress >= 1, row % 3 == 0
     count = (
         (1 + torch.rand(rows, generator=g) * step.eligible.sum(1))
         .long()
         .clamp_max(step.eligible.sum(1))
     )
     full = row % 5 == 1  # nothing is left to do in some
-    step.open, count = step.open & ~(full[:, None] & step.masked), torch.where(full, 0, count)
+    step = changed(step, open=step.open & ~(full[:, None] & step.masked))
+    count = torch.where(full, 0, count)
     u = step.rng.uniform(row, step.positions, "remask", row)
     step.memory["edits"] = torch.randint(0, 3, (rows,), generator=g)
     states = []
@@ -247,23 +250,19 @@ def test_wide_in_takes_what_is_sure_up_to_a_share():
     g = torch.Generator().manual_seed(1)
     sampling = torch.randn(12, 40, 3, generator=g).double().mul(3).log_softmax(-1)
     row, masked = torch.arange(12), torch.rand(12, 40, generator=g) < 0.9
-    step = MaskedStep(
+    step = masked_step(
         None,
         row,
         row,
         SPACE,
         masked_iterative(conf_threshold=0.6),
-        masked.long(),
-        ~masked,
-        masked,
-        masked | True,
-        sampling,
-        None,
-        {},
-        sampling,
+        canvas=masked.long(),
+        prefilled=~masked,
+        masked=masked,
+        logprobs=sampling,
+        open=torch.arange(40).expand(12, -1) < row[:, None] * 3 + 4,
+        logp=sampling.amax(-1),
     )
-    step.open = torch.arange(40).expand(12, -1) < row[:, None] * 3 + 4
-    step.logp = sampling.amax(-1)
     found = registry.get("selector", "wide_in")(step)
     capped = 0
     for i in range(12):
@@ -461,7 +460,7 @@ def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
     """WINO without leaving anything out: what a place says of itself."""
 
     def sees_itself(step, count):
-        step.left_out_logp = step.logp
+        step = changed(step, left_out_logp=step.logp)
         return registry.get("remasker", "wino")(step, count)
 
     monkeypatch.setitem(registry._kinds["remasker"], "broken", sees_itself)

@@ -8,25 +8,22 @@ selectors.
 from __future__ import annotations
 
 import math
-from copy import copy
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from masked_steps import changed, masked_step
 from test_remaskers import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, run
 
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
+from gen.samplers.engine.rows import RowStore
 from gen.samplers.masked.step import MaskedStep, highest
 
-SELECTORS = [
-    n
-    for n, f in registry.table("selector").items()
-    if f.__module__
-    in ("gen.samplers.masked.parts.selectors", "gen.samplers.masked.parts.selectors_history")
-]
+# the others: test_maskgit_step.py, test_learned.py, test_remaskers_text.py
+SELECTORS = [n for n in registry.table("selector") if n not in ("schedule", "learned", "wide_in")]
 masked_iterative = registry.get("sampler", "masked_iterative")
 SUREST = {
     "proposer": "argmax",
@@ -220,7 +217,8 @@ def states(seed: int, sampler, steps: int = 4) -> list[MaskedStep]:
     """Steps that follow each other, of rows whose blocks begin anew now and then and whose laws
     move a little; many values are equal."""
     g = torch.Generator().manual_seed(seed)
-    kind, memory, out = torch.randint(0, 3, (B, T), generator=g), {}, []  # given, empty, filled
+    kind = torch.randint(0, 3, (B, T), generator=g)  # prefilled, masked, committed
+    memory, out = RowStore(), []
     kind[:, 3] = 1
     edges = torch.randint(0, 3, (B, 1), generator=g), torch.randint(7, T + 1, (B, 1), generator=g)
     position, logits, row = (
@@ -233,37 +231,39 @@ def states(seed: int, sampler, steps: int = 4) -> list[MaskedStep]:
             -1, 2, (B, T, 1), generator=g
         )
         sampling, masked = logits.log_softmax(-1), kind == 1
-        now = MaskedStep(
+        is_open = (position >= edges[0]) & (position < edges[1])
+        wanted = (masked & is_open).sum(1)
+        drawn = sampling.argmax(-1) if seed % 2 else torch.randint(0, V, (B, T), generator=g)
+        tokens = torch.where(masked, drawn, 0)
+        logp = sampling.gather(-1, tokens[..., None])[..., 0]
+        score = logp if seed % 3 else torch.randint(-3, 1, (B, T), generator=g).double()
+        begins = torch.full((B,), True) if not step else torch.rand(B, generator=g) < 0.2
+        steps_in_block = torch.randint(0, 4, (B,), generator=g)
+        at_start = wanted + torch.randint(0, 4, (B,), generator=g)
+        progress = (steps_in_block + 1) / torch.full((B,), 4.0).double()
+        now = masked_step(
             CounterRNG(range(B)),
             row,
             row * 0 + step,
             SPACE,
             sampler,
-            torch.where(masked, MASK, 0),
-            kind == 0,
-            masked,
-            torch.ones_like(masked),
-            sampling,
-            lambda sampling=sampling: sampling,
             memory,
-            torch.zeros(B, T).double(),
-        )
-        now.open = (position >= edges[0]) & (position < edges[1])
-        wanted = now.eligible.sum(1)
-        now.proposed_tokens = torch.where(
-            masked, sampling.argmax(-1) if seed % 2 else torch.randint(0, V, (B, T), generator=g), 0
-        )
-        now.logp = sampling.gather(-1, now.proposed_tokens[..., None])[..., 0]
-        now.score = now.logp if seed % 3 else torch.randint(-3, 1, (B, T), generator=g).double()
-        now.is_first_step = torch.full((B,), True) if not step else torch.rand(B, generator=g) < 0.2
-        now.steps_in_block, now.num_masked_at_start = (
-            torch.randint(0, 4, (B,), generator=g),
-            wanted + torch.randint(0, 4, (B,), generator=g),
-        )
-        now.progress = (now.steps_in_block + 1) / torch.full((B,), 4.0).double()
-        now.is_last_step, now.quota = (
-            now.progress >= 1,
-            1 + (torch.rand(B, generator=g) * wanted).long(),
+            canvas=torch.where(masked, MASK, 0),
+            prefilled=kind == 0,
+            masked=masked,
+            logprobs=sampling,
+            raw_logprobs=lambda sampling=sampling: sampling,
+            committed_logp=torch.zeros(B, T).double(),
+            open=is_open,
+            proposed_tokens=tokens,
+            logp=logp,
+            score=score,
+            is_first_step=begins,
+            steps_in_block=steps_in_block,
+            num_masked_at_start=at_start,
+            progress=progress,
+            is_last_step=progress >= 1,
+            quota=1 + (torch.rand(B, generator=g) * wanted).long(),
         )
         out.append(now)
     return out
@@ -527,9 +527,9 @@ def batch_cummax(step: MaskedStep) -> torch.Tensor:
 
 def over_edges(step: MaskedStep) -> torch.Tensor:
     """``runs`` without a look at the block."""
-    from gen.samplers.masked.parts.selectors import best_of_each, runs_of, sure
+    from gen.samplers.masked.parts.selection import best_of_each, confident, runs_of
 
-    return sure(step) | (
+    return confident(step) | (
         best_of_each(step.confidence, step.masked, runs_of(step.masked))
         & (step.confidence >= step.params.low_threshold)
     )
@@ -537,8 +537,7 @@ def over_edges(step: MaskedStep) -> torch.Tensor:
 
 def never_forgets(step: MaskedStep) -> torch.Tensor:
     """``coherent`` across blocks."""
-    step = copy(step)
-    step.is_first_step = step.is_first_step & (step.step_index == 0)
+    step = changed(step, is_first_step=step.is_first_step & (step.step_index == 0))
     return registry.get("selector", "coherent")(step)
 
 

@@ -1,5 +1,5 @@
 """Parallel decoders by their papers' names: what every selector keeps, limits that are known, other
-names of knobs, and broken ones that fail."""
+names of parameters, and broken ones that fail."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_position_without_rarity_is_refused():
     assert "\n" not in str(said.value)
 
 
-# --- other names of knobs
+# --- other names of parameters
 
 
 def test_names_of_other_libraries_are_understood():
@@ -356,11 +356,11 @@ def test_names_of_other_libraries_are_understood():
     [
         (
             {"name": "fast_dllm", "threshold": 0.7, "conf_threshold": 0.8},
-            "got 'threshold' and 'conf_threshold' in a.yaml, which are one knob",
+            "got 'threshold' and 'conf_threshold' in a.yaml, which are one parameter",
         ),
         (
             {"name": "fast_dllm", "remasking": "random", "alg": "entropy"},
-            "got 'remasking' and 'alg' in a.yaml, which are one knob, order",
+            "got 'remasking' and 'alg' in a.yaml, which are one parameter, order",
         ),
         (
             {"name": "fast_dllm", "remasking": "entropy"},
@@ -376,7 +376,7 @@ def test_names_of_other_libraries_are_understood():
         ),
         (
             {"name": "speculative_jacobi", "threshold": 0.7},
-            "unknown knob of sampler 'speculative_jacobi': 'threshold'",
+            "unknown parameter of sampler 'speculative_jacobi': 'threshold'",
         ),
         (
             {"name": "ete", "block_length": 0},
@@ -397,7 +397,7 @@ def test_mistakes_are_named_in_one_line(spec, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_any_sampler_may_say_what_else_its_knobs_are_called(monkeypatch):
+def test_any_sampler_may_say_what_else_its_parameters_are_called(monkeypatch):
     @dataclass(frozen=True)
     class Called(registry.get("sampler", "autoregressive")):
         pace: int = 3
@@ -406,7 +406,7 @@ def test_any_sampler_may_say_what_else_its_knobs_are_called(monkeypatch):
 
     monkeypatch.setitem(registry._kinds["sampler"], "called", Called)
     assert resolve_sampler({"name": "called", "speed": "fast"})[0].pace == 9
-    with pytest.raises(GenError, match="unknown knob"):  # the control
+    with pytest.raises(GenError, match="unknown parameter"):  # the control
         resolve_sampler({"name": "autoregressive", "speed": "fast"})
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from masked_steps import changed, masked_step
 from tabular import TabularMasked, masked_target
 from torch import Tensor
 
@@ -74,26 +75,21 @@ def state(seed: int, rows: int = 40) -> MaskedStep:
     sampling[:, 3, 1:] = -math.inf  # a place that has one id
     sampling = sampling.log_softmax(-1)
     row = torch.arange(rows)
-    step = MaskedStep(
+    return masked_step(
         None,
         row,
         torch.randint(0, 14, (rows,), generator=g),
         SPACE,
         masked_iterative(block_length=4),
-        ids,
-        kind == 0,
-        kind == 1,
-        kind >= 0,
-        sampling,
-        lambda: sampling,
-        {},
-        sampling[..., 0],
+        canvas=ids,
+        prefilled=kind == 0,
+        masked=kind == 1,
+        logprobs=sampling,
+        raw_logprobs=lambda: sampling,
+        committed_logp=sampling[..., 0],
+        open=torch.rand(rows, POSITIONS, generator=g) < 0.8,
+        proposed_tokens=torch.where(kind == 1, sampling.argmax(-1), ids),
     )
-    step.open, step.proposed_tokens = (
-        torch.rand(rows, POSITIONS, generator=g) < 0.8,
-        torch.where(kind == 1, sampling.argmax(-1), ids),
-    )
-    return step
 
 
 def after(step: MaskedStep, seed: int) -> Tensor:
@@ -150,7 +146,7 @@ def test_without_an_end_it_says_what_is_missing():
     with pytest.raises(
         GenError,
         match=(
-            "sampler.stop is 'end', which needs an id that ends a row .*; there is none here;"
+            "sampler.stop is 'end', which needs an id that ends a row .*; this model has none;"
             " expected filled"
         ),
     ):
@@ -289,17 +285,13 @@ def check_adaptive(schedule, space: TokenSpace = SPACE) -> int:
                 space,
                 masked_iterative(block_length=3, delimiter_threshold=0.6, blocks="adaptive"),
             )
-            now.logprobs = now.logprobs.roll(step, 1)
-            now.masked = (
-                now.masked
-                if first is None
-                else first.masked
-                & (
-                    torch.rand(first.masked.shape, generator=torch.Generator().manual_seed(step))
-                    < 0.7
+            now = changed(now, logprobs=now.logprobs.roll(step, 1))
+            if first is not None:
+                drawn = torch.rand(
+                    first.masked.shape, generator=torch.Generator().manual_seed(step)
                 )
-            )
-            now.memory = {} if first is None else first.memory
+                now = changed(now, masked=first.masked & (drawn < 0.7))
+                now.memory = first.memory
             opened, number = schedule(now)
             for i in range(40):
                 if not bool(now.masked[i].any()):  # such a row is not asked

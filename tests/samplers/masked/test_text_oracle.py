@@ -15,7 +15,8 @@ import torch
 from enumeration import enumerate_law
 
 from gen.__main__ import main
-from gen.bench.oracle import Board, contenders, dial, measure
+from gen.bench.oracle import contenders, dial
+from gen.contracts.oracle import Board, measure
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler

@@ -1,0 +1,106 @@
+"""Method cards: the one declaration of a published method.
+
+    @method(
+        "klass",
+        paper="2511.05664",
+        title="KLASS: KL-Guided Fast Inference in Masked Diffusion Models",
+        params={"selector": "klass", ...},
+        limit=Limit(SEQUENTIAL, {"kl_threshold": 0}),
+    )
+    @register("selector", "klass", params=KlassParams)
+    def klass(step): ...
+
+From it come the preset, its row in ``gen ls presets``, its row in the tables of the documentation
+and its case in the contract tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gen.core.registry import register
+
+T = TypeVar("T")
+SEQUENTIAL = "one position per forward pass"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Values at which a method becomes a simpler one.
+
+    Attributes:
+        equals: what it becomes: ``SEQUENTIAL``, or the name of a preset.
+        params: the values, over those of the preset.
+        preset: the values of the simpler preset that go with them, such as no blocks.
+        note: the values in words, where they depend on the number of positions.
+    """
+
+    equals: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Name of a published method: a sampler with parameters.
+
+    Attributes:
+        sampler: name of the sampler.
+        params: parts and values.
+        sampling: sampling parameters that the method implies.
+        about: one line that says what it does.
+        aliases: names that the paper itself gives to parameters, where they are not the sampler's.
+        paper: arXiv id, or where else it was published; empty for what is not.
+        title: the paper's title.
+        limit: where it becomes a simpler method, if anywhere.
+        example: parameters for the contract tests, of twelve positions, over those of ``params``.
+    """
+
+    name: str
+    sampler: str
+    params: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    about: str = ""
+    aliases: dict[str, str] = field(default_factory=dict)
+    paper: str = ""
+    title: str = ""
+    limit: Limit | None = None
+    example: dict[str, Any] = field(default_factory=dict)
+
+
+def method(
+    name: str,
+    *,
+    about: str,
+    sampler: str = "masked_iterative",
+    params: Mapping[str, Any] | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    paper: str = "",
+    title: str = "",
+    limit: Limit | None = None,
+    aliases: Mapping[str, str] | None = None,
+    example: Mapping[str, Any] | None = None,
+) -> Callable[[T], T]:
+    """Registers a method as a preset; see ``Preset`` for the arguments.
+
+    Returns:
+        a decorator that changes nothing, for the rule of the method.
+    """
+    register("preset", name)(
+        Preset(
+            name,
+            sampler,
+            dict(params or {}),
+            dict(sampling or {}),
+            about,
+            dict(aliases or {}),
+            paper,
+            title,
+            limit,
+            dict(example or {}),
+        )
+    )
+    return lambda rule: rule

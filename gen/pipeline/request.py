@@ -1,0 +1,218 @@
+"""A resolved request, the point that generation starts from, and a run that is ready to decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gen.contracts.frontend import TokenFrontend
+from gen.contracts.modality import Modality
+from gen.contracts.protocol import ModelProtocol
+from gen.core.edit_spec import EditSpec
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.sampler import Callback, Sampler
+from gen.core.sampling_params import SamplingParams
+from gen.core.token_space import TokenSpace
+from gen.models.targets.base import Target
+from gen.pipeline.output import ItemPlan
+from gen.pipeline.streaming import OnChunk
+
+SamplerSpec = str | Mapping[str, Any] | Sampler
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """Everything that a batch of items is made from, resolved once.
+
+    Attributes:
+        items: items of the batch.
+        spec: the sampler as the user wrote it.
+        sampler: the sampler.
+        sampling: sampling parameters.
+        start: edit, continuation or length to start from.
+        trace: whether steps are recorded.
+        callback: called once per forward pass.
+        on_chunk: called with every part of a row's media as soon as its tokens are there.
+        max_batch: items decoded at a time; None takes all at once.
+    """
+
+    items: Sequence[ItemPlan]
+    spec: dict[str, Any]
+    sampler: Sampler
+    sampling: SamplingParams
+    start: EditSpec = EditSpec()
+    trace: bool = False
+    callback: Callback | None = None
+    on_chunk: OnChunk | None = None
+    max_batch: int | None = None
+
+    @property
+    def split(self) -> bool:
+        """Whether there are more items than may be decoded at a time."""
+        return self.max_batch is not None and self.max_batch < len(self.items)
+
+    def batches(self, size: int) -> Iterator[GenerationRequest]:
+        """Yield requests of at most ``size`` items each."""
+        for first in range(0, len(self.items), size):
+            yield replace(
+                self,
+                items=self.items[first : first + size],
+                on_chunk=self.on_chunk and _from_row(first, self.on_chunk),
+            )
+
+
+def _from_row(first: int, on_chunk: OnChunk) -> OnChunk:
+    """Return ``on_chunk`` for a batch whose row 0 is row ``first`` of the whole."""
+    return lambda row, media: on_chunk(first + row, media)
+
+
+def _unchanged(media: Any) -> Any:
+    """Lay nothing over a result."""
+    return media
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Known tokens that generation starts from.
+
+    Attributes:
+        space: token space of the results.
+        prefix: first tokens [k(, C)] of every result, if any.
+        canvas: canvas [B, T(, C)] with masked positions to fill, if any.
+        overlay: lays a result over the original media.
+    """
+
+    space: TokenSpace
+    prefix: Tensor | None = None
+    canvas: Tensor | None = None
+    overlay: Callable[[Any], Any] = _unchanged
+
+    @classmethod
+    def of(
+        cls,
+        request: GenerationRequest,
+        protocol: type[ModelProtocol],
+        modality: Modality,
+        frontend: TokenFrontend,
+        space: TokenSpace,
+        device: torch.device,
+    ) -> StartingPoint:
+        """Return the starting point of a request.
+
+        Args:
+            request: the request.
+            protocol: protocol of its sampler.
+            modality: modality that reads the media to start from.
+            frontend: frontend of the model.
+            space: token space of the model.
+            device: device of the canvas.
+
+        Raises:
+            GenError: the protocol or the modality cannot start there.
+        """
+        start, rows = request.start, len(request.items)
+        if start.source is not None:
+            return cls._edit(request, protocol, modality, frontend, space)
+        if start.frames is not None:
+            space = modality.lasting(start.frames, frontend, space)
+        prefix = None
+        if start.prefix is not None:
+            prefix = modality.prefix(start.prefix, frontend, space)
+            if start.frames is not None and len(prefix) >= int((space.legal.sum(1) > 1).sum()):
+                raise GenError(
+                    f"frames is {start.frames}, which the medium to continue fills by itself;"
+                    " expected more"
+                )
+        if protocol.left_to_right or (prefix is None and start.frames is None):
+            return cls(space, prefix)
+        canvas = space.empty(rows, device)
+        if prefix is not None:
+            canvas[:, : len(prefix)] = prefix
+        # where only one token may stand, it does
+        forced = (space.legal.sum(1) == 1).to(device)
+        if bool(forced.any()):
+            canvas[:, forced] = space.legal.to(device)[forced].long().argmax(1)
+        return cls(space, prefix, canvas)
+
+    @classmethod
+    def _edit(
+        cls,
+        request: GenerationRequest,
+        protocol: type[ModelProtocol],
+        modality: Modality,
+        frontend: TokenFrontend,
+        space: TokenSpace,
+    ) -> StartingPoint:
+        """Return the canvas of an edit: the source's tokens, masked where they are made anew."""
+        start = request.start
+        if not protocol.edits:
+            raise GenError(
+                f"sampler {request.spec['name']!r} decodes left to right and cannot edit; use a"
+                " masked one such as 'maskgit' or 'halton'"
+            )
+        region, where = ("mask", start.mask) if start.span is None else ("span", start.span)
+        if region != modality.edited_by:
+            raise GenError(
+                f"modality {modality.name!r} is edited with a {modality.edited_by}; a {region} came"
+            )
+        canvas, overlay = modality.edit(start.source, where, frontend, space)
+        return cls(space, None, canvas.expand(len(request.items), *canvas.shape), overlay)
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A request with its model, ready to decode.
+
+    Attributes:
+        request: the request.
+        model: name of the model.
+        frontend: frontend that decodes the tokens.
+        start: known tokens that generation starts from.
+        space: token space of the results. Where the lengths of rows are drawn first, it has no eos
+            token at positions before the end.
+        target: model, conditions and sampling parameters, as the sampler sees them.
+        draft: target of the draft model, if any.
+        length_space: token space in which the lengths of rows are drawn first; None where they are
+            not.
+    """
+
+    request: GenerationRequest
+    model: str
+    frontend: TokenFrontend
+    start: StartingPoint
+    space: TokenSpace
+    target: Target
+    draft: Target | None = None
+    length_space: TokenSpace | None = None
+
+    @property
+    def replaces_rows(self) -> bool:
+        """Whether rows that are done can be replaced by the next items."""
+        return self.target.replaces and (self.draft is None or self.draft.replaces)
+
+    def limit_batch(self, max_batch: int) -> None:
+        """Decode at most so many items at a time; before any forward pass."""
+        self.target.at_most(max_batch)
+        if self.draft is not None:
+            self.draft.at_most(max_batch)
+
+
+def spell(sampler: SamplerSpec) -> dict[str, Any]:
+    """Return a sampler as ``{"name": ..., parameter: value}``.
+
+    Raises:
+        GenError: the class of a sampler object is not registered.
+    """
+    if isinstance(sampler, str):
+        return {"name": sampler}
+    if isinstance(sampler, Mapping):
+        return dict(sampler)
+    names = [name for name, cls in registry.table("sampler").items() if cls is type(sampler)]
+    if not names:
+        raise GenError(f"{type(sampler).__name__} is not registered as a sampler")
+    return {"name": names[0], **asdict(sampler)}

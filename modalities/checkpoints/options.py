@@ -1,0 +1,60 @@
+"""Checks of options and prompts that several families of checkpoints share."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
+from gen.core.errors import GenError, bad_value
+
+CLASS = re.compile(r"\s*(?:class\s+)?(\d+)\s*", re.IGNORECASE)
+
+
+def is_integer(value: Any, least: int = 0) -> bool:
+    """Return whether ``value`` is an integer of at least ``least``. A bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def require_multiple(name: str, value: Any, step: int, unit: str = "") -> None:
+    """Check that an option is a positive multiple of ``step``.
+
+    Args:
+        name: the option.
+        value: what the user passed.
+        step: pixels or frames per code.
+        unit: words before "a multiple of" in the message.
+
+    Raises:
+        GenError: it is not.
+    """
+    if not is_integer(value, 1) or value % step:
+        raise bad_value(name, value, f"{unit}a multiple of {step}")
+
+
+def require_one_device(files: CheckpointFiles, load: LoadOptions) -> None:
+    """Check that no ``device_map`` came, for families that run on one device.
+
+    Raises:
+        GenError: there is one.
+    """
+    if load.device_map is not None:
+        raise GenError(
+            f"model {files.name} came with a device_map; expected none, models of this family run"
+            " on one device"
+        )
+
+
+def class_number(prompt: str, classes: int) -> int:
+    """Class that a prompt such as '207' or 'class 207' names.
+
+    Raises:
+        GenError: the prompt is no number below ``classes``.
+    """
+    match = CLASS.fullmatch(prompt)
+    if not match or int(match[1]) >= classes:
+        raise GenError(
+            f"the prompt is {prompt!r}; expected the number of a class, such as '207' or 'class"
+            f" 207', below {classes}"
+        )
+    return int(match[1])

@@ -1,0 +1,30 @@
+"""Training tasks of the text recipes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gen.modalities.small_language import held_out
+from gen.modalities.text import tasks as text_tasks
+
+# factors on the frequency of the harder ops
+WEIGHTS = {
+    "sort": 4,
+    "reverse": 2,
+    "insert at": 3,
+    "remove at": 3,
+    "replace at": 3,
+    "add": 3,
+    "close": 2,
+}
+
+
+def drawn(n: int, seed: int) -> list[tuple[text_tasks.Task, tuple[str, ...]]]:
+    """Draw ``n`` tasks, none of them held out, each with one of its right answers."""
+    rng, out = np.random.default_rng(seed), []
+    ops = [op for op in text_tasks.OPS for _ in range(WEIGHTS.get(op, 1))]
+    while len(out) < n:
+        task = text_tasks.random_task(rng, ops)
+        if not held_out(task):
+            out.append((task, text_tasks.draw_answer(task, rng)))
+    return out
