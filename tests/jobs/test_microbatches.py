@@ -25,7 +25,7 @@ class Lengthy(Pipe):
 
     room = 10**9
 
-    def sizes(self, items, sampler):
+    def prompt_lengths(self, items, sampler):
         return [len(i.prompt) for i in items]
 
     def generate(self, items, *args, **kwargs):
