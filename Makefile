@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or 3.12 and nothing else: the first call sets up .venv.
+# `make demo`, `make test` and `make check` need Python 3.11 or 3.12: the first call sets up .venv.
 #   make demo PYTHON=/path/to/python3.12      another interpreter
 #   make demo TORCH='torch==2.13.0+cpu'       another build of torch
 
@@ -9,12 +9,13 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
-# Test processes. More threads than one in each slow models of this size down. One that has nothing left takes tests over from the other.
+# Test processes. More than one thread in each slows models of this size down; an idle process takes
+# tests over from the other.
 WORKERS ?= 2
 TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ARGS ?=
 
-.PHONY: demo test test-slow setup clean
+.PHONY: demo test test-slow check types format setup clean
 
 demo: $(STAMP)
 	@$(BIN)/gen run configs/demo.yaml
@@ -25,6 +26,21 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	@$(TESTS) -m slow $(ARGS)
+
+# Style, layers, circles, sizes.
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@PYTHONPATH=. $(BIN)/lint-imports --no-logo
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/packaging/test_layout.py tests/packaging/test_imports.py
+
+# Types of gen/core, gen/contracts and samplers; not a part of check until no error is left.
+types: $(STAMP)
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
 
 setup: $(STAMP)
 
@@ -40,7 +56,7 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
 	@echo "setting up .venv (once; a minute or two)"
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || $(PIP) "$(TORCH)"
-	@$(PIP) --quiet -e '.[test]'
+	@$(PIP) --quiet -e '.[dev]'
 	@touch $@
 
 clean:

@@ -2,7 +2,7 @@
 passes, accepted drafts.
 
 A static page in plain SVG, like the job galleries. Every share carries its 95 % interval (Wilson),
-so that nobody reads a difference into eight pictures, and every wall time the least and the most of
+so that nobody reads a difference into eight images, and every wall time the least and the most of
 its repeats.
 """
 
@@ -222,7 +222,7 @@ def _write(folder: Path, title: str, about: str, body: str) -> Path:
 
 
 ABOUT_CURVES = """Prompt accuracy, against forward passes per item.
-Bars are 95 % intervals; labels are the value of the knob."""
+Bars are 95 % intervals; labels are the value of the parameter."""
 ABOUT = """Medians over repeats. Bars of shares are 95 % intervals, those of wall time the least
 and the most of the repeats. On the line
 <em>overhead 1</em> a forward pass costs what it costs plain autoregression: above it saved passes
@@ -238,7 +238,7 @@ h1 {{ font-size: 1.4rem }} h2 {{ font-size: 1.15rem; font-weight: 600; margin-to
 h3, h4 {{ font-size: 1rem; font-weight: 600; margin-top: 2rem }}
 svg {{ width: 100%; height: auto }} .grid {{ stroke: #e5e7eb }}
 .rule {{ stroke: #9ca3af; stroke-dasharray: 5 4 }}
-.tick, .knob {{ font-size: 11px; fill: #6b7280 }} .knob {{ fill: #374151 }}
+.tick, .parameter {{ font-size: 11px; fill: #6b7280 }} .parameter {{ fill: #374151 }}
 .axis {{ font-size: 12px; fill: #374151 }}
 .name {{ font-size: 13px; font-weight: 600; fill: #1f2937 }}
 .panels {{ display: grid;

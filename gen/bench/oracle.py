@@ -1,9 +1,9 @@
-"""``gen bench MODALITY --oracle``: masked samplers against models whose law is known, so that every
-error is the sampler's.
+"""``gen bench MODALITY --oracle``: masked samplers against models whose distribution is known, so
+that every error is the sampler's.
 
 Accuracy against forward passes, per case. What is measured is what the registry holds: every masked
 sampler and preset, and every selector in each sampler that takes one. Each is drawn along its dial:
-of the numeric knobs that it reads, the one that spans the widest range of forward passes. The
+of the numeric parameters that it reads, the one that spans the widest range of forward passes. The
 modality brings the cases (``Modality.oracle_bench``).
 """
 
@@ -27,7 +27,9 @@ from gen.core.sampler import resolve_sampler
 from gen.jobs.defaults import preset_sampling, requested_sampling
 from gen.jobs.progress.terminal import for_terminal
 
-CHOSEN = "selector"  # a part that is measured by itself: the knob, and the kind in the registry
+CHOSEN = (
+    "selector"  # a part that is measured by itself: the parameter, and the kind in the registry
+)
 WHOLE, REAL = (
     (1, 2, 3, 4, 6, 8),
     (
@@ -80,8 +82,8 @@ def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
 def dial(
     spec: dict[str, Any], sampling: dict[str, Any], probe: Board
 ) -> tuple[str | None, list[Any]]:
-    """The knob that a sampler is drawn along, and its values; none if no knob changes its number of
-    forward passes in the probe's hardest case.
+    """The parameter that a sampler is drawn along, and its values; none if no parameter changes its
+    number of forward passes in the probe's hardest case.
 
     Raises ``GenError`` if the sampler cannot decode the probe."""
     hardest = min(
@@ -102,7 +104,7 @@ def dial(
 
 
 def _ladder(spec: dict[str, Any], sampling: dict[str, Any], param: str) -> list[Any]:
-    """Values that a sampler takes for a knob, smallest first, its own among them."""
+    """Values that a sampler takes for a parameter, smallest first, its own among them."""
     own = getattr(resolve_sampler(spec, sampling)[0], param)
     found = []
     for value in sorted({*(WHOLE if isinstance(own, int) else REAL), own}):
@@ -115,7 +117,8 @@ def _ladder(spec: dict[str, Any], sampling: dict[str, Any], param: str) -> list[
 
 
 def _read_while_decoding(spec: dict[str, Any], sampling: dict[str, Any], probe: Board) -> list[str]:
-    """The numeric knobs that a sampler, or a part that is shown it, looks at while it decodes."""
+    """The numeric parameters that a sampler, or a part that is shown it, looks at while it
+    decodes."""
     sampler, params = resolve_sampler(spec, sampling)
     numeric = [f.name for f in fields(sampler) if type(getattr(sampler, f.name)) in (int, float)]
     seen: set[str] = set()
@@ -126,7 +129,7 @@ def _read_while_decoding(spec: dict[str, Any], sampling: dict[str, Any], probe: 
             return super().__getattribute__(name)
 
     watched = Watched(**{f.name: getattr(sampler, f.name) for f in fields(sampler)})
-    seen.clear()  # of the checks that every knob goes through
+    seen.clear()  # of the checks that every parameter goes through
     measure(probe, watched, params)
     return [name for name in numeric if name in seen]
 
@@ -141,7 +144,7 @@ def table_of(
 ) -> list[dict[str, Any]]:
     """A row per contender, value of its dial and case, in the shape that ``gen.bench.curve`` draws.
     Values that change nothing are left out, and contenders that cannot decode these boards are
-    there with their error. ``sweep``: a knob and values instead of the dial.
+    there with their error. ``sweep``: a parameter and values instead of the dial.
     """
     table: list[dict[str, Any]] = []
     for label, spec in specs.items():

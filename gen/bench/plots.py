@@ -100,6 +100,23 @@ def axis(
     return Axis(max(0.0, low - margin), high + margin, name, say)
 
 
+class Frame:
+    """Pixels of a panel's data: ``at_x`` and ``at_y`` place a value between the axes."""
+
+    right, bottom = WIDTH - 0.3 * PAD, HEIGHT - PAD + 6
+
+    def __init__(self, x: Axis, y: Axis):
+        self.x, self.y = x, y
+
+    def at_x(self, value: float) -> float:
+        """Return the column of a value, in pixels."""
+        return PAD + (WIDTH - 1.3 * PAD) * self.x.at(value)
+
+    def at_y(self, value: float) -> float:
+        """Return the line of a value, in pixels."""
+        return self.bottom - (self.bottom - TOP) * self.y.at(value)
+
+
 def panel(
     title: str,
     points: Sequence[Point],
@@ -108,73 +125,90 @@ def panel(
     through: tuple[float, float] | None = None,
     note: str = "",
 ) -> str:
-    """An SVG. ``through``: a point that a line of y proportional to x goes through, of which
-    ``note`` says what it is."""
+    """Draw points between two axes as an SVG.
 
-    def at_x(value):
-        return PAD + (WIDTH - 1.3 * PAD) * x.at(value)
-
-    def at_y(value):
-        return HEIGHT - PAD + 6 - (HEIGHT - PAD + 6 - TOP) * y.at(value)
-
-    right, bottom = WIDTH - 0.3 * PAD, HEIGHT - PAD + 6
-    parts = [f'<text class="name" x="{PAD}" y="18">{escape(title)}</text>']
-    for value in x.ticks():
-        parts.append(
-            f'<text class="tick" x="{at_x(value):.1f}" y="{bottom + 16:.1f}"'
-            f' text-anchor="middle">{escape(x.say(value))}</text>'
-        )
-        parts.append(
-            f'<line class="grid" x1="{at_x(value):.1f}" x2="{at_x(value):.1f}" y1="{TOP}"'
-            f' y2="{bottom}"/>'
-        )
-    for value in y.ticks():
-        parts.append(
-            f'<text class="tick" x="{PAD - 7}" y="{at_y(value) + 4:.1f}"'
-            f' text-anchor="end">{escape(y.say(value))}</text>'
-        )
-        parts.append(
-            f'<line class="grid" x1="{PAD}" x2="{right:.1f}" y1="{at_y(value):.1f}"'
-            f' y2="{at_y(value):.1f}"/>'
-        )
+    Args:
+        title: the name over the panel.
+        points: points, joined by lines where they share one.
+        x: the horizontal axis.
+        y: the vertical axis.
+        through: a point on the line of y proportional to x; None for no such line.
+        note: the name of that line.
+    """
+    frame = Frame(x, y)
+    parts = [f'<text class="name" x="{PAD}" y="18">{escape(title)}</text>', *_ticks(frame)]
     if through is not None:
-        parts.append(_diagonal(x, y, through, at_x, at_y, note))
+        parts.append(_diagonal(x, y, through, frame.at_x, frame.at_y, note))
+    parts += [*_data(frame, points), *_axis_names(frame)]
+    said = escape(f"{y.name} against {x.name}, {title}", quote=True)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
+    )
+
+
+def _ticks(frame: Frame) -> list[str]:
+    """Draw the ticks of both axes with the lines of the grid."""
+    parts = []
+    for value in frame.x.ticks():
+        at = frame.at_x(value)
+        parts.append(
+            f'<text class="tick" x="{at:.1f}" y="{frame.bottom + 16:.1f}"'
+            f' text-anchor="middle">{escape(frame.x.say(value))}</text>'
+        )
+        parts.append(
+            f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{frame.bottom}"/>'
+        )
+    for value in frame.y.ticks():
+        at = frame.at_y(value)
+        parts.append(
+            f'<text class="tick" x="{PAD - 7}" y="{at + 4:.1f}"'
+            f' text-anchor="end">{escape(frame.y.say(value))}</text>'
+        )
+        parts.append(
+            f'<line class="grid" x1="{PAD}" x2="{frame.right:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        )
+    return parts
+
+
+def _data(frame: Frame, points: Sequence[Point]) -> list[str]:
+    """Draw lines, error bars, marks and labels of the points."""
+    at_x, at_y, parts = frame.at_x, frame.at_y, []
     for name in dict.fromkeys(p.line for p in points if p.line is not None):
         joined = [p for p in points if p.line == name]
-        positions = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in joined)
+        corners = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in joined)
         parts.append(
-            f'<polyline points="{positions}" fill="none" stroke="{joined[0].colour}"'
+            f'<polyline points="{corners}" fill="none" stroke="{joined[0].colour}"'
             ' stroke-width="2"/>'
         )
     for p in points:
         cx, cy = at_x(p.x), at_y(p.y)
         if p.bar is not None:
-            least, most = (at_y(min(max(v, y.low), y.high)) for v in p.bar)
+            least, most = (at_y(min(max(v, frame.y.low), frame.y.high)) for v in p.bar)
             parts.append(
                 f'<line x1="{cx:.1f}" x2="{cx:.1f}" y1="{least:.1f}" y2="{most:.1f}"'
                 f' stroke="{p.colour}" opacity="0.35"/>'
             )
         parts.append(_mark(cx, cy, p))
     for cx, cy, anchor, label in placed(
-        [(at_x(p.x), at_y(p.y), p.label, p.line) for p in points], (PAD + 2, TOP, right, bottom)
+        [(at_x(p.x), at_y(p.y), p.label, p.line) for p in points],
+        (PAD + 2, TOP, frame.right, frame.bottom),
     ):
         parts.append(
             f'<text class="param" x="{cx:.1f}" y="{cy:.1f}"'
             f' text-anchor="{anchor}">{escape(label)}</text>'
         )
-    parts.append(
-        f'<text class="axis" x="{(PAD + right) / 2:.1f}" y="{HEIGHT - 12}"'
-        f' text-anchor="middle">{escape(x.name)}</text>'
-    )
-    middle = (TOP + bottom) / 2
-    parts.append(
+    return parts
+
+
+def _axis_names(frame: Frame) -> list[str]:
+    """Draw the names of both axes."""
+    middle = (TOP + frame.bottom) / 2
+    return [
+        f'<text class="axis" x="{(PAD + frame.right) / 2:.1f}" y="{HEIGHT - 12}"'
+        f' text-anchor="middle">{escape(frame.x.name)}</text>',
         f'<text class="axis" transform="translate(12 {middle:.1f}) rotate(-90)"'
-        f' text-anchor="middle">{escape(y.name)}</text>'
-    )
-    said = escape(f"{y.name} against {x.name}, {title}", quote=True)
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
-    )
+        f' text-anchor="middle">{escape(frame.y.name)}</text>',
+    ]
 
 
 def _mark(cx: float, cy: float, p: Point) -> str:
@@ -205,7 +239,7 @@ def placed(
     points: Sequence[tuple[float, float, str, str | None]], frame: tuple[float, float, float, float]
 ) -> list[tuple[float, float, str, str]]:
     """Labels as x, y, anchor and text, each above, right of, left of or below its point (x, y,
-    label, line), where it covers neither a point nor another label. What has no such place has no
+    label, line), where it covers neither a point nor another label. What has no such spot has no
     label. Points of a line that lie on top of each other share one, of the first and the last.
     """
     merged: list[list[Any]] = []

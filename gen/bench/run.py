@@ -21,9 +21,9 @@ from gen.bench.measure import interleaved, prompts_of
 from gen.bench.oracle import bench_oracle
 from gen.bench.report import ALL, machine, tell
 from gen.bench.table import REFERENCE, tabulate
-from gen.bench.variants import DEFAULT, choose, serves
-from gen.core.checks import parse_counts
-from gen.core.errors import GenError, bad_value
+from gen.bench.variants import DEFAULT, Variant, choose, serves
+from gen.core.checks import check_int, parse_counts
+from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.jobs.defaults import default_sampling, requested_sampling
 from gen.jobs.progress.terminal import for_terminal
@@ -37,23 +37,22 @@ UNSERVED = "no model for it"
 
 
 def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> int:
+    """Carry out ``gen bench``; return the exit code. ``load`` replaces the usual loader."""
     if args.modality == "jobs":
         return bench_jobs(args)
     for key in ("items", "modalities"):
-        if getattr(args, key, None) not in (None, False):
+        if vars(args).get(key) not in (None, False):
             raise GenError(
                 f"--{key} came with gen bench {args.modality}; expected it with gen bench jobs"
             )
     usual = (
         (QUICK_ORACLE if args.quick else ORACLE) if args.oracle else QUICK if args.quick else USUAL
     )
-    for key, value in usual.items():
-        if getattr(args, key) is None:
-            setattr(args, key, value)
-        if getattr(args, key) < 1:
-            raise bad_value(f"--{key}", getattr(args, key), "an integer of at least 1")
-    if args.seed < 0:
-        raise bad_value("--seed", args.seed, "an integer of at least 0")
+    amounts = {k: usual[k] if vars(args)[k] is None else vars(args)[k] for k in usual}
+    for key, value in amounts.items():
+        check_int(f"--{key}", value, 1)
+    args = argparse.Namespace(**{**vars(args), **amounts})
+    check_int("--seed", args.seed, 0)
     if args.out and not Path(args.out).parent.is_dir():
         raise GenError(
             f"--out is {args.out!r}, in a folder that does not exist; expected one that does"
@@ -84,8 +83,8 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
 def measured(
     args: argparse.Namespace, load: Callable[..., Any], several: bool = False
 ) -> dict[str, Any]:
-    """Everything that was measured of one modality. ``several``: samplers that it has no model for
-    become rows that say so."""
+    """Measure one modality and return the report. ``several``: samplers without a model for it
+    become rows with that reason."""
     sizes = parse_counts(args.batch_sizes, "--batch-sizes")
     variants = choose(args)
     said = {
@@ -95,6 +94,40 @@ def measured(
         "compile": bool(args.compile),
     }
     pipe = load(args.modality, **said)
+    variants, errors = _measurable(args, pipe, variants, sizes, several)
+    prompts = prompts_of(pipe.modality, args.modality, args.prompts, args.seed)
+    progress = for_terminal()
+    progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
+    try:
+        runs = interleaved(
+            pipe, variants, sizes, prompts, args.repeats, args.seed, errors, progress
+        )
+    finally:
+        progress.close()
+    return {
+        "modality": args.modality,
+        **said,
+        "seed": args.seed,
+        "repeats": args.repeats,
+        "prompts": prompts,
+        "machine": machine(),
+        "samplers": [
+            {"label": v.label, "sampler": v.spec, "sampling": v.sampling} for v in variants
+        ],
+        "table": tabulate(runs, errors, variants),
+        "runs": runs,
+    }
+
+
+def _measurable(
+    args: argparse.Namespace,
+    pipe: Any,
+    variants: list[Variant],
+    sizes: list[int],
+    several: bool,
+) -> tuple[list[Variant], dict[tuple[str, int], str]]:
+    """Return the rows that the pipeline serves, peers included, and for rows and batch sizes that
+    cannot be measured the reason. Raises ``GenError`` if no row is left."""
     errors: dict[tuple[str, int], str] = {}
     for v in [v for v in variants if not serves(pipe, v.spec, v.sampling)]:
         if several and args.samplers:
@@ -123,25 +156,4 @@ def measured(
             f"nothing is left to measure: the model serves none of {REFERENCE}, {DEFAULT}; expected"
             " --samplers that it serves"
         )
-    prompts = prompts_of(pipe.modality, args.modality, args.prompts, args.seed)
-    progress = for_terminal()
-    progress.start(len(variants) * len(sizes) * (args.repeats + 1), unit="measurement")
-    try:
-        runs = interleaved(
-            pipe, variants, sizes, prompts, args.repeats, args.seed, errors, progress
-        )
-    finally:
-        progress.close()
-    return {
-        "modality": args.modality,
-        **said,
-        "seed": args.seed,
-        "repeats": args.repeats,
-        "prompts": prompts,
-        "machine": machine(),
-        "samplers": [
-            {"label": v.label, "sampler": v.spec, "sampling": v.sampling} for v in variants
-        ],
-        "table": tabulate(runs, errors, variants),
-        "runs": runs,
-    }
+    return variants, errors

@@ -117,8 +117,8 @@ def added(histograms: Any) -> list[int]:
 
 
 def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
-    """The table, and under it the law that its rows share, those that have another one, and reasons
-    that are too long for it."""
+    """The table, and under it the sampling parameters that its rows share, those that have another
+    one, and reasons that are too long for it."""
     rows = [HEADS]
     for r in table:
         start = [r["sampler"], str(r["batch_size"])]
@@ -182,7 +182,8 @@ def fidelity(row: dict[str, Any]) -> str:
 
 
 def distributions(table: list[dict[str, Any]]) -> list[str]:
-    """What the measured rows were drawn from, in words: the law of most first."""
+    """What the measured rows were drawn from, in words: the sampling parameters of most rows
+    first."""
     said: dict[str, list[str]] = defaultdict(list)
     for row in (r for r in table if not r["error"]):
         usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": 1.0}

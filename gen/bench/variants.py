@@ -20,8 +20,8 @@ DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table: a sampler, its knobs and its law. ``base``, ``param``, ``value``: what
-    it is drawn along, in a sweep.
+    """One line of the table: a sampler, its parameters and its sampling parameters. ``base``,
+    ``param``, ``value``: what it is drawn along, in a sweep.
 
     ``peer``: the group of one that is no sampler of this toolkit; ``make(items)``: what it does
     instead. ``serial``: it takes one item at a time; ``missing``: why there is none. ``asked``:
@@ -70,35 +70,35 @@ def choose(args: argparse.Namespace) -> list[Variant]:
     for param in grid:
         if param not in used:
             raise GenError(
-                f"--sweep is about {param!r}, a knob that none of {', '.join(names)} has"
+                f"--sweep is about {param!r}, a parameter that none of {', '.join(names)} has"
             )
     return variants
 
 
 def grid_of(texts: Sequence[str] | None) -> dict[str, list[Any]]:
-    """``["window=4,8", "coupling=fresh,gumbel"]`` as values per knob. Raises ``GenError`` for
-    anything else, and for a knob that comes twice."""
+    """``["window=4,8", "coupling=fresh,gumbel"]`` as values per parameter. Raises ``GenError`` for
+    anything else, and for a parameter that comes twice."""
     grid: dict[str, list[Any]] = {}
     for text in texts or ():
         param, values = swept(text)
         if param in grid:
             raise GenError(
-                f"--sweep came twice with the knob {param!r}; expected its values in one, such as"
-                f" {param}=V,V"
+                f"--sweep came twice with the parameter {param!r}; expected its values in one,"
+                f" such as {param}=V,V"
             )
         grid[param] = values
     return grid
 
 
 def swept(text: str) -> tuple[str, list[Any]]:
-    """``window=4,8`` as a knob and its values. Raises ``GenError`` for anything else."""
+    """``window=4,8`` as a parameter and its values. Raises ``GenError`` for anything else."""
     param, _, values = text.partition("=")
     try:
         found = [safe_load(v) for v in values.split(",")]
     except YAMLError:
         found = [None]
     if not param.strip() or any(v is None or isinstance(v, (dict, list)) for v in found):
-        raise bad_value("--sweep", text, "KNOB=VALUE,VALUE such as window=4,8")
+        raise bad_value("--sweep", text, "PARAM=VALUE,VALUE such as window=4,8")
     return param.strip(), list(dict.fromkeys(found))
 
 

@@ -15,7 +15,7 @@ Implementation = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are ``GenError`` with the nearest name. Abbreviated flags are not
+    """Parser whose errors are ``GenError`` with the nearest name. Abbreviated flags are not
     guessed."""
 
     def __init__(self, *args, **kwargs):

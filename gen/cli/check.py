@@ -1,4 +1,4 @@
-"""Checking a job folder: the modality looks at every medium, from the file alone."""
+"""Check of a job folder: the modality judges every medium, from the file alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[dict[str, Any], bool]:
-    """The verdict, and whether there was a medium to judge."""
+    """Return the verdict, and True if there was a medium to judge."""
 
     def wrong(detail):
         return ({"passed": False, "valid": False, "detail": detail}, False)
@@ -96,6 +96,7 @@ def _shares(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def gallery(args: argparse.Namespace) -> int:
+    """Carry out ``gen gallery``; return the exit code."""
     folder = require_job(args.folder)
     with writing(folder):
         print(gallery_page.write_gallery(folder))
@@ -103,6 +104,7 @@ def gallery(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
+    """Carry out ``gen check``; return the exit code."""
     report = check_folder(args.folder)
     if args.json:
         print(json.dumps(report, ensure_ascii=False, indent=2))

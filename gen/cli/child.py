@@ -1,9 +1,9 @@
-"""The command ``gen`` in a process that does not outlive its parent: ``python -m gen.cli.child
-PARENT COMMAND ...``.
+"""Command ``gen`` in a process that does not outlive its parent: ``python -m gen.cli.child PARENT
+COMMAND ...``.
 
 A parent that is killed (kill -9, out of memory) can tell nobody, so the child looks: once the
-system gives it another parent it stops as if asked to, finishing its microbatch, and ends by force
-if that takes longer than ``GRACE`` seconds.
+system gives it another parent it stops as if asked to, finishing its microbatch, and ends by
+force if that takes longer than ``GRACE`` seconds.
 """
 
 from __future__ import annotations

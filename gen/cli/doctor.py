@@ -42,6 +42,7 @@ NEEDED = (
 
 
 def doctor(args: argparse.Namespace) -> int:
+    """Carry out ``gen doctor``; return the exit code."""
     report = examine()
     if args.json:
         print(json.dumps(report, ensure_ascii=False, indent=2))
@@ -51,8 +52,8 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that is looked at; ``problems`` keep gen from working, ``notes`` keep a part of it
-    from working."""
+    """Collect the report; ``problems`` keep gen from working, ``notes`` keep a part of it from
+    working."""
     report: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -95,7 +96,8 @@ def examine() -> dict[str, Any]:
 
 
 def requirements() -> dict[str, str]:
-    """What the installed distribution asks for, by package: ``{"torch": ">=2.11,<2.14"}``."""
+    """Read the requirements of the installed distribution, by package: ``{"torch":
+    ">=2.11,<2.14"}``."""
     try:
         lines = requires("gen-toolkit") or []
     except PackageNotFoundError:
@@ -111,7 +113,7 @@ def requirements() -> dict[str, str]:
 
 
 def fits(found: str, wanted: str) -> bool:
-    """Whether a version lies between the bounds; only ``>=`` and ``<`` are looked at."""
+    """Return True if a version lies between the bounds; only ``>=`` and ``<`` are looked at."""
 
     def number(v):
         return [int(x) for x in v.split("+")[0].split(".")[:3] if x.isdigit()]

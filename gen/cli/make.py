@@ -1,4 +1,4 @@
-"""The commands that make media: ``sample``, ``run`` and ``work``."""
+"""Commands that make media: ``sample``, ``run`` and ``work``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from gen.jobs.defaults import DEFAULT_SAMPLER, default_sampling, requested_sampl
 from gen.jobs.plan import check_target, make_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.progress.terminal import for_terminal
-from gen.jobs.rank import place
+from gen.jobs.rank import process_rank
 from gen.jobs.run import join_job, run_job
 from gen.jobs.signals import STOPPED, stoppable
 
 
 def sample(args: argparse.Namespace) -> int:
+    """Carry out ``gen sample``; return the exit code."""
     sampler = args.sampler or DEFAULT_SAMPLER
     tree: dict[str, Any] = {
         "modality": args.modality,
@@ -49,18 +50,19 @@ def sample(args: argparse.Namespace) -> int:
             tree[key] = getattr(args, key)
     job = make_job(tree, args.sets, where="the command line")
     if args.out is None and not any(s.startswith("out=") for s in args.sets):
-        # another prompt or knob is another folder, the same command the same one
+        # another prompt or parameter is another folder, the same command the same one
         job = replace(job, out=f"out/{args.modality}/{slug(args.prompt)}-{fingerprint(job)[:6]}")
     return _run(job)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Carry out ``gen run``; return the exit code."""
     job = load_config(args.config, args.overrides)
     return _dry_run(job) if args.dry_run else _run(job)
 
 
 def _run(job: Job) -> int:
-    leader = place().leader
+    leader = process_rank().leader
     progress = for_terminal() if leader else Silent()
     with stoppable(progress.note) as stop:
         summary = run_job(job, progress=progress, stop=stop)
@@ -99,6 +101,8 @@ def _tell(summary: dict[str, Any]) -> None:
 
 
 def work(args: argparse.Namespace) -> int:
+    """Carry out ``gen work``; return the exit code."""
+
     class Notes(Silent):
         def note(self, text: str) -> None:
             print(f"gen: {text}", file=sys.stderr, flush=True)

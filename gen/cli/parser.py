@@ -1,4 +1,4 @@
-"""The parser of the command line, and hints for what was mistyped.
+"""Parser of the command line, and hints for what was mistyped.
 
 Imports nothing heavy: help is quick.
 """

@@ -21,7 +21,7 @@ def sampling_fields() -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """Copies of mappings as dicts, of sequences as lists."""
+    """Copy mappings as dicts and sequences as lists."""
     if type(value) in ATOMS:
         return value
     if isinstance(value, (dict, Mapping)):
@@ -30,7 +30,7 @@ def plain(value: Any) -> Any:
 
 
 def canonical(value: Any) -> Any:
-    """Plain data in which 2 and 2.0 are one number, as they are to every knob."""
+    """Convert to plain data in which 2 and 2.0 are one number, as they are to every parameter."""
     if type(value) in ATOMS:
         return value
     if isinstance(value, float):
@@ -41,7 +41,7 @@ def canonical(value: Any) -> Any:
 
 
 def one_text(value: Any) -> str:
-    """The same text for every tree that means the same."""
+    """Return the same text for every tree that means the same."""
     return json.dumps(canonical(value), sort_keys=True, default=str)
 
 
@@ -67,7 +67,7 @@ def escape(value: Any) -> Any:
 
 
 def factored(trees: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What all trees share, and what is left of each."""
+    """Split trees into the keys that all of them share, and the rest of each."""
     first = trees[0]
 
     def same(a, b):
@@ -78,8 +78,8 @@ def factored(trees: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[d
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """``seed: was 0, now 7`` for every key that the relevant trees of two jobs do not share (see
-    ``Job.relevant``)."""
+    """List ``seed: was 0, now 7`` for every key in which the relevant trees of two jobs differ
+    (see ``Job.relevant``)."""
 
     def apart(tree):
         return {k: v for k, v in tree.items() if k != "entries"}
@@ -121,10 +121,12 @@ def _short(value: Any) -> str:
 
 
 def labels(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart, and
-    the modality where there are several.
+    """Name entries: by the sampler, the parameters that tell entries of one sampler apart, and the
+    modality if there are several.
 
-    ``entries``: what of each may stand in a name, with ``sampler``, ``modality`` and ``model``.
+    Args:
+        entries: the parts of each entry that may stand in a name, with ``sampler``, ``modality``
+            and ``model``.
     """
     flats = [flat(e) for e in entries]
     several = len({f["modality"] for f in flats}) > 1
@@ -151,8 +153,8 @@ def labels(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _telling(twins: list[dict[str, Any]]) -> list[str] | set[str]:
-    """The keys by which entries of one sampler differ; the model alone, without its key, where that
-    says it all."""
+    """Return the keys by which entries of one sampler differ; the model alone if it tells them
+    all apart."""
     if len(twins) > 1 and len({f.get("model") for f in twins}) == len(twins):
         return ["model"]
     said: dict[str, set[str]] = defaultdict(set)

@@ -42,9 +42,14 @@ UNNAMED = ("prompts", *MEDIA)  # too long to tell entries apart by
 
 @dataclass(frozen=True)
 class Entry:
-    """One sampler over its rows of input. ``sampler``: its name as written and every knob;
-    ``sampling``: every knob. ``prompts``: rows said in the job itself, texts or mappings;
-    ``prompts_file``: the absolute path of a file of them."""
+    """One sampler over its rows of input.
+
+    Attributes:
+        sampler: its name as written, and every parameter.
+        sampling: every sampling parameter.
+        prompts: rows in the job itself, texts or mappings.
+        prompts_file: absolute path of a file of rows.
+    """
 
     modality: str
     model: str | None
@@ -68,31 +73,33 @@ class Entry:
 
     @property
     def start(self) -> EditSpec:
+        """The edit of this entry: source, mask, span, prefix and frames."""
         return EditSpec(*(getattr(self, k) for k in EDIT_FIELDS))
 
     @cached_property
     def census(self) -> Census:
-        """What one look at all rows tells: how many, and their digest. Taken once."""
+        """Number and digest of all rows, counted once."""
         return self.own_census(self.said_census())
 
     def said_census(self) -> Census:
-        """Of the rows as they were said, which is the same for every entry that has them."""
+        """Count the rows as written, which is the same for every entry that has them."""
         stamp = self._stamp()
         return replace(take_census(self._said_rows()), stamp=stamp)
 
     def own_census(self, said: Census) -> Census:
-        """Another one only where rows call knobs by other names than the sampler does: both names
-        are one knob, and count as one."""
+        """Count the rows with the sampler's own names of parameters; a second look is taken only
+        if a row uses an alias."""
         check = self.row_check()
         if all(check(row).sampler == row.sampler for row in said.first.values()):
             return said
         return replace(take_census(map(check, self._said_rows())), stamp=said.stamp)
 
     def rows(self) -> Iterator[Row]:
-        """Every row, read anew each time, with the sampler's own names of its knobs; those that
-        cannot be made have an ``error``.
+        """Read every row anew, with the sampler's own names of its parameters. Rows that cannot be
+        made have an ``error``.
 
-        Raises ``GenError`` if the file is no longer the one that was counted.
+        Raises:
+            GenError: if the file is no longer the one that was counted.
         """
         yield from map(self.row_check(), self._said_rows())
         if (
@@ -104,12 +111,12 @@ class Entry:
             )
 
     def row_check(self) -> Callable[[Row], Row]:
-        """See `gen.config.rows`."""
+        """Return the check of this entry's rows (see `gen.config.row_check`)."""
         return row_check(self.sampler, self.sampling, self.start, self._located)
 
     def relevant(self, digest: Callable[[str], str] = file_digest) -> dict[str, Any]:
-        """What the media depend on. Rows count by their content wherever they come from; so does a
-        source, a mask or a prefix."""
+        """Collect everything the media depend on. Rows count by their content wherever they come
+        from, and so does a source, a mask or a prefix."""
         values = {
             **self.said(),
             "prompts": {"rows": self.census.rows, "sha256": self.census.sha256},
@@ -119,7 +126,7 @@ class Entry:
         )
 
     def said(self) -> dict[str, Any]:
-        """What counts, as it was said: no file is opened."""
+        """Collect the relevant keys as written; no file is opened."""
         options = {k: v for k, v in self.model_options.items() if k != "device_map"}
         return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options}
 
@@ -129,7 +136,7 @@ class Entry:
         )
 
     def _stamp(self) -> tuple[int, int] | None:
-        """Of a file of prompts: another one where it was written to."""
+        """Return the time and size of the file of prompts, which change when it is written to."""
         try:
             about = Path(self.prompts_file or "").stat()
         except OSError:  # reading it will say so
@@ -146,7 +153,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Job:
-    """A checked job: everything said, nothing left to guess."""
+    """A checked job with nothing left to guess."""
 
     name: str
     out: str
@@ -154,8 +161,8 @@ class Job:
     run: Run = field(default_factory=Run)
 
     def relevant(self) -> dict[str, Any]:
-        """What the media and the folder depend on: the tree that the fingerprint is of, and that a
-        plan keeps."""
+        """Collect everything the media and the folder depend on: the tree of the fingerprint,
+        which a plan keeps."""
         digest = cache(file_digest)  # entries often start from the same files
 
         def batch(e):
@@ -167,8 +174,8 @@ class Job:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The tree of a job file that loads to this job: what all entries share at the top, the
-        rest under ``jobs``."""
+        """Build the tree of a job file that loads to this job: shared keys at the top, the rest
+        under ``jobs``."""
         shared, rest = factored([_entry_tree(e) for e in self.entries])
         tree = {
             "name": self.name,
@@ -179,11 +186,11 @@ class Job:
         return {**tree, "jobs": rest} if len(rest) > 1 else tree
 
     def to_yaml(self) -> str:
+        """Format the job as a job file."""
         return OmegaConf.to_yaml(OmegaConf.create(escape(self.to_dict())))
 
     def labels(self) -> list[str]:
-        """One name per entry: the sampler's, with the knobs that tell entries of one sampler apart,
-        and the modality where a job has several."""
+        """Name the entries (see `gen.config.canonical.labels`)."""
         return labels(
             [
                 canonical({k: v for k, v in e.said().items() if k not in UNNAMED})
@@ -193,15 +200,15 @@ class Job:
 
 
 def fingerprint(job: Job) -> str:
-    """The sha256 of everything the media and the folder depend on; where and in which batches they
-    are made does not count, unless the job is to be ``deterministic``."""
+    """Digest everything the media and the folder depend on, as sha256. Devices and batches do
+    not count, unless the job is ``deterministic``."""
     return hashlib.sha256(
         json.dumps(job.relevant(), sort_keys=True, ensure_ascii=False).encode()
     ).hexdigest()
 
 
 def stored_job(folder: Path) -> Job:
-    """The job of a folder, as its ``config.yaml`` holds it: already resolved, so no sampler, model
+    """Read the job of a folder from its ``config.yaml``: already resolved, so no sampler, model
     or file is looked up."""
     path = folder / "config.yaml"
     layers = merge_layers(read_yaml(path), (), str(path), folder)

@@ -1,10 +1,9 @@
-"""Rows of input: a prompt each, with what that row alone says (a seed, a knob, a medium to start
-from, data to carry along).
+"""Rows of input: a prompt each, with the row's own seed, parameters, edit and data to carry along.
 
 Rows come from a list in a job, from any Python iterable, or from a file (see
-`gen.config.prompt_files` for the formats), and the same rows are the same input wherever they came
-from. A wrong row of a list is refused at once. A wrong row of a file does not stop the others: it
-keeps its place and says in ``error`` what is wrong with it, and where.
+`gen.config.prompt_files` for the formats); the same rows are the same input in all of these. A
+wrong row of a list is refused at once. A wrong row of a file does not stop the others: it stays
+in order and its ``error`` names the fault and the line.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ from gen.core.files import put, sha256
 
 
 def iter_rows(path: str | Path) -> Iterator[Row]:
-    """The rows of a .txt, .jsonl, .csv or .parquet file, one at a time; wrong ones with an
+    """Read the rows of a .txt, .jsonl, .csv or .parquet file one at a time; wrong ones have an
     ``error``.
 
-    Raises ``GenError`` where the file as a whole is of no use: an unknown extension, a header with
-    an unknown column, no row at all.
+    Raises:
+        GenError: for a useless file: an unknown extension, a header with an unknown column, no
+            row at all.
     """
     path = Path(path)
     first: dict[str, int] = {}  # the line that had an id first
@@ -67,8 +67,8 @@ def iter_rows(path: str | Path) -> Iterator[Row]:
 
 
 def inline_rows(prompts: Any, base: Path, where: str) -> list[str | dict[str, Any]]:
-    """A list or iterable of texts and mappings, read once and checked: texts as they are, mappings
-    with nested knobs and absolute paths. Raises ``GenError`` for a row that is wrong."""
+    """Read and check a list or iterable of texts and mappings once: texts as they are, mappings
+    with nested parameters and absolute paths. Raises ``GenError`` for a wrong row."""
     prompts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
         raise bad_value("prompts", prompts, "at least one prompt", where)
@@ -98,14 +98,14 @@ def inline_rows(prompts: Any, base: Path, where: str) -> list[str | dict[str, An
 
 
 def listed_rows(prompts: Iterable[str | Mapping[str, Any]]) -> Iterator[Row]:
-    """The rows of a list that ``inline_rows`` made."""
+    """Parse the rows of a list that ``inline_rows`` made."""
     for i, got in enumerate(prompts):
         yield parse_row(got, i, Path())
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """As JSONL that reads back as the same rows. Raises ``GenError`` for a row with an error, since
-    its text is not all here."""
+    """Write rows as JSONL that reads back as the same rows. Raises ``GenError`` for a row with
+    an error, whose text is incomplete."""
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -122,9 +122,15 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Census:
-    """What one look at all rows tells. ``first``: by every distinct set of knobs and starts, the
-    first row that says it (of rows without an error); ``error``: of the first row that has one.
-    Rows that say neither are one such set.
+    """Summary of all rows.
+
+    Attributes:
+        rows: their number.
+        sha256: digest of all rows in order.
+        first: the first valid row of every distinct set of parameters and edits; rows without any
+            are one such set.
+        error: of the first row that has one.
+        stamp: time and size of the file, if it is one.
     """
 
     rows: int
@@ -135,8 +141,8 @@ class Census:
 
 
 def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None) -> Census:
-    """Reads the rows once and keeps none but those of ``first``. ``content``: the digest of a file,
-    for media to start from."""
+    """Read the rows once and keep only those of ``first``. ``content`` digests a file, for media
+    to start from."""
     content = content or file_digest
     known: dict[str, str] = {}
     first: dict[str, Row] = {}
@@ -161,10 +167,11 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
 
 
 def rows_digest(rows: Iterable[Row]) -> str:
-    """One sha256 for the same rows in the same order, wherever they come from. A medium to start
-    from counts by its content, a row that could not be read by its text."""
+    """Digest rows: one sha256 for the same rows in the same order, wherever they come from. A
+    medium to start from counts by its content, an unreadable row by its text."""
     return take_census(rows).sha256
 
 
 def file_digest(path: str) -> str:
+    """Digest a file, or note that it is missing."""
     return sha256(Path(path)) if Path(path).is_file() else f"missing {path}"

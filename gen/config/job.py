@@ -1,11 +1,10 @@
-"""Job files: YAML in, a checked `Job` out, and the fingerprint that says whether two jobs make the
-same media.
+"""Job files: YAML in, a checked `Job` out.
 
-A file holds the keys of ``KEYS``; ``jobs:`` is a list of partial jobs that inherit the others and
-run into one folder. Three layers are merged strictly, later ones win: top-level keys, the entry of
-``jobs:``, overrides. So an override reaches every entry (``jobs.1.seed=3`` reaches one). A typo
-anywhere is an error that names the place and the nearest key: a plain merge would keep the misspelt
-key and run something the user did not ask for.
+A file holds the keys of ``KEYS``; ``jobs:`` is a list of partial jobs that inherit the others
+and run into one folder. Three layers are merged strictly, later ones win: top-level keys, the
+entry of ``jobs:``, overrides. So an override reaches every entry (``jobs.1.seed=3`` reaches
+one). A typo anywhere is an error with its location and the nearest key: a plain merge would keep
+the misspelt key and run another job than the user asked for.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def load_config(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Job:
-    """The job of a file, or of a packaged config such as ``image/sjd``. Raises ``GenError`` for
-    anything doubtful."""
+    """Load the job of a file, or of a packaged config such as ``image/sjd``. Raises ``GenError``
+    for anything doubtful."""
     path = find_config(path_or_name)
     return make_job(
         read_yaml(path), overrides, where=str(path_or_name), base=path.parent, name=path.stem
@@ -56,8 +55,15 @@ def make_job(
     base: Path | None = None,
     name: str | None = None,
 ) -> Job:
-    """The job of a tree with the layout of a file. Paths in it are relative to ``base``, those in
-    overrides to the working directory."""
+    """Make the job of a tree with the layout of a file.
+
+    Args:
+        tree: the keys of a job file.
+        overrides: ``key=value`` texts; paths in them are relative to the working directory.
+        where: origin of the tree, for messages.
+        base: folder that paths in the tree are relative to.
+        name: of the job, if the tree has none.
+    """
     layers = merge_layers(tree, overrides, where, base or Path())
     counted: dict[Any, Census] = {}  # entries often share their rows
     entries = [
@@ -88,8 +94,8 @@ def make_job(
 
 
 def _refuse_other_bits(entries: list[Entry], where: str) -> None:
-    """Of a deterministic job: what a clock decides, and kernels that a compiler makes anew on every
-    machine."""
+    """Refuse, in a deterministic job, parameters that a clock decides, and kernels that a
+    compiler makes anew on every machine."""
     for i, entry in enumerate(entries):
         if entry.compile:
             raise GenError(
@@ -167,8 +173,8 @@ def _check_device(device: str, where: str) -> None:
 
 
 def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
-    """One row of every set of knobs and starts. A wrong one in the job itself is refused; of a
-    file, one good row is enough."""
+    """Check one row of every set of parameters and edits. A wrong one in the job itself is
+    refused; of a file, one good row is enough."""
     key = entry.prompts_file or id(entry.prompts)
     said = counted[key] = counted.get(key) or entry.said_census()
     entry.__dict__["census"] = entry.own_census(said)
@@ -185,11 +191,12 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
 def _resolve_sampler(
     node: dict, sampling: dict, locations: Mapping[str, str], location: str
 ) -> tuple[dict, dict]:
-    """Every knob of the sampler, under the name the user wrote, and every knob of the law."""
+    """Resolve every parameter of the sampler, under the name the user wrote, and every sampling
+    parameter."""
     try:
         sampler, full = resolve_sampler(node, sampling)
     except GenError as error:
-        text = str(error)  # said in the place that set the key the message is about
+        text = str(error)  # with the location that set the key the message is about
         named = [p for k, p in locations.items() if "." in k and k.split(".")[1] in text]
         raise GenError(
             f"{text} ({named[0] if named else locations.get('sampler', location)})"

@@ -1,7 +1,7 @@
-"""The layers of a job: a file, the entries of its ``jobs:``, sweeps, overrides; merged strictly,
-with the place of every value.
+"""Layers of a job: a file, the entries of its ``jobs:``, sweeps, overrides; merged strictly, with
+the location of every value.
 
-Nothing is checked here but names and shape; `gen.config.job` resolves what comes out.
+Only names and shape are checked here; `gen.config.job` resolves the result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NODES_MOST = 2_000_000
 
 
 class Values(NamedTuple):
-    """The values of one entry, where each came from, and where the entry is."""
+    """Values of one entry, the origin of each, and the location of the entry."""
 
     values: dict[str, Any]
     locations: dict[str, str]
@@ -57,7 +57,7 @@ class Values(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The keys of the folder and the run, where each came from, and the entries."""
+    """Keys of the folder and the run, the origin of each, and the entries."""
 
     top: dict[str, Any]
     locations: dict[str, str]
@@ -65,6 +65,7 @@ class Layers(NamedTuple):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a job file. Raises ``GenError`` for a file that holds no keys."""
     try:
         tree = OmegaConf.load(
             path, **({"max_yaml_expanded_nodes": NODES_MOST} if _limits(OmegaConf.load) else {})
@@ -81,7 +82,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _limits(load: Callable) -> bool:
-    """Whether this OmegaConf limits what a file may hold; older ones do not."""
+    """Return True if this OmegaConf limits the size of a file; older ones do not."""
     return "max_yaml_expanded_nodes" in signature(load).parameters
 
 
@@ -110,7 +111,7 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
     for i, job in enumerate(jobs):
         location = where if "jobs" not in tree else f"{where}, jobs.{i}"
         if not isinstance(job, Mapping):
-            raise bad_value(f"jobs.{i}", job, "keys such as sampler and law", where)
+            raise bad_value(f"jobs.{i}", job, "keys such as sampler and sampling", where)
         values, locations = dict(shared), dict(shared_places)
         _merge(values, {k: v for k, v in job.items() if k != "sweep"}, location, locations, base)
         own = [
@@ -126,7 +127,7 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
 def _swept(
     entry: Values, sweep: Any, overrides: list[tuple[list[str], Any, str]], base: Path
 ) -> list[Values]:
-    """An entry under its sweep and the overrides that reach it."""
+    """Expand an entry under its sweep and the overrides that reach it."""
     for keys, value, said in overrides:
         if keys[0] == "sweep":
             if len(keys) == 1:
@@ -143,7 +144,7 @@ def _swept(
         values, locations = dict(entry.values), dict(entry.locations)
         for key in sorted(
             combination, key=lambda k: k.count(".") > 0
-        ):  # a sampler before its knobs, in whatever order they stand
+        ):  # a sampler before its parameters, in whatever order they stand
             head, _, rest = key.partition(".")
             layer = {head: {rest: combination[key]} if rest else combination[key]}
             _merge(values, layer, f"the sweep of {entry.location}", locations, base)
@@ -206,7 +207,7 @@ def _merge(
     values: dict, layer: Mapping, location: str, locations: dict[str, str], base: Path
 ) -> None:
     """Lay one layer over ``values``. A sampler with a name replaces the whole node, one without
-    adds knobs to it; new prompts drop the old ones, wherever those came from."""
+    adds parameters to it; new prompts drop the old ones, wherever those came from."""
     for key in layer:
         if key not in DEFAULTS:
             hint = " (a key of the whole run)" if key in FOLDER_KEYS else ""
@@ -216,52 +217,47 @@ def _merge(
             f"both prompts and prompts_file are given in {location}; expected one of them"
         )
     for key, value in layer.items():
-        if key == "sampler":
-            value = {"name": value} if isinstance(value, str) else value
-            if not isinstance(value, Mapping) or not value:
-                raise bad_value("sampler", value, "a name, or {name: ..., knob: value}", location)
-            if "name" in value:
-                for old in [k for k in locations if k.startswith("sampler.")]:
-                    del locations[old]
-            value = dict(value) if "name" in value else {**values["sampler"], **value}
-            locations.update(
-                {f"sampler.{k}": location for k in layer[key]}
-                if isinstance(layer[key], Mapping)
-                else {}
-            )
-        elif key == "sampling":
-            value = {} if value is None else value
-            if not isinstance(value, Mapping):
-                raise bad_value(
-                    "sampling", value, f"knobs of {', '.join(sampling_fields())}", location
-                )
-            for param in value:
-                if param not in sampling_fields():
-                    raise unknown("knob of the law", param, sampling_fields(), location)
-                locations[f"sampling.{param}"] = location
-            value = {**values["sampling"], **value}
-        elif key == "model_options":
-            value = {} if value is None else value
-            if not isinstance(value, Mapping):
-                raise bad_value(
-                    "model_options",
-                    value,
-                    "options of the model's family, such as {height: 512}",
-                    location,
-                )
-            value = {**values["model_options"], **value}
+        if key in NODES:
+            value = _merged_node(key, value, values[key], location, locations)
         elif key in FILES and value is not None:
             if not isinstance(value, (str, Path)) or not str(value):
                 raise bad_value(key, value, "a path", location)
             value = str((base / value).absolute())
         elif key == "prompts" and value is not None:
             value = inline_rows(value, base, location)
-        if (
-            key == "prompts_file" and value is None
-        ):  # says nothing about prompts that stand beside it
-            values[key] = None
+        if key == "prompts_file" and value is None:
+            values[key] = None  # leaves prompts that stand beside it alone
             continue
         if key in ("prompts", "prompts_file"):
             values["prompts"] = values["prompts_file"] = None
         values[key] = value
         locations[key] = location
+
+
+def _merged_node(
+    key: str, value: Any, below: Mapping[str, Any], location: str, locations: dict[str, str]
+) -> dict[str, Any]:
+    """Merge one of ``NODES`` over the layer below and note the location of each key."""
+    if key == "sampler":
+        tree = {"name": value} if isinstance(value, str) else value
+        if not isinstance(tree, Mapping) or not tree:
+            raise bad_value("sampler", tree, "a name, or {name: ..., parameter: value}", location)
+        if "name" in tree:
+            for old in [k for k in locations if k.startswith("sampler.")]:
+                del locations[old]
+        if isinstance(value, Mapping):
+            locations.update({f"sampler.{k}": location for k in value})
+        return dict(tree) if "name" in tree else {**below, **tree}
+    value = {} if value is None else value
+    if not isinstance(value, Mapping):
+        expected = {
+            "sampling": f"parameters among {', '.join(sampling_fields())}",
+            "model_options": "options of the model's family, such as {height: 512}",
+        }[key]
+        raise bad_value(key, value, expected, location)
+    if key == "sampling":
+        for param in value:
+            if param not in sampling_fields():
+                raise unknown("sampling parameter", param, sampling_fields(), location)
+            locations[f"sampling.{param}"] = location
+    return {**below, **value}

@@ -9,7 +9,7 @@ from gen.core.paths import package_folders
 
 
 def packaged() -> dict[str, Path]:
-    """Configs that come with gen: ``image/sjd`` -> its file."""
+    """List the configs that come with gen: ``image/sjd`` -> its file."""
     found: dict[str, Path] = {}
     for root in reversed(package_folders("configs")):
         for path in sorted(root.rglob("*.yaml")):
@@ -18,8 +18,8 @@ def packaged() -> dict[str, Path]:
 
 
 def find_config(path_or_name: str | Path) -> Path:
-    """A path if there is such a file, else a packaged config (``configs/`` in front and ``.yaml``
-    behind may stay)."""
+    """Find a config: a path if there is such a file, else a packaged config (``configs/`` in
+    front and ``.yaml`` behind may stay)."""
     path = Path(path_or_name)
     if path.is_file():
         return path

@@ -139,7 +139,7 @@ def _no_header(path: Path, error: str) -> list[str]:
 
 
 def _columns(names: Sequence[str], path: Path) -> list[str]:
-    """The columns of a table, all of them known and one of them ``prompt``."""
+    """Return the columns of a table, all of them known and one of them ``prompt``."""
     names = [str(n).strip() for n in names]
     twice = next((n for n in names if names.count(n) > 1), None)
     try:
@@ -189,7 +189,7 @@ def _parsed(text: str) -> Any:
 
 
 def scalar(text: str) -> Any:
-    """What YAML reads, with ``1e-4`` as the number it looks like."""
+    """Parse a cell as YAML does, with ``1e-4`` as the number it looks like."""
     if INTEGER.fullmatch(text):
         return int(text)
     return float(text) if NUMBER.fullmatch(text) else _parsed(text)
@@ -222,7 +222,7 @@ def _parquet(path: Path) -> Iterator[Read]:
 
 
 def _without_gaps(value: Any) -> Any:
-    """A struct has the fields of all rows; those that a row leaves out are null."""
+    """Drop null fields of a struct: it has the fields of all rows."""
     return (
         {k: _without_gaps(v) for k, v in value.items() if v is not None}
         if isinstance(value, dict)

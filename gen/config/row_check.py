@@ -1,5 +1,5 @@
-"""Rows of input against the entry that they belong to: whether its sampler and law take their
-knobs, and their starts fit."""
+"""Checks of input rows against their entry: its sampler takes their parameters, and their edits
+fit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ def row_check(
     start: EditSpec,
     located: Callable[[Row, object], str],
 ) -> Callable[[Row], Row]:
-    """A function that gives every row back with the sampler's own names of its knobs, or with an
-    ``error``.
+    """Return a function that gives every row back with the sampler's own names of its parameters,
+    or with an ``error``.
 
-    ``sampler`` and ``sampling``: those of the entry, in full. A set of knobs that came before is
-    not tried again.
+    Args:
+        sampler: of the entry, with all parameters; a set of row parameters is tried once.
+        sampling: sampling parameters of the entry.
+        start: the edit of the entry.
+        located: adds the location of a row to a message.
     """
     tried: dict[str, tuple[dict[str, Any], GenError | None]] = {}
 
@@ -60,7 +63,7 @@ def _own_knobs(
         own = [k if k in cls.__dataclass_fields__ else aliases.get(k, k) for k in row.sampler]
         rest = {
             k: v for k, v in sampler.items() if k not in own
-        }  # so that an alias is not the second name of a knob
+        }  # so that an alias is not the second name of a parameter
         made, _ = resolve_sampler({**rest, **row.sampler}, {**sampling, **row.sampling})
         return {k: plain(getattr(made, k)) for k in own}, None
     except GenError as error:

@@ -1,4 +1,4 @@
-"""One row of input: a prompt with what that row alone says, checked key by key."""
+"""Row of input: a prompt with the row's own keys, checked key by key."""
 
 from __future__ import annotations
 
@@ -23,10 +23,18 @@ LONGEST = 400  # characters of a message about one row
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ``line``: of a file, from 1; in a list, its index. ``sampler`` and ``sampling``:
-    knobs of this row over those of its entry; ``start``: those of source, mask, span, prefix and
-    frames that it says, with absolute paths. ``error``: why it cannot be made. ``raw``: the text of
-    a row that could not be read, ``None`` for any other."""
+    """One row of input.
+
+    Attributes:
+        prompt: the text.
+        line: of a file, from 1; in a list, its index.
+        sampler: parameters of this row over those of its entry.
+        sampling: sampling parameters of this row over those of its entry.
+        start: source, mask, span, prefix and frames of this row, with absolute paths.
+        meta: data to carry along.
+        error: reason why the row cannot be made.
+        raw: text of a row that could not be read, None for any other.
+    """
 
     prompt: str
     line: int
@@ -41,7 +49,7 @@ class Row:
     raw: str | None = None
 
     def tree(self) -> dict[str, Any]:
-        """What a file would say for this row."""
+        """Build the object that a file would hold for this row."""
         said = (("id", self.id), ("seed", self.seed), ("num_samples", self.num_samples))
         nodes = (("sampler", self.sampler), ("sampling", self.sampling), ("meta", self.meta))
         return {
@@ -53,14 +61,15 @@ class Row:
 
 
 def located(path: Path, line: int, problem: object) -> str:
+    """Add the file and the line to a message."""
     text = " ".join(str(problem).split())
     text = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
     return f"{path.name}, {'row' if path.suffix.lower() == '.parquet' else 'line'} {line}: {text}"
 
 
 def parse_row(got: Any, line: int, base: Path) -> Row:
-    """A text or a mapping as a row; paths are relative to ``base``. Raises ``GenError`` with what
-    is wrong, not where."""
+    """Parse a text or a mapping as a row; paths are relative to ``base``. Raises ``GenError``
+    that names the fault, without the location."""
     if isinstance(got, str):
         got = {"prompt": got}
     if not isinstance(got, (dict, Mapping)):
@@ -115,13 +124,13 @@ def nested(got: Mapping[str, Any]) -> dict[str, Any]:
             node[str(inner)] = one
     if "name" in out.get("sampler", ()):
         raise GenError(
-            "sampler.name is given; expected knobs only (the sampler is the same for all rows of an"
-            " entry)"
+            "sampler.name is given; expected parameters only (all rows of an entry share its"
+            " sampler)"
         )
     known = sampling_fields() if "sampling" in out else ()
     for param in out.get("sampling", ()):
         if param not in known:
-            raise unknown("knob of the law", param, known)
+            raise unknown("sampling parameter", param, known)
     return out
 
 

@@ -1,5 +1,4 @@
-"""The keys of a whole run: how the folder is laid out, and who does the work. They stand at the top
-of a file only."""
+"""Keys of a whole run: layout of the folder and workers. They stand at the top of a file only."""
 
 from __future__ import annotations
 
@@ -28,14 +27,18 @@ LASTING = (
 
 @dataclass(frozen=True)
 class Run:
-    """How a job is carried out.
+    """Settings of a run.
 
-    ``layout``: a file per medium, or tars of shards. ``tokens``: keep the tokens beside the media.
-    ``shard_items``: items that a worker claims at once, ``None`` for a number that suits the job.
-    ``deterministic``: the same bits for the same microbatches, so that ``batch_size`` counts for
-    the fingerprint. ``workers``: processes of this command. ``engine``: who starts them, with
-    ``engine_options`` of its own. ``retry``: ``failed`` makes failed items again. ``overwrite``:
-    drop what the folder holds.
+    Attributes:
+        layout: a file per medium, or tars of shards.
+        tokens: keep the tokens beside the media.
+        shard_items: items that a worker claims at once; None for a number that suits the job.
+        deterministic: the same bits for the same microbatches, so that ``batch_size`` counts for
+            the fingerprint.
+        workers: processes of this command.
+        engine: starts the workers, with ``engine_options`` of its own.
+        retry: ``failed`` makes failed items again.
+        overwrite: drop what the folder holds.
     """
 
     layout: str = "files"
@@ -49,11 +52,12 @@ class Run:
     overwrite: bool = False
 
     def counted(self) -> dict[str, Any]:
-        """The keys that count for the fingerprint."""
+        """Collect the keys that count for the fingerprint."""
         return {k: getattr(self, k) for k in COUNTED}
 
     def said(self) -> dict[str, Any]:
-        """What a job file has to say for the same run, retries and overwriting aside."""
+        """Collect the keys that a job file needs for the same run, retries and overwriting
+        aside."""
         return {k: getattr(self, k) for k in LASTING if getattr(self, k) != getattr(Run(), k)}
 
 
@@ -61,7 +65,7 @@ RUN = tuple(f.name for f in fields(Run))
 
 
 def make_run(values: Mapping[str, Any], locations: Mapping[str, str], where: str) -> Run:
-    """Raises ``GenError`` for a wrong value, with the place that said it."""
+    """Check the keys of a run. Raises ``GenError`` for a wrong value, with its location."""
 
     def at(key):
         return locations.get(key, where)

@@ -16,12 +16,18 @@ MOST = 10_000  # entries of one sweep; more of them are rows of input, not metho
 def combinations(
     sweep: Any, keys: Collection[str], nodes: Collection[str], location: str
 ) -> list[dict[str, Any]]:
-    """The grid of a sweep: one ``{dotted key: value}`` per combination, in the order written.
-    ``[{}]`` where nothing is swept.
+    """Expand the grid of a sweep: one ``{dotted key: value}`` per combination, in the order
+    written, ``[{}]`` without a sweep.
 
-    ``keys``: those of an entry; ``nodes``: those of them that have keys of their own. Raises
-    ``GenError`` for an unknown key, a value that is no list or an empty one, and more than ``MOST``
-    combinations.
+    Args:
+        sweep: the node of the job file.
+        keys: keys of an entry.
+        nodes: those of them that have keys of their own.
+        location: of the sweep, for messages.
+
+    Raises:
+        GenError: for an unknown key, a value that is no list or an empty one, and more than
+            ``MOST`` combinations.
     """
     if sweep is None or sweep == {}:
         return [{}]
@@ -55,8 +61,8 @@ def combinations(
 def refuse_swept(
     keys: list[str], value: Any, said: str, swept: Collection[str], location: str
 ) -> None:
-    """An override and a sweep of the same key contradict each other; so do one that names a sampler
-    and a sweep of its knobs."""
+    """Refuse an override of a swept key, and one that names a sampler whose parameters are
+    swept."""
     key = ".".join(keys)
     inner = isinstance(value, Mapping) and "name" not in value
     set_by = {f"{key}.{k}" for k in value} if inner else {key}

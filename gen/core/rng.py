@@ -98,6 +98,18 @@ class CounterRNG:
             h = _mix(h + (_plain(round) + 1) * _GOLDEN)
         return _mix(h[:, None] + (_plain(positions) + 1) * _ODD)
 
+    def of_branches(self, items: np.ndarray, branches: np.ndarray) -> CounterRNG:
+        """Key the rows of a batch by (item, branch).
+
+        Args:
+            items: row of this object's keys that each row of the batch is, int64 [b].
+            branches: branch of each, int64 [b]; branch 0 has the item's own key.
+        """
+        keys = self.keys.cpu().numpy()[items]
+        branched = _mix(_mix(keys ^ _constant("branch")) + branches * _GOLDEN)
+        chosen = np.where(branches == 0, keys, branched)
+        return CounterRNG([int(key) & ((1 << 64) - 1) for key in chosen], self.keys.device)
+
     def uniform(self, rows, positions, purpose, round) -> Tensor:
         return torch.as_tensor(_unit(_mix(self._bits(rows, positions, purpose, round))))
 

@@ -25,7 +25,7 @@ FOLDER = "gallery"
 CHUNK = 500  # items of a file
 EXCERPT = 200  # characters of a text
 # What an item is, in this order; nothing stands at its end where all further fields are empty.
-SHARED = ("prompt", "method", "modality", "status")  # places in the strings of the file
+SHARED = ("prompt", "method", "modality", "status")  # positions in the strings of the file
 OWN = (
     "seed",
     "passes",
@@ -42,7 +42,7 @@ KINDS = ("image", "audio", "video", "text", "file", "missing", "failed")
 FIELDS = ("index", *SHARED, *OWN)
 # What of a row goes into its item.
 USED = (
-    "place",
+    "position",
     *SHARED,
     "seed",
     "nfe",
@@ -66,10 +66,10 @@ def write_items(files: Files, rows: list[Row], whole: bool) -> list[int]:
     with writing(folder):
         folder.mkdir(exist_ok=True)
     chunks: dict[int, list[Row]] = defaultdict(list)
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         index = row.get("index")
-        row["place"] = index if isinstance(index, int) and index >= 0 else place
-        chunks[row["place"] // CHUNK].append(row)
+        row["position"] = index if isinstance(index, int) and index >= 0 else position
+        chunks[row["position"] // CHUNK].append(row)
     for number, group in chunks.items():
         path = chunk_path(folder, number)
         if _first_line(path) != _digest(files, group):
@@ -120,7 +120,7 @@ def chunk_text(files: Files, number: int, rows: list[Row]) -> str:
 def _item(files: Files, row: Row, words: dict[str, int]) -> list[Any]:
     v, verdict = view(files, row), row["verdict"]
     note = v.note if len(v.note) <= EXCERPT else v.note[:EXCERPT] + " …"
-    item = [row["place"]]
+    item = [row["position"]]
     for name in SHARED:
         item.append(words.setdefault(str(row.get(name)), len(words)))
     item += (

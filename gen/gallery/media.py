@@ -1,9 +1,9 @@
-"""What a gallery shows of an item: its medium, a picture that stands for it, or a box that says why
+"""What a gallery shows of an item: its medium, a image that stands for it, or a box that says why
 there is none.
 
 In layout files the page refers to the media themselves; sound has its spectrogram and video its
 first frame in ``preview/``. A medium inside a tar cannot be opened by a page, so there the worker
-leaves a picture of it (`preview_of`) while it is still a file, and the page says in which tar the
+leaves a image of it (`preview_of`) while it is still a file, and the page says in which tar the
 medium lies.
 """
 
@@ -34,7 +34,7 @@ ENDINGS = {
 KINDS = {ending: kind for kind, endings in ENDINGS.items() for ending in endings}
 PREVIEW = "preview"  # what the page shows of a medium that is not to be seen as it is
 LARGEST = 256  # pixels of a preview
-SMALL = 160  # pixels; smaller pictures are enlarged with their pixels kept square
+SMALL = 160  # pixels; smaller images are enlarged with their pixels kept square
 EXCERPT = 400  # characters of a text that are shown
 Row = dict[str, Any]
 
@@ -43,7 +43,7 @@ class View(NamedTuple):
     """What is shown of an item.
 
     ``kind``: image, audio, video, text, file (a box with a name), missing or failed. ``source``:
-    the address behind it. ``picture``: the address of what is seen. ``note``: the text, name or
+    the address behind it. ``image``: the address of what is seen. ``note``: the text, name or
     error. ``tar``: the address of the archive that the medium is in.
     """
 
@@ -82,7 +82,7 @@ def view(files: Files, row: Row) -> View:
 
 def stamp(files: Files, row: Row) -> tuple[Any, ...]:
     """What `view` depends on beside the row itself: when the medium was changed, and whether there
-    is a picture of it, or a tar."""
+    is a image of it, or a tar."""
     name = row.get("member") or row.get("file")
     if not isinstance(name, str):
         return ()
@@ -149,10 +149,10 @@ def preview_name(medium: str) -> str:
 
 
 def preview_of(path: Path, folder: Path, row: Row) -> None:
-    """Leave a picture of a medium in ``folder/preview``, while the medium is still a file at
+    """Leave a image of a medium in ``folder/preview``, while the medium is still a file at
     ``path``.
 
-    A picture of at most 256 pixels, the first frame of a video, the spectrogram of a sound, and
+    A image of at most 256 pixels, the first frame of a video, the spectrogram of a sound, and
     nothing of anything else or of what cannot be read. It is named after the row's ``member``, or
     after ``path`` where the row has none. A further file of the medium (``also``) is taken if it
     lies beside ``path`` and can be seen, and the medium cannot. Raises ``GenError`` if the disk is
@@ -165,7 +165,7 @@ def preview_of(path: Path, folder: Path, row: Row) -> None:
 
 
 def _preview(files: Files, name: str) -> str:
-    """The address of the picture that stands for a medium, made if there is none or the medium is
+    """The address of the image that stands for a medium, made if there is none or the medium is
     newer; empty for one that cannot be read here, though the browser may."""
     image = preview_name(name)
     if image not in files.previews or files.previews[image] < files.media[name]:
@@ -185,7 +185,7 @@ def _draw(path: Path, image: Path) -> bool:
         SyntaxError,
         ValueError,
         Image.DecompressionBombError,
-    ):  # what Pillow says of a broken picture
+    ):  # what Pillow says of a broken image
         image.unlink(missing_ok=True)  # of a medium that stood here before
         return False
     # Not `put`: what a crash of the machine loses here is done without, so nobody waits for the

@@ -302,7 +302,7 @@ def media(files: Files, row: Row) -> str:
 
 
 def _size(files: Files, address: str) -> str:
-    """Width and height, so that the page does not jump as pictures load."""
+    """Width and height, so that the page does not jump as images load."""
     try:
         with Image.open(files.folder / unquote(address)) as image:  # reads the header alone
             width, height = image.size
@@ -365,7 +365,7 @@ def _steps(path: Path) -> Any:
 
 
 def _kind(files: Files, row: Row) -> str:
-    """Of the medium itself, also where a picture stands for it."""
+    """Of the medium itself, also where a image stands for it."""
     names = [str(row.get("member") or row.get("file")), *map(str, row.get("also") or ())]
     if "member" not in row:
         names = [n for n in names if n in files.media]

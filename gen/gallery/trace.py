@@ -24,7 +24,7 @@ RAMP = (
 )
 GAP = 1  # cells between two planes, such as the frames of a video
 ACROSS = 128  # cells beside each other before planes begin a new line
-ROW = 64  # cells of a line where nothing says the grid of something that is no picture
+ROW = 64  # cells of a line where nothing says the grid of something that is no image
 BAND = 96  # steps of sound beside each other
 
 
@@ -62,8 +62,8 @@ class Layout:
     count: int
     turned: bool = False
 
-    def place(self, position: int) -> tuple[int, int]:
-        """Column and row in the whole drawing."""
+    def cell(self, position: int) -> tuple[int, int]:
+        """Return the column and the row of a position in the whole drawing."""
         plane, rest = divmod(position, self.rows * self.columns)
         x, y = divmod(rest, self.rows) if self.turned else divmod(rest, self.columns)[::-1]
         line, at = divmod(plane, self.across)
@@ -78,7 +78,7 @@ class Layout:
 
 def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
     """The drawing of a grid. ``kind``: of the medium. A grid of three axes is a row of frames; one
-    of sound, [T, Q], has a column per step and a row per code stream. Without a grid: a picture is
+    of sound, [T, Q], has a column per step and a row per code stream. Without a grid: a image is
     a square, or nearly one, all else one line that wraps."""
     if grid is None:
         columns = ceil(sqrt(length)) if kind == "image" else min(length, ROW)
@@ -108,24 +108,59 @@ def draw_trace(
     kind: str = "image",
     method: str = "",
 ) -> str:
-    """The card of one traced item. ``title`` and ``media`` are HTML already. ``kind``: of the
-    medium, such as ``audio``."""
+    """Draw the card of one traced item.
+
+    Args:
+        name: id of the item.
+        steps: the trace as its file holds it, a list of steps.
+        grid: sizes of the token grid; None where they are not known.
+        title: heading, as HTML.
+        media: the output, as HTML.
+        where: the file of the trace, for the message.
+        kind: of the output, such as ``audio``.
+        method: name of the sampler.
+
+    Raises:
+        GenError: for a file that holds no trace.
+    """
+    final, events, length = _read_steps(steps, where)
+    count = len(steps)
+    plan = layout(grid, length, where, kind)
+    wide = " wide" if kind != "image" or plan.planes > 1 else ""
+    data = json.dumps(events, separators=(",", ":")).replace("<", "\\u003c")
+    head = f'<article class="trace{wide}" id="trace-{escape(name)}" data-method="{escape(method)}">'
+    return f"""{head}
+<header>{title}</header>
+<div class="stage"><div class="shot">{media}</div><div class="tokens">{
+        _token_grid(plan, final, count, bool(wide))
+    }</div>
+<div class="time">{_chart([len(s["committed"]) for s in steps])}
+<div class="player" hidden><button type="button" aria-label="play">▶</button>
+<input type="range" min="0" max="{count}" value="{
+        count
+    }" aria-label="step"><output></output></div></div>
+</div>
+<script type="application/json">{data}</script>
+</article>
+"""
+
+
+def _read_steps(steps: Any, where: str) -> tuple[dict[int, int], list[dict[str, Any]], int]:
+    """Return the step that decided each position, the events for the player, and the number of
+    positions. Raises ``GenError`` for anything but a list of steps."""
     try:
         if not isinstance(steps, list):
             raise TypeError(f"a {type(steps).__name__}")
         final = replay(steps)
         events = []
-        for s in steps:
+        for step in steps:
             committed = [
-                [int(p), None if isinstance(v, list) else int(v)] for p, v in s["committed"].items()
-            ]  # latents have no id
-            events.append(
-                {
-                    "w": _ranges(s["window"]),
-                    "c": committed,
-                    "r": [int(p) for p in s.get("removed", ())],
-                }
-            )
+                # latents have no id
+                [int(p), None if isinstance(value, list) else int(value)]
+                for p, value in step["committed"].items()
+            ]
+            removed = [int(p) for p in step.get("removed", ())]
+            events.append({"w": _ranges(step["window"]), "c": committed, "r": removed})
         ends = [
             *final,
             *(b for e in events for _, b in e["w"]),
@@ -136,36 +171,27 @@ def draw_trace(
             f"{where} is no trace ({type(error).__name__}: {error}); "
             "expected a list of steps with window and committed"
         ) from error
-    n = len(steps)
-    plan = layout(grid, max(ends, default=0) + 1, where, kind)
+    return final, events, max(ends, default=0) + 1
+
+
+def _token_grid(plan: Layout, final: dict[int, int], count: int, wide: bool) -> str:
+    """Draw a cell per position, coloured by the step that decided it, of ``count``."""
     cells = ""
     for p in range(plan.count):
-        x, y = (n + 0.05 for n in plan.place(p))
+        x, y = (n + 0.05 for n in plan.cell(p))
         done = (
-            f'data-step="{final[p]}" fill="{colour(final[p], n)}"' if p in final else 'class="off"'
+            f'data-step="{final[p]}" fill="{colour(final[p], count)}"'
+            if p in final
+            else 'class="off"'
         )
         cells += f'<rect data-p="{p}" x="{x:.2f}" y="{y:.2f}" width=".9" height=".9" {done}/>'
     width, height = plan.size
-    wide = " wide" if kind != "image" or plan.planes > 1 else ""
-    most = (
-        f' style="max-width:{1.6 * width:g}rem"' if wide else ""
-    )  # a short line does not become a banner
-    token_grid = (
+    # a short line does not become a banner
+    most = f' style="max-width:{1.6 * width:g}rem"' if wide else ""
+    return (
         f'<svg class="grid"{most} viewBox="0 0 {width} {height}" role="img" aria-label="the step at'
-        f' which each of {len(final)} tokens was committed, of {n}">{cells}</svg>'
+        f' which each of {len(final)} tokens was committed, of {count}">{cells}</svg>'
     )
-    data = json.dumps(events, separators=(",", ":")).replace("<", "\\u003c")
-    head = f'<article class="trace{wide}" id="trace-{escape(name)}" data-method="{escape(method)}">'
-    return f"""{head}
-<header>{title}</header>
-<div class="stage"><div class="shot">{media}</div><div class="tokens">{token_grid}</div>
-<div class="time">{_chart([len(s["committed"]) for s in steps])}
-<div class="player" hidden><button type="button" aria-label="play">▶</button>
-<input type="range" min="0" max="{n}" value="{n}" aria-label="step"><output></output></div></div>
-</div>
-<script type="application/json">{data}</script>
-</article>
-"""
 
 
 def _chart(counts: list[int]) -> str:

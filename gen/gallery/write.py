@@ -44,7 +44,7 @@ from gen.store.ledger import CHECK, CONFIG, GALLERY, MANIFEST, PLAN, read_json, 
 __all__ = ["EXCERPT", "PAGE", "preview_of", "write_gallery"]
 PAGE = 200  # items that one page shows whole
 TURNS = 3  # so often a page is written in one call where the manifest changes meanwhile
-KNOB = re.compile(r" (?=[\w.]+=)")  # between the parts of a label
+PARAM = re.compile(r" (?=[\w.]+=)")  # between the parts of a label
 NAME = re.compile(r"^name:.*(?:\n[ \t].*)*", re.MULTILINE)  # of a job, in its config
 
 
@@ -169,7 +169,7 @@ def _name_methods(rows: list[Row]) -> None:
     groups = group_by(rows, "modality")
     for group in groups.values():
         if len(groups) > 1:
-            words = {label: KNOB.split(label) for label in group_by(group, "method")}
+            words = {label: PARAM.split(label) for label in group_by(group, "method")}
             names = {
                 label: " ".join([name, *_telling(name, params, words)])
                 for label, (name, *params) in words.items()
@@ -184,6 +184,6 @@ def _name_methods(rows: list[Row]) -> None:
 
 
 def _telling(name: str, params: list[str], words: dict[str, list[str]]) -> list[str]:
-    """The knobs that some other label of this sampler lacks."""
+    """The parameters that some other label of this sampler lacks."""
     twins = [w for w in words.values() if w[0] == name]
     return [k for k in params if not all(k in t for t in twins)]

@@ -104,8 +104,8 @@ def decode_folder(
 
 
 def is_there(found: Row | None, row: Row, bad: Callable[[Row], bool]) -> bool:
-    """Whether a row of the source has its medium already; one that failed there has none, and needs
-    its row only."""
+    """Return True if a row of the source has its medium already; a row that failed there needs
+    none."""
     if found is None or row["status"] != "ok":
         return found is not None and stripped(found) == stripped(row)
     return (
@@ -114,6 +114,7 @@ def is_there(found: Row | None, row: Row, bad: Callable[[Row], bool]) -> bool:
 
 
 def stripped(row: Row) -> Row:
+    """Copy a row without the parts that belong to the source."""
     return {k: v for k, v in row.items() if k not in (*GONE, "attempt")}
 
 
@@ -126,6 +127,7 @@ def summary_of(
     due: list[Row],
     notes: list[str],
 ) -> dict[str, Any]:
+    """Build the summary that `decode_folder` returns."""
     never, wanted = (
         [r for r in rows if r["status"] != "ok"],
         {r["id"] for r in rows if r["status"] == "ok"},
@@ -158,8 +160,8 @@ def summary_of(
 
 
 class Making:
-    """Media of tokens, one after another; of several models' tokens, the decoder of the last one is
-    kept."""
+    """Decoding of rows one after another; of several models' tokens, the decoder of the last one
+    is kept."""
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class Making:
         self._key, self._decoder = None, None
 
     def prepare(self, rows: list[Row]) -> None:
-        """Loads what the first item needs, so that what does not fit is said before anything is
+        """Load the decoder of the first item, so that a misfit is reported before anything is
         written."""
         problem = None
         for row in rows:
@@ -196,12 +198,14 @@ class Making:
         raise problem
 
     def tokens(self, row: Row) -> StoredTokens:
+        """Read the tokens of a row. Raises ``GenError`` if they are missing."""
         with self.files.path(row, row["tokens_file"]) as path:
             if path is None:
                 raise GenError(f"the file of its tokens, {row['tokens_file']}, is missing")
             return load_tokens(path)
 
     def decoder(self, stored: StoredTokens) -> Decoder:
+        """Return the decoder of these tokens, made anew if the last one does not serve them."""
         if (key := decoder_key(stored.meta)) != self._key:
             self._decoder = None  # so that two checkpoints are never in memory
             self._decoder, self._key = Decoder(stored.meta, self.source, **self.said), key
@@ -210,8 +214,8 @@ class Making:
         return self._decoder
 
     def make(self, row: Row, out: Path) -> Row:
-        """The new row of an item whose medium, further files and sidecar are in ``out`` then; one
-        that failed says why."""
+        """Write medium, further files and sidecar of an item into ``out`` and return its new
+        row; a failed row has its error."""
         base = stripped(row)
 
         def failed(error):
@@ -299,7 +303,7 @@ def require_tokens(
 
 
 def plan_of(source: Path, plan: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The plan of the folder that is written: the items of the source, and a fingerprint that no
+    """Build the plan of the target folder: the items of the source, and a fingerprint that no
     job has. The device does not count."""
     said = {"frontend": "its own", **{k: v for k, v in settings.items() if v is not None}}
     relevant = {**plan["relevant"], "layout": "files", "decoded_with": said}
@@ -311,8 +315,8 @@ def plan_of(source: Path, plan: dict[str, Any], settings: dict[str, Any]) -> dic
 
 
 def open_target(out: Path, plan: dict[str, Any], force: bool) -> None:
-    """The folder to write into, with its plan in it. Raises ``GenError`` if it holds anything but
-    this very decoding."""
+    """Write the plan into the target folder. Raises ``GenError`` if it holds anything but this
+    very decoding."""
     if out.exists() and not out.is_dir():
         raise GenError(f"out is {str(out)!r}, which is a file; expected a folder")
     if is_job(out):
@@ -348,7 +352,7 @@ def open_target(out: Path, plan: dict[str, Any], force: bool) -> None:
 
 
 def decode(args: argparse.Namespace) -> int:
-    """The command ``gen decode DIR --out D``. 1 if an item failed."""
+    """Carry out ``gen decode DIR --out D``; return 1 if an item failed."""
     how = ("frontend", "model", "device", "dtype", "force", "trust_remote_code")
     summary = decode_folder(
         args.folder, args.out, **{k: getattr(args, k) for k in how}, progress=for_terminal()

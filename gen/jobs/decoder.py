@@ -42,6 +42,7 @@ KEY = (
 
 
 def decoder_key(meta: dict[str, Any]) -> tuple[str, ...]:
+    """Return what tokens must share to share a decoder."""
     return tuple(repr(meta[k]) for k in KEY)
 
 
@@ -96,18 +97,7 @@ class Decoder:
                 f"({made.get('name')}); say with --model where the model they were made with"
                 " lies now" + other_dtype
             )
-        self.frontend, self.name, self.note = self.own, str(made.get("name")), ""
-        if frontend is not None:
-            self.frontend, self.name = self._other(frontend), frontend
-            other = facts_of(self.frontend)
-            require_fit(other, facts, frontend, str(made.get("name")))
-            if other["digest"] != facts["digest"]:
-                self.note = (
-                    f"frontend {frontend} has codebook {other['digest']}, the tokens were made with"
-                    f" {facts['digest']} ({made.get('name')}): it reads them as if they were its"
-                    " own, as asked for"
-                )
-            facts = other
+        facts = self._choose(frontend, facts, str(made.get("name")))
         self.facts = {
             "frontend": self.name,
             "digest": facts["digest"],
@@ -116,6 +106,24 @@ class Decoder:
             "device": str(self.pipe.device),
         }
         self._overlay: tuple[Any, Callable[[Any], Any]] = (None, lambda media: media)
+
+    def _choose(
+        self, frontend: str | None, facts: dict[str, Any], made_with: str
+    ) -> dict[str, Any]:
+        """Take the model's own frontend, or the named one if it fits; return its facts."""
+        self.frontend, self.name, self.note = self.own, made_with, ""
+        if frontend is not None:
+            self.frontend, self.name = self._other(frontend), frontend
+            other = facts_of(self.frontend)
+            require_fit(other, facts, frontend, made_with)
+            if other["digest"] != facts["digest"]:
+                self.note = (
+                    f"frontend {frontend} has codebook {other['digest']}, the tokens were made with"
+                    f" {facts['digest']} ({made_with}): it reads them as if they were its"
+                    " own, as asked for"
+                )
+            facts = other
+        return facts
 
     def _other(self, name: str) -> Any:
         where, modality = locate(name, "frontend"), self.pipe.modality
@@ -134,15 +142,15 @@ class Decoder:
         return type(self.own).from_pretrained(where, self.pipe.device, self.own.fingerprint.dtype)
 
     def medium(self, stored: StoredTokens) -> Any:
-        """The medium of an item's tokens. Raises ``GenError`` for tokens of another space, and for
-        an edit that cannot be made again."""
+        """Decode an item's tokens. Raises ``GenError`` for tokens of another space, and for an
+        edit that cannot be made again."""
         meta, modality, space = stored.meta, self.pipe.modality, self.space
         if stored.tokens.shape != (
             shape := (space.length, *[space.channels] * bool(space.channels))
         ):
             raise GenError(
-                f"the tokens have shape {tuple(stored.tokens.shape)}; expected {shape}, the places"
-                f" of model {meta['model']}"
+                f"the tokens have shape {tuple(stored.tokens.shape)}; expected {shape}, the"
+                f" positions of model {meta['model']}"
             )
         condition = modality.ground(modality.condition(meta["prompt"]), meta["seed"])
         if str(condition) != meta["condition"]:
@@ -159,8 +167,8 @@ class Decoder:
         return overlay(modality.complete(self.pipe.decode(tokens, space, self.frontend), condition))
 
     def _lay_over(self, start: dict[str, Any]) -> Callable[[Any], Any]:
-        """What lays an edited medium over its source; the last one is kept, since the items of an
-        edit follow one another."""
+        """Return the function that lays an edited medium over its source; the last one is kept,
+        since items of an edit follow one another."""
         if "source" not in start:
             return lambda media: media
         if self._overlay[0] != start:
@@ -172,8 +180,8 @@ class Decoder:
         return self._overlay[1]
 
     def _given(self, start: dict[str, Any], key: str) -> Any:
-        """A medium that the item started from: a text, or a file that is still the same, where it
-        lay or in the job's own folder."""
+        """Return a medium that the item started from: a text, or an unchanged file, at its old
+        path or in the job's own folder."""
         said = start[key]
         if "text" in said:
             return said["text"]
@@ -197,7 +205,7 @@ class Decoder:
 
 
 def require_fit(new: dict[str, Any], old: dict[str, Any], name: str, made_with: str) -> None:
-    """Raises ``GenError`` for a frontend that takes other codes, or makes media of another size."""
+    """Raise ``GenError`` for a frontend that takes other codes, or makes media of another size."""
     for key in FITTING:
         if new.get(key) != old.get(key):
             raise GenError(
@@ -207,8 +215,8 @@ def require_fit(new: dict[str, Any], old: dict[str, Any], name: str, made_with: 
 
 
 def weights_of(name: str) -> str:
-    """A name for all that a frontend's folder holds, so that one that was trained further is not
-    taken for the same."""
+    """Digest a frontend's folder, so that one that was trained further is not taken for the
+    same."""
     where, digest = locate(name, "frontend"), hashlib.sha256()
     for path in sorted(Path(where).glob("*")) if isinstance(where, Path) else ():
         if path.suffix in (".json", ".safetensors", ".pth", ".bin", ".pt"):

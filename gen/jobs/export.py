@@ -112,7 +112,7 @@ def export_parquet(folder: str | Path, path: str | Path, *, media: bool = False)
 
 
 def schema(pa: Any, media: bool = False) -> pyarrow.Schema:
-    """The columns, in their order. All may be empty but id."""
+    """Return the columns in their order; all but id may be empty."""
     types = {
         TEXT: pa.string(),
         WHOLE: pa.int64(),
@@ -139,7 +139,7 @@ def _write(
 def _groups(
     folder: Path, rows: list[Row], files: Members | None, lost: list[str]
 ) -> Iterator[list[Row]]:
-    """The rows as the columns have them, so many at a time that they fit into memory."""
+    """Yield the rows as cells, in groups that fit into memory."""
     group, size = [], 0
     for row in rows:
         cells = _cells(folder, row)
@@ -193,7 +193,7 @@ def _pyarrow() -> Any:
 
 
 def export(args: argparse.Namespace) -> int:
-    """The command ``gen export DIR --parquet FILE``. 1 if media that were asked for are missing or
+    """Carry out ``gen export DIR --parquet FILE``; return 1 if requested media are missing or
     altered."""
     found = export_parquet(args.folder, args.parquet, media=args.media)
     failed = f", {found['failed']} of them failed" if found["failed"] else ""

@@ -1,13 +1,13 @@
-"""Microbatches of one sampler: items of about one length together, fewer of them where memory ran
-out, none of which shows in a medium.
+"""Microbatches of one sampler: items of similar length together, fewer after memory ran out. None
+of this shows in the media.
 
-Where a pipeline puts the next item in the place of one that is done, it is handed several batches
-at once, so that nobody waits for the slowest of a batch; no more than one of them is decoded at a
-time. One that fails is made again batch by batch, and then item by item.
+A pipeline with continuous batching is handed several batches at once, so that no row waits for the
+slowest of a batch; at most one batch is decoded at a time. A failed call is repeated batch by
+batch, and then item by item.
 
-Every item has draws of its own, so what it becomes does not depend on the microbatch it runs in,
-but for the last bits of floating point. ``deterministic: true`` takes those away too: the
-microbatches are then those of the plan, whatever is missing.
+Every item has random numbers of its own, so its result does not depend on its microbatch, except
+for the last bits of floating point. ``deterministic: true`` removes those too: the microbatches
+are then those of the plan, whatever is missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gen.jobs.writer import Writer
 
 
 class Microbatches:
-    """The items of one sampler in a shard. ``due``: the ids of those to be made."""
+    """Items of one sampler in a shard, decoded in batches. ``due``: ids of the items to be made."""
 
     def __init__(
         self, worker: WorkerState, pipe: Any, works: list[Work], due: set[str], writer: Writer
@@ -33,8 +33,8 @@ class Microbatches:
         self.proven = self.number in worker.proven
 
     def run(self) -> None:
-        """Raises ``Stopped`` if the worker is asked to stop, ``GenError`` or ``OSError`` for what
-        is no matter of one item."""
+        """Decode the due items. Raises ``Stopped`` on request, ``GenError`` or ``OSError`` for
+        an error that is not about one item."""
         if self.worker.job.run.deterministic:
             size = self.entry.batch_size
             for first in range(0, len(self.works), size):
@@ -104,8 +104,7 @@ class Microbatches:
             del queue[: len(batch)]
 
     def _refuse(self, refused: list[tuple[Work, GenError]], proven: bool = False) -> None:
-        """Fails the items that were refused, or raises if not one of the sampler's was ever
-        made."""
+        """Fail the refused items, or raise if no item of the sampler was ever made."""
         self.proven |= proven or "overrides" in refused[0][0].item
         if not self.proven:
             raise refused[0][1]
@@ -113,7 +112,7 @@ class Microbatches:
         refused.clear()
 
     def _fixed(self, batch: list[Work]) -> None:
-        """A microbatch of the plan as a whole, of which only what is due is kept."""
+        """Decode a microbatch of the plan as a whole and keep the due items of it."""
         out, error, full = self._generate(batch, len(batch))
         if full:
             raise GenError(
@@ -133,8 +132,11 @@ class Microbatches:
                 self.writer.submit(out, [work])
 
     def _generate(self, batch: list[Work], size: int) -> tuple[Any, str, bool]:
-        """The output, ``size`` items being decoded at a time, or ``None``, what went wrong, and
-        whether it was memory."""
+        """Decode a batch, ``size`` items at a time.
+
+        Returns:
+            The output or None, the error, and True if memory ran out.
+        """
         if self.worker.stop():
             raise Stopped
         if self.writer.lost:

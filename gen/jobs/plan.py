@@ -1,9 +1,8 @@
-"""The plan of a job: every item it will make, in which shard, under which name; written once,
-before anything is made.
+"""Plan of a job: every item, its shard and its file name, written once before anything is made.
 
 An item is a row of input with a seed of its own. Its id is a digest of everything its medium
-depends on, so it is the same in every plan that holds it, and an item asked for twice is made once.
-A folder whose plan has another fingerprint is refused with what differs.
+depends on, so it is the same in every plan that holds it, and an item asked for twice is made
+once. A folder whose plan has another fingerprint is refused, with the differences.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 from gen.config.canonical import difference
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
+from gen.config.rows import Row
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
@@ -39,10 +39,11 @@ Item = dict[str, Any]
 
 
 def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
-    """See the module. Reads every prompt; of a file, rows that cannot be made become items with an
+    """Plan a job. Reads every prompt; a row of a file that cannot be made becomes an item with an
     ``error``.
 
-    Raises ``GenError`` for an inline row that cannot be made, and where not one row of the job can.
+    Raises:
+        GenError: for an inline row that cannot be made, and if no row of the job can.
     """
     items: list[Item] = []
     seen: set[str] = set()
@@ -110,11 +111,8 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         except GenError as error:
             if not entry.prompts_file:
                 raise
-            text = (
-                str(error)
-                if row.error
-                else f"{Path(entry.prompts_file).name}, line {row.line}: {error}"
-            )
+            file = Path(entry.prompts_file).name
+            text = str(error) if row.error else f"{file}, line {row.line}: {error}"
             yield {
                 "id": identity("bad", row.line, text),
                 "entry": e,
@@ -125,13 +123,7 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
             }
             continue
         content = {k: file_digest(v) if k in MEDIA else v for k, v in overrides.items()}
-        count = row.num_samples or entry.num_samples
-        seeds = (
-            range(row.seed, row.seed + count)
-            if row.seed is not None
-            else sample_seeds(used, condition, count, entry.seed)
-        )
-        for seed in seeds:
+        for seed in _seeds_of(row, entry, condition, used):
             yield {
                 "id": identity(row.prompt, seed, content),
                 "entry": e,
@@ -142,15 +134,24 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
             }
 
 
+def _seeds_of(row: Row, entry: Entry, condition: str, used: dict[str, int]) -> range:
+    """Return one seed per sample of a row: from its own seed on, or from the next free one."""
+    count = row.num_samples or entry.num_samples
+    if row.seed is not None:
+        return range(row.seed, row.seed + count)
+    return sample_seeds(used, condition, count, entry.seed)
+
+
 def shards_of(job: Job, count: int) -> list[list[int]]:
-    """First and last-but-one index of every shard. By default about 64 of them, of whole
-    microbatches."""
+    """Split the items into shards: first index and end of each. By default about 64 shards of
+    whole microbatches."""
     batch = max(e.batch_size for e in job.entries)
     size = job.run.shard_items or ceil(min(max(count / SHARDS_WANTED, LEAST), MOST) / batch) * batch
     return [[first, min(first + size, count)] for first in range(0, count, size)]
 
 
 def made_with() -> dict[str, str | None]:
+    """Collect the versions of gen, torch, transformers and Python, and gen's commit."""
     found = {
         "gen": installed("gen-toolkit"),
         "torch": installed("torch"),
@@ -164,8 +165,8 @@ def made_with() -> dict[str, str | None]:
 
 
 def weights_of(job: Job) -> dict[str, str]:
-    """A digest of every model that the job names: of the names, sizes, beginnings and ends of its
-    files, since to read all of them takes long. Training again into the same folder changes it."""
+    """Digest every model that the job names: names, sizes, beginnings and ends of its files,
+    since reading all of them takes long. Training again into the same folder changes it."""
     named = {e.model for e in job.entries} | {e.sampler.get("draft_model") for e in job.entries}
     if not any(named):
         return {}
@@ -205,7 +206,7 @@ def write_plan(folder: Path, plan: dict[str, Any]) -> bool:
 
 
 def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
-    """The plan of the folder, if it holds this very job; ``None`` if it is free. Raises
+    """Return the plan of the folder if it holds this very job, None if it is free. Raises
     ``GenError`` for anything else."""
     if folder.exists() and not folder.is_dir():
         raise GenError(f"out is {str(folder)!r}, which is a file; expected a folder")
@@ -242,7 +243,7 @@ def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
 
 
 def changes(plan: dict[str, Any], job: Job) -> list[str]:
-    """What a job would change about a plan; of prompts, the first row that is another."""
+    """List what a job would change about a plan; of prompts, the first row that differs."""
     lines = difference(plan["relevant"], job.relevant())
     rows = (
         _other_row(plan["items"], job)

@@ -1,12 +1,11 @@
-"""Which of several processes this one is, where a launcher started them all with the same command,
-and which device is its own.
+"""Rank of this process among those that a launcher started with the same command, and its device.
 
 ``torchrun`` and ``accelerate launch`` (with ``--multi_gpu`` or several machines), ``mpirun`` and
-``srun`` say it in the environment. That is all that is read: items never communicate, so nobody
-needs a process group, and a process that joins or dies disturbs no other.
+``srun`` set it in the environment. Nothing else is read: items never communicate, so no process
+group is needed, and a process that joins or dies disturbs no other.
 
-``accelerate launch --cpu --num_processes 2`` without MPI starts one process, whatever the number;
-two on a machine without GPUs are ``accelerate launch --multi_gpu --num_processes 2``, or
+``accelerate launch --cpu --num_processes 2`` without MPI starts one process, whatever the
+number; two on a machine without GPUs are ``accelerate launch --multi_gpu --num_processes 2``, or
 ``workers=2`` without a launcher.
 """
 
@@ -38,8 +37,8 @@ VARIABLES = tuple(
 
 
 @dataclass(frozen=True)
-class Place:
-    """``rank`` of ``world`` processes, the ``local_rank``-th on its machine, started ``by`` this
+class ProcessRank:
+    """Process ``rank`` of ``world``, the ``local_rank``-th on its machine, started ``by`` this
     launcher (empty: by none)."""
 
     rank: int = 0
@@ -49,18 +48,17 @@ class Place:
 
     @property
     def launched(self) -> bool:
-        """Whether other processes run the same command."""
+        """True if other processes run the same command."""
         return self.world > 1
 
     @property
     def leader(self) -> bool:
-        """Whether this is the process that talks: shows progress and writes what there is one
-        of."""
+        """True for the process that shows progress and writes the gallery."""
         return self.rank == 0
 
 
-def place(environ: Mapping[str, str] | None = None) -> Place:
-    """The place of this process. Raises ``GenError`` if the environment contradicts itself."""
+def process_rank(environ: Mapping[str, str] | None = None) -> ProcessRank:
+    """Read the rank of this process. Raises ``GenError`` if the environment contradicts itself."""
     environ = os.environ if environ is None else environ
     for by, rank_name, size_names, local_name in FAMILIES:
         size_name = next((n for n in size_names if environ.get(n)), size_names[0])
@@ -81,33 +79,30 @@ def place(environ: Mapping[str, str] | None = None) -> Place:
             raise bad_value(
                 rank_name, rank, f"less than {size_name}, which is {world}", "the environment"
             )
-        return Place(rank, world, _number(environ, local_name) or 0, by)
-    return Place()
+        return ProcessRank(rank, world, _number(environ, local_name) or 0, by)
+    return ProcessRank()
 
 
 def single_by_accelerate(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether ``accelerate launch`` was asked for several processes and started this one only, as
-    it does with ``--cpu``."""
+    """Return True if ``accelerate launch`` was asked for several processes and started this one
+    only, as it does with ``--cpu``."""
     environ = os.environ if environ is None else environ
     return (
         "ACCELERATE_MIXED_PRECISION" in environ
         and "MASTER_ADDR" in environ
-        and place(environ) == Place()
+        and process_rank(environ) == ProcessRank()
     )
 
 
 def own_device(name: str, number: int, count: int | None = None) -> str:
-    """The device of the ``number``-th process of a machine: ``cuda`` becomes ``cuda:1``, dealt
-    round robin over the ``count`` visible ones (counted here if not said). A device with a number,
-    and any other kind, is left as it is.
-    """
+    """Return the device of the ``number``-th process of a machine: ``cuda`` becomes ``cuda:1``,
+    dealt round robin over the ``count`` visible ones (counted here by default). Any other device
+    is left as it is."""
     if name != "cuda":
         return name
     if count is None:
         count = torch.cuda.device_count()
-    return (
-        f"cuda:{number % count}" if count else name
-    )  # without any, whoever loads the model says so
+    return f"cuda:{number % count}" if count else name  # without any, the loader reports it
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

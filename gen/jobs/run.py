@@ -33,7 +33,7 @@ from gen.gallery import write as gallery_page
 from gen.jobs.engines import run_engine
 from gen.jobs.plan import changes, check_target, make_plan, write_plan
 from gen.jobs.progress.report import Silent
-from gen.jobs.rank import own_device, place
+from gen.jobs.rank import own_device, process_rank
 from gen.jobs.types import Report
 from gen.jobs.worker import Pipes, Worker, run_worker
 from gen.pipeline import pipeline
@@ -59,7 +59,7 @@ def run_job(
     fail become rows with ``status`` ``failed``; the others go on.
     """
     progress = progress or Silent()
-    folder, here = Path(job.out), place()
+    folder, here = Path(job.out), process_rank()
     plan = (
         _replan(folder, job, progress)
         if here.leader or not job.run.overwrite
@@ -116,7 +116,7 @@ def join_job(
 
 
 def _once(load: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A loader that plans and works with the same models."""
+    """Return a loader that shares its models between planning and work."""
     made: dict[str, Any] = {}
 
     def loading(modality: str, **how: Any) -> Any:
@@ -129,7 +129,7 @@ def _once(load: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _replan(folder: Path, job: Job, progress: Silent) -> dict[str, Any] | None:
-    """The plan in the folder, or ``None`` if it is free, or to be free since the job says
+    """Return the plan in the folder; None if the folder is free, or freed because the job says
     ``overwrite``."""
     if job.run.overwrite and is_job(folder):
         old = read_plan(folder)
@@ -141,7 +141,7 @@ def _replan(folder: Path, job: Job, progress: Silent) -> dict[str, Any] | None:
 
 
 def _replanned(folder: Path, job: Job) -> dict[str, Any]:
-    """The plan that the leader of this run has put in the place of another job's; only one may
+    """Wait for the plan that the leader of this run puts into the folder; only the leader may
     overwrite."""
     until = time.monotonic() + PATIENCE
     while not is_job(folder) or read_plan(folder)["fingerprint"] != fingerprint(job):
@@ -154,8 +154,8 @@ def _replanned(folder: Path, job: Job) -> dict[str, Any]:
 
 
 def keep_rows(job: Job, folder: Path) -> Job:
-    """A job with long lists of prompts in files of their own: what a Python iterable gave must be
-    there when the job goes on."""
+    """Move long lists of prompts into files of the job: rows of a Python iterable must be there
+    when the job resumes."""
     entries = []
     for entry in job.entries:
         if entry.prompts_file is None and len(entry.prompts) > INLINE:
@@ -194,7 +194,7 @@ def open_folder(folder: Path, job: Job, plan: dict[str, Any], new: bool) -> None
 
 
 def leave(folder: Path, plan: dict[str, Any]) -> None:
-    """Take back what a new job wrote that has no item done yet."""
+    """Remove a new job that has no finished item yet."""
     remove_job(folder, plan)
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -239,11 +239,14 @@ def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str,
 
 
 def save_output(out: Any, folder: str | Path) -> Path:
-    """What ``out.save(folder)`` does: leaves the folder that a job with these prompts would leave.
-    Returns its gallery.
+    """Write the folder that a job with these prompts would leave, and return its gallery.
 
-    ``out``: media, stats, traces, items, modality, model, spec (the sampler's name and knobs), law,
-    device, dtype, and start.
+    Args:
+        out: a `PipelineOutput`.
+        folder: the folder to write.
+
+    Raises:
+        GenError: if the items are no whole run, or the folder holds another job.
     """
     folder, modality = Path(folder), out.served or registry.get("modality", out.modality)()
     prompts, samples = whole_run(out.items, modality)
@@ -282,7 +285,7 @@ def save_output(out: Any, folder: str | Path) -> Path:
 
 
 class PreloadedPipelines:
-    """In place of `gen.jobs.worker.Pipes` where everything is made already."""
+    """A stand-in for `gen.jobs.worker.Pipes` with everything made already."""
 
     def __init__(self, pipe: Any):
         self.pipe = pipe
@@ -290,12 +293,13 @@ class PreloadedPipelines:
     device = None
 
     def of(self, entry: Entry) -> Any:
+        """Return the one pipeline."""
         return self.pipe
 
 
 def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
-    """The prompts and the samples per prompt that plan to these items. Raises ``GenError`` if none
-    do."""
+    """Find the prompts and the samples per prompt that plan to these items. Raises ``GenError``
+    if none do."""
     for samples in range(len(items), 0, -1):
         prompts = [i.prompt for i in items[::samples]]
         used: dict[str, int] = {}
@@ -313,7 +317,7 @@ def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
 
 
 def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
-    """A path as it is; a medium is kept with the job, under a name that says its content."""
+    """Return a path as it is; keep a medium with the job, under a name with its digest."""
     if value is None or modality.is_path(value):
         return None if value is None else str(value)
     with writing(folder):

@@ -1,7 +1,7 @@
-"""How far a job folder is, seen from outside and while others write into it: ``gen status DIR``.
+"""Progress of a job folder, seen from outside while others write into it: ``gen status DIR``.
 
-Reads what is there and writes nothing. A file that goes away or is replaced meanwhile is a normal
-thing: what was in it has gone into one that is read later.
+Reads and writes nothing. A file that goes away or is replaced meanwhile is normal: its content
+has gone into one that is read later.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ OVER = ("stop", "done")  # the last event of a worker that has gone home
 
 
 def status(args: argparse.Namespace) -> int:
+    """Carry out ``gen status``; return the exit code."""
     folder = require_job(args.folder)
     if args.watch:
         try:
@@ -66,7 +67,7 @@ def _watch(folder: Path) -> None:
 
 
 def _watch_json(folder: Path) -> None:
-    """One report per line; the last one is the caller's."""
+    """Print one report per line; the caller prints the last one."""
     over = Over(folder)
     while not over():
         print(json.dumps(status_of(folder), ensure_ascii=False), flush=True)
@@ -76,7 +77,7 @@ def _watch_json(folder: Path) -> None:
 
 
 class Over:
-    """Whether there is nothing more to watch: all is made, or nobody has been at work for a
+    """Test for the end of a watch: everything is made, or no worker has been at work for a
     minute."""
 
     EVERY = 2.0  # seconds between two looks
@@ -100,7 +101,7 @@ class Over:
 
 
 def text_of(report: dict[str, Any]) -> str:
-    """A report for people."""
+    """Format a report for people."""
     states = ("items", "ok", "failed", "pending")
     words = [f"{report['ok']} ok", f"{report['failed']} failed", f"{report['pending']} pending"]
     lines = [f"{report['folder']}: {report['items']} items, {', '.join(words)}", _now(report)]
@@ -210,10 +211,13 @@ def status_of(folder: str | Path) -> dict[str, Any]:
 
 
 def workers(folder: Path, logs: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Who has claimed a shard, and who has a log that is still being written: ``worker``, ``host``,
-    ``pid``, ``shard`` (``None``: none right now) and ``state``: ``alive``, ``gone`` (its process
-    has ended; another worker takes its shard over), or ``silent`` (on another machine, and not
-    heard of for a minute)."""
+    """List the workers with a claim or a log that is still being written.
+
+    Returns:
+        ``worker``, ``host``, ``pid``, ``shard`` (None: none right now) and ``state``: ``alive``,
+            ``gone`` (its process has ended; another worker takes its shard over), or ``silent``
+            (on another machine, and not heard of for a minute).
+    """
     found, seen = [], set()
     try:
         names = sorted(os.listdir(folder / WORK / CLAIMS))
@@ -250,7 +254,7 @@ def workers(folder: Path, logs: dict[str, Any] | None = None) -> list[dict[str, 
 
 
 def living_logs(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The latest events of every worker that is alive, as far as one can tell."""
+    """Read the latest events of every worker that is alive, as far as one can tell."""
     return recent(folder, lambda worker, written: _state(worker, written) == "alive")
 
 
@@ -279,7 +283,7 @@ def pace(logs: dict[str, list[dict[str, Any]]]) -> tuple[float | None, float | N
 
 
 def errors_of(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last few different errors: ``error``, how many items it has (``count``), and the last of
+    """List the last few different errors: ``error``, the ``count`` of its items, and the last of
     them (``id``, ``index``, ``prompt``)."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:

@@ -29,11 +29,11 @@ class Work:
     Attributes:
         item: the item as the plan lists it.
         entry: the entry of the item with the overrides of its input row.
-        label: the name of the sampler in manifest and gallery.
-        plan: the pipeline's own plan of the item; None where none is needed.
+        label: name of the sampler in manifest and gallery.
+        plan: the pipeline's own plan of the item; None if none is needed.
         trace: True if decoding steps are recorded.
         attempt: 1 for the first attempt, one more for every retry.
-        guarantee: of the item's sampler.
+        guarantee: the guarantee of the item's sampler.
         at_once: number of items decoded together; None for all of the output.
     """
 

@@ -57,6 +57,7 @@ PUBLISH_EVERY, PUBLISH_SHARE = (
 
 
 def pipe_key(entry: Entry) -> tuple:
+    """Return what entries must share to share a pipeline."""
     return (
         entry.modality,
         entry.model,
@@ -68,13 +69,14 @@ def pipe_key(entry: Entry) -> tuple:
 
 
 class Pipes:
-    """Pipelines, loaded when an entry first needs them and once only. ``device``: this worker's
-    own, where the job says ``cuda``."""
+    """Pipelines by entry, each loaded once, when an entry first needs it. ``device``: this
+    worker's own, where the job says ``cuda``."""
 
     def __init__(self, load: Callable[..., Any] | None = None, device: str | None = None):
         self.load, self.device, self._made = load, device, {}
 
     def of(self, entry: Entry) -> Any:
+        """Return the pipeline of an entry."""
         key = pipe_key(entry)
         if key not in self._made:
             if self.load is None:
@@ -119,7 +121,7 @@ def run_worker(
 
 
 class Worker:
-    """See the module. Use as a context."""
+    """State of a worker in one folder; use as a context (see the module)."""
 
     def __init__(
         self,
@@ -163,6 +165,7 @@ class Worker:
         self._look_again()
 
     def pull(self) -> Report:
+        """Work on shards until all are done or a stop is requested; return the report."""
         pause = PAUSE[0]
         while not self.report.stopped and len(self.done) < len(self.order):
             busy = False
@@ -189,7 +192,11 @@ class Worker:
         return self.report
 
     def try_shard(self, shard: int) -> bool:
-        """Whether there was anything to do. Marks shards that are done."""
+        """Work on a shard if no other worker has it, and mark it if it is done.
+
+        Returns:
+            True if there was anything to do.
+        """
         if self.is_done(shard):
             self.done.add(shard)
             return False
@@ -206,7 +213,7 @@ class Worker:
             if not self.is_done(shard):  # somebody may have finished it in between
                 self.log.event("stolen" if how == "stolen" else "claim", shard=shard)
                 self.run(shard)
-        except Lost:  # whoever has it makes the rest
+        except Lost:  # its new owner makes the rest
             return True
         except Stopped:
             self.report.stopped = True
@@ -232,11 +239,12 @@ class Worker:
         )
 
     def items(self, shard: int) -> list[dict[str, Any]]:
+        """List the items of a shard, as the plan has them."""
         first, end = self.plan["shards"][shard]
         return self.plan["items"][first:end]
 
     def lines(self, shard: int) -> dict[str, Row]:
-        """What is known of the items of a shard."""
+        """Collect the line that counts of every known item of a shard."""
         items = self.items(shard)
         found = {i["id"]: self.base[i["id"]] for i in items if i["id"] in self.base}
         if self.tars:
@@ -246,6 +254,7 @@ class Worker:
         return found
 
     def is_done(self, shard: int) -> bool:
+        """Return True if every item of a shard is finished, and its tar committed."""
         ids = [i["id"] for i in self.items(shard)]
         lines = self.lines(shard)
         if not settled(lines, ids):
@@ -255,8 +264,8 @@ class Worker:
         return not self.tars or is_committed(self.folder, shard, lines)
 
     def _look_again(self) -> bool:
-        """Whether the manifest is another one than before; then what it says is known. In layout
-        shards the rows beside the tars say it."""
+        """Read the manifest if it has changed; return True if it had. In layout shards the rows
+        beside the tars are read instead."""
         try:
             about = (self.folder / MANIFEST).stat()
         except FileNotFoundError:
@@ -301,7 +310,7 @@ class Worker:
             commit_shard(self.folder, self.plan, shard, self.lines(shard))
 
     def pipe(self, number: int) -> Any:
-        """That of an entry."""
+        """Return the pipeline of an entry, loaded on first use."""
         if number not in self._pipes:
             self._pipes[number] = self.pipes.of(self.job.entries[number])
         return self._pipes[number]
@@ -323,7 +332,7 @@ class Worker:
         self.claims.release("00000")
 
     def entry_of(self, item: dict[str, Any]) -> Entry:
-        """The entry of an item with what its row says otherwise."""
+        """Return the entry of an item with the overrides of its input row."""
         entry, said = self.job.entries[item["entry"]], item.get("overrides") or {}
         start = {k: v for k, v in said.items() if k not in ("sampler", "sampling")}
         return (
@@ -357,7 +366,7 @@ class Worker:
         )
 
     def guarantee(self, item: dict[str, Any], entry: Entry) -> str:
-        """Of an item's sampler; looked up once for all that share it."""
+        """Return the guarantee of an item's sampler, looked up once for all items that share it."""
         key = _kind(item)
         if key not in self._guarantee:
             self._guarantee[key] = resolve_sampler(entry.sampler, entry.sampling)[0].guarantee
@@ -376,5 +385,6 @@ class Worker:
 
 
 def _kind(item: dict[str, Any]) -> tuple[int, str]:
-    """What items share that are made in one way: their entry, and what their rows say otherwise."""
+    """Return the key of items that are made in one way: their entry and the overrides of their
+    rows."""
     return item["entry"], json.dumps(item.get("overrides") or {}, sort_keys=True)

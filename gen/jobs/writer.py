@@ -1,8 +1,8 @@
-"""What a worker writes, in a thread of its own: the next microbatch is made while the last one is
-encoded and put into the folder.
+"""Writer of a worker, in a thread of its own: the next microbatch is made while the last one is
+encoded and written.
 
-Of every item first its files, then, for all of a microbatch together, the lines of the journal that
-commit them.
+The files of every item come first, then, for all of a microbatch together, the lines of the
+journal that commit them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ COUNTS = ("nfe", "tokens", "tokens_computed", "mean_acceptance_length", "draft_a
 
 
 class Writer:
-    """Use as a context: leaving it waits until everything is written, and raises what went wrong
-    there."""
+    """Queue of finished microbatches. Leaving the context waits until everything is written, and
+    raises what went wrong there."""
 
     def __init__(self, worker: WorkerState, shard: int, journal: Journal):
         self.worker, self.shard, self.journal = worker, shard, journal
@@ -44,6 +44,7 @@ class Writer:
         self._waiting.append(self._pool.submit(self._commit, out, batch, keep))
 
     def fail(self, batch: list[Work], errors: list[str]) -> None:
+        """Write the rows of items that failed, with one error each."""
         self._waiting.append(self._pool.submit(self._fail, batch, errors))
 
     def _commit(self, out: Any, batch: list[Work], keep: set[str] | None) -> None:
@@ -73,8 +74,8 @@ class Writer:
         self._add([self._row(w, None, 0, "failed", e) for w, e in zip(batch, errors, strict=True)])
 
     def _lost(self) -> bool:
-        """Whether somebody took the shard over, as happens to a worker that was stopped for long.
-        What it made then is made anyway."""
+        """Return True if another worker took the shard over, for example after a long pause.
+        Results produced since are dropped."""
         if not self.lost and not (
             self.worker.claims.mine(f"{self.shard:05d}")
             and holds(self.worker.folder, self.worker.plan)
@@ -96,8 +97,8 @@ class Writer:
         )
 
     def _save(self, out: Any, i: int, work: Work, puts: Puts) -> Row:
-        """Writes the files of an item; a medium that cannot be encoded is one failed item. Returns
-        its row."""
+        """Write the files of an item and return its row; a medium that cannot be encoded is one
+        failed item."""
         modality, stem, before = (
             self.worker.pipe(work.item["entry"]).modality,
             work.item["stem"],
@@ -152,7 +153,7 @@ class Writer:
         return row
 
     def _row(self, work: Work, out: Any, i: int, status: str, error: str | None) -> Row:
-        """The manifest line of an item; ``out`` is ``None`` for one that failed."""
+        """Build the manifest line of an item; ``out`` is None for one that failed."""
         item, stats = work.item, vars(out.stats[i]) if out is not None else {}
         modality = self.worker.pipe(item["entry"]).modality
         name = f"{item['stem']}.{modality.extension}" if out is not None else None
@@ -204,7 +205,7 @@ class Writer:
 
 
 def recipe(work: Work) -> dict[str, Any]:
-    """A job that makes this one item again."""
+    """Build the job that makes this one item again."""
     entry, item = work.entry, work.item
     start = {
         k: str(v) if isinstance(v, Path) else v
@@ -225,7 +226,7 @@ def recipe(work: Work) -> dict[str, Any]:
 
 
 def info_of(row: Row, job: dict[str, Any] | None) -> dict[str, Any]:
-    """What the file of a medium says of it; less where its job is not known."""
+    """Collect the metadata of a media file; fewer if its job is not known."""
     said = {"sampler": job["sampler"], "sampling": job["sampling"], "job": job} if job else {}
     return {
         "prompt": row["prompt"],

@@ -32,8 +32,12 @@ STALE = 60.0  # seconds without a beat after which a worker of another machine c
 
 @contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
-    """Nobody else is in here at the same time: ``True``. ``None`` where somebody is and we do not
-    ``wait``, ``False`` where the system has no such locks. The lock vanishes with the process."""
+    """Lock a folder against other processes; the lock vanishes with the process.
+
+    Yields:
+        True with the lock, None if another process has it and ``wait`` is false, False where the
+            system has no such locks.
+    """
     if fcntl is None:
         yield False
         return
@@ -52,8 +56,11 @@ def locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
 
 
 def create(path: Path, data: bytes) -> bool:
-    """Make a file with all of its content, unless there is one: ``False`` then. The one step that
-    decides between two processes."""
+    """Create a file with all of its content; this one step decides between two processes.
+
+    Returns:
+        False if the file exists already.
+    """
     temporary = path.with_name(f".tmp-{worker_name()}-{threading.get_ident()}-{path.name}")
     try:
         with temporary.open("wb") as file:
@@ -85,7 +92,7 @@ def _create_plainly(path: Path, data: bytes) -> bool:
 
 
 def read_claim(path: Path) -> dict[str, Any] | None:
-    """What a claim says; ``{}`` if it is torn, ``None`` if there is none."""
+    """Read a claim; ``{}`` if it is torn, None if there is none."""
     try:
         tree = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -96,8 +103,14 @@ def read_claim(path: Path) -> dict[str, Any] | None:
 
 
 class Claims:
-    """The claims of one worker in ``folder``. ``clock``: a steady one. Use as a context: leaving it
-    gives everything back."""
+    """Claims of one worker in ``folder``; leaving the context releases them all.
+
+    Args:
+        folder: of the claims of a job.
+        worker: name of the worker; this process by default.
+        stale: seconds without a beat after which a worker of another machine counts as dead.
+        clock: a steady clock.
+    """
 
     def __init__(
         self, folder: Path, worker: str | None = None, stale: float = STALE, clock=time.monotonic
@@ -116,7 +129,11 @@ class Claims:
         self._over, self._thread = threading.Event(), None
 
     def take(self, shard: str) -> str | None:
-        """``taken``, ``stolen`` (from a dead worker), or ``None`` if somebody is at it."""
+        """Claim a shard.
+
+        Returns:
+            ``taken``, ``stolen`` (from a dead worker), or None if another worker has it.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             how = "taken" if create(self.folder / shard, self._text()) else self._take_over(shard)
@@ -132,8 +149,8 @@ class Claims:
         return how
 
     def _take_over(self, shard: str) -> str | None:
-        """One at a time: of two who find the same worker dead, the second would remove the claim of
-        the first."""
+        """Replace the claim of a dead worker, one process at a time: of two that find it dead,
+        the second would remove the claim of the first."""
         path = self.folder / shard
         with locked(self.folder, wait=False) as free:
             said = read_claim(path)
@@ -145,12 +162,13 @@ class Claims:
         return "stolen" if said and said.get("worker") != self.worker else "taken"
 
     def mine(self, shard: str) -> bool:
-        """Whether the claim is still ours: after a long stop somebody may have taken the shard
-        over."""
+        """Return True if the claim is still this worker's: after a long stop another worker may
+        have taken the shard over."""
         said = read_claim(self.folder / shard)
         return bool(said) and said.get("worker") == self.worker
 
     def release(self, shard: str) -> None:
+        """Give a shard back."""
         with self._lock:
             self.held.discard(shard)
         if self.mine(shard):
@@ -162,7 +180,7 @@ class Claims:
                 pass
 
     def beat(self) -> None:
-        """Say that this worker lives."""
+        """Write a new beat into every claim, which tells that this worker lives."""
         with self._lock:
             self._beat += 1
             for shard in self.held:

@@ -27,8 +27,8 @@ Event = dict[str, Any]
 
 
 class JobLog:
-    """The log of one ``worker``, in ``folder/logs``. Opening it writes ``start``, with ``about``
-    added (such as ``device``).
+    """Log of one ``worker``, in ``folder/logs``. Opening it writes ``start`` with ``about`` added,
+    such as ``device``.
 
     Any thread may call `event`: a line is one write to a file that is open for appending.
     """
@@ -79,6 +79,7 @@ class JobLog:
             self._drop(error)
 
     def close(self) -> None:
+        """Close the file; later events are dropped."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -107,8 +108,8 @@ class JobLog:
 
 
 def read_log(folder: str | Path) -> list[Event]:
-    """The events of all workers in the order of time; those of one worker always in the order in
-    which it wrote them."""
+    """Read the events of all workers in the order of time; those of one worker stay in the order
+    in which it wrote them."""
     found: list[tuple[str, Event]] = []
     for path in _files(Path(folder)):
         latest = ""
@@ -146,13 +147,13 @@ def recent(
 
 
 def file_name(worker: str) -> str:
-    """The name of a worker's log."""
+    """Return the file name of a worker's log."""
     return re.sub(r"[^\w.-]+", "_", worker).lstrip(".") + ".jsonl"
 
 
 def source_commit(source: Path | None = None) -> str | None:
-    """The git commit of gen's source, if it runs from a checkout. Read from ``.git``: no program is
-    run."""
+    """Read the git commit of gen's source from ``.git``, if it runs from a checkout; no program
+    is started."""
     root = Path(__file__).resolve().parents[2] if source is None else source
     try:
         git = root / ".git"
@@ -167,9 +168,9 @@ def source_commit(source: Path | None = None) -> str | None:
             if (git / "commondir").is_file()
             else git
         )
-        for place in (git, common):
-            if (place / name).is_file():
-                return _commit((place / name).read_text().strip())
+        for part in (git, common):
+            if (part / name).is_file():
+                return _commit((part / name).read_text().strip())
         packed = (line.split(" ") for line in (common / "packed-refs").read_text().splitlines())
         return next((_commit(parts[0]) for parts in packed if parts[1:] == [name]), None)
     except (OSError, ValueError):

@@ -1,15 +1,15 @@
-"""The job folder: what counts as done, and how a file gets into the folder whole or not at all.
+"""Ledger of a job folder: which items count as done, and the order of writes that makes them so.
 
 The order of a commit: media under a temporary name, fsync, rename, fsync of the folder, then one
 line of a journal, fsynced. The line is the commit of an item. A crash at any point leaves a
 temporary file (removed later), a media file without a line (made again, same name), or a torn last
-line (dropped). Every worker has journals of its own, one per shard, so nobody waits for anybody and
-nothing interleaves; ``manifest.jsonl`` is what they come to, replaced in one step, in the order of
-the plan.
+line (dropped). Every worker has journals of its own, one per shard, so no worker waits for another
+and nothing interleaves. ``manifest.jsonl`` is their sum in the order of the plan, replaced in one
+step.
 
-Where several lines speak of one item, the one with the highest ``attempt`` counts, and among those
-``due``, which says that the item is to be made again, before ``ok`` before ``failed``. So retrying
-and mending are lines as well, and no line is ever taken back.
+Of several lines about one item, the one with the highest ``attempt`` counts, and among those
+``due`` (make the item again) before ``ok`` before ``failed``. Retrying and mending are lines as
+well, and no line is ever taken back.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Row = dict[str, Any]
 
 
 def due_again(row: Row) -> Row:
-    """The line that has an item made again, whatever ``row`` said of it."""
+    """Build the line that has an item made again."""
     return {"id": row["id"], "index": row["index"], "status": "due", "attempt": row["attempt"]}
 
 
 class Journal:
-    """One worker's lines about one shard."""
+    """Lines of one worker about one shard."""
 
     def __init__(self, folder: Path, shard: int, worker: str):
         self.path = folder / WORK / f"{shard:05d}.{worker}.jsonl"
@@ -80,11 +80,12 @@ def _last_byte(path: Path) -> bytes:
 
 
 def _whole(path: Path) -> int:
-    """The length of a file up to its last whole line."""
+    """Return the length of a file up to its last whole line."""
     return path.read_bytes().rfind(b"\n") + 1
 
 
 def line(row: Row) -> bytes:
+    """Encode a row as one line of JSON."""
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
@@ -92,7 +93,7 @@ def line(row: Row) -> bytes:
 
 
 def parse_rows(path: Path) -> list[Row]:
-    """The rows of a file of lines. A torn last line is no row; a broken one elsewhere is an error,
+    """Parse a file of lines. A torn last line is no row; a broken one elsewhere is an error,
     since no crash makes one."""
     try:
         lines = path.read_bytes().split(b"\n")
@@ -118,16 +119,17 @@ def _parsed(text: bytes, where: str) -> Any:
 
 
 def journals(folder: Path, shard: int | None = None) -> list[Path]:
+    """List the journals of one shard, or of all."""
     return sorted((folder / WORK).glob("[0-9]*.jsonl" if shard is None else f"{shard:05d}.*.jsonl"))
 
 
 def tables(folder: Path) -> list[Path]:
-    """The rows beside the tars."""
+    """List the tables of rows beside the tars."""
     return sorted((folder / SHARDS).glob("[0-9]*.jsonl"))
 
 
 def better(new: Row, old: Row | None) -> bool:
-    """Whether one line about an item counts more than another."""
+    """Return True if one line about an item counts more than another."""
 
     def weight(row):
         return (
@@ -140,7 +142,7 @@ def better(new: Row, old: Row | None) -> bool:
 
 
 def latest(rows: Iterable[Row], into: dict[str, Row] | None = None) -> dict[str, Row]:
-    """The line that counts of every item."""
+    """Collect the line that counts of every item, into ``into`` if given."""
     found = {} if into is None else into
     for row in rows:
         if better(row, found.get(row["id"])):
@@ -149,8 +151,8 @@ def latest(rows: Iterable[Row], into: dict[str, Row] | None = None) -> dict[str,
 
 
 def lines_of(folder: Path) -> dict[str, Row]:
-    """The line that counts of every item, those that say ``due`` among them. Journals are read
-    before what they go into, so that a reader beside a running job misses nothing."""
+    """Collect the line that counts of every item, ``due`` lines included. Journals are read
+    before their targets, so that a reader beside a running job misses nothing."""
     found: dict[str, Row] = {}
     for path in journals(folder):
         latest(parse_rows(path), found)
@@ -160,13 +162,14 @@ def lines_of(folder: Path) -> dict[str, Row]:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Finished items in the order of the plan, one row each: what is in the manifest and what only
-    journals say yet."""
+    """Read the finished items in the order of the plan, from the manifest and from journals that
+    are not in it yet."""
     rows = [r for r in lines_of(folder).values() if r.get("status") != "due"]
     return sorted(rows, key=lambda r: (r.get("index", 0), r["id"]))
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read an object from a JSON file; ``{}`` if there is no such file."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except FileNotFoundError:
@@ -177,8 +180,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The plan of a job. Raises ``GenError`` if the folder holds none, or one that cannot be
-    read."""
+    """Read the plan of a job. Raises ``GenError`` if the folder holds none, or an unreadable
+    one."""
     try:
         plan = json.loads((folder / PLAN).read_bytes())
     except FileNotFoundError:
@@ -199,7 +202,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def holds(folder: Path, plan: dict[str, Any]) -> bool:
-    """Whether the plan in the folder is still this one. Its head is enough to tell."""
+    """Return True if the folder still holds this plan; its head is enough to tell."""
     try:
         with (folder / PLAN).open("rb") as file:
             return plan["fingerprint"].encode() in file.read(200)
@@ -208,10 +211,12 @@ def holds(folder: Path, plan: dict[str, Any]) -> bool:
 
 
 def is_job(folder: Path) -> bool:
+    """Return True if the folder holds a plan."""
     return (folder / PLAN).is_file()
 
 
 def require_job(folder: str | Path) -> Path:
+    """Return the folder as a path. Raises ``GenError`` if it holds no job."""
     folder = Path(folder)
     if not folder.is_dir():
         raise GenError(f"{folder} is no folder; expected one that gen run or gen sample wrote")
@@ -226,7 +231,7 @@ def require_job(folder: str | Path) -> Path:
 
 
 def inside(folder: Path, row: Row) -> Path | None:
-    """The media file of a row, or its shard, or ``None`` if the row names none in this very
+    """Return the media file of a row, or its shard; None if the row names none in this very
     folder."""
     name = row.get("file")
     if not isinstance(name, str) or not name:
@@ -236,12 +241,12 @@ def inside(folder: Path, row: Row) -> Path | None:
 
 
 def companions(folder: Path, row: Row) -> list[Path]:
-    """The further files of a row's medium, in layout files."""
+    """List the further files of a row's medium, in layout files."""
     return (
         [] if "member" in row else [folder / Path(str(name)).name for name in row.get("also") or ()]
     )
 
 
 def shard_folder(folder: Path, shard: int) -> Path:
-    """Where the media of a shard are until it is a tar."""
+    """Return the folder that holds the media of a shard until it is a tar."""
     return folder / WORK / f"{shard:05d}"

@@ -3,7 +3,7 @@
 ``manifest.jsonl`` is derived: at any time it can be made anew from the journals (and, in layout
 ``shards``, from the rows beside the tars). It is replaced under a lock, so that nobody who looked
 earlier replaces it later. Where a file system has no locks only the complete manifest is written,
-which is the same whoever writes it. The journals go when everything is in the manifest.
+which is the same regardless of the writer. The journals go when everything is in the manifest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gen.store.ledger import (
 
 @contextmanager
 def alone(folder: Path) -> Iterator[bool]:
-    """Nobody else is in here at the same time; ``False`` where that cannot be had."""
+    """Lock the folder; yields False where the system has no locks."""
     with ExitStack() as stack:
         with writing(folder):
             safe = stack.enter_context(locked(folder))
@@ -75,8 +75,8 @@ def publish(folder: Path, plan: dict[str, Any]) -> bool:
         with writing(path):
             if not path.is_file() or path.read_bytes() != text:
                 put(path, lambda temporary: temporary.write_bytes(text))
-            for place in (folder, folder / TRACES, folder / SHARDS):
-                sweep_temporaries(place)
+            for part in (folder, folder / TRACES, folder / SHARDS):
+                sweep_temporaries(part)
         if complete:
             shutil.rmtree(folder / WORK, ignore_errors=True)
         return complete
@@ -148,7 +148,8 @@ def mark_due(folder: Path, plan: dict[str, Any], wanted: Callable[[Row], bool]) 
 
 
 def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
-    """Whether the medium of a row is missing or altered, or not the one that the plan names."""
+    """Return a test of rows: True if the medium is missing or altered, or not the one that the
+    plan names."""
     stems = {i["id"]: i["stem"] for i in plan["items"]}
     tars: dict[Path, str | None] = {}
 
@@ -178,11 +179,8 @@ def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
 
 
 def remove_job(folder: Path, plan: dict[str, Any]) -> None:
-    """Everything that this plan's job wrote, the plan itself last, so that an interrupted removal
-    is still this job.
-
-    Raises ``GenError`` if somebody is at work in the folder.
-    """
+    """Remove everything that this plan's job wrote, the plan itself last, so that an interrupted
+    removal can be repeated."""
     for path in (folder / WORK / CLAIMS).glob("[0-9]*"):
         said = read_claim(path) or {}
         if is_dead(str(said.get("worker"))) is False:

@@ -18,7 +18,7 @@ from gen.store.ledger import MANIFEST, PLAN, RANK, SHARDS, WORK, read_plan
 
 
 class Seen(NamedTuple):
-    """What is kept of a row. Of two about one item the greater one counts."""
+    """Part of a row that is kept. Of two about one item the greater one counts."""
 
     attempt: int
     rank: int
@@ -52,8 +52,7 @@ NOTHING: File = (None, 0, {})
 
 @dataclass
 class Cache:
-    """What earlier looks found. ``rows``: the one that counts of every item of the plan that has
-    any; replaced, never changed."""
+    """Results of earlier looks; ``rows`` holds the row that counts of every item that has one."""
 
     plan: Any = None
     ids: frozenset[str] = frozenset()
@@ -104,7 +103,7 @@ def counts(folder: str | Path, cache: Cache) -> Counts:
 
 
 def _listed(folder: Path) -> list[tuple[str, Any]]:
-    """The files with rows, and a stamp of those that are written once."""
+    """List the files with rows, and a stamp of those that are written once."""
     found: list[tuple[str, Any]] = []
     for name in (WORK, SHARDS):
         try:

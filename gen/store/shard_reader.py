@@ -1,8 +1,7 @@
-"""The media of rows as files, whatever the layout: a member of a tar is taken out of it for as long
-as it is needed.
+"""Files of a job's media in any layout: a member of a tar is extracted for as long as it is needed.
 
-A tar stays open, with its index, until another one is asked for: to open it for every member takes
-time by the square of their number.
+A tar stays open, with its index, until another one is asked for: opening it for every member
+takes time quadratic in their number.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from gen.store.ledger import WORK, Row, inside
 
 
 class Members:
-    """Of one job folder; use as a context."""
+    """Media of one job folder; use as a context."""
 
     def __init__(self, folder: Path):
         self.folder, self._key, self._tar = folder, None, None
 
     @contextmanager
     def path(self, row: Row, name: str | None = None) -> Iterator[Path | None]:
-        """A row's medium, or another file of it (``name``: one of ``also``, or ``tokens_file``);
-        ``None`` where it is not there."""
+        """Yield a row's medium as a file, or another file of the item (``name``: one of
+        ``also``, or ``tokens_file``); None if it is missing."""
         there = inside(self.folder, row)
         if there is None:
             yield None
@@ -56,6 +55,7 @@ class Members:
             return None
 
     def close(self) -> None:
+        """Close the tar."""
         if self._tar is not None:
             self._tar.close()
         self._tar = self._key = None

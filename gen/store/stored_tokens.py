@@ -1,10 +1,10 @@
-"""Files of tokens: what a sampler decided for one item, so that its medium can be made again
-without asking a model.
+"""Files of tokens: the sampler's result for one item, from which its medium can be made again
+without a model.
 
-An ``.npz`` holds ``tokens`` int32 [T], or ``latents`` float32 or float64 [T, C], of the whole row,
-its end included, and ``meta``, a JSON text that says what they are: which model's ids, which
-frontend reads them, which prompt and seed, what the item started from. There is no pickle and no
-date in it: the same tokens make the same file.
+An ``.npz`` holds ``tokens`` int32 [T], or ``latents`` float32 or float64 [T, D], of the whole
+row, its end included, and ``meta``, a JSON text: the model of the token ids, the frontend that
+reads them, prompt, seed and edit. There is no pickle and no date in it: the same tokens make the
+same file.
 """
 
 from __future__ import annotations
@@ -60,15 +60,16 @@ FLOATS = {
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """``tokens`` long [T] or latents [T, C], as the sampler left them. ``meta``: see the module."""
+    """Tokens long [T] or latents [T, D], as the sampler left them, and their ``meta`` (see the
+    module)."""
 
     tokens: Tensor
     meta: dict[str, Any]
 
 
 def save_tokens(path: Path, out: PipelineOutput, i: int) -> None:
-    """Writes the tokens of item ``i``. Raises ``GenError`` for an output that does not say which
-    frontend reads them."""
+    """Write the tokens of item ``i``. Raises ``GenError`` for an output that does not name its
+    frontend."""
     row = out.tokens[i].detach().cpu()
     latents = row.is_floating_point()
     item = out.items[i]
@@ -93,8 +94,8 @@ def save_tokens(path: Path, out: PipelineOutput, i: int) -> None:
 
 
 def load_tokens(path: Path) -> StoredTokens:
-    """Raises ``GenError`` for a file that is no such file, is damaged, or was written by a later
-    gen."""
+    """Read a file of tokens. Raises ``GenError`` for another or a damaged file, or one of a
+    later gen."""
     try:
         meta = json.loads(str(read_npz(path, ("meta",))["meta"]))
     except ValueError as error:
@@ -136,7 +137,7 @@ def load_tokens(path: Path) -> StoredTokens:
 
 
 def origin_of(out: PipelineOutput) -> dict[str, Any]:
-    """What the files of all items of an output share."""
+    """Collect the facts that the files of all items of an output share."""
     if out.frontend is None:
         raise GenError(
             "an output without its frontend has no tokens to store; expected one that a pipeline"
@@ -163,8 +164,8 @@ def origin_of(out: PipelineOutput) -> dict[str, Any]:
 
 
 def facts_of(frontend: TokenFrontend) -> dict[str, Any]:
-    """What codes must fit, and the digest that tells one codebook from another. Plain data, as JSON
-    gives it back."""
+    """Collect the facts that codes must fit, and the digest that tells one codebook from
+    another, as plain JSON data."""
     config = frontend.config
     names = [name for name, cls in registry.table("tokenizer").items() if cls is type(frontend)]
     facts = {
@@ -183,8 +184,8 @@ def facts_of(frontend: TokenFrontend) -> dict[str, Any]:
 
 
 def frontend_name(model: str, modality: Any, frontend: TokenFrontend) -> str:
-    """The folder's name of an embedded model's frontend; a published checkpoint's own is part of
-    it."""
+    """Return the folder name of an embedded model's frontend; a published checkpoint's own is
+    part of it."""
     if modality.checkpoint is not None:
         return f"the frontend of {model}"
     kind = "latents" if frontend.config.kind == "latents" else "codes"
@@ -192,8 +193,8 @@ def frontend_name(model: str, modality: Any, frontend: TokenFrontend) -> str:
 
 
 def start_facts(start: Any, modality: Any) -> dict[str, Any]:
-    """What an item started from: files by path and sha256, texts as they are, and that there was a
-    medium where it lay in memory only."""
+    """Collect the facts of an edit: files by path and sha256, texts as they are; a medium in
+    memory is only noted."""
     facts: dict[str, Any] = {
         k: getattr(start, k) for k in ("span", "frames") if getattr(start, k) is not None
     }

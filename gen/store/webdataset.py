@@ -26,7 +26,7 @@ OF_TAR = ("shard_sha256", "shard_bytes")  # what a row says of its tar, and only
 
 
 def is_committed(folder: Path, shard: int, lines: dict[str, Row]) -> bool:
-    """Whether the rows beside the tar are those that count."""
+    """Return True if the rows beside the tar are those that count."""
     rows = {r["id"]: r for r in parse_rows(folder / SHARDS / f"{shard:05d}.jsonl")}
     return rows.keys() == lines.keys() and all(
         rows[i].get("attempt") == r.get("attempt") for i, r in lines.items()
@@ -34,16 +34,16 @@ def is_committed(folder: Path, shard: int, lines: dict[str, Row]) -> bool:
 
 
 class Missing(Exception):
-    """Rows whose files are not all there, or whose medium is another one: of two workers that made
-    it the other's, or altered since."""
+    """Raised for rows whose files are not all there, or whose medium has another digest: made by
+    another worker, or altered since."""
 
     def __init__(self, rows: list[Row]):
         self.rows = rows
 
 
 def commit_shard(folder: Path, plan: dict[str, Any], shard: int, lines: dict[str, Row]) -> None:
-    """Make the tar of a shard all of whose items are finished, and then its rows. Where a medium is
-    not what its row says, the item is to be made again, and that is all that is done."""
+    """Make the tar of a finished shard, and then its rows. An item whose medium differs from its
+    row is marked to be made again, and nothing else is done."""
     first, end = plan["shards"][shard]
     rows = [
         {k: v for k, v in lines[i["id"]].items() if k not in OF_TAR}

@@ -1,9 +1,9 @@
 """Couplings: one round of Jacobi. They verify the previous iterate and turn it into the next one.
 
-Every position past the last committed one holds a draft x_j drawn from a law q_j (the law at that
-position in the previous round, or the tail initialiser's). A round computes the laws p_j given the
-current drafts. Couplings differ in how the next draft, which must be distributed as p_j, depends on
-the previous one:
+Every position past the last committed one holds a draft x_j drawn from a distribution q_j (the
+distribution at that position in the previous round, or the tail initialiser's). A round computes
+the distributions p_j given the current drafts. Couplings differ in how the next draft, which must
+be distributed as p_j, depends on the previous one:
 
     fresh          x_j' ~ p_j, drawn anew                                     SJD (arXiv 2410.01699)
     maximal        x_j' = x_j with probability min(1, p/q), else residual     SCD-MC; keeps as many
@@ -18,9 +18,9 @@ its verification, and the token verifier is exact. ``gumbel`` commits what seque
 the same noise gives, token for token.
 
 Where rows may end, the next iterate is drawn from p_j given that it is not the end, and q_j is that
-law (``going_on``). A drafted end would say nothing: where it is right, its row is over whether it
-was drafted or not; where it is wrong, what the model makes of the places behind it is worth
-nothing.
+distribution (``without_eos``). A drafted end would say nothing: where it is right, its row is over
+whether it was drafted or not; where it is wrong, what the model makes of the positions behind it is
+worth nothing.
 
 What is committed is up to a verifier that judges drafts one by one (``verifiers``), ``token``
 unless another is given. The next iterate is not: past the first rejection the exact rule holds
@@ -47,13 +47,15 @@ from gen.samplers.verifiers.base import (
 
 
 class Coupling:
-    """``step`` takes the proposal (L drafts), which of them are drafts [b, L], the law [b, W, V], W
-    >= L, and the one that the next iterate is to be drawn from, ``onward`` [b, W, V]; it returns
-    the accepted count [b] and ids [b, W]: accepted drafts, the token after them, then the next
-    iterate."""
+    """Jacobi step: it verifies the previous iterate and draws the next one.
+
+    Attributes:
+        guarantee: what the coupling does to the distribution.
+        compares: whether it looks at the distribution that a draft came from.
+    """
 
     guarantee = "same_distribution"
-    compares = True  # whether it looks at the law that a draft came from
+    compares = True
 
     def step(
         self,
@@ -63,11 +65,24 @@ class Coupling:
         logp: Tensor,
         next_logprobs: Tensor,
     ) -> Verdict:
+        """Verify drafts and draw the next iterate.
+
+        Args:
+            step: context of the step.
+            proposal: L drafts and their distributions.
+            drafted: drafts that a row has, bool [b, L].
+            logp: log-probabilities [b, W, V] of the target, W >= L.
+            next_logprobs: those that the next iterate is drawn from, [b, W, V].
+
+        Returns:
+            Accepted drafts, and tokens [b, W]: the accepted drafts, the token after them, then the
+            next iterate.
+        """
         raise NotImplementedError
 
 
 class _Verified(Coupling):
-    """A verifier up to the first rejection, ``redraft`` after it."""
+    """Coupling with a verifier up to the first rejection, and ``redraft`` after it."""
 
     def __init__(self, verifier: PositionVerifier = TOKEN):
         self.verifier = verifier
@@ -77,7 +92,7 @@ class _Verified(Coupling):
         chance = self.verifier.acceptance(proposal, logp[:, :length])
         kept = step.flip(chance, "accept", drafted) & drafted
         accepted = num_accepted(kept)
-        # the place without a draft, if the window has one; its noise has not been used before
+        # the position without a draft, if the window has one; its noise has not been used before
         free = torch.where(
             (accepted == length)[:, None, None], logp[:, length:], next_logprobs[:, length:]
         )
@@ -89,19 +104,20 @@ class _Verified(Coupling):
         rejected = first_rejected(drafted, accepted)
         if may_be_any(rejected):
             ids = resample_rejected(
-                step, ids, rejected, self.verifier.instead(proposal, logp, rejected)
+                step, ids, rejected, self.verifier.residual_at(proposal, logp, rejected)
             )
         return Verdict(accepted, torch.cat([ids, undrafted], 1))
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs) -> Tensor:
-        """The next iterate [b, L] from the law ``onward`` [b, L, V] where ``past`` (bool [b, L]):
-        beyond the first rejection. ``kept``: what the coins of probability ``chance`` said."""
+        """The next iterate [b, L] from the distribution ``next_logprobs`` [b, L, V] where ``past``
+        (bool [b, L]): beyond the first rejection. ``kept``: what the coins of probability
+        ``chance`` said."""
         raise NotImplementedError
 
 
 @register("coupling", "fresh")
 class Fresh(_Verified):
-    """Everything past the first rejection is drawn anew."""
+    """Coupling that draws everything past the first rejection anew."""
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs):
         return step.categorical(next_logprobs, "redraft", past)
@@ -109,14 +125,14 @@ class Fresh(_Verified):
 
 @register("coupling", "maximal")
 class Maximal(_Verified):
-    """The token verifier's coin and residual are used past the first rejection too."""
+    """Coupling that uses the token verifier's coin and residual past the first rejection too."""
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs):
         kept = self._exact(step, proposal, past, kept, chance, next_logprobs)
         moved, new = past & ~kept, []
         many = max(
             1, PIECE[next_logprobs.is_cpu] // (len(next_logprobs) * next_logprobs.shape[-1])
-        )  # a few places at a time: no further law is held
+        )  # a few positions at a time: no further distribution is held
         for first in range(0, next_logprobs.shape[1], many):
             here = slice(first, first + many)
             drafts, logprobs, turn = proposal.part(here), next_logprobs[:, here], moved[:, here]
@@ -140,7 +156,7 @@ class Maximal(_Verified):
 
 @register("coupling", "gumbel_shared")
 class GumbelShared(_Verified):
-    """Drafts share the noise of their position; coins and residuals are independent of it."""
+    """Coupling whose drafts share the noise of their position; coins and residuals do not."""
 
     def redraft(self, step, proposal, past, kept, chance, next_logprobs):
         return step.categorical(next_logprobs, "token", past, shared=True)
@@ -166,8 +182,8 @@ class Gumbel(Coupling):
 
 
 def without_eos(logprobs: Tensor, end: int | None) -> Tensor:
-    """The law [..., V], log-probabilities or a bool for what is legal, given that it is not the
-    end; itself where there is nothing else."""
+    """The distribution [..., V], log-probabilities or a bool for what is legal, given that it is
+    not the end; itself where there is nothing else."""
     if end is None:
         return logprobs
     rest = logprobs.clone()

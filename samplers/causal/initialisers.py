@@ -1,14 +1,14 @@
-"""Tail initialisers: the first draft of a position that has just entered the window, and the law it
-was drawn from.
+"""Tail initialisers: the first draft of a position that has just entered the window, and the
+distribution it was drawn from.
 
     uniform       uniform over the legal ids, with the noise of the position; q = 1 / |legal|.
                   Acceptance 1 - TV(p, q)
     random        a uniform id taken as it is (q = one-hot); acceptance p(x), about 1 / V. The SJD
                   paper's default
-    repeat        the token one place before (q = one-hot). The paper's ``repeat_horizon``
+    repeat        the token one position before (q = one-hot). The paper's ``repeat_horizon``
     repeat_above  the token one row above (q = one-hot), in grids of at least two axes
 
-All of them are exact: what counts is that q is the law the draft came from.
+All of them are exact: what counts is that q is the distribution the draft came from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gen.samplers.verifiers.base import POINT, UNIFORM
 def _uniform_logp(legal: Tensor) -> Tensor:
     some = (
         legal[:1, :1] if legal.stride()[:2] == (0, 0) else legal
-    )  # one row says it for all places
+    )  # one row says it for all positions
     return some.log().log_softmax(-1).expand(legal.shape)
 
 
@@ -67,7 +67,7 @@ def repeat_above(step, canvas, space, first, legal, active):
 def _copy(
     step: CausalStep, canvas: Tensor, first: int, legal: Tensor, active: Tensor, back: int
 ) -> Tensor:
-    """The token ``back`` places before, column by column since a copy may be copied again; the
+    """The token ``back`` positions before, column by column since a copy may be copied again; the
     smallest legal id where there is none or it is not legal there."""
     out = []
     lowest = legal.to(torch.uint8).argmax(-1)

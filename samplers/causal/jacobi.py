@@ -1,16 +1,16 @@
 """Speculative Jacobi decoding: the drafter is the previous iterate of the model itself. Needs no
 training.
 
-Each forward call computes a window of positions at once; the drafts in it are what the last call
+Each forward pass computes a window of positions at once; the drafts in it are what the last call
 made of them. A ``coupling`` verifies them and makes the next iterate (see ``couplings``), an
-``init`` fills places that enter the window (see ``initialisers``).
+``init`` fills positions that enter the window (see ``initialisers``).
 
 Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative
 Jacobi Decoding" (arXiv 2410.01699); Wiggers & Hoogeboom, "Predictive Sampling with Forecasting
 Autoregressive Models" (arXiv 2002.09928).
 
 Guarantee, for every window, initialiser and batch: couplings ``fresh``, ``maximal`` and
-``gumbel_shared`` sample from the model's law; ``gumbel`` gives the very tokens of plain
+``gumbel_shared`` sample from the model's distribution; ``gumbel`` gives the very tokens of plain
 autoregression with the same seed. ``window`` 1 is plain autoregression in all of them.
 """
 
@@ -34,8 +34,8 @@ from gen.samplers.verifiers.base import ROW, Proposal
 
 
 class JacobiDrafter(Windowed):
-    """Holds the iterate: drafts, and the law each came from if the coupling compares laws, for the
-    places after the last committed token."""
+    """Drafter that holds the iterate: drafts, and the distribution each came from if the coupling
+    compares distributions, for the positions after the last committed token."""
 
     # the first `carried` of the drafts below are carried over from the last step, int64 [b]
     carried = RowState(start=0)
@@ -71,9 +71,9 @@ class JacobiDrafter(Windowed):
             )
 
             def canvas() -> Tensor:
-                """What is committed and drafted so far, [b, T]."""
+                """Join committed tokens and drafts so far, [b, T]."""
                 carried = torch.cat([drafted[:, :first], drafted[:, first:] & ~entering], 1)
-                total = tokens.shape[1]  # what is not carried goes to a place behind all others
+                total = tokens.shape[1]  # what is not carried goes to a position behind all others
                 at = torch.where(carried, step.positions[:, :length], total)
                 return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, drafts)[:, :total]
 
@@ -86,7 +86,7 @@ class JacobiDrafter(Windowed):
         return Draft(drafts, drafted)
 
     def _legal(self, positions: Tensor) -> Tensor:
-        """What may be drafted at positions [b, n]: bool [b, n, V]."""
+        """Look up the tokens that may be drafted at positions [b, n]: bool [b, n, V]."""
         return without_eos(legal_at(self.legal, positions), self.space.eos_token_id)
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
@@ -108,7 +108,8 @@ class JacobiDrafter(Windowed):
         )
         self.tokens = ids.gather(1, inside)
         if compares:
-            self.logq = self.proposal = proposal = None  # one law less while the next one is made
+            # one distribution less while the next one is made
+            self.logq = self.proposal = proposal = None
             self.logq = next_logprobs.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
             self.kind = torch.full_like(self.tokens, ROW)
         return verdict
@@ -131,11 +132,11 @@ def _resize(x: Tensor, length: int) -> Tensor:
 @register("sampler", "speculative_jacobi")
 @dataclass(frozen=True)
 class SpeculativeJacobi(Sampler):
-    """Several tokens per forward call, drafted by the model's own previous iterate.
+    """Several tokens per forward pass, drafted by the model's own previous iterate.
 
-    ``window``: places computed per forward call, or auto: as many as make the time per token least
-    (``auto_width``). ``coupling``: fresh, maximal, gumbel_shared or gumbel. ``init``: uniform,
-    random, repeat or repeat_above.
+    ``window``: positions computed per forward pass, or auto: as many as make the time per token
+    least (``auto_width``). ``coupling``: fresh, maximal, gumbel_shared or gumbel. ``init``:
+    uniform, random, repeat or repeat_above.
     """
 
     coupling: str = "gumbel"

@@ -10,9 +10,9 @@
 and, where the length is ``auto``, as many as make the time per token least (``AutoLength``,
 ``auto_width``).
 
-Guarantee: none of them changes the law of what is committed. Whether a token is drafted depends on
-the drafts before it, never on itself: the last draft is submitted, doubtful or not. Dropping it
-once its value is known would bias the law.
+Guarantee: none of them changes the distribution of what is committed. Whether a token is drafted
+depends on the drafts before it, never on itself: the last draft is submitted, doubtful or not.
+Dropping it once its value is known would bias the distribution.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ class LengthPolicy(RowOwner):
 
     @property
     def most(self) -> int:
-        """Drafts of any row at most in the next round."""
+        """Most drafts of any row in the next step."""
         return int(self.lengths.max()) if len(self.lengths) else 0
 
     def stop(self, mass: Tensor) -> Tensor | None:
-        """Which rows draft no more in this round, after drafts of probability ``mass`` [b]: bool
-        [b]; None where that is no reason to stop."""
+        """Choose the rows that draft no more in this step, after drafts of probability ``mass``
+        [b]: bool [b]; None where that is no reason to stop."""
         return None
 
     def observe(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """The outcome of a round, each int64 [b]."""
+        """Learn the outcome of a step, each int64 [b]."""
 
     def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
-        """A round of ``width`` places is over, in which the rows, which had ``starts`` [b],
+        """A round of ``width`` positions is over, in which the rows, which had ``starts`` [b],
         committed so many ``tokens`` [b]; for who looks at clocks."""
 
 
 @register("length_policy", "constant")
 class Constant(LengthPolicy):
-    """As it is."""
+    """Same number of drafts in every step."""
 
 
 @register("length_policy", "heuristic")
 class Heuristic(LengthPolicy):
-    """Row by row."""
+    """Number of drafts that follows what was accepted, row by row."""
 
     def observe(self, drafted, accepted):
         self.lengths = (self.lengths + np.where(accepted == drafted, 2, -1)).clip(
@@ -73,15 +73,15 @@ class Heuristic(LengthPolicy):
 
 @register("length_policy", "confidence")
 class Confidence(LengthPolicy):
-    """Stops after the first draft that the draft model itself holds for unlikely."""
+    """Stop after the first draft that the draft model itself finds unlikely."""
 
     def stop(self, mass):
         return mass < self.threshold
 
 
 class AutoLength(LengthPolicy):
-    """One draft fewer than the places of a round, of which ``auto`` knows how many pay; none at all
-    if drafting does not."""
+    """Draft length one below the positions of a step, of which ``auto`` knows how many pay; none at
+    all if drafting does not."""
 
     def __init__(self, auto: AutoWidth, rows: int):
         super().__init__(rows, auto.width - 1, 0.0)

@@ -1,42 +1,67 @@
-"""Relaxed acceptance: a verifier that lets more drafts pass, over any drafter of ids.
+"""Relaxed acceptance: a verifier that accepts more drafts, over any drafter of token ids.
 
-The drafter is the model's own previous iterate (``speculative_jacobi``) or a draft model
-(``speculative``); the verifier is one of ``relaxed``, which has the rules, their sources and what
-is proved about them (LANTERN, arXiv 2410.03355; LANTERN++, 2502.06352; typical acceptance,
-2401.10774; distance, 2507.22424; grouped, Cool-SD).
+The drafter is a registered one: the model's own previous iterate (``jacobi``), a draft model
+(``model``), or another file's. The verifier is one of ``gen.samplers.verifiers.relaxed``, which has
+the rules, their sources and what is proved about them.
 
 Guarantee: ``relaxation`` 0 is the exact sampler with that drafter, token for token. Above it
-nothing is promised about the law of the whole; of a single step the verifier's ``bound`` holds,
-since drafts still come from the law they are judged by: what a Jacobi coupling does with drafts
-beyond the first rejection stays exact.
+nothing is promised about the distribution of the whole; of a single step the verifier's ``bound``
+holds, since drafts still come from the distribution they are judged by: what a Jacobi coupling does
+with drafts beyond the first rejection stays exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gen.core.errors import bad_value, unknown
+from gen.core.errors import bad_value
 from gen.core.registry import register, registry
-from gen.core.sampler import Preset
+from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import IdChain, ModelDrafted
 from gen.samplers.causal.jacobi import JacobiDrafter, SpeculativeJacobi
 from gen.samplers.engine.causal_loop import decode_causal
-from gen.samplers.engine.window import AUTO, width_of
+from gen.samplers.engine.window import width_of
 
-DRAFTERS = ("jacobi", "model")
+
+@register("drafter", "jacobi")
+class JacobiDrafts(DraftSource):
+    """Drafts with the model's own previous iterate. Parameters: ``coupling``, ``window``,
+    ``init``."""
+
+    width = "window"
+
+    @classmethod
+    def make(cls, sampler, target, draft, verifier):
+        coupling = registry.get("coupling", sampler.coupling)(verifier)
+        init = registry.get("initialiser", sampler.init)
+        window = width_of(sampler.window, sampler, target)
+        return JacobiDrafter(window, coupling, init, target.space, target.legal)
+
+
+@register("drafter", "model")
+class ModelDrafts(DraftSource):
+    """Drafts with a smaller model. Parameters: ``draft_model``, ``num_speculative_tokens``,
+    ``policy``, ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``."""
+
+    needs_draft_model = True
+    width = "num_speculative_tokens"
+
+    @classmethod
+    def make(cls, sampler, target, draft, verifier):
+        return sampler.model_drafter(target, draft, IdChain(verifier, target.legal))
 
 
 @register("sampler", "relaxed_acceptance")
 @dataclass(frozen=True)
 class RelaxedAcceptance(ModelDrafted):
     """Accepts drafts that are near enough: faster than the exact samplers, and no longer quite the
-    model's law.
+    model's distribution.
 
-    ``verifier``: lantern, lantern_pp, gsd, typical, cool or distance. ``relaxation``: how much, in
-    the verifier's own terms; 0 is exact, None is the verifier's default. ``drafter``: jacobi or
-    model. ``coupling`` (fresh, maximal or gumbel_shared), ``window``, ``init``: of the drafter
-    jacobi. ``draft_model``, ``num_speculative_tokens``, ``policy``, ``confidence_threshold``,
-    ``draft_temperature``, ``draft_guidance``: of the drafter model.
+    ``verifier``: a relaxed one, such as lantern, gsd or typical. ``relaxation``: how much, in the
+    verifier's own terms; 0 is exact, None is the verifier's default. ``drafter``: jacobi, model or
+    another registered one. ``coupling`` (fresh, maximal or gumbel_shared), ``window``, ``init``: of
+    the drafter jacobi. ``draft_model``, ``num_speculative_tokens``, ``policy``,
+    ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``: of the drafter model.
     """
 
     verifier: str = "lantern"
@@ -55,8 +80,7 @@ class RelaxedAcceptance(ModelDrafted):
             known = ", ".join(name for name, v in registry.table("verifier").items() if v.relaxed)
             raise bad_value("sampler.verifier", self.verifier, f"a relaxed one: {known}")
         self._rule()
-        if self.drafter not in DRAFTERS:
-            raise unknown("sampler.drafter", self.drafter, DRAFTERS)
+        registry.get("drafter", self.drafter, "sampler.drafter")
         SpeculativeJacobi(self.coupling, self.window, self.init)
         if self.coupling == "gumbel":
             raise bad_value(
@@ -70,55 +94,22 @@ class RelaxedAcceptance(ModelDrafted):
         rule = registry.get("verifier", self.verifier)
         return rule() if self.relaxation is None else rule(self.relaxation)
 
+    def _source(self) -> type[DraftSource]:
+        return registry.get("drafter", self.drafter)
+
     @property
     def guarantee(self) -> str:
         return self._rule().guarantee
 
     @property
     def drafted(self) -> bool:
-        return self.drafter == "model"
+        return self._source().needs_draft_model
 
     @property
     def timed(self) -> bool:
-        return (self.num_speculative_tokens if self.drafted else self.window) == AUTO
+        return self._source().is_timed(self)
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         verifier = self._rule().on(target.space, target.device)
-        if self.drafter == "model":
-            drafter = self.model_drafter(target, draft, IdChain(verifier, target.legal))
-        else:
-            coupling = registry.get("coupling", self.coupling)(verifier)
-            init = registry.get("initialiser", self.init)
-            drafter = JacobiDrafter(
-                width_of(self.window, self, target), coupling, init, target.space, target.legal
-            )
+        drafter = self._source().make(self, target, draft, verifier)
         return decode_causal(target, rng, drafter, trace=trace, callback=callback)
-
-
-# a draft that is not random is judged by p alone; uniform ones have a q so small that relaxed rules
-# would let any of them pass
-for _name, _paper, _about in (
-    ("lantern", "2410.03355", "LANTERN: the nearest codes count, up to a given mass"),
-    (
-        "lantern_pp",
-        "2502.06352",
-        "LANTERN++: the nearest codes count, up to a multiple of the draft's own mass",
-    ),
-    (
-        "gsd",
-        "ICCV 2025",
-        "grouped speculative decoding: a cluster of similar codes is accepted as one",
-    ),
-    ("typical", "2401.10774", "typical acceptance: what the model itself holds for likely passes"),
-    ("cool", "", "Cool-SD: acceptance raised by a factor that falls along the window"),
-    ("distance", "2507.22424", "distance acceptance: bins near the draft count as it"),
-):
-    register("preset", _name)(
-        Preset(
-            _name,
-            "relaxed_acceptance",
-            {"verifier": _name, "init": "repeat"},
-            about=_about,
-            paper=_paper,
-        )
-    )

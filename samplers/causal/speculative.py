@@ -1,8 +1,8 @@
 """Speculative decoding: a small model drafts a few tokens, the target judges them in one forward
 call.
 
-The draft model draws x_i ~ q_i(. | x_<i), i = 1 .. k, from its own final law; the target gives all
-p_i at once, and a ``verifier`` keeps the beginning of the chain and adds one token (see
+The draft model draws x_i ~ q_i(. | x_<i), i = 1 .. k, from its own final distribution; the target
+gives all p_i at once, and a ``verifier`` keeps the beginning of the chain and adds one token (see
 ``verifiers`` and ``drafting``). How long the chains are is up to a ``policy`` (see
 ``length_policies``).
 
@@ -27,12 +27,12 @@ from gen.samplers.engine.causal_loop import decode_causal
 @register("sampler", "speculative")
 @dataclass(frozen=True)
 class Speculative(ModelDrafted):
-    """A small model drafts, the target judges several drafts per forward call.
+    """A small model drafts, the target judges several drafts per forward pass.
 
     ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
     per round. ``policy``: constant, heuristic or confidence. ``confidence_threshold``: of the
-    policy confidence. ``draft_temperature``, ``draft_guidance``: of the law that drafts are drawn
-    from; None is what the target has. ``verifier``: token or block.
+    policy confidence. ``draft_temperature``, ``draft_guidance``: of the distribution that drafts
+    are drawn from; None is what the target has. ``verifier``: token or block.
     """
 
     verifier: str = "token"

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.errors import unknown
 from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
@@ -149,12 +150,14 @@ class Drafter(RowOwner):
     Attributes:
         window: columns computed per forward pass at most; drafts are at most ``window - 1``.
         targets: draft models of the same items, whose rows follow the batch.
-        needs: capabilities asked of the target, such as ``"hidden_states"``.
+        needs: capabilities asked of the target; today ``"hidden_states"``.
+        hidden_layers: layers whose hidden states it needs (``StepOutput.hidden_states``).
     """
 
     window: int
     targets: tuple[Target, ...] = ()
     needs: frozenset[str] = frozenset()
+    hidden_layers: tuple[str, ...] = ()
 
     @property
     def nfe(self) -> list[int] | None:
@@ -231,6 +234,7 @@ def decode_causal(
         callback: called after every step with its number, the tokens and which are known.
     """
     began = time.perf_counter()
+    check_needs(drafter, target)
     state = CausalState(target, rng, drafter, trace)
     while len(state.slots):
         # 1. Positions of the next window of every row
@@ -254,6 +258,19 @@ def decode_causal(
         state.report(callback)
         state.retire()
     return state.recorder.output(state.tokens, time.perf_counter() - began, draft_nfe=drafter.nfe)
+
+
+def check_needs(drafter: Drafter, target: CausalTarget) -> None:
+    """Ask the target for what a method needs beyond log-probabilities.
+
+    Raises:
+        GenError: the target's model cannot give it, or nobody can.
+    """
+    name = type(drafter).__name__
+    for need in sorted(drafter.needs):
+        if need != "hidden_states":
+            raise unknown("need", need, ("hidden_states",), name)
+        target.require_hidden_states(drafter.hidden_layers, name)
 
 
 class CausalState:

@@ -1,10 +1,10 @@
-"""What the host knows without waiting for the device.
+"""Means to know on the host what can be known without waiting for the device.
 
 A device works through what it was given while the host goes on. A host that asks for a value
 (``bool(x.any())``, ``int(x.max())``, an index that is a bool tensor, whose length nobody knows)
 waits until all of it is done, and then the device waits for the host. So the parts of a method
-compute what a row may need for every row, at a place per row, and the loop asks once per round. On
-a CPU asking costs nothing, and what no row needs is left out.
+compute what a row may need for every row, at a position per row, and the loop asks once per round.
+On a CPU asking costs nothing, and what no row needs is left out.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 
-def may_be_any(at: Tensor) -> bool:
-    """Whether ``at`` is true somewhere, as far as that can be said without waiting: elsewhere than
-    on a CPU it may be."""
-    return at.numel() > 0 and (at.device.type != "cpu" or bool(at.any()))
+def may_be_any(mask: Tensor) -> bool:
+    """Ask without waiting whether ``mask`` is true somewhere; off the CPU it may be."""
+    return mask.numel() > 0 and (mask.device.type != "cpu" or bool(mask.any()))
 
 
 def to_device(x: np.ndarray, device: torch.device) -> Tensor:
-    """What the host knows, on the device, which may still be at work when it comes."""
+    """Copy an array to a device, which may still be at work when it comes."""
     return torch.from_numpy(x).to(device, non_blocking=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gen.core.rng import CounterRNG
 from gen.models.targets.base import Target
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowSelection, RowStore
@@ -49,6 +50,7 @@ class BatchSlots:
     Attributes:
         items: int64 [b], the item of each row; an array that is never written to.
         rows: the same on the target's device, long [b].
+        branches: branch of its item that each row is, int64 [b]: 0 unless it was forked.
 
     Args:
         target: the target whose rows these are.
@@ -72,6 +74,8 @@ class BatchSlots:
         if unfinished is not None:
             waiting = waiting[unfinished[waiting]]
         self._waiting = waiting
+        self.branches = np.zeros(len(self.items), dtype=np.int64)
+        self._next_branch = np.ones(target.items, dtype=np.int64)
         self.rows: Tensor = to_device(self.items, self.device)
         if unfinished is not None:
             self.retire(~unfinished[: target.rows])
@@ -102,19 +106,66 @@ class BatchSlots:
         replaced = kept = None
         if len(free):
             following, self._waiting = self._waiting[: len(free)], self._waiting[len(free) :]
-            self.items = self.items.copy()
-            self.items[free] = following
+            self.items, self.branches = self.items.copy(), self.branches.copy()
+            self.items[free], self.branches[free] = following, 0
             replaced = RowSelection(free, len(done))
             self._replace(replaced, following)
         left = ~done
         left[free] = True
         if not left.all():
             kept = RowSelection(left)
-            self.items = self.items[left]
+            self.items, self.branches = self.items[left], self.branches[left]
             if len(self.items):  # the last rows need not follow: nothing looks at them again
                 self._select(kept)
         self.rows = to_device(self.items, self.device)
         return SlotChange(replaced, kept)
+
+    def fork(self, rows: np.ndarray, copies: int) -> SlotChange:
+        """Copy rows within their items, cache and state included.
+
+        A row's own branch goes on as before; each copy is a new branch of the item, and draws
+        differently with ``rng``.
+
+        Args:
+            rows: rows to copy, bool [b].
+            copies: rows that each of them becomes, at least 1.
+
+        Returns:
+            The change; copies stand behind their row.
+        """
+        counts = np.where(rows, copies, 1)
+        index = np.repeat(np.arange(len(rows)), counts)
+        is_copy = np.concatenate([[False], index[1:] == index[:-1]])
+        branches, items = self.branches[index], self.items[index]
+        for row in is_copy.nonzero()[0]:
+            branches[row] = self._next_branch[items[row]]
+            self._next_branch[items[row]] += 1
+        return self._gather(RowSelection(index, len(rows)), branches)
+
+    def prune(self, rows: np.ndarray) -> SlotChange:
+        """Drop rows (bool [b]) within their items, such as branches that scored low.
+
+        No waiting item takes their place, and at least one row must be left.
+        """
+        kept = RowSelection(~rows)
+        return self._gather(kept, self.branches[kept.numbers])
+
+    def rng(self, rng: CounterRNG) -> CounterRNG:
+        """Key random decisions by (item, branch): its row i is row i of the batch.
+
+        Args:
+            rng: has one key per item. A row of branch 0 draws as its item does there.
+        """
+        return rng.of_branches(self.items, self.branches)
+
+    def _gather(self, rows: RowSelection, branches: np.ndarray) -> SlotChange:
+        self.items, self.branches = self.items[rows.numbers], branches
+        self.rows = to_device(self.items, self.device)
+        for target in self.targets:
+            target.keep(rows.index_on(target.device))
+        for store in self.stores:
+            store.select(rows)
+        return SlotChange(None, rows)
 
     def _replace(self, rows: RowSelection, items: np.ndarray) -> None:
         for target in self.targets:

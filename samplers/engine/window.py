@@ -1,22 +1,22 @@
-"""``window: auto`` and its kin: as many places per forward call as make the time per committed
-token least.
+"""Automatic width (``window: auto`` and its kin): as many positions per forward pass as make the
+time per committed token least.
 
     width = argmax over w of  m(w) / c(b, w)        w = 1, 4, 8, 16, ...
 
-c(b, w): seconds of a round of b rows and w places on this device, the lower quartile of the last
+c(b, w): seconds of a round of b rows and w positions on this device, the lower quartile of the last
 few, moved to where the rows are now; m(w): tokens that a row commits in a round of that width,
 their mean of late. Neither is modelled, both are seen: wider windows are not only computed longer,
 their drafts are also better when their turn comes, by how much nobody knows beforehand. So widths
 are tried from 1 upwards, a few rounds each, until they are worth far less than the best; then the
-best is kept, and its neighbours and one place at a time are looked at again from time to time. What
-was seen is kept with the model for later calls (``Widths``).
+best is kept, and its neighbours and one position at a time are looked at again from time to time.
+What was seen is kept with the model for later calls (``Widths``).
 
-Guarantee: the law of what is committed stays. The width of a round depends on clocks and on rounds
-that are over, never on the drafts that it lets in or leaves out: what was accepted so far follows
-from tokens and laws below the places concerned, and a draft that is left out takes nothing back (a
-draft may be submitted or not, as long as its own value has no say: "non-anticipating"). Where a
-sampler's tokens do not depend on the width (coupling ``gumbel``), they are the same tokens too;
-elsewhere another clock may give other tokens of the same law.
+Guarantee: the distribution of what is committed stays. The width of a round depends on clocks and
+on rounds that are over, never on the drafts that it lets in or leaves out: what was accepted so far
+follows from tokens and distributions below the positions concerned, and a draft that is left out
+takes nothing back (a draft may be submitted or not, as long as its own value has no say:
+"non-anticipating"). Where a sampler's tokens do not depend on the width (coupling ``gumbel``), they
+are the same tokens too; elsewhere another clock may give other tokens of the same distribution.
 """
 
 from __future__ import annotations
@@ -35,61 +35,56 @@ from gen.samplers.engine.causal_loop import CausalStep, Drafter
 
 AUTO = "auto"
 LADDER = (1, 4, 8, 16, 32, 64, 128)
-# rounds after a change of width that say nothing of what it accepts: its drafts are still those of
+# steps after a change of width that say nothing of what it accepts: their drafts are still those of
 # the width before
 SETTLE = 3
-ENOUGH = 24  # rounds of a row at a width before it is judged: eight rows have as many in three
+ENOUGH = 24  # steps of a row at a width before it is judged: eight rows have as many in three
 ROUNDS = 6  # of the batch at least
 WORTH = 0.75  # of the best: below, wider ones are not tried
-AGAIN = 96  # rounds at the best width before a neighbour is looked at again
+AGAIN = 96  # steps at the best width before a neighbour is looked at again
 NEAR = 0.8  # of the best: neighbours that are worth less are not looked at again
 BETTER = 1.08  # times the worth of the width that was kept so far: less may be chance
-MARGIN = {
-    True: 1.12,
-    False: 1.2,
-}
-# times the worth of one place at a time, of a single row and of several: less may be chance, and
-# several rows come
-# to their ends at different times, so that the last rounds have a few only
-LAST, LATELY = (
-    24,
-    512,
-)
-# rounds whose seconds are remembered, of each number of rows and width, and whose tokens, of each
-# width
+# times the worth of one position at a time, of a single row and of several: less may be chance, and
+# several rows come to their ends at different times, so that the last steps have a few only
+MARGIN = {True: 1.12, False: 1.2}
+LAST = 24  # steps whose seconds are remembered, of each number of rows and width
+LATELY = 512  # steps whose tokens are remembered, of each width
 
 
 @dataclass
 class Widths:
-    """What was seen of each width. ``seconds``: of rounds, with how far they were, by rows and
-    width; ``tokens``: by width, rounds of single rows and tokens committed in them, of late."""
+    """Measurements of each width.
+
+    Attributes:
+        seconds: seconds of steps, with the mean length of their rows, by rows and width.
+        tokens: recent steps of single rows and tokens committed in them, by width.
+        best: the width that was kept last.
+        checked: whether one position at a time was measured again, on a machine that is warm.
+    """
 
     seconds: dict[tuple[int, int], deque[tuple[float, float]]] = field(default_factory=dict)
     tokens: dict[int, list[float]] = field(default_factory=dict)
-    best: int = 0  # the width that was kept last
-    checked: bool = (
-        False  # whether one place at a time was looked at again, now that the machine is warm
-    )
+    best: int = 0
+    checked: bool = False
 
     def see(self, rows: int, width: int, far: float, seconds: float, tokens: float | None) -> None:
-        """One round of so many rows, which had ``far`` tokens on average and got so many
-        ``tokens``; None where that says nothing."""
+        """Record one step: ``rows`` sequences at mean length ``far`` advanced by ``tokens`` on
+        average; None records the time alone."""
         self.seconds.setdefault((rows, width), deque(maxlen=LAST)).append((far, seconds))
         if tokens is not None:
             known = self.tokens.setdefault(width, [0.0, 0.0])
             known[:] = known[0] + rows, known[1] + rows * tokens
-            if (
-                known[0] > LATELY * rows
-            ):  # half of what was seen is forgotten: what is new then counts for more
+            # half of what was seen is forgotten: what is new then counts for more
+            if known[0] > LATELY * rows:
                 known[:] = known[0] / 2, known[1] / 2
 
     def rounds(self, width: int) -> float:
-        """Of single rows."""
+        """Count the recorded steps of single rows."""
         return self.tokens.get(width, (0.0,))[0]
 
     def gain(self, width: int) -> float:
-        """Tokens that a row commits in a round. A wider window never accepts less; where it seems
-        to, too few rounds were seen, or of harder places."""
+        """Estimate the tokens that a row commits in a step. A wider window never accepts less;
+        where it seems to, too few rounds were seen, or of harder positions."""
         return max(
             tokens / rounds
             for w, (rounds, tokens) in self.tokens.items()
@@ -97,12 +92,12 @@ class Widths:
         )
 
     def worth(self, rows: int, width: int, far: float) -> float:
-        """Tokens per second and row of a width that was seen."""
+        """Estimate tokens per second and row of a width that was measured."""
         return self.gain(width) / self.cost(rows, width, far)
 
     def cost(self, rows: int, width: int, far: float) -> float:
-        """Seconds of a round: as seen; or between those of rounds of fewer and of more places in
-        all; or, beyond the most places that were seen, in proportion, as on a device that is
+        """Seconds of a round: as seen; or between those of rounds of fewer and of more positions in
+        all; or, beyond the most positions that were seen, in proportion, as on a device that is
         full."""
         slope = self.slope(rows)
         if (rows, width) in self.seconds:
@@ -116,9 +111,9 @@ class Widths:
         return high if at == 0 or n == m else low + (high - low) * (positions - n) / (m - n)
 
     def slope(self, rows: int) -> float:
-        """Seconds that a round of so many rows gets longer per token that the rows have: the keys
-        and values of all of them are read every time, however many places are computed. The least
-        squares of all widths with a level of their own each.
+        """Estimate the seconds that a step gets longer per token that its rows have: the keys
+        and values of all of them are read every time, however many positions are computed. The
+        least squares of all widths with a level of their own each.
         """
         up = down = 0.0
         for (r, _), seen in self.seconds.items():
@@ -130,15 +125,21 @@ class Widths:
 
 
 def _low(seen: deque[tuple[float, float]], slope: float, far: float) -> float:
-    """What a round takes at ``far`` tokens on a machine that does nothing else: the lower quartile
-    of some rounds, each moved there."""
+    """Estimate the seconds of a step at ``far`` tokens on an otherwise idle machine: the lower
+    quartile of some steps, each moved there."""
     moved = sorted(max(seconds + slope * (far - at), 0.2 * seconds) for at, seconds in seen)
     return moved[len(moved) // 4]
 
 
 class AutoWidth:
-    """The width of every round. ``known``: what was seen before; ``rows``: in the batch; ``most``:
-    places at most. ``clock``: seconds."""
+    """Width of every step.
+
+    Args:
+        known: measurements so far, which it adds to.
+        rows: rows of the batch.
+        most: positions at most.
+        clock: gives seconds.
+    """
 
     def __init__(
         self, known: Widths, rows: int, most: int, clock: Callable[[], float] = time.perf_counter
@@ -148,15 +149,13 @@ class AutoWidth:
         self.since: float | None = None  # the end of the last round
         self.far = 0.0  # tokens that the rows have on average
         self.stay, self.calm, self.turn, self.settled = 0, 0, 0, 0
-        self.best, self.value = (
-            self.arms[0],
-            0.0,
-        )  # the width that pays, and tokens per second and row with it
+        # the width that pays, and tokens per second and row with it
+        self.best, self.value = self.arms[0], 0.0
         self.width = self._next()
 
     def observe(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
-        """A round of ``width`` places is over, in which the rows, which had ``starts`` [b],
-        committed so many ``tokens`` [b]."""
+        """Record a step of ``width`` positions, in which the rows, which had ``starts`` [b] tokens,
+        committed ``tokens`` [b]."""
         step, before, self.since, self.far = (
             self.clock(),
             self.since,
@@ -165,9 +164,8 @@ class AutoWidth:
         )
         if len(tokens) != self.rows:  # what went on between the steps is not a step's time
             self.rows, before = len(tokens), None
-        if (
-            before is not None and width == self.width and len(tokens) == self.rows
-        ):  # the first round of all brings the prompt along
+        # the first step of all brings the prompt along
+        if before is not None and width == self.width:
             self.known.see(
                 self.rows,
                 width,
@@ -223,7 +221,7 @@ class AutoWidth:
 
 
 class Windowed(Drafter):
-    """A drafter whose window is a number or what pays."""
+    """Drafter whose window is a number, or the width that pays."""
 
     def __init__(self, window: int | AutoWidth):
         self._window = window
@@ -240,13 +238,13 @@ class Windowed(Drafter):
 
 
 def checked(value: Any, param: str) -> None:
-    """Raises ``GenError`` for what is neither a number of places or drafts nor ``auto``."""
+    """Raises ``GenError`` for what is neither a number of positions or drafts nor ``auto``."""
     if value != AUTO and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise bad_value(param, value, "an integer of at least 1, or auto")
 
 
 def width_of(value: int | str, sampler: Any, target: Any) -> int | AutoWidth:
-    """What a drafter takes for its window: ``value`` itself, or what finds the width while it
+    """Resolve a drafter's window: ``value`` itself, or an ``AutoWidth`` that finds it while it
     decodes. What is seen is kept in ``target.learned``."""
     if value != AUTO:
         return min(value, target.length)

@@ -1,17 +1,18 @@
-"""Jacobi iteration on latents: the noise of every place is fixed, and a window of places is
+"""Jacobi iteration on latents: the noise of every position is fixed, and a window of positions is
 iterated to the fixed point.
 
-With noise e_n per place (the one that ``autoregressive`` uses) a latent is a function of those
+With noise e_n per position (the one that ``autoregressive`` uses) a latent is a function of those
 before it,
 
     x_n = f_n(x_<n),    f_n: the end of the path that e_n leads along, given z(x_<n)
 
-and its solution is what sequential sampling gives. A place past the last committed one holds an
+and its solution is what sequential sampling gives. A position past the last committed one holds an
 iterate y. A round computes y_n' = f_n(x_<start, y_start .. y_n-1) for the whole window and commits,
 from the left, the iterates y_n that moved by at most ``tolerance`` (the largest component of |y_n'
-- y_n|), and then y_n' of the first place that moved more, which is right given what stands before
-it. The others go on with y_n'. What is committed of a place that did not move is y_n, not y_n': the
-later places were computed from it, so output and cache agree.
+- y_n|), and then y_n' of the first position that moved more, which is right given what stands
+  before
+it. The others go on with y_n'. What is committed of a position that did not move is y_n, not y_n':
+the later positions were computed from it, so output and cache agree.
 
 Song, Meng, Liao & Ermon, "Accelerating Feedforward Computation via Parallel Nonlinear Equation
 Solving" (arXiv 2002.03629); Wiggers & Hoogeboom, "Predictive Sampling with Forecasting
@@ -45,8 +46,8 @@ INITS = ("repeat", "zeros")
 
 
 class LatentJacobiDrafter(Windowed):
-    """Holds the iterate of every place that has been in the window, and what was committed, which
-    ends it."""
+    """Drafter that holds the iterate of every position that has been in the window, and what was
+    committed, which ends it."""
 
     iterate = RowState(start=0)  # [b, T, C]
     reach = RowState(start=0)  # positions below it have an iterate, long [b]
@@ -63,7 +64,8 @@ class LatentJacobiDrafter(Windowed):
         length = min(self.window - 1, step.positions.shape[1])
         at, drafted = step.positions[:, :length], step.valid[:, :length]
         row = torch.arange(len(at), device=at.device)[:, None]
-        # all places that enter follow the last one with an iterate; before the first place there is
+        # all positions that enter follow the last one with an iterate; before the first position
+        # there is
         # none
         known = self.iterate[row, (self.reach[:, None] - 1).clamp_min(0)]
         enter = known if self.init == "repeat" else torch.zeros_like(known)
@@ -89,7 +91,7 @@ class LatentJacobiDrafter(Windowed):
         return Verdict(accepted, chosen)
 
     def values(self, step: CausalStep, logprobs: Tensor) -> Tensor:
-        """What the noise of each place makes of its conditioning vector: [b, W, C]."""
+        """Walk from the noise of each position, given its conditioning vector: [b, W, C]."""
         return walk(
             self.paths,
             logprobs,
@@ -100,12 +102,12 @@ class LatentJacobiDrafter(Windowed):
 @register("sampler", "continuous_jacobi")
 @dataclass(frozen=True)
 class ContinuousJacobi(Sampler):
-    """Several latents per forward call, drafted by the model's own previous iterate.
+    """Several latents per forward pass, drafted by the model's own previous iterate.
 
-    ``window``: places computed per forward call, or auto (``auto_width``). ``tolerance``: how far
-    an iterate may still move, in its largest component, to be committed; 0 gives plain
-    autoregression. ``init``: what places that enter the window start from, repeat (the iterate one
-    place before) or zeros.
+    ``window``: positions computed per forward pass, or auto (``auto_width``). ``tolerance``: how
+    far an iterate may still move, in its largest component, to be committed; 0 gives plain
+    autoregression. ``init``: what positions that enter the window start from, repeat (the iterate
+    one position before) or zeros.
     """
 
     window: int | str = 16

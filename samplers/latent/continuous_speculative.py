@@ -1,26 +1,27 @@
 """Speculative decoding of latents: a small model drafts a chain of latents, the target judges them
-in one forward call.
+in one forward pass.
 
-The draft model walks a denoising path per place; the target computes the conditioning vectors of
-all places at once, compares the paths, keeps the beginning of the chain and adds one latent: in
-place of the first rejected draft, or after the last one with the target's own law. Drafts behind a
-rejection were conditioned on what was rejected, and are dropped. See ``path_verifiers`` for the
-rules and ``drafting`` for the chains.
+The draft model walks a denoising path per position; the target computes the conditioning vectors of
+all positions at once, compares the paths, keeps the beginning of the chain and adds one latent: in
+place of the first rejected draft, or after the last one with the target's own distribution. Drafts
+behind a rejection were conditioned on what was rejected, and are dropped. See ``path_verifiers``
+for the rules and ``drafting`` for the chains.
 
     exact      the ratio and the residual of whole paths
-    relaxed    draft and target share the noise of every place, only the last transitions are
+    relaxed    draft and target share the noise of every position, only the last transitions are
                compared, and the ratio is flattened: min(1, r^(1 - relaxation)). The first
-               ``prefill_ratio`` of the places is the target's alone
+               ``prefill_ratio`` of the positions is the target's alone
 
 Wang et al., "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv
 2411.11925), who put the relaxed rule in place of the ratio of whole paths, since that is small
 wherever target and draft differ much.
 
-Guarantee. ``exact``: latents have the law of the target alone, whatever the draft model, the length
-of the chains and the batch, up to 1 / (e (max_tries + 1)) in total variation per token (0.00037 for
-1000), and mostly far less; the proof stands in ``path_verifiers``. ``relaxed``: none, and no bound.
-``relaxation`` 0 is the paper's rule as it is written, which has the target's law only if paths have
-one step; 1 accepts every draft. Equal models give what the target alone gives with that seed.
+Guarantee. ``exact``: latents have the distribution of the target alone, whatever the draft model,
+the length of the chains and the batch, up to 1 / (e (max_tries + 1)) in total variation per token
+(0.00037 for 1000), and mostly far less; the proof stands in ``path_verifiers``. ``relaxed``: none,
+and no bound. ``relaxation`` 0 is the paper's rule as it is written, which has the target's
+distribution only if paths have one step; 1 accepts every draft. Equal models give what the target
+alone gives with that seed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ MODES = ("exact", "relaxed")
 
 
 class _AfterPrefill(LengthPolicy):
-    """No drafts for the first ``places`` rounds of a row, in which it gets one token each; then
-    what another policy says."""
+    """Length policy without drafts for the first ``positions`` steps of a row, in which it gets one
+    token each; then what another policy says."""
 
     left = RowState(start=lambda policy: policy.positions)  # steps without drafts, int64 [b]
 
@@ -76,15 +77,15 @@ class _AfterPrefill(LengthPolicy):
 @register("sampler", "continuous_speculative")
 @dataclass(frozen=True)
 class ContinuousSpeculative(ModelDrafted):
-    """A small model drafts latents, the target judges several drafts per forward call.
+    """A small model drafts latents, the target judges several drafts per forward pass.
 
     ``mode``: exact or relaxed. ``max_tries``: draws from the target's side to replace a rejected
     draft; what the exact mode may be off by falls with it. Of the relaxed mode: ``relaxation`` (0
-    the paper's rule, 1 accepts everything) and ``prefill_ratio``, the share of places that is not
-    drafted. ``draft_model``: a model's name; None for the modality's own.
+    the paper's rule, 1 accepts everything) and ``prefill_ratio``, the share of positions that is
+    not drafted. ``draft_model``: a model's name; None for the modality's own.
     ``num_speculative_tokens``: drafts per round. ``policy``: constant or heuristic.
-    ``draft_temperature``, ``draft_guidance``: of the law that drafts are drawn from; None is what
-    the target has.
+    ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
+    is what the target has.
     """
 
     num_speculative_tokens: int | str = 4
@@ -131,7 +132,7 @@ class ContinuousSpeculative(ModelDrafted):
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         drafter = self.model_drafter(
             target, draft, None
-        )  # the chain needs the law that drafts come from, which this decides
+        )  # the chain needs the distribution that drafts come from, which this decides
         ours, theirs = target.paths, drafter.draft.paths
         if ours.steps != theirs.steps:
             raise GenError(

@@ -6,7 +6,7 @@ rules accept a draft with probability min(1, r), r a ratio of densities, kept in
 after a rejection draw from the target's side, accepting a try with probability max(0, 1 - 1/r) of
 the same r; ``max_tries`` tries at most.
 
-    exact    r = P(path) / Q(path), P and Q the target's and the draft's law of a path
+    exact    r = P(path) / Q(path), P and Q the target's and the draft's distribution of a path
              (``gen.models.adapters.denoising_path``)
     aligned  one noise e for both: the draft's path is x^q, the target's own x^p. With S
              transitions, the draft x = x^q_S, r = ( Sigma p(x | x^p_S-1) / q(x | x^q_S-1) )^(1 -
@@ -14,8 +14,9 @@ the same r; ``max_tries`` tries at most.
 
 Exact: what is lost. Given the tokens before, a draft is accepted with density min(P, Q), and
 rejected with probability R = TV(P, Q). A try is a path from P that is accepted with probability (1
-- Q/P)+, hence R in all, and then has the law (P - Q)+ / R. Where all K tries fail, with probability
-(1 - R)^K, a path of P itself is taken. So a token's path has the law
+- Q/P)+, hence R in all, and then has the distribution (P - Q)+ / R. Where all K tries fail, with
+  probability
+(1 - R)^K, a path of P itself is taken. So a token's path has the distribution
 
     min(P, Q) + (1 - (1 - R)^K) (P - Q)+ + (1 - R)^K R P  =  P + (1 - R)^K (R P - (P - Q)+)
 
@@ -29,9 +30,9 @@ is below 1e-23. On average a token costs at most one try, whatever R is: R times
 
 Aligned: r is the ratio of P and Q at two paths, the target's own with its end replaced by x, and
 the draft's; their earlier transitions have one noise, so that all that is left of them is Sigma.
-Drafts come from the law of x given x^q_S-1, but r is not the ratio of that and the target's, so
-this is not exact. With S = 1 and relaxation 0 it is, up to the bound above: then both laws are
-given the same x_0.
+Drafts come from the distribution of x given x^q_S-1, but r is not the ratio of that and the
+target's, so this is not exact. With S = 1 and relaxation 0 it is, up to the bound above: then both
+distributions are given the same x_0.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from gen.samplers.engine.causal_loop import CausalStep, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.verifiers.base import num_accepted, rows_at
 
-BLOCK = 64  # tries of a place computed at once, at most
+BLOCK = 64  # tries of a position computed at once, at most
 
 
 class PathChain:
-    """What both rules share: a ``gen.samplers.causal.drafters.model.Chain``. ``ours``, ``theirs``:
-    the path laws of target and draft.
+    """Common part of both rules: a ``gen.samplers.causal.drafters.model.Chain``. ``ours``,
+    ``theirs``: the path distributions of target and draft.
 
-    Below, ``row`` and ``column`` [n] pick places of the round. The noise of a place itself
-    ("token") is what autoregression would use; a chain uses it for a place at most once.
+    Below, ``row`` and ``column`` [n] pick positions of the round. The noise of a position itself
+    ("token") is what autoregression would use; a chain uses it for a position at most once.
     """
 
     def __init__(self, ours: PathDistribution, theirs: PathDistribution, max_tries: int):
@@ -85,7 +86,7 @@ class PathChain:
         return self.own(step, row, torch.zeros_like(row), logprobs)[:, None]
 
     def kept(self, step: CausalStep, drafted: Tensor, logprobs: Tensor) -> Tensor:
-        """What the coins say of each draft by itself: bool like ``drafted``."""
+        """Flip the coin of each draft by itself: bool like ``drafted``."""
         out = torch.zeros_like(drafted)
         if self.drawn:
             count = len(self.drawn)
@@ -141,8 +142,8 @@ class PathChain:
         raise NotImplementedError
 
     def log_ratio(self, step: CausalStep, logprobs: Tensor) -> Tensor:
-        """log r of the drafts, [b, L], which stand in the first L columns; ``law`` is those
-        columns'."""
+        """log r of the drafts, [b, L], which stand in the first L columns; ``distribution`` is
+        those columns'."""
         raise NotImplementedError
 
     def attempt(
@@ -189,14 +190,14 @@ class Last(NamedTuple):
     before: Tensor  # [...]
 
     def score(self, x: Tensor) -> Tensor:
-        """log of the density of x after the path's last but one place, times the product of 1 / s
-        before; constants left out."""
+        """log of the density of x after the path's last but one position, times the product of 1 /
+        s before; constants left out."""
         z = (x.double() - self.mean.double()) * (-self.log_sigma.double()).exp()
         return (-0.5 * z.square() - self.log_sigma.double()).sum(-1) - self.before
 
 
 class AlignedPaths(PathChain):
-    """Draft and target share the noise of the place."""
+    """Draft and target share the noise of the position."""
 
     def __init__(
         self, ours: PathDistribution, theirs: PathDistribution, max_tries: int, relaxation: float
@@ -250,7 +251,7 @@ def align(logprobs: PathDistribution, z: Tensor, noise: Tensor) -> Last:
 def _noise(
     step: CausalStep, row: Tensor, column: Tensor, purpose: str, round: Tensor | None, size: int
 ) -> Tensor:
-    """Standard normal numbers [n, size] of places of the round."""
+    """Standard normal numbers [n, size] of positions of the round."""
     return step.rng.normal(
         step.rows[row], step.positions[row, column][:, None], purpose, round, size
     )[:, 0]

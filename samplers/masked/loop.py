@@ -355,6 +355,7 @@ def commit(run: MaskedRun, step: MaskedStep, selected: Tensor, revision: Revisio
     written = selected if tokens.ndim == 2 else selected[..., None]
     canvas[rows] = torch.where(written, tokens, canvas[rows])
     if run.parts.revises:
+        assert space.mask_token_id is not None, "latents have no remasker"
         canvas[rows] = torch.where(removed, space.mask_token_id, canvas[rows])
         removed = removed if replaced is None else removed | replaced
     if not space.channels:

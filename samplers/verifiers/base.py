@@ -1,6 +1,7 @@
 """Verifiers: which drafts are accepted, and which token follows them.
 
-With p_i the law at draft i and q_i the law it was drawn from, both final (guided, filtered):
+With p_i the distribution at draft i and q_i the distribution it was drawn from, both final (guided,
+filtered):
 
     token   accept x_i with probability min(1, p_i(x_i) / q_i(x_i)); at the first rejection draw
             from norm((p_i - q_i)+)
@@ -38,9 +39,15 @@ ROW, UNIFORM, POINT = 0, 1, 2
 
 @dataclass
 class Proposal:
-    """Drafts and the law each was drawn from. ``tokens`` [b, L]; ``kind`` [b, L]: ROW (``logq`` [b,
-    L, V] holds its law), UNIFORM (over the position's legal ids) or POINT (not random). Uniform and
-    point laws are never stored as rows.
+    """Drafts and the distribution that each was drawn from.
+
+    Attributes:
+        tokens: drafts [b, L].
+        kind: kind of each distribution, [b, L]: ROW (``logq`` holds it), UNIFORM (over the
+            position's allowed tokens) or POINT (the draft was not random). Uniform and point
+            distributions are never stored.
+        logq: log-probabilities [b, L, V] of the drafts of kind ROW.
+        legal: allowed tokens, bool [b, L, V].
     """
 
     tokens: Tensor
@@ -49,7 +56,7 @@ class Proposal:
     legal: Tensor  # bool [b, L, V]
 
     def log_mass(self) -> Tensor:
-        """log q(x) of the drafts: [b, L]."""
+        """Compute log q(x) of the drafts, [b, L]."""
         row = self.logq.gather(-1, self.tokens[..., None])[..., 0]
         uniform = -self.legal.sum(-1).to(row.dtype).log()
         return torch.where(
@@ -57,7 +64,7 @@ class Proposal:
         )
 
     def mass_of(self, ids: Tensor) -> Tensor:
-        """q of some ids [b, L, k] at every draft: [b, L, k]."""
+        """Compute q of some tokens [b, L, k] at every draft, [b, L, k]."""
         out = self.logq.gather(-1, ids).exp()
         uniform = self.legal.gather(-1, ids) / self.legal.sum(-1, keepdim=True).to(out.dtype)
         point = (ids == self.tokens[..., None]).to(out.dtype)
@@ -73,7 +80,7 @@ class Proposal:
         return out.scatter_(-1, drafts, torch.where(kind == POINT, 1, out.gather(-1, drafts)))
 
     def at(self, column: Tensor) -> Proposal:
-        """One draft of each row, in ``column`` [b]."""
+        """Take one draft of each row, in ``column`` [b]."""
         return Proposal(
             *(rows_at(x, column) for x in (self.tokens, self.kind, self.logq, self.legal))
         )
@@ -83,52 +90,67 @@ class Proposal:
 
 
 def rows_at(x: Tensor, column: Tensor) -> Tensor:
-    """x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
+    """Take x [b, L, ...] in one ``column`` [b] of each row: [b, 1, ...]."""
     return x[torch.arange(len(x), device=x.device), column][:, None]
 
 
 def num_accepted(kept: Tensor) -> Tensor:
-    """How many columns are true before the first false one: bool [b, L] -> long [b]."""
+    """Count the columns that are true before the first false one: bool [b, L] -> long [b]."""
     return kept.long().cumprod(1).sum(1)
 
 
 def first_rejected(drafted: Tensor, accepted: Tensor) -> Tensor:
-    """The draft after the accepted ones, in rows that have it: bool [b, L]."""
+    """Find the draft after the accepted ones, in rows that have it: bool [b, L]."""
     return drafted & (torch.arange(drafted.shape[1], device=drafted.device) == accepted[:, None])
 
 
-def place_of(rejected: Tensor) -> Tensor:
-    """The column [b] of the one rejected draft that a row has (bool [b, L]); 0 in rows without."""
+def column_of(rejected: Tensor) -> Tensor:
+    """Find the column [b] of a row's one rejected draft (bool [b, L]); 0 in rows without one."""
     return rejected.byte().argmax(1)
 
 
 def normalised(rest: Tensor, logp: Tensor) -> Tensor:
-    """log of a residual [..., V], which is written over, made to sum to one; ``logp`` [..., V]
-    where it is empty."""
+    """Normalise a residual [..., V], which is written over, and take its log; where it is empty,
+    return ``logp`` [..., V]."""
     total = rest.sum(-1, keepdim=True)
     return torch.where(total > 0, rest.div_(total).log_(), logp)
 
 
 def resample_rejected(step: CausalStep, ids: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
-    """``ids`` [b, L] with the ``rejected`` place (at most one per row) drawn anew from ``law``, log
-    [b, V]. Rows without one draw for nothing."""
+    """Replace rejected drafts by recovered tokens.
+
+    Args:
+        step: context of the step.
+        ids: drafts [b, L].
+        rejected: at most one draft per row, bool [b, L]; rows without one draw for nothing.
+        logprobs: log of the residual [b, V].
+
+    Returns:
+        ``ids`` with the recovered tokens in it.
+    """
     drawn = step.categorical(
-        logprobs[:, None], "residual", rejected.any(1, keepdim=True), place_of(rejected)
+        logprobs[:, None], "residual", rejected.any(1, keepdim=True), column_of(rejected)
     )
     return torch.where(rejected, drawn, ids)
 
 
 class Verifier:
-    """Accepts the beginning of a chain of drafts and says what follows. ``guarantee``: what it does
-    to the law."""
+    """Rule that accepts the beginning of a chain of drafts and draws the token after it.
+
+    Attributes:
+        guarantee: what the rule does to the distribution.
+        relaxed: whether it trades the distribution for acceptance; it then has ``relaxation``.
+    """
 
     guarantee = "same_distribution"
-    relaxed: ClassVar[bool] = (
-        False  # whether it trades the law for acceptance; such a verifier has ``relaxation``
-    )
+    relaxed: ClassVar[bool] = False
 
     def on(self, space: TokenSpace, device: torch.device | str = "cpu") -> Verifier:
-        """The verifier for these tokens. Raises ``GenError`` where they lack what it needs."""
+        """Make the verifier for these tokens.
+
+        Raises:
+            GenError: the tokens lack what it needs.
+        """
         return self
 
     def verify(
@@ -159,9 +181,8 @@ class Verifier:
             & step.valid.gather(1, column[:, None])[:, 0]
             & (accepted < width)
         )
-        if may_be_any(
-            free
-        ):  # all drafts accepted: one more token, with noise of its place that nobody has used yet
+        if may_be_any(free):
+            # all drafts accepted: the bonus token, whose position has noise that was not used yet
             drawn = step.categorical(
                 rows_at(logp, column), "token", free[:, None], column, shared=True
             )
@@ -173,20 +194,24 @@ class Verifier:
         return Verdict(accepted, ids)
 
     def decide(self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor):
-        """Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the log
-        of their residual law [b, V], which is anything in rows without one."""
+        """Decide which drafts are accepted; arguments as in ``verify``.
+
+        Returns:
+            Accepted drafts [b], and a function from the first rejected ones (bool [b, L]) to the
+            log of their residual [b, V], which is anything in rows without one.
+        """
         raise NotImplementedError
 
 
 class PositionVerifier(Verifier):
-    """One that judges every draft by itself; the first rejection ends the chain."""
+    """Verifier that judges every draft by itself; the first rejection ends the chain."""
 
     def acceptance(self, proposal: Proposal, logp: Tensor) -> Tensor:
-        """The probability f(x) to accept each draft: [b, L]; ``logp`` [b, L, V]."""
+        """Compute the probability f(x) to accept each draft, [b, L]; ``logp`` [b, L, V]."""
         raise NotImplementedError
 
     def residual(self, proposal: Proposal, logp: Tensor) -> Tensor:
-        """log of norm((p - q)+) at every draft: [b, L, V], as ``logp``. It is asked of the few
+        """Compute log norm((p - q)+) at every draft, [b, L, V] as ``logp``; it is asked of the few
         drafts that need it.
 
         It is norm((p - q f)+), the best residual of any acceptance function f, for every f >=
@@ -194,10 +219,10 @@ class PositionVerifier(Verifier):
         """
         return normalised(logp.exp().sub_(proposal.mass()).clamp_min_(0), logp)
 
-    def instead(self, proposal: Proposal, logp: Tensor, rejected: Tensor) -> Tensor:
+    def residual_at(self, proposal: Proposal, logp: Tensor, rejected: Tensor) -> Tensor:
         """The residual of the one ``rejected`` draft of each row (bool [b, L]): [b, V]; ``logp``
         [b, W, V], W >= L."""
-        column = place_of(rejected)
+        column = column_of(rejected)
         return self.residual(proposal.at(column), rows_at(logp, column))[:, 0]
 
     def decide(self, step, proposal, drafted, logp):
@@ -205,7 +230,7 @@ class PositionVerifier(Verifier):
             step.flip(self.acceptance(proposal, logp[:, : drafted.shape[1]]), "accept", drafted)
             & drafted
         )
-        return num_accepted(kept), lambda rejected: self.instead(proposal, logp, rejected)
+        return num_accepted(kept), lambda rejected: self.residual_at(proposal, logp, rejected)
 
 
 @register("verifier", "token")
@@ -239,14 +264,14 @@ class Block(Verifier):
         inner = torch.where(down > 0, more / down, 1.0)
         chance = joint[:, 1:].clone()  # the last draft's, P_n
         chance[:, :-1] = torch.where(drafted[:, 1:], inner, chance[:, :-1])
-        said = step.flip(chance, "accept", drafted) & drafted
+        coins = step.flip(chance, "accept", drafted) & drafted
         accepted = (
-            (said * torch.arange(1, length + 1, device=logp.device)).amax(1)
+            (coins * torch.arange(1, length + 1, device=logp.device)).amax(1)
             if length
             else drafted.sum(1)
         )
         return accepted, lambda rejected: normalised(
-            *(rows_at(x, place_of(rejected))[:, 0] for x in (rest, logp))
+            *(rows_at(x, column_of(rejected))[:, 0] for x in (rest, logp))
         )
 
     def rest(self, joint: Tensor, p: Tensor, q: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Other implementations in the benchmark: the same tokens where the law leaves one choice, the same
-law elsewhere, and calls that are counted."""
+"""Other implementations in the benchmark: the same tokens where the distribution leaves one choice,
+the same distribution elsewhere, and forward passes that are counted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_at_temperature_0_tokens_are_those_of_autoregression(pipes, name, sampli
     assert [pipe.modality.check(m, i.prompt) for m, i in zip(found.media, items, strict=True)] == [
         pipe.modality.check(m, i.prompt) for m, i in zip(want.media, items, strict=True)
     ]
-    if name == "motion":  # control: a law that differs gives others
+    if name == "motion":  # control: a distribution that differs gives others
         assert not torch.equal(peer(pipe, label, other).make(items).tokens, want.tokens)
 
 
@@ -120,7 +120,7 @@ def test_the_half_without_the_condition_stands_where_it_belongs(pipes):
     )
 
 
-# --- the same law
+# --- the same distribution
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,8 @@ def test_only_legal_ids_are_left(pipes):
 
 
 class Table:
-    """An item whose law is a table: given the id before, of three ids at three places."""
+    """An item whose distribution is a table: given the id before, of three ids at three
+    positions."""
 
     start, then = (
         torch.tensor([0.6, 0.3, 0.1]),
@@ -215,7 +216,7 @@ class Table:
 
 
 def far(loop, count: int = 1500) -> float:
-    """The total variation between what a loop draws and the law."""
+    """The total variation between what a loop draws and the distribution."""
     a, b = Table.start, Table.then
     want = (a[:, None, None] * b[:, :, None] * b[None]).flatten()
     generator, seen = torch.Generator().manual_seed(0), torch.zeros(27)

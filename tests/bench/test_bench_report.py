@@ -406,7 +406,7 @@ def test_sweeps_make_a_grid(toys):
     assert len({v.label for v in found}) == 4
     for texts, says in (
         (["window=4", "window=8"], "came twice"),
-        (["window"], "KNOB=VALUE"),
+        (["window"], "PARAM=VALUE"),
         (["window=4,[1]"], "--sweep"),
     ):
         with pytest.raises(GenError, match=says):

@@ -149,7 +149,7 @@ def refused(capsys, *argv: str) -> str:
         (["check", "absent"], "absent"),
         (["bench", "image", "--batch-sizes", "0"], "--batch-sizes"),
         (["bench", "image", "--sweep", "window"], "--sweep"),
-        (["bench", "image", "--sweep", "windw=4"], "a knob that none"),
+        (["bench", "image", "--sweep", "windw=4"], "a parameter that none"),
         (["bench", "image", "--samplers", "sjdd"], "Did you mean 'sjd'"),
         (["bench", "image", "--out", "no/such/folder.json"], "--out"),
     ],

@@ -98,7 +98,7 @@ def test_a_typo_in_a_file_names_the_file_and_the_nearest_name(tmp_path, tree, ty
         "out=''",
         "sampler=[]",
         "sampler=3",
-        "law=3",
+        "sampling=3",
         "seed.x=1",
         "sampling.top_k.x=1",
         "jobs.0.seed=1",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import FrozenInstanceError, asdict, make_dataclass, replace
+
 import pytest
 
 from gen.core.errors import GenError
+from gen.core.params import Params, declared, integer
+from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 
@@ -116,3 +121,57 @@ def test_what_is_right_is_taken():
         == resolve_sampler("jacobi", {"temperature": 0})[1].temperature
     )
     assert resolve_sampler(sampler, sampling) == (sampler, sampling)
+
+
+# --- parameters that parts declare
+
+
+def test_a_sampler_has_the_parameters_of_all_parts_it_can_be_made_of():
+    sampler = resolve_sampler({"name": "klass", "history": 3})[0]
+    assert (sampler.selector, sampler.kl_threshold, sampler.history) == ("klass", 0.01, 3)
+    assert {"kl_threshold", "credit_weight", "cache_window"} <= set(asdict(sampler))
+    changed = replace(sampler, kl_threshold=0.5)
+    assert (changed.kl_threshold, changed.history) == (0.5, 3) and changed != sampler
+    assert replace(changed, kl_threshold=0.01) == sampler
+    assert hash(replace(sampler)) == hash(sampler)
+    with pytest.raises(FrozenInstanceError):
+        sampler.history = 4
+    with pytest.raises(TypeError, match="no parameter 'histori'"):
+        type(sampler)(histori=3)
+
+
+def test_a_parameter_that_nothing_reads_is_named_with_the_parts_it_belongs_to():
+    with pytest.warns(UserWarning, match="belongs to selector 'klass'; here selector is 'thres"):
+        resolve_sampler({"name": "fast_dllm", "kl_threshold": 0.5})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the control: what is read, and what is a preset's own
+        resolve_sampler({"name": "fast_dllm", "conf_threshold": 0.5})
+        resolve_sampler({"name": "klass", "kl_threshold": 0.5})
+        resolve_sampler({"name": "eb", "choice_temperature": 0.0})
+
+
+def test_what_holds_only_where_a_part_is_chosen_is_checked_there():
+    with pytest.raises(GenError, match="block_length is 0; expected .* where blocks is 'sliding'"):
+        resolve_sampler({"name": "masked_iterative", "blocks": "sliding"})
+    resolve_sampler({"name": "masked_iterative", "blocks": "whole"})
+
+
+@pytest.mark.parametrize("default", [2, 3])
+def test_two_parts_must_agree_on_a_parameter_that_both_declare(default, monkeypatch):
+    params = make_dataclass(
+        "Other", [("history", "int", integer(default))], bases=(Params,), frozen=True
+    )
+    assert registry.get("selector", "klass")
+    monkeypatch.setitem(registry._kinds["selector"], "zz_other", lambda step: step.masked)
+    monkeypatch.setitem(registry._params, ("selector", "zz_other"), params)
+    if default == 2:
+        assert ("selector", "zz_other") in declared(["selector"])["history"][1]
+    else:
+        with pytest.raises(GenError, match="'zz_other' declares history: int = 3, and 'selector'"):
+            declared(["selector"])
+
+
+def test_parameters_check_themselves():
+    with pytest.raises(GenError, match="sampler.kl_threshold is -1; expected a number of at least"):
+        registry.params_of("selector", "klass")(kl_threshold=-1)
+    assert registry.params_of("selector", "schedule") is None

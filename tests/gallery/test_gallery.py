@@ -239,7 +239,7 @@ def test_the_grid_comes_from_the_row_and_must_hold_the_trace(folder):
 
 def positions(grid, length, kind="image"):
     plan = layout(grid, length, "", kind)
-    return [plan.place(p) for p in range(plan.count)], plan.size
+    return [plan.cell(p) for p in range(plan.count)], plan.size
 
 
 def test_a_picture_is_drawn_as_its_grid_and_a_square_where_nobody_says_it():

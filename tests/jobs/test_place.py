@@ -12,7 +12,7 @@ from toyjob import run
 
 from gen.core.errors import GenError
 from gen.jobs import run as jobs
-from gen.jobs.rank import Place, own_device, place, single_by_accelerate
+from gen.jobs.rank import ProcessRank, own_device, process_rank, single_by_accelerate
 
 ACCELERATE = {
     "ACCELERATE_MIXED_PRECISION": "no",
@@ -32,41 +32,44 @@ SRUN = {
 @pytest.mark.parametrize(
     "environ, want",
     [
-        ({}, Place()),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, Place(3, 4, 1, "torchrun")),
+        ({}, ProcessRank()),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, ProcessRank(3, 4, 1, "torchrun")),
         (
             {**ACCELERATE, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-            Place(1, 2, 1, "torchrun"),
+            ProcessRank(1, 2, 1, "torchrun"),
         ),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 0, "torchrun")),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, ProcessRank(1, 2, 0, "torchrun")),
         (
             {
                 "OMPI_COMM_WORLD_RANK": "2",
                 "OMPI_COMM_WORLD_SIZE": "3",
                 "OMPI_COMM_WORLD_LOCAL_RANK": "2",
             },
-            Place(2, 3, 2, "mpirun"),
+            ProcessRank(2, 3, 2, "mpirun"),
         ),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, Place(1, 2, 1, "mpirun")),
-        (SRUN, Place(5, 8, 1, "srun")),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"},
+            ProcessRank(1, 2, 1, "mpirun"),
+        ),
+        (SRUN, ProcessRank(5, 8, 1, "srun")),
         (
             {**SRUN, "SLURM_STEP_NUM_TASKS": "6"},
-            Place(5, 6, 1, "srun"),
+            ProcessRank(5, 6, 1, "srun"),
         ),  # srun -n 6 in a job of 8 tasks
         (
             {**SRUN, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-            Place(0, 2, 0, "torchrun"),
+            ProcessRank(0, 2, 0, "torchrun"),
         ),  # srun started torchrun
         (
             {**SRUN, "SLURM_STEP_ID": "", "SLURM_PROCID": "0"},
-            Place(),
+            ProcessRank(),
         ),  # a batch script: one process, told of 8 tasks
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, Place()),  # salloc
-        (ACCELERATE, Place()),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, ProcessRank()),  # salloc
+        (ACCELERATE, ProcessRank()),
     ],
 )
 def test_the_place_is_what_the_launcher_set(environ, want):
-    assert place(environ) == want
+    assert process_rank(environ) == want
     assert (want.launched, want.leader) == (want.world > 1, want.rank == 0)
 
 
@@ -88,7 +91,7 @@ def test_the_place_is_what_the_launcher_set(environ, want):
 )
 def test_an_environment_that_contradicts_itself_is_refused(environ, text):
     with pytest.raises(GenError, match=text):
-        place(environ)
+        process_rank(environ)
 
 
 def test_accelerate_that_started_one_process_of_several_is_noticed():
@@ -119,8 +122,8 @@ def test_plain_cuda_is_dealt_round_robin_and_everything_else_is_left_alone():
 )
 def test_accelerate_launch_sets_what_is_read_here(tmp_path, options, want):
     (tmp_path / "say.py").write_text(
-        "from gen.jobs.rank import place, single_by_accelerate\np = place()\nprint('single' if"
-        " single_by_accelerate() else f'{p.rank} {p.world}', flush=True)\n"
+        "from gen.jobs.rank import process_rank, single_by_accelerate\np = process_rank()\n"
+        "print('single' if single_by_accelerate() else f'{p.rank} {p.world}', flush=True)\n"
     )
     command = [
         sys.executable,

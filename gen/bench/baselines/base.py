@@ -1,5 +1,5 @@
 """``gen bench --peers``: other implementations in the same table, on the same weights, prompts and
-law.
+sampling parameters.
 
     transformers   ``generate`` of transformers on the causal model
                    (``gen.bench.baselines.transformers``)
@@ -151,7 +151,7 @@ def network(pipe: Pipeline, protocol: str, adapter: type, draft: bool = False) -
 
 
 class Calls:
-    """Counts forward passes of a module and the places sent through it, by a hook: ``with
+    """Counts forward passes of a module and the positions sent through it, by a hook: ``with
     Calls(module) as calls``.
 
     The embedded architecture counts positions from zero where nobody gives them, also behind a
@@ -194,8 +194,8 @@ def _positioned(
 def prompts(
     net: Network, items: Sequence[Any], sampling: SamplingParams
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """The ids in front of every item's canvas, and those without its condition where the law is
-    guided."""
+    """The ids in front of every item's canvas, and those without its condition where the sampling
+    parameters is guided."""
     return [net.binding.prompt(i.condition) for i in items], (
         [net.binding.without(i.condition) for i in items] if sampling.guided else None
     )

@@ -1,7 +1,7 @@
 """Peers of ``gen bench``: pipelines of diffusers, on checkpoints of their families.
 
 LLaDA2Pipeline   the network that is loaded, with their scheduler; beside the preset ``llada2``,
-                 whose knobs it gets
+                 whose parameters it gets
 AmusedPipeline   the same folder, loaded by diffusers; beside the preset ``amused``
 """
 
@@ -12,6 +12,8 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from diffusers import AmusedPipeline, BlockRefinementScheduler, LLaDA2Pipeline
+from diffusers.utils import logging
 from torch import Tensor
 
 from gen.bench.baselines.base import NOT_HERE, Calls, Network, Peer
@@ -30,8 +32,6 @@ def llada2(
 ) -> tuple[Tensor, list[Stats]]:
     """One prompt at a time: rows of a batch wait for each other there, and must have prompts of one
     length. Their ``max_post_steps`` allows one call more than it says."""
-    from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
-
     params, space, length = resolve_sampler("llada2")[0], net.space, net.module.config.block_length
     theirs = LLaDA2Pipeline(
         model=net.module, scheduler=BlockRefinementScheduler(block_length=length), tokenizer=None
@@ -64,8 +64,8 @@ def llada2(
 def amused(
     pipe: Pipeline, net: Network, sampling: SamplingParams, theirs: Any, items: Sequence[Any]
 ) -> tuple[Tensor, list[Stats]]:
-    """A batch at once. Their temperature is that of the order, as in the preset; the law of ids has
-    none."""
+    """A batch at once. Their temperature is that of the order, as in the preset; the distribution
+    of ids has none."""
     params, height, width = resolve_sampler("amused")[0], *net.space.grid
     transformer, factor = theirs().transformer, net.frontend.factor
     generators = torch.Generator(pipe.device).manual_seed(pipe.draw_key(items[0]))
@@ -83,7 +83,7 @@ def amused(
     tokens = out.images.flatten(1).cpu()
     positions = net.space.length * (
         2 if sampling.guided else 1
-    )  # their codes are a picture, with no condition in front
+    )  # their codes are a image, with no condition in front
     return tokens, [
         Stats(calls.n, net.space.length, calls.n * positions, net.space.length / calls.n)
         for _ in tokens
@@ -100,7 +100,9 @@ def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
         if isinstance(model, registry.get("checkpoint", name)):
             net = Network(model.model if name == "llada2" else model.lm.model, *bound)
             found[name] = _beyond(name, sampling)
-    likeliest = SamplingParams(temperature=0.0)  # what the preset proposes, whatever the law
+    likeliest = SamplingParams(
+        temperature=0.0
+    )  # what the preset proposes, whatever the sampling parameters
     return [
         Peer(
             "LLaDA2Pipeline",
@@ -122,8 +124,8 @@ def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
 
 
 def _beyond(name: str, sampling: SamplingParams) -> str | None:
-    """What of the law their pipeline does not have. That of LLaDA2 has no guidance, and the rest of
-    the law says nothing about the likeliest ids."""
+    """What of the sampling parameters their pipeline does not have. That of LLaDA2 has no guidance,
+    and the rest of the sampling parameters says nothing about the likeliest ids."""
     usual = {
         "llada2": {"guidance_scale": 1.0},
         "amused": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -133,9 +135,6 @@ def _beyond(name: str, sampling: SamplingParams) -> str | None:
 
 
 def _loaded(pipe: Pipeline) -> Any:
-    from diffusers import AmusedPipeline
-    from diffusers.utils import logging
-
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -3,11 +3,11 @@ transformers' own module and cache. Simple on purpose.
 
 reference (autoregression)    one token per call
 reference (Jacobi)            speculative Jacobi decoding, Teng et al., arXiv 2410.01699
-    x_j ~ q_j in the last call, or any legal id where a place has just come into the window (q_j = 1
-    there) keep x_j while u < p_j(x_j) / q_j(x_j); at the first that is not kept draw from max(0,
-    p_j - q_j), normalised behind it draw from p_j again: the next drafts
+    x_j ~ q_j in the last call, or any legal id where a position has just come into the window (q_j
+    = 1 there) keep x_j while u < p_j(x_j) / q_j(x_j); at the first that is not kept draw from
+    max(0, p_j - q_j), normalised behind it draw from p_j again: the next drafts
 reference (MaskGIT)           Chang et al., arXiv 2202.04200: step s of S commits all but the
-                              floor(T cos(pi r / 2)) masked places of lowest
+                              floor(T cos(pi r / 2)) masked positions of lowest
     confidence log p(x) + t (1 - r) Gumbel, r = (s + 1) / S
 """
 
@@ -34,8 +34,8 @@ Made = tuple[list[int], list[int]]  # tokens, and the acceptance histogram
 
 
 class Item:
-    """One item as a loop sees it: the law of its places. Both halves of guidance are two rows of
-    one call."""
+    """One item as a loop sees it: the distribution at its positions. Both halves of guidance are
+    two rows of one call."""
 
     def __init__(self, net: Network, item: Any, sampling: SamplingParams):
         self.net, self.sampling, self.space = net, sampling, net.space
@@ -56,7 +56,8 @@ class Item:
 
     @torch.no_grad()
     def after(self, tokens: list[int], drafts: list[int]) -> Tensor:
-        """The law [d + 1, V] of the places behind ``tokens``, each given the drafts before it."""
+        """The log-probabilities [d + 1, V] of the positions behind ``tokens``, each given the
+        drafts before it."""
         n, width = len(tokens), self.prompt.shape[1]
         said = torch.tensor(
             [(tokens[-1:] if n else []) + drafts], dtype=torch.long, device=self.prompt.device
@@ -72,7 +73,7 @@ class Item:
         return self.split(logits, self.allowed(tokens, drafts))
 
     def allowed(self, tokens: list[int], drafts: list[int]) -> Tensor:
-        """What may stand at those places: bool [d + 1, V]."""
+        """What may stand at those positions: bool [d + 1, V]."""
         n, length = len(tokens), self.space.length
         legal = self.legal[n : n + len(drafts) + 1]
         if not self.space.is_history_dependent:
@@ -101,7 +102,7 @@ def autoregression(item: Item, generator: torch.Generator) -> Made:
 
 
 def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
-    """Up to ``window`` places per call."""
+    """Up to ``window`` positions per pass."""
     tokens, drafts, histogram = [], [], [0] * window
     distributions: list[Tensor | None] = []  # that the drafts came from; none: taken as they are
     while not item.over(tokens):
@@ -133,14 +134,14 @@ def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
             tokens.append(draw(rest, generator))
         distributions = list(
             p[kept + 1 :][: item.space.length - len(tokens) - 1]
-        )  # the last place follows whatever is kept before it
+        )  # the last position follows whatever is kept before it
         drafts = [draw(row, generator) for row in distributions]
     return tokens, histogram
 
 
 @torch.no_grad()
 def maskgit(item: Item, generator: torch.Generator, steps: int, temperature: float) -> Made:
-    """``temperature``: t. All places are computed in every call, without a cache."""
+    """``temperature``: t. All positions are computed in every call, without a cache."""
     module, length, mask = item.net.module, item.space.length, item.space.mask_token_id
     shift = int(getattr(module.config, "shifted", False))
     canvas, branches = torch.full((length,), mask, device=item.prompt.device), len(item.prompt)

@@ -1,11 +1,12 @@
 """Peers of ``gen bench``: transformers' own ``generate`` on the causal model, with a processor that
 leaves the legal ids.
 
-    generate (greedy)          the likeliest ids; the same law as the samplers' only at temperature
-                               0
-    generate (sampling)        temperature, top-k, top-p, min-p and guidance of the law, by
-                               transformers' own settings
-    generate (assisted)        with the modality's draft model, sampling where the law does
+    generate (greedy)          the likeliest ids; the same distribution as the samplers' only at
+                               temperature 0
+    generate (sampling)        temperature, top-k, top-p, min-p and guidance of the sampling
+                               parameters, by transformers' own settings
+    generate (assisted)        with the modality's draft model, sampling where the sampling
+                               parameters does
     generate (prompt lookup)   with what was said before as drafts, likewise
 
 The last two take one row at a time. They have none under guidance: its processor keeps a cache of
@@ -36,8 +37,8 @@ GUIDED = "not under guidance"
 
 
 class Legal(LogitsProcessor):
-    """Leaves ids that may stand at a place, given those before it. ``start``: ids of the prompt, in
-    front of the first place."""
+    """Leaves ids that may stand at a position, given those before it. ``start``: ids of the prompt,
+    in front of the first position."""
 
     def __init__(self, space: TokenSpace, start: int, device: torch.device):
         self.space, self.start, self.legal = space, start, space.legal.to(device)
@@ -58,8 +59,8 @@ class Legal(LogitsProcessor):
 
 
 def settings(net: Network, items: Sequence[Any], sampling: SamplingParams) -> dict[str, Any]:
-    """What ``generate`` is called with for the law, and nothing of what the model's folder may
-    suggest."""
+    """What ``generate`` is called with for the sampling parameters, and nothing of what the model's
+    folder may suggest."""
     rows, without = prompts(net, items, sampling)
     device, space = net.module.device, net.space
     ids, mask = _left(rows, device)

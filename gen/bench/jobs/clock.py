@@ -137,7 +137,7 @@ def resident() -> int:
     except OSError:
         pass
     try:
-        from psutil import Process
+        from psutil import Process  # optional: only systems without /proc need it
     except ImportError:
         raise GenError(
             "this system does not say how much memory a process has; expected Linux, or psutil: pip"

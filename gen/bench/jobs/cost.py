@@ -1,7 +1,7 @@
 """``gen bench jobs``: what the job layer costs, in time and in memory.
 
 Two questions. *How much per item*, where generation costs nothing: many items through
-`gen.jobs.run.run_job` with pictures that are there already, once per layout, each in a process of
+`gen.jobs.run.run_job` with images that are there already, once per layout, each in a process of
 its own so that the memory is that run's. *How much beside a model*: a job of each embedded modality
 against a plain loop over the very same microbatches, interleaved. The loop also saves the media,
 without the care that a job takes, since any script has to encode them. Every figure comes as wall
@@ -109,7 +109,7 @@ def bench_jobs(args: argparse.Namespace) -> int:
 
 
 def layer(layout: str, items: int, pipe: Any = None) -> dict[str, Any]:
-    """A job of so many ready-made pictures: the run itself, the same command again, and a run that
+    """A job of so many ready-made images: the run itself, the same command again, and a run that
     is stopped at half and goes on."""
     pipe = pipe or ready()
     with tempfile.TemporaryDirectory(prefix="gen-bench-") as root:
@@ -263,8 +263,8 @@ def layer_table(layout: str, found: dict[str, Any], markdown: bool = False) -> s
 def beside(
     name: str, count: int, repeats: int, seed: int = 0, load: Callable[..., Any] | None = None
 ) -> dict[str, Any]:
-    """A job of ``count`` items of a modality with its own model and law, against a loop over its
-    microbatches; medians of ``repeats``."""
+    """A job of ``count`` items of a modality with its own model and sampling parameters, against a
+    loop over its microbatches; medians of ``repeats``."""
     pipe = (load or pipeline.load)(name)
     prompts = prompts_of(pipe.modality, name, count, seed)
     with tempfile.TemporaryDirectory(prefix="gen-bench-") as root:

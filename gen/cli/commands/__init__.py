@@ -1,2 +1,2 @@
-"""What can be typed: one file per command with its flags. Nothing here imports what carries the
-command out, so that help is quick."""
+"""Commands with their flags, one file each. Nothing here imports the implementations, so that
+help is quick."""

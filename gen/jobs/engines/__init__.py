@@ -30,8 +30,8 @@ ENGINES = {
 
 
 def engine(name: str, where: str = "") -> Callable[..., Report]:
-    """The ``run`` of an engine. Raises ``GenError`` for a name that is none, and for an engine
-    whose package is not installed."""
+    """Import the ``run`` of an engine. Raises ``GenError`` for an unknown name, and for an
+    engine whose package is not installed."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES, where)
     module, package, extra = ENGINES[name]

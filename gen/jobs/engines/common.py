@@ -1,5 +1,5 @@
-"""What the engines share: counting what is done, options, and the sentence for work that nobody is
-left to do."""
+"""Common parts of the engines: counting finished items, options, and the message for work that
+no worker is left to do."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from gen.config.entries import Job
 from gen.core.errors import GenError, unknown
 from gen.jobs.progress.report import Silent
-from gen.jobs.rank import place
+from gen.jobs.rank import process_rank
 from gen.jobs.types import Report
 from gen.store.ledger import read_plan, read_rows
 
 
 @dataclass(frozen=True)
 class Tally:
-    """A job at one moment: the items it has, and of those that are finished, which attempt and
-    status."""
+    """State of a job: its items, and attempt and status of the finished ones."""
 
     items: int
     rows: Mapping[str, tuple[Any, str]]
 
     @property
     def left(self) -> int:
+        """Number of items that are not finished."""
         return self.items - len(self.rows)
 
     def since(self, before: Tally, stopped: bool) -> Report:
-        """What was made after ``before``."""
+        """Report the items made after ``before``."""
         new = [
             status
             for i, (attempt, status) in self.rows.items()
@@ -41,14 +41,14 @@ class Tally:
 
 
 def tally(folder: Path, items: int | None = None) -> Tally:
-    """``items``: their number, where it is known already; the plan of a large job takes a while to
-    read."""
+    """Count a job; ``items`` is their number if known, since the plan of a large job takes a
+    while to read."""
     rows = {r["id"]: (r.get("attempt"), r["status"]) for r in read_rows(folder)}
     return Tally(len(read_plan(folder)["items"]) if items is None else items, rows)
 
 
 class Begun(Silent):
-    """A progress that somebody started already, for those who would start it again."""
+    """Progress that was started already, for callees that would start it again."""
 
     def __init__(self, progress: Silent):
         self.batch, self.step, self.items = progress.batch, progress.step, progress.items
@@ -56,7 +56,7 @@ class Begun(Silent):
 
 
 def checked(engine: str, options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """A copy of ``engine_options``. Raises ``GenError`` for one that the engine does not have."""
+    """Copy ``engine_options``. Raises ``GenError`` for an option that the engine does not have."""
     known = list(known)
     for key in options:
         if key not in known:
@@ -65,8 +65,9 @@ def checked(engine: str, options: Mapping[str, Any], known: Iterable[str]) -> di
 
 
 def refuse_launched(engine: str) -> None:
-    """Engines that start workers themselves cannot be what a launcher started several times."""
-    here = place()
+    """Refuse engines that start workers themselves in a process that a launcher started several
+    times."""
+    here = process_rank()
     if here.launched:
         raise GenError(
             f"engine {engine} in a process that {here.by} started as one of {here.world}; expected"
@@ -76,7 +77,7 @@ def refuse_launched(engine: str) -> None:
 
 
 def refuse_load(engine: str, load: Any) -> None:
-    """A loader of the caller's own lives in this process only."""
+    """Refuse the caller's own loader, which lives in this process only."""
     if load is not None and getattr(load, "__module__", None) != "gen.pipeline.pipeline":
         raise GenError(
             f"a load function came with engine {engine} and workers in other processes, which load"
@@ -85,13 +86,17 @@ def refuse_load(engine: str, load: Any) -> None:
 
 
 def wants_cuda(job: Job) -> bool:
+    """Return True if an entry runs on ``cuda``."""
     return any(e.device == "cuda" for e in job.entries)
 
 
 def ended(folder: Path, before: Tally, stopped: bool, what: str, reasons: Iterable[str]) -> Report:
-    """What became of a job whose workers are all over. Raises ``GenError`` where nobody was told to
-    stop and work is left, ``all 2 workers ended with 5 of 9 items left: ...``; every reason
-    once."""
+    """Report a job whose workers have all ended.
+
+    Raises:
+        GenError: if work is left and no stop was requested, ``all 2 workers ended with 5 of 9
+            items left: ...``; every reason once.
+    """
     after = tally(folder, before.items)
     if after.left and not stopped:
         said = "; ".join(dict.fromkeys(r for r in reasons if r)) or "none of them said why"

@@ -27,7 +27,7 @@ from gen.jobs import worker
 from gen.jobs.engines.common import Begun, ended, refuse_load, tally, wants_cuda
 from gen.jobs.progress.report import Silent
 from gen.jobs.progress.watch import watch
-from gen.jobs.rank import VARIABLES, own_device, place, single_by_accelerate
+from gen.jobs.rank import VARIABLES, own_device, process_rank, single_by_accelerate
 from gen.jobs.signals import STOPPED
 from gen.jobs.types import Report
 from gen.store.ledger import LOGS
@@ -46,7 +46,7 @@ def run(
     stop: Callable[[], bool],
 ) -> Report:
     """See `gen.jobs.engines.run_engine`."""
-    here, workers = place(), job.run.workers
+    here, workers = process_rank(), job.run.workers
     if here.launched:
         if workers > 1:
             raise GenError(
@@ -115,12 +115,12 @@ class Crew:
 
     @property
     def stopped(self) -> bool:
-        """Whether workers ended because they were asked to."""
+        """True if workers ended because they were asked to."""
         return self.told or STOPPED in self.codes
 
     def over(self) -> bool:
-        """Whether all children have ended. Notes those that died, and passes a request to stop on,
-        once."""
+        """Return True if all children have ended. Notes those that died, and passes a request to
+        stop on, once."""
         if not self.told and self.stop():
             self.told = True
             self._signal(signal.SIGTERM)
@@ -163,13 +163,13 @@ class Crew:
 
 
 def command(folder: Path, slot: int, device: str | None) -> list[str]:
-    """What a child runs."""
+    """Build the command line of a child."""
     work = ["work", str(folder), "--slot", str(slot), *(["--device", device] if device else [])]
     return [sys.executable, "-m", "gen.cli.child", str(os.getpid()), *work]
 
 
 def tail(path: Path, start: int = 0) -> str:
-    """The last lines of a log from byte ``start`` on, as one line."""
+    """Read the last lines of a log from byte ``start`` on, as one line."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, file.seek(0, os.SEEK_END) - 8192))
@@ -180,7 +180,7 @@ def tail(path: Path, start: int = 0) -> str:
 
 
 class _Notes(Silent):
-    """Of what a worker says, what is worth knowing even where its items are counted elsewhere."""
+    """Progress that passes notes on and counts nothing."""
 
     def __init__(self, progress: Silent):
         self.note = progress.note
@@ -188,7 +188,7 @@ class _Notes(Silent):
 
 @contextmanager
 def _shown(folder: Path, progress: Silent) -> Iterator[Silent]:
-    """Shows the items of all processes while this one is a worker."""
+    """Show the items of all processes while this one is a worker."""
     over = threading.Event()
     thread = threading.Thread(
         target=watch, args=(folder, Begun(progress), over.is_set), daemon=True, name="gen-watch"

@@ -55,11 +55,11 @@ ACTOR = (
 OPTIONS = ("address", *ACTOR)
 DEATHS = 3  # of one actor, without an item finished by anybody in between
 CALLS = 4  # of one actor at the same time
-PATIENCE = 30.0  # seconds until a note says that actors wait for their place
+PATIENCE = 30.0  # seconds until a note says that actors wait for resources
 
 
 class Puller:
-    """What an actor is. ``pull`` and ``end`` are called at the same time."""
+    """Class of the actors. ``pull`` and ``end`` are called at the same time."""
 
     def __init__(self, folder: str, slot: int):
         self.folder, self.slot, self.asked, self.one = (
@@ -70,10 +70,11 @@ class Puller:
         )
 
     def where(self) -> tuple[str, int]:
-        """The host and the process number."""
+        """Return the host and the process number."""
         return socket.gethostname(), os.getpid()
 
     def pull(self) -> None:
+        """Work on shards until all are done."""
         if not is_job(self.folder):
             raise GenError(
                 f"{self.folder / PLAN} is not seen on {socket.gethostname()}; expected a folder on"
@@ -158,7 +159,7 @@ class Pool:
         self.timer.start()
 
     def over(self) -> bool:
-        """Whether no actor has anything to do any more."""
+        """Return True if no actor has anything left to do."""
         if (
             self.stop() and time.monotonic() >= self.next
         ):  # said again and again: an actor started anew in between has not heard it
@@ -209,8 +210,8 @@ class Pool:
         """Notes what actors wait for, if they wait long."""
         if self.positions:
             here, _ = ray.wait(list(self.positions), num_returns=len(self.positions), timeout=0)
-            for place in here:
-                del self.positions[place]
+            for reference in here:
+                del self.positions[reference]
         if self.positions and self.late.is_set():
             self.late.clear()
             have = {
@@ -224,6 +225,7 @@ class Pool:
             )
 
     def end(self) -> None:
+        """End all actors."""
         self.timer.cancel()
         for actor in self.actors:
             ray.kill(actor)

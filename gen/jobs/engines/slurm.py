@@ -29,7 +29,7 @@ from gen.core.files import writing
 from gen.jobs.engines.common import Begun, ended, refuse_launched, refuse_load, tally
 from gen.jobs.progress.report import Silent
 from gen.jobs.progress.watch import watch
-from gen.jobs.rank import own_device, place
+from gen.jobs.rank import own_device, process_rank
 from gen.jobs.run import join_job
 from gen.jobs.types import Report
 from gen.store.ledger import LOGS, PLAN, is_job
@@ -64,8 +64,8 @@ EVERY = 1.0  # seconds between two looks at the tasks
 
 
 class Pull:
-    """What a task calls; ``checkpoint`` makes it what submitit calls checkpointable. The worker
-    runs in a thread, so that signals are heard while a microbatch is computed."""
+    """Callable of a task; ``checkpoint`` makes it checkpointable for submitit. The worker runs
+    in a thread, so that signals are heard while a microbatch is computed."""
 
     def __init__(self, folder: str, slot: int):
         self.folder, self.slot = folder, slot
@@ -73,7 +73,7 @@ class Pull:
         self._thread: threading.Thread | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """The report of the worker. Raises what it raised."""
+        """Return the report of the worker, or raise its error."""
         folder = Path(self.folder)
         if not is_job(folder):
             raise GenError(
@@ -82,7 +82,7 @@ class Pull:
             )
         self._asked, out = threading.Event(), {}
         device = own_device(
-            "cuda", place().local_rank
+            "cuda", process_rank().local_rank
         )  # with several tasks on a node; only where the job says cuda
 
         def work() -> None:
@@ -104,7 +104,7 @@ class Pull:
         return out["report"]
 
     def checkpoint(self) -> Any:
-        """Called by submitit when the time is up: what is queued again is the same pull."""
+        """Return the same pull to be queued again; submitit calls this when the time is up."""
         if self._asked is not None:
             self._asked.set()
             self._thread.join(LAST_WORDS)
@@ -151,8 +151,8 @@ def run(
 
 
 def submit(folder: Path, workers: int, options: dict[str, Any]) -> list[Any]:
-    """The submitted tasks. Raises ``GenError`` for an option that submitit refuses, and where there
-    is no such cluster."""
+    """Submit the tasks. Raises ``GenError`` for an option that submitit refuses, and without
+    such a cluster."""
     cluster = options.pop("cluster", "slurm")
     if cluster not in CLUSTERS:
         raise unknown("cluster", cluster, CLUSTERS, "engine_options")
@@ -189,7 +189,8 @@ class Tasks:
         self.next = 0.0
 
     def over(self) -> bool:
-        """Whether all tasks have ended. Cancels them, once, where this process is asked to stop."""
+        """Return True if all tasks have ended. Cancels them, once, if this process is asked to
+        stop."""
         if not self.told and self.stop():
             self.told = True
             self.cancel()
@@ -220,5 +221,6 @@ class Tasks:
             )
 
     def cancel(self) -> None:
+        """Cancel the tasks that still run."""
         for task in self.running:
             task.cancel(check=False)

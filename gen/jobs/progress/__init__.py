@@ -1,1 +1,1 @@
-"""What a run reports while it works."""
+"""Progress reports of a run."""

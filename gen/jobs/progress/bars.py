@@ -1,5 +1,4 @@
-"""The bars of a terminal: one of items and, under it, one of the tokens of the microbatch at
-work."""
+"""Bars of a terminal: one of items and, under it, one of the tokens of the current microbatch."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ SPARED = (
 
 
 class Stream:
-    """A text stream that may go away, as a terminal does when its connection ends: what is written
-    then is lost, and nothing else."""
+    """Text stream that may go away, as a terminal does when its connection ends; later writes
+    are lost, and nothing else."""
 
     def __init__(self, stream: Any):
         self.stream = stream
@@ -82,11 +81,11 @@ class Bars(Tally):
 
     def close(self) -> None:
         if self.live is not None:
-            live, self.live, self.inner = self.live, None, {}  # the last picture has one line
+            live, self.live, self.inner = self.live, None, {}  # the last image has one line
             live.stop()
 
     def draw(self) -> Any:
-        """One or two lines, never wider than the terminal."""
+        """Draw one or two lines, never wider than the terminal."""
         lines = [(self.label, self.done, self.total, self.words(), "cyan")]
         if self.inner:
             info = self.inner
@@ -126,7 +125,7 @@ class Bars(Tally):
         return table
 
     def _fit(self, words: dict[str, str], room: int) -> Any:
-        """As many of the words as there is room for; the count always."""
+        """Format as many of the words as there is room for; the count always."""
         styles = {"failed": "bold red"}
         for spared in ("", *SPARED):
             words = {k: v for k, v in words.items() if k != spared}

@@ -1,7 +1,7 @@
-"""What a run says while it works: bars on a terminal, plain lines elsewhere, always on stderr.
+"""Progress of a run on stderr: counts, pace and plain lines.
 
-Nothing here ends a run: a stderr that has gone away is written to in vain. Times are those of a
-steady clock, and what is left is reckoned from the items of this very run, the latest ones, not
+Nothing here ends a run: writes to a stderr that has gone away are lost. Times are those of a
+steady clock, and the remaining time is estimated from the latest items of this very run, not
 from those that were there already.
 """
 
@@ -43,8 +43,8 @@ class Silent:
 
 
 class Pace:
-    """How fast items come, over the last two minutes or the last twenty items, whichever goes
-    further back."""
+    """Rate of items over the last two minutes or the last twenty items, whichever goes further
+    back."""
 
     SPAN, ENOUGH = 120.0, 20
 
@@ -54,6 +54,7 @@ class Pace:
         )  # when, and how many items there were by then; one mark a second
 
     def add(self, count: int, now: float) -> None:
+        """Count items finished at the time ``now``."""
         marks, made = self.marks, self.marks[-1][1] + count
         if len(marks) > 1 and now - marks[-2][0] < 1:
             marks.pop()
@@ -130,7 +131,7 @@ class Tally(Silent):
 
 
 class Lines(Tally):
-    """One line per ``every`` seconds, for log files and pipes."""
+    """Plain lines, one per ``every`` seconds, for log files and pipes."""
 
     def __init__(self, every: float = 5.0, clock: Callable[[], float] = time.monotonic):
         super().__init__(clock)
@@ -198,5 +199,5 @@ def duration(seconds: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Without what would move the cursor or colour the rest."""
+    """Remove line breaks and control characters, which would move the cursor or colour the rest."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())

@@ -1,5 +1,5 @@
-"""Whether a causal model keeps the slot cache's promises: asked of the model itself, since a class
-that ignores masks or positions says nothing."""
+"""Probe of a causal model for the slot cache: it is asked itself, since a class that ignores masks
+or positions says nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.25, tor
 def require_slots(adapter, name: str, plain: Callable[[Tensor], Tensor]) -> None:
     """Compares ``plain``, the class's own call (ids [1, L] -> logits [1, L, V]), with calls of the
     adapter over parts of five ids, of which one brings ids that are replaced afterwards. Raises
-    ``GenError`` where the laws differ, or the class does not take the call at all.
+    ``GenError`` where the distributions differ, or the class does not take the call at all.
     """
     ids = tuple(range(1, 6))
     tokens = torch.tensor([ids], device=adapter.device) % adapter.vocab_size
@@ -46,7 +46,7 @@ def require_slots(adapter, name: str, plain: Callable[[Tensor], Tensor]) -> None
     limit = TOLERANCE[adapter.dtype] * max(1.0, float(whole.abs().max()))
     if not far <= limit:
         raise GenError(
-            f"model {name} ({type(adapter.model).__name__}) does not keep its law with a cache of"
-            f" slots (it changes by {far:.2g}); expected an architecture whose attention takes a"
-            " 4-D mask and position ids"
+            f"model {name} ({type(adapter.model).__name__}) does not keep its distribution with a"
+            f" cache of slots (it changes by {far:.2g}); expected an architecture whose attention"
+            " takes a 4-D mask and position ids"
         )

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, unknown
 from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
 from gen.models.adapters.slot_cache import SlotCache, hide
 
@@ -78,9 +78,11 @@ class LanguageModel(ModelAdapter):
         cache: SlotCache,
         keep: int = 0,
     ) -> Tensor:
-        """Return logits of the module, or of the last ``keep`` tokens: through ``gen.models.adapters.fast_llama``
-        where that does what the module does. ``mask`` None: nothing is hidden, which only the lean
-        forward is told that way."""
+        """Return logits of all tokens, or of the last ``keep``.
+
+        They go through ``gen.models.adapters.fast_llama`` where that does what the module does.
+        ``mask`` None hides nothing; only the fast forward takes it.
+        """
         if self._lean is None:
             more = {"logits_to_keep": keep} if keep else {}
             return self.model(
@@ -141,6 +143,55 @@ class CausalLM(LanguageModel):
             else cache.needed(positions, self.dtype)
         )
         return self._logits(tokens, positions, mask, cache, keep)
+
+    @torch.no_grad()
+    def forward_tree(
+        self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: SlotCache
+    ) -> Tensor:
+        """See ``TreeModel``.
+
+        Raises:
+            GenError: the forward is compiled, for which slots and positions are the same.
+        """
+        if self._compiled is not None:
+            raise GenError("the draft is a tree and the model's forward compiled; expected one")
+        mask = cache.tree(positions, parents, self.dtype)
+        return self._logits(tokens, positions, mask, cache)
+
+    def check_layers(self, layers: Sequence[str]) -> None:
+        """See ``HiddenStateModel``."""
+        names = [name for name, _ in self.model.named_modules() if name]
+        for layer in layers:
+            if layer not in names:
+                raise unknown("layer", layer, names, "hidden_layers")
+
+    @torch.no_grad()
+    def forward_with_hidden_states(
+        self, tokens: Tensor, positions: Tensor, cache: SlotCache, layers: Sequence[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See ``HiddenStateModel``. The module's own forward runs: the lean one has no layers."""
+        states: dict[str, Tensor] = {}
+
+        def note(name: str):
+            def hook(module, inputs, output):
+                states[name] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        modules = {name: self.model.get_submodule(name) for name in layers}
+        hooks = [module.register_forward_hook(note(name)) for name, module in modules.items()]
+        try:
+            logits = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=cache.at(positions, self.dtype),
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return logits, states
 
 
 class MaskedLM(LanguageModel):

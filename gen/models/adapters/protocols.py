@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +24,39 @@ class CausalModel(Protocol):
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor: ...
 
 
+@runtime_checkable
+class TreeModel(Protocol):
+    """Causal model that takes a tree of drafts."""
+
+    def forward_tree(
+        self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: Any
+    ) -> Tensor:
+        """Compute the logits [B, L, V] after the root and each draft.
+
+        Args:
+            tokens: the last committed token and the drafts, long [B, L].
+            positions: absolute positions by depth, long [B, L].
+            parents: draft that each draft follows, long [B, L - 1], -1 for the root.
+            cache: made by ``new_cache``; it has ``commit_path(nodes, count)``.
+        """
+        ...
+
+
+@runtime_checkable
+class HiddenStateModel(Protocol):
+    """Causal model that can return the hidden states of its layers."""
+
+    def check_layers(self, layers: Sequence[str]) -> None:
+        """Raise ``GenError`` for a name that is no layer."""
+        ...
+
+    def forward_with_hidden_states(
+        self, tokens: Tensor, positions: Tensor, cache: Any, layers: Sequence[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run ``CausalModel.forward``; return logits and the output [B, L, D] of each layer."""
+        ...
+
+
 class MaskedModel(Protocol):
     """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas.
 
@@ -37,10 +71,10 @@ class MaskedModel(Protocol):
 
 
 class CacheableModel(MaskedModel, Protocol):
-    """A masked model that can compute some of the places against a cache: tokens [B, L] at absolute
-    positions [B, L], each seeing the slots in ``seen`` (bool [B, slots]) -> logits [B, keep, V] of
-    the last ``keep`` tokens. ``rows`` long [B]: which rows of the cache these are, if not all.
-    Logits at position i are about position i + ``shift``."""
+    """A masked model that can compute some of the positions against a cache: tokens [B, L] at
+    absolute positions [B, L], each seeing the slots in ``seen`` (bool [B, slots]) -> logits [B,
+    keep, V] of the last ``keep`` tokens. ``rows`` long [B]: which rows of the cache these are, if
+    not all. Logits at position i are about position i + ``shift``."""
 
     shift: int
 

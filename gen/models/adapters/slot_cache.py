@@ -20,12 +20,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: the smallest number where ``hidden`` (bool), 0 elsewhere."""
+    """Make a mask to add to scores: the smallest number where ``hidden`` (bool), 0 elsewhere."""
     return hidden.to(dtype) * torch.finfo(dtype).min
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's buffers: keys and values [B, S, H, D], B rows and S slots."""
+    """Buffers of one layer: keys and values [B, S, H, D], B rows and S slots."""
 
     def __init__(self, owner: SlotCache):
         super().__init__()
@@ -36,14 +36,15 @@ class SlotLayer(CacheLayerMixin):
 
     def _allocate(self, keys: Tensor, values: Tensor) -> None:
         def make(x):
-            return x.new_zeros(len(x), self.owner.slots, *x.shape[2:])
+            slots = self.owner.slots + self.owner._branch_slots
+            return x.new_zeros(len(x), slots, *x.shape[2:])
 
         self.keys, self.values, self.is_initialized = make(keys), make(values), True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
-        """As ``write``, in transformers' order of axes: [B, H, L, D]."""
+        """Write as ``write`` does, in transformers' order of axes: [B, H, L, D]."""
         keys, values = self.write(key_states.transpose(1, 2), value_states.transpose(1, 2))
         return keys.transpose(1, 2), values.transpose(1, 2)
 
@@ -92,6 +93,9 @@ class SlotCache(Cache):
         # the slots of the call, first and end, where they are the same in a row in all rows
         self.span: tuple[int, int] | None = None
         self._chosen: Tensor | None = None
+        self._reach = 0  # slots of positions in use, without those of branches
+        self._branch_slots = 0  # slots above those of positions, for the drafts of a tree
+        self._root: Tensor | None = None  # slot of the last tree's root, long [B]
         # whether all slots are read in every call, whatever the device: shapes stay the same then
         self.whole = False
         self.tables: Any = (
@@ -107,7 +111,7 @@ class SlotCache(Cache):
         return self._above(positions if last is None else last, dtype)
 
     def needed(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """As ``at``, but None where nothing is hidden from anybody."""
+        """Announce a call as ``at`` does, but return None where nothing is hidden."""
         self._stand(positions, None)
         return (
             None
@@ -121,14 +125,77 @@ class SlotCache(Cache):
     def among(
         self, positions: Tensor, dtype: torch.dtype, seen: Tensor, rows: Tensor | None = None
     ) -> Tensor:
-        """As ``at``, for tokens that may stand before what they see: 0 for the slots in ``seen``
-        (bool [B, slots]), the same for all tokens of a row. ``rows`` long [B]: the rows of the
-        cache that these are, if not all. Padding a row by repeating one of its tokens with its
-        position changes nothing."""
+        """Announce a call as ``at`` does, for tokens that may stand before what they see: 0 for the
+        slots in ``seen`` (bool [B, slots]), the same for all tokens of a row. ``rows`` long [B]:
+        the rows of the cache that these are, if not all. Padding a row by repeating one of its
+        tokens with its position changes nothing."""
         self._stand(positions, rows)
         return hide(~seen[:, : self.used], dtype)[:, None, None].expand(
             -1, -1, positions.shape[1], -1
         )
+
+    def tree(self, positions: Tensor, parents: Tensor, dtype: torch.dtype) -> Tensor:
+        """Announce a call with a tree of drafts and return its mask, float [B, 1, L, used].
+
+        The root goes to the slot of its position, draft j to branch slot ``slots + j``, above all
+        positions: drafts of one depth share their position. A draft attends to everything up to
+        the root, and to the branch it stands on.
+
+        Args:
+            positions: absolute positions by depth, long [B, L]; column 0 is the root.
+            parents: draft that each draft follows, long [B, L - 1], -1 for the root.
+            dtype: type of the mask.
+        """
+        batch, drafts = parents.shape
+        column = torch.arange(drafts, device=positions.device)
+        slots = torch.cat([positions[:, :1], (self.slots + column).expand(batch, -1)], 1)
+        self._stand(positions, None)
+        reach = self._reach
+        self._grow(self.slots + drafts)
+        self.positions, self.span = slots, None
+        self.used, self._reach, self._root = self.slots + drafts, reach, positions[:, 0]
+        # on_branch[:, i, j]: draft j is draft i or one before it on its branch
+        on_branch = torch.zeros(batch, drafts, drafts, dtype=torch.bool, device=positions.device)
+        for i in range(drafts):
+            parent = parents[:, i]
+            above = on_branch[torch.arange(batch, device=parent.device), parent.clamp_min(0)]
+            on_branch[:, i] = (above & (parent >= 0)[:, None]) | (column == i)
+        before = torch.arange(self.slots, device=positions.device) <= positions[:, :1]
+        seen = torch.zeros(batch, 1 + drafts, self.used, dtype=torch.bool, device=positions.device)
+        seen[..., : self.slots] = before[:, None]
+        seen[:, 1:, self.slots :] = on_branch
+        return hide(~seen, dtype)[:, None]
+
+    def commit_path(self, nodes: Tensor, count: Tensor) -> None:
+        """Copy accepted drafts of the last tree from their branch slots to their positions.
+
+        Args:
+            nodes: drafts from the root on, long [B, n].
+            count: how many of them count, long [B].
+        """
+        step = torch.arange(nodes.shape[1], device=nodes.device)
+        source = self.slots + nodes
+        # what does not count is copied onto itself
+        target = torch.where(step < count[:, None], self._root[:, None] + 1 + step, source)
+        row = torch.arange(len(nodes), device=nodes.device)[:, None]
+        for layer in self.layers:
+            where = layer.keys.device
+            at, to, rows = source.to(where), target.to(where), row.to(where)
+            layer.keys[rows, to] = layer.keys[rows, at]
+            layer.values[rows, to] = layer.values[rows, at]
+        if nodes.device.type == "cpu" and nodes.numel():
+            self._reach = max(self._reach, int((self._root + count).max()) + 1)
+
+    def _grow(self, slots: int) -> None:
+        """Make room for branch slots in the buffers."""
+        for layer in self.layers:
+            if layer.is_initialized and layer.keys.shape[1] < slots:
+                more = slots - layer.keys.shape[1]
+                layer.keys, layer.values = (
+                    torch.cat([x, x.new_zeros(len(x), more, *x.shape[2:])], 1)
+                    for x in (layer.keys, layer.values)
+                )
+        self._branch_slots = max(self._branch_slots, slots - self.slots)
 
     def select(self, rows: Tensor | None) -> None:
         """The next calls are about these rows of the cache (long [B]); None: about all of them."""
@@ -141,11 +208,11 @@ class SlotCache(Cache):
             None,
         )
         if positions.device.type != "cpu" or self.whole:
-            self.used = self.slots
+            self.used = self._reach = self.slots
             return
         at = positions.numpy()
         low, high = int(at.min()), int(at.max())
-        self.used = max(self.used, high + 1)
+        self.used = self._reach = max(self._reach, high + 1)
         if self.used > self.slots:
             raise ValueError(f"position {self.used - 1} is beyond the cache of {self.slots} slots")
         if high - low + 1 == at.shape[1] and (at == np.arange(low, high + 1)).all():

@@ -1,9 +1,5 @@
-"""A target is a model with its condition and the law: all that a sampler sees of a model.
-``gen.models.targets.latent`` holds those of latents.
-
-Guidance runs both halves in one batched forward call. Rows leave the batch when they are finished
-(``keep``), or become other items: ``at_most`` lets so many rows in at a time, and ``replace`` gives
-the places of rows that are done to the next ones.
+"""Targets: a model with the prompts of its items and the sampling parameters, which is all that a
+sampler sees of a model. ``gen.models.targets.latent`` holds those of latents.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gen.core.errors import GenError
@@ -47,13 +44,122 @@ class StepOutput:
     fresh: Tensor | None = None
 
 
+class PromptBatch:
+    """Prompts of N items with their branches of classifier-free guidance (CFG), and the rows of the
+    batch that hold some of the items.
+
+    Attributes:
+        branches: H, 2 where there is an unconditional branch, else 1.
+        items: number of items N.
+        row_items: item of each row, int64 [B].
+        tokens: prompts of the rows, long [H B, P], padded on the right; all conditional ones come
+            first.
+        lengths: their lengths, long [H B].
+        host_lengths: lengths of all items' prompts, int64 [H N].
+
+    Args:
+        device: device of the prompts.
+        prompt: long [N, P].
+        prompt_length: long [N]; None means P.
+        uncond: unconditional prompts, long [N, P']; None without guidance.
+        uncond_length: long [N]; None means P'.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        prompt: Tensor,
+        prompt_length: Tensor | None = None,
+        uncond: Tensor | None = None,
+        uncond_length: Tensor | None = None,
+    ):
+        def lengths_of(tokens: Tensor, lengths: Tensor | None) -> Tensor:
+            return torch.full((len(tokens),), tokens.shape[1]) if lengths is None else lengths
+
+        branches = [(prompt, lengths_of(prompt, prompt_length))]
+        if uncond is not None:
+            branches.append((uncond, lengths_of(uncond, uncond_length)))
+        width = max(tokens.shape[1] for tokens, _ in branches)
+        padded = [F.pad(tokens, (0, width - tokens.shape[1])) for tokens, _ in branches]
+        lengths = torch.cat([n for _, n in branches])
+        self.device, self.branches, self.items = device, len(branches), len(prompt)
+        self.all_tokens, self.all_lengths = torch.cat(padded).to(device), lengths.to(device)
+        self.host_lengths = lengths.cpu().numpy()
+        self.tokens, self.lengths = self.all_tokens, self.all_lengths
+        self.row_items = np.arange(self.items)
+        self.next_item = self.items
+
+    @property
+    def has_one_length(self) -> bool:
+        """Compare the prompts of all items: True if they have one length."""
+        return bool((self.host_lengths == self.host_lengths[0]).all())
+
+    def branch_items(self) -> np.ndarray:
+        """Number the rows' items among those of all branches: int64 [H B]."""
+        return np.concatenate([self.row_items + h * self.items for h in range(self.branches)])
+
+    def branch_rows(self, rows: Tensor) -> Tensor:
+        """Repeat a choice of rows, bool [B] or their numbers long [n], for all branches."""
+        if rows.dtype == torch.bool:
+            return rows.repeat(self.branches)
+        return torch.cat([rows + h * len(self.row_items) for h in range(self.branches)])
+
+    def limit(self, rows: int) -> None:
+        """Hold the first items only."""
+        self.next_item, self.row_items = rows, self.row_items[:rows]
+        self._gather()
+
+    def assign(self, rows: np.ndarray, items: np.ndarray | None) -> None:
+        """Give rows (bool [B]) other items, int64 [n]; None means the next ones that wait."""
+        if items is None:
+            items = np.arange(self.next_item, self.next_item + int(rows.sum()))
+        self.row_items = self.row_items.copy()
+        self.row_items[rows] = items
+        self.next_item = int(items.max(initial=self.next_item - 1)) + 1
+        self._gather()
+
+    def select(self, rows: Tensor) -> None:
+        """Keep rows, bool [B] or their numbers long [n], which may repeat."""
+        chosen = self.branch_rows(rows)
+        self.tokens, self.lengths = self.tokens[chosen], self.lengths[chosen]
+        self.row_items = self.row_items[rows.cpu().numpy()]
+
+    def _gather(self) -> None:
+        index = torch.from_numpy(self.branch_items()).to(self.device)
+        self.tokens, self.lengths = self.all_tokens[index], self.all_lengths[index]
+
+
 class Target:
-    """What both kinds share. ``prompt`` long [B, P] padded on the right, ``prompt_length`` long
-    [B]; ``uncond`` likewise, needed if the law is guided. Raises ``GenError`` for a space with a
-    constraint if places are not filled left to right.
+    """Model with the prompts of its items and the sampling parameters: all that a sampler sees.
+
+    CFG runs both branches in one batched forward pass. Rows leave the batch (``keep``) or become
+    other items (``replace``); ``at_most`` lets so many rows in at a time.
+
+    Attributes:
+        prompts: prompts of the items and the rows that hold them.
+        branches: H, forward passes of CFG that run as one: 1 or 2.
+        items: number of items N.
+        legal: allowed tokens, bool [T, V], V up to the last one that is allowed anywhere.
+        cache: keys and values of the model; None where it has none.
+        learned: what samplers measured of this model and want to know in the next call; a pipeline
+            hands it on.
+
+    Args:
+        model: adapter of a protocol (``gen.models.adapters.protocols``).
+        prompt: long [N, P], padded on the right.
+        space: positions, allowed tokens and special tokens.
+        sampling: sampling parameters.
+        uncond: unconditional prompts long [N, P'], needed for guidance.
+        prompt_length: long [N]; None means P.
+        uncond_length: long [N]; None means P'.
+
+    Raises:
+        GenError: the space has a constraint and positions are not filled left to right.
+        ValueError: guidance without unconditional prompts.
     """
 
     left_to_right: ClassVar[bool] = False
+    cache: Any = None
 
     def __init__(
         self,
@@ -66,110 +172,96 @@ class Target:
         uncond_length: Tensor | None = None,
     ):
         if sampling.guided and uncond is None:
-            raise ValueError("a guided law needs the unconditional prompt")
+            raise ValueError("guidance_scale is not 1; expected unconditional prompts as well")
         if space.constraint is not None and not self.left_to_right:
             raise GenError(
-                "the token space has a constraint, which looks at the ids before a place; expected"
-                " a causal model, which fills places left to right"
+                "the token space has a constraint, which looks at the tokens before a position;"
+                " expected a causal model, which fills positions left to right"
             )
         self.model, self.space, self.sampling = model, space, sampling
         self.device = model.device
         self.learned: dict[Any, Any] = {}
-
-        # what samplers learned of this model and want to know next time; a pipeline hands it on
-        def full(ids, n):
-            return torch.full((len(ids),), ids.shape[1]) if n is None else n
-
-        branches = [(prompt, full(prompt, prompt_length))]
-        if sampling.guided:
-            branches.append((uncond, full(uncond, uncond_length)))
-        width = max(p.shape[1] for p, _ in branches)
-        pad = [torch.nn.functional.pad(p, (0, width - p.shape[1])) for p, _ in branches]
-        self.prompt = torch.cat(pad).to(self.device)  # [H B, P], H halves
-        lengths = torch.cat([n for _, n in branches])
-        self.prompt_length, self._lengths = (
-            lengths.to(self.device),
-            lengths.cpu().numpy(),
-        )  # the host has those of all items
-        self.branches = len(branches)
-        self.items = self.rows = len(prompt)  # of all, and rows in the batch
-        self._every = self.prompt, self.prompt_length  # of all items, those that wait included
-        self._items = np.arange(self.rows)  # which of them the rows are
-        self._next = self.rows
-        # the law runs up to the last id that may come at all: behind it stand words of conditions
-        # and the mask
+        self.prompts = PromptBatch(
+            self.device, prompt, prompt_length, uncond if sampling.guided else None, uncond_length
+        )
+        self.branches, self.items = self.prompts.branches, self.prompts.items
         legal = space.legal[:, : space.num_logits].to(self.device)
         self.legal = legal[:1].expand(len(legal), -1) if space.is_uniform else legal
-        self._narrow = not bool(self.legal.all())  # whether anything has to be kept out of the law
+        self._narrow = not bool(self.legal.all())  # whether any token has to be left out
+
+    @property
+    def rows(self) -> int:
+        """Number of rows B in the batch."""
+        return len(self.prompts.row_items)
+
+    @property
+    def prompt(self) -> Tensor:
+        """Prompts of the rows, long [H B, P]."""
+        return self.prompts.tokens
+
+    @property
+    def prompt_length(self) -> Tensor:
+        """Lengths of the rows' prompts, long [H B]."""
+        return self.prompts.lengths
 
     def with_params(self, sampling: SamplingParams) -> Target:
-        """A fresh target of the same model and items under another law. An unguided one drops the
-        unconditional half; ``ValueError`` for a guided one where there is none."""
+        """Make a fresh target of the same model and items with other sampling parameters.
+
+        Without guidance it drops the unconditional branch.
+
+        Raises:
+            ValueError: guidance where there is no unconditional branch.
+        """
         fresh = type(self)(*self._init_args(sampling))
         fresh.at_most(self.rows)
         return fresh
 
     def _init_args(self, sampling: SamplingParams) -> tuple:
-        """What another target of the same model and items is made of."""
-        prompts, lengths = (x.chunk(self.branches) for x in self._every)
-        uncond, uncond_length = (
-            (prompts[-1], lengths[-1]) if sampling.guided and self.branches == 2 else (None, None)
-        )
+        """Collect the arguments of another target of the same model and items."""
+        prompts = self.prompts.all_tokens.chunk(self.branches)
+        lengths = self.prompts.all_lengths.chunk(self.branches)
+        uncond = uncond_length = None
+        if sampling.guided and self.branches == 2:
+            uncond, uncond_length = prompts[-1], lengths[-1]
         return self.model, prompts[0], self.space, sampling, uncond, lengths[0], uncond_length
 
     @property
-    def _even(self) -> bool:
-        """Whether the conditions of all items have one length."""
-        return bool((self._lengths == self._lengths[0]).all())
-
-    @property
     def replaces(self) -> bool:
-        """Whether rows can be replaced."""
+        """True if rows can become other items."""
         return False
 
     def at_most(self, rows: int) -> None:
-        """Only so many rows at a time, the first ones first; before any call. Raises ``ValueError``
-        where rows cannot be replaced."""
+        """Hold so many rows at a time, the first items first; call it before any forward pass.
+
+        Raises:
+            ValueError: rows of this target cannot become other items.
+        """
         if rows >= self.items:
             return
         if not self.replaces:
-            keeper = type(getattr(self, "cache", self)).__name__
+            keeper = type(self if self.cache is None else self.cache).__name__
             raise ValueError(
                 f"a {keeper} takes no calls about some of its rows; expected all items at once"
             )
-        self._next = self.rows = rows
-        self._items = self._items[:rows]
-        self._choose()
+        self.prompts.limit(rows)
+        self._follow_items()
 
     def replace(self, rows: Tensor, items: Tensor | None = None) -> None:
-        """The given rows (bool [B]) become the next items, or those of the given numbers (long
-        [n])."""
-        again = rows.cpu().numpy()
-        self._items = self._items.copy()
-        self._items[again] = (
-            range(self._next, self._next + int(again.sum()))
-            if items is None
-            else items.cpu().numpy()
-        )
-        self._next = int(self._items[again].max(initial=self._next - 1)) + 1
-        self._choose()
-        self._renew(again)
+        """Give rows (bool [B]) other items, long [n]; None means the next ones that wait."""
+        replaced = rows.cpu().numpy()
+        self.prompts.assign(replaced, None if items is None else items.cpu().numpy())
+        self._follow_items()
+        self._reset_rows(replaced)
 
-    def _renew(self, again: np.ndarray) -> None:
-        """What is remembered of these rows (bool [B]) was another item's."""
+    def keep(self, rows: Tensor) -> None:
+        """Keep rows, bool [B] or their numbers long [n], which may repeat; drop the others."""
+        self.prompts.select(rows)
 
-    def _choose(self) -> None:
-        """The prompts of the items that the rows are."""
-        both = self._both()
-        self.prompt, self.prompt_length = (x[both] for x in self._every)
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        """Forget what is held for these rows (bool [B]), which were other items."""
 
-    def _both(self) -> Tensor:
-        """The rows' items among those of all halves, long [H B]."""
-        return torch.from_numpy(self._numbers()).to(self.device)
-
-    def _numbers(self) -> np.ndarray:
-        """As ``_both``, on the host."""
-        return np.concatenate([self._items + half * self.items for half in range(self.branches)])
+    def _follow_items(self) -> None:
+        """Derive what depends on the items that the rows hold."""
 
     @property
     def length(self) -> int:
@@ -190,15 +282,8 @@ class Target:
         """
 
     def blank(self) -> Tensor:
-        """Tokens [N, T(, C)] of all items to be filled."""
+        """Make the tokens of all items, [N, T(, C)], to be filled."""
         return self.space.blank(self.items, self.device)
-
-    def keep(self, rows: Tensor) -> None:
-        """Drops all rows but the given ones (bool [B])."""
-        both = rows.repeat(self.branches)
-        self.prompt, self.prompt_length = self.prompt[both], self.prompt_length[both]
-        self._items = self._items[rows.cpu().numpy()]
-        self.rows = len(self._items)
 
     def _law(
         self,
@@ -217,13 +302,13 @@ class Target:
 
 
 def legal_at(legal: Tensor, positions: Tensor) -> Tensor:
-    """``legal`` bool [T, V] at positions [B, L]: [B, L, V], a view where one table serves all
-    places."""
+    """Look ``legal`` bool [T, V] up at positions [B, L]: [B, L, V], a view where all rows of the
+    table are one."""
     if legal.stride(0) == 0:
         return legal[0].expand(*positions.shape, -1)
     return legal[positions]
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, S, ...] at index [B, L] -> [B, L, ...]."""
+    """Take x [B, S, ...] at index [B, L] -> [B, L, ...]."""
     return x[torch.arange(len(x), device=x.device)[:, None], index]

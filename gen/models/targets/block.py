@@ -1,7 +1,7 @@
-"""Targets of block models: the places of one block in parallel, given all blocks before it.
+"""Targets of block models: the positions of one block in parallel, given all blocks before it.
 
 A block is what a masked sampler sees as its whole canvas (``BlockTarget.block``). What is committed
-goes into the cache with the first forward call of the next block, so that finished blocks are never
+goes into the cache with the first forward pass of the next block, so that finished blocks are never
 computed again and cost no call of their own.
 """
 
@@ -19,8 +19,8 @@ from gen.models.targets.base import StepOutput, Target
 
 
 class BlockTarget(Target):
-    """The law of a block given the blocks before it. ``known``: places of the grid that are final
-    and whose block is over: of all rows, which are in the same block, so that none can be
+    """The distribution of a block given the blocks before it. ``known``: positions of the grid that
+    are final and whose block is over: of all rows, which are in the same block, so that none can be
     replaced."""
 
     model: BlockModel
@@ -30,8 +30,8 @@ class BlockTarget(Target):
         self.block_length = self.model.block_length
         if not self.block_length or self.length % self.block_length:
             raise GenError(
-                f"the model's blocks are of {self.block_length} places; expected a divisor of the"
-                f" {self.length} of the grid"
+                f"the model's blocks are of {self.block_length} positions; expected a divisor"
+                f" of the {self.length} of the grid"
             )
         shortest, longest = int(self.prompt_length.min()), self.prompt.shape[1]
         if shortest != longest:
@@ -43,11 +43,11 @@ class BlockTarget(Target):
         self.known = 0
         self._waiting = (
             self.prompt
-        )  # ids that the cache does not hold yet, and the place of the first of them
+        )  # ids that the cache does not hold yet, and the position of the first of them
         self._place = 0
 
     def commit(self, tokens: Tensor) -> None:
-        """The next places [B, n], a whole number of blocks, are final."""
+        """The next positions [B, n], a whole number of blocks, are final."""
         self._waiting = torch.cat([self._waiting, tokens.repeat(self.branches, 1)], 1)
         self.known += tokens.shape[1]
 
@@ -77,7 +77,7 @@ class BlockTarget(Target):
 
 
 class Block:
-    """One block as a masked sampler's whole target."""
+    """Target of a masked sampler that is one block."""
 
     def __init__(self, parent: BlockTarget):
         self.parent, self.model, self.device = parent, parent.model, parent.device
@@ -93,7 +93,7 @@ class Block:
             grid=inner,
             legal=space.legal[parent.known : parent.known + self.length],
             eos_token_id=None,
-        )  # an end is one of the places' ids
+        )  # an end is one of the positions' ids
         self._at = torch.arange(parent.rows, device=parent.device)
 
     @property

@@ -130,7 +130,7 @@ class CachedMaskedTarget(MaskedTarget):
     ``rows`` neither reads the cache nor changes it.
     """
 
-    model: CacheableModel
+    model: CacheableModel  # pyright: ignore[reportIncompatibleVariableOverride]
     policy: Policy
 
     def __init__(self, *args, policy: Policy, **kwargs):
@@ -156,12 +156,12 @@ class CachedMaskedTarget(MaskedTarget):
         width = self._prefix + self.length
         self._state = CacheRows.empty(self.rows, width, self.device)
 
-    def _choose(self) -> None:
-        super()._choose()
-        self._prompts, self._first_column = (x[self._both()] for x in self._all_prompts)
+    def _follow_items(self) -> None:
+        items = torch.from_numpy(self.prompts.branch_items()).to(self.device)
+        self._prompts, self._first_column = (x[items] for x in self._all_prompts)
 
-    def _renew(self, again: np.ndarray) -> None:
-        self._state = self._state.reset(torch.from_numpy(again).to(self.device))
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        self._state = self._state.reset(torch.from_numpy(rows).to(self.device))
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but the given ones (bool [B])."""
@@ -236,6 +236,7 @@ class CachedMaskedTarget(MaskedTarget):
                 num_computed[group] = self._forward(
                     some, compute[group], attend[group], canvas[group], fresh
                 )
+        assert state.logits is not None, "a row computes something in every forward pass"
         logits = state.logits.flatten(0, 1)
         return StepOutput(
             self._law(logits, self.legal),
@@ -285,11 +286,12 @@ class CachedMaskedTarget(MaskedTarget):
             tokens.gather(1, columns), columns - start, seen, self.cache, keep, some
         )
         position, real = position[:, -keep:], (real & (position < canvas.shape[1]))[:, -keep:]
-        if self._state.logits is None:
+        stored = self._state.logits
+        if stored is None:
             shape = (branches, self.rows, canvas.shape[1], logits.shape[-1])
-            self._state.logits = logits.new_zeros(shape)
+            stored = self._state.logits = logits.new_zeros(shape)
         row, slot = real.nonzero().unbind(1)
-        self._state.logits.flatten(0, 1)[branch_rows[row], position[row, slot]] = logits[row, slot]
+        stored.flatten(0, 1)[branch_rows[row], position[row, slot]] = logits[row, slot]
         fresh[branch_rows[row] % self.rows, position[row, slot]] = True
         return todo.sum(1).view(branches, -1).sum(0)
 

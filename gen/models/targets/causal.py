@@ -1,4 +1,5 @@
-"""CausalTarget."""
+"""Target of causal models: the distributions of the next positions, given drafts, against a cache
+of everything that is committed."""
 
 from __future__ import annotations
 
@@ -7,16 +8,23 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.adapters.protocols import CausalModel
+from gen.models.adapters.protocols import CausalModel, HiddenStateModel, TreeModel
 from gen.models.targets.base import StepOutput, Target, legal_at, take
 
 
 class CausalTarget(Target):
-    """The law of the next positions given drafts, against a cache of everything committed.
+    """Causal model with the prompts of its items and a cache of their committed tokens.
 
-    Where what may stand at a place depends on the ids before it, they are kept beside the cache and
-    in its way, with a slot per position: every call says which id stands before each of its
-    positions, so a rejected draft is overwritten before anything after it is asked about again.
+    Where the allowed tokens of a position depend on the tokens before it, those are held beside the
+    cache in a slot per position, as the cache does: every call says which token stands before each
+    of its positions, so that a rejected draft is overwritten before anything after it is asked
+    about again.
+
+    Attributes:
+        history: tokens of the rows, long [B, T + 1], column n holding the one before position n;
+            None where the allowed tokens depend on the position alone.
+        allowed: allowed tokens of the last call's positions, bool [B, L, V], with a history.
+        hidden_layers: layers whose hidden states every forward pass returns.
     """
 
     model: CausalModel
@@ -25,48 +33,75 @@ class CausalTarget(Target):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.cache = self.model.new_cache(self.prompt.shape[1] + self.length)
-        # column n is the id before place n; what stands before place 0 is the prompt's and never
-        # looked at
-        self.history = (
-            torch.zeros(self.rows, self.length + 1, dtype=torch.long, device=self.device)
-            if self.is_history_dependent
-            else None
-        )
-        # the legal ids of the last call's positions, bool [B, L, V], if there is a history
+        shape = self.rows, self.length + 1
+        self.history: Tensor | None = None
+        if self.is_history_dependent:
+            self.history = torch.zeros(shape, dtype=torch.long, device=self.device)
         self.allowed: Tensor | None = None
+        self.hidden_layers: tuple[str, ...] = ()
         self._fresh = np.ones(self.rows, dtype=bool)  # rows whose prompt is not in the cache
-        self._waiting = True  # whether there are any
-        self._shift = (self.prompt_length - 1)[
-            :, None
-        ]  # from places of the grid to slots of the cache
-        self._brought = (
-            (self._lengths - 1).reshape(self.branches, -1).sum(0)
-        )  # of every item, places that its prompt brings into the cache
+        self._has_fresh = True
+        # from positions of the grid to slots of the cache, [H B, 1]
+        self._shift = (self.prompt_length - 1)[:, None]
+        # positions that the prompt of each item brings into the cache, all branches together
+        self._prompt_positions = (self.prompts.host_lengths - 1).reshape(self.branches, -1).sum(0)
 
     @property
     def is_history_dependent(self) -> bool:
-        """Whether what may stand at a place depends on the ids before it."""
+        """True if the allowed tokens of a position depend on the tokens before it."""
         return self.space.is_history_dependent
 
     @property
     def replaces(self) -> bool:
-        """Whether rows can be replaced: the cache has to take calls about some of its rows."""
+        """True if rows can become other items: the cache has to take calls about some rows."""
+        # caches are the models' own objects; ``select`` is optional (``CausalModel.new_cache``)
         return getattr(self.cache, "select", None) is not None
 
     def at_most(self, rows: int) -> None:
+        """See ``Target.at_most``."""
         super().at_most(rows)
         self._fresh = self._fresh[: self.rows]
         self.history = None if self.history is None else self.history[: self.rows]
 
-    def _choose(self) -> None:
-        super()._choose()
+    def _follow_items(self) -> None:
         self._shift = (self.prompt_length - 1)[:, None]
 
-    def _renew(self, again: np.ndarray) -> None:
-        self._fresh, self._waiting = self._fresh | again, True
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        self._fresh, self._has_fresh = self._fresh | rows, True
 
-    def predict(self, tokens: Tensor, positions: Tensor) -> StepOutput:
-        """Compute the distributions of grid positions [B, L].
+    def keep(self, rows: Tensor) -> None:
+        """See ``Target.keep``."""
+        branch_rows = self.prompts.branch_rows(rows)
+        super().keep(rows)
+        self.cache.keep(branch_rows)
+        self._follow_items()
+        self._fresh = self._fresh[rows.cpu().numpy()]
+        self._has_fresh = bool(self._fresh.any())
+        if self.history is not None:
+            self.history = self.history[rows]
+
+    def require_hidden_states(self, layers: tuple[str, ...], method: str) -> None:
+        """Return the hidden states of these layers from now on (``StepOutput.hidden_states``).
+
+        Args:
+            layers: names of submodules of the model.
+            method: name of the method that needs them.
+
+        Raises:
+            GenError: the model has no hidden states, or no such layer.
+        """
+        if not isinstance(self.model, HiddenStateModel):
+            raise GenError(
+                f"{method} needs hidden_states, and {type(self.model).__name__} gives logits alone;"
+                " expected a causal language model of transformers"
+            )
+        self.model.check_layers(layers)
+        self.hidden_layers = tuple(layers)
+
+    def predict(
+        self, tokens: Tensor, positions: Tensor, parents: Tensor | None = None
+    ) -> StepOutput:
+        """Run one forward pass: the distributions of grid positions [B, L].
 
         A position may be repeated in a row if its token is repeated with it, which pads ragged
         windows.
@@ -75,82 +110,124 @@ class CausalTarget(Target):
             tokens: the token one position before each, [B, L(, C)]; before position 0 stands the
                 prompt, whatever is passed.
             positions: long [B, L].
+            parents: of a tree of drafts, the draft that each of the last L - 1 columns follows,
+                long [B, L - 1], -1 for column 0, the last committed token; ``positions`` are then
+                those of ``tree_positions``. None means a chain.
+
+        Returns:
+            Log-probabilities [B, L, V], or of latents conditioning vectors [B, L, H, D].
         """
-        width, given, fresh, keep = tokens.shape[1], positions, self._fresh, {}
         if self.history is not None:
             self._note(tokens, positions)
+        width, grid, fresh, prefix = tokens.shape[1], positions, self._fresh, None
         if self.branches > 1:
-            tokens, positions = (
-                tokens.repeat(self.branches, *[1] * (tokens.ndim - 1)),
-                positions.repeat(self.branches, 1),
-            )
+            repeats = [1] * (tokens.ndim - 1)
+            tokens = tokens.repeat(self.branches, *repeats)
+            positions = positions.repeat(self.branches, 1)
         tokens, slots = self._inputs(tokens), positions + self._shift
-        waiting, places = self._waiting, width * self.branches
-        # before position 0 stands each half's own prompt, which may end differently
-        if (
-            waiting
-            or self.device.type != "cpu"
-            or not (given.item() if given.numel() == 1 else given.numpy().min())
-        ):
+        num_computed = width * self.branches
+        # before position 0 stands the prompt of each branch, which may end differently
+        if self._has_fresh or self.device.type != "cpu" or not _lowest(grid):
             first = self.first
             start = (positions == 0).view(*positions.shape, *[1] * (tokens.ndim - 2))
             tokens = torch.where(start, take(first, self._shift), tokens)
-        if waiting:
-            if fresh.all():
-                at = self._before()
-                tokens, slots = torch.cat([take(first, at), tokens], 1), torch.cat([at, slots], 1)
-                keep = {"keep": width} if getattr(self.model, "keeps", False) else {}
+        if self._has_fresh:
+            plain = parents is None and not self.hidden_layers
+            if fresh.all() and plain:
+                prefix = self._before()
+                tokens = torch.cat([take(first, prefix), tokens], 1)
+                slots = torch.cat([prefix, slots], 1)
             elif self.prompt.shape[1] > 1:
-                self._fill(first, fresh)
-            places = places + np.where(fresh, self._brought[self._items], 0)
-            self._fresh, self._waiting = np.zeros_like(fresh), False
-        out = self.model.forward(tokens, slots, self.cache, **keep)
+                self._prefill(first, fresh)
+            num_computed = num_computed + np.where(
+                fresh, self._prompt_positions[self.prompts.row_items], 0
+            )
+            self._fresh, self._has_fresh = np.zeros_like(fresh), False
+        out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
+        # caches are the models' own objects; only those that can do without the network say so
         ran = getattr(self.cache, "ran", None)
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
-        return StepOutput(self._outcome(out, given), places, ran)
+        return StepOutput(self._outcome(out, grid), num_computed, ran, hidden)
+
+    def _forward(
+        self, tokens: Tensor, slots: Tensor, keep: int, parents: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor] | None]:
+        """Run the model: logits [H B, L, V], and hidden states if there are any to return.
+
+        Args:
+            tokens: as the model takes them, [H B, L(, D)].
+            slots: long [H B, L].
+            keep: logits of so many last tokens are needed; 0 means of all.
+            parents: long [B, L - 1]; None means a chain.
+        """
+        if parents is not None:
+            if not isinstance(self.model, TreeModel) or self.history is not None:
+                raise GenError(
+                    f"the draft is a tree, and {type(self.model).__name__} with this token space"
+                    " takes chains; expected a causal language model of transformers and a space"
+                    " without a constraint"
+                )
+            parents = parents.repeat(self.branches, 1)
+            return self.model.forward_tree(tokens, slots, parents, self.cache), None
+        if self.hidden_layers:
+            out, states = self.model.forward_with_hidden_states(
+                tokens, slots, self.cache, self.hidden_layers
+            )
+            return out, {name: x[: self.rows] for name, x in states.items()}
+        more = {"keep": keep} if keep and getattr(self.model, "keeps", False) else {}
+        return self.model.forward(tokens, slots, self.cache, **more), None
+
+    def commit_path(self, path: Tensor, num_accepted: Tensor) -> None:
+        """Move the accepted drafts of the last call's tree to where a chain would have put them.
+
+        Args:
+            path: columns of the accepted drafts, from the root on, long [B, n].
+            num_accepted: how many of them count, long [B].
+        """
+        repeats = self.branches, 1
+        self.cache.commit_path(path.repeat(repeats), num_accepted.repeat(self.branches))
 
     def _before(self) -> Tensor:
         """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat
         their last."""
-        at = torch.arange(self.prompt.shape[1] - 1, device=self.device).expand(len(self.prompt), -1)
-        return torch.minimum(at, self.prompt_length[:, None] - 1)
+        column = torch.arange(self.prompt.shape[1] - 1, device=self.device)
+        return torch.minimum(column.expand(len(self.prompt), -1), self.prompt_length[:, None] - 1)
 
-    def _fill(self, first: Tensor, fresh: np.ndarray) -> None:
-        """Brings the prompts of some rows into the cache, in a call of their own: the others are
-        further on."""
-        both = torch.from_numpy(np.tile(fresh, self.branches).nonzero()[0]).to(self.device)
-        at = self._before()[both]
-        self.cache.select(both)
+    def _prefill(self, first: Tensor, fresh: np.ndarray) -> None:
+        """Bring the prompts of some rows into the cache, in a forward pass of their own: the other
+        rows are further on."""
+        rows = torch.from_numpy(np.tile(fresh, self.branches).nonzero()[0]).to(self.device)
+        slots = self._before()[rows]
+        more = {"keep": 1} if getattr(self.model, "keeps", False) else {}
+        if fresh.all():
+            self.model.forward(take(first, slots), slots, self.cache, **more)
+            return
+        self.cache.select(rows)
         try:
-            self.model.forward(
-                take(first[both], at),
-                at,
-                self.cache,
-                **({"keep": 1} if getattr(self.model, "keeps", False) else {}),
-            )
+            self.model.forward(take(first[rows], slots), slots, self.cache, **more)
         finally:
             self.cache.select(None)
 
     @property
     def first(self) -> Tensor:
-        """The prompt as the model takes it."""
+        """Prompts as the model takes them."""
         return self.prompt
 
     def _inputs(self, tokens: Tensor) -> Tensor:
-        """Tokens as the model takes them."""
+        """Turn tokens into what the model takes."""
         return tokens
 
     def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
-        """The law from what the model gave for positions [B, L]."""
+        """Turn what the model gave for positions [B, L] into log-probabilities [B, L, V]."""
         return self._law(out, self._legal(positions), consume=True)
 
     def _note(self, tokens: Tensor, positions: Tensor) -> None:
-        """Remembers the tokens [B, L] one place before positions [B, L]."""
+        """Write the tokens [B, L] one position before positions [B, L] into the history."""
         self.history.scatter_(1, positions, tokens)
 
     def _legal(self, positions: Tensor) -> Tensor | None:
-        """What may stand at positions [B, L]: bool [B, L, V]; None where that is everything."""
+        """Look up the allowed tokens of positions [B, L]: bool [B, L, V]; None where all are."""
         if self.history is None:
             return legal_at(self.legal, positions) if self._narrow else None
         self.allowed = self.space.apply_constraint(
@@ -159,24 +236,46 @@ class CausalTarget(Target):
         return self.allowed
 
     def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:
-        """Raises ``GenError`` for an id [B, L], where ``new`` (bool [B, L]), that may not follow
-        those before it. ``positions``: of the last call, of a space that looks back. The exact
-        samplers never commit one; one that accepts drafts by other ids' mass might.
+        """Refuse committed tokens that may not follow those before them.
+
+        Samplers that keep the distribution never commit one; a sampler that accepts drafts by other
+        tokens' probability might.
+
+        Args:
+            ids: tokens [B, L].
+            positions: those of the last call, long [B, L].
+            new: tokens that are committed, bool [B, L].
+
+        Raises:
+            GenError: one of them is not allowed.
         """
         wrong = new & ~self.allowed.gather(-1, ids[..., None])[..., 0]
         if bool(wrong.any()):
             row, column = wrong.nonzero()[0].tolist()
             raise GenError(
-                f"the sampler accepted id {int(ids[row, column])} at place"
+                f"the sampler accepted id {int(ids[row, column])} at position"
                 f" {int(positions[row, column])}, which the constraint forbids there; expected a"
-                " sampler whose guarantee is 'sampling' or 'sample'"
+                " sampler whose guarantee is 'same_tokens' or 'same_distribution'"
             )
 
-    def keep(self, rows: Tensor) -> None:
-        super().keep(rows)
-        self.cache.keep(rows.repeat(self.branches))
-        self._shift = (self.prompt_length - 1)[:, None]
-        self._fresh = self._fresh[rows.cpu().numpy()]
-        self._waiting = bool(self._fresh.any())
-        if self.history is not None:
-            self.history = self.history[rows]
+
+def tree_positions(start: Tensor, parents: Tensor) -> Tensor:
+    """Number the grid positions of a tree's columns by their depth.
+
+    Args:
+        start: committed tokens of each row, long [B].
+        parents: draft that each draft follows, long [B, L], -1 for the root; a parent stands
+            before its children.
+
+    Returns:
+        Positions whose distributions follow the root and each draft, long [B, L + 1].
+    """
+    depth = torch.zeros(len(parents), parents.shape[1] + 1, dtype=torch.long, device=start.device)
+    for column in range(parents.shape[1]):
+        depth[:, column + 1] = depth.gather(1, parents[:, column, None] + 1)[:, 0] + 1
+    return start[:, None] + depth
+
+
+def _lowest(positions: Tensor) -> int:
+    """Least of some positions that the host holds."""
+    return positions.item() if positions.numel() == 1 else positions.numpy().min()

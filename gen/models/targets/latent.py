@@ -1,8 +1,8 @@
-"""Targets of models of latents: a forward call gives conditioning vectors, and ``paths`` is the law
-of a latent given one.
+"""Targets of models of latents: a forward pass gives conditioning vectors, and ``paths`` is the
+distribution of a latent given one.
 
-The law's guidance acts inside the path law, so a conditioning vector is a pair of them where the
-law is guided.
+The distribution's guidance acts inside the path distribution, so a conditioning vector is a pair of
+them where the distribution is guided.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gen.models.targets.causal import CausalTarget
 
 
 class LatentTarget(Target):
-    """What both kinds share. ``model``: an adapter of ``gen.models.adapters.language_models`` with
-    a ``head``."""
+    """Common part of the targets of latents. ``model``: an adapter of
+    ``gen.models.adapters.language_models`` with a ``head``."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -27,13 +27,13 @@ class LatentTarget(Target):
         return self.space.blank(self.items, self.device, self.model.dtype)
 
     def _pair(self, out: Tensor) -> Tensor:
-        """[H B, L, D] -> [B, L, H, D]."""
+        """Pair the branches of CFG: [H B, L, D] -> [B, L, H, D]."""
         return torch.stack(out.chunk(self.branches), 2)
 
 
 class CausalLatentTarget(LatentTarget, CausalTarget):
-    """``predict(latents [B, L, C], positions [B, L])`` -> conditioning vectors [B, L, H, D], places
-    computed."""
+    """``predict(latents [B, L, C], positions [B, L])`` -> conditioning vectors [B, L, H, D],
+    positions computed."""
 
     @property
     def first(self) -> Tensor:
@@ -52,7 +52,7 @@ class MaskedLatentTarget(LatentTarget):
 
     @property
     def replaces(self) -> bool:
-        return self._even
+        return self.prompts.has_one_length
 
     def predict(self, canvas: Tensor) -> StepOutput:
         """Run the network on a canvas [B, T, C]."""

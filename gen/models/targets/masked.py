@@ -23,7 +23,7 @@ class MaskedTarget(Target):
     @property
     def replaces(self) -> bool:
         """Whether rows can take other items: the prompt of a waiting item must fit in."""
-        return self._even or self._takes_padding
+        return self.prompts.has_one_length or self._takes_padding
 
     @property
     def _takes_padding(self) -> bool:
@@ -67,7 +67,7 @@ class MaskedTarget(Target):
             Prompts [H B, P] with P the longest of them, columns of padding in front of each [H B],
             and whether there are any.
         """
-        lengths = self._lengths[self._numbers()]
+        lengths = self.prompts.host_lengths[self.prompts.branch_items()]
         width, shortest = int(lengths.max()), int(lengths.min())
         left_padding = width - self.prompt_length
         if not shortest and getattr(self.model, "shift", 0):

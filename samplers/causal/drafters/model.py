@@ -1,18 +1,18 @@
-"""Drafting by a draft model: a chain of its own forward calls, one token each, against its own
+"""Drafting by a draft model: a chain of its own forward passes, one token each, against its own
 cache.
 
 A round drafts positions n, n+1, ... of every row, n tokens being committed. The draft's cache has a
 slot per position, as the target's has, so rejected drafts are overwritten and nothing is rolled
 back. The first call of a round brings along what was committed since: after a rejection the token
 that replaced the draft, after full acceptance also the last draft, which was drawn but never fed.
-Rows differ in how many drafts they want; one that wants no more repeats its last token and place
+Rows differ in how many drafts they want; one that wants no more repeats its last token and position
 while the others go on, and a round has as many calls as its longest chain. How long it is the host
 knows beforehand, unless what is drafted decides (``LengthPolicy.stop``): then it asks the device
 after every call.
 
 What a draft is, how one is drawn and how it is judged is a ``Chain``'s business: ``IdChain`` does
-ids, and latents have theirs. A chain must draw from the law it judges the draft by, and the last
-place of a row is never drafted: the target gives it for free.
+ids, and latents have theirs. A chain must draw from the distribution it judges the draft by, and
+the last position of a row is never drafted: the target gives it for free.
 """
 
 from __future__ import annotations
@@ -42,27 +42,30 @@ class Chain(Protocol):
     """Drafts of one round. It holds nothing between rounds."""
 
     def begin(self, step: CausalStep, drafts: int) -> None:
-        """A round with places for so many drafts, the columns 0 .. drafts-1 of ``now``."""
+        """Begin a step with room for so many drafts, columns 0 .. drafts - 1."""
 
     def draw(
-        self, step: CausalStep, column: int, law: Tensor, active: Tensor
+        self, step: CausalStep, column: int, logprobs: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Drafts [b(, C)] of one column from the draft's law there (log-probabilities [b, V];
-        conditioning vectors [b, H, D]), and what the length policy sees of them: [b], q(x) or
+        """Drafts [b(, C)] of one column from the draft's distribution there (log-probabilities [b,
+        V]; conditioning vectors [b, H, D]), and what the length policy sees of them: [b], q(x) or
         another measure of confidence. Rows that are not ``active`` (bool [b]) may get anything.
         Columns come in order."""
 
-    def verify(self, step: CausalStep, drafts: Tensor, drafted: Tensor, law: Tensor) -> Verdict:
-        """As ``Drafter.verify``, of drafts [b, L(, C)] that exist where ``drafted`` (bool [b, L])
-        says so."""
+    def verify(
+        self, step: CausalStep, drafts: Tensor, drafted: Tensor, logprobs: Tensor
+    ) -> Verdict:
+        """Verify as ``Drafter.verify`` does, drafts [b, L(, C)] that exist where ``drafted`` (bool
+        [b, L]) says so."""
 
-    def undrafted(self, step: CausalStep, law: Tensor) -> Tensor:
-        """The tokens [b, 1(, C)] of a round without any draft, of the target's law alone."""
+    def undrafted(self, step: CausalStep, logprobs: Tensor) -> Tensor:
+        """The tokens [b, 1(, C)] of a round without any draft, of the target's distribution
+        alone."""
 
 
 class IdChain:
-    """Ids: drawn from the draft's final law, whose rows a ``Verifier`` then holds against the
-    target's."""
+    """Ids: drawn from the draft's final distribution, whose rows a ``Verifier`` then holds against
+    the target's."""
 
     def __init__(self, verifier: Verifier, legal: Tensor):
         self.verifier, self.legal = verifier, legal
@@ -71,27 +74,32 @@ class IdChain:
     def begin(self, step, drafts):
         self.distributions = []
 
-    def draw(self, step, column, law, active):
-        self.distributions.append(law)
-        ids = step.categorical(law[:, None], "draft", active[:, None], column)[:, 0]
-        return ids, law.gather(1, ids[:, None])[:, 0].exp()
+    def draw(self, step, column, logprobs, active):
+        self.distributions.append(logprobs)
+        ids = step.categorical(logprobs[:, None], "draft", active[:, None], column)[:, 0]
+        return ids, logprobs.gather(1, ids[:, None])[:, 0].exp()
 
-    def verify(self, step, drafts, drafted, law):
+    def verify(self, step, drafts, drafted, logprobs):
         b, length = drafts.shape
-        logq = torch.zeros(b, length, law.shape[-1], dtype=law.dtype, device=law.device)
+        logq = torch.zeros(
+            b, length, logprobs.shape[-1], dtype=logprobs.dtype, device=logprobs.device
+        )
         if self.distributions:
-            logq[:, : len(self.distributions)] = torch.stack(self.distributions, 1).to(law.dtype)
+            logq[:, : len(self.distributions)] = torch.stack(self.distributions, 1).to(
+                logprobs.dtype
+            )
         legal = legal_at(self.legal, step.positions[:, :length])
         return self.verifier.verify(
-            step, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, law
+            step, Proposal(drafts, torch.full_like(drafts, ROW), logq, legal), drafted, logprobs
         )
 
-    def undrafted(self, step, law):
-        return step.categorical(law, "token", step.valid, shared=True)
+    def undrafted(self, step, logprobs):
+        return step.categorical(logprobs, "token", step.valid, shared=True)
 
 
 class ModelDrafter(Drafter):
-    """``draft``: a fresh target of the draft model, under the law that drafts are drawn from."""
+    """``draft``: a fresh target of the draft model, under the distribution that drafts are drawn
+    from."""
 
     # the furthest position whose distribution the draft model has been asked for, given what is
     # committed, int64 [b]: its cache holds all tokens below. Before the first call not even the
@@ -132,8 +140,8 @@ class ModelDrafter(Drafter):
         )
         active = asked[:, 0]
         for column in range(most):
-            law = self.draft.predict(given, at).logprobs[:, -1]
-            drawn, mass = self.chain.draw(step, column, law, active)
+            logprobs = self.draft.predict(given, at).logprobs[:, -1]
+            drawn, mass = self.chain.draw(step, column, logprobs, active)
             drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
             drafted[:, column] = active
             if column + 1 == most:
@@ -182,13 +190,13 @@ def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ModelDrafted(Sampler):
-    """The knobs of samplers that may draft with a model, and the drafter they mean.
+    """The parameters of samplers that may draft with a model, and the drafter they mean.
 
     ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
     per round, or auto: as many as make the time per token least (``auto_width``). ``policy``:
     constant, heuristic or confidence; ``confidence_threshold``: of the latter.
-    ``draft_temperature``, ``draft_guidance``: of the law that drafts are drawn from; None is what
-    the target has, and a ``draft_guidance`` of 1 spares the draft its unconditional half.
+    ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
+    is what the target has, and a ``draft_guidance`` of 1 spares the draft its unconditional half.
     """
 
     draft_model: str | None = None
@@ -241,8 +249,8 @@ class ModelDrafted(Sampler):
     def model_drafter(
         self, target: CausalTarget, draft: CausalTarget | None, chain: Chain
     ) -> ModelDrafter:
-        """``draft``: a target of the draft model for the same items, under the target's law. Raises
-        ``GenError`` for one that is missing or speaks of other ids."""
+        """``draft``: a target of the draft model for the same items, under the target's
+        distribution. Raises ``GenError`` for one that is missing or speaks of other ids."""
         if draft is None:
             raise GenError(
                 "this sampler drafts with a second model and got none; name one in"
@@ -265,14 +273,14 @@ class ModelDrafted(Sampler):
             target.legal, draft.legal.to(target.device)
         ):
             raise GenError(
-                "the draft model's places or legal ids are not the target's; expected a model of"
+                "the draft model's positions or legal ids are not the target's; expected a model of"
                 " the same tokens"
             )
-        said = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
-        law = dataclasses.replace(
-            draft.sampling, **{k: v for k, v in said.items() if v is not None}
+        chosen = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
+        sampling = dataclasses.replace(
+            draft.sampling, **{k: v for k, v in chosen.items() if v is not None}
         )
-        if law.guided and draft.branches == 1:
+        if sampling.guided and draft.branches == 1:
             raise bad_value(
                 "sampler.draft_guidance",
                 self.draft_guidance,
@@ -283,4 +291,4 @@ class ModelDrafted(Sampler):
         else:
             policy = registry.get("length_policy", self.policy)
             lengths = policy(draft.rows, self.num_speculative_tokens, self.confidence_threshold)
-        return ModelDrafter(draft.with_params(law), chain, lengths)
+        return ModelDrafter(draft.with_params(sampling), chain, lengths)

@@ -33,6 +33,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ from gen.samplers.verifiers.base import ROW, Proposal
 ORDERS = ("confidence", "top", "margin", "entropy", *BLIND)
 
 
-def marginal_order(name: str):
+def marginal_order(name: str) -> Any:
     """Look up an order, a function of a ``MaskedStep``, by its name.
 
     Raises:

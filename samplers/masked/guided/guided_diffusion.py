@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,10 +169,10 @@ class Judge:
             )
         self.rule = rule
         raw = SamplingParams(guidance_scale=draft.sampling.guidance_scale)
-        self.target = draft.with_params(raw)
+        self.target: Any = draft.with_params(raw)
         self.target.at_most(target.rows)
         self.nfe = [0] * draft.items
-        self.draw = registry.get("proposer", "categorical")
+        self.draw: Any = registry.get("proposer", "categorical")
 
     def propose(self, step: MaskedStep) -> Tensor:
         """Draw a token for every masked position [b, T], and store which of them are accepted."""

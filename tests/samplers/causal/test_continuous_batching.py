@@ -120,7 +120,7 @@ def test_control_a_drafter_that_does_not_begin_anew_is_found(monkeypatch):
 
 def test_control_a_place_whose_prompt_is_not_brought_in_is_found(monkeypatch):
     whole, _ = decode("jacobi", SamplingParams(), False, None)
-    monkeypatch.setattr(CausalTarget, "_fill", lambda *a: None)
+    monkeypatch.setattr(CausalTarget, "_prefill", lambda *a: None)
     out, _ = decode("jacobi", SamplingParams(), False, 4)
     assert torch.equal(out.tokens[:4], whole.tokens[:4]) and not torch.equal(
         out.tokens[4:], whole.tokens[4:]

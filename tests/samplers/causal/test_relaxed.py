@@ -18,8 +18,8 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi import JacobiDrafter
 from gen.samplers.engine.causal_loop import CausalStep, decode_causal
-from gen.samplers.verifiers import relaxed
 from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, PositionVerifier, Proposal, Token
+from gen.samplers.verifiers.relaxed import gsd, lantern
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
@@ -151,7 +151,7 @@ def test_the_error_of_a_step_is_the_least_for_what_is_accepted(name, kind):
 
 
 def test_control_the_residual_of_the_token_verifier_breaks_the_claim_for_clusters(monkeypatch):
-    monkeypatch.setattr(relaxed.GSD, "residual", PositionVerifier.residual)
+    monkeypatch.setattr(gsd.GSD, "residual", PositionVerifier.residual)
     p, q = distributions(0)
     assert max(beyond_the_least(rule, p, q, ROW) for rule in rules("gsd")) > WRONG
 
@@ -162,10 +162,10 @@ def test_control_a_residual_without_the_neighbours_breaks_the_claim(monkeypatch)
 
     def residual(self, proposal, logp):
         rest = PositionVerifier.residual(self, proposal, logp).exp()
-        near = relaxed.nearest_codes(self.codebook, 2)[proposal.tokens]
+        near = lantern.nearest_codes(self.codebook, 2)[proposal.tokens]
         return (rest.scatter(-1, near, 0.0) + 1e-300).log()
 
-    monkeypatch.setattr(relaxed.Lantern, "residual", residual)
+    monkeypatch.setattr(lantern.Lantern, "residual", residual)
     p, q = distributions(0)
     beyond = []
     for rule in rules("lantern"):
@@ -201,7 +201,7 @@ def test_what_a_draft_is_credited_with():
         [0.1, 0.05, 0.3, 0.15, 0.4],
         torch.tensor([[0.0], [1.0], [3.0], [7.0]]),
     )  # the last id is no code
-    assert relaxed.nearest_codes(codes, 1000).tolist() == [
+    assert lantern.nearest_codes(codes, 1000).tolist() == [
         [1, 2, 3],
         [0, 2, 3],
         [1, 0, 3],

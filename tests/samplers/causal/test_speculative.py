@@ -144,7 +144,7 @@ def test_control_block_with_the_residual_of_token(monkeypatch):
         "decide",
         lambda *args, _true=Block.decide: (
             _true(*args)[0],
-            lambda rejected: Token().instead(args[2], args[4], rejected),
+            lambda rejected: Token().residual_at(args[2], args[4], rejected),
         ),
     )
     assert (
@@ -364,7 +364,7 @@ def test_mistakes_are_named_in_one_line():
             "the draft model has 5 ids; expected the target's 3 ids",
         ),
         (speculative(), make(TokenSpace((4,), 3, legal), 3), "legal ids are not the target's"),
-        (speculative(), make(space_of((5,), 3), 3), "places or legal ids are not the target's"),
+        (speculative(), make(space_of((5,), 3), 3), "positions or legal ids are not the target's"),
         (
             speculative(draft_guidance=2.0),
             make(space, 3),

@@ -228,7 +228,7 @@ def test_places_that_would_not_be_seen_are_refused():
 
 
 def test_blocks_must_divide_the_grid():
-    with pytest.raises(GenError, match="blocks are of 6 places; expected a divisor of the 8"):
+    with pytest.raises(GenError, match="blocks are of 6 positions; expected a divisor of the 8"):
         target_of(llama(), TokenSpace.codes((2, 4), 6, 60, 8), SamplingParams(), [0])
 
 

@@ -410,8 +410,8 @@ def test_control_steps_that_go_on_counting_are_found(name, monkeypatch):
     ("name", "owner", "method", "wrong"),
     [
         ("maskgit", MaskedTarget, "replace", lambda self, rows, items: None),
-        ("cache-freecache", CachedMaskedTarget, "_renew", lambda self, again: None),
-        ("judge", CausalTarget, "_renew", lambda self, again: None),
+        ("cache-freecache", CachedMaskedTarget, "_reset_rows", lambda self, rows: None),
+        ("judge", CausalTarget, "_reset_rows", lambda self, rows: None),
     ],
     ids=["conditions", "cache", "judge"],
 )
@@ -516,7 +516,7 @@ def test_parts_of_media_are_told_with_the_number_of_their_item(replaces, monkeyp
         items,
         {"name": "maskgit", "steps": 1},
         on_chunk=lambda row, media: parts.setdefault(row, []).append(media),
-        at_most=1,
+        max_batch=1,
     )
     assert all(
         np.array_equal(np.concatenate(parts[row]), out.media[row]) for row in range(2)
@@ -526,7 +526,7 @@ def test_parts_of_media_are_told_with_the_number_of_their_item(replaces, monkeyp
 def test_what_cannot_be_replaced_comes_batch_by_batch(monkeypatch):
     pipe = load("text", dtype="float64")
     items = pipe.plan(["sort 3 1 2 =", "3 + 8 + 5 ="], 2)
-    usual = pipe.generate(items, "fast_dllm", at_most=2)
+    usual = pipe.generate(items, "fast_dllm", max_batch=2)
     monkeypatch.setattr(MaskedTarget, "replaces", False)
     rows = []
     monkeypatch.setattr(
@@ -537,7 +537,7 @@ def test_what_cannot_be_replaced_comes_batch_by_batch(monkeypatch):
             was(self, target, *rest),
         )[1],
     )
-    out = pipe.generate(items, "fast_dllm", at_most=2)
+    out = pipe.generate(items, "fast_dllm", max_batch=2)
     assert (
         rows == [2, 2]
         and out.media == usual.media

@@ -1,0 +1,1 @@
+"""Relaxed verifiers, one rule per file."""
