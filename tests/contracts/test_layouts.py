@@ -208,7 +208,7 @@ def test_token_space(name):
         assert masked.vocab_size == layout.vocab_size + 3 and not bool(
             masked.legal[:, masked.mask_token_id :].any()
         )
-        with pytest.raises(GenError, match="mask_id is .*; expected at least"):
+        with pytest.raises(GenError, match="mask_token_id is .*; expected at least"):
             space(layout, layout.vocab_size - 1)
         with pytest.raises(GenError, match="vocab_size is .*; expected at least"):
             space(layout, layout.vocab_size, vocab_size=layout.vocab_size)
