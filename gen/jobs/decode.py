@@ -243,7 +243,7 @@ class Making:
         info = info_of(row, recipe)
         if decoder.frontend is not decoder.own:
             info["decoded_with"] = decoder.name
-        also = [f"{Path(name).stem}.{extension}" for extension in getattr(modality, "also", ())]
+        also = [f"{Path(name).stem}.{extension}" for extension in modality.also]
         try:
             for further in also:
                 put(out / further, lambda temporary: modality.save_also(media, temporary, info))

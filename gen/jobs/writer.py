@@ -162,7 +162,7 @@ class Writer:
             if not self.worker.tars or name is None
             else {"file": f"{SHARDS}/{self.shard:05d}.tar", "member": name}
         )
-        also = [f"{item['stem']}.{extension}" for extension in getattr(modality, "also", ())]
+        also = [f"{item['stem']}.{extension}" for extension in modality.also]
         tokens = (
             {"tokens_file": f"{item['stem']}.tokens.npz"}
             if out is not None and self.worker.job.run.tokens

@@ -11,7 +11,7 @@ from functools import partial
 import masked_folders as made
 import pytest
 import torch
-from test_amused import amused_folder
+from tiny_amused import amused_folder
 
 import gen
 from gen.__main__ import main

@@ -15,6 +15,7 @@ import pytest
 import torch
 from calls import only
 from published import padded_left, save_quietly, tiny_tokenizer
+from tiny_checkpoints import SHAPE, tiny
 
 import gen
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, options_of
@@ -23,31 +24,8 @@ from gen.core.registry import registry
 from gen.models.adapters.conditioning import Conditions, Vocabulary
 from gen.models.load.weights import Weights, fill, weight_files, without_storage
 
-SHAPE = dict(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    max_position_embeddings=64,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-)
 PROMPTS = ["w1 w2 w3", "w5", "w9 w8 w7 w6 w5 w4", "w3 w3"]
 POSITIONS = 10
-
-
-def tiny(name: str, seed: int = 0):
-    from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Qwen3Config
-
-    config = {
-        "llama": lambda: LlamaConfig(num_key_value_heads=1, **SHAPE),
-        "qwen3": lambda: Qwen3Config(num_key_value_heads=2, head_dim=16, **SHAPE),
-        "gpt_neox": lambda: GPTNeoXConfig(**SHAPE),
-    }[name]()
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config).double().eval()
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gpt_neox"])

@@ -18,6 +18,7 @@ from mar_layout import (
     HEAD_DEPTH,
     HEAD_WIDTH,
     HEADS,
+    OPTIONS,
     SIDE,
     STEPS,
     numbers,
@@ -39,7 +40,6 @@ from gen.models.nets.mar_head import spaced
 from gen.models.published.mar import MAR, MARConfig
 
 POSITIONS = SIDE**2
-OPTIONS = {"heads": HEADS, "num_sampling_steps": STEPS}
 
 
 def linear(w, at, x):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from calls import only
 from published import save_quietly
+from tiny_musicgen import CODES, RATE, Q, T, tiny, tokenizer
 
 import gen
 from gen.contracts.layouts import make_layout
@@ -18,84 +19,8 @@ from gen.models.load.locate import quiet
 from gen.models.published.frame_lm import FrameLM
 from gen.models.targets.causal import CausalTarget
 
-Q, CODES, T, RATE = 3, 64, 9, 8000
-SENTENCE = "a slow fast loud soft song with drums guitar piano and bass in the rain"
-WORDS = ["<pad>", "</s>", "<unk>", *SENTENCE.split()]
 PROMPTS = ["a slow song", "fast drums and loud guitar in the rain", "piano", "soft bass with drums"]
 GREEDY = {"temperature": 0.0, "guidance_scale": 1.0}
-
-
-def tokenizer(folder):
-    from transformers import PreTrainedTokenizerFast
-
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(folder)
-
-
-def tiny(seed=0, **decoder):
-    from transformers import (
-        EncodecConfig,
-        MusicgenConfig,
-        MusicgenDecoderConfig,
-        MusicgenForConditionalGeneration,
-        T5Config,
-    )
-
-    torch.manual_seed(seed)
-    text = T5Config(
-        vocab_size=64,
-        d_model=24,
-        d_kv=16,
-        d_ff=64,
-        num_layers=1,
-        num_heads=2,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    audio = EncodecConfig(
-        target_bandwidths=[1.2 * Q + 0.1],
-        sampling_rate=RATE,
-        hidden_size=16,
-        num_filters=4,
-        upsampling_ratios=[5, 4, 2],
-        codebook_size=CODES,
-        num_lstm_layers=1,
-    )
-    own = dict(
-        vocab_size=CODES,
-        max_position_embeddings=64,
-        num_hidden_layers=2,
-        ffn_dim=64,
-        num_attention_heads=2,
-        hidden_size=32,
-        num_codebooks=Q,
-        audio_channels=1,
-        pad_token_id=CODES,
-        bos_token_id=CODES,
-    )
-    model = MusicgenForConditionalGeneration(
-        MusicgenConfig(
-            text_encoder=text, audio_encoder=audio, decoder=MusicgenDecoderConfig(**own | decoder)
-        )
-    )
-    for layer in model.audio_encoder.quantizer.layers:
-        layer.codebook.embed.normal_()
-    for part, spread in ((model.decoder, 0.3), (model.text_encoder, 1.0)):
-        for name, weight in part.named_parameters():
-            if weight.ndim > 1:
-                weight.data.normal_(std=2.0 if "embed_tokens" in name else spread)
-    for name in ("decoder_start_token_id", "pad_token_id", "bos_token_id"):
-        setattr(model.generation_config, name, CODES)
-    model.generation_config.guidance_scale = 2.5
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

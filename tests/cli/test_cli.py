@@ -29,6 +29,7 @@ RING = "a small blue ring in the centre"
 
 class Toy:
     name, extension, media_kind, default_sampling = "toy", "txt", "data", {"top_k": 7}
+    also = ()
     models: dict[str, str] = {}
 
     def condition(self, prompt):

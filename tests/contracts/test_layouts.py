@@ -34,7 +34,7 @@ NAMES = list(registry.table("layout"))
 DRAWS = 12  # random layouts per name
 
 
-def random_knobs(cls: type[Layout], rng: random.Random) -> dict:
+def random_params(cls: type[Layout], rng: random.Random) -> dict:
     """Values for every field. A knob that is not known here fails the test, so that a new one is
     tested too."""
     streams = 1 if cls.one_stream else rng.randint(1, 4)
@@ -63,7 +63,7 @@ def random_layouts(name: str) -> list[Layout]:
     rng, found = random.Random(name), []
     for _ in range(10 * DRAWS):
         try:
-            found.append(make_layout(name, **random_knobs(registry.get("layout", name), rng)))
+            found.append(make_layout(name, **random_params(registry.get("layout", name), rng)))
         except GenError:
             continue
     return found[:DRAWS]
@@ -208,7 +208,7 @@ def test_token_space(name):
         assert masked.vocab_size == layout.vocab_size + 3 and not bool(
             masked.legal[:, masked.mask_token_id :].any()
         )
-        with pytest.raises(GenError, match="mask_id is .*; expected at least"):
+        with pytest.raises(GenError, match="mask_token_id is .*; expected at least"):
             space(layout, layout.vocab_size - 1)
         with pytest.raises(GenError, match="vocab_size is .*; expected at least"):
             space(layout, layout.vocab_size, vocab_size=layout.vocab_size)
@@ -419,7 +419,7 @@ def test_streams_of_unequal_stride():
 
 
 @pytest.mark.parametrize(
-    "name, knobs, said",
+    "name, params, said",
     [
         ("delya", {}, "Did you mean 'delay'"),
         ("delay", {"sizes": (4,), "grid": (3,), "delay": (0,)}, "Did you mean 'delays'"),
@@ -447,6 +447,6 @@ def test_streams_of_unequal_stride():
         ("raster", {"sizes": (4,), "grid": ()}, "at least 1"),
     ],
 )
-def test_bad_knobs_are_named(name, params, said):
+def test_bad_params_are_named(name, params, said):
     with pytest.raises(GenError, match=re.escape(said)):
         make_layout(name, **params)

@@ -268,7 +268,7 @@ def test_tokens_of_another_length_prompt_or_model_are_refused(texts, tmp_path):
     assert decoder.medium(stored) == texts.media[0]
     with pytest.raises(
         GenError,
-        match=r"tokens have shape \(15,\); expected \(16,\), the places of model text-causal",
+        match=r"tokens have shape \(15,\); expected \(16,\), the positions of model text-causal",
     ):
         decoder.medium(replace(stored, tokens=stored.tokens[1:]))
     with pytest.raises(

@@ -16,16 +16,15 @@ from typing import Any
 
 import mar_layout
 import masked_folders
-import test_amused
-import test_checkpoints
-import test_csm
-import test_described
-import test_emu3
-import test_janus
-import test_llamagen
-import test_mar
-import test_musicgen
-import test_openvla
+import tiny_amused
+import tiny_checkpoints
+import tiny_csm
+import tiny_emu3
+import tiny_generic
+import tiny_janus
+import tiny_llamagen
+import tiny_musicgen
+import tiny_openvla
 import torch
 from chameleon_files import CHANNELS, CODES, diffusers_vq, name_of, vqgan_keys, write_chameleon
 from published import save_quietly, tiny_tokenizer
@@ -81,7 +80,7 @@ def _steps(names: tuple[str, ...], steps: int = 3) -> tuple[Any, ...]:
 def amused(folder: Path) -> Case:
     return Case(
         "image",
-        test_amused.amused_folder(folder),
+        tiny_amused.amused_folder(folder),
         {},
         ("a cat", "two red dogs"),
         _steps(("amused", "maskgit", "halton")),
@@ -89,7 +88,7 @@ def amused(folder: Path) -> Case:
 
 
 def causal_lm(folder: Path) -> Case:
-    save_quietly(test_checkpoints.tiny("llama"), folder)
+    save_quietly(tiny_checkpoints.tiny("llama"), folder)
     save_quietly(tiny_tokenizer(), folder)
     return Case("text", folder, {"max_new_tokens": 5}, ("w1 w2 w3", "w9"), CAUSAL)
 
@@ -101,24 +100,24 @@ def chameleon(folder: Path, lumina: bool = False) -> Case:
 
 def csm(folder: Path) -> Case:
     return Case(
-        "speech", test_csm.written(folder), {"frames": 3}, ("[0]hello", "[1]are you today"), CAUSAL
+        "speech", tiny_csm.written(folder), {"frames": 3}, ("[0]hello", "[1]are you today"), CAUSAL
     )
 
 
-def described(folder: Path, said: dict = test_described.IMAGE) -> Case:
+def described(folder: Path, said: dict = tiny_generic.IMAGE) -> Case:
     image = said["modality"] == "image"
     samplers = CAUSAL if said["protocol"] == "causal" else _steps(MASKED)
     prompts = ("3", "class 0") if image else ("unconditional", "Unconditional")
-    return Case(said["modality"], test_described.written(folder, said), {}, prompts, samplers)
+    return Case(said["modality"], tiny_generic.written(folder, said), {}, prompts, samplers)
 
 
 def emu3(folder: Path, modality: str = "image") -> Case:
     sizes = {"height": 4, "width": 4, **({"frames": 4} if modality == "video" else {})}
-    return Case(modality, test_emu3.written(folder), sizes, ("a cat", "the red dog runs"), CAUSAL)
+    return Case(modality, tiny_emu3.written(folder), sizes, ("a cat", "the red dog runs"), CAUSAL)
 
 
 def janus(folder: Path) -> Case:
-    return Case("image", test_janus.written(folder), {}, ("a cat", "the red dog runs"), CAUSAL)
+    return Case("image", tiny_janus.written(folder), {}, ("a cat", "the red dog runs"), CAUSAL)
 
 
 def masked_text(
@@ -136,11 +135,11 @@ def masked_text(
 
 def llamagen(folder: Path, captions: bool = False) -> Case:
     write = (
-        test_llamagen.saved_with_text
+        tiny_llamagen.saved_with_text
         if captions
-        else lambda folder: test_llamagen.saved(folder, test_llamagen.ar_weights())
+        else lambda folder: tiny_llamagen.saved(folder, tiny_llamagen.ar_weights())
     )
-    sizes = {k: v for k, v in test_llamagen.OPTIONS.items() if k != "dtype"}
+    sizes = {k: v for k, v in tiny_llamagen.OPTIONS.items() if k != "dtype"}
     return Case(
         "image", write(folder), sizes, ("w1 w2 w3", "w40") if captions else ("3", "class 7"), CAUSAL
     )
@@ -156,7 +155,7 @@ def mar(folder: Path) -> Case:
     return Case(
         "image",
         path,
-        test_mar.OPTIONS,
+        mar_layout.OPTIONS,
         ("3", "class 7"),
         _steps(("mar", "halton", "masked_iterative")),
         folder,
@@ -164,15 +163,15 @@ def mar(folder: Path) -> Case:
 
 
 def musicgen(folder: Path, **decoder: Any) -> Case:
-    save_quietly(test_musicgen.tiny(**decoder), folder)
-    test_musicgen.tokenizer(folder)
+    save_quietly(tiny_musicgen.tiny(**decoder), folder)
+    tiny_musicgen.tokenizer(folder)
     return Case("speech", folder, {"frames": 3}, ("a slow song", "piano"), CAUSAL)
 
 
 def openvla(folder: Path) -> Case:
     return Case(
         "action",
-        test_openvla.written(folder),
+        tiny_openvla.written(folder),
         {"unnorm_key": "bridge"},
         ("push the red cup", "pull"),
         CAUSAL,
@@ -186,7 +185,7 @@ WRITERS: dict[str, Callable[[Path], Case]] = {
     "chameleon:lumina": lambda folder: chameleon(folder, lumina=True),
     "csm": csm,
     "described": described,
-    "described:clips": lambda folder: described(folder, test_described.VIDEO),
+    "described:clips": lambda folder: described(folder, tiny_generic.VIDEO),
     "dream": lambda folder: masked_text(
         folder,
         masked_folders.DREAM,
@@ -294,7 +293,7 @@ def _fewer_rows(case: Case) -> None:
 
 
 def _small_music(case: Case) -> None:
-    few = test_musicgen.CODES // 2
+    few = tiny_musicgen.CODES // 2
     musicgen(case.path, vocab_size=few, pad_token_id=few, bos_token_id=few)
     names = ("decoder_start_token_id", "pad_token_id", "bos_token_id")
     edit(case.path / "generation_config.json", lambda said: said.update(dict.fromkeys(names, few)))
@@ -317,7 +316,7 @@ SMALLER: dict[str, Callable[[Case], None]] = {
     "amused": _larger_vq,
     **dict.fromkeys(("causal_lm", "dream", "llada", "llada2"), _large_tokenizer),
     **dict.fromkeys(("chameleon", "chameleon:lumina"), _without_name(name_of(CODES - 1))),
-    "csm": lambda case: test_csm.written(case.path, vocab_size=test_csm.CODES // 2),
+    "csm": lambda case: tiny_csm.written(case.path, vocab_size=tiny_csm.CODES // 2),
     "described": lambda case: edit(case.path / "gen.json", lambda said: said["codes"].pop()),
     "described:clips": lambda case: edit(
         case.path / "gen.json", lambda said: said["codes"].update(size=said["codes"]["size"] - 1)
@@ -326,12 +325,12 @@ SMALLER: dict[str, Callable[[Case], None]] = {
     "janus": _fewer_rows,
     "llamagen": (
         lambda case: (
-            test_llamagen.saved(case.path, test_llamagen.ar_weights(codes=test_llamagen.CODES - 4))
+            tiny_llamagen.saved(case.path, tiny_llamagen.ar_weights(codes=tiny_llamagen.CODES - 4))
             and None
         )
     ),
     "llamagen:captions": lambda case: torch.save(
-        test_llamagen.ar_weights(text=True, codes=test_llamagen.CODES - 4),
+        tiny_llamagen.ar_weights(text=True, codes=tiny_llamagen.CODES - 4),
         case.path / "t2i_XL_stage1.pt",
     ),
     "musicgen": _small_music,

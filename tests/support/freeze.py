@@ -34,17 +34,17 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
-if __name__ == "__main__":  # pytest has them on its path
-    shelves = ("checkpoints", "contracts", "samplers/latent", "samplers/masked", "tokenizers")
-    sys.path[:0] = [str(TESTS.parent), str(HERE), *(str(TESTS / shelf) for shelf in shelves)]
+if __name__ == "__main__":  # pytest has both on its path
+    sys.path[:0] = [str(TESTS.parent), str(HERE)]
 
+import closed_form as closed
+import contract_bench as contract
+import latent_bench as latent
 import numpy as np
-import test_contracts as contract
-import test_forward_calls as closed
-import test_grid_latent as latent
 import torch
 import transformers
 import yaml
+from contract_specs import NAMES, SPECS, sampling_for
 from families import WRITERS
 from torch import Tensor
 
@@ -80,7 +80,7 @@ STEP = ("window", "accepted", "committed", "removed")
 
 def on_bench(spec: Mapping, name: str, model: str | None = None, canvas: bool = False) -> Any:
     """Run a spec on the bench of the contract tests, with its usual sampling parameters."""
-    sampler, params = resolve_sampler(spec, contract.sampling_for(name))
+    sampler, params = resolve_sampler(spec, sampling_for(name))
     bench = contract.bench(sampler.protocol, model or contract.model_for(sampler))
     more = {"canvas": contract.canvas_of(bench.space)} if canvas else {"trace": True}
     return bench(sampler, params, **more)
@@ -88,7 +88,7 @@ def on_bench(spec: Mapping, name: str, model: str | None = None, canvas: bool = 
 
 def on_leaning(spec: Mapping, name: str) -> Any:
     """Run a spec on the larger models in closed form, whose drafts are often right."""
-    return closed.of_ids(*resolve_sampler(spec, contract.sampling_for(name)))
+    return closed.of_ids(*resolve_sampler(spec, sampling_for(name)))
 
 
 def on_latents(spec: Mapping) -> Any:
@@ -200,12 +200,12 @@ Makers = dict[str, Callable[[], Entry]]
 def samplers() -> Makers:
     """Collect the specs of ids and of latents, each on the models that the contract tests use."""
     made: dict[str, Callable[[], Any]] = {}
-    for name, spec in contract.SPECS.items():
+    for name, spec in SPECS.items():
         made[f"bench/{name}"] = partial(on_bench, spec, name)
     for name in contract.MASKED:
-        made[f"canvas/{name}"] = partial(on_bench, contract.SPECS[name], name, canvas=True)
-    for name in contract.NAMES:
-        spec = contract.SPECS[name]
+        made[f"canvas/{name}"] = partial(on_bench, SPECS[name], name, canvas=True)
+    for name in NAMES:
+        spec = SPECS[name]
         made[f"architecture/{name}"] = partial(on_bench, spec, name, "llama")
         made[f"leaning/{name}"] = partial(on_leaning, spec | closed.KNOBS.get(name, {}), name)
     for name, spec in latent.SPECS.items():

@@ -12,6 +12,7 @@ from torch import Tensor
 WIDTH, DECODER_WIDTH, HEADS, BUFFER, SIDE, CLASSES, CHANNELS = 48, 32, 4, 3, 4, 10, 4
 BLOCKS, HEAD_WIDTH, HEAD_DEPTH = 2, 24, 2
 STEPS = 5  # of the diffusion head
+OPTIONS = {"heads": HEADS, "num_sampling_steps": STEPS}
 LEVELS, LAYERS, WIDTHS = 3, 1, (32, 32, 64)  # of the autoencoder: 4 x 4 pixels are one latent
 
 

@@ -25,6 +25,7 @@ class Toy:
     """A modality of one-line texts."""
 
     name, extension, media_kind, default_sampling, kept = "toy", "txt", "data", {}, ""
+    also = ()
 
     def condition(self, prompt):
         if "!" in prompt:

@@ -13,7 +13,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from block_bench import target_of as block_target
 from constrained import SPACES, ExactLength, ends_at, exact_length, obeys, sampling_of, with_end
+from constraint_bench import (
+    COMBINED,
+    CONTEXTS,
+    COUPLINGS,
+    EXACT,
+    INITS,
+    LAWS,
+    LONG,
+    WRONG,
+    autoregressive,
+    error,
+    jacobi,
+    models,
+    run,
+    speculative,
+)
 from enumeration import distance, enumerate_law
 from tabular import (
     EMPTY,
@@ -24,7 +41,6 @@ from tabular import (
     causal_target,
     masked_target,
 )
-from test_blocks import target_of as block_target
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -33,58 +49,6 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.causal import CausalTarget
-
-EXACT, WRONG = 1e-12, 1e-3
-CONTEXTS = len(PROMPTS)
-COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
-LAWS = {
-    "plain": SamplingParams(),
-    "guided": SamplingParams(guidance_scale=2.0),
-    "combined": COMBINED,
-}
-COUPLINGS, INITS = registry.table("coupling"), registry.table("initialiser")
-autoregressive = registry.get("sampler", "autoregressive")
-jacobi = registry.get("sampler", "speculative_jacobi")
-speculative = registry.get("sampler", "speculative")
-
-
-def models(space: TokenSpace, sampling: SamplingParams):
-    """A target and a draft model that differ, of ids that are all possible."""
-
-    def make(seed):
-        return TabularCausal(space.vocab_size, seed, low=0.0, spread=1.5)
-
-    return make(0), make(5)
-
-
-def error(
-    sampler,
-    space: TokenSpace,
-    sampling: SamplingParams = LAWS["plain"],
-    draft_space: TokenSpace | None = None,
-) -> float:
-    """The largest error of a probability, over three contexts of different lengths that are decoded
-    in one batch."""
-    model, small = models(space, sampling)
-
-    def decode(rng, context):
-        draft = (
-            causal_target(small, draft_space or space, sampling, context)
-            if sampler.drafted
-            else None
-        )
-        return sampler(causal_target(model, space, sampling, context), rng, draft=draft).tokens
-
-    found = enumerate_law(decode, CONTEXTS)
-    expected = [sampling_of(model, space, sampling, c) for c in range(CONTEXTS)]
-    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
-        "the law is too simple to test anything"
-    )
-    assert distance(expected[0], expected[1]) > WRONG, (
-        "contexts must differ, or mixing up rows would go unseen"
-    )
-    return max(distance(a, b) for a, b in zip(found, expected, strict=True))
-
 
 # --- the law
 
@@ -222,32 +186,12 @@ def test_control_without_the_constraint_sequences_disobey(monkeypatch):
 
 # --- what comes out
 
-LONG = exact_length(12, 9)
 CAUSAL = [
     n
     for kind in ("sampler", "preset")
     for n in registry.table(kind)
     if resolve_sampler(n)[0].protocol == "causal" and "codes" in resolve_sampler(n)[0].kinds
 ]
-
-
-def run(
-    sampler,
-    space: TokenSpace = LONG,
-    sampling: SamplingParams = LAWS["guided"],
-    rows: list[int] | None = None,
-    **kwargs,
-):
-    rows = list(range(20)) if rows is None else rows
-    model, small = models(space, sampling)
-    context = [r % CONTEXTS for r in rows]
-    draft = causal_target(small, space, sampling, context) if sampler.drafted else None
-    return sampler(
-        causal_target(model, space, sampling, context),
-        CounterRNG([7919 * r + 5 for r in rows]),
-        draft=draft,
-        **kwargs,
-    )
 
 
 def disobedient(sampler) -> int:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from constrained import ends_at, with_end
-from tabular import TabularCausal, causal_target
-from test_constraints import (
+from constraint_bench import (
     CONTEXTS,
     COUPLINGS,
     EXACT,
@@ -22,6 +21,7 @@ from test_constraints import (
     run,
     speculative,
 )
+from tabular import TabularCausal, causal_target
 
 from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams

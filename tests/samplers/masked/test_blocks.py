@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from block_bench import target_of
 from enumeration import distance, enumerate_law
 from tabular import TabularBlocks, space_of
 
@@ -21,14 +22,6 @@ from gen.recipes.common.grid_models import Shape, block_loss, hidden_positions
 EXACT, WRONG = 1e-12, 1e-3
 GUIDED = SamplingParams(temperature=0.8, guidance_scale=1.7)
 frame_blocks = registry.get("sampler", "frame_blocks")
-
-
-def target_of(
-    model, space: TokenSpace, sampling: SamplingParams, contexts: list[int]
-) -> BlockTarget:
-    prompt = torch.tensor([[31 + c, 40] for c in contexts])
-    uncond = torch.tensor([[50, 51 + c] for c in contexts]) if sampling.guided else None
-    return BlockTarget(model, prompt, space, sampling, uncond)
 
 
 def sampling_of(

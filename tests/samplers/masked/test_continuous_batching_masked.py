@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import cache_bench as caches
 import numpy as np
 import pytest
-import test_masked_cache as caches
 import torch
+from closed_form import LeaningMasked, LinearMasked
 from continuous import LinearHead
 from contract_specs import SPECS, sampling_for
 from tabular import TabularCausal, TabularMasked, TokenBuffer
-from test_forward_calls import LeaningMasked, LinearMasked
 from torch import Tensor
 
 from gen.core.registry import registry

@@ -12,15 +12,15 @@ import math
 import shutil
 from dataclasses import replace
 
+import cache_bench as caches
 import numpy as np
 import pytest
-import test_masked_cache as caches
 import torch
+from masked_bench import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, check_given, check_rows
 from masked_steps import always, changed
 from quick_models import quickly_trained
+from selector_states import SUREST, states
 from tabular import masked_target
-from test_remaskers import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, check_given, check_rows
-from test_selectors import SUREST, states
 
 import gen
 from gen.core.errors import GenError

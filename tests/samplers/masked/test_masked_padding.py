@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_masked_cache import MASK, ROWS, SPACE, Seen, T, V, canvas, conditions, model
+from cache_bench import MASK, ROWS, SPACE, Seen, T, V, canvas, conditions, model
 
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_amused import CODES, MASK, PROMPTS, amused_folder
+from tiny_amused import CODES, MASK, PROMPTS, amused_folder
 
 import gen
 from gen.core.errors import GenError

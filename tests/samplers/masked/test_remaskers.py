@@ -11,10 +11,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from block_bench import target_of as block_target
+from latent_bench import run as run_latents
+from masked_bench import (
+    IDS,
+    LAWS,
+    MASK,
+    MODEL,
+    POSITIONS,
+    ROWS,
+    SPACE,
+    canvas,
+    check_given,
+    check_rows,
+    masked_iterative,
+    run,
+)
 from masked_steps import masked_step
-from tabular import TabularBlocks, TabularMasked, masked_target
-from test_blocks import target_of as block_target
-from test_grid_latent import run as run_latents
+from tabular import TabularBlocks
 from torch import Tensor
 
 from gen.core.errors import GenError
@@ -22,7 +36,6 @@ from gen.core.registry import registry
 from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
-from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, lowest, needs_of
@@ -34,34 +47,6 @@ PLAIN = [
     "low_confidence",
     "secondary",
 ]  # the others have references in test_remaskers_text.py
-masked_iterative = registry.get("sampler", "masked_iterative")
-IDS, GRID, POSITIONS, MASK, ROWS = 5, (4, 5), 20, 5, 6
-SPACE = replace(TokenSpace.codes(GRID, IDS, IDS + 1, MASK), rarity=torch.arange(1.0, IDS + 2))
-LAWS = {
-    "plain": SamplingParams(),
-    "guided": SamplingParams(temperature=0.9, top_k=3, guidance_scale=1.5),
-}
-MODEL = TabularMasked(IDS + 1, low=0.1)
-
-
-def canvas() -> Tensor:
-    """Rows with all, half, one, none and some places to fill, and all again."""
-    out = (torch.arange(POSITIONS) * 3 % IDS).repeat(ROWS, 1)
-    out[0], out[1, ::2], out[2, 7], out[4, 6:], out[5] = MASK, MASK, MASK, MASK, MASK
-    return out
-
-
-def run(
-    sampler, sampling: SamplingParams = LAWS["plain"], rows: list[int] | None = None, **kwargs
-) -> SampleOutput:
-    rows = list(range(ROWS)) if rows is None else rows
-    rng = CounterRNG([31 * r + 7 for r in rows])
-    return sampler(
-        masked_target(MODEL, SPACE, sampling, [r % 3 for r in rows]),
-        rng,
-        canvas=canvas()[rows],
-        **kwargs,
-    )
 
 
 # --- the rule
@@ -163,16 +148,6 @@ def test_the_knobs_of_secondary_are_felt_and_switch_it_off(param):
 # --- what every remasker must keep
 
 
-def check_given(sampler) -> None:
-    """Places that the canvas gave stay as they are, and no step says otherwise."""
-    out = run(sampler, trace=True)
-    given = canvas() != MASK
-    assert torch.equal(out.tokens[given], canvas()[given]), "a given place was changed"
-    for row, trace in enumerate(out.traces):
-        touched = {n for step in trace for n in (*step.committed, *step.removed)}
-        assert not touched & set(given[row].nonzero()[:, 0].tolist()), "a given place was touched"
-
-
 def check_progress(sampler) -> None:
     """Each step fills more places than it empties, the last one empties none, and steps are enough.
     In a row that is full, ids may be replaced."""
@@ -214,17 +189,6 @@ def check_traces(sampler) -> None:
             == sum(len(s.committed) - len(s.removed) for s in trace)
         )
     assert torch.equal(out.tokens, run(sampler).tokens), "tracing changes the tokens"
-
-
-def check_rows(sampler) -> None:
-    """A row alone is that row of the batch."""
-    whole = run(sampler)
-    for row in range(ROWS):
-        alone = run(sampler, rows=[row])
-        assert (
-            torch.equal(alone.tokens[0], whole.tokens[row])
-            and alone.stats[0].nfe == whole.stats[row].nfe
-        )
 
 
 def check_final(sampler) -> None:

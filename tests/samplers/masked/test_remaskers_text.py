@@ -10,8 +10,8 @@ import math
 
 import pytest
 import torch
+from masked_bench import IDS, MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, masked_iterative, run
 from masked_steps import changed, masked_step
-from test_remaskers import IDS, MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, masked_iterative, run
 
 from gen.core.errors import GenError
 from gen.core.registry import registry

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import pytest
 import torch
+from masked_bench import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, check_given, check_rows, run
+from selector_states import DARING, SUREST, states
 from tabular import masked_target
-from test_remaskers import MASK, MODEL, POSITIONS, ROWS, SPACE, canvas, check_given, check_rows, run
-from test_selectors import DARING, SUREST, states
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
