@@ -12,6 +12,8 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -174,13 +176,19 @@ def execute(block: str, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(compile(block, str(page), "exec", dont_inherit=True), vars(module))
 
 
-def restore_registry_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def separate_registry() -> Iterator[None]:
     """Let a page register what it likes; other tests do not see it."""
     registry.discover()
-    kinds = {kind: dict(table) for kind, table in registry._kinds.items()}
-    monkeypatch.setattr(registry, "_kinds", kinds)
-    monkeypatch.setattr(registry, "_params", dict(registry._params))
+    before = registry._kinds, registry._params
+    registry._kinds = {kind: dict(table) for kind, table in registry._kinds.items()}
+    registry._params = dict(registry._params)
     _composed.cache_clear()
+    try:
+        yield
+    finally:
+        registry._kinds, registry._params = before
+        _composed.cache_clear()
 
 
 @pytest.mark.parametrize(("page", "quick"), ON_PAGES)
@@ -190,7 +198,12 @@ def test_every_command_and_python_block_of_a_page_runs_in_its_order(
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     one_job_per_modality(tmp_path / "configs" / "demo.yaml")
     monkeypatch.chdir(tmp_path)
-    restore_registry_afterwards(monkeypatch)
+    with separate_registry():
+        run_blocks(page, quick, monkeypatch)
+
+
+def run_blocks(page: Path, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a page in their order, every command once."""
     done = set()
     for language, block in blocks(page):
         if language == "python":
@@ -218,6 +231,23 @@ def test_the_pages_hold_commands_at_all():
     assert sum(len(commands(p)) for p in PAGES) > 15
     with pytest.raises(AssertionError, match="no test runs"):
         run("rm -rf x")
+
+
+def test_a_block_that_names_a_file_is_its_module():
+    assert module_of("# samplers/causal/x.py\nimport gen\n") == "gen.samplers.causal.x"
+    assert module_of("import gen  # samplers/causal/x.py\n") == "gen_docs"  # control
+    names = [module_of(b) for p in PAGES for kind, b in blocks(p) if kind == "python"]
+    assert len({n for n in names if n != "gen_docs"}) >= 8
+
+
+def test_what_a_page_registers_is_taken_back(monkeypatch):
+    block = (
+        "from gen.core.registry import register\n@register('order', 'of_a_page')\ndef f(step): ..."
+    )
+    with separate_registry():
+        execute(block, ROOT / "README.md", monkeypatch)
+        assert "of_a_page" in registry.table("order")  # control
+    assert "of_a_page" not in registry.table("order")
 
 
 @pytest.mark.slow
