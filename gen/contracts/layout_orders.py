@@ -170,8 +170,8 @@ def choice(name: str, value: Any, options: Iterable[str]) -> None:
         raise unknown(name, value, options)
 
 
-def check_whole(name: str, x: Any, shape: tuple[int, ...]) -> None:
-    """Raises ``GenError`` unless x is a tensor of integers [B, *shape]."""
+def whole(name: str, x: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return ``x`` if it is a tensor of integers [B, *shape]. Raises ``GenError`` for all else."""
     if (
         not isinstance(x, Tensor)
         or x.dtype == torch.bool
@@ -185,3 +185,4 @@ def check_whole(name: str, x: Any, shape: tuple[int, ...]) -> None:
         raise bad_value(
             f"the shape of {name}", tuple(x.shape), f"[B, {', '.join(map(str, shape))}]"
         )
+    return x

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gen.contracts.layout_orders import ORDERS, Place, Tables, check_whole, choice, integers
+from gen.contracts.layout_orders import ORDERS, Place, Tables, choice, integers, whole
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import register, registry
 from gen.core.token_space import TokenSpace
@@ -159,7 +159,7 @@ class Layout(ABC):
     def from_sequence(self, ids: Tensor) -> Tensor | list[Tensor]:
         """Ids [B, S(, Q)] -> codes [B, Q, *grid], or a list of [B, T_q]. Raises ``GenError`` for
         another shape, and for an id where it may not stand."""
-        check_whole("ids", ids, self.shape)
+        whole("ids", ids, self.shape)
         codes = self._tables.take(ids.long().flatten(1), self.shape)
         return (
             list(codes.split(self.cells, 1))
@@ -174,8 +174,7 @@ class Layout(ABC):
     def _flatten(self, codes: Tensor | Sequence[Tensor]) -> Tensor:
         """Stream after stream: long [B, N]."""
         if not self._ragged:
-            check_whole("codes", codes, (len(self.sizes), *self.grid))
-            return codes.long().flatten(1)
+            return whole("codes", codes, (len(self.sizes), *self.grid)).long().flatten(1)
         if not isinstance(codes, (list, tuple)) or len(codes) != len(self.sizes):
             raise bad_value(
                 "codes",
@@ -183,7 +182,7 @@ class Layout(ABC):
                 f"a list of {len(self.sizes)} streams of {self.cells} codes",
             )
         for q, stream in enumerate(codes):
-            check_whole(f"codes[{q}]", stream, (self.cells[q],))
+            whole(f"codes[{q}]", stream, (self.cells[q],))
         if len({len(stream) for stream in codes}) != 1:
             raise bad_value(
                 "the rows of the streams", [len(stream) for stream in codes], "as many in each"
