@@ -196,8 +196,8 @@ def choice(name: str, value: Any, options: Iterable[str]) -> None:
         raise unknown(name, value, options)
 
 
-def check_whole(name: str, x: Any, shape: tuple[int, ...]) -> None:
-    """Raise ``GenError`` unless ``x`` is a tensor of integers [B, *shape]."""
+def check_whole(name: str, x: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return ``x`` if it is a tensor of integers [B, *shape]. Raises ``GenError`` for all else."""
     if (
         not isinstance(x, Tensor)
         or x.dtype == torch.bool
@@ -211,3 +211,4 @@ def check_whole(name: str, x: Any, shape: tuple[int, ...]) -> None:
         raise bad_value(
             f"the shape of {name}", tuple(x.shape), f"[B, {', '.join(map(str, shape))}]"
         )
+    return x

@@ -197,8 +197,7 @@ class Layout(ABC):
     def _flatten(self, codes: Tensor | Sequence[Tensor]) -> Tensor:
         """Concatenate the streams: long [B, N]."""
         if not self._ragged:
-            check_whole("codes", codes, (len(self.sizes), *self.grid))
-            return codes.long().flatten(1)
+            return check_whole("codes", codes, (len(self.sizes), *self.grid)).long().flatten(1)
         if not isinstance(codes, (list, tuple)) or len(codes) != len(self.sizes):
             raise bad_value(
                 "codes",

@@ -45,6 +45,7 @@ class RNG(Protocol):
         active: Tensor,
     ) -> Tensor:
         """Draw tokens long [b, L] from log-probabilities [b, L, V]."""
+        ...
 
     def flip(
         self,
@@ -56,16 +57,19 @@ class RNG(Protocol):
         active: Tensor,
     ) -> Tensor:
         """Draw bool [b, L], true with probability ``p`` [b, L]."""
+        ...
 
     def uniform(
         self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None
     ) -> Tensor:
         """Draw uniform float64 [b, L] in (0, 1)."""
+        ...
 
     def normal(
         self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int
     ) -> Tensor:
         """Draw independent standard normal float64 [b, L, size]."""
+        ...
 
 
 def item_key(*parts: object) -> int:
@@ -156,7 +160,8 @@ class CounterRNG:
         if not positions.is_cpu:
             return None
         if positions.numel() == 1:
-            low, high, together = positions.item(), positions.item(), True
+            low, together = int(positions.item()), True
+            high = low
         else:
             at = positions.numpy()
             low, high, together = int(at[0, 0]), int(at[0, -1]), False
@@ -169,10 +174,9 @@ class CounterRNG:
             length = high - low + 1 + BLOCK
             if self._rows * length * size * 8 > KEPT:
                 return None
-            begin, kept = self._kept[purpose, size] = (
-                low,
-                self._moved(begin, kept, low, length, purpose, size),
-            )
+            kept = self._moved(begin, kept, low, length, purpose, size)
+            begin = low
+            self._kept[purpose, size] = begin, kept
         if together and self._rows == 1:
             return kept.narrow(1, low - begin, high - low + 1)
         return kept[rows[:, None], positions - begin]
@@ -182,15 +186,12 @@ class CounterRNG:
     ) -> Tensor:
         """Make the noise of positions low .. low + length - 1, copying what ``kept`` has of it."""
         new = torch.empty(self._rows, length, size, dtype=torch.float64)
-        there = (
-            range(0)
-            if kept is None
-            else range(max(begin, low), min(begin + kept.shape[1], low + length))
-        )
-        if there:
-            new[:, there.start - low : there.stop - low] = kept[
-                :, there.start - begin : there.stop - begin
-            ]
+        there = range(0)
+        if kept is not None:
+            there = range(max(begin, low), min(begin + kept.shape[1], low + length))
+            if there:
+                known = kept[:, there.start - begin : there.stop - begin]
+                new[:, there.start - low : there.stop - low] = known
         every, missing = (
             torch.arange(self._rows),
             [n for n in range(low, low + length) if n not in there],

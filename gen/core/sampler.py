@@ -28,6 +28,8 @@ class Sampler(ABC):
     Attributes:
         protocol: protocol of the model: ``causal``, ``masked`` or ``blocks``.
         kinds: token spaces that the sampler decodes, ``codes`` (tokens) or ``latents``.
+        guarantee: guarantee for these parameters, one of ``gen.core.token_space.GUARANTEES``; a
+            property where they decide about it.
         reference: sampler that ``guarantee`` is relative to.
         draft_protocol: protocol of the draft model, where it is not the sampler's own.
         papers: arXiv ids of the papers that the sampler implements.
@@ -37,16 +39,15 @@ class Sampler(ABC):
 
     protocol: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]] = ("codes",)
+    # abstract, since a sampler without a guarantee must not be made; a subclass overrides the
+    # property by a string as well
+    guarantee: str = property(abstractmethod(lambda self: ""))  # pyright: ignore[reportAssignmentType]
     reference: ClassVar[str]
     draft_protocol: ClassVar[str | None] = None
     papers: ClassVar[tuple[str, ...]] = ()
     aliases: ClassVar[Mapping[str, str]] = {}
     spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-
-    @property
-    @abstractmethod
-    def guarantee(self) -> str:
-        """Guarantee for these parameters, one of ``gen.core.token_space.GUARANTEES``."""
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
 
     @property
     def drafted(self) -> bool:
@@ -92,7 +93,7 @@ class Sampler(ABC):
 class _ComposedFields:
     """Descriptor that stands for the fields of a ``PartSampler`` in the dataclass protocol."""
 
-    def __get__(self, instance: object, cls: type[PartSampler]) -> dict[str, Field]:
+    def __get__(self, instance: object, cls: type[PartSampler]) -> dict[str, Field[Any]]:
         return _composed(cls.own_params, len(registry._params))
 
 

@@ -91,7 +91,10 @@ class BatchSlots:
             followers: a target has as many rows as this batch, of the same items.
         """
         for follower in followers:
-            (self.stores if isinstance(follower, RowStore) else self.targets).append(follower)
+            if isinstance(follower, RowStore):
+                self.stores.append(follower)
+            else:
+                self.targets.append(follower)
 
     def retire(self, done: np.ndarray) -> SlotChange | None:
         """Free the rows ``done`` (bool [b]): the first ones take waiting items, the others leave.

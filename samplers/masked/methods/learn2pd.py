@@ -158,15 +158,17 @@ class PositionFilter(nn.Module):
                 "the zoo; it is no folder with a config.json either",
             )
         config = read_config(path)
-        radius, hidden = (
-            config.get(k) if isinstance(config, dict) else None for k in ("radius", "hidden")
-        )
-        fine = (
-            all(isinstance(n, int) and not isinstance(n, bool) for n in (radius, hidden))
-            and 0 <= radius <= 64
-            and 0 < hidden <= 4096
-        )
-        if not fine or config.get("model_type") != KIND:
+        known = config if isinstance(config, dict) else {}
+        radius, hidden = known.get("radius"), known.get("hidden")
+        if (
+            not isinstance(radius, int)
+            or not isinstance(hidden, int)
+            or isinstance(radius, bool)
+            or isinstance(hidden, bool)
+            or not 0 <= radius <= 64
+            or not 0 < hidden <= 4096
+            or known.get("model_type") != KIND
+        ):
             raise GenError(
                 f"the config of filter {folder} is {str(config)[:200]}; expected model_type"
                 f" {KIND!r}, radius and hidden"
