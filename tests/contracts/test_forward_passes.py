@@ -1,5 +1,5 @@
 """How many forward calls a fixed small job takes, for every sampler and preset. What needs more of
-them than ``forward_calls.json`` says has become worse.
+them than ``forward_passes.json`` says has become worse.
 
     closed  models in closed form, float64 (``tabular``): nothing depends on the processor, so a
             figure that rose at all is a failure
@@ -10,10 +10,10 @@ them than ``forward_calls.json`` says has become worse.
 A figure that fell fails as well (by more than 2 % in the zoo): the file has to be true, or the next
 rise would hide behind the gain. Renew it with
 
-    python tests/test_forward_calls.py --write [closed | image | text | ...]
+    PYTHONPATH=tests/support python tests/contracts/test_forward_passes.py --write [PART ...]
 
-all of it, or the parts that are named, and say in the change why a figure moved. A new sampler gets
-its entry in the same way.
+all of it, or the parts that are named (closed, image, text, ...), and say in the change why a
+figure moved. A new sampler gets its entry in the same way.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from gen.core.stats import SampleOutput
 from gen.pipeline.pipeline import Pipeline, load
 from gen.samplers.causal.couplings import Gumbel
 
-FILE = Path(__file__).with_name("forward_calls.json")
-RENEW = "python tests/test_forward_calls.py --write"
+FILE = Path(__file__).with_name("forward_passes.json")
+RENEW = "PYTHONPATH=tests/support python tests/contracts/test_forward_passes.py --write"
 Calls = dict[str, int]
 
 # --- models in closed form
@@ -184,12 +184,12 @@ def write(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", jobs())
-def test_a_sampler_takes_no_more_forward_calls_than_it_took(name):
+def test_a_sampler_takes_no_more_forward_passes_than_it_took(name):
     assert not (problem := verdict("closed", name, jobs()[name](), held())), problem
 
 
 @pytest.mark.parametrize(("modality", "sampler"), MARKED)
-def test_a_headline_sampler_takes_no_more_forward_calls_of_the_zoo(modality, sampler):
+def test_a_headline_sampler_takes_no_more_forward_passes_of_the_zoo(modality, sampler):
     assert not (problem := verdict(modality, sampler, on_zoo(modality, sampler), held())), problem
 
 
