@@ -205,7 +205,7 @@ class Layout(ABC):
                 f"a list of {len(self.sizes)} streams of {self.cells} codes",
             )
         for q, stream in enumerate(codes):
-            whole(f"codes[{q}]", stream, (self.cells[q],))
+            check_whole(f"codes[{q}]", stream, (self.cells[q],))
         if len({len(stream) for stream in codes}) != 1:
             raise bad_value(
                 "the rows of the streams", [len(stream) for stream in codes], "as many in each"
