@@ -4,7 +4,9 @@
     python docs/figures/rooms.py --check    exit with 1 if the file differs from the code
 
 Rooms and their floors are the layers that the import contract in ``pyproject.toml`` declares. An
-arrow stands for imports between two rooms, lazy ones included; its width grows with their number.
+arrow stands for imports between two rooms, lazy ones included; its width grows with their number. Red
+ones point upwards: the contract lists each with its reason. Arrows to ``core``, which every room
+may import, are left out.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def layers() -> list[list[str]]:
 
 def shown(room: str) -> str:
     """Return the box of a room: all modalities share one, apart from their checkpoint families."""
-    inner = room.startswith("gen.modalities.") and room != "gen.modalities.checkpoints"
-    return "gen.modalities" if inner else room
+    own = ("gen.modalities.checkpoints", "gen.modalities.small_language")
+    return "gen.modalities" if room.startswith("gen.modalities.") and room not in own else room
 
 
 def sources() -> dict[str, Path]:
@@ -108,6 +110,8 @@ def draw() -> str:
             )
     lines = []
     for (start, end), number in sorted(counts.items()):
+        if end == "gen.core":
+            continue
         (x1, y1), (x2, y2) = centre[start], centre[end]
         down = y2 > y1
         colour = "#64748b" if down else "#dc2626"

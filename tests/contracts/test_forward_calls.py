@@ -10,7 +10,7 @@ them than ``forward_calls.json`` says has become worse.
 A figure that fell fails as well (by more than 2 % in the zoo): the file has to be true, or the next
 rise would hide behind the gain. Renew it with
 
-    python tests/test_forward_calls.py --write [closed | image | text | ...]
+    PYTHONPATH=tests/support python tests/contracts/test_forward_calls.py --write [closed | ...]
 
 all of it, or the parts that are named, and say in the change why a figure moved. A new sampler gets
 its entry in the same way.
@@ -39,7 +39,7 @@ from gen.pipeline.pipeline import Pipeline, load
 from gen.samplers.causal.couplings import Gumbel
 
 FILE = Path(__file__).with_name("forward_calls.json")
-RENEW = "python tests/test_forward_calls.py --write"
+RENEW = "PYTHONPATH=tests/support python tests/contracts/test_forward_calls.py --write"
 Calls = dict[str, int]
 
 # --- models in closed form

@@ -8,6 +8,7 @@ before, and modules imported.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -17,6 +18,8 @@ import pytest
 import gen
 
 ROOT = Path(gen.__file__).resolve().parents[1]
+ROOMS = ("gen", "samplers", "tokenizers", "modalities")
+PAGE = ROOT / "docs" / "architecture.md"
 MOST_STOPS, MOST_FILES = 25, 15
 TOKENS = {
     "ImageModality.condition": "the prompt is parsed",
@@ -41,7 +44,7 @@ def file_of(code: CodeType) -> str | None:
         path = Path(code.co_filename).resolve().relative_to(ROOT)
     except ValueError:
         return None
-    return None if path.parts[0] == "tests" or not path.suffix else str(path)
+    return str(path) if path.parts[0] in ROOMS and path.suffix else None
 
 
 def stops_of(frame: FrameType) -> list[Stop]:
@@ -96,6 +99,26 @@ def test_the_way_to_tokens_is_short(pipe):
     assert seen == set(TOKENS), f"landmarks that were not reached: {set(TOKENS) - seen}"
     assert len(stops) <= MOST_STOPS, f"{len(stops)} stops:\n{listing}"
     assert len({file for _, file in stops}) <= MOST_FILES, f"too many files:\n{listing}"
+
+
+def listed() -> list[Stop]:
+    """Return the stops that the page on the architecture lists."""
+    rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| `([\w/.]+)` \|", PAGE.read_text("utf-8"), re.M)
+    return [(name, file) for name, file in rows]
+
+
+def test_the_page_lists_the_stops_of_today(pipe, tmp_path):
+    stops, _ = walk(lambda: pipe("a small blue ring"), TOKENS)
+    out = pipe("a small blue ring")
+    bound = pipe.bound(out.model)
+
+    def to_file():
+        media = pipe.decode(out.tokens[0], bound[1].space, bound[2])
+        pipe.modality.save(media, tmp_path / "a.png", {})
+
+    to_tokens = [("load", "gen/__init__.py"), ("load", "gen/pipeline/pipeline.py"), *stops]
+    assert listed() == [*to_tokens, *walk(to_file, FILE)[0]]
+    assert listed()[:-1] != [*to_tokens, *walk(to_file, FILE)[0]]  # control: a row less is seen
 
 
 def test_a_prompt_is_parsed_once(pipe):

@@ -285,7 +285,7 @@ class Target:
         """Make the tokens of all items, [N, T(, C)], to be filled."""
         return self.space.blank(self.items, self.device)
 
-    def _law(
+    def _logprobs(
         self,
         logits: Tensor,
         legal: Tensor | None,
@@ -298,7 +298,7 @@ class Target:
         return (sampling or self.sampling)(cond, uncond, legal, consume=consume)
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
-        return self._law(logits, legal, SamplingParams(guidance_scale=self.sampling.guidance_scale))
+        return self._logprobs(logits, legal, SamplingParams(guidance_scale=self.sampling.guidance_scale))
 
 
 def legal_at(legal: Tensor, positions: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class BlockTarget(Target):
         self._place, self._waiting = self._place + self._waiting.shape[1], self._waiting[:, :0]
         legal = self.legal[self.known : self.known + width]
         return StepOutput(
-            self._law(logits, legal),
+            self._logprobs(logits, legal),
             ids.shape[1] * self.branches,
             raw=lambda: self._raw(logits, legal),
         )

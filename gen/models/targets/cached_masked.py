@@ -239,7 +239,7 @@ class CachedMaskedTarget(MaskedTarget):
         assert state.logits is not None, "a row computes something in every forward pass"
         logits = state.logits.flatten(0, 1)
         return StepOutput(
-            self._law(logits, self.legal),
+            self._logprobs(logits, self.legal),
             num_computed,
             raw=lambda: self._raw(logits, self.legal),
             fresh=fresh,

@@ -218,7 +218,7 @@ class CausalTarget(Target):
 
     def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
         """Turn what the model gave for positions [B, L] into log-probabilities [B, L, V]."""
-        return self._law(out, self._legal(positions), consume=True)
+        return self._logprobs(out, self._legal(positions), consume=True)
 
     def _note(self, tokens: Tensor, positions: Tensor) -> None:
         """Write the tokens [B, L] one position before positions [B, L] into the history."""

@@ -56,7 +56,7 @@ class MaskedTarget(Target):
             extra = (left_padding,)
         tokens = torch.cat([prompt, canvas], 1)
         logits = self.model.forward(tokens, canvas.shape[1], *extra)
-        logprobs = self._law(logits, self.legal if self._narrow else None)
+        logprobs = self._logprobs(logits, self.legal if self._narrow else None)
         return StepOutput(logprobs, num_computed, raw=lambda: self._raw(logits, self.legal))
 
     def _aligned(self) -> tuple[Tensor, Tensor, bool]:
