@@ -78,11 +78,10 @@ def interleaved(
 def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
     """Return the test prompts of a modality if it has them, else those of its packaged configs, in
     turn."""
-    if hasattr(modality, "example_prompts"):
-        try:
-            return list(modality.example_prompts(count, seed))
-        except GenError:  # a published model has none
-            pass
+    try:
+        return list(modality.example_prompts(count, seed))
+    except GenError:  # a published model has none
+        pass
     known: dict[str, None] = {}
     for path in packaged().values():
         tree = read_yaml(path)
@@ -106,7 +105,7 @@ def measure(
         )
     )
     seconds, stats, pairs = 0.0, [], []
-    memory = _memory(getattr(pipe, "device", None))
+    memory = _memory(pipe.device)
     for first in range(0, len(items), size):
         batch = items[first : first + size]
         began = time.perf_counter()
@@ -136,18 +135,16 @@ def verdicts_of(
     modality: Any, pairs: Sequence[tuple[Any, Any]]
 ) -> tuple[list[Any] | None, str | None]:
     """Return the checker's verdicts on outputs and their items; or None, and the reason."""
-    if not hasattr(modality, "check"):
-        return None, f"modality {getattr(modality, 'name', modality)!r} has no checker"
     try:
         return [modality.check(media, item.prompt) for media, item in pairs], None
     except GenError as why:
         return None, str(why)
 
 
-def _memory(device: Any) -> Callable[[], int | None]:
+def _memory(device: torch.device) -> Callable[[], int | None]:
     """Start counting memory. The result returns the peak of torch's bytes on the device; None
     without CUDA, which alone counts them."""
-    if getattr(device, "type", None) != "cuda":
+    if device.type != "cuda":
         return lambda: None
     torch.cuda.reset_peak_memory_stats(device)
     return lambda: torch.cuda.max_memory_allocated(device)
