@@ -27,14 +27,14 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	@$(TESTS) -m slow $(ARGS)
 
-# Style, layers, circles, sizes.
-check: $(STAMP)
+# Style, types, layers, circles, sizes.
+check: $(STAMP) types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@PYTHONPATH=. $(BIN)/lint-imports --no-logo
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/packaging/test_layout.py tests/packaging/test_imports.py
 
-# Types of gen/core, gen/contracts and samplers; not a part of check until no error is left.
+# Types of gen/core, gen/contracts and samplers.
 types: $(STAMP)
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 

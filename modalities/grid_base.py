@@ -115,10 +115,10 @@ class GridModality(Modality):
     def bind(self, config: Any, frontend: TokenFrontend, model_name: str) -> Binding:
         for key in ("prefix_length", "codebook_size", "grid"):
             if not hasattr(config, key):
+                example = f", such as {self.models['causal']!r}" if "causal" in self.models else ""
                 raise GenError(
                     f"model {model_name} is a {config.model_type!r} without {key!r}; the modality"
-                    f" {self.name!r} needs a model trained for it, such as"
-                    f" {self.models['causal']!r}"
+                    f" {self.name!r} needs a model trained for it{example}"
                 )
         layout = self.layout(frontend.config.codebook_sizes, self.code_grid(tuple(config.grid)))
         size = layout.code_ids + bool(self.shortest)

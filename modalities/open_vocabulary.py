@@ -83,10 +83,7 @@ class FreeVideo(FreePrompts, VideoModality):
                 f"the clip to continue is an array of {clip.dtype} {clip.shape}; expected uint8"
                 " [frames, h, w, 3]"
             )
-        if hasattr(frontend, "whole"):
-            return clip[: frontend.whole(len(clip))]
-        step = frontend.config.compression[0]
-        return clip[: len(clip) // step * step]
+        return clip[: frontend.whole(len(clip))]
 
     def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
         write_mp4(path, media, self.checkpoint.fps, info)

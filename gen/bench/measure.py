@@ -74,11 +74,10 @@ def interleaved(
 def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
     """The modality's own test prompts if it has them, else those of its packaged configs, in
     turn."""
-    if hasattr(modality, "example_prompts"):
-        try:
-            return list(modality.example_prompts(count, seed))
-        except GenError:  # a published model has none
-            pass
+    try:
+        return list(modality.example_prompts(count, seed))
+    except GenError:  # a published model has none
+        pass
     known: dict[str, None] = {}
     for path in packaged().values():
         tree = read_yaml(path)
@@ -102,7 +101,7 @@ def measure(
         )
     )
     seconds, stats, pairs = 0.0, [], []
-    memory = _memory(getattr(pipe, "device", None))
+    memory = _memory(pipe.device)
     for first in range(0, len(items), size):
         batch = items[first : first + size]
         began = time.perf_counter()
@@ -132,18 +131,16 @@ def verdicts_of(
     modality: Any, pairs: Sequence[tuple[Any, Any]]
 ) -> tuple[list[Any] | None, str | None]:
     """What the checker says of media and their items; or None, and why nothing can tell."""
-    if not hasattr(modality, "check"):
-        return None, f"modality {getattr(modality, 'name', modality)!r} has no checker"
     try:
         return [modality.check(media, item.prompt) for media, item in pairs], None
     except GenError as why:
         return None, str(why)
 
 
-def _memory(device: Any) -> Callable[[], int | None]:
+def _memory(device: torch.device) -> Callable[[], int | None]:
     """Starts counting; the result says how many bytes torch held on the device at most. None off
     CUDA, where nobody counts them."""
-    if getattr(device, "type", None) != "cuda":
+    if device.type != "cuda":
         return lambda: None
     torch.cuda.reset_peak_memory_stats(device)
     return lambda: torch.cuda.max_memory_allocated(device)

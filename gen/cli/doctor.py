@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import re
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 
 from gen.cli.info import zoo
 from gen.core.files import sha256
+from gen.core.processes import usable_cores
 from gen.core.registry import registry
 from gen.core.tables import columns
 from gen.core.versions import installed
@@ -154,8 +154,7 @@ def _devices() -> dict[str, Any]:
         devices.append(f"cuda:{i} ({properties.name}, {properties.total_memory / 2**30:.0f} GiB)")
     if torch.backends.mps.is_available():
         devices.append("mps")
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"devices": devices, "cores": usable, "threads": torch.get_num_threads()}
+    return {"devices": devices, "cores": usable_cores(), "threads": torch.get_num_threads()}
 
 
 def _zoo(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:

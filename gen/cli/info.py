@@ -133,7 +133,7 @@ def modalities() -> list[dict[str, Any]]:
         {
             "name": name,
             "files": cls.extension,
-            "default_sampling": dict(getattr(cls, "default_sampling", {})),
+            "default_sampling": dict(cls.default_sampling),
             "about": first_line(cls),
         }
         for name, cls in registry.table("modality").items()

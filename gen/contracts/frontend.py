@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.models.load.locate import config_field
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,16 @@ class FrontendConfig:
 
 
 class TokenFrontend(ABC):
-    """Encoder and decoder of one modality, see the module."""
+    """Encoder and decoder of one modality, see the module.
+
+    Attributes:
+        grid: axes of the code grid where all media have the same; empty elsewhere.
+        rate: samples per second of sound; 0 elsewhere.
+    """
 
     config: FrontendConfig
+    grid: tuple[int, ...] = ()
+    rate: int = 0
 
     @abstractmethod
     def preprocess(self, media: Any) -> Tensor:
@@ -74,6 +82,15 @@ class TokenFrontend(ABC):
     def grid_for(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the code grid of a signal of this shape."""
 
+    def whole(self, frames: int) -> int:
+        """Return the largest number of at most ``frames`` that makes whole slices of the grid.
+
+        Raises:
+            GenError: there is none.
+        """
+        step = self.config.compression[0]
+        return frames // step * step
+
 
 def codebook_digest(table: Tensor) -> str:
     """Return a digest of a codebook [V, D] or other weights.
@@ -100,7 +117,7 @@ def require_same_frontend(
         GenError: the digests differ.
     """
     digest = codebook_digest(frontend.fingerprint)
-    if getattr(config, "codebook_digest", digest) != digest:
+    if config_field(config, "codebook_digest", digest) != digest:
         raise GenError(
             f"model {model_name} was trained on codebook {config.codebook_digest}, the frontend has"
             f" {digest}; put the frontend it was trained with beside it as {frontend_name!r}"

@@ -242,6 +242,14 @@ class Modality(ABC):
 
     # --- measuring
 
+    def example_prompts(self, count: int, seed: int) -> list[str]:
+        """Return prompts to measure with.
+
+        Raises:
+            GenError: the modality has none of its own.
+        """
+        raise GenError(f"modality {self.name!r} has no prompts to measure with")
+
     def oracle_bench(self, prompts: int, repeats: int, seed: int) -> list[Board]:
         """Return tasks whose right answers have a known distribution.
 

@@ -18,11 +18,15 @@ def check_int(name: str, value: object, low: int, high: int | None = None, where
     Raises:
         GenError: for any other value.
     """
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= low
-    if not fits or (high is not None and value > high):
+    if not isinstance(value, int) or isinstance(value, bool) or not in_range(value, low, high):
         expected = f"an integer of at least {low}" if high is None else f"{low} to {high}"
         raise bad_value(name, value, expected, where)
     return value
+
+
+def in_range(value: int, low: int, high: int | None) -> bool:
+    """Compare a number with its limits; ``high`` None is no limit."""
+    return low <= value and (high is None or value <= high)
 
 
 def parse_counts(text: str, name: str) -> list[int]:

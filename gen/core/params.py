@@ -109,7 +109,7 @@ def part(default: str | None, kind: str) -> Any:
     sampler."""
 
     def check(name: str, value: Any) -> None:
-        if value is not None or default is not None:
+        if (value, default) != (None, None):
             registry.get(kind, value, name)
 
     return field(default=default, metadata={"check": check, "kind": kind})

@@ -9,6 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 
 
+def usable_cores() -> int:
+    """Number of processor cores that this process may use."""
+    # only Linux tells; elsewhere all of them count
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @lru_cache
 def host() -> str:
     """A name of this machine, as far as process numbers mean the same: host, boot and process name

@@ -15,7 +15,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gen.core.errors import GenError, unknown
 
@@ -57,7 +57,7 @@ class Registry:
     """Table of names to objects, by kind."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, dict[str, object]] = {}
+        self._kinds: dict[str, dict[str, Any]] = {}
         self._params: dict[tuple[str, str], type] = {}
         self._discovered: set[str] = set()  # homes, and GROUP for the plugins
         self._failed: dict[str, str] = {}  # home or GROUP -> message
@@ -93,14 +93,14 @@ class Registry:
 
         return add
 
-    def get(self, kind: str, name: str, where: str = ""):
+    def get(self, kind: str, name: str, where: str = "") -> Any:
         """Looks up one object. Raises ``GenError`` that names the nearest known name."""
         table = self.table(kind)
         if name not in table:
             raise unknown(kind, name, table, where)
         return table[name]
 
-    def table(self, kind: str) -> dict[str, object]:
+    def table(self, kind: str) -> dict[str, Any]:
         """Lists all objects of a kind, by name in alphabetical order.
 
         Raises:
@@ -186,7 +186,7 @@ def _package_of(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}, " if point.dist else ""
 
 
-def origin(obj: object) -> str:
+def origin(obj: Any) -> str:
     """Names where an object was defined, as ``module:name``; plain data stands for itself."""
     if hasattr(obj, "__qualname__"):
         return f"{obj.__module__}:{obj.__qualname__}"

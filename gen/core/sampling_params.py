@@ -113,14 +113,20 @@ class SamplingParams:
             else torch.empty(logits.shape, dtype=wide, device=logits.device)
         )
 
-        def flat(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.expand(logits.shape).reshape(-1, logits.shape[-1])
+        def flat(x: Tensor) -> Tensor:
+            return x.expand(logits.shape).reshape(-1, logits.shape[-1])
 
-        flat_out = out.view(-1, logits.shape[-1])
-        inputs = [flat(x) for x in (logits, uncond, legal)]
+        flat_out, flat_logits = out.view(-1, logits.shape[-1]), flat(logits)
+        flat_uncond = None if uncond is None else flat(uncond)
+        flat_legal = None if legal is None else flat(legal)
         for first in range(0, len(flat_out), rows):
-            chunk = [None if x is None else x[first : first + rows] for x in inputs]
-            flat_out[first : first + rows].copy_(self._logprobs(*chunk))
+            chunk = slice(first, first + rows)
+            logprobs = self._logprobs(
+                flat_logits[chunk],
+                None if flat_uncond is None else flat_uncond[chunk],
+                None if flat_legal is None else flat_legal[chunk],
+            )
+            flat_out[chunk].copy_(logprobs)
         return out
 
     def _logprobs(self, logits: Tensor, uncond: Tensor | None, legal: Tensor | None) -> Tensor:

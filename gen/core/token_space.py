@@ -43,6 +43,7 @@ class HistoryConstraint(Protocol):
         Returns:
             Bool [n, L, V].
         """
+        ...
 
 
 @dataclass(frozen=True)
@@ -170,11 +171,12 @@ class TokenSpace:
         Raises:
             ValueError: the space has tokens and no mask token.
         """
-        if not self.channels and self.mask_token_id is None:
+        blank = self.blank(batch, device, dtype)
+        if self.channels:
+            return blank + float("nan")
+        if self.mask_token_id is None:
             raise ValueError("a space of ids without a mask id has no empty canvas")
-        return self.blank(batch, device, dtype) + (
-            float("nan") if self.channels else self.mask_token_id
-        )
+        return blank + self.mask_token_id
 
     def is_masked(self, canvas: Tensor) -> Tensor:
         """Return which positions of a canvas [B, T(, C)] are masked: bool [B, T]."""

@@ -42,12 +42,7 @@ class Microbatches:
                 if any(w.item["id"] in self.due for w in batch):
                     self._fixed(batch)
             return
-        sizes = getattr(self.pipe, "prompt_lengths", None)
-        lengths = (
-            sizes([w.plan for w in self.works], self.entry.sampler)
-            if sizes
-            else [0] * len(self.works)
-        )
+        lengths = self.pipe.prompt_lengths([w.plan for w in self.works], self.entry.sampler)
         buckets: dict[int, list[Work]] = {}
         for work, length in zip(self.works, lengths, strict=True):
             buckets.setdefault(int(length).bit_length(), []).append(work)
@@ -55,8 +50,7 @@ class Microbatches:
             self._queue(buckets[bucket], bucket)
 
     def _queue(self, queue: list[Work], bucket: int) -> None:
-        turns = getattr(self.pipe, "turns", None)
-        turns = turns(self.entry.sampler) if turns else 1
+        turns = self.pipe.turns(self.entry.sampler)
         apart = alone = (
             # so many items at the head run batch by batch, or one by one, to find the one that
             # fails

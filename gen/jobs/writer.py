@@ -183,7 +183,7 @@ class Writer:
             "status": status,
             "error": error,
             "guarantee": work.guarantee,
-            **({"grid": list(out.grid)} if getattr(out, "grid", ()) else {}),
+            **({"grid": list(out.grid)} if out is not None and out.grid else {}),
             **({"also": also} if out is not None and also else {}),
             **tokens,
             **{k: item[k] for k in ("overrides", "input_id", "meta") if k in item},

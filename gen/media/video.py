@@ -207,9 +207,9 @@ def first_frame(path: str | Path) -> np.ndarray:
     raise GenError(f"video {path} has no frames; expected at least one")
 
 
-def _reason(error: Exception) -> str:
-    """Return FFmpeg's message without its error code and path."""
-    return getattr(error, "strerror", None) or str(error)
+def _reason(error: Any) -> str:
+    """Return the message of an ``av.FFmpegError`` without its error code and path."""
+    return error.strerror or str(error)
 
 
 def _video_stream(av: ModuleType, container: Any, path: Path) -> Any:

@@ -25,6 +25,7 @@ from gen.core.registry import registry
 from gen.core.sampler import Sampler
 from gen.models.load.locate import (
     ZOO,
+    config_field,
     locate,
     model_kind,
     pick_device,
@@ -211,7 +212,7 @@ class ModalityModels:
             return checkpoint, checkpoint.binding, checkpoint.frontend
         model = load_lm(name, self.device, self.dtype)
         # a foreign config class: the key is there where the recipe wrote it
-        frontend = self.frontend(model_kind(name), getattr(model.config, "frontend", None))
+        frontend = self.frontend(model_kind(name), config_field(model.config, "frontend"))
         return model, self.modality.bind(model.config, frontend, name), frontend
 
     def binding(self, name: str) -> tuple[Binding, TokenFrontend]:
@@ -226,7 +227,7 @@ class ModalityModels:
 
         with readable("model", name):
             config = AutoConfig.from_pretrained(locate(name))
-        frontend = self.frontend(model_kind(name), getattr(config, "frontend", None))
+        frontend = self.frontend(model_kind(name), config_field(config, "frontend"))
         return self.modality.bind(config, frontend, name), frontend
 
 

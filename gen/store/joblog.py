@@ -90,10 +90,10 @@ class JobLog:
 
     def _drop(self, error: BaseException) -> None:
         self.close()
+        reason = (isinstance(error, OSError) and error.strerror) or error
         try:
             print(
-                f"gen: {self.path} cannot be written ({getattr(error, 'strerror', None) or error});"
-                " the job goes on without this log",
+                f"gen: {self.path} cannot be written ({reason}); the job goes on without this log",
                 file=sys.stderr,
                 flush=True,
             )

@@ -176,10 +176,10 @@ def facts_of(frontend: TokenFrontend) -> dict[str, Any]:
         "compression": list(config.compression),
         "channels": config.channels,
     }
-    if isinstance(grid := getattr(frontend, "grid", None), tuple):
-        facts["grid"] = list(grid)
-    if isinstance(rate := getattr(frontend, "rate", None), int | float):
-        facts["rate"] = rate
+    if frontend.grid:
+        facts["grid"] = list(frontend.grid)
+    if frontend.rate:
+        facts["rate"] = frontend.rate
     return {**facts, "digest": codebook_digest(frontend.fingerprint)}
 
 

@@ -15,6 +15,7 @@ from gen.modalities.checkpoints.options import is_integer
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
+from gen.models.load.locate import config_field
 from gen.models.load.pretrained import chat_token_ids, pretrained, tokenizer_of, uses_chat_template
 from gen.tokenizers.text.hf_text import HFText
 
@@ -101,6 +102,6 @@ class CausalText(Checkpoint):
 
 def ends_of(model, tokenizer) -> tuple[int, ...]:
     """Ids that end a text: the generation config's, else the tokenizer's."""
-    eos_ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos_ids = config_field(config_field(model, "generation_config"), "eos_token_id")
     eos_ids = tokenizer.eos_token_id if eos_ids is None else eos_ids
     return () if eos_ids is None else (eos_ids,) if isinstance(eos_ids, int) else tuple(eos_ids)

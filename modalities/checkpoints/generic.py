@@ -38,6 +38,7 @@ from gen.modalities.open_vocabulary import FreeImage, FreeVideo
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.conditioning import MappedLM, Vocabulary
 from gen.models.adapters.language_models import CausalLM
+from gen.models.load.locate import config_field
 from gen.models.load.pretrained import pretrained
 from gen.models.published.mapped_masked import MappedMaskedLM
 
@@ -146,7 +147,7 @@ class Described(Checkpoint):
                 )
         positions = bool(d.classes) + len(d.begin) + math.prod(d.grid)
         # configs of models without learned positions may lack this field
-        room = getattr(config, "max_position_embeddings", None)
+        room = config_field(config, "max_position_embeddings")
         if room is not None and positions > room:
             raise GenError(
                 f"sequences of {files.name} have {positions} positions, condition included;"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
+from PIL import Image
 
 from gen.contracts.modality import Verdict
 from gen.modalities.image import captions as shapes
@@ -148,7 +149,7 @@ def _read(images: Sequence[object] | np.ndarray) -> list[tuple[list[Region], int
 
 
 def _pixels(image: object) -> np.ndarray:
-    a = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
+    a = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
     n = shapes.IMAGE_SIZE
     if a.shape != (n, n, 3) or a.dtype != np.uint8:
         raise ValueError(f"the image is {a.dtype} {list(a.shape)}; expected uint8 [{n}, {n}, 3]")

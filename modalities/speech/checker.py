@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 from transformers.audio_utils import mel_filter_bank
 
 from gen.contracts.modality import Verdict
@@ -147,7 +148,7 @@ def hear(wave: object) -> Transcript:
 
 
 def _clip(wave: object) -> np.ndarray:
-    x = np.asarray(wave.detach().cpu() if hasattr(wave, "detach") else wave)
+    x = np.asarray(wave.detach().cpu() if isinstance(wave, Tensor) else wave)
     if x.ndim == 2 and len(x) == 1:
         x = x[0]
     if x.ndim != 1 or not 0 < len(x) <= SAMPLES or x.dtype.kind != "f":

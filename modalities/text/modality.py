@@ -25,7 +25,7 @@ from gen.core.token_space import TokenSpace
 from gen.modalities.grid_base import GridModality
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.parallel import oracle_boards
-from gen.models.load.locate import ZOO
+from gen.models.load.locate import ZOO, config_field
 from gen.tokenizers.text.words import TextWords
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class TextModality(GridModality):
         binding = super().bind(config, frontend, model_name)
         legal = binding.space.legal.clone()
         legal[0, frontend.eos_token_id] = False  # an answer has at least one word
-        counts = getattr(config, "code_counts", None)
+        counts = config_field(config, "code_counts")
         rarity = None if counts is None else log(sum(counts)) - torch.tensor(counts).log()
         if rarity is not None:  # the ids of conditions and the mask are never generated
             rarity = torch.cat(

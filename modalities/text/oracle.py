@@ -50,6 +50,7 @@ class Oracle:
     """
 
     dtype = torch.float64
+    ragged, shift = False, 0  # prompts are one id, and logits are about their own position
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from PIL import Image
 
 from gen.contracts.modality import Verdict
 from gen.modalities.video import captions as moving
@@ -164,7 +165,7 @@ def _agrees(said: Caption, seen: Caption) -> bool:
 
 def _pixels(clip: object) -> np.ndarray:
     if isinstance(clip, (list, tuple)):
-        frames = [np.asarray(f.convert("RGB") if hasattr(f, "convert") else f) for f in clip]
+        frames = [np.asarray(f.convert("RGB") if isinstance(f, Image.Image) else f) for f in clip]
         if len({f.shape for f in frames}) != 1:
             return np.empty(len(frames), object)  # none, or of several sizes
         return np.stack(frames)

@@ -40,12 +40,13 @@ class JacobiDrafter(Windowed):
     # the first `carried` of the drafts below are carried over from the last step, int64 [b]
     carried = RowState(start=0)
     tokens = RowState()  # [b, n]
-    logq = RowState()  # their distributions [b, n, V]
+    logq: RowState = RowState()  # their distributions [b, n, V]
     kind = RowState()  # and which kind those are, [b, n]
 
     def __init__(self, window: int | AutoWidth, coupling, init, space, legal: Tensor):
         super().__init__(window)
         self.coupling, self.init, self.space, self.legal = coupling, init, space, legal
+        self._nothing_legal = legal[None, :0]  # bool [1, 0, V]
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         b, width = step.positions.shape
@@ -59,10 +60,11 @@ class JacobiDrafter(Windowed):
             )
         drafts, drafted = _resize(self.tokens, length), step.valid[:, :length]
         compares = self.coupling.compares
-        kind, logq = (
-            (_resize(self.kind, length), _resize(self.logq, length)) if compares else (None, None)
-        )
-        legal = self._legal(step.positions[:, :length]) if compares and length else None
+        kind, logq, legal = self.kind, self.logq, self._nothing_legal
+        if compares:
+            kind, logq = _resize(kind, length), _resize(logq, length)
+            if length:
+                legal = self._legal(step.positions[:, :length])
         room = np.minimum(step.widths, length)
         if (self.carried < room).any():
             first = int(self.carried.min())
@@ -109,7 +111,8 @@ class JacobiDrafter(Windowed):
         self.tokens = ids.gather(1, inside)
         if compares:
             # one distribution less while the next one is made
-            self.logq = self.proposal = proposal = None
+            self.logq = None
+            del self.proposal, proposal
             self.logq = next_logprobs.gather(1, inside[..., None].expand(-1, -1, logp.shape[-1]))
             self.kind = torch.full_like(self.tokens, ROW)
         return verdict

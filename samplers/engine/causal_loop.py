@@ -36,8 +36,8 @@ from gen.samplers.engine.stats import StatsRecorder
 
 
 @dataclass
-class CausalStep:
-    """Context of one step for the parts of a method: b rows, W computed columns.
+class StepContext:
+    """Rows and positions of one step, and its random decisions: b rows, W columns.
 
     Attributes:
         rng: source of every random decision.
@@ -46,9 +46,6 @@ class CausalStep:
         start: committed tokens of each row, long [b].
         positions: grid positions of the columns, long [b, W].
         valid: columns that exist, bool [b, W].
-        widths: number of columns that exist, int64 [b], on the host.
-        starts: ``start`` on the host, int64 [b].
-        items: ``rows`` on the host, int64 [b].
     """
 
     rng: RNG
@@ -57,9 +54,6 @@ class CausalStep:
     start: Tensor
     positions: Tensor
     valid: Tensor
-    widths: np.ndarray | None = None
-    starts: np.ndarray | None = None
-    items: np.ndarray | None = None
 
     def categorical(
         self,
@@ -106,6 +100,21 @@ class CausalStep:
         return self.rng.flip(
             p, self.rows, self.positions[:, : p.shape[1]], purpose, self.round, active
         )
+
+
+@dataclass
+class CausalStep(StepContext):
+    """Context of one step of the causal loop, which knows some of it on the host too.
+
+    Attributes:
+        widths: number of columns that exist, int64 [b], on the host.
+        starts: ``start`` on the host, int64 [b].
+        items: ``rows`` on the host, int64 [b].
+    """
+
+    widths: np.ndarray
+    starts: np.ndarray
+    items: np.ndarray
 
 
 @dataclass
@@ -371,8 +380,8 @@ class CausalState:
         accepted, committed = outcome.num_accepted, outcome.num_committed
         new = self.column < committed[:, None]
         is_eos = new & (outcome.token_ids == self.eos_token_id)
-        outcome.ended = is_eos.any(1)
-        committed = np.where(outcome.ended, is_eos.argmax(1) + 1, committed)
+        outcome.ended = ended = is_eos.any(1)
+        committed = np.where(ended, is_eos.argmax(1) + 1, committed)
         new = self.column < committed[:, None]
         # drafts behind an accepted eos token were neither accepted nor rejected
         drafted = outcome.drafted
@@ -387,8 +396,8 @@ class CausalState:
         if target.is_history_dependent:
             new = here(self.column < committed[:, None])
             target.refuse_illegal(chosen, step.positions, new)
-        if self.host_tokens is not None:
-            ids = outcome.token_ids
+        ids = outcome.token_ids
+        if self.host_tokens is not None and ids is not None:
             counts = zip(items.tolist(), start.tolist(), committed.tolist(), strict=True)
             for i, (item, n, count) in enumerate(counts):
                 self.host_tokens[item, n : n + count] = ids[i, :count]
@@ -430,10 +439,11 @@ class CausalState:
         """Move every row behind its new tokens; one that ended is filled up with the eos token."""
         self.start, self.round = self.start + outcome.num_committed, self.round + 1
         self.num_steps += 1
-        if outcome.ended is not None and outcome.ended.any():
-            for i in outcome.ended.nonzero()[0]:
-                self.tokens[self.slots.items[i], self.start[i] :] = self.eos_token_id
-            self.start = np.where(outcome.ended, self.total, self.start)
+        ended, eos_token_id = outcome.ended, self.eos_token_id
+        if ended is not None and eos_token_id is not None and ended.any():
+            for i in ended.nonzero()[0]:
+                self.tokens[self.slots.items[i], self.start[i] :] = eos_token_id
+            self.start = np.where(ended, self.total, self.start)
 
     def report(self, callback: Callable | None) -> None:
         """Tell the callback how far all items are."""
@@ -456,6 +466,7 @@ class CausalState:
         if max(self.start.tolist()) < self.total:
             return
         change = self.slots.retire(self.start >= self.total)
+        assert change is not None, "at least one row is done"
         self.start, self.round = change.follow(self.start, 0), change.follow(self.round, 0)
         self.last = change.follow(self.last)
 

@@ -81,7 +81,7 @@ class RowSelection:
         """
         if x is None:
             return None
-        value = start() if callable(start) else start
+        value: Any = start() if callable(start) else start
         if isinstance(x, list):
             chosen, make = self.mask.tolist(), start if callable(start) else lambda: start
             return [make() if new else old for old, new in zip(x, chosen, strict=True)]

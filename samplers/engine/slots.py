@@ -91,7 +91,10 @@ class BatchSlots:
             followers: a target has as many rows as this batch, of the same items.
         """
         for follower in followers:
-            (self.stores if isinstance(follower, RowStore) else self.targets).append(follower)
+            if isinstance(follower, RowStore):
+                self.stores.append(follower)
+            else:
+                self.targets.append(follower)
 
     def retire(self, done: np.ndarray) -> SlotChange | None:
         """Free the rows ``done`` (bool [b]): the first ones take waiting items, the others leave.
@@ -145,7 +148,7 @@ class BatchSlots:
     def prune(self, rows: np.ndarray) -> SlotChange:
         """Drop rows (bool [b]) within their items, such as branches that scored low.
 
-        No waiting item takes their place, and at least one row must be left.
+        No waiting item replaces them, and at least one row must be left.
         """
         kept = RowSelection(~rows)
         return self._gather(kept, self.branches[kept.numbers])

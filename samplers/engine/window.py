@@ -244,10 +244,15 @@ def checked(value: Any, param: str) -> None:
 
 
 def width_of(value: int | str, sampler: Any, target: Any) -> int | AutoWidth:
-    """Resolve a drafter's window: ``value`` itself, or an ``AutoWidth`` that finds it while it
-    decodes. What is seen is kept in ``target.learned``."""
-    if value != AUTO:
+    """Resolve a drafter's window: ``value`` itself, or an ``AutoWidth`` where it is ``auto``."""
+    if isinstance(value, int):
         return min(value, target.length)
+    return auto_width(sampler, target)
+
+
+def auto_width(sampler: Any, target: Any) -> AutoWidth:
+    """Make the width that a sampler finds while it decodes. What is seen is kept in
+    ``target.learned``."""
     return AutoWidth(
         target.learned.setdefault((sampler, target.sampling), Widths()), target.rows, target.length
     )

@@ -34,7 +34,7 @@ import numpy as np
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import register
 from gen.core.sampler import Preset
-from gen.samplers.causal.drafters.model import ModelDrafted
+from gen.samplers.causal.drafters.model import ModelDrafted, ModelDrafter
 from gen.samplers.causal.length_policies import LengthPolicy
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.rows import RowState
@@ -130,22 +130,20 @@ class ContinuousSpeculative(ModelDrafted):
         return True
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        drafter = self.model_drafter(
-            target, draft, None
-        )  # the chain needs the distribution that drafts come from, which this decides
-        ours, theirs = target.paths, drafter.draft.paths
+        draft = self.draft_target(target, draft)
+        ours, theirs = target.paths, draft.paths
         if ours.steps != theirs.steps:
             raise GenError(
                 f"the draft model's paths have {theirs.steps} steps; expected the target's"
                 f" {ours.steps}"
             )
+        lengths = self.length_policy(target, draft.rows)
         if self.mode == "exact":
-            drafter.chain = ExactPaths(ours, theirs, self.max_tries)
+            chain = ExactPaths(ours, theirs, self.max_tries)
         else:
-            drafter.chain = AlignedPaths(ours, theirs, self.max_tries, self.relaxation)
-            drafter.policy = _AfterPrefill(
-                drafter.policy, math.ceil(self.prefill_ratio * target.length)
-            )
+            chain = AlignedPaths(ours, theirs, self.max_tries, self.relaxation)
+            lengths = _AfterPrefill(lengths, math.ceil(self.prefill_ratio * target.length))
+        drafter = ModelDrafter(draft, chain, lengths)
         return decode_causal(target, rng, drafter, trace=trace, callback=callback)
 
 

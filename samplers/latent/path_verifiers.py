@@ -240,6 +240,7 @@ def align(logprobs: PathDistribution, z: Tensor, noise: Tensor) -> Last:
     lead, z = z.shape[:-2], z.flatten(0, -3)
     noise = noise.reshape(-1, logprobs.steps + 1, logprobs.channels).to(z.dtype)
     x, before = noise[:, 0], torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    mean = log_sigma = x  # of the last step, and there is at least one
     for k in range(logprobs.steps):
         mean, log_sigma = logprobs.transition(x, k, z)
         if k + 1 < logprobs.steps:

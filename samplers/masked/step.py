@@ -270,12 +270,13 @@ class MaskedStep:
         """Log-probabilities [b, T, V] that ``params.confidence_on`` names."""
         return self.raw_logprobs() if self.params.confidence_on == "raw" else self.logprobs
 
-    def replace_logprobs(self, logprobs: Tensor, raw_logprobs: Callable[[], Tensor]) -> None:
+    def replace_logprobs(self, logprobs: Tensor, raw_logprobs: Callable[[], Tensor] | None) -> None:
         """Change the prediction for all later phases of this step.
 
         Args:
             logprobs: final log-probabilities [b, T, V].
-            raw_logprobs: returns those without temperature and filters, [b, T, V].
+            raw_logprobs: returns those without temperature and filters, [b, T, V]; None where the
+                target has none.
         """
         self.prediction = replace(
             self._prediction("logprobs"), logprobs=logprobs, raw_logprobs=raw_logprobs

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.samplers.engine.causal_loop import CausalStep, Verdict
+from gen.samplers.engine.causal_loop import StepContext, Verdict
 from gen.samplers.engine.host import may_be_any
 
 ROW, UNIFORM, POINT = 0, 1, 2
@@ -116,7 +116,7 @@ def normalised(rest: Tensor, logp: Tensor) -> Tensor:
     return torch.where(total > 0, rest.div_(total).log_(), logp)
 
 
-def resample_rejected(step: CausalStep, ids: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
+def resample_rejected(step: StepContext, ids: Tensor, rejected: Tensor, logprobs: Tensor) -> Tensor:
     """Replace rejected drafts by recovered tokens.
 
     Args:
@@ -154,7 +154,7 @@ class Verifier:
         return self
 
     def verify(
-        self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor
+        self, step: StepContext, proposal: Proposal, drafted: Tensor, logp: Tensor
     ) -> Verdict:
         """Accept the beginning of a chain of drafts.
 
@@ -193,7 +193,7 @@ class Verifier:
             )
         return Verdict(accepted, ids)
 
-    def decide(self, step: CausalStep, proposal: Proposal, drafted: Tensor, logp: Tensor):
+    def decide(self, step: StepContext, proposal: Proposal, drafted: Tensor, logp: Tensor):
         """Decide which drafts are accepted; arguments as in ``verify``.
 
         Returns:

@@ -45,8 +45,17 @@ class Unchecked(Toy):
         raise GenError("nobody can tell")
 
 
+class Bare(Toy):
+    name = "bare"
+
+    def check(self, media, prompt):
+        raise GenError("modality 'bare' has no checker")
+
+
 class Pipe:
     """Makes the prompt itself, in 12 calls if plain and 3 otherwise."""
+
+    device = torch.device("cpu")
 
     def __init__(self, modality):
         self.modality, self.order = modality, []
@@ -364,7 +373,7 @@ def test_media_that_nobody_checks_have_a_dash_and_the_reason(toys, capsys):
 
 
 def test_a_modality_without_any_checker_is_measured():
-    pipe = Pipe(SimpleNamespace(name="bare"))
+    pipe = Pipe(Bare())
     found = measure(pipe, pipe.plan(["a"], 1, 0), variant("sjd"), 1, None, check=True)
     assert found["passed"] is None and "no checker" in found["unchecked"] and found["nfe"] == 3
 

@@ -18,7 +18,7 @@ import torch
 
 from gen.__main__ import main
 from gen.bench import run as bench
-from gen.contracts.modality import Verdict
+from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import registry
 from gen.core.stats import Stats
@@ -58,6 +58,13 @@ class Pipe:
     told: list = []
 
     modality = Toy()
+    device = torch.device("cpu")
+
+    def prompt_lengths(self, items, sampler):
+        return [0] * len(items)
+
+    def turns(self, sampler):
+        return 1
 
     def plan(self, prompts, num_samples, seed):
         return [
@@ -85,6 +92,7 @@ class Pipe:
             traces=None,
             items=items,
             model="toy-model",
+            grid=(),
         )
 
 
@@ -494,12 +502,16 @@ def test_bench_reports_the_sizes_that_do_not_fit(capsys, monkeypatch):
 
 
 def test_bench_takes_its_prompts_from_packaged_configs_if_the_modality_has_none():
+    class Wordless(Toy):
+        name = "wordless"
+        example_prompts = Modality.example_prompts  # which raises
+
     assert (
-        RING in bench.prompts_of(object(), "image", 9, 0)
-        and len(bench.prompts_of(object(), "image", 9, 0)) == 9
+        RING in bench.prompts_of(Wordless(), "image", 9, 0)
+        and len(bench.prompts_of(Wordless(), "image", 9, 0)) == 9
     )
     with pytest.raises(GenError, match="no prompts"):
-        bench.prompts_of(object(), "nothing", 1, 0)
+        bench.prompts_of(Wordless(), "nothing", 1, 0)
 
 
 def test_a_folder_that_may_not_be_written_is_one_line(capsys, monkeypatch):

@@ -11,7 +11,11 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from gen.__main__ import main as gen_main
 from gen.config.job import load_config
 from gen.config.packaged import find_config
+from gen.core.registry import registry
+from gen.core.sampler import _composed
 from gen.recipes.action.recipe import main as action_recipe
 from gen.recipes.image.latents import main as image_latents_recipe
 from gen.recipes.image.recipe import main as image_recipe
@@ -152,6 +158,39 @@ def run(command: str) -> int:
     raise AssertionError(f"the pages hold a command no test runs: {command}")
 
 
+def module_of(block: str) -> str:
+    """Name of the module that a block is, if its first line names a file."""
+    file = re.match(r"# ((?:samplers|tokenizers|modalities)/\S+)\.py\n", block)
+    return f"gen.{file[1].replace('/', '.')}" if file else "gen_docs"
+
+
+def execute(block: str, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a block as a module that later blocks of the page can import."""
+    module = ModuleType(module_of(block))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    parent, _, name = module.__name__.rpartition(".")
+    if parent:
+        package = sys.modules.get(parent) or ModuleType(parent)
+        monkeypatch.setitem(sys.modules, parent, package)
+        monkeypatch.setattr(package, name, module, raising=False)
+    exec(compile(block, str(page), "exec", dont_inherit=True), vars(module))
+
+
+@contextmanager
+def separate_registry() -> Iterator[None]:
+    """Let a page register what it likes; other tests do not see it."""
+    registry.discover()
+    before = registry._kinds, registry._params
+    registry._kinds = {kind: dict(table) for kind, table in registry._kinds.items()}
+    registry._params = dict(registry._params)
+    _composed.cache_clear()
+    try:
+        yield
+    finally:
+        registry._kinds, registry._params = before
+        _composed.cache_clear()
+
+
 @pytest.mark.parametrize(("page", "quick"), ON_PAGES)
 def test_every_command_and_python_block_of_a_page_runs_in_its_order(
     page, quick, tmp_path, monkeypatch
@@ -159,17 +198,17 @@ def test_every_command_and_python_block_of_a_page_runs_in_its_order(
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     one_job_per_modality(tmp_path / "configs" / "demo.yaml")
     monkeypatch.chdir(tmp_path)
+    with separate_registry():
+        run_blocks(page, quick, monkeypatch)
+
+
+def run_blocks(page: Path, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a page in their order, every command once."""
     done = set()
     for language, block in blocks(page):
         if language == "python":
-            exec(
-                compile(
-                    re.sub(r"num_samples=\d+", "num_samples=2", block) if quick else block,
-                    str(page),
-                    "exec",
-                ),
-                {"__name__": "gen_docs"},
-            )
+            source = re.sub(r"num_samples=\d+", "num_samples=2", block) if quick else block
+            execute(source, page, monkeypatch)
             continue
         for command in (shortened(line, quick) for line in lines_of(block)):
             if command not in done:
@@ -192,6 +231,23 @@ def test_the_pages_hold_commands_at_all():
     assert sum(len(commands(p)) for p in PAGES) > 15
     with pytest.raises(AssertionError, match="no test runs"):
         run("rm -rf x")
+
+
+def test_a_block_that_names_a_file_is_its_module():
+    assert module_of("# samplers/causal/x.py\nimport gen\n") == "gen.samplers.causal.x"
+    assert module_of("import gen  # samplers/causal/x.py\n") == "gen_docs"  # control
+    names = [module_of(b) for p in PAGES for kind, b in blocks(p) if kind == "python"]
+    assert len({n for n in names if n != "gen_docs"}) >= 8
+
+
+def test_what_a_page_registers_is_taken_back(monkeypatch):
+    block = (
+        "from gen.core.registry import register\n@register('order', 'of_a_page')\ndef f(step): ..."
+    )
+    with separate_registry():
+        execute(block, ROOT / "README.md", monkeypatch)
+        assert "of_a_page" in registry.table("order")  # control
+    assert "of_a_page" not in registry.table("order")
 
 
 @pytest.mark.slow

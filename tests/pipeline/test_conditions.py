@@ -12,6 +12,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.protocols import ModelCache
 from gen.models.targets.causal import CausalTarget
 
 V, T = 11, 4
@@ -28,7 +29,7 @@ class Brightness(ConditionEncoder):
         return {"states": torch.tensor(condition, dtype=torch.float64).mean()[None]}
 
 
-class NoCache:
+class NoCache(ModelCache):
     """A cache of the features that rows have."""
 
     def __init__(self):

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.protocols import ModelCache
 from gen.models.targets.latent import CausalLatentTarget
 
 
@@ -49,7 +51,7 @@ class LinearHead:
         return mean, math.sqrt(variance)
 
 
-class VectorBuffer:
+class VectorBuffer(ModelCache):
     """A cache: which vector was last written to which slot."""
 
     def __init__(self, slots: int):
@@ -68,7 +70,7 @@ class VectorBuffer:
         self.vectors = self.vectors[rows]
 
 
-class LinearLatent:
+class LinearLatent(ModelAdapter):
     """What ``CausalLatentTarget`` asks of an adapter. z after position s is ``memory`` sum_j
     2^-(s-j) input_j over j <= s, bent by ``bend`` sin(3 z)."""
 

@@ -101,6 +101,12 @@ class Pipe:
             [],
         )
 
+    def prompt_lengths(self, items, sampler):
+        return [0] * len(items)
+
+    def turns(self, sampler):
+        return 1
+
     def plan(self, prompts, num_samples, seed):
         items = [(p, seed + j) for p in prompts for j in range(num_samples)]
         return [types.SimpleNamespace(index=i, prompt=p, seed=s) for i, (p, s) in enumerate(items)]
@@ -126,7 +132,13 @@ class Pipe:
             for _ in items
         ]
         traces = [[TraceStep([0, 1], [0], {0: 7})] for _ in items] if trace else None
-        about = {"modality": "crash", "model": "toy", "model_options": {}, "served": None}
+        about = {
+            "modality": "crash",
+            "model": "toy",
+            "model_options": {},
+            "served": None,
+            "grid": (),
+        }
         return types.SimpleNamespace(media=media, stats=stats, traces=traces, items=items, **about)
 
     def load(self, modality, **how):

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.protocols import ModelCache
 from gen.models.targets.causal import CausalTarget
 from gen.models.targets.masked import MaskedTarget
 
@@ -54,7 +56,7 @@ def _logits(state: Tensor, vocab_size: int, low: float, spread: float) -> Tensor
     return torch.from_numpy(np.where(unit(_mixed(bits + _ONE)) < low, LOW, spread * unit(bits)))
 
 
-class _Model:
+class _Model(ModelAdapter):
     device, dtype = torch.device("cpu"), torch.float64
 
     def __init__(self, vocab_size: int, seed: int = 0, low: float = 0.15, spread: float = 4.0):
@@ -75,7 +77,7 @@ class _Model:
         return torch.from_numpy(out.view(np.int64))
 
 
-class TokenBuffer:
+class TokenBuffer(ModelCache):
     """A cache: which token was last written to which slot."""
 
     def __init__(self, slots: int):

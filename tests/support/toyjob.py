@@ -57,6 +57,12 @@ class Pipe:
     def __init__(self, limit=99, bad=(), oom=torch.OutOfMemoryError):
         self.modality, self.limit, self.bad, self.oom, self.batches = Toy(), limit, bad, oom, []
 
+    def prompt_lengths(self, items, sampler):
+        return [0] * len(items)
+
+    def turns(self, sampler):
+        return 1
+
     def plan(self, prompts, num_samples, seed):
         for p in prompts:
             self.modality.condition(p)
@@ -92,6 +98,7 @@ class Pipe:
             model="toy-model",
             model_options={},
             served=None,
+            grid=(),
         )
 
     def load(self, modality, *, model, device, dtype, compile):

@@ -95,12 +95,11 @@ class Residual(nn.Module):
             nn.Conv2d(inner, outer, 3, padding=1),
             nn.Conv2d(outer, outer, 3, padding=1),
         )
-        if inner != outer:
-            self.nin_shortcut = nn.Conv2d(inner, outer, 1)
+        self.nin_shortcut = nn.Conv2d(inner, outer, 1) if inner != outer else None
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
-        return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
+        return h + (x if self.nin_shortcut is None else self.nin_shortcut(x))
 
 
 class Attention(nn.Module):

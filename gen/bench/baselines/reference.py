@@ -28,6 +28,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats
 from gen.models.adapters.language_models import CausalLM, MaskedLM
+from gen.models.load.locate import config_field
 from gen.pipeline.pipeline import Pipeline
 
 Made = tuple[list[int], list[int]]  # tokens, and the acceptance histogram
@@ -143,7 +144,7 @@ def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
 def maskgit(item: Item, generator: torch.Generator, steps: int, temperature: float) -> Made:
     """``temperature``: t. All positions are computed in every call, without a cache."""
     module, length, mask = item.net.module, item.space.length, item.space.mask_token_id
-    shift = int(getattr(module.config, "shifted", False))
+    shift = int(config_field(module.config, "shifted", False))
     canvas, branches = torch.full((length,), mask, device=item.prompt.device), len(item.prompt)
     for step in range(steps):
         r, masked = (step + 1) / steps, canvas == mask

@@ -78,7 +78,7 @@ def refuse_launched(engine: str) -> None:
 
 def refuse_load(engine: str, load: Any) -> None:
     """Refuse the caller's own loader, which lives in this process only."""
-    if load is not None and getattr(load, "__module__", None) != "gen.pipeline.pipeline":
+    if load is not None and load.__module__ != "gen.pipeline.pipeline":
         raise GenError(
             f"a load function came with engine {engine} and workers in other processes, which load"
             " models by their names; expected engine local with workers=1"

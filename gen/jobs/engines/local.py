@@ -23,6 +23,7 @@ from typing import Any
 from gen.config.entries import Job
 from gen.core.errors import GenError
 from gen.core.files import writing
+from gen.core.processes import usable_cores
 from gen.jobs import worker
 from gen.jobs.engines.common import Begun, ended, refuse_load, tally, wants_cuda
 from gen.jobs.progress.report import Silent
@@ -85,7 +86,7 @@ class Crew:
         self.children: list[subprocess.Popen] = []
         self.logs: list[tuple[Path, int]] = []
         environ = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // job.run.workers)))
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // job.run.workers)))
         try:
             for slot in range(job.run.workers):
                 device = own_device("cuda", slot) if wants_cuda(job) else None
@@ -204,10 +205,6 @@ def _shown(folder: Path, progress: Silent) -> Iterator[Silent]:
 @contextmanager
 def _quiet() -> Iterator[Silent]:
     yield Silent()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _signal_name(number: int) -> str:

@@ -13,7 +13,7 @@ on one path. The latent is used as it is; nothing is added or clipped afterwards
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -71,6 +71,15 @@ def _log_normal(x: Tensor, mean: Tensor, log_sigma: Tensor) -> Tensor:
     return (-0.5 * score.square() - log_sigma - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
+@runtime_checkable
+class GuidedHead(Protocol):
+    """Head of a denoising path that defines its own guidance."""
+
+    def guide(self, out: Tensor, z: Tensor, scale: float) -> Tensor:
+        """Combine predictions of both branches, [N, 2, E] for z [N, 2, D], to [N, E]."""
+        ...
+
+
 class HeadDistribution:
     """Path distribution of a diffusion head under sampling parameters.
 
@@ -94,6 +103,7 @@ class HeadDistribution:
             )
         self.head, self.sampling = head, sampling
         self.steps, self.channels = head.steps, head.channels
+        self._guides = isinstance(head, GuidedHead)
 
     def transition(self, x: Tensor, k: int, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation, each [N, C], of the k-th transition."""
@@ -106,6 +116,6 @@ class HeadDistribution:
         return mean, log_sigma + math.log(self.sampling.temperature)
 
     def _guide(self, out: Tensor, z: Tensor) -> Tensor:
-        if hasattr(self.head, "guide"):
+        if self._guides:
             return self.head.guide(out, z, self.sampling.guidance_scale)
         return out[:, 1] + self.sampling.guidance_scale * (out[:, 0] - out[:, 1])

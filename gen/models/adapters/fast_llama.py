@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from gen.models.load.locate import config_field
 from gen.models.nets.grid import GridLlamaForCausalLM
 
 GRAPHS = 64  # of all models of a process, up to four for each
@@ -217,7 +218,7 @@ def _is_plain(model: nn.Module) -> bool:
         config.hidden_act == "silu",
         not config.attention_bias,
         not config.mlp_bias,
-        getattr(config, "pretraining_tp", 1) == 1,
+        config_field(config, "pretraining_tp", 1) == 1,
         config.rope_parameters.get("rope_type", "default") == "default",
         config._attn_implementation in ("sdpa", "eager", None),
     )

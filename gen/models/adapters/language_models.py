@@ -17,6 +17,7 @@ from torch import Tensor
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
 from gen.models.adapters.slot_cache import SlotCache, hide
+from gen.models.load.locate import config_field
 
 
 class ModelAdapter:
@@ -25,9 +26,15 @@ class ModelAdapter:
     Attributes:
         model: the network.
         features: features of each distinct condition of the batch.
+        keeps: a causal model takes ``keep=n``: logits of the last n tokens alone.
+        ragged: a masked model takes prompts of several lengths, with padding on the left.
+        shift: logits of a masked model at position i are about position i + ``shift``.
     """
 
     model: torch.nn.Module
+    keeps: bool = False
+    ragged: bool = False
+    shift: int = 0
     features: Sequence[dict[str, Tensor]] = ()
 
     def condition_token(self, number: int) -> int:
@@ -120,14 +127,14 @@ class CausalLM(LanguageModel):
         Raises:
             GenError: layers with a sliding window see fewer slots; one mask serves all layers.
         """
-        types = getattr(self.config, "layer_types", None) or [
+        types = config_field(self.config, "layer_types") or [
             (
                 "sliding_attention"
-                if getattr(self.config, "use_sliding_window", True)
+                if config_field(self.config, "use_sliding_window", True)
                 else "full_attention"
             )
         ]
-        window = getattr(self.config, "sliding_window", None)
+        window = config_field(self.config, "sliding_window")
         if window and "sliding_attention" in types and slots > window:
             raise GenError(
                 f"prompt and answer take {slots} positions, and layers of this"
@@ -204,11 +211,11 @@ class MaskedLM(LanguageModel):
 
     @property
     def shift(self) -> int:
-        return int(getattr(self.config, "shifted", False))
+        return int(config_field(self.config, "shifted", False))
 
     @property
     def ragged(self) -> bool:
-        return not hasattr(self.config, "prefix_length")
+        return config_field(self.config, "prefix_length") is None
 
     @torch.no_grad()
     def forward(
@@ -328,8 +335,9 @@ def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
     that ``gen.models.adapters.fast_llama`` leaves to its own module, and where there is no
     compiler."""
     if not isinstance(adapter, (CausalLM, MaskedLM, BlockLM)) or adapter._lean is None:
+        named = adapter.model if isinstance(adapter, ModelAdapter) else adapter
         raise GenError(
-            f"compile came with {type(getattr(adapter, 'model', adapter)).__name__}; expected a"
+            f"compile came with {type(named).__name__}; expected a"
             " plain Llama or one of the embedded models of codes, whose forward can be compiled"
         )
     kind = adapter.device.type

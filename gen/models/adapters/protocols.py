@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+class ModelCache:
+    """Base class of caches that ``new_cache`` returns; they have ``keep(rows)``.
+
+    Attributes:
+        ran: bool [B], the rows whose network ran in the last forward pass; None where it ran for
+            all of them.
+        select: restricts the following calls to some rows, long [n], or lifts that (None); None
+            where the cache takes calls about all rows alone.
+    """
+
+    ran: Tensor | None = None
+    select: Callable[[Tensor | None], None] | None = None
+
+
 class CausalModel(Protocol):
     """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the
-    positions after them. One that has ``keeps`` and it is true takes ``keep=n`` as well: logits of
-    the last n tokens alone."""
+    positions after them. One whose ``keeps`` is true takes ``keep=n`` as well: logits of the last n
+    tokens alone."""
 
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
+    keeps: bool
 
     def new_cache(self, slots: int) -> Any:
-        """An empty cache; it has ``keep(rows)``."""
+        """An empty cache, see ``ModelCache``."""
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor: ...
 
@@ -60,25 +75,22 @@ class HiddenStateModel(Protocol):
 class MaskedModel(Protocol):
     """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas.
 
-    A model that has ``ragged`` and it is true takes a third argument, ``pads`` long [B]: how many
-    of the first columns of each row are nothing, neither seen nor counted as positions."""
+    A model whose ``ragged`` is true takes a third argument, ``pads`` long [B]: how many of the
+    first columns of each row are nothing, neither seen nor counted as positions. Logits at position
+    i of the prompt and canvas are about position i + ``shift``."""
 
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
+    ragged: bool
+    shift: int
 
     def forward(self, ids: Tensor, canvas_length: int) -> Tensor: ...
 
 
-class CacheableModel(MaskedModel, Protocol):
-    """A masked model that can compute some of the positions against a cache: tokens [B, L] at
-    absolute positions [B, L], each seeing the slots in ``seen`` (bool [B, slots]) -> logits [B,
-    keep, V] of the last ``keep`` tokens. ``rows`` long [B]: which rows of the cache these are, if
-    not all. Logits at position i are about position i + ``shift``."""
-
-    shift: int
-
-    def new_cache(self, slots: int) -> Any: ...
+@runtime_checkable
+class PartialModel(Protocol):
+    """Masked model that computes some of the positions, see ``CacheableModel``."""
 
     def part(
         self,
@@ -88,7 +100,18 @@ class CacheableModel(MaskedModel, Protocol):
         cache: Any,
         keep: int,
         rows: Tensor | None = None,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Compute the logits [B, keep, V] of the last ``keep`` tokens."""
+        ...
+
+
+class CacheableModel(MaskedModel, PartialModel, Protocol):
+    """A masked model that can compute some of the positions against a cache: tokens [B, L] at
+    absolute positions [B, L], each seeing the slots in ``seen`` (bool [B, slots]) -> logits [B,
+    keep, V] of the last ``keep`` tokens. ``rows`` long [B]: which rows of the cache these are, if
+    not all."""
+
+    def new_cache(self, slots: int) -> Any: ...
 
 
 class BlockModel(Protocol):

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from gen.models.adapters.protocols import ModelCache
+
 
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """Make a mask to add to scores: the smallest number where ``hidden`` (bool), 0 elsewhere."""
@@ -76,7 +78,7 @@ class SlotLayer(CacheLayerMixin):
         return self.owner.slots
 
 
-class SlotCache(Cache):
+class SlotCache(Cache, ModelCache):
     """``layers`` buffers of ``slots`` positions each; ``at`` or ``among`` before every forward
     call. The first call brings all rows along.
 

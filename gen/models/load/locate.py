@@ -7,6 +7,7 @@ import contextlib
 import json
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -52,6 +53,11 @@ def read_config(name: str | Path) -> dict:
         return json.loads((path / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise GenError(f"the config of model {name} cannot be read: {error}") from None
+
+
+def config_field(config: Any, name: str, default: Any = None) -> Any:
+    """Read a field of a model's config, a class of another library: not every one has it."""
+    return getattr(config, name, default)
 
 
 def model_kind(name: str | Path) -> str:

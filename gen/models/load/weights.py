@@ -78,8 +78,18 @@ def _files_of_index(index: Path) -> list[Path]:
     return [index.parent / n for n in names]
 
 
-class Weights(Mapping):
-    """Lazy mapping from keys to tensors. ``shapes``: shapes by key, known without reading."""
+class LazyWeights(Mapping[str, Tensor]):
+    """Mapping from keys to tensors that are read when they are asked for.
+
+    Attributes:
+        shapes: shapes by key, known without reading.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+
+
+class Weights(LazyWeights):
+    """Lazy mapping of the tensors in files."""
 
     def __init__(self, path: str | Path, wrapper: str | None = None):
         """Open a folder or file.
@@ -90,7 +100,7 @@ class Weights(Mapping):
         """
         self.path = Path(path)
         self._readers: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes = {}
         for file in weight_files(path):
             with readable("file", file):
                 (self._add_safetensors if file.suffix == ".safetensors" else self._add_pickle)(
@@ -241,8 +251,9 @@ def fill(
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Return shapes by key, without reading the tensors of lazy mappings."""
-    # lazy mappings declare `shapes`; plain dictionaries have none
-    return getattr(tensors, "shapes", None) or {k: tuple(v.shape) for k, v in tensors.items()}
+    if isinstance(tensors, LazyWeights):
+        return tensors.shapes
+    return {k: tuple(v.shape) for k, v in tensors.items()}
 
 
 def require_fit(name: str | Path, cls: type, wrong: Mapping[str, Iterable[str]]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.load.weights import Renames, Weights, fill, without_storage
+from gen.models.load.weights import LazyWeights, Renames, Weights, fill, without_storage
 
 DROP = (r"^loss\.", r"^model_ema\.")  # the discriminator and averages of training
 GROUPS = 32
@@ -50,7 +50,7 @@ def renames(levels: int) -> Renames:
     )
 
 
-class Linear(Mapping[str, Tensor]):
+class Linear(LazyWeights):
     """Lazy mapping of weights, with 1 x 1 convolutions of attention as matrices [out, in]."""
 
     def __init__(self, weights: Weights):

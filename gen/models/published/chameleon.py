@@ -22,7 +22,7 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from gen.models.adapters.conditioning import MappedLM, Vocabulary
 from gen.models.load.locate import readable
-from gen.models.load.weights import Weights, fill, without_storage
+from gen.models.load.weights import LazyWeights, Weights, fill, without_storage
 
 IMAGES = "model.vqmodel."  # prefix of the image encoder's keys
 DROP = (r"^model\.vqmodel\.", r"rotary_emb\.inv_freq$")
@@ -56,11 +56,8 @@ class ChameleonLM(MappedLM):
         return F.linear(states.to(self._head.device), self._head).to(tokens.device)
 
 
-class PerHead(Mapping):
-    """Lazy mapping of weights, with query and key norms repeated to one row per head.
-
-    ``shapes``: shapes by key.
-    """
+class PerHead(LazyWeights):
+    """Lazy mapping of weights, with query and key norms repeated to one row per head."""
 
     def __init__(self, weights: Weights, heads: Mapping[str, int]):
         """Wrap weights. ``heads``: number of heads of ``q`` and of ``k``."""

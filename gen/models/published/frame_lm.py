@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.protocols import ModelCache
 from gen.models.adapters.slot_cache import SlotCache
 
 
-class FrameCache:
+class FrameCache(ModelCache):
     """Cache of an adapter for B rows.
 
     ``codes``: int64 [B, positions]. ``states``: [B, steps, D], of which the first ``known`` int64

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -204,7 +204,7 @@ class Target:
         """Lengths of the rows' prompts, long [H B]."""
         return self.prompts.lengths
 
-    def with_params(self, sampling: SamplingParams) -> Target:
+    def with_params(self, sampling: SamplingParams) -> Self:
         """Make a fresh target of the same model and items with other sampling parameters.
 
         Without guidance it drops the unconditional branch.

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.sampling_params import SamplingParams
-from gen.models.adapters.protocols import CacheableModel
+from gen.models.adapters.protocols import CacheableModel, PartialModel
 from gen.models.targets.base import StepOutput
 from gen.models.targets.masked import MaskedTarget
 
@@ -307,8 +307,7 @@ def cached(target, policy: Policy) -> CachedMaskedTarget:
     Raises:
         GenError: the target is another one.
     """
-    # models are any object with ``forward``; ``part`` is what makes one cacheable
-    if not isinstance(target, MaskedTarget) or not hasattr(target.model, "part"):
+    if not isinstance(target, MaskedTarget) or not isinstance(target.model, PartialModel):
         raise GenError(
             f"{type(target).__name__} of {type(target.model).__name__} keeps no keys and values"
             " between forward passes; expected a masked language model, or no cache"

@@ -54,8 +54,7 @@ class CausalTarget(Target):
     @property
     def replaces(self) -> bool:
         """True if rows can become other items: the cache has to take calls about some rows."""
-        # caches are the models' own objects; ``select`` is optional (``CausalModel.new_cache``)
-        return getattr(self.cache, "select", None) is not None
+        return self.cache.select is not None
 
     def at_most(self, rows: int) -> None:
         """See ``Target.at_most``."""
@@ -145,8 +144,7 @@ class CausalTarget(Target):
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
         out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
-        # caches are the models' own objects; only those that can do without the network say so
-        ran = getattr(self.cache, "ran", None)
+        ran = self.cache.ran
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
         return StepOutput(self._outcome(out, grid), num_computed, ran, hidden)
 
@@ -175,7 +173,7 @@ class CausalTarget(Target):
                 tokens, slots, self.cache, self.hidden_layers
             )
             return out, {name: x[: self.rows] for name, x in states.items()}
-        more = {"keep": keep} if keep and getattr(self.model, "keeps", False) else {}
+        more = {"keep": keep} if keep and self.model.keeps else {}
         return self.model.forward(tokens, slots, self.cache, **more), None
 
     def commit_path(self, path: Tensor, num_accepted: Tensor) -> None:
@@ -199,7 +197,7 @@ class CausalTarget(Target):
         rows are further on."""
         rows = torch.from_numpy(np.tile(fresh, self.branches).nonzero()[0]).to(self.device)
         slots = self._before()[rows]
-        more = {"keep": 1} if getattr(self.model, "keeps", False) else {}
+        more = {"keep": 1} if self.model.keeps else {}
         if fresh.all():
             self.model.forward(take(first, slots), slots, self.cache, **more)
             return

@@ -27,8 +27,7 @@ class MaskedTarget(Target):
 
     @property
     def _takes_padding(self) -> bool:
-        # models are any object with ``forward``; the field is optional (``MaskedModel``)
-        return getattr(self.model, "ragged", False)
+        return self.model.ragged
 
     def predict(self, canvas: Tensor, rows: Tensor | None = None) -> StepOutput:
         """Run one forward pass.
@@ -70,7 +69,7 @@ class MaskedTarget(Target):
         lengths = self.prompts.host_lengths[self.prompts.branch_items()]
         width, shortest = int(lengths.max()), int(lengths.min())
         left_padding = width - self.prompt_length
-        if not shortest and getattr(self.model, "shift", 0):
+        if not shortest and self.model.shift:
             raise GenError(
                 "a prompt is empty; expected at least one token, since this model predicts the"
                 " first position at the token before it"

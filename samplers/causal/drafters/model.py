@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -34,8 +34,10 @@ from gen.samplers.causal.length_policies import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
-from gen.samplers.engine.window import AUTO, checked, width_of
+from gen.samplers.engine.window import AUTO, auto_width, checked
 from gen.samplers.verifiers.base import ROW, Proposal, Verifier
+
+TargetT = TypeVar("TargetT", bound=CausalTarget)
 
 
 class Chain(Protocol):
@@ -51,16 +53,19 @@ class Chain(Protocol):
         V]; conditioning vectors [b, H, D]), and what the length policy sees of them: [b], q(x) or
         another measure of confidence. Rows that are not ``active`` (bool [b]) may get anything.
         Columns come in order."""
+        ...
 
     def verify(
         self, step: CausalStep, drafts: Tensor, drafted: Tensor, logprobs: Tensor
     ) -> Verdict:
         """Verify as ``Drafter.verify`` does, drafts [b, L(, C)] that exist where ``drafted`` (bool
         [b, L]) says so."""
+        ...
 
     def undrafted(self, step: CausalStep, logprobs: Tensor) -> Tensor:
         """The tokens [b, 1(, C)] of a round without any draft, of the target's distribution
         alone."""
+        ...
 
 
 class IdChain:
@@ -249,8 +254,28 @@ class ModelDrafted(Sampler):
     def model_drafter(
         self, target: CausalTarget, draft: CausalTarget | None, chain: Chain
     ) -> ModelDrafter:
-        """``draft``: a target of the draft model for the same items, under the target's
-        distribution. Raises ``GenError`` for one that is missing or speaks of other ids."""
+        """Make the drafter; arguments and errors as in ``draft_target``."""
+        draft = self.draft_target(target, draft)
+        return ModelDrafter(draft, chain, self.length_policy(target, draft.rows))
+
+    def length_policy(self, target: CausalTarget, rows: int) -> LengthPolicy:
+        """Make the policy that decides how long the chains of so many rows are."""
+        if self.num_speculative_tokens == AUTO:
+            return AutoLength(auto_width(self, target), rows)
+        policy = registry.get("length_policy", self.policy)
+        return policy(rows, self.num_speculative_tokens, self.confidence_threshold)
+
+    def draft_target(self, target: CausalTarget, draft: TargetT | None) -> TargetT:
+        """Make a fresh target of the draft model, under the distribution that drafts are drawn
+        from.
+
+        Args:
+            target: the model.
+            draft: target of the draft model for the same items, under the target's distribution.
+
+        Raises:
+            GenError: the draft model is missing, or speaks of other ids.
+        """
         if draft is None:
             raise GenError(
                 "this sampler drafts with a second model and got none; name one in"
@@ -286,9 +311,4 @@ class ModelDrafted(Sampler):
                 self.draft_guidance,
                 "None or 1, because sampling.guidance_scale is 1",
             )
-        if self.num_speculative_tokens == AUTO:
-            lengths = AutoLength(width_of(AUTO, self, target), draft.rows)
-        else:
-            policy = registry.get("length_policy", self.policy)
-            lengths = policy(draft.rows, self.num_speculative_tokens, self.confidence_threshold)
-        return ModelDrafter(draft.with_params(sampling), chain, lengths)
+        return draft.with_params(sampling)

@@ -65,6 +65,7 @@ class FrameBlocks(MaskedIterative, params=FrameParams):
             block = slice(start, start + size)
 
             def report_block(info, start=start, block=block):
+                assert callback is not None, "nothing is reported without a callback"
                 tokens, known = canvas.clone(), ~space.is_masked(canvas)
                 tokens[:, block], known[:, block] = info["tokens"], info["known"]
                 step = sum(max(s.nfe for s in out.stats) for out in outputs) + info["step"]
@@ -82,10 +83,11 @@ class FrameBlocks(MaskedIterative, params=FrameParams):
             if start + size < target.length:
                 target.commit(out.tokens)
             outputs.append(out)
+        traces = [out.traces for out in outputs if out.traces is not None]
         return SampleOutput(
             canvas,
             [joint_stats([out.stats[row] for out in outputs]) for row in range(batch)],
-            [joint_trace(outputs, starts, row) for row in range(batch)] if trace else None,
+            [joint_trace(traces, starts, row) for row in range(batch)] if trace else None,
         )
 
 
@@ -126,10 +128,10 @@ def joint_stats(parts: list[Stats]) -> Stats:
     )
 
 
-def joint_trace(outputs: list[SampleOutput], starts: range, row: int) -> list[TraceStep]:
+def joint_trace(traces: list[list[list[TraceStep]]], starts: range, row: int) -> list[TraceStep]:
     """Join the steps of all blocks of a row, at their positions in the grid."""
     return [
         step.shifted(start)
-        for out, start in zip(outputs, starts, strict=True)
-        for step in out.traces[row]
+        for trace, start in zip(traces, starts, strict=True)
+        for step in trace[row]
     ]

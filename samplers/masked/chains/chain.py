@@ -44,7 +44,7 @@ from gen.core.rng import RNG
 from gen.core.sampler import Sampler
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.causal_loop import StepContext
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.stats import StatsRecorder
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
@@ -103,7 +103,7 @@ class ChainSampler(Sampler):
         return 1
 
     @abstractmethod
-    def draft(self, step: CausalStep, logprobs: Tensor) -> Tensor:
+    def draft(self, step: StepContext, logprobs: Tensor) -> Tensor:
         """Draw drafts.
 
         Args:
@@ -116,7 +116,7 @@ class ChainSampler(Sampler):
         """
 
     @abstractmethod
-    def judge(self, step: CausalStep, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Decide how many steps of a chain are accepted.
 
         Args:
@@ -299,7 +299,7 @@ def draft(run: ChainRun) -> Chain:
     exists = torch.arange(n * k, device=logprobs.device) < steps[:, None] * k
     # drafts have the random numbers of the forward pass that their distribution comes from
     index = (batch.step_index - 1).clamp_min(0)
-    step = CausalStep(run.rng, batch.rows, index, torch.zeros_like(index), positions, exists)
+    step = StepContext(run.rng, batch.rows, index, torch.zeros_like(index), positions, exists)
     logq = at_positions(logprobs, positions)
     tokens = run.method.draft(step, logq)
     b = len(positions)
@@ -356,7 +356,7 @@ def judge(
     valid = in_order.long().cumprod(1).bool().repeat_interleave(k, 1)
     positions, tokens = chain.positions.view(b, n * k), chain.tokens.view(b, n * k)
     start = torch.zeros_like(batch.rows)
-    step = CausalStep(run.rng, batch.rows, batch.step_index, start, positions, valid)
+    step = StepContext(run.rng, batch.rows, batch.step_index, start, positions, valid)
     drafts = Proposal(tokens, torch.full_like(tokens, ROW), chain.logq, chain.logq > -torch.inf)
     canvas = views.index[:, :n].repeat_interleave(k, 1)
     return ChainVerdict(*run.method.judge(step, drafts, output.logprobs[canvas, positions]))

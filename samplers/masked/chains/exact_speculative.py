@@ -34,7 +34,7 @@ from torch import Tensor
 from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.causal_loop import StepContext
 from gen.samplers.masked.chains.chain import ChainSampler
 from gen.samplers.verifiers.base import Proposal, first_rejected, resample_rejected
 
@@ -67,11 +67,11 @@ class ExactSpeculative(ChainSampler):
             expected = f"{exact}; relaxed ones would not keep the distribution"
             raise bad_value("sampler.verifier", self.verifier, expected)
 
-    def draft(self, step: CausalStep, logprobs: Tensor) -> Tensor:
+    def draft(self, step: StepContext, logprobs: Tensor) -> Tensor:
         """Draw with random numbers of the step; see ``ChainSampler.draft``."""
         return step.categorical(logprobs, "draft", step.valid)
 
-    def judge(self, step: CausalStep, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Accept drafts by the verifier, and draw a recovered token after them."""
         accepted, residual = registry.get("verifier", self.verifier)().decide(
             step, drafts, step.valid, logprobs

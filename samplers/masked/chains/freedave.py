@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gen.core.registry import register
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.causal_loop import StepContext
 from gen.samplers.masked.chains.chain import ChainSampler, at_least_one
 from gen.samplers.verifiers.base import Proposal, num_accepted
 
@@ -67,11 +67,11 @@ class FreeDave(ChainSampler):
         """k, positions per step."""
         return self.tokens_per_step
 
-    def draft(self, step: CausalStep, logprobs: Tensor) -> Tensor:
+    def draft(self, step: StepContext, logprobs: Tensor) -> Tensor:
         """Draw with the noise of the position; see ``ChainSampler.draft``."""
         return step.categorical(logprobs, "token", step.valid, shared=True)
 
-    def judge(self, step: CausalStep, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, step: StepContext, drafts: Proposal, logprobs: Tensor) -> tuple[Tensor, Tensor]:
         """Accept drafts that are the tokens of static decoding."""
         tokens = step.categorical(logprobs, "token", step.valid, shared=True)
         same = (tokens == drafts.tokens) & step.valid

@@ -45,7 +45,7 @@ class CreditParams(Params):
     paper="2510.06133",
     title="CreditDecoding: Accelerating Parallel Decoding in Diffusion Large Language Models with"
     " Trace Credits",
-    about="CreditDecoding: what was likely in earlier steps gains",
+    about="CreditDecoding: tokens that were likely in earlier steps gain probability",
     params=greedy(
         selector="threshold",
         proposer="credit",
@@ -72,10 +72,11 @@ def credit(step: MaskedStep) -> Tensor:
     def fuse(logprobs: Tensor) -> Tensor:
         return (logprobs + params.credit_weight * credits.log1p()).log_softmax(-1)
 
-    raw = step.prediction.raw_logprobs
+    raw = step.prediction and step.prediction.raw_logprobs
     if params.confidence_on == "raw":
         fused = fuse(judged)
         step.replace_logprobs(fuse(step.logprobs), lambda: fused)
     else:
-        step.replace_logprobs(fuse(step.logprobs), lambda: fuse(raw()))
+        fused_raw = None if raw is None else lambda: fuse(raw())
+        step.replace_logprobs(fuse(step.logprobs), fused_raw)
     return step.confidence_logprobs().argmax(-1)

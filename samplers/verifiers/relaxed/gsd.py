@@ -30,7 +30,8 @@ def _possible(q: Tensor) -> tuple[Tensor, Tensor]:
     """Lists rows and tokens [m] that q [n, V] has some mass on; off the CPU all of them, since
     counting them would wait for the device."""
     if q.device.type == "cpu":
-        return (q > 0).nonzero(as_tuple=True)
+        rows, tokens = (q > 0).nonzero(as_tuple=True)
+        return rows, tokens
     n, size = q.shape
     return torch.arange(n, device=q.device).repeat_interleave(size), torch.arange(
         size, device=q.device

@@ -15,6 +15,7 @@ Presets: ``lantern`` and ``lantern_pp``, for models with a codebook.
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,7 +28,7 @@ from gen.core.registry import register
 from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
 
 # codebook -> the nearest codes of every code; takes seconds for large ones
-_tables = WeakIdKeyDictionary()
+_tables: MutableMapping[Tensor, dict[int, Tensor]] = WeakIdKeyDictionary()
 
 
 def nearest_codes(codebook: Tensor, most: int) -> Tensor:
@@ -65,6 +66,7 @@ class Lantern(Relaxed):
     neighbours: ClassVar[int] = 1000
 
     def credit(self, proposal, logp):
+        assert self.codebook is not None, "the verifier has a codebook after on()"
         log_p, table = draft_logp(proposal, logp), nearest_codes(self.codebook, self.neighbours)
         around = table[proposal.tokens.clamp_max(len(table) - 1)]
         mass = logp.gather(-1, around).exp()

@@ -17,7 +17,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.jacobi import JacobiDrafter
-from gen.samplers.engine.causal_loop import CausalStep, decode_causal
+from gen.samplers.engine.causal_loop import StepContext, decode_causal
 from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, PositionVerifier, Proposal, Token
 from gen.samplers.verifiers.relaxed import gsd, lantern
 
@@ -85,7 +85,7 @@ def step_law(verifier: PositionVerifier, p: Tensor, q: Tensor, kind: int) -> tup
     def decode(rng, case):
         n, zero = torch.arange(len(case)), torch.zeros(len(case), dtype=torch.long)
         on = torch.ones(len(case), 1, dtype=torch.bool)
-        step = CausalStep(rng, n, zero, zero, zero[:, None], on)
+        step = StepContext(rng, n, zero, zero, zero[:, None], on)
         tokens = step.categorical(source[case], "draft", on)
         proposal = Proposal(tokens, torch.full_like(tokens, kind), q[case], legal[case])
         return verifier.verify(step, proposal, on, p[case]).tokens

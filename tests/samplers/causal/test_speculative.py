@@ -20,7 +20,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
-from gen.samplers.engine.causal_loop import CausalStep
+from gen.samplers.engine.causal_loop import StepContext
 from gen.samplers.verifiers import base as verifiers
 from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, Block, Proposal, Token
 
@@ -230,7 +230,7 @@ def test_chains_of_one_draft_are_judged_alike_whatever_law_it_came_from():
     )
     n = torch.arange(300)
     drafted = torch.ones(300, 1, dtype=torch.bool)
-    step = CausalStep(
+    step = StepContext(
         CounterRNG(range(300)), n, n * 0, n * 0, torch.zeros(300, 1, dtype=torch.long), drafted
     )
     for kind in (ROW, UNIFORM, POINT):

@@ -1,4 +1,4 @@
-"""Lossless decoding of masked models: FreeDave gives the tokens of one place per step, exact
+"""Lossless decoding of masked models: FreeDave gives the tokens of one position per step, exact
 speculation their law, both in fewer calls.
 
 References are plain Python and know nothing of chains. Laws are compared exactly (``enumeration``):
@@ -26,6 +26,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import ModelAdapter
 from gen.samplers.masked.chains import chain as marginal_orders
 from gen.samplers.verifiers import base as verifiers
 
@@ -42,7 +43,7 @@ freedave = registry.get("sampler", "freedave")
 exact = registry.get("sampler", "exact_speculative")
 
 
-class Coupled:
+class Coupled(ModelAdapter):
     """A masked model whose places pull at each other a little: z_i = a_i + sum_j w(j, x_j)_i over
     the known places j. The order that its laws give changes with what is known, but not altogether.
     Every condition has an a and a w of its own.

@@ -37,6 +37,7 @@ from gen.core.rng import CounterRNG
 from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import ModelAdapter
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, lowest, needs_of
 
@@ -389,7 +390,7 @@ def test_even_one_that_never_gets_on_ends_with_the_last_step(broken):
 # --- what it is good for
 
 
-class Unanimous:
+class Unanimous(ModelAdapter):
     """A model in which all places want the id that the others have, and know nothing else: ids
     committed in one step may disagree."""
 

@@ -19,6 +19,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import ModelAdapter
 from gen.models.targets.masked import MaskedTarget
 from gen.samplers.masked.step import MaskedStep
 
@@ -205,7 +206,7 @@ def test_prophet_is_the_rule_in_any_state(params):
     )  # place 3 has no second id
 
 
-class Ahead:
+class Ahead(ModelAdapter):
     """At every place the first id leads by so much."""
 
     device, dtype, vocab_size = torch.device("cpu"), torch.float64, IDS + 1
