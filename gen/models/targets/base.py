@@ -298,7 +298,9 @@ class Target:
         return (sampling or self.sampling)(cond, uncond, legal, consume=consume)
 
     def _raw(self, logits: Tensor, legal: Tensor) -> Tensor:
-        return self._logprobs(logits, legal, SamplingParams(guidance_scale=self.sampling.guidance_scale))
+        return self._logprobs(
+            logits, legal, SamplingParams(guidance_scale=self.sampling.guidance_scale)
+        )
 
 
 def legal_at(legal: Tensor, positions: Tensor) -> Tensor:
