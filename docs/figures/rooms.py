@@ -4,9 +4,9 @@
     python docs/figures/rooms.py --check    exit with 1 if the file differs from the code
 
 Rooms and their floors are the layers that the import contract in ``pyproject.toml`` declares. An
-arrow stands for imports between two rooms, lazy ones included; its width grows with their number. Red
-ones point upwards: the contract lists each with its reason. Arrows to ``core``, which every room
-may import, are left out.
+arrow stands for imports between two rooms, lazy ones included; its width grows with their number.
+Red arrows point upwards: the contract lists each with its reason. Arrows to ``core``, which every
+room may import, are left out.
 """
 
 from __future__ import annotations

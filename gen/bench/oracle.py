@@ -276,8 +276,8 @@ def _checked_sweep(args: argparse.Namespace) -> tuple[str | None, list[Any]]:
         if value != default:
             flag = f"--{key.replace('_', '-')}"
             raise GenError(
-                f"{flag} is {value!r}, with --oracle; expected nothing, the oracle takes the"
-                " model's place"
+                f"{flag} is {value!r}, with --oracle; expected nothing, because the"
+                " oracle replaces the model"
             )
     grid = grid_of(args.sweep)
     if len(grid) > 1:

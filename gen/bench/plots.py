@@ -101,7 +101,7 @@ def axis(
 
 
 class Frame:
-    """Pixels of a panel's data: ``at_x`` and ``at_y`` place a value between the axes."""
+    """Pixels of a panel's data: ``at_x`` and ``at_y`` map a value to a pixel between the axes."""
 
     right, bottom = WIDTH - 0.3 * PAD, HEIGHT - PAD + 6
 

@@ -95,24 +95,24 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
     jobs = tree.get("jobs", [{}])
     if not isinstance(jobs, list) or not jobs:
         raise bad_value("jobs", jobs, "a list of partial jobs", where)
-    top, top_places, parsed = {}, {}, []
+    top, top_origins, parsed = {}, {}, []
     for key in FOLDER_KEYS:
         if key in tree and (tree[key] is not None or key in RUN):
-            _set_top(top, top_places, [key], tree[key], where)
+            _set_top(top, top_origins, [key], tree[key], where)
     for text in overrides:
         keys, value = _override(text, len(jobs) if "jobs" in tree else 0)
         if keys[0] in FOLDER_KEYS:
-            _set_top(top, top_places, keys, value, f"override {text!r}")
+            _set_top(top, top_origins, keys, value, f"override {text!r}")
         else:
             parsed.append((keys, value, f"override {text!r}"))
-    shared, shared_places = dict(DEFAULTS), {}
-    _merge(shared, {k: v for k, v in tree.items() if k in DEFAULTS}, where, shared_places, base)
+    shared, shared_origins = dict(DEFAULTS), {}
+    _merge(shared, {k: v for k, v in tree.items() if k in DEFAULTS}, where, shared_origins, base)
     entries = []
     for i, job in enumerate(jobs):
         location = where if "jobs" not in tree else f"{where}, jobs.{i}"
         if not isinstance(job, Mapping):
             raise bad_value(f"jobs.{i}", job, "keys such as sampler and sampling", where)
-        values, locations = dict(shared), dict(shared_places)
+        values, locations = dict(shared), dict(shared_origins)
         _merge(values, {k: v for k, v in job.items() if k != "sweep"}, location, locations, base)
         own = [
             (k[2:] if k[0] == "jobs" else k, v, said)
@@ -121,7 +121,7 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
         ]
         sweep = job["sweep"] if "sweep" in job else tree.get("sweep")
         entries += _swept(Values(values, locations, location), sweep, own, base)
-    return Layers(top, top_places, entries)
+    return Layers(top, top_origins, entries)
 
 
 def _swept(

@@ -38,7 +38,7 @@ def row_check(
             return row
         key = json.dumps([row.sampler, row.sampling], sort_keys=True)
         if key not in tried:
-            tried[key] = _own_knobs(sampler, sampling, row)
+            tried[key] = _own_params(sampler, sampling, row)
         own, error = tried[key]
         try:
             if error is not None:
@@ -51,7 +51,7 @@ def row_check(
     return check
 
 
-def _own_knobs(
+def _own_params(
     sampler: Mapping[str, Any], sampling: Mapping[str, Any], row: Row
 ) -> tuple[dict[str, Any], GenError | None]:
     from gen.core.sampler import resolve_sampler  # imports torch, status needs none

@@ -1,8 +1,7 @@
-"""What layouts are made of: orders of a grid's cells, and the tables that follow from a list of
-steps.
+"""Orders of a grid's cells, and the tables that follow from the steps of a layout.
 
-An order takes the grid, slowest axis first, and a seed that only ``random`` uses, and gives each
-cell once, as its index in raster order. Methods that choose places use them too.
+An order takes the grid, slowest axis first, and a seed that only ``random`` uses. It lists each
+cell once, as its index in raster order. Methods that choose positions use orders too.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from torch import Tensor
 from gen.core.errors import bad_value, unknown
 from gen.core.rng import CounterRNG, item_key
 
-Place = tuple[int, int] | str  # (stream, cell), or the name of a special
+PlanEntry = tuple[int, int] | str  # (stream, cell), or the name of a special token
 
 
 def row_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
-    """First to last."""
+    """List the cells in raster order."""
     return range(math.prod(grid))
 
 
 def snake_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
-    """Every other row backwards (and every other frame upwards), so that each cell is a neighbour
-    of the one before."""
+    """List every other row backwards (and every other frame upwards), so that each cell is a
+    neighbour of the one before."""
     cells = [0]
     for size in grid:
         cells = [
@@ -41,8 +40,8 @@ def snake_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]
 
 @cache
 def halton_cells(grid: tuple[int, ...], seed: int | None = None) -> tuple[int, ...]:
-    """In the order in which the Halton sequence (bases 2, 3, 5, ...) first visits them: far apart
-    from one to the next."""
+    """List the cells as the Halton sequence (bases 2, 3, 5, ...) first visits them: far apart from
+    one to the next."""
     bases, total = (2, 3, 5, 7)[: len(grid)], math.prod(grid)
     seen: dict[int, None] = {}
     i = 0
@@ -56,7 +55,8 @@ def halton_cells(grid: tuple[int, ...], seed: int | None = None) -> tuple[int, .
 
 
 def random_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int]:
-    """One permutation per seed, from our own hash: the same with every version of torch."""
+    """List the cells in a permutation that depends on the seed alone, not on the version of
+    torch."""
     rng = CounterRNG([item_key("layout", seed)])
     return (
         rng.uniform(torch.tensor([0]), torch.arange(math.prod(grid))[None], "order", None)[0]
@@ -66,7 +66,7 @@ def random_cells(grid: tuple[int, ...], seed: int | None = None) -> Sequence[int
 
 
 def _radical_inverse(i: int, base: int) -> float:
-    """The digits of i in that base, mirrored at the point: in [0, 1)."""
+    """Mirror the digits of i in ``base`` at the point: a number in [0, 1)."""
     x, scale = 0.0, 1.0
     while i:
         i, digit = divmod(i, base)
@@ -79,26 +79,32 @@ ORDERS = {"row": row_cells, "snake": snake_cells, "halton": halton_cells, "rando
 
 
 class Tables(NamedTuple):
-    """Long, one entry per place, the steps one after another; but ``code`` has one per code, stream
-    after stream."""
+    """Tables of a layout: long, one entry per position, the steps one after another. ``code`` has
+    one entry per code, stream after stream."""
 
-    pairs: Tensor  # [P, 2] stream and cell, -1 for specials
-    step: Tensor  # [P] which step the place is in
-    level: Tensor  # [P] how many places of that step come before it
-    low: Tensor  # [P] the ids low <= id < high may stand there
+    pairs: Tensor  # [P, 2] stream and cell, -1 for special tokens
+    step: Tensor  # [P] step of the position
+    level: Tensor  # [P] number of positions of that step before it
+    low: Tensor  # [P] the token ids low <= id < high are allowed
     high: Tensor
-    code: Tensor  # [N] the place of every code
-    specials: Mapping[int, str]  # id -> name
+    code: Tensor  # [N] position of every code
+    specials: Mapping[int, str]  # token id -> name
 
     @staticmethod
     def of(
-        plan: Sequence[Sequence[Place]],
+        plan: Sequence[Sequence[PlanEntry]],
         cells: Sequence[int],
         spans: Mapping[int | str, tuple[int, int]],
     ) -> Tables:
-        """``cells``: codes per stream. ``spans``: low and high of every stream and special.
+        """Make the tables of a plan.
 
-        Raises ``ValueError`` unless every code stands in the plan once.
+        Args:
+            plan: steps, each a list of positions.
+            cells: codes per stream.
+            spans: low and high of every stream and special token.
+
+        Raises:
+            ValueError: a code does not occur in the plan exactly once.
         """
         positions = [position for step in plan for position in step]
         code = sorted(
@@ -118,8 +124,11 @@ class Tables(NamedTuple):
         return Tables(torch.tensor(pairs), step, level, low, high, torch.tensor(code), specials)
 
     def fill(self, codes: Tensor) -> Tensor:
-        """Codes [B, N] -> ids [B, P]. Raises ``GenError`` for a code that its stream does not
-        have."""
+        """Convert codes [B, N] to token ids [B, P].
+
+        Raises:
+            GenError: a code is out of range for its stream.
+        """
         low, high, position = (x.to(codes.device) for x in (self.low, self.high, self.code))
         sizes = (high - low)[position]
         wrong = (codes < 0) | (codes >= sizes)
@@ -133,13 +142,21 @@ class Tables(NamedTuple):
         return ids
 
     def take(self, ids: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Ids [B, P] -> codes [B, N]. Raises ``GenError`` for an id where it may not stand, the
-        places named in ``shape``."""
+        """Convert token ids [B, P] to codes [B, N].
+
+        Args:
+            ids: flat token ids.
+            shape: shape of one sequence, which positions are named in.
+
+        Raises:
+            GenError: a token is not allowed at its position.
+        """
         low, high, position = (x.to(ids.device) for x in (self.low, self.high, self.code))
         wrong = (ids < low) | (ids >= high)
         if bool(wrong.any()):
             row, n = wrong.nonzero()[0].tolist()
-            name = f"the id at place {n if len(shape) == 1 else divmod(n, shape[1])} of row {row}"
+            where = n if len(shape) == 1 else divmod(n, shape[1])
+            name = f"the token id at position {where} of row {row}"
             (stream, cell), least = self.pairs[n].tolist(), int(low[n])
             what = (
                 f"{least} ({self.specials[least]})"
@@ -154,8 +171,17 @@ class Tables(NamedTuple):
 
 
 def integers(obj: Any, name: str, least: int, count: int | None = None) -> None:
-    """Makes a field a tuple of ``count`` integers (without one: at least one) of at least
-    ``least``, or raises ``GenError``."""
+    """Make a field of a frozen object a tuple of integers.
+
+    Args:
+        obj: object whose field is replaced.
+        name: name of the field.
+        least: smallest allowed integer.
+        count: number of integers; None: at least one.
+
+    Raises:
+        GenError: the field holds something else.
+    """
     value = getattr(obj, name)
     fits = isinstance(value, (list, tuple)) and all(type(x) is int and x >= least for x in value)
     if not fits or (not value if count is None else len(value) != count):
@@ -165,12 +191,12 @@ def integers(obj: Any, name: str, least: int, count: int | None = None) -> None:
 
 
 def choice(name: str, value: Any, options: Iterable[str]) -> None:
-    """Raises ``GenError`` with the nearest option for an unknown one."""
+    """Raise ``GenError`` with the nearest option unless ``value`` is one of them."""
     if value not in options:
         raise unknown(name, value, options)
 
 
-def whole(name: str, x: Any, shape: tuple[int, ...]) -> Tensor:
+def check_whole(name: str, x: Any, shape: tuple[int, ...]) -> Tensor:
     """Return ``x`` if it is a tensor of integers [B, *shape]. Raises ``GenError`` for all else."""
     if (
         not isinstance(x, Tensor)

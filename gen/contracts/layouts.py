@@ -1,17 +1,19 @@
-"""Layouts: a grid of codes <-> the sequence that a model reads. Letters: B batch, Q code streams, S
-places or steps, V ids.
+"""Layouts map a grid of codes to the token sequence that a model reads, and back.
 
-A layout is a list of steps, and a step a list of places. A place holds one code, named by (stream
-q, cell c), the cell counted in raster order, or a special such as ``eol``. All else follows from
-that list. Let place n allow the ids ``low[n] <= id < high[n]``: [o_q, o_q + size_q) for a code of
-stream q, one id for a special. Let p(q, c) be the place of a code, each of which has exactly one.
-Then
+Letters: B batch, Q code streams, S positions or steps, V vocabulary.
 
-    ids[n] = low[n], and ids[p(q, c)] += codes[q, c]  codes[q, c] = ids[p(q, c)] - low[p(q, c)]
+A layout is a list of steps; a step is a list of positions. A position holds one code or a special
+token such as ``eol``. A code is named by (stream q, cell c), cells counted in raster order. All
+else follows from that list. Position n allows the token ids ``low[n] <= id < high[n]``:
+[o_q, o_q + size_q) for a code of stream q, one id for a special token. Let p(q, c) be the position
+of a code; every code has exactly one. Then
 
-so both directions read one table and cannot disagree. ``vocabulary`` says what o_q is: 0
-(``shared``: streams use the same ids), or the sum of the sizes before it (``offset``: one joint
-vocabulary). Specials come right after the codes.
+    ids[n] = low[n], and ids[p(q, c)] += codes[q, c]
+    codes[q, c] = ids[p(q, c)] - low[p(q, c)]
+
+so both directions read one table and cannot disagree. ``vocabulary`` sets o_q: 0 (``shared``:
+streams use the same token ids), or the sum of the sizes before it (``offset``: one joint
+vocabulary). Special tokens follow the codes.
 
 Codes are int64 [B, Q, *grid]. Streams of unequal stride (SNAC) are a list of [B, T_q], T_q = T /
 stride_q. Sequences are int64 [B, S]; ``parallel`` and ``delay`` make [B, S, Q], or [B, S * Q] with
@@ -30,7 +32,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gen.contracts.layout_orders import ORDERS, Place, Tables, choice, integers, whole
+from gen.contracts.layout_orders import ORDERS, PlanEntry, Tables, check_whole, choice, integers
 from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import register, registry
 from gen.core.token_space import TokenSpace
@@ -38,9 +40,17 @@ from gen.core.token_space import TokenSpace
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(ABC):
-    """``sizes``: codes per stream (its length is Q). ``grid``: cells of a stream, slowest axis
-    first. ``vocabulary``: see the module. Raises ``GenError`` for values out of range. A new layout
-    is a ``plan`` under ``@register("layout", name)``.
+    """Order of codes and special tokens in a sequence.
+
+    A new layout is a ``plan`` under ``@register("layout", name)``.
+
+    Attributes:
+        sizes: codes per stream; its length is Q.
+        grid: cells of a stream, slowest axis first.
+        vocabulary: ``shared`` or ``offset``, see the module.
+
+    Raises:
+        GenError: a value is out of range.
     """
 
     sizes: tuple[int, ...]
@@ -60,43 +70,44 @@ class Layout(ABC):
             )
 
     @abstractmethod
-    def plan(self) -> list[list[Place]]:
-        """The steps. Every (stream, cell) stands in them once."""
+    def plan(self) -> list[list[PlanEntry]]:
+        """List the steps; every (stream, cell) occurs in them once."""
 
     # --- sizes
 
     @property
     def cells(self) -> tuple[int, ...]:
-        """How many codes each stream has."""
+        """Number of codes of each stream."""
         return (math.prod(self.grid),) * len(self.sizes)
 
     @property
     def code_ids(self) -> int:
-        """The ids [0, code_ids) stand for codes."""
+        """Number of token ids for codes: the ids [0, code_ids)."""
         return sum(self.sizes) if self.vocabulary == "offset" else max(self.sizes)
 
     @property
     def special_ids(self) -> dict[str, int]:
+        """Token id of every special token, by name."""
         return {name: self.code_ids + n for n, name in enumerate(self.specials)}
 
     @property
     def vocab_size(self) -> int:
-        """V: codes and specials."""
+        """Vocabulary size V: codes and special tokens."""
         return self.code_ids + len(self.specials)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sequence: (S,), or (S, Q) where a step is read as a whole."""
+        """Shape of one sequence: (S,), or (S, Q) where a step is read as a whole."""
         return tuple(self._tables.low.shape)
 
     @property
     def sequence_grid(self) -> tuple[int, ...]:
-        """The axes of the flat sequence, slowest first: (S,) where neighbours on an axis would not
-        be neighbours."""
+        """Axes of the flat sequence, slowest first: (S,) where neighbours on an axis would not be
+        neighbours in the grid."""
         return tuple(self._tables.low.shape)
 
     def length(self, grid: Sequence[int] | None = None) -> int:
-        """S, of this grid or another."""
+        """Return the sequence length S for this grid or another."""
         return (self if grid is None else replace(self, grid=grid)).shape[0]
 
     # --- tables
@@ -113,38 +124,44 @@ class Layout(ABC):
 
     @property
     def positions(self) -> Tensor:
-        """Stream and cell of every place, -1 for specials: long [S(, Q), 2]."""
+        """Stream and cell of every position, -1 for special tokens: long [S(, Q), 2]."""
         return self._tables.pairs.reshape(*self.shape, 2)
 
     @property
     def steps(self) -> Tensor:
-        """The step of every place: long [S(, Q)]."""
+        """Step of every position: long [S(, Q)]."""
         return self._tables.step.reshape(self.shape)
 
     @property
     def level(self) -> Tensor:
-        """How many places of its step come before every place: long [S(, Q)]."""
+        """Number of positions of the same step before every position: long [S(, Q)]."""
         return self._tables.level.reshape(self.shape)
 
     @property
     def block_of(self) -> Tensor:
-        """Position n may see position m if ``block_of[m] <= block_of[n]``: long [S]. Causal unless
-        a layout says otherwise."""
+        """Block of every position: long [S]. Position n attends to position m if ``block_of[m] <=
+        block_of[n]``; this default is causal."""
         return torch.arange(self.shape[0])
 
     @property
     def blocks(self) -> list[Tensor]:
-        """The positions of every block."""
+        """Positions of every block."""
         return list(self.block_of.argsort(stable=True).split(self.block_of.bincount().tolist()))
 
     def legal(self, vocab_size: int | None = None) -> Tensor:
-        """Which ids may stand where: bool [S(, Q), V]. ``vocab_size``: that of a model which knows
-        further ids."""
+        """Return the allowed tokens of every position: bool [S(, Q), V].
+
+        Args:
+            vocab_size: V of a model with more token ids than the layout.
+
+        Raises:
+            GenError: ``vocab_size`` is smaller than the layout's.
+        """
         if vocab_size is not None and vocab_size < self.vocab_size:
             raise bad_value(
                 "vocab_size",
                 vocab_size,
-                f"at least {self.vocab_size}, the codes and specials of the layout",
+                f"at least {self.vocab_size}, the codes and special tokens of the layout",
             )
         ids, t = torch.arange(vocab_size or self.vocab_size), self._tables
         return ((ids >= t.low[:, None]) & (ids < t.high[:, None])).reshape(*self.shape, -1)
@@ -152,14 +169,20 @@ class Layout(ABC):
     # --- there and back
 
     def to_sequence(self, codes: Tensor | Sequence[Tensor]) -> Tensor:
-        """Codes [B, Q, *grid], or a list of [B, T_q], -> ids [B, S(, Q)]. Raises ``GenError`` for
-        another shape or range."""
+        """Convert codes [B, Q, *grid], or a list of [B, T_q], to token ids [B, S(, Q)].
+
+        Raises:
+            GenError: a shape or a code is out of range.
+        """
         return self._tables.fill(self._flatten(codes)).unflatten(1, self.shape)
 
     def from_sequence(self, ids: Tensor) -> Tensor | list[Tensor]:
-        """Ids [B, S(, Q)] -> codes [B, Q, *grid], or a list of [B, T_q]. Raises ``GenError`` for
-        another shape, and for an id where it may not stand."""
-        whole("ids", ids, self.shape)
+        """Convert token ids [B, S(, Q)] to codes [B, Q, *grid], or to a list of [B, T_q].
+
+        Raises:
+            GenError: the shape differs, or a token is not allowed at its position.
+        """
+        check_whole("ids", ids, self.shape)
         codes = self._tables.take(ids.long().flatten(1), self.shape)
         return (
             list(codes.split(self.cells, 1))
@@ -172,9 +195,9 @@ class Layout(ABC):
         return any(n != math.prod(self.grid) for n in self.cells)
 
     def _flatten(self, codes: Tensor | Sequence[Tensor]) -> Tensor:
-        """Stream after stream: long [B, N]."""
+        """Concatenate the streams: long [B, N]."""
         if not self._ragged:
-            return whole("codes", codes, (len(self.sizes), *self.grid)).long().flatten(1)
+            return check_whole("codes", codes, (len(self.sizes), *self.grid)).long().flatten(1)
         if not isinstance(codes, (list, tuple)) or len(codes) != len(self.sizes):
             raise bad_value(
                 "codes",
@@ -182,7 +205,7 @@ class Layout(ABC):
                 f"a list of {len(self.sizes)} streams of {self.cells} codes",
             )
         for q, stream in enumerate(codes):
-            whole(f"codes[{q}]", stream, (self.cells[q],))
+            check_whole(f"codes[{q}]", stream, (self.cells[q],))
         if len({len(stream) for stream in codes}) != 1:
             raise bad_value(
                 "the rows of the streams", [len(stream) for stream in codes], "as many in each"
@@ -191,12 +214,20 @@ class Layout(ABC):
 
 
 def make_layout(name: str, **params: Any) -> Layout:
-    """The layout of that name. Raises ``GenError`` for an unknown name or knob, with the nearest
-    one, and for a missing one."""
+    """Make the layout of a registered name.
+
+    Args:
+        name: registered name.
+        params: its parameters.
+
+    Raises:
+        GenError: the name or a parameter is unknown (with the nearest one), or a parameter is
+            missing.
+    """
     cls = registry.get("layout", name)
     for param in params:
         if param not in cls.__dataclass_fields__:
-            raise unknown(f"knob of layout {name!r}:", param, cls.__dataclass_fields__)
+            raise unknown(f"parameter of layout {name!r}:", param, cls.__dataclass_fields__)
     if lacking := [f.name for f in fields(cls) if f.default is MISSING and f.name not in params]:
         raise GenError(f"layout {name!r} lacks {', '.join(lacking)}")
     return cls(**params)
@@ -208,34 +239,41 @@ def space(
     codebook: Tensor | None = None,
     vocab_size: int | None = None,
 ) -> TokenSpace:
-    """The token space of a flat layout. ``mask_token_id``: an id beyond the layout's, which stands
-    nowhere. ``codebook``: float [n, D], the vectors of the first n code ids. ``vocab_size``: that
-    of the model, if it knows further ids.
+    """Make the token space of a flat layout.
 
-    Raises ``GenError`` for a layout of several ids per step, and for ids that overlap.
+    Args:
+        layout: layout with one token per position.
+        mask_token_id: token id beyond the layout's, which is allowed at no position.
+        codebook: float [n, D], the vectors of the first n codes.
+        vocab_size: vocabulary size of a model with more token ids than the layout.
+
+    Raises:
+        GenError: the layout has several tokens per step, or token ids overlap.
     """
     if len(layout.shape) > 1:
         raise bad_value(
             f"flat of the layout {type(layout).__name__}",
             False,
-            "True: a token space has one id per place",
+            "True: a token space has one token per position",
         )
     if mask_token_id is not None and mask_token_id < layout.vocab_size:
         raise bad_value(
             "mask_token_id",
             mask_token_id,
-            f"at least {layout.vocab_size}: ids below are codes and specials of the layout",
+            f"at least {layout.vocab_size}: ids below are codes and special tokens of the layout",
         )
     need = layout.vocab_size if mask_token_id is None else mask_token_id + 1
     if vocab_size is not None and vocab_size < need:
         raise bad_value(
-            "vocab_size", vocab_size, f"at least {need}, so that it holds codes, specials and mask"
+            "vocab_size",
+            vocab_size,
+            f"at least {need}, so that it holds codes, special tokens and mask",
         )
     if codebook is not None and len(codebook) > layout.code_ids:
         raise bad_value(
             "the number of codebook vectors",
             len(codebook),
-            f"at most {layout.code_ids}, the ids of codes",
+            f"at most {layout.code_ids}, the number of codes",
         )
     width = need if vocab_size is None else vocab_size
     return TokenSpace(layout.sequence_grid, width, layout.legal(width), mask_token_id, codebook)
@@ -247,7 +285,8 @@ def space(
 @register("layout", "raster")
 @dataclass(frozen=True, kw_only=True)
 class Raster(Layout):
-    """Cell by cell: ``order`` row, snake, halton, or random with its ``seed``."""
+    """Layout of one stream, cell by cell in ``order``: row, snake, halton, or random with its
+    ``seed``."""
 
     order: str = "row"
     seed: int | None = None
@@ -269,14 +308,14 @@ class Raster(Layout):
     def sequence_grid(self) -> tuple[int, ...]:
         return self.grid if self.order == "row" else self.shape
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         return [[(0, c)] for c in ORDERS[self.order](self.grid, self.seed)]
 
 
 @register("layout", "raster_eol")
 class RasterEol(Layout):
-    """Row by row, each followed by an end-of-line id: h * (w + 1) ids (Emu3), and t * h * (w + 1)
-    for video."""
+    """Layout row by row, each row followed by an end-of-line token: h * (w + 1) positions (Emu3),
+    and t * h * (w + 1) for video."""
 
     one_stream = True
     specials = ("eol",)
@@ -285,7 +324,7 @@ class RasterEol(Layout):
     def sequence_grid(self) -> tuple[int, ...]:
         return (*self.grid[:-1], self.grid[-1] + 1)
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         width = self.grid[-1]
         return [
             [p]
@@ -296,8 +335,8 @@ class RasterEol(Layout):
 
 @register("layout", "frame_blocks")
 class FrameBlocks(Layout):
-    """Frame by frame (slices of the first axis), each a step and a block: bidirectional inside,
-    causal across."""
+    """Layout frame by frame (slices of the first axis). A frame is a step and a block: attention is
+    bidirectional inside and causal across."""
 
     one_stream = True
 
@@ -314,7 +353,7 @@ class FrameBlocks(Layout):
     def block_of(self) -> Tensor:
         return self.steps
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         size = math.prod(self.grid[1:])
         return [[(0, t * size + c) for c in range(size)] for t in range(self.grid[0])]
 
@@ -324,7 +363,7 @@ class FrameBlocks(Layout):
 
 @dataclass(frozen=True, kw_only=True)
 class _Stepped(Layout):
-    """Steps of Q ids. ``flat``: one id per place, stream after stream within a step."""
+    """Steps of Q tokens. ``flat``: one token per position, stream after stream within a step."""
 
     flat: bool = False
 
@@ -339,17 +378,17 @@ class _Stepped(Layout):
 
 @register("layout", "parallel")
 class Parallel(_Stepped):
-    """All streams of a cell at once."""
+    """Layout of one cell per step, all streams at once."""
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         return [[(q, c) for q in range(len(self.sizes))] for c in range(self.cells[0])]
 
 
 @register("layout", "delay")
 @dataclass(frozen=True, kw_only=True)
 class Delay(_Stepped):
-    """Stream q is ``delays[q]`` steps late: step s holds its cell s - delays[q], or the pad id
-    where there is none.
+    """Delay of ``delays[q]`` steps for stream q: step s holds its cell s - delays[q], or the pad
+    token where there is none.
 
     MusicGen has the delays (0, 1, 2, 3), Dia (0, 8, 9, ..., 15).
     """
@@ -362,7 +401,7 @@ class Delay(_Stepped):
         super().__post_init__()
         integers(self, "delays", 0, len(self.sizes))
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         cells, last = self.cells[0], self.cells[0] + max(self.delays)
         return [
             [(q, s - d) if 0 <= s - d < cells else "pad" for q, d in enumerate(self.delays)]
@@ -372,22 +411,24 @@ class Delay(_Stepped):
 
 @register("layout", "depth")
 class Depth(Layout):
-    """A cell per step, its streams one after another: a backbone gives stream 0 (``level`` 0), a
-    depth model the rest (CSM, Moshi, RQ-Transformer). The ids are those of ``flatten`` in
-    time-major order."""
+    """Layout of one cell per step, its streams one after another.
+
+    A backbone predicts stream 0 (``level`` 0), a depth model the rest (CSM, Moshi, RQ-Transformer).
+    The tokens are those of ``flatten`` in time-major order.
+    """
 
     @property
     def sequence_grid(self) -> tuple[int, ...]:
         return (*self.grid, len(self.sizes))
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         return [[(q, c) for q in range(len(self.sizes))] for c in range(self.cells[0])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Strided(Layout):
-    """``strides``: stream q has one code per ``strides[q]`` cells of a grid of one axis; none: all
-    have one per cell."""
+    """Streams of unequal rate. ``strides``: stream q has one code per ``strides[q]`` cells of a
+    grid of one axis; None: one per cell."""
 
     strides: tuple[int, ...] | None = None
 
@@ -416,17 +457,21 @@ class _Strided(Layout):
 
 @register("layout", "coarse_first")
 class CoarseFirst(_Strided):
-    """All of stream 0, then all of stream 1, and so on; a step is a stream."""
+    """Layout stream by stream: all of stream 0, then all of stream 1, and so on. A step is a
+    stream."""
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         return [[(q, c) for c in range(count)] for q, count in enumerate(self.cells)]
 
 
 @register("layout", "flatten")
 @dataclass(frozen=True, kw_only=True)
 class Flatten(_Strided):
-    """One code after another. ``order``: ``time_major`` (a code when its time begins, coarse
-    streams first, so that SNAC has 1 + 2 + 4 + 8 ids per coarse frame), or ``stream_major``."""
+    """Layout of one code per step.
+
+    ``order`` is ``time_major`` (a code when its time begins, coarse streams first, so that SNAC has
+    1 + 2 + 4 + 8 tokens per coarse frame) or ``stream_major``.
+    """
 
     order: str = "time_major"
 
@@ -441,7 +486,7 @@ class Flatten(_Strided):
         stacked = self.order == "time_major" and not self._ragged
         return (*self.grid, len(self.sizes)) if stacked else super().sequence_grid
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         codes = [(q, c) for q, count in enumerate(self.cells) for c in range(count)]
         if self.order == "time_major":
             strides = self.strides or (1,) * len(self.sizes)

@@ -1,9 +1,9 @@
-"""Draws: every random decision goes through one injected object.
+"""Random numbers: every random decision goes through one injected object.
 
-Production draws are counter-based. A decision is an integer hash of (item key, purpose, position,
-round), so an item gets the same draws whatever the batch, shard, worker or window, on any device.
-``round=None`` leaves the round out: the noise then belongs to the position, and asking again with
-another law answers with the same noise (that is what Gumbel coupling means).
+The production object is counter-based. A decision is an integer hash of (item key, purpose,
+position, round), so an item gets the same random numbers whatever the batch, shard, worker or
+window, on any device. ``round=None`` leaves the round out: the noise then belongs to the position,
+and a second call with another distribution uses the same noise (Gumbel coupling).
 
 Tests inject an object with the same methods that enumerates all outcomes of the production code.
 """
@@ -19,23 +19,21 @@ import torch
 from torch import Tensor
 
 _MASK53 = (1 << 53) - 1
-KEPT, BLOCK = (
-    1 << 19,
-    16,
-)  # bytes of noise that are kept per purpose, and for how many more positions at a time it is made
-PIECE = {
-    True: 1 << 13,
-    False: 1 << 22,
-}  # numbers that are worked on at a time, on a CPU or elsewhere
-Bits = (
-    np.ndarray | Tensor
-)  # int64, or float64 between 0 and 1: an array on the host, a tensor elsewhere
+KEPT = 1 << 19  # bytes of noise kept per purpose
+BLOCK = 16  # additional positions that noise is made for at a time
+# Numbers made at a time, keyed by "on a CPU".
+PIECE = {True: 1 << 13, False: 1 << 22}
+# int64, or float64 between 0 and 1: an array on the host, a tensor elsewhere
+Bits = np.ndarray | Tensor
 
 
 class RNG(Protocol):
-    """Decisions for the rows of a batch. ``rows`` [b] picks rows of the batch; ``positions`` is
-    long [b, L], the grid position each decision is about; ``round`` long [b] or None; ``active``
-    bool [b, L] marks decisions that count (the others may return anything)."""
+    """Random decisions for the rows of a batch.
+
+    Arguments of all methods: ``rows`` [b] selects rows of the batch; ``positions`` long [b, L] is
+    the grid position of each decision; ``purpose`` names independent streams; ``round`` is long [b]
+    or None; ``active`` bool [b, L] marks decisions that count (the others may return anything).
+    """
 
     def categorical(
         self,
@@ -46,7 +44,7 @@ class RNG(Protocol):
         round: Tensor | None,
         active: Tensor,
     ) -> Tensor:
-        """Ids long [b, L] drawn from log-probabilities [b, L, V]."""
+        """Draw tokens long [b, L] from log-probabilities [b, L, V]."""
         ...
 
     def flip(
@@ -58,33 +56,33 @@ class RNG(Protocol):
         round: Tensor | None,
         active: Tensor,
     ) -> Tensor:
-        """Bool [b, L], true with probability ``p`` [b, L]."""
+        """Draw bool [b, L], true with probability ``p`` [b, L]."""
         ...
 
     def uniform(
         self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None
     ) -> Tensor:
-        """Float64 [b, L] in (0, 1)."""
+        """Draw uniform float64 [b, L] in (0, 1)."""
         ...
 
     def normal(
         self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None, size: int
     ) -> Tensor:
-        """Float64 [b, L, size], independent standard normal variables."""
+        """Draw independent standard normal float64 [b, L, size]."""
         ...
 
 
 def item_key(*parts: object) -> int:
-    """A 63-bit key from what identifies an item, such as its prompt and seed."""
+    """Hash the parts that identify an item, such as its prompt and seed, to a 63-bit key."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
 class CounterRNG:
-    """See the module. ``keys``: one integer per row of the batch.
+    """Counter-based random numbers; see the module. ``keys``: one integer per row of the batch.
 
-    On a CPU, noise that belongs to positions is kept as long as it takes no more than ``KEPT``
-    bytes: the same positions are asked about round after round. Elsewhere, or beyond that, it is
-    made where it is wanted, a ``PIECE`` of it at a time.
+    On a CPU, noise that belongs to positions is kept while it takes at most ``KEPT`` bytes, because
+    every round reads the same positions. Elsewhere, or above that size, it is made again when it is
+    read, ``PIECE`` numbers at a time.
     """
 
     def __init__(self, keys: Sequence[int], device: torch.device | str = "cpu"):
@@ -92,9 +90,8 @@ class CounterRNG:
             [k - (1 << 64) if k >> 63 else k for k in keys], dtype=torch.int64, device=device
         )
         self._rows = len(keys)
-        self._kept: dict[
-            tuple[str, int], tuple[int, Tensor]
-        ] = {}  # the first position, and float64 [rows of the batch, positions, V]
+        # (purpose, V) -> first position, and float64 [rows of the batch, positions, V]
+        self._kept: dict[tuple[str, int], tuple[int, Tensor]] = {}
 
     def _bits(self, rows: Tensor, positions: Tensor, purpose: str, round: Tensor | None) -> Bits:
         h = _mix(_plain(self.keys)[_plain(rows)] ^ _constant(purpose))
@@ -106,8 +103,8 @@ class CounterRNG:
         """Key the rows of a batch by (item, branch).
 
         Args:
-            items: row of this object's keys that each row of the batch is, int64 [b].
-            branches: branch of each, int64 [b]; branch 0 has the item's own key.
+            items: index of this object's keys for each row of the batch, int64 [b].
+            branches: branch of each row, int64 [b]; branch 0 has the item's own key.
         """
         keys = self.keys.cpu().numpy()[items]
         branched = _mix(_mix(keys ^ _constant("branch")) + branches * _GOLDEN)
@@ -118,8 +115,8 @@ class CounterRNG:
         return torch.as_tensor(_unit(_mix(self._bits(rows, positions, purpose, round))))
 
     def normal(self, rows, positions, purpose, round, size) -> Tensor:
-        """By inversion: one uniform number each, so that no two sizes share their numbers out
-        differently."""
+        """Draw by inversion: one uniform number each, so that the first numbers do not depend on
+        ``size``."""
         return torch.special.ndtri(
             torch.as_tensor(_units(self._bits(rows, positions, purpose, round), size))
         )
@@ -128,15 +125,14 @@ class CounterRNG:
         return self.uniform(rows, positions, purpose, round) < p
 
     def categorical(self, logp, rows, positions, purpose, round, active) -> Tensor:
-        """The Gumbel-max rule: argmax of log p + G, with one G per (position, id)."""
+        """Draw by the Gumbel-max rule: argmax of log p + G, with one G per (position, token)."""
         if round is None and positions.numel():
             noise = self._noise(rows, positions, purpose, logp.shape[-1])
             if noise is not None:
                 return _argmax(noise + logp)
         bits, size = self._bits(rows, positions, purpose, round), logp.shape[-1]
-        if (
-            positions.is_cpu and not active.all()
-        ):  # most of the time goes into the noise, and nobody has to wait to know what is asked
+        # Noise takes most of the time; on a CPU, reading ``active`` needs no synchronisation.
+        if positions.is_cpu and not active.all():
             row, column = active.nonzero(as_tuple=True)
             out = torch.zeros_like(positions)
             out[row, column] = _drawn(
@@ -147,17 +143,20 @@ class CounterRNG:
             return _drawn(logp.view(-1, size).__getitem__, bits.reshape(-1), size).view(
                 positions.shape
             )
+        # row by row: all rows together would need a copy
         return torch.stack(
             [
-                _drawn(logprobs.__getitem__, here, size)
-                for logprobs, here in zip(logp, bits, strict=True)
+                _drawn(logprobs.__getitem__, row_bits, size)
+                for logprobs, row_bits in zip(logp, bits, strict=True)
             ]
-        )  # all rows together would be a copy
+        )
 
     def _noise(self, rows: Tensor, positions: Tensor, purpose: str, size: int) -> Tensor | None:
-        """What is kept of the noise of these positions, [b, L, V]; None where it would be too much.
-        It begins where the lowest of them is, and goes on for some more than there are, which will
-        be asked about soon."""
+        """Read the kept noise of these positions, [b, L, V]; None where it would be too large.
+
+        Noise is made from the lowest position on and for ``BLOCK`` positions more than needed,
+        which the next rounds read.
+        """
         if not positions.is_cpu:
             return None
         if positions.numel() == 1:
@@ -185,8 +184,7 @@ class CounterRNG:
     def _moved(
         self, begin: int, kept: Tensor | None, low: int, length: int, purpose: str, size: int
     ) -> Tensor:
-        """The noise of positions low .. low + length - 1; what is there of it already is not made
-        again."""
+        """Make the noise of positions low .. low + length - 1, copying what ``kept`` has of it."""
         new = torch.empty(self._rows, length, size, dtype=torch.float64)
         there = range(0)
         if kept is not None:
@@ -208,8 +206,8 @@ class CounterRNG:
 
 
 class OffsetRNG:
-    """Draws about a part of a grid: its place 0 is place ``first`` of the whole, and has that one's
-    draws."""
+    """Random numbers for a part of a grid: its position 0 is position ``first`` of the whole grid
+    and has the random numbers of that one."""
 
     def __init__(self, rng: RNG, first: int):
         self.rng, self.first = rng, first
@@ -240,25 +238,25 @@ def _constant(purpose: str) -> int:
 
 
 def _plain(x: Tensor) -> Bits:
-    """The same memory as an array, where it is the host's: of few numbers most of the time goes
-    into the calls, and numpy's take less."""
+    """View a tensor of the host as an array: with few numbers most of the time goes into the calls,
+    and those of numpy take less."""
     return x.numpy() if x.is_cpu else x
 
 
 def _shift(x: Bits, n: int) -> Bits:
-    """A logical right shift: int64 has only the arithmetic one."""
+    """Shift right logically: int64 has only the arithmetic shift."""
     return (x >> n) & ((1 << (64 - n)) - 1)
 
 
 def _mix(x: Bits) -> Bits:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014), on wrapping int64."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea & Flood 2014), on wrapping int64."""
     x = (x ^ _shift(x, 30)) * _M1
     x = (x ^ _shift(x, 27)) * _M2
     return x ^ _shift(x, 31)
 
 
 def _unit(bits: Bits) -> Bits:
-    """53 bits to float64, strictly between 0 and 1."""
+    """Convert 53 bits to float64, strictly between 0 and 1."""
     bits = bits & _MASK53
     u = bits.astype(np.float64) if isinstance(bits, np.ndarray) else bits.double()
     u += 0.5
@@ -267,7 +265,7 @@ def _unit(bits: Bits) -> Bits:
 
 
 def _units(bits: Bits, size: int) -> Bits:
-    """So many numbers [..., size] between 0 and 1 from the bits [...] of a decision."""
+    """Make ``size`` numbers between 0 and 1 [..., size] from the bits [...] of a decision."""
     index = (
         np.arange(1, size + 1)
         if isinstance(bits, np.ndarray)
@@ -277,7 +275,7 @@ def _units(bits: Bits, size: int) -> Bits:
 
 
 def _gumbel(bits: Bits, size: int) -> Tensor:
-    """Gumbel noise float64 [..., V] from the bits [...] of a decision."""
+    """Make Gumbel noise float64 [..., V] from the bits [...] of a decision."""
     u = _units(bits, size)
     if isinstance(u, Tensor):
         return u.log_().neg_().log_().neg_()
@@ -287,16 +285,15 @@ def _gumbel(bits: Bits, size: int) -> Tensor:
 
 
 def _drawn(logprobs: Callable[[slice], Tensor], bits: Bits, size: int) -> Tensor:
-    """Ids [n] from the bits [n] of each decision and the log-probabilities [m, V] of some of them
-    at a time."""
+    """Draw tokens [n] from the bits [n] of each decision. ``logprobs`` maps a slice of the
+    decisions to their log-probabilities [m, V]."""
     many = max(1, PIECE[isinstance(bits, np.ndarray)] // max(1, size))
-    parts = [
-        slice(i, i + many) for i in range(0, max(1, len(bits)), many)
-    ]  # of no decision as well, one part
+    # one part even without any decision, for the dtype of an empty result
+    parts = [slice(i, i + many) for i in range(0, max(1, len(bits)), many)]
     ids = [_argmax(logprobs(part) + _gumbel(bits[part], size)) for part in parts]
     return ids[0] if len(ids) == 1 else torch.cat(ids)
 
 
 def _argmax(x: Tensor) -> Tensor:
-    """Of the last axis."""
+    """Return the argmax of the last axis."""
     return torch.from_numpy(x.numpy().argmax(-1)) if x.is_cpu else x.argmax(-1)

@@ -1,4 +1,4 @@
-"""Samplers, presets, and the way from a name with parameters to one of them."""
+"""Samplers and presets, and their resolution from a name with parameters."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Sampler(ABC):
     """Decoding method: a frozen dataclass whose fields are its parameters.
 
     Attributes:
-        protocol: the model that it needs, ``causal``, ``masked`` or ``blocks``.
-        kinds: what it decodes, ``codes`` (token ids) or ``latents``.
+        protocol: protocol of the model: ``causal``, ``masked`` or ``blocks``.
+        kinds: token spaces that the sampler decodes, ``codes`` (tokens) or ``latents``.
         guarantee: guarantee for these parameters, one of ``gen.core.token_space.GUARANTEES``; a
             property where they decide about it.
-        reference: the sampler that ``guarantee`` is relative to.
+        reference: sampler that ``guarantee`` is relative to.
         draft_protocol: protocol of the draft model, where it is not the sampler's own.
-        papers: arXiv ids of the papers that it implements.
-        aliases: other names of parameters -> their names here.
-        spellings: of some aliases, the values that they take -> the parameter's own.
+        papers: arXiv ids of the papers that the sampler implements.
+        aliases: other names of parameters -> the parameters' own names.
+        spellings: alias -> its values -> the parameter's own values.
     """
 
     protocol: ClassVar[str]
@@ -51,19 +51,19 @@ class Sampler(ABC):
 
     @property
     def drafted(self) -> bool:
-        """Needs a draft model. Such a sampler has the parameter ``draft_model``: the name of one,
-        or None for the modality's own."""
+        """True where the sampler needs a draft model. Such a sampler has the parameter
+        ``draft_model``: the name of a model, or None for the modality's own."""
         return False
 
     @property
     def timed(self) -> bool:
-        """Lets a clock decide how many positions are computed at a time."""
+        """True where a clock decides how many positions are computed at a time."""
         return False
 
     @property
     def reproducible(self) -> bool:
-        """Gives the same tokens for the same seed, every time. Where a clock has a say, only if the
-        tokens do not depend on what it decides."""
+        """True where the same seed always gives the same tokens. A timed sampler does so only if
+        the tokens do not depend on the clock."""
         return not self.timed or self.guarantee == "same_tokens"
 
     @abstractmethod
@@ -77,15 +77,15 @@ class Sampler(ABC):
         trace: bool = False,
         callback: Callback | None = None,
     ) -> SampleOutput:
-        """Decodes every row of the target.
+        """Decode every row of the target.
 
         Args:
-            target: the model, with the conditions of all rows.
+            target: model with the conditions of all rows.
             rng: counter-based random numbers.
             draft: target of the draft model, for a sampler that is ``drafted``.
             canvas: [B, T(, C)], for masked samplers only; masked (``TokenSpace.is_masked``) where
                 a token is to be generated.
-            trace: records every forward pass.
+            trace: record every forward pass.
             callback: called once per forward pass with ``{"step", "done", "total"}``.
         """
 
@@ -100,12 +100,12 @@ class _ComposedFields:
 class PartSampler(Sampler):
     """Sampler made of registered parts.
 
-    Its parameters are its own ones and, flat beside them, those that the parts declare which it can
-    be made of. ``dataclasses.fields``, ``asdict`` and ``replace`` know all of them, also those of a
-    part that a plugin adds later.
+    Its parameters are its own and, flat beside them, those that its possible parts declare.
+    ``dataclasses.fields``, ``asdict`` and ``replace`` know all of them, including those of a part
+    that a plugin registers later.
 
     Attributes:
-        own_params: the sampler's own parameters; some of them name parts
+        own_params: parameters of the sampler itself; some of them name parts
             (``gen.core.params.part``).
     """
 
@@ -137,14 +137,14 @@ class PartSampler(Sampler):
                 subset(params, vars(self)).check_chosen(param, name)
 
     def chosen_parts(self) -> Iterator[tuple[str, str, str]]:
-        """Lists the parts in use: the parameter that names each, its kind, its name."""
+        """List the parts in use: the parameter that names each, its kind, its name."""
         for param, kind in part_kinds(self.own_params).items():
             name = getattr(self, param)
             if name is not None:
                 yield param, kind, name
 
     def unread(self, param: str) -> list[tuple[str, str]]:
-        """Parts (kind, name) that declare a parameter, where none of them is in use; otherwise
+        """List the parts (kind, name) that declare ``param`` if none of them is in use; otherwise
         nothing."""
         if param in self.own_params.__dataclass_fields__:
             return []
@@ -179,8 +179,13 @@ class PartSampler(Sampler):
 
 @lru_cache(maxsize=64)
 def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
-    """Fields of a sampler's own parameters and of all parts that it can be made of.
-    ``declarations``: how many there are; another number means that parts were added."""
+    """Collect the fields of a sampler's own parameters and of all its possible parts.
+
+    Args:
+        own: parameters of the sampler itself.
+        declarations: number of registered parts, the key of the cache: it changes when parts are
+            registered.
+    """
     found = {f.name: f for f in dataclasses.fields(own)}
     for name, (f, owners) in declared(part_kinds(own).values()).items():
         if name in found:
@@ -193,7 +198,7 @@ def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
 
 
 def params(sampler: type[Sampler]) -> dict[str, Any]:
-    """Parameters of a sampler and their defaults."""
+    """Return the parameters of a sampler and their defaults."""
     return {f.name: f.default for f in dataclasses.fields(sampler)}
 
 
@@ -202,20 +207,20 @@ def resolve_sampler(
     sampling: Mapping[str, Any] | SamplingParams | None = None,
     where: str = "",
 ) -> tuple[Sampler, SamplingParams]:
-    """Makes a sampler and its sampling parameters from what a user wrote.
+    """Make a sampler and its sampling parameters from a user's spec.
 
     Args:
         spec: a name, ``{"name": ..., parameter: value}`` or a sampler. A parameter may go by one of
             its ``aliases``.
         sampling: sampling parameters, or some of them by name.
-        where: the place of the spec, for messages.
+        where: location of the spec, for messages.
 
     Raises:
         GenError: an unknown name, parameter or sampling key (with the nearest one), a parameter
             under two names, a bad value, or a sampling key that contradicts the preset's.
 
     Warns:
-        a parameter that only parts read which this sampler does not use.
+        a parameter that only unused parts read.
     """
     explicit = (
         dataclasses.asdict(sampling)
@@ -263,7 +268,7 @@ def resolve_sampler(
 
 
 def _warn_of_unread(sampler: Sampler, given: Mapping[str, Any], where: str) -> None:
-    """Warns of parameters that are set to something, and that no part in use reads."""
+    """Warn of changed parameters that no part in use reads."""
     if not isinstance(sampler, PartSampler):
         return
     used = {kind: name for _, kind, name in sampler.chosen_parts()}
@@ -282,8 +287,8 @@ def _warn_of_unread(sampler: Sampler, given: Mapping[str, Any], where: str) -> N
 def _own_names(
     given: Mapping[str, Any], cls: type[Sampler], aliases: Mapping[str, str], name: str, where: str
 ) -> dict[str, Any]:
-    """Translates aliases and spellings of parameters. ``aliases``: the preset's, which go before
-    the sampler's."""
+    """Translate aliases and spellings of parameters. ``aliases``: those of the preset, which
+    override the sampler's."""
     found: dict[str, tuple[str, Any]] = {}
     position = f" in {where}" if where else ""
     for key, value in given.items():
@@ -307,5 +312,5 @@ def _own_names(
 
 
 def describe_guarantee(sampler: Sampler) -> str:
-    """Says a sampler's guarantee in words, with its reference."""
+    """Describe a sampler's guarantee in words, with its reference."""
     return f"{GUARANTEES[sampler.guarantee]} ({sampler.reference})"

@@ -1,1 +1,1 @@
-"""Doors for users of transformers, diffusers and lerobot."""
+"""Interfaces for users of transformers, diffusers and lerobot."""

@@ -1,11 +1,12 @@
-"""A pipeline called as those of diffusers are:
+"""Pipelines with the call of diffusers:
 
-    pipeline = gen.load("image").as_diffusers() images = pipeline("a large red circle",
-    num_images_per_prompt=4, guidance_scale=2.0, generator=torch.Generator().manual_seed(0)).images
+    pipeline = gen.load("image").as_diffusers()
+    images = pipeline("a large red circle", num_images_per_prompt=4, guidance_scale=2.0,
+                      generator=torch.Generator().manual_seed(0)).images
 
-The arguments, the outputs and the callbacks are diffusers'; ``sampler`` is what is new. One batch
-per call. An item's seed is an integer drawn from its generator: the same state of the generator
-gives the same media, and it goes on as it would there.
+Arguments, outputs and callbacks are those of diffusers; ``sampler`` is added. Each call decodes one
+batch. The seed of an item is an integer drawn from its generator: the same state of the generator
+gives the same samples, and the generator advances.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
 
 @dataclass
 class VideoPipelineOutput(BaseOutput):
-    """``frames``: float [N, F, h, w, 3] in [0, 1] (``np``), [N, F, 3, h, w] (``pt``) or lists of
-    pictures (``pil``)."""
+    """Output of videos. ``frames``: float [N, F, h, w, 3] in [0, 1] (``np``), [N, F, 3, h, w]
+    (``pt``) or lists of images (``pil``)."""
 
     frames: Any
 
 
 @dataclass
 class TextPipelineOutput(BaseOutput):
-    """``texts``, and their ids ``sequences`` long [N, T]."""
+    """Output of texts, and their token ids ``sequences`` long [N, T]."""
 
     texts: list[str] | None
     sequences: Tensor | None = None
@@ -64,19 +65,24 @@ class TextPipelineOutput(BaseOutput):
 
 @dataclass
 class MediaPipelineOutput(BaseOutput):
-    """``media`` of modalities that diffusers has no name for: motions, actions."""
+    """Output of modalities without a class in diffusers: motions, actions."""
 
     media: Any
 
 
 class _Interrupted(Exception):
-    """Carries what was made so far."""
+    """Interrupted call, with the tokens and the known positions so far."""
 
 
 class DiffusersPipeline:
-    """See the module. ``output``: what the last call made, with statistics (None if it was
-    interrupted); ``num_timesteps``: its forward calls. A callback that sets ``_interrupt`` ends the
-    call, which returns what is there, the rest filled with ids that may stand there.
+    """Pipeline with the call of diffusers, see the module.
+
+    A callback that sets ``_interrupt`` ends the call, which returns the tokens decoded so far and
+    fills the other positions with allowed tokens.
+
+    Attributes:
+        output: output of the last call, with statistics; None if it was interrupted.
+        num_timesteps: forward passes of the last call.
     """
 
     _callback_tensor_inputs = ("tokens", "known")
@@ -124,14 +130,27 @@ class DiffusersPipeline:
         min_p: float | None = None,
         **others: Any,
     ) -> BaseOutput | tuple:
-        """``num_inference_steps``: of samplers with a number of steps, the masked ones. What of the
-        law is not said is the model's default. ``generator``: one, one for each item, or None for
-        torch's own. ``callback_on_step_end(pipeline, step, timestep, tensors)`` is called after
-        every forward call; ``timestep`` is the share of places that are still open.
-        ``output_type``: ``pil``, ``np``, ``pt``; ``latent`` for tokens.
+        """Generate ``num_images_per_prompt`` samples of every prompt. Absent sampling parameters
+        are the model's defaults.
 
-        Raises ``GenError`` for arguments that are not supported, by name, and for whatever
-        ``Pipeline`` refuses.
+        Args:
+            prompt: one prompt, or several.
+            negative_prompt: prompt of the unconditional CFG branch, for all prompts.
+            num_inference_steps: number of steps, for samplers that have one (the masked ones).
+            guidance_scale: weight of classifier-free guidance.
+            num_images_per_prompt: samples per prompt; also by the name that diffusers has for the
+                kind of output (``COUNTS``).
+            generator: one generator, one for each item, or None for torch's own.
+            output_type: ``pil``, ``np`` or ``pt``; ``latent`` for tokens.
+            return_dict: return a ``BaseOutput`` instead of a tuple.
+            callback_on_step_end: called as ``callback(pipeline, step, timestep, tensors)`` after
+                every forward pass; ``timestep`` is the share of positions that are still masked.
+            callback_on_step_end_tensor_inputs: names of the tensors for the callback.
+            sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler.
+            temperature, top_k, top_p, min_p: sampling parameters.
+
+        Raises:
+            GenError: an argument is not supported, or ``Pipeline`` refuses a value.
         """
         count = self._count(num_images_per_prompt, others)
         usual = TYPES[self.kind]
@@ -160,7 +179,7 @@ class DiffusersPipeline:
             else _against(self.pipe, negative_prompt, sampling.guided)
         )
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        self.pipe.plan(prompts)  # refuses what is no prompt before a generator is touched
+        self.pipe.plan(prompts)  # refuses bad prompts before a generator advances
         seeds = _seeds(generator, len(prompts) * count)
         items = [
             replace(pipe.plan(p, 1, seeds[i * count + j])[0], index=i * count + j)
@@ -210,7 +229,7 @@ class DiffusersPipeline:
                 if key not in info or not torch.equal(value.nan_to_num(), info[key].nan_to_num()):
                     raise GenError(
                         f"callback_on_step_end returned other {key!r} than it was given; expected"
-                        " the same: what is committed stays"
+                        " the same: committed tokens stay"
                     )
             if self._interrupt:
                 raise _Interrupted(info["tokens"], info["known"])
@@ -218,18 +237,18 @@ class DiffusersPipeline:
         return step
 
     def _outcome(self, media: list[Any], tokens: Tensor, output_type: str) -> BaseOutput:
-        """What diffusers calls it."""
+        """Wrap samples and tokens in the output class of diffusers."""
         kind, latent = self.kind, output_type == "latent"
         if kind == "text":
             return TextPipelineOutput(None if latent else media, tokens)
         if kind == "image":
-            return ImagePipelineOutput(tokens if latent else _pictures(media, output_type))
+            return ImagePipelineOutput(tokens if latent else _as_images(media, output_type))
         if kind == "video":
             clips = media if latent else [[Image.fromarray(f) for f in clip] for clip in media]
             clips = (
                 clips
                 if latent or output_type == "pil"
-                else _stacked([_pictures(c, output_type) for c in clips])
+                else _stacked([_as_images(c, output_type) for c in clips])
             )
             return VideoPipelineOutput(tokens if latent else clips)
         if kind == "audio":
@@ -242,13 +261,16 @@ class DiffusersPipeline:
 
 
 def diffusers_pipeline(pipe: Pipeline) -> DiffusersPipeline:
-    """The pipeline with diffusers' call."""
+    """Make the pipeline with the call of diffusers."""
     return DiffusersPipeline(pipe)
 
 
 def _with_steps(pipe: Pipeline, sampler: SamplerSpec, steps: int | None) -> SamplerSpec:
-    """The sampler with so many steps. Raises ``GenError`` for one that has no number of steps, and
-    for one that has it already."""
+    """Set the number of steps of a sampler.
+
+    Raises:
+        GenError: the sampler has no number of steps, or the spec has set it already.
+    """
     if steps is None:
         return sampler
     found = pipe.resolve(sampler, None)[0]
@@ -261,19 +283,18 @@ def _with_steps(pipe: Pipeline, sampler: SamplerSpec, steps: int | None) -> Samp
         return replace(sampler, steps=steps)
     spec = spell(sampler)
     preset = registry.table("preset").get(spec["name"])
-    param = (preset.aliases if preset else {}).get(
-        "num_inference_steps", "steps"
-    )  # a preset may count other steps under that name
+    # a preset may have another parameter of steps under that name
+    param = (preset.aliases if preset else {}).get("num_inference_steps", "steps")
     if param in spec:
         raise GenError(
-            f"num_inference_steps is {steps} and sampler.{param} {spec[param]}; expected one of them"
+            f"num_inference_steps is {steps} and sampler.{param} {spec[param]}; expected one of"
+            " them"
         )
     return {**spec, param: steps}
 
 
 def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:
-    """The pipeline with the condition that guidance leads away from: a prompt's, in place of
-    none."""
+    """Give a pipeline the condition of a negative prompt for the unconditional CFG branch."""
     if not isinstance(negative, str):
         raise bad_value("negative_prompt", negative, "one text, for all prompts")
     if not guided:
@@ -292,7 +313,7 @@ def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:
 
 
 def _seeds(generator: torch.Generator | Sequence[torch.Generator] | None, count: int) -> list[int]:
-    """One for each item."""
+    """Draw one seed for each item."""
     one = generator is None or isinstance(generator, torch.Generator)
     given = (
         [generator] * count if one else list(generator) if isinstance(generator, Sequence) else []
@@ -312,7 +333,7 @@ def _seeds(generator: torch.Generator | Sequence[torch.Generator] | None, count:
 def _unfinished(
     pipe: Pipeline, sampler: SamplerSpec, items: Sequence[ItemPlan], tokens: Tensor, known: Tensor
 ) -> tuple[list[Any], Tensor]:
-    """The media of tokens [B, T(, C)] of which some are known (bool [B, T])."""
+    """Decode tokens [B, T(, C)] of which some are known (bool [B, T])."""
     found = pipe.resolve(sampler, None)[0]
     _, binding, frontend = pipe.bound(pipe.model_name(found))
     tokens = _filled(tokens, known.to(tokens.device), binding.space, found.protocol == "causal")
@@ -328,9 +349,8 @@ def _filled(tokens: Tensor, known: Tensor, space: TokenSpace, in_order: bool) ->
         return torch.where(known[..., None], tokens, 0.0)
     legal = space.legal.to(tokens.device)
     tokens = torch.where(known, tokens, legal.long().argmax(1))
-    if (
-        in_order and space.is_history_dependent
-    ):  # what may stand at a place depends on those before it; the end as soon as there may be one
+    # Allowed tokens depend on those before; the eos token comes as soon as it is allowed.
+    if in_order and space.is_history_dependent:
         for position in range(int(known.long().cumprod(1).sum(1).min()), space.length):
             at = torch.full((len(tokens), 1), position, device=tokens.device)
             may = space.apply_constraint(legal[at], tokens, at)[:, 0]
@@ -341,8 +361,9 @@ def _filled(tokens: Tensor, known: Tensor, space: TokenSpace, in_order: bool) ->
     return tokens
 
 
-def _pictures(images: Sequence[Image.Image], output_type: str) -> Any:
-    """Pillow's, float32 [N, h, w, 3] in [0, 1], or a tensor [N, 3, h, w]."""
+def _as_images(images: Sequence[Image.Image], output_type: str) -> Any:
+    """Convert images: a list of Pillow's, float32 [N, h, w, 3] in [0, 1], or a tensor
+    [N, 3, h, w]."""
     if output_type == "pil":
         return list(images)
     array = np.stack([np.asarray(p.convert("RGB"), np.float32) / 255 for p in images])
@@ -350,7 +371,7 @@ def _pictures(images: Sequence[Image.Image], output_type: str) -> Any:
 
 
 def _stacked(parts: list[Any]) -> Any:
-    """One array or tensor of parts of one shape; of several, the list that they are."""
+    """Stack parts of one shape to an array or tensor; return parts of several shapes as a list."""
     if len({tuple(p.shape) for p in parts}) > 1:
         return parts
     return torch.stack(parts) if isinstance(parts[0], Tensor) else np.stack(parts)

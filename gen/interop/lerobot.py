@@ -1,8 +1,8 @@
-"""Policies: a pipeline of actions behind the three calls of LeRobot's policies.
+"""Policies: a pipeline of actions behind the three methods of LeRobot's policies.
 
 policy = Policy(gen.load("action"))
 policy.reset()
-action = policy.select_action({"observation.state": state, "task": "reach"})     float32 [D]
+action = policy.select_action({"observation.state": state, "task": "reach"})  # float32 [D]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gen.pipeline.request import SamplerSpec
 class Policy:
     """Policy that predicts chunks of actions and hands them out one by one.
 
-    Chunk k after a reset has the seed ``seed + k``, so an episode is the same again. Nothing is
-    made up: what cannot be predicted is an error.
+    Chunk k after a reset has the seed ``seed + k``, so an episode is reproducible. An action that
+    cannot be predicted raises an error.
 
     Args:
         pipeline: pipeline of actions.
@@ -67,7 +67,7 @@ class Policy:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the rest of the last chunk. Call it where an episode begins."""
+        """Discard the rest of the last chunk. Call it when an episode begins."""
         self._queue: deque[np.ndarray] = deque()
         self._chunks = 0
 
@@ -84,7 +84,7 @@ class Policy:
     def select_action(self, observation: Mapping[str, Any]) -> np.ndarray:
         """Return the next action: float32 [D].
 
-        Only an observation that a new chunk is predicted from is looked at.
+        The observation is read only when a new chunk is predicted.
         """
         if not self._queue:
             actions = self.predict_action_chunk(observation)

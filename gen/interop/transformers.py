@@ -1,11 +1,11 @@
-"""The samplers behind ``generate`` of any causal language model of transformers:
+"""Samplers behind ``generate`` of any causal language model of transformers:
 
     model.generate(**inputs, custom_generate=gen.transformers_generate,
-    sampler="speculative_jacobi", max_new_tokens=64, seed=0)
+                   sampler="speculative_jacobi", max_new_tokens=64, seed=0)
 
-``generate`` prepares everything as it always does and calls this in place of its own loop. Greedy
-decoding gives its very ids, and sampling its distribution; row j of the same prompt has the seed
-``seed + j``, and its ids depend on prompt and seed alone, whatever the batch.
+``generate`` prepares its inputs as usual and calls this function in place of its own loop. Greedy
+decoding gives the same tokens as that loop, sampling the same distribution. Row j of the same
+prompt has the seed ``seed + j``; its tokens depend on prompt and seed alone, whatever the batch.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
 from gen.models.targets.causal import CausalTarget
 
-_PROVEN: weakref.WeakSet = (
-    weakref.WeakSet()
-)  # models that passed ``require_slots``, which takes a few forward calls
+# models that passed ``require_slots``, which takes a few forward passes
+_PROVEN: weakref.WeakSet = weakref.WeakSet()
 
 
 @dataclass
 class GenerateOutput(GenerateDecoderOnlyOutput):
-    """What ``generate`` returns with ``return_dict_in_generate``, and what every row cost
+    """Output of ``generate`` with ``return_dict_in_generate``, with the cost of every row
     (``gen.core.stats.Stats``)."""
 
     stats: list[Stats] | None = None
@@ -57,14 +56,29 @@ def transformers_generate(
     draft_model=None,
     **model_kwargs,
 ) -> Tensor | GenerateOutput:
-    """Called by ``generate``. ``sampler``: a causal sampler's or preset's name, ``{"name": ...,
-    knob: value}`` or a sampler. ``seed``: an integer; None draws one from torch's default
-    generator, which ``transformers.set_seed`` sets. ``draft_model``: a causal language model with
-    the same ids, for samplers that need one. Returns long [B, S + new], padded behind the end, or a
-    ``GenerateOutput``.
+    """Decode for ``generate``, which calls this function with what it prepared.
 
-    Raises ``GenError`` for models whose attention takes no masks, and for settings that cannot be
-    honoured (docs/interop.md lists them).
+    Args:
+        model: causal language model of transformers.
+        input_ids: prompts, long [B, S], padded on the left.
+        logits_processor: processors that ``generate`` made of its settings.
+        stopping_criteria: criteria that ``generate`` made of its settings.
+        generation_config: settings of ``generate``.
+        synced_gpus: not supported.
+        streamer: streamer of transformers.
+        sampler: name of a causal sampler or preset, ``{"name": ..., parameter: value}`` or a
+            sampler.
+        seed: integer; None draws one from torch's default generator, which
+            ``transformers.set_seed`` sets.
+        draft_model: causal language model with the same vocabulary, for samplers that need one.
+        model_kwargs: keyword arguments for the model.
+
+    Returns:
+        Long [B, S + new], padded behind the eos token, or a ``GenerateOutput``.
+
+    Raises:
+        GenError: the model's attention takes no masks, or a setting cannot be honoured
+            (docs/interop.md lists them).
     """
     if generation_config is None:
         raise GenError(
@@ -127,13 +141,13 @@ def transformers_generate(
 
 
 def spoken(tokens: Tensor, ends: Tensor) -> Tensor:
-    """How many ids each row [B, T] has up to its end, with it: long [B]."""
+    """Count the tokens of each row [B, T] up to and including its first end token: long [B]."""
     over = torch.isin(tokens, ends.to(tokens.device))
     return torch.where(over.any(1), over.long().argmax(1) + 1, tokens.shape[1])
 
 
 def padded(tokens: Tensor, lengths: Tensor, config) -> Tensor:
-    """Ids [B, T] with padding behind the first ``lengths`` [B]."""
+    """Pad tokens [B, T] behind the first ``lengths`` [B]."""
     pad = config._pad_token_tensor
     behind = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
     return tokens if pad is None else torch.where(behind, pad.to(tokens.device), tokens)
@@ -162,8 +176,8 @@ def _target(model, request: Request, sampling: SamplingParams) -> CausalTarget:
 
 
 def _keys(prompts: list[list[int]], seed: int | None) -> list[int]:
-    """A key of draws for every row: its prompt's ids, and the seed, one higher for every row of the
-    same prompt before it."""
+    """Make the random key of every row from its prompt's tokens and the seed, one higher for every
+    row of the same prompt before it."""
     if seed is None:
         seed = int(torch.randint(2**62, ()))
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
@@ -177,8 +191,8 @@ def _keys(prompts: list[list[int]], seed: int | None) -> list[int]:
 
 
 def _following(streamer, ends: Tensor, config, device):
-    """A callback for the sampler: hands the streamer the ids [B] of every place as soon as all rows
-    have theirs, as ``generate`` does."""
+    """Make a callback that sends the streamer the tokens [B] of a position as soon as all rows have
+    theirs, as ``generate`` does."""
     sent = 0
 
     def put(info: dict[str, Any]) -> None:
@@ -199,7 +213,7 @@ def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
     if sampler.protocol != "causal" or "codes" not in sampler.kinds:
         raise GenError(
             f"sampler {name} needs a {sampler.protocol} model of {' or '.join(sampler.kinds)};"
-            " expected a causal one of ids, such as 'speculative_jacobi', 'autoregressive' or"
+            " expected a causal one of codes, such as 'speculative_jacobi', 'autoregressive' or"
             " 'speculative'"
         )
     if sampler.drafted and (sampler.draft_protocol or draft_model is None):
@@ -219,14 +233,14 @@ def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
         )
     if draft_model is not None and CausalLM(draft_model).vocab_size != vocab_size:
         raise GenError(
-            f"draft_model has {CausalLM(draft_model).vocab_size} ids; expected {vocab_size}, those"
-            " of the model"
+            f"draft_model has a vocabulary of {CausalLM(draft_model).vocab_size} tokens; expected"
+            f" {vocab_size}, as the model"
         )
 
 
 def require_model(model) -> None:
-    """Raises ``GenError`` for a model that does not keep its law against a cache with a slot per
-    position. Asked once of every model."""
+    """Raise ``GenError`` for a model whose distributions change with a cache of one slot per
+    position. Every model is checked once."""
     if model not in _PROVEN:
         require_slots(
             CausalLM(model),

@@ -1,9 +1,8 @@
-"""What ``model.generate`` of transformers asks for, read into this toolkit's terms: prompts, the
-law, which ids may stand where.
+"""Requests of ``model.generate`` of transformers, translated to prompts, sampling parameters and
+the token space.
 
 The settings are read from the logits processors and stopping criteria that ``generate`` made of
-them, for these are what it would apply. Whatever is not known here is refused by name; nothing is
-left out silently.
+them, because it would apply those. Unknown ones are refused by name; none is dropped silently.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ RULES = (
     P.SuppressTokensLogitsProcessor,
     P.SuppressTokensAtBeginLogitsProcessor,
 )
-# in the order in which the law applies them; legal ids are one step of it, and so may come in any
-# order
+# in the order in which sampling parameters apply; allowed tokens are one stage, so their rules may
+# come in any order
 STAGES = {
     P.UnbatchedClassifierFreeGuidanceLogitsProcessor: 0,
     **dict.fromkeys(RULES, 1),
@@ -43,7 +42,7 @@ STAGES = {
     P.LogitNormalization: 9,
 }
 CRITERIA = (stopping_criteria.MaxLengthCriteria, stopping_criteria.EosTokenCriteria)
-# settings that leave no processor behind, and what they say where they ask for nothing
+# settings without a processor of their own, and their values where they are unused
 UNSUPPORTED = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -62,19 +61,22 @@ UNSUPPORTED = {
     "prefill_chunk_size": (None,),
     "use_cache": (None, True),
 }
+# keyword arguments that ``generate`` passes to every model
 READ = (
     "attention_mask",
     "position_ids",
     "past_key_values",
     "use_cache",
     "logits_to_keep",
-)  # what generate hands to every model
+)
 
 
 @dataclass(frozen=True)
 class SeveralEnds:
-    """A constraint: after any of ``ends`` comes ``eos_token_id``, at which a row is over. Ids before
-    place ``first``, where no end may stand, are none."""
+    """Constraint for several end tokens: after any of ``ends`` comes ``eos_token_id``.
+
+    Tokens before position ``first``, where no end token is allowed, do not count as ends.
+    """
 
     ends: Tensor
     eos_token_id: int
@@ -91,8 +93,15 @@ class SeveralEnds:
 
 @dataclass(frozen=True)
 class Request:
-    """``sampling``: what it says of the law, ``prompts`` and ``negative`` (if it is guided): ids of
-    every row, ``ends``: ids that end a row."""
+    """Request of one call of ``generate``.
+
+    Attributes:
+        prompts: token ids of every row.
+        negative: token ids of every row of the unconditional CFG branch, if guided.
+        sampling: sampling parameters that the settings name.
+        space: token space of the answer.
+        ends: token ids that end a row.
+    """
 
     prompts: list[list[int]]
     negative: list[list[int]] | None
@@ -102,8 +111,8 @@ class Request:
 
 
 def unforwarded(name: str) -> Any:
-    """An argument that ``generate`` takes and does not hand on to a callable: read where it stands,
-    since what is not there cannot be refused."""
+    """Read an argument that ``generate`` does not pass on, from its frame, so that it can be
+    refused."""
     code, frame = inspect.unwrap(GenerationMixin.generate).__code__, sys._getframe(1)
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
@@ -118,8 +127,19 @@ def read_request(
     vocab_size: int,
     others: dict[str, Any],
 ) -> Request:
-    """``others``: the keyword arguments for the model. Raises ``GenError`` that names what cannot
-    be honoured."""
+    """Translate the arguments of ``generate``.
+
+    Args:
+        input_ids: prompts, long [B, S].
+        config: settings of ``generate``.
+        processors: logits processors made of them.
+        criteria: stopping criteria made of them.
+        vocab_size: vocabulary size of the model.
+        others: keyword arguments for the model.
+
+    Raises:
+        GenError: settings that cannot be honoured, by name.
+    """
     asked = [
         f"{k}={getattr(config, k)!r}"
         for k, usual in UNSUPPORTED.items()
@@ -144,13 +164,13 @@ def read_request(
     if stages != sorted(stages) or len({s for s in stages if s != 1}) < sum(s != 1 for s in stages):
         raise GenError(
             f"the logits processors are {', '.join(type(p).__name__ for p in processors)}; expected"
-            " each once and in the order guidance, legal ids, temperature, top-k, top-p, min-p"
+            " each once and in the order guidance, allowed tokens, temperature, top-k, top-p, min-p"
         )
     length = config.max_length - input_ids.shape[1]
     if length < 1:
         raise GenError(
-            f"max_length is {config.max_length} and the prompts have {input_ids.shape[1]} ids;"
-            " expected room for one at least"
+            f"max_length is {config.max_length} and the prompts have {input_ids.shape[1]} tokens;"
+            " expected room for one more at least"
         )
     prompts = unpadded(input_ids, others.get("attention_mask"), "attention_mask")
     _same_positions(others.get("position_ids"), input_ids, others.get("attention_mask"))
@@ -179,8 +199,18 @@ def read_request(
 
 
 def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: list) -> TokenSpace:
-    """The space of ``length`` ids after prompts of ``width``. ``rules``: the processors that forbid
-    ids."""
+    """Make the token space of an answer.
+
+    Args:
+        length: number of positions.
+        width: length of the padded prompts.
+        vocab_size: vocabulary size of the model.
+        ends: token ids that end a row.
+        rules: processors that forbid tokens.
+
+    Raises:
+        GenError: no token is allowed at a position.
+    """
     legal = torch.ones(1, vocab_size, dtype=torch.bool).expand(length, -1)
     if rules:
         legal = legal.clone()
@@ -196,7 +226,7 @@ def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: li
             legal[:, rule.suppress_tokens.cpu()] = False
     if not bool(legal.any(1).all()):
         raise GenError(
-            "the suppressed ids leave nothing that may be generated; expected one id at least"
+            "the suppressed tokens leave nothing that may be generated; expected one token at least"
         )
     possible = ends[legal[-1, ends]]
     if not len(possible):
@@ -208,8 +238,11 @@ def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: li
 
 
 def unpadded(ids: Tensor, mask: Tensor | None, name: str) -> list[list[int]]:
-    """The ids [B, S] of every row without its padding on the left. Raises ``GenError`` for padding
-    elsewhere, and for rows of nothing else."""
+    """Remove the left padding of tokens [B, S].
+
+    Raises:
+        GenError: padding is elsewhere, or a row is padding only.
+    """
     if mask is None:
         return ids.tolist()
     mask = mask.bool()
@@ -219,29 +252,31 @@ def unpadded(ids: Tensor, mask: Tensor | None, name: str) -> list[list[int]]:
         or not bool(mask[:, -1].all())
     ):
         raise GenError(
-            f"{name} has shape {tuple(mask.shape)}, or hides ids that are not padding on the left;"
+            f"{name} has shape {tuple(mask.shape)}, or hides tokens that are not left padding;"
             f" expected {tuple(ids.shape)}, in every row zeros, then ones"
         )
     return [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
 
 
 def _same_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None) -> None:
-    """Raises ``GenError`` for ``position_ids`` other than those that count the ids of each row from
-    0."""
+    """Raise ``GenError`` unless ``position_ids`` count the tokens of each row from 0."""
     seen = torch.ones_like(ids) if mask is None else mask.long()
     usual = seen.cumsum(1) - 1
     if positions is not None and (
         positions.ndim != 2 or bool(((positions != usual) & seen.bool()).any())
     ):
         raise GenError(
-            "position_ids are others than those that count the ids of each row from 0; expected"
-            " these, or none"
+            "position_ids do not count the tokens of each row from 0; expected those that do, or"
+            " none"
         )
 
 
 def _negative(context: dict[str, Any], prompts: list[list[int]]) -> list[list[int]]:
-    """The prompts of the unconditional half: those given, one for each row or for each group of
-    rows of a prompt, or else a prompt's last id."""
+    """Return the prompts of the unconditional CFG branch.
+
+    They are those of the context, one for each row or for each group of rows of a prompt; without
+    them, a prompt's last token.
+    """
     ids = context["input_ids"]
     if ids is None:
         return [p[-1:] for p in prompts]

@@ -29,7 +29,7 @@ import transformers
 from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
-from gen.contracts.layout_orders import Place
+from gen.contracts.layout_orders import PlanEntry
 from gen.contracts.layouts import Layout, make_layout, space
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
@@ -77,7 +77,7 @@ class FramesOfRows(Layout):
         frames, height, width = self.grid
         return frames, height * (width + 1) + 1
 
-    def plan(self) -> list[list[Place]]:
+    def plan(self) -> list[list[PlanEntry]]:
         frames, height, width = self.grid
 
         def row(r):

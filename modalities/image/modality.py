@@ -22,7 +22,7 @@ from gen.tokenizers.image.kl import KL
 from gen.tokenizers.image.vq import VQ
 
 
-def as_picture(media: Any) -> Image.Image:
+def as_image(media: Any) -> Image.Image:
     """Convert to a PIL image: an image stays as it is; arrays are uint8 [h, w(, 3)], or bool [h, w]
     (true is white).
     """
@@ -129,7 +129,7 @@ class ImageModality(Modality):
         meta = PngImagePlugin.PngInfo()
         for key, value in info.items():
             meta.add_text(key, str(value))
-        as_picture(media).save(path, format="PNG", pnginfo=meta)
+        as_image(media).save(path, format="PNG", pnginfo=meta)
 
     def load(self, path: Path) -> Image.Image:
         try:
@@ -150,11 +150,11 @@ class ImageModality(Modality):
         regenerated. A cell (4x4 pixels of codes, 8x8 of latents) is regenerated if any of its
         pixels is; other cells keep their pixels.
         """
-        image = self.load(Path(source)) if self.is_path(source) else as_picture(source)
+        image = self.load(Path(source)) if self.is_path(source) else as_image(source)
         side = tuple(g * f for g, f in zip(space.grid, frontend.config.compression, strict=True))
         marks = (
             np.asarray(
-                (self.load(Path(where)) if self.is_path(where) else as_picture(where)).convert("L")
+                (self.load(Path(where)) if self.is_path(where) else as_image(where)).convert("L")
             )
             > 127
         )

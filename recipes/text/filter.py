@@ -40,7 +40,7 @@ from gen.recipes.common.recipe import Recipe
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.text.data import drawn
 from gen.samplers.masked.loop import decode_masked
-from gen.samplers.masked.methods.learn2pd import PlaceFilter, features
+from gen.samplers.masked.methods.learn2pd import PositionFilter, features
 from gen.samplers.masked.methods.llada import even
 from gen.samplers.masked.step import MaskedStep
 
@@ -131,7 +131,7 @@ def traces_of(pipe: Pipeline, prompts: Sequence[str], plan: FilterPlan, radius: 
     return Traces(x, c, final)
 
 
-def trained(traces: Traces, radius: int, plan: FilterPlan, out: Path, log=print) -> PlaceFilter:
+def trained(traces: Traces, radius: int, plan: FilterPlan, out: Path, log=print) -> PositionFilter:
     """Train a filter on traces. ``out`` is the folder of its checkpoint."""
     generator = torch.Generator().manual_seed(2)
 
@@ -145,7 +145,7 @@ def trained(traces: Traces, radius: int, plan: FilterPlan, out: Path, log=print)
         return F.binary_cross_entropy_with_logits(model(x), final), {}
 
     torch.manual_seed(0)
-    model = PlaceFilter(radius)
+    model = PositionFilter(radius)
     fit_average(
         model,
         batches(),
@@ -165,7 +165,7 @@ def precision_and_recall(chosen: Tensor, final: Tensor) -> tuple[float, float]:
     )
 
 
-def separation(model: PlaceFilter, traces: Traces) -> dict[str, Any]:
+def separation(model: PositionFilter, traces: Traces) -> dict[str, Any]:
     """Figures of a filter on unseen traces.
 
     Returns:
@@ -248,7 +248,7 @@ class FilterRecipe(Recipe):
 
     def traces(self, pipe: Pipeline, tasks: Sequence[text_tasks.Task]) -> Traces:
         """Traces of tasks for a filter of the default radius."""
-        return traces_of(pipe, [str(t) for t in tasks], self.plan, PlaceFilter().radius)
+        return traces_of(pipe, [str(t) for t in tasks], self.plan, PositionFilter().radius)
 
     def record(self) -> None:
         """Decode the training tasks and save their traces."""
@@ -263,7 +263,7 @@ class FilterRecipe(Recipe):
     def learn(self) -> None:
         """Train the filter on the traces and write it to ``zoo``."""
         traces = Traces(**torch.load(self.work / "filter-traces.pt", weights_only=True))
-        model = trained(traces, PlaceFilter().radius, self.plan, self.work / "filter", self.log)
+        model = trained(traces, PositionFilter().radius, self.plan, self.work / "filter", self.log)
         model.save_pretrained(self.zoo / FILTER)
         self.log(f"wrote {self.zoo / FILTER}")
 
@@ -271,7 +271,7 @@ class FilterRecipe(Recipe):
         """Measure the filter on held-out tasks and write its model card."""
         folder, pipe = self.zoo / FILTER, self.pipe()
         tasks = text_tasks.tasks(self.plan.held_out, 123, held=True)
-        model = PlaceFilter.from_pretrained(folder)
+        model = PositionFilter.from_pretrained(folder)
         figures = separation(model, self.traces(pipe, tasks))
         rows = decoding(pipe, folder, tasks, self.plan)
         text = card(figures, rows, len(tasks), sum(p.numel() for p in model.parameters()))

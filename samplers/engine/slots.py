@@ -148,7 +148,7 @@ class BatchSlots:
     def prune(self, rows: np.ndarray) -> SlotChange:
         """Drop rows (bool [b]) within their items, such as branches that scored low.
 
-        No waiting item takes their place, and at least one row must be left.
+        No waiting item replaces them, and at least one row must be left.
         """
         kept = RowSelection(~rows)
         return self._gather(kept, self.branches[kept.numbers])

@@ -37,12 +37,12 @@ from gen.samplers.masked.parts.orders import BLIND
 
 @register("sampler", "masked_iterative")
 class MaskedIterative(MaskedSampler):
-    """Predicts all masked positions at once and commits some, again and again. The parameters are
+    """Predict all masked positions at once and commit some, again and again. The parameters are
     those of ``gen.samplers.masked.config.LoopParams`` and of all parts."""
 
     kinds = ("codes", "latents")
     papers = ("2202.04200", "2503.17076", "2406.11838")
-    reference = "one place per step in the same order"
+    reference = "one position per step in the same order"
     guarantee = "approximate"
 
     def __call__(
@@ -58,7 +58,7 @@ class MaskedIterative(MaskedSampler):
         return decode_masked(target, rng, self, canvas=canvas, trace=trace, callback=callback)
 
     def _refuse_latents(self) -> None:
-        """Refuses parts that read probabilities of tokens. Raises ``GenError``."""
+        """Raise ``GenError`` for parts that read probabilities of tokens."""
         usual = LoopParams()
         if self.order is not None and self.order not in BLIND:
             raise GenError(

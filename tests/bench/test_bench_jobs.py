@@ -119,7 +119,7 @@ def test_marks_are_set_whenever_so_many_more_items_are_there():
 
 
 @pytest.mark.slow
-def test_both_arms_make_the_same_microbatches_with_the_same_forward_calls():
+def test_both_arms_make_the_same_microbatches_with_the_same_forward_passes():
     found = beside("action", 9, 1)
     run = found["runs"][0]
     assert run["job"]["nfe"] == run["loop"]["nfe"] > 0
@@ -137,7 +137,7 @@ def test_both_arms_make_the_same_microbatches_with_the_same_forward_calls():
 
 
 @pytest.mark.slow
-def test_another_microbatch_shows_in_the_forward_calls(tmp_path):
+def test_another_microbatch_shows_in_the_forward_passes(tmp_path):
     pipe = load("action")
     made = by_job(pipe, "action", pipe.modality.example_prompts(9, 0), 0, tmp_path / "job")
     assert sum(len(items) for items, *_ in made["batches"]) == 9

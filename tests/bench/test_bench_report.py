@@ -241,7 +241,7 @@ def action():
     return gen.load("action")
 
 
-def test_the_acceptance_histogram_sums_to_the_forward_calls(action):
+def test_the_acceptance_histogram_sums_to_the_forward_passes(action):
     items = action.plan(action.modality.example_prompts(2, 0))
     sampling = {**SAMPLING, "temperature": 0.2}
     for name, drafts in (

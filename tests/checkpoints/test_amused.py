@@ -200,9 +200,9 @@ def test_without_guidance_the_empty_text_is_not_asked(folder):
     lm = found.bound(str(folder))[0].adapter("masked")
     found("a cat", sampler={"name": "maskgit", "steps": 2}, **only(guidance_scale=1.0))
     asked = lm.conditions._kept.keys()
-    assert [lm.conditions._said[n] for n in asked] == ["a cat"]
+    assert [lm.conditions._conditions[n] for n in asked] == ["a cat"]
     found("a cat", sampler={"name": "maskgit", "steps": 2})
-    assert {lm.conditions._said[n] for n in asked} == {"a cat", ""}
+    assert {lm.conditions._conditions[n] for n in asked} == {"a cat", ""}
 
 
 # --- what is refused

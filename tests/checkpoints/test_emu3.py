@@ -285,37 +285,34 @@ def broken(folder, path, name="config.json", **changes):
     return path
 
 
-def test_what_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
+def load(path, modality="image", **options):
+    return gen.load(modality, model=path, **{**SIZE[modality], **options})
+
+
+def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
     names = tokenizer().get_vocab()
 
     def without(word):
         return {w: i for w, i in names.items() if w != word}
 
-    def load(path, modality="image", **options):
-        return gen.load(modality, model=path, **{**SIZE[modality], **options})
-
     for n, word in enumerate(("<|visual token 000007|>", "<|extra_200|>")):
         with pytest.raises(GenError, match="vocabulary_map"):
             load(broken(folder, tmp_path / f"map{n}", vocabulary_map=without(word)))
+    twice = {**names, "<|visual token 000007|>": names["<|visual token 000008|>"]}
     with pytest.raises(GenError, match="two codes"):
-        load(
-            broken(
-                folder,
-                tmp_path / "twice",
-                vocabulary_map={
-                    **names,
-                    "<|visual token 000007|>": names["<|visual token 000008|>"],
-                },
-            )
-        )
+        load(broken(folder, tmp_path / "twice", vocabulary_map=twice))
     with pytest.raises(GenError, match="BAAI"):
         load(broken(folder, tmp_path / "own", model_type="Emu3"))
+    mean = {"image_mean": [0.4, 0.5, 0.5]}
     with pytest.raises(GenError, match="image_mean"):
-        load(
-            broken(
-                folder, tmp_path / "mean", "preprocessor_config.json", image_mean=[0.4, 0.5, 0.5]
-            )
-        )
+        load(broken(folder, tmp_path / "mean", "preprocessor_config.json", **mean))
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
+    with pytest.raises(GenError, match="no weights"):
+        load(bare)
+
+
+def test_options_that_cannot_be_used_are_refused_in_one_line(folder):
     for options in (
         dict(height=9),
         dict(width=0),
@@ -329,18 +326,18 @@ def test_what_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
         load(folder, "video", frames=6)
     with pytest.raises(GenError, match="height"):
         load(folder, hieght=8)
-    bare = shutil.copytree(folder, tmp_path / "bare")
-    (bare / "model.safetensors").unlink()
-    with pytest.raises(GenError, match="no weights"):
-        load(bare)
-    for n, said in enumerate(
-        (True, False)
-    ):  # a tokenizer whose config names an id that it does not have, and one that knows of none
+    with pytest.raises(GenError, match="empty"):
+        load(folder)("  ")
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
+    """The tokenizer lacks the id that its config names, or names none, or there is none."""
+    for n, named in enumerate((True, False)):
         plain = shutil.copytree(folder, tmp_path / f"plain{n}")
         (plain / "tokenizer.json").write_text(
             (plain / "tokenizer.json").read_text().replace("<|image start|>", "<|start|>")
         )
-        if not said:
+        if not named:
             (plain / "tokenizer_config.json").write_text(
                 json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": NAMES[0]})
             )
@@ -349,5 +346,3 @@ def test_what_cannot_be_used_is_refused_in_one_line(folder, tmp_path):
     (plain / "tokenizer.json").unlink()
     with pytest.raises(GenError, match="tokenizer of .* cannot be read"):
         load(plain)
-    with pytest.raises(GenError, match="empty"):
-        load(folder)("  ")

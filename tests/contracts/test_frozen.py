@@ -1,6 +1,6 @@
 """Outputs of samplers, checkpoint families, embedded models and jobs are those in ``frozen.json``.
 
-See ``frozen/freeze.py``, which makes them: a refactor must not change one of them.
+See ``tests/support/freeze.py``, which makes them: a refactor must not change one of them.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ def check_refusals(layout: Layout) -> None:
             bad = ids.clone()
             bad.flatten(1)[1, n] = wrong
             said = (
-                rf"the id at place {re.escape(str(position))} of row 1 is {wrong}; expected"
-                rf" {allowed[0]}\b"
+                rf"the token id at position {re.escape(str(position))} of row 1 is {wrong};"
+                rf" expected {allowed[0]}\b"
             )
             with pytest.raises(GenError, match=said):
                 layout.from_sequence(bad)
@@ -193,7 +193,7 @@ def test_codes_out_of_range_are_refused(name):
 def test_token_space(name):
     for layout in random_layouts(name):
         if len(layout.shape) > 1:
-            with pytest.raises(GenError, match="one id per place"):
+            with pytest.raises(GenError, match="one token per position"):
                 space(layout)
             continue
         plain, masked = (
@@ -230,7 +230,7 @@ def test_a_wrong_inverse_table_breaks_the_round_trip(right, wrong):
     with pytest.raises(AssertionError, match="came back otherwise"):
         check_round_trip(there, back)
     with pytest.raises(
-        GenError, match="the id at place"
+        GenError, match="the token id at position"
     ):  # honest tables of wrong delays are refused before
         other.from_sequence(there.to_sequence(random_codes(there, 3)))
 

@@ -338,7 +338,10 @@ def test_models_that_come_along_are_named_too(llama):
     for settings, name in (
         ({"assistant_model": llama}, "assistant_model"),
         ({"draft_model": llama}, "drafts without one"),
-        ({"draft_model": other, "sampler": "speculative"}, "draft_model has 30 ids; expected 24"),
+        (
+            {"draft_model": other, "sampler": "speculative"},
+            "draft_model has a vocabulary of 30 tokens; expected 24",
+        ),
         ({"past_key_values": llama(IDS[:, :2]).past_key_values}, "past_key_values"),
     ):
         with pytest.raises(GenError, match=name):

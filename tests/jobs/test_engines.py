@@ -1,5 +1,5 @@
 """Launchers of workers: children that die, are stopped, or lose their parent, without a model. Real
-ones: tests/test_engines_real.py."""
+ones: tests/jobs/test_engines_real.py."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_line_3(tmp_path):
     run(tmp_path / "other", num_samples=4, seed=1)
     assert files(tmp_path / "other") != files(
         tmp_path / "a"
-    )  # the control; tests/test_microbatches.py has the one of `deterministic`
+    )  # the control; tests/jobs/test_microbatches.py has the one of `deterministic`
 
 
 @needs_fork

@@ -45,13 +45,10 @@ def read(tmp_path: Path, text: str | bytes) -> Motion:
     return read_bvh(path)
 
 
-def independent(text: str, wrong_order: bool = False) -> dict[str, np.ndarray]:
-    """Joint positions [T, 3] by name from a BVH text, by lines and a stack, with scalar
-    trigonometry."""
-    lines = [line.split() for line in text.splitlines()]
+def hierarchy(lines: list[list[str]]) -> tuple[list[dict], int]:
+    """Joints of a BVH text in its order, and the line at which the frames begin."""
     stack: list[dict] = []
     joints: list[dict] = []
-    start = 0
     for n, words in enumerate(lines):
         if words[0] in ("ROOT", "JOINT", "End"):
             new = {
@@ -71,29 +68,39 @@ def independent(text: str, wrong_order: bool = False) -> dict[str, np.ndarray]:
         elif words[0] == "}":
             stack.pop()
         elif words[0] == "Frame":
-            start = n + 1
-            break
+            return joints, n + 1
+    raise ValueError("a BVH text without frames")
 
-    def about(axis: str, degrees: float) -> list[list[float]]:
-        c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-        return {
-            "X": [[1, 0, 0], [0, c, -s], [0, s, c]],
-            "Y": [[c, 0, s], [0, 1, 0], [-s, 0, c]],
-            "Z": [[c, -s, 0], [s, c, 0], [0, 0, 1]],
-        }[axis]
 
-    def product(a, b):
-        return [[sum(a[i][k] * b[k][j] for k in range(3)) for j in range(3)] for i in range(3)]
+def about(axis: str, degrees: float) -> list[list[float]]:
+    """The rotation matrix about one axis."""
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return {
+        "X": [[1, 0, 0], [0, c, -s], [0, s, c]],
+        "Y": [[c, 0, s], [0, 1, 0], [-s, 0, c]],
+        "Z": [[c, -s, 0], [s, c, 0], [0, 0, 1]],
+    }[axis]
 
+
+def product(a, b):
+    """The product of two matrices [3, 3]."""
+    return [[sum(a[i][k] * b[k][j] for k in range(3)) for j in range(3)] for i in range(3)]
+
+
+def independent(text: str, wrong_order: bool = False) -> dict[str, np.ndarray]:
+    """Joint positions [T, 3] by name from a BVH text, by lines and a stack, with scalar
+    trigonometry."""
+    lines = [line.split() for line in text.splitlines()]
+    joints, start = hierarchy(lines)
     out: dict[str, list] = {j["name"]: [] for j in joints}
     for words in lines[start:]:
         values = iter(map(float, words))
         for j in joints:
-            place, turn = list(j["offset"]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+            position, turn = list(j["offset"]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
             for channel in j["channels"]:
                 value = next(values)
                 if channel.endswith("position"):
-                    place["XYZ".index(channel[0])] += value
+                    position["XYZ".index(channel[0])] += value
                 else:
                     turn = (
                         product(about(channel[0], value), turn)
@@ -101,11 +108,11 @@ def independent(text: str, wrong_order: bool = False) -> dict[str, np.ndarray]:
                         else product(turn, about(channel[0], value))
                     )
             above = j["parent"]
-            j["turn"], j["at"] = turn, place
+            j["turn"], j["at"] = turn, position
             if above:
                 j["turn"] = product(above["turn"], turn)
                 j["at"] = [
-                    a + sum(r * o for r, o in zip(row, place, strict=True))
+                    a + sum(r * o for r, o in zip(row, position, strict=True))
                     for a, row in zip(above["at"], above["turn"], strict=True)
                 ]
             out[j["name"]].append(j["at"])

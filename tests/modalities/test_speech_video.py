@@ -144,7 +144,7 @@ def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
     ],
     ids=IDS,
 )
-def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_calls(modality, sampler, pipes):
+def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_passes(modality, sampler, pipes):
     """Counted, not timed: how many calls were made when the first chunk came. Speculative decoding
     of video is not among them: the first frame holds nearly all that is left to chance, and takes
     two fifths of its calls."""

@@ -152,6 +152,25 @@ def vocabulary(first: int = 8, codes: int = CODES, sizes: int = 3) -> dict[str, 
     return ids
 
 
+def as_lumina(folder: Path) -> None:
+    """Rewrite a folder as Lumina-mGPT's are: one row of norms for all heads, another class name."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights = {k: v[:1].clone() if "_norm." in k and v.ndim == 2 else v for k, v in weights.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "architectures": ["ChameleonXLLMXForConditionalGeneration"],
+        "mask_image_logits": False,
+        "dropout": 0.05,
+        "z_loss_weight": 1e-05,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def write_chameleon(
     folder: Path,
     vq: dict[str, Tensor] | None = None,
@@ -164,7 +183,6 @@ def write_chameleon(
     """A folder of ``ChameleonForConditionalGeneration``. ``vq``: what ``vqgan.ckpt`` holds, if
     there is one. ``lumina``: as those of Lumina-mGPT: without the encoder of pictures, one row of
     norms for all heads, another name of the class."""
-    from safetensors.torch import load_file, save_file
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
     ids = ids or vocabulary()
@@ -200,20 +218,6 @@ def write_chameleon(
                     p.data[:] = p.data[:1]
     model.save_pretrained(folder, max_shard_size=shard)
     if lumina:
-        weights = load_file(folder / "model.safetensors")
-        weights = {
-            k: v[:1].clone() if "_norm." in k and v.ndim == 2 else v for k, v in weights.items()
-        }
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        said = json.loads((folder / "config.json").read_text())
-        said |= {
-            "architectures": ["ChameleonXLLMXForConditionalGeneration"],
-            "mask_image_logits": False,
-            "dropout": 0.05,
-            "z_loss_weight": 1e-05,
-            "rope_theta": 10000.0,
-            "rope_scaling": None,
-        }
-        (folder / "config.json").write_text(json.dumps(said))
+        as_lumina(folder)
     write_tokenizer(folder, ids)
     return folder

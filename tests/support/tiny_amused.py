@@ -10,8 +10,6 @@ import torch
 from published import save_quietly
 
 CODES, MASK, TEXT = 64, 71, 16
-
-
 PROMPTS = ["a cat", "two dogs in the snow at night", "red"]
 
 
@@ -45,60 +43,77 @@ def clip_tokenizer(folder: Path) -> int:
     return len(words)
 
 
-def amused_folder(folder: Path, **transformer) -> Path:
-    """A whole checkpoint: 4x4 codes of 8x8 pixels."""
+def transformer(**config):
+    """The masked model, of 4x4 codes."""
     import diffusers
+
+    small = dict(
+        hidden_size=32,
+        cond_embed_dim=24,
+        micro_cond_encode_dim=8,
+        micro_cond_embed_dim=40,
+        encoder_hidden_size=32,
+        vocab_size=72,
+        codebook_size=CODES,
+        in_channels=32,
+        block_out_channels=32,
+        num_res_blocks=1,
+        block_num_heads=2,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        sample_size=4,
+    )
+    return diffusers.UVit2DModel(**small | config)
+
+
+def vqvae():
+    """The image tokenizer, of 8x8 pixels."""
+    import diffusers
+
+    return diffusers.VQModel(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(32, 32),
+        layers_per_block=1,
+        latent_channels=8,
+        num_vq_embeddings=CODES,
+        vq_embed_dim=8,
+        lookup_from_codebook=True,
+        mid_block_add_attention=False,
+        force_upcast=True,
+    )
+
+
+def text_encoder(vocab_size: int):
+    """The encoder of prompts, whose tokenizer ends with the bos and eos tokens."""
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+    config = CLIPTextConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        projection_dim=24,
+        max_position_embeddings=TEXT,
+        bos_token_id=vocab_size - 2,
+        eos_token_id=vocab_size - 1,
+        pad_token_id=vocab_size - 1,
+    )
+    return CLIPTextModelWithProjection(config)
+
+
+def amused_folder(folder: Path, **config) -> Path:
+    """A whole checkpoint: 4x4 codes of 8x8 pixels. ``config``: changes of the masked model's."""
+    import diffusers
 
     torch.manual_seed(3)
     size = clip_tokenizer(folder / "tokenizer")
     parts = {
-        "transformer": diffusers.UVit2DModel(
-            **dict(
-                hidden_size=32,
-                cond_embed_dim=24,
-                micro_cond_encode_dim=8,
-                micro_cond_embed_dim=40,
-                encoder_hidden_size=32,
-                vocab_size=72,
-                codebook_size=CODES,
-                in_channels=32,
-                block_out_channels=32,
-                num_res_blocks=1,
-                block_num_heads=2,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                intermediate_size=64,
-                sample_size=4,
-            )
-            | transformer
-        ),
-        "vqvae": diffusers.VQModel(
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(32, 32),
-            layers_per_block=1,
-            latent_channels=8,
-            num_vq_embeddings=CODES,
-            vq_embed_dim=8,
-            lookup_from_codebook=True,
-            mid_block_add_attention=False,
-            force_upcast=True,
-        ),
-        "text_encoder": CLIPTextModelWithProjection(
-            CLIPTextConfig(
-                vocab_size=size,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=3,
-                num_attention_heads=2,
-                projection_dim=24,
-                max_position_embeddings=TEXT,
-                bos_token_id=size - 2,
-                eos_token_id=size - 1,
-                pad_token_id=size - 1,
-            )
-        ),
+        "transformer": transformer(**config),
+        "vqvae": vqvae(),
+        "text_encoder": text_encoder(size),
         "scheduler": diffusers.AmusedScheduler(mask_token_id=MASK),
     }
     with torch.no_grad():  # random weights hardly look at their input otherwise

@@ -6,11 +6,7 @@ import torch
 from published import save_quietly
 
 Q, CODES, T, RATE, FRAME = 4, 64, 8, 8000, 160
-
-
 EXTRA = [CODES, CODES + 1, CODES + 2]  # ids of the model that the codec has no codes for
-
-
 WORDS = (
     "<pad> <bos> <unk> <eos> x <a> <e> [ ] 0 1 2 7 hello there how are you today my friend".split()
 )
@@ -32,10 +28,10 @@ def tokenizer(folder):
     PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(folder)
 
 
-def tiny(seed=0, codec=(), **more):
-    from transformers import CsmConfig, CsmForConditionalGeneration
+def config_of(codec=(), **more):
+    """The configuration: a model of ``Q`` codebooks over a codec that has two more."""
+    from transformers import CsmConfig
 
-    torch.manual_seed(seed)
     mimi = dict(
         model_type="mimi",
         sampling_rate=RATE,
@@ -69,7 +65,7 @@ def tiny(seed=0, codec=(), **more):
         max_position_embeddings=Q + 1,
         **shape,
     )
-    own = dict(
+    model = dict(
         num_codebooks=Q,
         vocab_size=size,
         text_vocab_size=64,
@@ -81,9 +77,15 @@ def tiny(seed=0, codec=(), **more):
         audio_eos_token_id=6,
         max_position_embeddings=64,
     )
-    model = CsmForConditionalGeneration(
-        CsmConfig(codec_config=mimi, depth_decoder_config=depth, **shape, **own | more)
-    )
+    return CsmConfig(codec_config=mimi, depth_decoder_config=depth, **shape, **model | more)
+
+
+def tiny(seed=0, codec=(), **more):
+    """A model whose random weights hear their input: embeddings and codes far from each other."""
+    from transformers import CsmForConditionalGeneration
+
+    torch.manual_seed(seed)
+    model = CsmForConditionalGeneration(config_of(codec, **more))
     for part in (model.backbone_model, model.depth_decoder, model.lm_head, model.embed_text_tokens):
         for name, weight in part.named_parameters():
             if weight.ndim > 1:

@@ -166,7 +166,7 @@ class Pool:
             self.told, self.next = True, time.monotonic() + 1
             for slot in set(self.pulls.values()):
                 self.actors[slot].end.remote()
-        self._look_for_places()
+        self._note_late_actors()
         ended, _ = (
             ray.wait(list(self.pulls), num_returns=len(self.pulls), timeout=0)
             if self.pulls
@@ -206,7 +206,7 @@ class Pool:
         self.progress.note(f"Ray actor {slot} died; Ray starts it again")
         self.pulls[self.actors[slot].pull.remote()] = slot
 
-    def _look_for_places(self) -> None:
+    def _note_late_actors(self) -> None:
         """Notes what actors wait for, if they wait long."""
         if self.positions:
             here, _ = ray.wait(list(self.positions), num_returns=len(self.positions), timeout=0)

@@ -1,8 +1,8 @@
-"""Between a model's vocabulary and the ids that gen generates, and conditions that are no ids.
+"""Maps between a model's vocabulary and generated tokens, and conditions that are no tokens.
 
-Generated ids are 0 .. n - 1: the codes of the frontend in the order of its codebook, then the
-specials that may stand between them. A model's own ids may be anything; in a prompt its id i is n +
-i. The law runs over n ids, not over a vocabulary of words that may not come anyway.
+Generated token ids are 0 .. n - 1: the codes of the frontend in the order of its codebook, then the
+special tokens allowed between them. The token ids of a model may be any; its id i is n + i in a
+prompt. Distributions have n entries, because the words of the vocabulary are never allowed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,23 @@ from torch import Tensor
 from gen.core.errors import GenError
 from gen.models.adapters.language_models import CausalLM
 
-KEPT = 256  # encoded conditions that are kept
+KEPT = 256  # number of encoded conditions in the cache
 
 
 class Vocabulary:
-    """``ids`` long [n]: the model's id of every generated one."""
+    """Map between the token ids of a model and generated ones. ``ids`` long [n]: the model's token
+    id of every generated one."""
 
     def __init__(self, ids: Tensor | Sequence[int], vocab_size: int):
-        """``vocab_size``: of the model. Raises ``GenError`` for ids that it does not have, and for
-        one that stands for two."""
+        """Build both tables.
+
+        Args:
+            ids: the model's token id of every generated one.
+            vocab_size: vocabulary size of the model.
+
+        Raises:
+            GenError: a token id is out of range, or stands for two codes.
+        """
         self.ids = torch.as_tensor(ids, dtype=torch.long)
         if not len(self.ids) or int(self.ids.min()) < 0 or int(self.ids.max()) >= vocab_size:
             raise GenError(
@@ -49,27 +57,27 @@ class Vocabulary:
         return len(self.ids)
 
     def on(self, device: torch.device) -> Vocabulary:
-        """The same with its tables on a device."""
+        """Return a copy with its tables on a device."""
         moved = copy.copy(self)
         moved.ids, moved._back = self.ids.to(device), self._back.to(device)
         return moved
 
     def to_model(self, ids: Tensor) -> Tensor:
-        """Generated and prompt ids -> the model's."""
+        """Convert generated and prompt token ids to the model's."""
         table = self.ids.to(ids.device)
         return torch.where(ids < self.size, table[ids.clamp_max(self.size - 1)], ids - self.size)
 
     def of_model(self, ids: Tensor) -> Tensor:
-        """The model's ids -> generated ones, -1 for what is none."""
+        """Convert the model's token ids to generated ones, -1 where there is none."""
         return self._back.to(ids.device)[ids]
 
     def prompt(self, ids: Iterable[int]) -> list[int]:
-        """The model's ids as they stand in a prompt."""
+        """Convert the model's token ids to those of a prompt."""
         return [self.size + int(i) for i in ids]
 
 
 class MappedLM(CausalLM):
-    """A causal language model over the ids of a ``Vocabulary``."""
+    """Causal language model over the token ids of a ``Vocabulary``."""
 
     def __init__(self, model: torch.nn.Module, vocabulary: Vocabulary):
         super().__init__(model)
@@ -82,37 +90,37 @@ class MappedLM(CausalLM):
 
 
 class Conditions:
-    """Conditions as numbers that stand in prompts. ``encode``: one condition -> its tensors by
-    name, without a batch axis."""
+    """Conditions as numbers in prompts. ``encode`` maps one condition to its tensors by name,
+    without a batch axis."""
 
     def __init__(self, encode: Callable[[Any], dict[str, Tensor]]):
         self._encode = encode
-        self._said: list[Any] = []
+        self._conditions: list[Any] = []
         self._number: dict[Hashable, int] = {}
         self._kept: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
 
     def number(self, condition: Hashable) -> int:
-        """What stands for a condition in a prompt, the same every time."""
+        """Return the number of a condition in prompts, the same every time."""
         if condition not in self._number:
-            self._number[condition] = len(self._said)
-            self._said.append(condition)
+            self._number[condition] = len(self._conditions)
+            self._conditions.append(condition)
         return self._number[condition]
 
     @torch.no_grad()
     def of(self, numbers: Tensor) -> list[dict[str, Tensor]]:
-        """The tensors of the conditions with these numbers [B], one dict for each row."""
-        found = [self._one(n) for n in numbers.tolist()]
+        """Return the tensors of the conditions with these numbers [B], one dict for each row."""
+        features = [self._one(n) for n in numbers.tolist()]
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return found
+        return features
 
     def stacked(self, numbers: Tensor) -> dict[str, Tensor]:
-        """The same as [B, ...], for tensors of one shape."""
+        """Return the tensors of ``of`` as [B, ...]; they need one shape."""
         rows = self.of(numbers)
         return {key: torch.stack([r[key] for r in rows]) for key in rows[0]}
 
     def _one(self, number: int) -> dict[str, Tensor]:
         if number not in self._kept:
-            self._kept[number] = self._encode(self._said[number])
+            self._kept[number] = self._encode(self._conditions[number])
         self._kept.move_to_end(number)
         return self._kept[number]

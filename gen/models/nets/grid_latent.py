@@ -70,9 +70,9 @@ class GridLatentModel(Located, PreTrainedModel):
 
     config_class = GridLatentConfig
     base_model_prefix = ""
-    # transformers' eager attention takes its softmax in float32 whatever the dtype: a row of float64
-    # would then depend, in its eighth digit, on how many slots the call reads and on how many
-    # numbers the processor adds at a time
+    # transformers' eager attention takes its softmax in float32 whatever the dtype: a row of
+    # float64 would then depend, in its eighth digit, on how many slots the forward pass reads and
+    # on how many numbers the processor adds at a time
     _supports_sdpa = True
 
     def __init__(self, config: GridLatentConfig):

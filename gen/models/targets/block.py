@@ -44,7 +44,7 @@ class BlockTarget(Target):
         self._waiting = (
             self.prompt
         )  # ids that the cache does not hold yet, and the position of the first of them
-        self._place = 0
+        self._waiting_from = 0
 
     def commit(self, tokens: Tensor) -> None:
         """The next positions [B, n], a whole number of blocks, are final."""
@@ -59,7 +59,7 @@ class BlockTarget(Target):
         """Run the network on the block's canvas [B, L], with blocks that the cache lacks."""
         width, prefix = canvas.shape[1], self.prompt.shape[1]
         ids = torch.cat([self._waiting, canvas.repeat(self.branches, 1)], 1)
-        at = torch.arange(self._place, self._place + ids.shape[1], device=self.device)
+        at = torch.arange(self._waiting_from, self._waiting_from + ids.shape[1], device=self.device)
         block = (
             (at - prefix).div(self.block_length, rounding_mode="floor").clamp_min(-1)
         )  # the condition is one before the first
@@ -67,7 +67,10 @@ class BlockTarget(Target):
         logits = self.model.forward(
             ids, at.expand(len(ids), -1), last.expand(len(ids), -1), self.cache
         )[:, -width:]
-        self._place, self._waiting = self._place + self._waiting.shape[1], self._waiting[:, :0]
+        self._waiting_from, self._waiting = (
+            self._waiting_from + self._waiting.shape[1],
+            self._waiting[:, :0],
+        )
         legal = self.legal[self.known : self.known + width]
         return StepOutput(
             self._logprobs(logits, legal),

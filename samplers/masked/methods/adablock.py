@@ -41,7 +41,7 @@ class AdaptiveParams(BlockParams):
     "adablock",
     paper="2509.26432",
     title="AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size",
-    about="AdaBlock: blocks that end with a delimiter; all positions above a confidence",
+    about="AdaBlock: blocks that end with a delimiter; all positions above a threshold",
     params=greedy(
         selector="threshold",
         conf_threshold=0.9,

@@ -28,7 +28,7 @@ from gen.samplers.masked.step import MaskedStep
     "amused",
     paper="2401.01808",
     title="aMUSEd: An open MUSE reproduction",
-    about="aMUSEd: confidence order, noise that falls to nothing",
+    about="aMUSEd: confidence order, noise that falls to zero",
     params={
         "steps": 12,
         "order": "annealed",

@@ -45,7 +45,7 @@ class CreditParams(Params):
     paper="2510.06133",
     title="CreditDecoding: Accelerating Parallel Decoding in Diffusion Large Language Models with"
     " Trace Credits",
-    about="CreditDecoding: what was likely in earlier steps gains",
+    about="CreditDecoding: tokens that were likely in earlier steps gain probability",
     params=greedy(
         selector="threshold",
         proposer="credit",

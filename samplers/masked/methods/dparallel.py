@@ -25,7 +25,7 @@ from gen.samplers.masked.step import MaskedStep
     "dparallel",
     paper="2509.26488",
     title="dParallel: Learnable Parallel Decoding for dLLMs",
-    about="dParallel: all positions below an entropy",
+    about="dParallel: all positions below an entropy threshold",
     params=greedy(selector="entropy", order="entropy", entropy_bound=0.5, **fixed_blocks()),
     aliases={"threshold": "entropy_bound"},
     limit=Limit(

@@ -19,7 +19,7 @@ method(
     "dream",
     paper="2508.15487",
     title="Dream 7B: Diffusion Large Language Models",
-    about="Dream: the same number in every step, least entropy first; no blocks. Its authors draw"
+    about="Dream: equally many positions in every step, least entropy first; no blocks. Published"
     " at temperature 0.2, top-p 0.95",
     params=GREEDY
     | {

@@ -42,7 +42,7 @@ class FactorParams(Params):
     "fast_dllm_factor",
     paper="2505.22618",
     title=TITLE,
-    about="Fast-dLLM: the more positions, the more confident they must be",
+    about="Fast-dLLM: a threshold that rises with the number of positions",
     params=greedy(selector="factor", factor=1.0, **fixed_blocks()),
     limit=Limit(SEQUENTIAL, {"factor": 0}),
 )
@@ -57,7 +57,7 @@ method(
     "fast_dllm",
     paper="2505.22618",
     title=TITLE,
-    about="Fast-dLLM: all positions above a confidence",
+    about="Fast-dLLM: all positions above a confidence threshold",
     params=greedy(selector="threshold", conf_threshold=0.9, **fixed_blocks()),
     limit=Limit(SEQUENTIAL, {"conf_threshold": 1.1}),
 )

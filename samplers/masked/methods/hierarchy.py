@@ -41,7 +41,7 @@ from gen.samplers.masked.step import MaskedStep, lowest
     paper="2510.08666",
     title="dInfer: An Efficient Inference Framework for Diffusion Language Models",
     about="dInfer's hierarchical decoder: the most confident position of every gap, and all above"
-    " a confidence",
+    " a threshold",
     params=greedy(selector="runs", conf_threshold=0.9, low_threshold=0.4, **fixed_blocks()),
     limit=Limit(SEQUENTIAL, {"conf_threshold": 1.1, "low_threshold": 1.1}),
 )

@@ -39,7 +39,7 @@ class KlassParams(ThresholdParams):
     "klass",
     paper="2511.05664",
     title="KLASS: KL-Guided Fast Inference in Masked Diffusion Models",
-    about="KLASS: confident positions whose distribution no longer moves; blocks of 64",
+    about="KLASS: confident positions whose distribution has become stable; blocks of 64",
     params=greedy(
         selector="klass", conf_threshold=0.9, kl_threshold=0.01, history=2, **fixed_blocks(64)
     ),

@@ -1,38 +1,40 @@
-"""A selector with weights: a small filter that was trained to say which proposed ids are already
-final.
+"""Learn2PD: a small trained filter classifies which proposed tokens are already final.
 
-    q_i = s(f(x_i))      x_i: how sure the model is around place i, f: two linear layers with a ReLU
+    q_i = s(f(x_i))      x_i: confidences around position i, f: two linear layers with a ReLU
                          between them, s: the logistic function
-    committed            the places with q_i >= ``filter_threshold``, and the one of highest score
+    committed            the positions with q_i >= ``filter_threshold``, and the one of highest
+                         score
 
-Learn2PD (Bao et al., arXiv 2509.25188). The label of a place is whether what is proposed there is
-what stands there in the end, if one place is committed per call; ``recipes/text/filter.py`` writes
-such labels down and trains on them. A threshold above 1 is one place per call, 0 one call per
+Learn2PD (Bao et al., arXiv 2509.25188). A position's label is 1 if its proposal equals the token
+that one-position-per-pass decoding ends with; ``recipes/text/filter.py`` collects such labels and
+trains on them. A threshold above 1 means one position per forward pass, 0 one forward pass per
 block.
 
-Their filter reads the confidences of a block of 32 places at once and answers for all of them, so
-it serves blocks of that length and no other. Here it answers for one place at a time, and reads
-what lies around it: of the places i - R to i + R
+The published filter reads the confidences of a block of 32 positions at once and classifies all of
+them, so it serves blocks of that length only. This filter classifies one position at a time. It
+reads, of the positions i - R to i + R,
 
-    whether the place is of the block, and whether it is known; c, the probability of its proposal;
-    -log10(1 - c + 1e-5) / 5, which tells 0.9 from 0.999; exp(-H) of its law; the gap between its
-    two highest probabilities. A known place has ones, one that is not of the block zeros
+    whether the position is in the block, and whether it is unmasked; c, the probability of its
+    proposal; -log10(1 - c + 1e-5) / 5, which separates 0.9 from 0.999; exp(-H) of its distribution;
+    the gap between its two highest probabilities. An unmasked position has ones, a position outside
+    the block zeros
 
-and of the block at work, the share of its places that is known, and mean, least and highest c of
-those that are not. All of that is between 0 and 1, and none of it is about ids or about how long a
-block is: a filter of one model reads any other, well or badly. Laws are those that
-``confidence_on`` names. Rows say nothing about each other, and what is not of the block says
-nothing about it.
+and of the current block, the share of unmasked positions, and the mean, minimum and maximum of c
+over the masked ones. All features are between 0 and 1 and independent of token ids and of the
+length of the block, so the filter of one model runs with any other, well or badly. The
+distributions are those that ``confidence_on`` names. Rows do not influence each other, and neither
+do positions outside the block.
 
-A filter is a folder, ``config.json`` and ``model.safetensors``; ``sampler.filter`` says which, by
-its path or the name of an embedded one. It is read once per call of the sampler: a part that is a
-class is made from the knobs and the device when a call begins (``masked_loop``).
+A filter is a folder with ``config.json`` and ``model.safetensors``; ``sampler.filter`` is its path
+or the name of an embedded filter. The sampler reads it once per call: the loop makes a part that is
+a class from the parameters and the device when decoding begins (``gen.samplers.masked.loop``).
 
-End-of-text prediction, the other half of Learn2PD, is the stop ``end`` (``stops``): once the end is
-committed and nothing is empty before it, nothing behind it is computed any more. Theirs cuts what
-is behind the end off as soon as that is committed, which saves places in the calls up to there.
+End-of-text prediction, the second contribution of Learn2PD, is the stop ``end`` (``stops``): once
+the eos token is committed and no position before it is masked, no position behind it is computed
+any more. The published method cuts off the positions behind the eos token as soon as it is
+committed, which saves positions in the forward passes up to there.
 
-Guarantee: none about the law.
+Guarantee: approximate; the distribution of tokens depends on the filter.
 """
 
 from __future__ import annotations
@@ -54,13 +56,13 @@ from gen.samplers.masked.parts.orders import entropy as certainty
 from gen.samplers.masked.parts.selection import fixed_blocks, greedy
 from gen.samplers.masked.step import MaskedStep, highest
 
-KIND = "place_filter"
-PER_PLACE, PER_BLOCK = 6, 4
-FLOOR = 1e-5  # how near to 1 confidences are told apart
+KIND = "position_filter"
+PER_POSITION, PER_BLOCK = 6, 4
+FLOOR = 1e-5  # smallest distance from 1 at which confidences differ
 
 
 def features(step: MaskedStep, radius: int) -> Tensor:
-    """What a filter reads of every place: float64 [b, T, F], F = 6 (2 R + 1) + 4; see the
+    """Compute the features of every position: float64 [b, T, F], F = 6 (2 R + 1) + 4; see the
     module."""
     known, empty = step.open & ~step.masked, step.open & step.masked
     c = step.confidence.clamp(0, 1)
@@ -87,15 +89,15 @@ def features(step: MaskedStep, radius: int) -> Tensor:
     return torch.cat([around, block[:, None].expand(-1, c.shape[1], -1)], -1)
 
 
-class PlaceFilter(nn.Module):
-    """The filter: features [n, F] of places (``features``) -> logits [n] of their proposals being
-    final. ``radius``: how far it looks, in places; ``hidden``: numbers between the two layers."""
+class PositionFilter(nn.Module):
+    """Filter that maps features [n, F] of positions (``features``) to logits [n] of their proposals
+    being final. ``radius``: R in positions; ``hidden``: width of the hidden layer."""
 
     def __init__(self, radius: int = 2, hidden: int = 64):
         super().__init__()
         self.radius, self.hidden = radius, hidden
         self.layers = nn.Sequential(
-            nn.Linear(PER_PLACE * (2 * radius + 1) + PER_BLOCK, hidden),
+            nn.Linear(PER_POSITION * (2 * radius + 1) + PER_BLOCK, hidden),
             nn.ReLU(),
             nn.Linear(hidden, 1),
         )
@@ -105,8 +107,8 @@ class PlaceFilter(nn.Module):
 
     @torch.no_grad()
     def probability(self, step: MaskedStep) -> Tensor:
-        """How likely the proposal of every place that may be committed is final, by a filter in
-        float64: [b, T], minus infinity at the others."""
+        """Compute the probability that a proposal is final: float64 [b, T], minus infinity at the
+        positions that may not be committed. The filter has to be in float64."""
         out = torch.full(
             step.masked.shape, -torch.inf, dtype=torch.float64, device=step.masked.device
         )
@@ -114,7 +116,7 @@ class PlaceFilter(nn.Module):
         return out
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes ``config.json`` and ``model.safetensors``."""
+        """Write ``config.json`` and ``model.safetensors``."""
         from safetensors.torch import save_file
 
         path = Path(folder)
@@ -135,8 +137,16 @@ class PlaceFilter(nn.Module):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Self:
-        """Of the name of an embedded filter or of a folder. Raises ``GenError`` for one that is not
-        there, that is something else, or whose weights cannot be read."""
+        """Load a filter.
+
+        Args:
+            folder: name of an embedded filter, or a folder.
+            device: device of the weights.
+            dtype: dtype of the weights.
+
+        Raises:
+            GenError: the folder is missing, holds something else, or has unreadable weights.
+        """
         from safetensors.torch import load_file
 
         path = zoo().get(str(folder)) or Path(folder).expanduser()
@@ -180,7 +190,7 @@ class LearnedParams(Params):
 
 
 def embedded() -> list[str]:
-    """The names of the filters in the zoo."""
+    """List the names of the filters in the zoo."""
     return [name for name, path in zoo().items() if read_config(path).get("model_type") == KIND]
 
 
@@ -189,7 +199,7 @@ def embedded() -> list[str]:
     paper="2509.25188",
     title="Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable"
     " Parallel Decoding",
-    about="Learn2PD: what a small trained filter holds for final; rows stop at their end",
+    about="Learn2PD: commit what a small trained filter classifies as final; stop at the eos token",
     params=greedy(
         selector="learned",
         filter="text-filter",
@@ -199,14 +209,17 @@ def embedded() -> list[str]:
     ),
     aliases={"threshold": "filter_threshold"},
     limit=Limit(SEQUENTIAL, {"filter_threshold": 1.1}),
-    # rows of the contract's space have no end
+    # rows of the contract's space have no eos token
     example={"stop": "filled"},
 )
 @register("selector", "learned", params=LearnedParams)
 class Learned:
-    """What the filter holds for final, and the place of highest score, which is what decoding
-    without a filter would commit. Raises ``GenError`` where no filter is named, or none of that
-    name is there."""
+    """Selector of the positions that the filter classifies as final, and of the position of highest
+    score, which decoding without a filter would commit.
+
+    Raises:
+        GenError: no filter is named, or the named filter does not exist.
+    """
 
     def __init__(self, params: LearnedParams, device: torch.device | str = "cpu"):
         if not params.filter:
@@ -217,8 +230,8 @@ class Learned:
                 ]
             )
             raise GenError(f"sampler.filter is '', where selector is 'learned'; expected {known}")
-        # in float64 a row's verdicts do not depend on how many rows are judged with it
-        self.filter = PlaceFilter.from_pretrained(params.filter, device, torch.float64)
+        # in float64 the filter's output for a row does not depend on the number of rows
+        self.filter = PositionFilter.from_pretrained(params.filter, device, torch.float64)
 
     def __call__(self, step: MaskedStep) -> Tensor:
         found = self.filter.probability(step) >= step.params.filter_threshold

@@ -24,7 +24,7 @@ from gen.samplers.masked.step import MaskedStep, highest
     "llada",
     paper="2502.09992",
     title="Large Language Diffusion Models",
-    about="LLaDA: as many positions in every step, the most confident first",
+    about="LLaDA: equally many positions in every step, the most confident first",
     params=greedy(selector="even", steps=128, **fixed_blocks()),
     limit=Limit(SEQUENTIAL, note="as many `steps` as positions"),
 )

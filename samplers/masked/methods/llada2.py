@@ -72,8 +72,8 @@ def scheduled_threshold(step: MaskedStep) -> Tensor:
     "llada2",
     paper="2512.15745",
     title="LLaDA2.0: Scaling Up Diffusion Language Models to 100B",
-    about="LLaDA2.1: ahead of the schedule where it is confident; what has become unlikely is"
-    " edited",
+    about="LLaDA2.1: more positions than scheduled where confident; tokens that have become"
+    " unlikely are edited",
     params=greedy(
         selector="scheduled_threshold",
         conf_threshold=0.7,

@@ -43,7 +43,7 @@ method(
 
 @method(
     "maskgit_remask",
-    about="MaskGIT that may take back what has become unlikely",
+    about="MaskGIT with a remasker of tokens that have become unlikely",
     params=MASKGIT | {"remasker": "low_confidence"},
 )
 @register("remasker", "low_confidence")

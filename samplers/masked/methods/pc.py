@@ -40,8 +40,8 @@ class PositionParams(Params):
     "pc",
     paper="2508.13021",
     title="PC-Sampler: Position-Aware Calibration of Decoding Bias in Masked Diffusion Models",
-    about="PC-Sampler: rare tokens and early positions first; no blocks; for models that say how"
-    " rare their tokens are",
+    about="PC-Sampler: rare tokens and early positions first; no blocks; for models with token"
+    " frequencies",
     params=greedy(selector="even", order="position", position_decay=0.25, steps=256),
     limit=Limit(SEQUENTIAL, note="as many `steps` as positions"),
 )

@@ -48,8 +48,8 @@ class ProphetParams(Params):
     "prophet",
     paper="2508.19982",
     title="Diffusion Language Models Know the Answer Before Decoding",
-    about="Prophet: the most confident positions step by step, and all at once when the leading"
-    " tokens are far ahead",
+    about="Prophet: the most confident positions step by step, and all once the gap between the two"
+    " best tokens is large",
     params=greedy(selector="even", stop="prophet", gap_threshold=7.5, steps=128),
     limit=Limit(
         "llada",

@@ -52,7 +52,7 @@ class RegionsParams(TwoThresholdParams):
     "r2",
     paper="2604.18995",
     title="R2-dLLM",
-    about="R2-dLLM: what its neighbours or its past already tell",
+    about="R2-dLLM: positions that their neighbours or their past already determine",
     params=greedy(
         selector="regions", conf_threshold=0.9, low_threshold=0.8, history=3, **fixed_blocks()
     ),

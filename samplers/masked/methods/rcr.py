@@ -28,8 +28,7 @@ from gen.samplers.masked.step import MaskedStep, lowest
     "rcr",
     paper="2508.13148",
     title="MDPO: Overcoming the Training-Inference Divide of Masked Diffusion Language Models",
-    about="running confidence: everything is filled in, the least likely positions of all are"
-    " masked again",
+    about="running confidence: all positions are committed, the least likely of all are remasked",
     params=greedy(selector="schedule", schedule="linear", remasker="rcr", steps=64),
 )
 @register("remasker", "rcr")

@@ -51,7 +51,7 @@ class RemdmCapParams(Params):
     "remdm",
     paper="2503.00307",
     title="Remasking Discrete Diffusion Models with Inference-Time Scaling",
-    about="ReMDM for LLaDA: late in a block, the least likely positions are made again",
+    about="ReMDM for LLaDA: late in a block, the least likely positions are remasked",
     params=greedy(selector="even", remasker="remdm", remask_count=4, steps=128, **fixed_blocks()),
     limit=Limit("llada", {"remask_count": 0}),
 )

@@ -43,7 +43,7 @@ class WindowParams(CacheParams):
     "window_diffusion",
     paper="2601.20332",
     title="Window-Diffusion",
-    about="Window-Diffusion: far masked positions do not exist yet, of the near ones only the first"
+    about="Window-Diffusion: far masked positions are left out, of the near ones only the first"
     " are computed; no blocks",
     params=greedy(
         selector="even",

@@ -49,7 +49,7 @@ def wide_in(step: MaskedStep) -> Tensor:
     "wino",
     paper="2507.18578",
     title="Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs",
-    about="WINO: wide in, and out again what its neighbours alone would not have said;"
+    about="WINO: commit many positions, remask those that their neighbours alone do not confirm;"
     " blocks of 128",
     params=greedy(
         selector="wide_in",

@@ -1,41 +1,42 @@
-"""Cache policies: which places a call computes, which it looks at, and when all is computed anew
-(``gen.models.targets.cached_masked``).
+"""Cache policies: positions that a forward pass computes and attends to, and when all keys are
+refreshed (``gen.models.targets.cached_masked``).
 
-    policy          computes, in an ordinary call              starts anew
-                    published as
-    none            everything                                 every call
-    prefix          the open block and what is behind it       a block begins
-                    Fast-dLLM (arXiv 2505.22618)
-    dual            the open block                             a block begins
-                    Fast-dLLM
-    delayed         what is empty, and what was committed by   a block begins, every 8 calls
-                    dKV-Cache-Decode (arXiv 2505.15781) the last call
-    delayed_greedy  what is to be committed now, empty places  a block begins, every 2 calls
-                    dKV-Cache-Greedy within ``cache_radius`` of it, and what was committed by the
-                    last call
-    freecache       the open block and what is behind it       never
-                    FreeCache (arXiv 2505.21467)
-    vicinity        the open block, ``cache_before`` places    a block begins, and in the first
-                    dInfer (arXiv 2510.08666) before it and ``cache_after`` behind it
-                    ``cache_warmup`` calls
-    window          the first ``cache_active`` empty places,   every 32 calls, and when no empty
-                    Window-Diffusion and what was committed since it started    place that it sees
-                    is left anew
+    policy          computes, between refreshes                refreshes all keys
+    none            all positions                              in every forward pass
+    prefix          the open block and all behind it           when a block begins
+    dual            the open block                             when a block begins
+    delayed         masked positions, and those that the last  when a block begins, and every
+                    pass committed                             8 passes
+    delayed_greedy  positions about to be committed, masked    when a block begins, and every
+                    ones within ``cache_radius`` of them, and  2 passes
+                    those that the last pass committed
+    freecache       the open block and all behind it           never
+    vicinity        the open block, ``cache_before``           when a block begins, and in the
+                    positions before it and ``cache_after``    first ``cache_warmup`` passes
+                    behind it
+    window          the first ``cache_active`` masked          every 32 passes, and when no masked
+                    positions, and those committed since the   position that it sees is left
+                    last refresh
 
-All of them look at everything, but for ``window``, to which the condition, what is committed and
-the first ``cache_window`` empty places are all there is. ``cache_refresh``: calls from one start to
-the next at most; 0 is the number above, or none. With 1 each of them is decoding without a cache
-(``window`` if it sees all places).
+Published as: prefix and dual in Fast-dLLM (arXiv 2505.22618), delayed and delayed_greedy as
+dKV-Cache-Decode and dKV-Cache-Greedy (arXiv 2505.15781), freecache as FreeCache (arXiv 2505.21467),
+vicinity in dInfer (arXiv 2510.08666), window as Window-Diffusion.
 
-When a call has committed an id, the keys of its place are those of an empty one. ``delayed``
-computes such a place once more, as what it has become, before it is left alone, which is its delay
-of one step. ``freecache`` leaves the places that end a block as they are, for ever; with
-``cache_settle`` they are computed once more. The others compute the block until it is over and
-start anew with the next.
+All policies attend to all positions, except ``window``: it attends to the condition, the committed
+positions and the first ``cache_window`` masked positions. ``cache_refresh`` is the largest number
+of forward passes between refreshes; 0 is the number above, or none. With 1 every policy equals
+decoding without a cache (``window`` if it sees all positions).
 
-Policies look at no law: it is what they are about to have computed. So the block schedule must not
-need one either, nor the order of ``delayed_greedy``, which has to know what is to be committed now.
-Only places that the call computed are committed, however many the schedule asks for.
+After a pass has committed a token, the cached keys of its position are still those of the mask
+token. ``delayed`` computes such a position once more with its token before it keeps the keys, which
+is its delay of one step. ``freecache`` keeps the keys of the positions that end a block for ever;
+with ``cache_settle`` it computes them once more. The other policies compute the block until it is
+complete and refresh at the next.
+
+Policies read no distribution, because they run before the forward pass that computes it. So the
+block schedule must not read one either, nor the order of ``delayed_greedy``, which has to know the
+positions to be committed in advance. Only positions that the pass computed are committed, however
+many the schedule asks for.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from gen.models.targets.cached_masked import Plan, Slots, cached
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import LEFT_OUT_LOGP, MaskedStep, highest, needs_of
 
-BLIND_BLOCKS = ("whole", "fixed")  # block schedules that look at the canvas alone
+BLIND_BLOCKS = ("whole", "fixed")  # block schedules that read the canvas alone
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class CacheParams(Params):
 
 @dataclass(frozen=True)
 class GreedyCacheParams(CacheParams):
-    """``cache_radius``: masked positions on either side of what is to be committed."""
+    """``cache_radius``: masked positions on either side of those about to be committed."""
 
     cache_radius: int = integer(4)
 
@@ -88,9 +89,15 @@ class VicinityParams(CacheParams):
 
 
 def with_cache(target, params):
-    """The target that the knob ``cache`` asks for: the same one without a cache. Raises
-    ``GenError`` for a block schedule that looks at a law, for a remasker that asks for the law of
-    places without their own ids, and for a target that cannot compute some of its places.
+    """Wrap a target in the cache that the parameter ``cache`` names.
+
+    Args:
+        target: masked target; returned as it is for ``none``.
+        params: parameters of the masked sampler.
+
+    Raises:
+        GenError: the block schedule reads a distribution, the remasker needs a second canvas per
+            row, or the target cannot compute a part of its positions.
     """
     policy = registry.get("cache_policy", params.cache, "sampler.cache")
     if policy is none:
@@ -98,21 +105,21 @@ def with_cache(target, params):
     if params.blocks not in BLIND_BLOCKS:
         expected = (
             f"{' or '.join(BLIND_BLOCKS)}, where cache is {params.cache!r}: it needs the block"
-            " before the law"
+            " before the distribution"
         )
         raise bad_value("sampler.blocks", params.blocks, expected)
     if LEFT_OUT_LOGP in needs_of(registry.get("remasker", params.remasker)):
         raise bad_value(
             "sampler.remasker",
             params.remasker,
-            f"one that looks at one canvas per row, where cache is {params.cache!r}",
+            f"one that reads one canvas per row, where cache is {params.cache!r}",
         )
     return cached(target, policy)
 
 
 @register("cache_policy", "none")
 def none(step: MaskedStep, slots: Slots) -> Plan:
-    """Everything, every call."""
+    """Compute all positions in every forward pass."""
     return Plan(
         _all(slots), _all(slots), torch.ones_like(slots.steps_since_refresh, dtype=torch.bool)
     )
@@ -120,19 +127,19 @@ def none(step: MaskedStep, slots: Slots) -> Plan:
 
 @register("cache_policy", "prefix", params=CacheParams)
 def prefix(step: MaskedStep, slots: Slots) -> Plan:
-    """What stands before the block is kept."""
+    """Keep the keys before the block."""
     return Plan(_from_block(step, slots), _all(slots), step.is_first_step | is_due(step, slots))
 
 
 @register("cache_policy", "dual", params=CacheParams)
 def dual(step: MaskedStep, slots: Slots) -> Plan:
-    """What stands before the block and what stands behind it is kept."""
+    """Keep the keys before and behind the block."""
     return Plan(_open(step, slots), _all(slots), step.is_first_step | is_due(step, slots))
 
 
 @register("cache_policy", "delayed", params=CacheParams)
 def delayed(step: MaskedStep, slots: Slots) -> Plan:
-    """What is committed is kept, as soon as it was computed as that."""
+    """Keep the keys of a committed token once they were computed from it."""
     return Plan(
         as_columns(step.masked, slots) | _turned(slots),
         _all(slots),
@@ -142,13 +149,17 @@ def delayed(step: MaskedStep, slots: Slots) -> Plan:
 
 @register("cache_policy", "delayed_greedy", params=GreedyCacheParams)
 def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
-    """All but a few places is kept. Raises ``GenError`` for an order that looks at a law."""
+    """Keep the keys of all but a few positions.
+
+    Raises:
+        GenError: the order reads a distribution.
+    """
     if step.params.order not in BLIND:
         raise bad_value(
             "sampler.order",
             step.params.order,
             f"{' or '.join(BLIND)}, where cache is 'delayed_greedy': it needs the order before"
-            " the law",
+            " the distribution",
         )
     order = registry.get("order", step.params.order)
     soon = highest(order(step), step.masked & step.open, step.quota)
@@ -165,7 +176,7 @@ def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
 
 @register("cache_policy", "freecache", params=FreeCacheParams)
 def freecache(step: MaskedStep, slots: Slots) -> Plan:
-    """Blocks that are over are kept for ever."""
+    """Keep the keys of complete blocks for ever."""
     compute = _from_block(step, slots)
     if step.params.cache_settle:
         compute = compute | _turned(slots)
@@ -174,7 +185,7 @@ def freecache(step: MaskedStep, slots: Slots) -> Plan:
 
 @register("cache_policy", "vicinity", params=VicinityParams)
 def vicinity(step: MaskedStep, slots: Slots) -> Plan:
-    """What is far from the block is kept."""
+    """Keep the keys far from the block."""
     position = _columns(slots) - slots.prefix
     first = step.open.long().argmax(1)[:, None]
     end = step.open.shape[1] - step.open.flip(1).long().argmax(1)[:, None]
@@ -199,13 +210,13 @@ def _columns(slots: Slots) -> Tensor:
 
 
 def as_columns(positions: Tensor, slots: Slots) -> Tensor:
-    """Places of the canvas [b, T] as columns [b, P + T]."""
+    """Pad positions of the canvas [b, T] to columns [b, P + T] of the cache."""
     return torch.nn.functional.pad(positions, (slots.prefix, 0))
 
 
 def _open(step: MaskedStep, slots: Slots) -> Tensor:
-    """The columns of the open block. Where blocks are counted from the first id of the condition,
-    its last ids may be among them."""
+    """Mark the columns of the open block. Where blocks are counted from the first token of the
+    condition, its last tokens may be among them."""
     open = as_columns(step.open, slots)
     if not step.params.align_blocks or step.params.blocks != "fixed":
         return open
@@ -218,17 +229,17 @@ def _from_block(step: MaskedStep, slots: Slots) -> Tensor:
 
 
 def _turned(slots: Slots) -> Tensor:
-    """Columns whose keys were computed from another id than now stands there."""
+    """Mark the columns whose keys were computed from another token than the current one."""
     return slots.written & ~slots.current
 
 
 def first_columns(columns: Tensor, count: int) -> Tensor:
-    """The first so many of the columns that are true."""
+    """Keep the first ``count`` true entries of every row."""
     return columns & (columns.long().cumsum(1) <= count)
 
 
 def is_due(step: MaskedStep, slots: Slots, usual: int = 0) -> Tensor:
-    """Whether it is time to start anew: bool [b]."""
+    """Decide which rows refresh all keys: bool [b]. ``usual``: the policy's own number of steps."""
     every = step.params.cache_refresh or usual
     return (
         slots.steps_since_refresh + 1 >= every

@@ -27,7 +27,7 @@ from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
     sampler="relaxed_acceptance",
     paper="2507.22424",
     title="Spec-VLA",
-    about="distance acceptance: bins near the draft count as it",
+    about="distance acceptance: bins near the draft count for the draft",
     params={"verifier": "distance", "init": "repeat"},
     limit=Limit("plain autoregression", {"relaxation": 0}),
 )

@@ -30,7 +30,7 @@ from gen.samplers.verifiers.relaxed.base import Relaxed, draft_logp
     sampler="relaxed_acceptance",
     paper="2401.10774",
     title="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
-    about="typical acceptance: drafts that the model itself finds likely pass",
+    about="typical acceptance: drafts of typical probability are accepted",
     params={"verifier": "typical", "init": "repeat"},
     limit=Limit("plain autoregression", {"relaxation": 0}),
 )

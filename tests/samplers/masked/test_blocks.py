@@ -189,7 +189,7 @@ def test_training_sees_what_generation_sees():
             assert torch.allclose(seen[0].logits[:, here], expected, atol=1e-9)
 
 
-def test_forward_calls_are_steps_times_blocks_and_given_blocks_are_kept():
+def test_forward_passes_are_steps_times_blocks_and_given_blocks_are_kept():
     model, space = llama(), wide()
     sampler = frame_blocks(steps=3)
     whole = sampler(target_of(model, space, SamplingParams(), [0, 1]), CounterRNG([5, 6]))

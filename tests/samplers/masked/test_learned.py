@@ -34,7 +34,7 @@ from gen.models.load.locate import ZOO
 from gen.recipes.text import filter as recipe
 from gen.recipes.text import recipe as text_recipe
 from gen.recipes.text.filter import FilterPlan, Traces, separation, trained, watched
-from gen.samplers.masked.methods.learn2pd import Learned, PlaceFilter, features
+from gen.samplers.masked.methods.learn2pd import Learned, PositionFilter, features
 
 R = 2
 OPS = ("shuffle", "replace", "remove", "reverse", "sort")
@@ -65,7 +65,7 @@ def folders(tmp_path_factory):
             Traces(seen.x, seen.c, labels), R, plan, at / f"{name}-work", log=lambda line: None
         ).save_pretrained(at / name)
     torch.manual_seed(5)
-    raw = PlaceFilter(R, 16)
+    raw = PositionFilter(R, 16)
     with torch.no_grad():
         for weight in raw.parameters():
             weight.mul_(6)
@@ -197,7 +197,7 @@ def test_a_filter_learns_which_proposals_are_final_better_than_their_confidence_
     unseen = oracle_traces(1, 8)
 
     def check(name: str) -> None:
-        found = separation(PlaceFilter.from_pretrained(folders / name), unseen)
+        found = separation(PositionFilter.from_pretrained(folders / name), unseen)
         assert found["nats"] < 0.6 * found["nats_blind"]
         precision, recall = found["judged"]["filter, 0.9"]
         _, by_confidence = found["judged"]["confidence, 0.9"]
@@ -271,9 +271,9 @@ def test_a_threshold_above_one_means_one_place_per_call_and_zero_one_call_per_bl
 def test_a_row_is_decoded_the_same_in_any_batch(folders, params, monkeypatch):
     check_rows(learned(folders / "raw", **params))
     check_given(learned(folders / "raw", **params))
-    own = PlaceFilter.probability
+    own = PositionFilter.probability
     monkeypatch.setattr(
-        PlaceFilter,
+        PositionFilter,
         "probability",
         lambda self, step: own(self, step) - own(self, step)[step.eligible].mean() + 0.5,
     )
@@ -291,7 +291,9 @@ def test_the_highest_score_is_always_selected_and_nothing_else_below_the_thresho
         for step in states(seed, sampler, steps=2):
             chosen, q = (
                 select(step),
-                PlaceFilter.from_pretrained(folders / "raw", dtype=torch.float64).probability(step),
+                PositionFilter.from_pretrained(folders / "raw", dtype=torch.float64).probability(
+                    step
+                ),
             )
             assert not bool((chosen & ~step.eligible).any()) and bool(
                 (q.isfinite() == step.eligible).all()
@@ -311,9 +313,9 @@ def test_the_highest_score_is_always_selected_and_nothing_else_below_the_thresho
 
 
 def test_it_is_read_once_per_call_of_the_sampler(folders, monkeypatch):
-    read, own = [], PlaceFilter.from_pretrained.__func__
+    read, own = [], PositionFilter.from_pretrained.__func__
     monkeypatch.setattr(
-        PlaceFilter,
+        PositionFilter,
         "from_pretrained",
         classmethod(lambda cls, *args: read.append(args) or own(cls, *args)),
     )
@@ -329,9 +331,9 @@ def test_it_is_read_once_per_call_of_the_sampler(folders, monkeypatch):
 
 
 def test_a_folder_holds_all_of_a_filter(folders, tmp_path):
-    fine = PlaceFilter.from_pretrained(folders / "fine")
+    fine = PositionFilter.from_pretrained(folders / "fine")
     fine.save_pretrained(tmp_path / "again")
-    again = PlaceFilter.from_pretrained(tmp_path / "again", dtype=torch.float64)
+    again = PositionFilter.from_pretrained(tmp_path / "again", dtype=torch.float64)
     x = torch.rand(50, 34, dtype=torch.float64)
     assert (
         torch.allclose(again(x).float(), fine(x.float()), atol=1e-4)
@@ -365,8 +367,8 @@ def test_an_embedded_filter_goes_by_its_name(folders, tmp_path, monkeypatch):
     with pytest.raises(
         GenError,
         match=(
-            "the config of filter text-words is .*; expected model_type 'place_filter', radius and"
-            " hidden"
+            "the config of filter text-words is .*; expected model_type 'position_filter', radius"
+            " and hidden"
         ),
     ):
         decode(learned("text-words"))
@@ -378,7 +380,7 @@ def test_what_is_no_filter_is_refused_in_one_line(folders, tmp_path):
         change(tmp_path / name)
         return str(tmp_path / name)
 
-    usual = {"model_type": "place_filter", "radius": R, "hidden": 16}
+    usual = {"model_type": "position_filter", "radius": R, "hidden": 16}
 
     def config(**values):
         return lambda at: (at / "config.json").write_text(json.dumps(usual | values))
@@ -392,8 +394,8 @@ def test_what_is_no_filter_is_refused_in_one_line(folders, tmp_path):
             "cut", lambda at: (at / "model.safetensors").write_bytes(b"12345678")
         ): "the weights of filter .* cannot be read",
         broken("wider", config(hidden=17)): "the weights of filter .* cannot be read",
-        broken("negative", config(radius=-1)): "expected model_type 'place_filter'",
-        broken("other", config(model_type="llama")): "expected model_type 'place_filter'",
+        broken("negative", config(radius=-1)): "expected model_type 'position_filter'",
+        broken("other", config(model_type="llama")): "expected model_type 'position_filter'",
     }.items():
         with pytest.raises(GenError, match=said) as error:
             decode(learned(folder))

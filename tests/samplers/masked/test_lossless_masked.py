@@ -1,4 +1,4 @@
-"""Lossless decoding of masked models: FreeDave gives the tokens of one place per step, exact
+"""Lossless decoding of masked models: FreeDave gives the tokens of one position per step, exact
 speculation their law, both in fewer calls.
 
 References are plain Python and know nothing of chains. Laws are compared exactly (``enumeration``):

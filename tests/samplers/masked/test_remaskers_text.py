@@ -134,16 +134,19 @@ def wide_in(s, params):
 # --- in any state
 
 
-def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor, list[dict]]:
-    """Rows of 9 places, the first 7 of them a block, as the loop has them and as lists."""
-    g = torch.Generator().manual_seed(seed)
-    rows, positions = 48, 9
+def random_step(
+    g: torch.Generator, rows: int = 48, positions: int = 9
+) -> tuple[MaskedStep, torch.Tensor]:
+    """Draw a step of rows in any state, and how many steps the block of each takes.
+
+    The first 7 positions are the block.
+    """
     kind = torch.randint(0, 4, (rows, positions), generator=g).clamp_max(2)  # given, masked, filled
     kind[:, 0] = 1
     sampling = torch.randn(rows, positions, IDS + 1, generator=g).double().mul(2).log_softmax(-1)
     held = torch.where(kind == 1, MASK, torch.randint(0, IDS, (rows, positions), generator=g))
-    born, left, u = (
-        torch.randint(1, 9, (rows, positions), generator=g).double() / 9 for _ in range(3)
+    born, left = (
+        torch.randint(1, 9, (rows, positions), generator=g).double() / 9 for _ in range(2)
     )  # some are equal
     row = torch.arange(rows)
     params = masked_iterative(
@@ -180,44 +183,48 @@ def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor, list[dict]]:
         is_last_step=progress >= 1,
         is_first_step=row % 3 == 0,
     )
-    count = (
-        (1 + torch.rand(rows, generator=g) * step.eligible.sum(1))
-        .long()
-        .clamp_max(step.eligible.sum(1))
-    )
+    return step, steps
+
+
+def state_of(step: MaskedStep, i: int, steps: torch.Tensor, noise: torch.Tensor) -> dict:
+    """Describe row ``i`` in lists and numbers, as the rules in plain Python read it."""
+
+    def of(x):
+        return dict(enumerate(x[i].tolist()))
+
+    def pick(mask):
+        return mask[i].nonzero()[:, 0].tolist()
+
+    return {
+        "filled": pick(step.remaskable),
+        "empty": pick(step.eligible),
+        "ids": of(step.canvas),
+        "p": of(step.logp),
+        "born": of(step.committed_logp),
+        "left": of(step.left_out_logp),
+        "u": of(noise),
+        "top": of(step.logprobs.argmax(-1)),
+        "best": of(step.logprobs.amax(-1)),
+        "r": float(step.progress[i]),
+        "since": int(step.steps_in_block[i]),
+        "steps": int(steps[i]),
+        "last": bool(step.is_last_step[i]),
+        "posts": 0 if step.is_first_step[i] else int(step.memory["edits"][i]),
+    }
+
+
+def random_state(seed: int) -> tuple[MaskedStep, torch.Tensor, list[dict]]:
+    """Rows of 9 positions, as the loop has them and as lists, with the number to commit in each."""
+    g = torch.Generator().manual_seed(seed)
+    step, steps = random_step(g)
+    row, size = step.rows, step.eligible.sum(1)
+    count = (1 + torch.rand(len(row), generator=g) * size).long().clamp_max(size)
     full = row % 5 == 1  # nothing is left to do in some
     step = changed(step, open=step.open & ~(full[:, None] & step.masked))
     count = torch.where(full, 0, count)
-    u = step.rng.uniform(row, step.positions, "remask", row)
-    step.memory["edits"] = torch.randint(0, 3, (rows,), generator=g)
-    states = []
-    for i in range(rows):
-
-        def of(x, i=i):
-            return dict(enumerate(x[i].tolist()))
-
-        def pick(mask, i=i):
-            return mask[i].nonzero()[:, 0].tolist()
-
-        states.append(
-            {
-                "filled": pick(step.remaskable),
-                "empty": pick(step.eligible),
-                "ids": of(held),
-                "p": of(step.logp),
-                "born": of(born.log()),
-                "left": of(left.log()),
-                "u": of(u),
-                "top": of(sampling.argmax(-1)),
-                "best": of(sampling.amax(-1)),
-                "r": float(step.progress[i]),
-                "since": int(step.steps_in_block[i]),
-                "steps": int(steps[i]),
-                "last": bool(step.is_last_step[i]),
-                "posts": 0 if step.is_first_step[i] else int(step.memory["edits"][i]),
-            }
-        )
-    return step, count, states
+    noise = step.rng.uniform(row, step.positions, "remask", row)
+    step.memory["edits"] = torch.randint(0, 3, (len(row),), generator=g)
+    return step, count, [state_of(step, i, steps, noise) for i in range(len(row))]
 
 
 def check_rule(name: str, rule, remasker) -> None:
@@ -278,94 +285,96 @@ def test_wide_in_takes_what_is_sure_up_to_a_share():
 # --- in the loop
 
 
+def logprobs_of(sampling: SamplingParams, row: int, state: list[int]) -> list[list[float]]:
+    """Log-probabilities [T, V] of one canvas, by a forward pass of its own."""
+
+    def logits(prompt):
+        return MODEL.forward(torch.tensor([[*prompt, *state]]), POSITIONS)
+
+    raw = SamplingParams(guidance_scale=sampling.guidance_scale)
+    return raw(
+        logits([31 + row % 3, 40]),
+        logits([50, 51 + row % 3]) if sampling.guided else None,
+        SPACE.legal,
+    )[0].tolist()
+
+
+def predict(logprobs, state: list[int], block: int, prefilled: set[int], left_out: bool) -> dict:
+    """Positions of the block, and what ``logprobs`` (of a canvas) says of them."""
+    masked = [n for n in range(POSITIONS) if state[n] == MASK]
+    filled = [n for n in range(POSITIONS) if state[n] != MASK and n not in prefilled]
+    filled = [n for n in filled if n // SIZE == block]
+    p = logprobs(state)
+    top = [max(range(len(x)), key=lambda v, x=x: (x[v], -v)) for x in p]
+    ids = {n: top[n] if n in masked else state[n] for n in range(POSITIONS)}
+    without = {n: [*state[:n], MASK, *state[n + 1 :]] for n in filled} if left_out else {}
+    return {
+        "filled": filled,
+        "empty": [n for n in masked if n // SIZE == block],
+        "ids": ids,
+        "logprobs": p,
+        "p": {n: p[n][ids[n]] for n in range(POSITIONS)},
+        "left": {n: logprobs(canvas)[n][state[n]] for n, canvas in without.items()},
+        "top": top,
+        "best": [x[v] for x, v in zip(p, top, strict=True)],
+    }
+
+
+def choose(sampler, s: dict, wanted: int) -> tuple[list[int], list[int], dict[int, int], bool]:
+    """Positions to commit and to mask again, tokens to replace, and the wish for another step."""
+    empty = s["empty"]
+    order = sorted(empty, key=lambda n: (-s["p"][n], n))
+    stay = 0 if s["last"] else max(math.floor(wanted * (1 - s["r"]) + 1e-9), 1)
+    chosen = (
+        wide_in(s, sampler)
+        if sampler.selector == "wide_in"
+        else order[: len(empty) - min(stay, len(empty) - 1)]
+    )
+    chosen = chosen or order[:1]
+    gone, k, new, again = RULES[sampler.remasker](s, len(chosen), sampler)
+    chosen += [n for n in order if n not in chosen][: k - len(chosen)]
+    return chosen, gone, new, again
+
+
 def decode(
     sampler, sampling: SamplingParams, row: int, hold: bool = True
 ) -> tuple[list[int], int, int]:
-    """One row's tokens, calls and places computed. ``hold``: whether a row stays in a full block as
-    long as its remasker asks."""
+    """One row's tokens, forward passes and computed positions.
+
+    ``hold``: a row stays in a full block as long as its remasker asks.
+    """
     state = canvas()[row].tolist()
-    given = {n for n in range(POSITIONS) if state[n] != MASK}
-    total, rng, born, calls, computed, step = (
-        POSITIONS - len(given),
-        CounterRNG([31 * row + 7]),
-        {},
-        0,
-        0,
-        0,
-    )
-    block, again, s = None, False, {"posts": 0}
-
-    def sampling_of(state: list[int]) -> list[list[float]]:
-        def logits(prompt):
-            return MODEL.forward(torch.tensor([[*prompt, *state]]), POSITIONS)
-
-        raw = SamplingParams(guidance_scale=sampling.guidance_scale)
-        return raw(
-            logits([31 + row % 3, 40]),
-            logits([50, 51 + row % 3]) if sampling.guided else None,
-            SPACE.legal,
-        )[0].tolist()
-
+    prefilled = {n for n in range(POSITIONS) if state[n] != MASK}
+    total, rng = POSITIONS - len(prefilled), CounterRNG([31 * row + 7])
+    nfe = computed = step = 0
+    block, again, s = None, False, {"posts": 0, "born": {}}
     while MASK in state or again:
         masked = [n for n in range(POSITIONS) if state[n] == MASK]
-        if not (again and hold):
-            number = (masked[0] if masked else 0) // SIZE
-            if number != block:
-                block, since, wanted, s["posts"] = (
-                    number,
-                    0,
-                    sum(n // SIZE == number for n in masked),
-                    0,
-                )
+        number = (masked[0] if masked else 0) // SIZE
+        if not (again and hold) and number != block:
+            block, since, wanted = number, 0, sum(n // SIZE == number for n in masked)
+            s["posts"] = 0
         steps = max(1, math.ceil(sampler.steps * wanted / total - 1e-9))
-        empty = [n for n in masked if n // SIZE == block]
-        filled = [
-            n for n in range(POSITIONS) if n not in masked and n not in given and n // SIZE == block
-        ]
         r = min((since + 1) / steps, 1)
-        p = sampling_of(state)
-        top = [max(range(len(x)), key=lambda v, x=x: (x[v], -v)) for x in p]
-        ids = {n: top[n] if n in masked else state[n] for n in range(POSITIONS)}
-        left = (
-            {n: sampling_of([*state[:n], MASK, *state[n + 1 :]])[n][state[n]] for n in filled}
-            if sampler.remasker == "wino"
-            else {}
-        )
         noise = rng.uniform(
             torch.tensor([0]), torch.arange(POSITIONS)[None], "remask", torch.tensor([step])
         )[0].tolist()
-        s |= {
-            "filled": filled,
-            "empty": empty,
-            "ids": ids,
-            "p": {n: p[n][ids[n]] for n in range(POSITIONS)},
-            "born": born,
-            "left": left,
-            "u": noise,
-            "top": top,
-            "best": [x[v] for x, v in zip(p, top, strict=True)],
-            "r": r,
-            "since": since,
-            "steps": steps,
-            "last": r >= 1,
-        }
-        order = sorted(empty, key=lambda n: (-s["p"][n], n))
-        stay = 0 if r >= 1 else max(math.floor(wanted * (1 - r) + 1e-9), 1)
-        chosen = (
-            wide_in(s, sampler)
-            if sampler.selector == "wide_in"
-            else order[: len(empty) - min(stay, len(empty) - 1)]
+        s |= predict(
+            lambda tokens: logprobs_of(sampling, row, tokens),
+            state,
+            block,
+            prefilled,
+            left_out=sampler.remasker == "wino",
         )
-        chosen = chosen or order[:1]
-        gone, k, new, again = RULES[sampler.remasker](s, len(chosen), sampler)
-        chosen += [n for n in order if n not in chosen][: k - len(chosen)]
-        for n, v in ({n: ids[n] for n in chosen} | new).items():
-            state[n], born[n] = v, p[n][v]
+        s |= {"u": noise, "r": r, "since": since, "steps": steps, "last": r >= 1}
+        chosen, gone, new, again = choose(sampler, s, wanted)
+        for n, v in ({n: s["ids"][n] for n in chosen} | new).items():
+            state[n], s["born"][n] = v, s["logprobs"][n][v]
         for n in gone if r < 1 else []:
             state[n] = MASK
-        calls, step, since = calls + 1, step + 1, since + 1
-        computed += (POSITIONS + 2) * (2 if sampling.guided else 1) * (1 + len(left))
-    return state, calls, computed
+        nfe, step, since = nfe + 1, step + 1, since + 1
+        computed += (POSITIONS + 2) * (2 if sampling.guided else 1) * (1 + len(s["left"]))
+    return state, nfe, computed
 
 
 @pytest.mark.parametrize(

@@ -269,10 +269,29 @@ def with_credit(s: Row) -> None:
         s.sampling[i] = [x / sum(fused) for x in fused]
 
 
+def quota(wanted: int, since: int, steps: int, masked: int) -> int:
+    """Positions that the linear schedule commits in a step of a block."""
+    if since + 1 >= steps:
+        return masked
+    stay = max(math.floor(wanted * (1 - (since + 1) / steps) + 1e-9), 1)
+    return masked - min(stay, masked - 1)
+
+
+def take_likeliest(s: Row, state: list[int]) -> None:
+    """Fill in the likeliest tokens of a row, their probabilities and the order by these."""
+    p = s.sampling
+    s.ids = [
+        state[n] if n in s.known else max(range(len(p[n])), key=lambda v, n=n: p[n][v])
+        for n in range(POSITIONS)
+    ]
+    s.conf = [p[n][s.ids[n]] for n in range(POSITIONS)]
+    s.score = s.conf
+
+
 def reference(
     sampler, sampling: SamplingParams, row: int, rule
 ) -> tuple[list[int], list[set[int]]]:
-    """One row, decoded in plain Python: its ids, and the places of every step."""
+    """One row, decoded in plain Python: its ids, and the positions of every step."""
     state, memory, steps, last = canvas()[row].tolist(), {}, [], -1
     total = state.count(MASK)
     since = wanted = 0
@@ -289,11 +308,6 @@ def reference(
         begins, last = number != last, number
         since, wanted = (0, len(eligible)) if begins else (since + 1, wanted)
         of = max(1, math.ceil(sampler.steps * wanted / total - 1e-9))
-        stay = (
-            0
-            if since + 1 >= of
-            else min(max(math.floor(wanted * (1 - (since + 1) / of) + 1e-9), 1), len(eligible) - 1)
-        )
         prompts = [31 + row % 3, 40], [50, 51 + row % 3]
         p = probabilities(
             lambda half, state=state, prompts=prompts: MODEL.forward(
@@ -314,17 +328,12 @@ def reference(
             since,
             wanted,
             of,
-            len(eligible) - stay,
+            quota(wanted, since, of, len(eligible)),
             memory,
         )
         if sampler.proposer == "credit":
             with_credit(s)
-        s.ids = [
-            state[n] if n in s.known else max(range(len(p[n])), key=lambda v, n=n: p[n][v])
-            for n in range(POSITIONS)
-        ]
-        s.conf = [p[n][s.ids[n]] for n in range(POSITIONS)]
-        s.score = s.conf
+        take_likeliest(s, state)
         chosen = rule(s) & set(eligible) or s.best(1, s.score)
         for n in chosen:
             state[n] = s.ids[n]
