@@ -71,7 +71,7 @@ REPORT = """
 import json
 from test_contracts import CHECKS, bench, model_for
 from contract_specs import SPECS, sampling_for
-from gen.cli.info import parts, presets
+from gen.cli.listings.methods import parts, presets
 from gen.core.sampler import resolve_sampler
 from docs import tables
 
