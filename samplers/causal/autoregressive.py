@@ -40,7 +40,7 @@ class _NoDrafts(Drafter):
 
 
 class _NoLatentDrafts(_NoDrafts):
-    """The same of latents, whose noise leads along a denoising path."""
+    """Drafter of no latents, whose noise leads along a denoising path."""
 
     def __init__(self, paths: PathDistribution):
         super().__init__()
