@@ -71,7 +71,7 @@ REPORT = """
 import json
 from test_contracts import CHECKS, bench, model_for
 from contract_specs import SPECS, sampling_for
-from gen.cli.info import parts, presets
+from gen.cli.listings.methods import parts, presets
 from gen.core.sampler import resolve_sampler
 from docs import tables
 
@@ -96,7 +96,7 @@ def report_of(folder: Path, declare: str) -> dict[str, list[str]]:
         ROOT / "gen",
         folder / "gen",
         symlinks=True,
-        ignore=shutil.ignore_patterns("zoo", "__pycache__"),
+        ignore=shutil.ignore_patterns("zoo"),
     )
     (folder / "gen" / "zoo").symlink_to(ROOT / "gen" / "zoo")
     for name, source in FILES.items():
