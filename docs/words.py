@@ -93,7 +93,7 @@ OPENERS = ("What", "Whether", "Those", "How", "That", "Which", "One", "As", "Who
 
 
 class Text(NamedTuple):
-    """One piece of text: its kind (one of ``KINDS``), path, line and words."""
+    """Piece of text: its kind (one of ``KINDS``), path, line and words."""
 
     kind: str
     path: str

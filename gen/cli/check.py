@@ -1,4 +1,4 @@
-"""Check of a job folder: the modality judges every medium, from the file alone."""
+"""Check of a job folder: the modality judges every output, from the file alone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from gen.store.shard_reader import Members
 
 
 def check_folder(folder: str | Path) -> dict[str, Any]:
-    """Ask the modality about every medium of a folder; writes ``check.json`` and the gallery.
+    """Check every output of a folder with the modality's checker; write
+    ``check.json`` and the gallery.
 
     Returns ``items``, the shares ``passed`` and ``valid``, both ``by_sampler`` as well, and
-    ``failed``: the items that are not both. A medium that is missing, altered or unreadable is not
+    ``failed``: the items that are not both. An output that is missing, altered or unreadable is not
     valid, and one of ``broken``.
     """
     folder = require_job(folder)
@@ -60,7 +61,7 @@ def check_folder(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_row(members: Members, row: dict[str, Any], modality: Any) -> tuple[dict[str, Any], bool]:
-    """Return the verdict, and True if there was a medium to judge."""
+    """Return the verdict, and True if there was an output to judge."""
 
     def wrong(detail):
         return ({"passed": False, "valid": False, "detail": detail}, False)

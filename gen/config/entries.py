@@ -42,7 +42,7 @@ UNNAMED = ("prompts", *MEDIA)  # too long to tell entries apart by
 
 @dataclass(frozen=True)
 class Entry:
-    """One sampler over its rows of input.
+    """Sampler of a job with its rows of input.
 
     Attributes:
         sampler: its name as written, and every parameter.

@@ -168,7 +168,7 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
 
 def rows_digest(rows: Iterable[Row]) -> str:
     """Digest rows: one sha256 for the same rows in the same order, wherever they come from. A
-    medium to start from counts by its content, an unreadable row by its text."""
+    sample to start from counts by its content, an unreadable row by its text."""
     return take_census(rows).sha256
 
 

@@ -23,7 +23,7 @@ LONGEST = 400  # characters of a message about one row
 
 @dataclass(frozen=True)
 class Row:
-    """One row of input.
+    """Row of input.
 
     Attributes:
         prompt: the text.

@@ -30,8 +30,8 @@ class Run:
     """Settings of a run.
 
     Attributes:
-        layout: a file per medium, or tars of shards.
-        tokens: keep the tokens beside the media.
+        layout: a file per output, or tars of shards.
+        tokens: keep the tokens beside the outputs.
         shard_items: items that a worker claims at once; None for a number that suits the job.
         deterministic: the same bits for the same microbatches, so that ``batch_size`` counts for
             the fingerprint.

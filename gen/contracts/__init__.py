@@ -1,1 +1,1 @@
-"""What an author implements: modality, frontend, checkpoint family, token layout."""
+"""Contracts that an author implements: modality, frontend, checkpoint family, token layout."""

@@ -1,9 +1,9 @@
-"""The checkpoint contract: published models that were not made for gen, one class per family.
+"""Checkpoint contract: published models that were not made for gen, one class per family.
 
-A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) tells which folders,
-files and hub ids it matches. Loaded, it is all that the pipeline needs: adapters of the model, the
-frontend, the token space and the prompts. No code of a checkpoint runs unless the user says
-``trust_remote_code``, and nothing is half loaded.
+A family (``@register("checkpoint", name)``, ``gen.modalities.checkpoints``) matches folders, files
+and hub ids. An instance has all that the pipeline needs: adapters of the model, the frontend, the
+token space and the prompts. No code of a checkpoint runs unless the user sets
+``trust_remote_code``, and a checkpoint is loaded completely or not at all.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ CONFIGS = ("config.json", "model_index.json", "gen.json")
 
 
 class CheckpointFiles:
-    """A checkpoint as it lies on disk. ``name``: as the user wrote it. ``path``: its folder, or the
-    one file of its weights."""
+    """Files of a checkpoint on disk. ``name``: as the user wrote it. ``path``: its folder, or the
+    single file of its weights."""
 
     def __init__(self, name: str | Path, path: Path):
         self.name, self.path = str(name), path
 
     @classmethod
     def find(cls, name: str | Path) -> CheckpointFiles:
-        """The checkpoint that a zoo name, folder, file or hub id means. A hub id comes out of the
-        local cache, or is fetched. Raises ``GenError``."""
+        """Find the checkpoint of a zoo name, folder, file or hub id. A hub id is read from the
+        local cache, or downloaded. Raises ``GenError``."""
         if str(name) in zoo():
             return cls(name, zoo()[str(name)])
         path = Path(name).expanduser()
@@ -67,7 +67,7 @@ class CheckpointFiles:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The folder's config.json, or nothing."""
+        """Content of the folder's config.json; empty without one."""
         return {} if self.path.is_file() else self.json("config.json")
 
     @property
@@ -76,12 +76,12 @@ class CheckpointFiles:
 
     @property
     def embedded(self) -> bool:
-        """Whether this is one of gen's own architectures; what lies in the zoo is."""
+        """True for gen's own architectures, and so for all models of the zoo."""
         return self.model_type.startswith(EMBEDDED) or self.name in zoo()
 
     def json(self, relative: str) -> dict[str, Any]:
-        """A JSON object of the folder; nothing where there is none. Raises ``GenError`` for one
-        that cannot be read."""
+        """Read a JSON object of the folder; empty where the file is missing. Raises ``GenError``
+        for an unreadable file."""
         path = self.folder / relative
         if not path.is_file():
             return {}
@@ -99,12 +99,12 @@ class CheckpointFiles:
         return found
 
     def has(self, *patterns: str) -> bool:
-        """Whether a file of the folder matches one of the globs."""
+        """Return True if a file of the folder matches one of the globs."""
         return any(next(self.folder.glob(p), None) is not None for p in patterns)
 
     def file(self, *patterns: str) -> Path:
-        """The one file that matches the first glob which any matches. Raises ``GenError`` for none
-        and for several."""
+        """Return the single file of the first glob with a match. Raises ``GenError`` for none and
+        for several."""
         for pattern in patterns:
             found = sorted(self.folder.glob(pattern))
             if len(found) > 1:
@@ -143,8 +143,8 @@ def _fetched(name: str) -> Path:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Where and how a checkpoint is loaded. ``device_map``: as in accelerate, for models larger
-    than one device; ``trust_remote_code``: whether code that lies in the folder may run."""
+    """Options of loading a checkpoint. ``device_map``: as in accelerate, for models larger than one
+    device. ``trust_remote_code``: run code from the folder."""
 
     device: torch.device
     dtype: torch.dtype
@@ -152,7 +152,7 @@ class LoadOptions:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ``GenError`` for a device map that names a device which is not there."""
+        """Raise ``GenError`` for a device map that names a missing device."""
         if isinstance(self.device_map, Mapping):
             for position in self.device_map.values():
                 if position != "disk":
@@ -171,7 +171,7 @@ class Checkpoint(ABC):
         protocols: names of the protocols that it serves.
         kind: ``codes`` or ``latents``.
         tested: evidence that its loader works.
-        catch_all: whether it takes files that no other family matches.
+        catch_all: True for the family of files that no other family matches.
         accepts: parts of a ``Condition`` that ``parse`` takes.
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
@@ -194,15 +194,15 @@ class Checkpoint(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, files: CheckpointFiles) -> bool:
-        """Whether these files are of this family; looks at configs and names only."""
+        """Return True for files of this family; reads configs and names only."""
 
     @abstractmethod
     def __init__(self, files: CheckpointFiles, modality: str, how: LoadOptions):
-        """Loads everything. Raises ``GenError``."""
+        """Load model, frontend and prompts. Raises ``GenError``."""
 
     @abstractmethod
     def adapter(self, protocol: str) -> Any:
-        """The model through one of its protocols."""
+        """Return the adapter of the model for one of its protocols."""
 
     def parse(self, condition: Condition) -> Any:
         """Return the typed condition that all given parts state.
@@ -216,30 +216,30 @@ class Checkpoint(ABC):
         return self.condition(condition.text or "")
 
     def condition(self, prompt: str) -> Any:
-        """The typed condition of a prompt. Raises ``GenError``."""
+        """Parse a prompt to a typed condition. Raises ``GenError``."""
         text = prompt.strip()
         if not text:
             raise GenError("the prompt is empty; expected a text")
         return text
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
-        """Tokens [B, T] in raster order -> codes [B, 1, *grid]; latents [B, T, C] -> [B, C,
-        *grid]."""
+        """Convert tokens [B, T] in raster order to codes [B, 1, *grid], and latents [B, T, C] to
+        [B, C, *grid]."""
         if space.channels:
             return tokens.transpose(1, 2).reshape(len(tokens), space.channels, *space.grid)
         return tokens.view(len(tokens), 1, *space.grid)
 
 
 def published(name: str | Path) -> CheckpointFiles | None:
-    """The files of a model that is none of gen's own architectures, else nothing. Raises
+    """Return the files of a published model, and None for gen's own architectures. Raises
     ``GenError`` if there is no such model."""
     files = CheckpointFiles.find(name)
     return None if files.embedded else files
 
 
 def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
-    """The family that recognises the files and serves the modality. Raises ``GenError`` that says
-    what the files are and what is known."""
+    """Return the family that matches the files and serves the modality. Raises ``GenError`` with
+    the type of the files and the known families."""
     table: dict[str, type[Checkpoint]] = registry.table("checkpoint")
     known = [name for name, cls in table.items() if not cls.catch_all and cls.matches(files)]
     known = known or [name for name, cls in table.items() if cls.catch_all and cls.matches(files)]
@@ -275,7 +275,7 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
 def load_checkpoint(
     files: CheckpointFiles, modality: str, how: LoadOptions, options: Mapping[str, Any]
 ) -> Checkpoint:
-    """The checkpoint, loaded. Raises ``GenError`` for an option that its family does not have."""
+    """Load a checkpoint. Raises ``GenError`` for an option that its family does not have."""
     cls = family_of(files, modality)
     for key in options:
         if not options_of(cls):
@@ -289,7 +289,7 @@ def load_checkpoint(
 
 
 def options_of(cls: type[Checkpoint]) -> dict[str, Any]:
-    """The options of a family and their defaults."""
+    """Return the options of a family and their defaults."""
     return {
         k: p.default
         for k, p in inspect.signature(cls.__init__).parameters.items()

@@ -189,7 +189,7 @@ class Modality(ABC):
         """Judge whether an output shows what its prompt asks for, from the output alone."""
 
     def is_path(self, media: Any) -> bool:
-        """Whether the value names a file; where media are strings, not every string does."""
+        """Return True for the path of a file; a modality of texts overrides it."""
         return isinstance(media, (str, Path))
 
     def trim(self, media: Any) -> Any:

@@ -38,7 +38,8 @@ class ModelProtocol:
 
     @classmethod
     def serves(cls, config: Mapping[str, Any]) -> bool:
-        """Whether an embedded architecture with this config.json is a model of the protocol."""
+        """Return True if an embedded architecture with this config.json is a model of the
+        protocol."""
         raise NotImplementedError(f"protocol {cls.__name__} does not say which models serve it")
 
 

@@ -1,4 +1,4 @@
-"""Names of processes: which machine one runs on, when it began, and whether it still lives."""
+"""Names of processes: machine, start time, and a check for dead ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def usable_cores() -> int:
 
 @lru_cache
 def host() -> str:
-    """A name of this machine, as far as process numbers mean the same: host, boot and process name
+    """Return a name of the scope in which process numbers are unique: host, boot and process name
     space."""
     parts = [socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
@@ -29,8 +29,8 @@ def host() -> str:
 
 
 def started(pid: int) -> int:
-    """When a process began, in its system's own count, so that a number used again is another
-    process; 0 where unknown."""
+    """Return the start time of a process in its system's own count, which tells processes of a
+    reused number apart; 0 where unknown."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return -1 if state in "ZX" else int(rest[18])
@@ -39,7 +39,7 @@ def started(pid: int) -> int:
 
 
 def worker_name() -> str:
-    """The name of this process among all workers: ``1a2b3c4d-4711-123456``."""
+    """Return the name of this process among all workers: ``1a2b3c4d-4711-123456``."""
     return _name(os.getpid())
 
 
@@ -49,8 +49,8 @@ def _name(pid: int) -> str:  # asked for with every file that is written
 
 
 def is_dead(worker: str) -> bool | None:
-    """Whether a worker's process is gone; ``None`` if it is not of this machine, or no worker's
-    name."""
+    """Return True if a worker's process is gone; None for another machine, or for a name that is
+    no worker's."""
     parts = worker.split("-")
     if len(parts) != 3 or parts[0] != host() or not all(p.isdigit() for p in parts[1:]):
         return None

@@ -80,7 +80,7 @@ class SamplingParams:
 
     @property
     def guided(self) -> bool:
-        """Whether logits without the condition are needed."""
+        """True where classifier-free guidance needs logits without the condition."""
         return self.guidance_scale != 1.0
 
     def __call__(
@@ -180,5 +180,5 @@ def explicit_sampling(options: Mapping[str, Any], *others: str) -> dict[str, Any
 
 
 def _is_number(x: object) -> bool:
-    """Whether x is a number and no NaN."""
+    """Return True for a number that is no NaN."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and x == x

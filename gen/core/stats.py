@@ -44,7 +44,7 @@ class Stats:
 
 @dataclass
 class TraceStep:
-    """One forward pass as one row saw it.
+    """Forward pass as recorded for one row.
 
     Step by step, masking ``removed`` and then applying ``committed`` gives the row's tokens. A row
     that ends commits the eos token at all positions that are left in its last step, whether they

@@ -137,12 +137,12 @@ class TokenSpace:
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether the same tokens are allowed at all positions."""
+        """True where the same tokens are allowed at all positions."""
         return bool((self.legal == self.legal[:1]).all())
 
     @property
     def is_history_dependent(self) -> bool:
-        """Whether the allowed tokens at a position depend on those before it."""
+        """True where the allowed tokens at a position depend on those before it."""
         return self.constraint is not None or self.eos_token_id is not None
 
     @property
@@ -175,7 +175,7 @@ class TokenSpace:
         if self.channels:
             return blank + float("nan")
         if self.mask_token_id is None:
-            raise ValueError("a space of ids without a mask id has no empty canvas")
+            raise ValueError("a token space without a mask token has no empty canvas")
         return blank + self.mask_token_id
 
     def is_masked(self, canvas: Tensor) -> Tensor:

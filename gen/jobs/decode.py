@@ -104,7 +104,7 @@ def decode_folder(
 
 
 def is_there(found: Row | None, row: Row, bad: Callable[[Row], bool]) -> bool:
-    """Return True if a row of the source has its medium already; a row that failed there needs
+    """Return True if a row of the source has its output already; a row that failed there needs
     none."""
     if found is None or row["status"] != "ok":
         return found is not None and stripped(found) == stripped(row)
@@ -214,7 +214,7 @@ class Making:
         return self._decoder
 
     def make(self, row: Row, out: Path) -> Row:
-        """Write medium, further files and sidecar of an item into ``out`` and return its new
+        """Write output, further files and sidecar of an item into ``out`` and return its new
         row; a failed row has its error."""
         base = stripped(row)
 

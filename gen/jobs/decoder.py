@@ -1,5 +1,5 @@
-"""From stored tokens to media: the frontend, the space of the model's ids, and what lays an edit
-over what it started from.
+"""Decoding of stored tokens: the frontend, the token space, and the function that lays an edit over
+its source.
 
 A `Decoder` serves the tokens of one model. It does with them what the pipeline did after sampling,
 in the same order, so that with the same frontend, type and device the media are the same bit for
@@ -155,7 +155,7 @@ class Decoder:
         condition = modality.ground(modality.condition(meta["prompt"]), meta["seed"])
         if str(condition) != meta["condition"]:
             raise GenError(
-                f"the prompt and the seed say {str(condition)!r}, the medium was made for"
+                f"the prompt and the seed say {str(condition)!r}, the output was made for"
                 f" {meta['condition']!r}; it cannot be made again"
             )
         overlay = self._lay_over(meta["start"])
@@ -167,7 +167,7 @@ class Decoder:
         return overlay(modality.complete(self.pipe.decode(tokens, space, self.frontend), condition))
 
     def _lay_over(self, start: dict[str, Any]) -> Callable[[Any], Any]:
-        """Return the function that lays an edited medium over its source; the last one is kept,
+        """Return the function that lays an edited output over its source; the last one is kept,
         since items of an edit follow one another."""
         if "source" not in start:
             return lambda media: media
@@ -180,7 +180,7 @@ class Decoder:
         return self._overlay[1]
 
     def _given(self, start: dict[str, Any], key: str) -> Any:
-        """Return a medium that the item started from: a text, or an unchanged file, at its old
+        """Return a source that the item started from: a text, or an unchanged file, at its old
         path or in the job's own folder."""
         said = start[key]
         if "text" in said:

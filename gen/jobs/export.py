@@ -82,7 +82,7 @@ def export_parquet(folder: str | Path, path: str | Path, *, media: bool = False)
     the files themselves, as a column of bytes.
 
     Returns ``file``, ``rows``, ``failed``, ``pending`` (items that are not finished yet), ``bytes``
-    (of the file) and ``lost``: the ids of items whose medium is missing or altered, which have no
+    (of the file) and ``lost``: the ids of items whose output is missing or altered, which have no
     bytes in the column. Raises ``GenError`` without pyarrow, and for rows that do not fit the
     columns.
     """

@@ -1,6 +1,6 @@
 """Plan of a job: every item, its shard and its file name, written once before anything is made.
 
-An item is a row of input with a seed of its own. Its id is a digest of everything its medium
+An item is a row of input with a seed of its own. Its id is a digest of everything its output
 depends on, so it is the same in every plan that holds it, and an item asked for twice is made
 once. A folder whose plan has another fingerprint is refused, with the differences.
 """

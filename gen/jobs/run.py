@@ -317,7 +317,7 @@ def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
 
 
 def _as_file(value: Any, folder: Path, name: str, modality: Any) -> str | None:
-    """Return a path as it is; keep a medium with the job, under a name with its digest."""
+    """Return a path as it is; keep a sample with the job, under a name with its digest."""
     if value is None or modality.is_path(value):
         return None if value is None else str(value)
     with writing(folder):

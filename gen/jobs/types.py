@@ -24,7 +24,7 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """One item at work.
+    """Item in work.
 
     Attributes:
         item: the item as the plan lists it.

@@ -97,7 +97,7 @@ class Writer:
         )
 
     def _save(self, out: Any, i: int, work: Work, puts: Puts) -> Row:
-        """Write the files of an item and return its row; a medium that cannot be encoded is one
+        """Write the files of an item and return its row; an output that cannot be encoded is one
         failed item."""
         modality, stem, before = (
             self.worker.pipe(work.item["entry"]).modality,

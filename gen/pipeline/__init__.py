@@ -1,1 +1,1 @@
-"""From prompts to media: request, decoding, outputs, streaming."""
+"""Pipeline from prompts to outputs: request, decoding, outputs, streaming."""

@@ -239,7 +239,7 @@ def model_protocols(name: str | Path) -> tuple[str, ...]:
 
 
 def same_frontend(a: TokenFrontend, b: TokenFrontend) -> bool:
-    """Whether two frontends give tokens the same meaning."""
+    """Return True if two frontends give tokens the same meaning."""
     return a is b or (
         type(a) is type(b)
         and a.config == b.config

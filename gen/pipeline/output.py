@@ -20,7 +20,7 @@ from gen.core.stats import Stats, TraceStep
 
 @dataclass(frozen=True)
 class ItemPlan:
-    """One output to make.
+    """Plan of one output.
 
     Attributes:
         index: number among all items of a call.

@@ -53,7 +53,7 @@ class GenerationRequest:
 
     @property
     def split(self) -> bool:
-        """Whether there are more items than may be decoded at a time."""
+        """True where the request has more items than may be decoded at a time."""
         return self.max_batch is not None and self.max_batch < len(self.items)
 
     def batches(self, size: int) -> Iterator[GenerationRequest]:
@@ -125,7 +125,7 @@ class StartingPoint:
             prefix = modality.prefix(start.prefix, frontend, space)
             if start.frames is not None and len(prefix) >= int((space.legal.sum(1) > 1).sum()):
                 raise GenError(
-                    f"frames is {start.frames}, which the medium to continue fills by itself;"
+                    f"frames is {start.frames}, which the sample to continue fills by itself;"
                     " expected more"
                 )
         if protocol.left_to_right or (prefix is None and start.frames is None):
@@ -192,7 +192,7 @@ class PreparedRun:
 
     @property
     def replaces_rows(self) -> bool:
-        """Whether rows that are done can be replaced by the next items."""
+        """True where the next items can replace finished rows."""
         return self.target.replaces and (self.draft is None or self.draft.replaces)
 
     def limit_batch(self, max_batch: int) -> None:

@@ -1,1 +1,1 @@
-"""What a job keeps on disk: ledger, claims, manifest, shards, tokens, log."""
+"""Files of a job on disk: ledger, claims, manifest, shards, tokens, log."""

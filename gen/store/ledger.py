@@ -241,7 +241,7 @@ def inside(folder: Path, row: Row) -> Path | None:
 
 
 def companions(folder: Path, row: Row) -> list[Path]:
-    """List the further files of a row's medium, in layout files."""
+    """List the further files of a row's output, in layout ``files``."""
     return (
         [] if "member" in row else [folder / Path(str(name)).name for name in row.get("also") or ()]
     )

@@ -1,4 +1,4 @@
-"""From journals to the manifest, and what is to be made again.
+"""Manifest made from journals, and the items to be made again.
 
 ``manifest.jsonl`` is derived: at any time it can be made anew from the journals (and, in layout
 ``shards``, from the rows beside the tars). It is replaced under a lock, so that nobody who looked
@@ -148,8 +148,8 @@ def mark_due(folder: Path, plan: dict[str, Any], wanted: Callable[[Row], bool]) 
 
 
 def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
-    """Return a test of rows: True if the medium is missing or altered, or not the one that the
-    plan names."""
+    """Return a test of rows: True if the output is missing or altered, or not the one that the plan
+    names."""
     stems = {i["id"]: i["stem"] for i in plan["items"]}
     tars: dict[Path, str | None] = {}
 

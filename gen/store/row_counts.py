@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """``nfe``: forward calls of all finished items. ``sampler``: of the row that was read last."""
+    """``nfe``: forward passes of all finished items. ``sampler``: of the row that was read last."""
 
     ok: int = 0
     failed: int = 0
@@ -63,9 +63,9 @@ class Cache:
 
 
 def counts(folder: str | Path, cache: Cache) -> Counts:
-    """How far the job is. Made to be asked every second: of journals only what was added since is
-    read, of the manifest only lines that are new are looked into. A folder without a plan counts
-    nothing yet."""
+    """Count the rows of a job. The call is cheap enough for every second: it reads only new parts
+    of journals and parses only new lines of the manifest. A folder without a plan counts
+    nothing."""
     folder = Path(folder)
     stamp = _stamp(folder / PLAN)
     if stamp != cache.plan:

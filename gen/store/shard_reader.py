@@ -23,7 +23,7 @@ class Members:
 
     @contextmanager
     def path(self, row: Row, name: str | None = None) -> Iterator[Path | None]:
-        """Yield a row's medium as a file, or another file of the item (``name``: one of
+        """Yield a row's output as a file, or another file of the item (``name``: one of
         ``also``, or ``tokens_file``); None if it is missing."""
         there = inside(self.folder, row)
         if there is None:

@@ -1,4 +1,4 @@
-"""Files of tokens: the sampler's result for one item, from which its medium can be made again
+"""Files of tokens: the sampler's result for one item, from which its output can be made again
 without a model.
 
 An ``.npz`` holds ``tokens`` int32 [T], or ``latents`` float32 or float64 [T, D], of the whole
@@ -193,7 +193,7 @@ def frontend_name(model: str, modality: Any, frontend: TokenFrontend) -> str:
 
 
 def start_facts(start: Any, modality: Any) -> dict[str, Any]:
-    """Collect the facts of an edit: files by path and sha256, texts as they are; a medium in
+    """Collect the facts of an edit: files by path and sha256, texts as they are; a sample in
     memory is only noted."""
     facts: dict[str, Any] = {
         k: getattr(start, k) for k in ("span", "frames") if getattr(start, k) is not None

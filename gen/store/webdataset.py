@@ -2,7 +2,7 @@
 
 A tar is written whole from the media of its shard and renamed; the rows follow last, and with the
 size and digest of the tar they are its commit. A tar holds, per item, members with one stem: the
-medium, ``.json`` and what else belongs to it. Times, owners and the order are fixed, so the same
+output, ``.json`` and what else belongs to it. Times, owners and the order are fixed, so the same
 media give the same tar.
 """
 
@@ -34,7 +34,7 @@ def is_committed(folder: Path, shard: int, lines: dict[str, Row]) -> bool:
 
 
 class Missing(Exception):
-    """Raised for rows whose files are not all there, or whose medium has another digest: made by
+    """Raised for rows whose files are not all there, or whose output has another digest: made by
     another worker, or altered since."""
 
     def __init__(self, rows: list[Row]):
@@ -42,7 +42,7 @@ class Missing(Exception):
 
 
 def commit_shard(folder: Path, plan: dict[str, Any], shard: int, lines: dict[str, Row]) -> None:
-    """Make the tar of a finished shard, and then its rows. An item whose medium differs from its
+    """Make the tar of a finished shard, and then its rows. An item whose output differs from its
     row is marked to be made again, and nothing else is done."""
     first, end = plan["shards"][shard]
     rows = [

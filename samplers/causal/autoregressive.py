@@ -40,7 +40,7 @@ class _NoDrafts(Drafter):
 
 
 class _NoLatentDrafts(_NoDrafts):
-    """The same of latents, whose noise leads along a denoising path."""
+    """Drafter that drafts nothing, for latents: the noise leads along a denoising path."""
 
     def __init__(self, paths: PathDistribution):
         super().__init__()

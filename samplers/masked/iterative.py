@@ -62,8 +62,8 @@ class MaskedIterative(MaskedSampler):
         usual = LoopParams()
         if self.order is not None and self.order not in BLIND:
             raise GenError(
-                f"sampler.order is {self.order!r}, which looks at the probability of an id; latents"
-                f" have none; expected {', '.join(BLIND)}"
+                f"sampler.order is {self.order!r}, which looks at the probability of a token;"
+                f" latents have none; expected {', '.join(BLIND)}"
             )
         for name in ("remasker", "selector", "stop", "blocks"):
             if getattr(self, name) not in (
@@ -72,5 +72,5 @@ class MaskedIterative(MaskedSampler):
             ):
                 raise GenError(
                     f"sampler.{name} is {getattr(self, name)!r}, which looks at the probability of"
-                    f" ids; latents have none; expected {getattr(usual, name)}"
+                    f" tokens; latents have none; expected {getattr(usual, name)}"
                 )

@@ -108,7 +108,7 @@ def decode_masked(
 
 @dataclass
 class MaskedRun:
-    """One call of the loop.
+    """State of one call of the loop.
 
     Attributes:
         batch: canvases and rows.

@@ -136,7 +136,7 @@ class TokenProposal:
 
 @dataclass
 class MaskedStep:
-    """One step of b rows: T positions, V token ids.
+    """Step of b rows: T positions, V token ids.
 
     Attributes:
         rng: random numbers by item and position.

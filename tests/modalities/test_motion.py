@@ -523,7 +523,7 @@ def test_a_continued_motion_keeps_its_tokens_and_follows_them(kind, sampler, pip
     assert torch.equal(fixed.tokens[0, :30], known) and ends(fixed.tokens, end) == [50]
     for frames in (40, 60):
         with pytest.raises(
-            GenError, match=f"frames is {frames}, which the medium to continue fills by itself"
+            GenError, match=f"frames is {frames}, which the sample to continue fills by itself"
         ):
             pipe(PROMPTS[0], sampler, prefix=clip.cut(0, 63), frames=frames)
     with pytest.raises(GenError, match="49 frames of codes; expected fewer than 49"):

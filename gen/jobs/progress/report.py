@@ -25,12 +25,12 @@ class Silent:
         makes them."""
 
     def step(self, info: dict[str, Any]) -> None:
-        """One forward pass: ``step``, ``done`` and ``total`` tokens. Passed to the sampler as its
-        callback."""
+        """Report a forward pass: ``step``, ``done`` and ``total`` tokens. The sampler gets this
+        method as its callback."""
 
     def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
-        """``count`` items are finished, ``failed`` of them without a medium; ``nfe`` is the sum of
-        their forward passes."""
+        """Report ``count`` finished items, ``failed`` of them without an output; ``nfe`` is the sum
+        of their forward passes."""
 
     def again(self, count: int) -> None:
         """``count`` items that were there have to be made again."""

@@ -1,5 +1,5 @@
-"""Probe of a causal model for the slot cache: it is asked itself, since a class that ignores masks
-or positions says nothing."""
+"""Probe of a causal model for the slot cache: the model is run, because a class that ignores masks
+or positions does not say so."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.25, tor
 
 @torch.no_grad()
 def require_slots(adapter, name: str, plain: Callable[[Tensor], Tensor]) -> None:
-    """Compares ``plain``, the class's own call (ids [1, L] -> logits [1, L, V]), with calls of the
-    adapter over parts of five ids, of which one brings ids that are replaced afterwards. Raises
-    ``GenError`` where the distributions differ, or the class does not take the call at all.
+    """Compare the class's own forward pass with those of the adapter over parts of five tokens, one
+    of which has tokens that are replaced afterwards.
+
+    Args:
+        adapter: adapter of the model.
+        name: name of the model, for messages.
+        plain: the class's own call, tokens [1, L] -> logits [1, L, V].
+
+    Raises:
+        GenError: the distributions differ, or the class does not take the call.
     """
     ids = tuple(range(1, 6))
     tokens = torch.tensor([ids], device=adapter.device) % adapter.vocab_size

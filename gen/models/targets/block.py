@@ -1,8 +1,8 @@
 """Targets of block models: the positions of one block in parallel, given all blocks before it.
 
-A block is what a masked sampler sees as its whole canvas (``BlockTarget.block``). What is committed
-goes into the cache with the first forward pass of the next block, so that finished blocks are never
-computed again and cost no call of their own.
+A block is the whole canvas of a masked sampler (``BlockTarget.block``). Committed tokens enter the
+cache with the first forward pass of the next block, so that finished blocks are never computed
+again and cost no forward pass of their own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from gen.models.targets.base import StepOutput, Target
 
 
 class BlockTarget(Target):
-    """The distribution of a block given the blocks before it. ``known``: positions of the grid that
-    are final and whose block is over: of all rows, which are in the same block, so that none can be
-    replaced."""
+    """Target of a block given the blocks before it.
+
+    All rows are in the same block, so that none can take another item. ``known`` is the number of
+    final positions in finished blocks.
+    """
 
     model: BlockModel
 
@@ -47,12 +49,12 @@ class BlockTarget(Target):
         self._waiting_from = 0
 
     def commit(self, tokens: Tensor) -> None:
-        """The next positions [B, n], a whole number of blocks, are final."""
+        """Commit the tokens of the next positions [B, n], a whole number of blocks."""
         self._waiting = torch.cat([self._waiting, tokens.repeat(self.branches, 1)], 1)
         self.known += tokens.shape[1]
 
     def block(self) -> Block:
-        """The block after what is known."""
+        """Return the target of the next block."""
         return Block(self)
 
     def predict(self, canvas: Tensor) -> StepOutput:

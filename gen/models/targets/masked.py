@@ -22,7 +22,7 @@ class MaskedTarget(Target):
 
     @property
     def replaces(self) -> bool:
-        """Whether rows can take other items: the prompt of a waiting item must fit in."""
+        """True where rows can take other items: the prompt of a waiting item must fit in."""
         return self.prompts.has_one_length or self._takes_padding
 
     @property

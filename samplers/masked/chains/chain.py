@@ -185,7 +185,7 @@ def decode_chains(
 
 @dataclass(frozen=True)
 class ChainRun:
-    """One call of the loop.
+    """State of one call of the loop.
 
     Attributes:
         batch: canvases and rows. Its memory has ``logprobs`` [b, T, V] and ``score`` [b, T] of the

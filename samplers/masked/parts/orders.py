@@ -92,7 +92,7 @@ def density(step: MaskedStep) -> Tensor:
 
 @register("order", "random")
 def random(step: MaskedStep) -> Tensor:
-    """One random permutation per row."""
+    """Random permutation per row."""
     return step.rng.uniform(step.rows, step.positions, "order", None)
 
 

@@ -192,7 +192,7 @@ def test_a_canvas_keeps_what_it_holds(order):
 
 
 def test_mistakes_are_named_in_one_line():
-    with pytest.raises(GenError, match="the probability of an id; latents have none"):
+    with pytest.raises(GenError, match="the probability of a token; latents have none"):
         run(masked(order="confidence"))
     with pytest.raises(GenError, match="shape"):
         run(masked(), canvas=canvas_of()[:, :5])

@@ -459,7 +459,7 @@ def test_blocks_take_back_within_a_block(remasker):
 @pytest.mark.parametrize("remasker", REVISING)
 def test_latents_refuse_all_but_none(remasker):
     with pytest.raises(
-        GenError, match=f"'{remasker}', which looks at the probability of ids; latents have none"
+        GenError, match=f"'{remasker}', which looks at the probability of tokens; latents have none"
     ) as said:
         run_latents(masked_iterative(steps=3, order="random", remasker=remasker))
     assert "\n" not in str(said.value)
