@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gen.cli.info import first_line
+from gen.cli.listings.text import first_line
 from gen.core.method import SEQUENTIAL, Limit, Preset
 from gen.core.params import part_kinds
 from gen.core.registry import registry

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gen.cli.info import zoo
+from gen.cli.listings.files import zoo
 from gen.core.files import sha256
 from gen.core.processes import usable_cores
 from gen.core.registry import registry

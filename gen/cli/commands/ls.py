@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from gen.cli.arguments import Commands, add_command, add_json_flag
 
-KINDS = (
-    "samplers",
-    "presets",
-    "parts",
-    "layouts",
-    "tokenizers",
-    "modalities",
-    "models",
-    "families",
-    "configs",
-)
+# kind -> function that lists it; some of the modules are heavy
+LISTINGS = {
+    "samplers": "gen.cli.listings.methods:samplers",
+    "presets": "gen.cli.listings.methods:presets",
+    "parts": "gen.cli.listings.methods:parts",
+    "layouts": "gen.cli.listings.registered:layouts",
+    "tokenizers": "gen.cli.listings.registered:tokenizers",
+    "modalities": "gen.cli.listings.registered:modalities",
+    "models": "gen.cli.listings.files:models",
+    "families": "gen.cli.listings.registered:families",
+    "configs": "gen.cli.listings.files:configs",
+}
 
 
 def add_ls(commands: Commands) -> None:
     """Add the command ``ls``."""
-    parser = add_command(commands, "ls", "gen.cli.info:ls", "list what there is")
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=" | ".join(KINDS))
+    parser = add_command(commands, "ls", "gen.cli.ls:ls", "list what there is")
+    parser.add_argument("kind", metavar="KIND", choices=LISTINGS, help=" | ".join(LISTINGS))
     add_json_flag(parser)

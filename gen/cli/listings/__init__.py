@@ -1,0 +1,1 @@
+"""Tables of ``gen ls``, a module per source; each is imported when its kind is asked for."""

@@ -1,0 +1,104 @@
+"""Samplers, presets and the parts that samplers are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gen.cli.listings.text import default_of, first_line
+from gen.core.registry import registry
+from gen.core.sampler import resolve_sampler
+
+# kinds of parts that ``ls parts`` lists
+PARTS = (
+    "coupling",
+    "initialiser",
+    "drafter",
+    "length_policy",
+    "verifier",
+    "proposer",
+    "order",
+    "schedule",
+    "selector",
+    "remasker",
+    "stop",
+    "block_schedule",
+    "cache_policy",
+    "scorer",
+    "constraint",
+)
+
+
+def samplers() -> list[dict[str, Any]]:
+    """List samplers with their parameters, guarantees, papers and presets."""
+    table, named = [], presets()
+    for name, cls in registry.table("sampler").items():
+        params = {f.name: default_of(f) for f in dataclasses.fields(cls)}
+        table.append(
+            {
+                "name": name,
+                "protocol": cls.protocol,
+                "kinds": list(cls.kinds),
+                "guarantee": _guarantee(name),
+                "reference": cls.reference,
+                "papers": list(cls.papers),
+                "presets": [
+                    {k: p[k] for k in ("name", "guarantee", "reference", "paper", "about")}
+                    for p in named
+                    if p["sampler"] == name
+                ],
+                "params": params,
+                "about": first_line(cls),
+            }
+        )
+    return table
+
+
+def presets() -> list[dict[str, Any]]:
+    """List presets: published methods by name."""
+    return [
+        {
+            "name": name,
+            "sampler": p.sampler,
+            "guarantee": _guarantee(name),
+            "reference": registry.get("sampler", p.sampler).reference,
+            "paper": p.paper,
+            "title": p.title,
+            "limit": _limit(p.limit),
+            "params": dict(p.params),
+            "sampling": dict(p.sampling),
+            "about": p.about,
+        }
+        for name, p in registry.table("preset").items()
+    ]
+
+
+def parts() -> list[dict[str, Any]]:
+    """List the parts that samplers are made of, with the parameters that they declare."""
+    table = []
+    for kind in PARTS:
+        for name, obj in registry.table(kind).items():
+            declared = registry.params_of(kind, name)
+            fields = dataclasses.fields(declared) if declared else ()
+            table.append(
+                {
+                    "kind": kind,
+                    "name": name,
+                    "params": {f.name: default_of(f) for f in fields},
+                    "about": first_line(obj),
+                }
+            )
+    return table
+
+
+def _guarantee(name: str) -> str:
+    """Guarantee with the default parameters."""
+    return resolve_sampler(name, None)[0].guarantee
+
+
+def _limit(limit: Any) -> str:
+    """Describe where a method becomes a simpler one."""
+    if limit is None:
+        return ""
+    values = ", ".join(f"{k}: {v}" for k, v in limit.params.items())
+    return f"{limit.note.replace('`', '') or values} -> {limit.equals}"

@@ -1,0 +1,53 @@
+"""Modalities, tokenizers, layouts and families of checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gen.cli.listings.text import first_line
+from gen.contracts.checkpoint import options_of
+from gen.core.registry import registry
+
+
+def modalities() -> list[dict[str, Any]]:
+    """List modalities."""
+    return [
+        {
+            "name": name,
+            "files": cls.extension,
+            "default_sampling": dict(cls.default_sampling),
+            "about": first_line(cls),
+        }
+        for name, cls in registry.table("modality").items()
+    ]
+
+
+def tokenizers() -> list[dict[str, Any]]:
+    """List tokenizers."""
+    return _plain("tokenizer")
+
+
+def layouts() -> list[dict[str, Any]]:
+    """List layouts."""
+    return _plain("layout")
+
+
+def families() -> list[dict[str, Any]]:
+    """List the families that published checkpoints are recognised as. ``tested``: the checkpoint
+    that a family's loader was tested on."""
+    return [
+        {
+            "name": name,
+            "modalities": list(cls.modalities),
+            "protocols": list(cls.protocols),
+            "kind": cls.kind,
+            "options": options_of(cls),
+            "tested": cls.tested,
+            "about": first_line(cls),
+        }
+        for name, cls in registry.table("checkpoint").items()
+    ]
+
+
+def _plain(kind: str) -> list[dict[str, Any]]:
+    return [{"name": name, "about": first_line(obj)} for name, obj in registry.table(kind).items()]
