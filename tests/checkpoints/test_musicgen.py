@@ -172,7 +172,7 @@ def test_a_draft_that_was_another_one_is_forgotten(window, pipe, monkeypatch):
     want = ours(pipe, PROMPTS, "autoregressive", sampling)
     assert torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)
     monkeypatch.setattr(
-        FrameLM, "_forget", lambda self, position, cache: None
+        FrameLM, "_invalidate", lambda self, position, cache: None
     )  # control: states of other drafts stay
     assert torch.equal(ours(pipe, PROMPTS, "autoregressive", sampling), want)
     assert not torch.equal(ours(pipe, PROMPTS, sampler, sampling), want)

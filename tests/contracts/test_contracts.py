@@ -241,7 +241,7 @@ def test_illegal_canvases_are_refused(name):
     for bad in (7, 1, 400, -1):  # a condition word; an id that is legal elsewhere; no ids at all
         canvas = canvas_of(run.space)
         canvas[1, 7] = bad
-        with pytest.raises(GenError, match=rf"id {bad} at place 7 of row 1"):
+        with pytest.raises(GenError, match=rf"id {bad} at position 7 of row 1"):
             run(sampler, sampling, canvas=canvas)
     with pytest.raises(GenError, match="shape"):
         run(sampler, sampling, canvas=canvas_of(run.space)[:, :5])
@@ -333,7 +333,7 @@ class Aliased(CausalTarget):
 
     def __init__(self, model, prompt, *args):
         super().__init__(model, prompt, *args)
-        self.prompt = prompt
+        self.prompts.tokens = prompt
 
 
 def test_control_a_sampler_may_not_write_into_the_prompt():

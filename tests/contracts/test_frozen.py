@@ -11,7 +11,19 @@ import freeze
 import pytest
 
 MAKERS = {section: freeze.makers(section) for section in freeze.SECTIONS}
-ALL = [(section, name) for section, names in MAKERS.items() for name in names]
+# With -m slow: without it, their samplers run on models in closed form (``latents/cspd``,
+# ``gaussians/cspd``, ``latents/mar``, ``gaussians/mar``).
+SLOW = {("zoo", "image/cspd"), ("zoo", "image/mar")}
+ALL = [
+    pytest.param(
+        section,
+        name,
+        id=f"{section}-{name}",
+        marks=[pytest.mark.slow] if (section, name) in SLOW else [],
+    )
+    for section, names in MAKERS.items()
+    for name in names
+]
 
 
 @pytest.mark.parametrize(("section", "name"), ALL)
@@ -19,6 +31,12 @@ def test_outputs_are_those_that_were_frozen(section, name):
     if name not in freeze.held()["entries"][section]:
         pytest.skip("newer than the file")
     assert not (problem := freeze.verdict(section, name, MAKERS[section][name]())), problem
+
+
+def test_what_is_slow_is_frozen_on_a_smaller_model():
+    assert all(name in MAKERS[section] for section, name in SLOW)
+    for sampler in ("cspd", "mar"):
+        assert {f"latents/{sampler}", f"gaussians/{sampler}"} <= MAKERS["samplers"].keys()
 
 
 @pytest.mark.parametrize("section", freeze.SECTIONS)

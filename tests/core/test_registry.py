@@ -112,7 +112,7 @@ def test_an_installed_package_can_add_a_schedule(tmp_path):
 LOOK_TWICE = """
 from gen.core.errors import GenError
 from gen.core.registry import registry
-for kind in ("schedule", "schedule", "modality"):
+for kind in ("schedule", "schedule", "layout"):
     try:
         print(len(registry.table(kind)) > 0)
     except GenError as error:
