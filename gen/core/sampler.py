@@ -41,7 +41,9 @@ class Sampler(ABC):
     kinds: ClassVar[tuple[str, ...]] = ("codes",)
     # abstract, since a sampler without a guarantee must not be made; a subclass overrides the
     # property by a string as well
-    guarantee: str = property(abstractmethod(lambda self: ""))  # pyright: ignore[reportAssignmentType]
+    guarantee: str = property(  # pyright: ignore[reportAssignmentType]
+        abstractmethod(lambda self: "")
+    )
     reference: ClassVar[str]
     draft_protocol: ClassVar[str | None] = None
     papers: ClassVar[tuple[str, ...]] = ()
