@@ -1,1 +1,1 @@
-"""``gen bench``: what samplers cost and give, side by side in one run (``gen.bench.run``)."""
+"""Benchmarks, ``gen bench``: cost and fidelity of samplers side by side (``gen.bench.run``)."""

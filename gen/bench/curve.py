@@ -1,9 +1,9 @@
-"""The page of a benchmark: fidelity against forward passes and wall time, wall time against forward
+"""Page of a benchmark: fidelity against forward passes and wall time, wall time against forward
 passes, accepted drafts.
 
-A static page in plain SVG, like the job galleries. Every share carries its 95 % interval (Wilson),
-so that nobody reads a difference into eight images, and every wall time the least and the most of
-its repeats.
+The page is static, in plain SVG, like the job galleries. Every share has its 95 % interval
+(Wilson), because eight images alone show no difference; every wall time has the minimum and the
+maximum of its repeats.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Marks = dict[str, tuple[str, str]]
 
 
 def write_page(folder: Path, tables: Mapping[str, Rows], title: str) -> Path:
-    """Writes ``index.html`` with the plots of every modality, one group per batch size; returns its
-    path."""
+    """Write ``index.html`` with the plots of every modality, one group per batch size, and return
+    its path."""
     body = []
     for name, table in tables.items():
         measured, marks = [r for r in table if not r["error"]], marks_of(table)
@@ -38,8 +38,19 @@ def write_page(folder: Path, tables: Mapping[str, Rows], title: str) -> Path:
 
 
 def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[Any, str]) -> Path:
-    """Writes ``index.html`` with one drawing of prompt accuracy against passes per value of the
-    column ``by``, in the order of ``heads``, which say what each of them is; returns its path."""
+    """Write ``index.html`` with a plot of prompt accuracy against forward passes for each value of
+    a column.
+
+    Args:
+        folder: folder of the page.
+        table: rows of the benchmark.
+        title: title of the page.
+        by: the column.
+        heads: heading of each value of the column, in the order of the plots.
+
+    Returns:
+        Path of the page.
+    """
     groups = {
         head: [r for r in table if not r["error"] and r[by] == n] for n, head in heads.items()
     }
@@ -54,7 +65,7 @@ def write_curves(folder: Path, table: Rows, title: str, by: str, heads: Mapping[
 
 
 def section(head: str, rows: Rows, marks: Marks) -> str:
-    """All plots of one batch size."""
+    """Draw all plots of one batch size."""
     checked = [r for r in rows if r["passed"] is not None]
     panels = (
         [curves(checked, "nfe", CALLS, marks), curves(checked, "seconds", SECONDS, marks)]
@@ -90,8 +101,8 @@ def section(head: str, rows: Rows, marks: Marks) -> str:
 
 
 def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
-    """Panels with common axes, prompt accuracy against a column: one per sampler
-    that was swept, or one of all if none was."""
+    """Draw panels of prompt accuracy against a column, with common axes: one per swept sampler, or
+    one of all samplers if none was swept."""
     swept = [r for r in rows if r.get("param")]
     shown = swept or rows
     low = max(0.0, min(interval(r["passed"], r["media"])[0] for r in shown) - 0.02)
@@ -113,8 +124,8 @@ def curves(rows: Rows, key: str, name: str, marks: Marks) -> str:
 
 
 def against_calls(rows: Rows, marks: Marks) -> str:
-    """Wall time against forward passes, both logarithmic, with the line on which a call costs what
-    it costs the reference."""
+    """Draw wall time against forward passes, both logarithmic, with the line on which a forward
+    pass costs as much as the reference's."""
     points = [
         Point(
             r["nfe"],
@@ -147,7 +158,7 @@ def against_calls(rows: Rows, marks: Marks) -> str:
 
 
 def marks_of(table: Rows) -> Marks:
-    """A colour and a shape for every sampler; those of peers are diamonds."""
+    """Choose a colour and a shape for every sampler; peers have diamonds."""
     found: Marks = {}
     for peer in (False, True):
         for n, base in enumerate(
@@ -168,7 +179,7 @@ def legend(rows: Rows, marks: Marks) -> str:
 
 
 def beside(rows: Rows) -> str:
-    """Those that no panel shows, in words."""
+    """Describe the rows that no panel shows."""
     rest = [r for r in rows if not r.get("param")] if any(r.get("param") for r in rows) else []
     return (
         f"<p>Beside them:</p><ul>{''.join(f'<li>{escape(_said(r))}</li>' for r in rest)}</ul>"
@@ -178,7 +189,7 @@ def beside(rows: Rows) -> str:
 
 
 def unmeasured(table: Rows) -> list[str]:
-    """What is not there, and why."""
+    """List the rows without a measurement, with the reasons."""
     reasons: dict[str, list[str]] = {}
     for r in table:
         if r["error"]:

@@ -1,4 +1,4 @@
-"""Measurements of samplers in turns: forward passes, wall time, memory, prompt accuracy."""
+"""Measurements of samplers, interleaved: forward passes, wall time, memory, prompt accuracy."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ def interleaved(
     errors: dict[tuple[str, int], str],
     progress: Any,
 ) -> list[dict[str, Any]]:
-    """Every variant once per repeat and batch size, each repeat beginning with another one. Those
-    in ``errors`` are left out. Those that run out of memory come into it, and those that were not
-    asked for by name and refuse. Raises ``GenError`` if all of them do.
+    """Measure every variant once per repeat and batch size; each repeat begins with another one.
+
+    Variants in ``errors`` are left out. Variants that run out of memory are added to it, and those
+    that refuse and were not requested by name.
+
+    Raises:
+        GenError: no variant is left.
     """
     runs: list[dict[str, Any]] = []
     for repeat in range(-1, repeats):  # -1 warms up and is not counted
@@ -72,7 +76,7 @@ def interleaved(
 
 
 def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
-    """The modality's own test prompts if it has them, else those of its packaged configs, in
+    """Return the test prompts of a modality if it has them, else those of its packaged configs, in
     turn."""
     try:
         return list(modality.example_prompts(count, seed))
@@ -93,8 +97,8 @@ def prompts_of(modality: Any, name: str, count: int, seed: int) -> list[str]:
 def measure(
     pipe: Any, items: list[Any], variant: Variant, size: int, callback: Any, *, check: bool
 ) -> dict[str, Any]:
-    """One pass over the items in microbatches: what it cost per item, and how many prompts came
-    true; None where nothing can tell."""
+    """Decode the items once in microbatches: cost per item, and the number of outputs that match
+    their prompts; None where no checker exists."""
     make = variant.make or (
         lambda batch: pipe.generate(
             batch, variant.spec, variant.sampling, trace=False, callback=callback
@@ -130,7 +134,7 @@ def measure(
 def verdicts_of(
     modality: Any, pairs: Sequence[tuple[Any, Any]]
 ) -> tuple[list[Any] | None, str | None]:
-    """What the checker says of media and their items; or None, and why nothing can tell."""
+    """Return the checker's verdicts on outputs and their items; or None, and the reason."""
     try:
         return [modality.check(media, item.prompt) for media, item in pairs], None
     except GenError as why:
@@ -138,8 +142,8 @@ def verdicts_of(
 
 
 def _memory(device: torch.device) -> Callable[[], int | None]:
-    """Starts counting; the result says how many bytes torch held on the device at most. None off
-    CUDA, where nobody counts them."""
+    """Start counting memory. The result returns the peak of torch's bytes on the device; None
+    without CUDA, which alone counts them."""
     if device.type != "cuda":
         return lambda: None
     torch.cuda.reset_peak_memory_stats(device)

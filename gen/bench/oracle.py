@@ -1,10 +1,10 @@
-"""``gen bench MODALITY --oracle``: masked samplers against models whose distribution is known, so
-that every error is the sampler's.
+"""Oracle benchmark, ``gen bench MODALITY --oracle``: masked samplers on models with a known
+distribution, so that every error is the sampler's.
 
-Accuracy against forward passes, per case. What is measured is what the registry holds: every masked
-sampler and preset, and every selector in each sampler that takes one. Each is drawn along its dial:
-of the numeric parameters that it reads, the one that spans the widest range of forward passes. The
-modality brings the cases (``Modality.oracle_bench``).
+The result is accuracy against forward passes, per case. Contenders come from the registry: every
+masked sampler and preset, and every selector in each sampler that takes one. Each is measured along
+its dial: of the numeric parameters that it reads, the one with the widest range of forward passes.
+The modality defines the cases (``Modality.oracle_bench``).
 """
 
 from __future__ import annotations
@@ -57,9 +57,13 @@ NO_MODEL_FLAGS = {  # what they must be with --oracle
 
 
 def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-    """What is measured: a label -> a spec for ``resolve_sampler``. Named samplers and presets, or
-    all masked ones that decode ids without a draft model; and of samplers that take one, every
-    selector. Raises ``GenError`` for a name that cannot be measured.
+    """Return the contenders: label -> spec for ``resolve_sampler``.
+
+    They are the named samplers and presets, or all masked ones that decode tokens without a draft
+    model; samplers with a selector are repeated with every selector.
+
+    Raises:
+        GenError: a named sampler cannot be measured.
     """
     found: dict[str, dict[str, Any]] = {}
     for name in names or [*registry.table("sampler"), *registry.table("preset")]:
@@ -82,10 +86,12 @@ def contenders(names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
 def dial(
     spec: dict[str, Any], sampling: dict[str, Any], probe: Board
 ) -> tuple[str | None, list[Any]]:
-    """The parameter that a sampler is drawn along, and its values; none if no parameter changes its
-    number of forward passes in the probe's hardest case.
+    """Choose the parameter that a sampler is measured along, and its values; none if no parameter
+    changes its number of forward passes in the probe's hardest case.
 
-    Raises ``GenError`` if the sampler cannot decode the probe."""
+    Raises:
+        GenError: the sampler cannot decode the probe.
+    """
     hardest = min(
         probe.exact, key=lambda case: probe.exact[case]["one_step"]
     )  # where answers are certain, only blocks cost calls
@@ -104,7 +110,7 @@ def dial(
 
 
 def _ladder(spec: dict[str, Any], sampling: dict[str, Any], param: str) -> list[Any]:
-    """Values that a sampler takes for a parameter, smallest first, its own among them."""
+    """List values of a parameter that a sampler accepts, smallest first, with its own value."""
     own = getattr(resolve_sampler(spec, sampling)[0], param)
     found = []
     for value in sorted({*(WHOLE if isinstance(own, int) else REAL), own}):
@@ -117,8 +123,7 @@ def _ladder(spec: dict[str, Any], sampling: dict[str, Any], param: str) -> list[
 
 
 def _read_while_decoding(spec: dict[str, Any], sampling: dict[str, Any], probe: Board) -> list[str]:
-    """The numeric parameters that a sampler, or a part that is shown it, looks at while it
-    decodes."""
+    """List the numeric parameters that a sampler or its parts read while decoding."""
     sampler, params = resolve_sampler(spec, sampling)
     numeric = [f.name for f in fields(sampler) if type(getattr(sampler, f.name)) in (int, float)]
     seen: set[str] = set()
@@ -142,9 +147,11 @@ def table_of(
     sweep: tuple[str | None, list[Any]],
     progress: Any,
 ) -> list[dict[str, Any]]:
-    """A row per contender, value of its dial and case, in the shape that ``gen.bench.curve`` draws.
-    Values that change nothing are left out, and contenders that cannot decode these boards are
-    there with their error. ``sweep``: a parameter and values instead of the dial.
+    """Measure a row per contender, value of its dial and case, in the format of
+    ``gen.bench.curve``.
+
+    Values that change nothing are left out; contenders that cannot decode these boards have an
+    error. ``sweep`` is a parameter and values instead of the dial.
     """
     table: list[dict[str, Any]] = []
     for label, spec in specs.items():
@@ -302,8 +309,8 @@ def _write_gallery(
 
 
 def render(table: list[dict[str, Any]], exact: dict[str, dict[str, float]], markdown: bool) -> str:
-    """Forward passes and accuracy per case. Cases that one call always gets right share a column,
-    with the worst of them."""
+    """Format forward passes and accuracy per case. Cases that one forward pass always gets right
+    share a column, with the worst of them."""
     hard = [case for case, known in exact.items() if known["one_step"] < 1 - 1e-9]
     easy = [case for case in exact if case not in hard]
     found: dict[str, dict[str, dict[str, Any]]] = {}

@@ -1,5 +1,5 @@
 """Panels of a benchmark in plain SVG: points with bars and labels between two axes, and histograms.
-Nothing here knows what is measured."""
+The module does not know the measured quantities."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TICKS = 4  # about as many as an axis has
 
 @dataclass(frozen=True)
 class Point:
-    """``bar``: from where to where its y may be. ``shape``: ``circle`` or ``diamond``. ``tip``:
-    what is said when the mouse rests on it."""
+    """Point of a panel. ``bar``: lower and upper end of its error bar. ``shape``: ``circle`` or
+    ``diamond``. ``tip``: text under the mouse."""
 
     x: float
     y: float
@@ -43,7 +43,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """From ``low`` to ``high``, logarithmic or not. ``say``: a value in words."""
+    """Axis from ``low`` to ``high``, logarithmic or not. ``say`` formats a value."""
 
     low: float
     high: float
@@ -52,14 +52,14 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value is, 0 at the low end and 1 at the high one."""
+        """Map a value to 0 at the low end up to 1 at the high end."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Round values, at least three of them, evenly spaced where a logarithmic axis is too
-        narrow for others."""
+        """Return at least three round values; they are evenly spaced where a logarithmic axis is
+        too narrow for powers."""
         if self.log:
             for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
                 powers = range(
@@ -90,7 +90,7 @@ def axis(
     say: Callable[[float], str] = "{:.3g}".format,
     log: bool | None = None,
 ) -> Axis:
-    """One on which all values lie; logarithmic, where that is not said, if they span more than a
+    """Make an axis that covers all values. ``log`` None: logarithmic if they span more than a
     factor of 5."""
     low, high = min(values), max(values)
     if log or (log is None and low > 0 and high > 5 * low):
@@ -224,7 +224,7 @@ def _mark(cx: float, cy: float, p: Point) -> str:
 def _diagonal(
     x: Axis, y: Axis, through: tuple[float, float], at_x: Callable, at_y: Callable, note: str
 ) -> str:
-    """The part of y = c x that lies between the axes, with what it is at its upper end."""
+    """Draw the part of y = c x between the axes, with its name at the upper end."""
     slope = through[1] / through[0]
     first, last = max(x.low, y.low / slope), min(x.high, y.high / slope)
     x1, y1, x2, y2 = at_x(first), at_y(first * slope), at_x(last), at_y(last * slope)
@@ -238,9 +238,11 @@ def _diagonal(
 def placed(
     points: Sequence[tuple[float, float, str, str | None]], frame: tuple[float, float, float, float]
 ) -> list[tuple[float, float, str, str]]:
-    """Labels as x, y, anchor and text, each above, right of, left of or below its point (x, y,
-    label, line), where it covers neither a point nor another label. What has no such spot has no
-    label. Points of a line that lie on top of each other share one, of the first and the last.
+    """Choose the position of every label: x, y, anchor and text.
+
+    A label is above, right of, left of or below its point (x, y, label, line), where it covers
+    neither a point nor another label; a point without free space has none. Points of a line that
+    coincide share a label, of the first and the last.
     """
     merged: list[list[Any]] = []
     for cx, cy, label, line in points:
@@ -284,7 +286,7 @@ def placed(
 
 
 def bars(title: str, counts: Sequence[int], colour: str, name: str) -> str:
-    """A histogram: how often each of 0, 1, 2, ... came, as a share."""
+    """Draw a histogram: the share of each of 0, 1, 2, ..."""
     wide, high, pad, top = 300, 180, 38, 30
     total, used = sum(counts), max((n for n, c in enumerate(counts) if c), default=0) + 1
     shares = [c / total for c in counts[:used]]

@@ -1,4 +1,4 @@
-"""Reports of a benchmark: the table for people, everything measured as JSON, a page of curves."""
+"""Reports of a benchmark: a table, all measurements as JSON, a page of curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = "all"  # in place of a modality: each in turn
 
 
 def tell(args: argparse.Namespace, found: Mapping[str, dict[str, Any]]) -> None:
-    """Tables, the report as a file and as a line, and the page, as far as they were asked for."""
+    """Write the requested reports: tables, JSON as a file or a line, and the page."""
     report = {"modalities": dict(found)} if args.modality == ALL else found[args.modality]
     texts = {name: render(one["table"], args.markdown) for name, one in found.items()}
     heads = (
@@ -38,8 +38,8 @@ def tell(args: argparse.Namespace, found: Mapping[str, dict[str, Any]]) -> None:
 
 
 def deliver(args: argparse.Namespace, report: dict[str, Any], text: str) -> None:
-    """Writes the report where ``--out`` says, and prints the text; with ``--json`` standard output
-    has the report as one line, and the text goes to standard error."""
+    """Write the report to ``--out`` and print the text; with ``--json`` standard output gets the
+    report as one line, and standard error the text."""
     if args.out:
         put_text(Path(args.out), json.dumps(report, ensure_ascii=False, indent=1) + "\n")
     print(text, file=sys.stderr if args.json else sys.stdout)

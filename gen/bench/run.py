@@ -1,10 +1,10 @@
-"""``gen bench``: samplers side by side on the same prompts and seeds, never a speed without its
-fidelity.
+"""Benchmark command, ``gen bench``: samplers side by side on the same prompts and seeds, speed
+always with fidelity.
 
-Repeats are interleaved (every row once, then all again, in turning order), so that a machine that
+Repeats are interleaved (every row once, then all again, in rotating order), so that a machine that
 slows down slows all of them; every figure is a median. Each repeat has fresh seeds, so fidelity
-counts prompts x repeats media. Other implementations may stand beside the samplers as ``--peers``
-(``gen.bench.baselines.base``); they are measured in the same turns.
+counts prompts x repeats outputs. ``--peers`` adds other implementations
+(``gen.bench.baselines.base``), which are measured in the same rotation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""From the runs of a benchmark to its table: medians with their spread, shares with their 95 %
-intervals, ratios to the reference."""
+"""Table of a benchmark from its runs: medians with their spread, shares with their 95 % intervals,
+ratios to the reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BRIEF = 50  # letters of a reason that has room in the table
 
 
 def interval(share: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of n."""
+    """Return Wilson's 95 % interval of a share of n."""
     z = 1.959964
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -42,15 +42,19 @@ def interval(share: float, n: int) -> tuple[float, float]:
 def tabulate(
     runs: list[dict[str, Any]], errors: dict[tuple[str, int], str], variants: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """A row per sampler and batch size, those at one batch size together and in the order of
-    ``variants``.
+    """Make a row per sampler and batch size, by batch size and in the order of ``variants``.
 
-    Of the repeats: medians of forward passes, tokens computed and seconds per item, and the least
-    and the most of the seconds; the largest peak memory; the sum of the acceptance histograms.
-    ``mean_acceptance_length``: tokens made per forward pass. ``passed`` and its interval are of
-    all media, None where nothing checks them. ``errors``: why there is no measurement. Ratios are
-    to the reference at the same batch size; ``overhead``: wall speed-up / forward-pass speed-up, 1
-    where calls cost the same.
+    A row has the medians of forward passes, tokens computed and seconds per item over the repeats,
+    the minimum and maximum of the seconds, the largest peak memory, and the sum of the acceptance
+    histograms. ``mean_acceptance_length`` is tokens per forward pass. ``passed`` and its interval
+    count all outputs, None where no checker exists. Ratios are to the reference at the same batch
+    size; ``overhead`` is wall speed-up / forward-pass speed-up, 1 where forward passes cost the
+    same.
+
+    Args:
+        runs: measurements of all repeats.
+        errors: reasons of rows without a measurement.
+        variants: rows of the benchmark.
     """
     groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
@@ -85,7 +89,7 @@ def tabulate(
 
 
 def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the repeats of one row."""
+    """Summarise the repeats of one row."""
     seconds, media = [r["seconds"] for r in group], sum(r["items"] for r in group)
     row: dict[str, Any] = {
         key: median(r[key] for r in group) for key in ("nfe", "tokens_computed", "seconds")
@@ -112,13 +116,13 @@ def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def added(histograms: Any) -> list[int]:
-    """The sum of histograms of any lengths."""
+    """Add histograms of any lengths."""
     return [sum(counts) for counts in zip_longest(*histograms, fillvalue=0)]
 
 
 def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
-    """The table, and under it the sampling parameters that its rows share, those that have another
-    one, and reasons that are too long for it."""
+    """Format the table, and under it the sampling parameters that its rows share, rows with other
+    ones, and long reasons."""
     rows = [HEADS]
     for r in table:
         start = [r["sampler"], str(r["batch_size"])]
@@ -169,7 +173,7 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
 
 
 def calls(row: dict[str, Any]) -> str:
-    """Forward passes of the model, and of the draft model where there is one."""
+    """Format the forward passes of the model, and of the draft model if any."""
     return f"{row['nfe']:.1f}" + (
         f" + {row['draft_nfe']:.1f} draft" if row["draft_nfe"] is not None else ""
     )
@@ -182,8 +186,7 @@ def fidelity(row: dict[str, Any]) -> str:
 
 
 def distributions(table: list[dict[str, Any]]) -> list[str]:
-    """What the measured rows were drawn from, in words: the sampling parameters of most rows
-    first."""
+    """Describe the sampling parameters of the measured rows, those of most rows first."""
     said: dict[str, list[str]] = defaultdict(list)
     for row in (r for r in table if not r["error"]):
         usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": 1.0}
@@ -201,7 +204,7 @@ def distributions(table: list[dict[str, Any]]) -> list[str]:
 
 
 def laid_out(rows: list[list[str]], markdown: bool) -> str:
-    """A table whose first row is its head."""
+    """Format rows as a table; the first row is the head."""
     if not markdown:
         return columns(rows)
     lines = ["| " + " | ".join(r) + " |" for r in rows]

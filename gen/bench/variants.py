@@ -1,4 +1,4 @@
-"""The rows of a benchmark: samplers and presets, their sweeps, and other implementations."""
+"""Rows of a benchmark: samplers and presets, their sweeps, and other implementations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table: a sampler, its parameters and its sampling parameters. ``base``,
-    ``param``, ``value``: what it is drawn along, in a sweep.
+    """Row of the table: a sampler, its parameters and its sampling parameters.
 
-    ``peer``: the group of one that is no sampler of this toolkit; ``make(items)``: what it does
-    instead. ``serial``: it takes one item at a time; ``missing``: why there is none. ``asked``:
-    whether it was named, so that what it cannot do is an error.
+    Attributes:
+        base, param, value: sampler, parameter and value of a sweep.
+        peer: group of an implementation that is no sampler of this toolkit.
+        make: function of a peer, ``make(items)``.
+        serial: a peer that takes one item at a time.
+        missing: reason why the row cannot run.
+        asked: the row was requested by name, so a failure is an error.
     """
 
     label: str
@@ -42,7 +45,7 @@ class Variant:
 
 
 def choose(args: argparse.Namespace) -> list[Variant]:
-    """The reference, then what was asked for. All of it is resolved, so a typo ends here."""
+    """Return the reference, then the requested rows. All are resolved, so a typo fails here."""
     names = [n.strip() for n in (args.samplers or DEFAULT).split(",") if n.strip()]
     grid = grid_of(args.sweep)
     variants, used = [], set()
@@ -76,8 +79,11 @@ def choose(args: argparse.Namespace) -> list[Variant]:
 
 
 def grid_of(texts: Sequence[str] | None) -> dict[str, list[Any]]:
-    """``["window=4,8", "coupling=fresh,gumbel"]`` as values per parameter. Raises ``GenError`` for
-    anything else, and for a parameter that comes twice."""
+    """Parse ``["window=4,8", "coupling=fresh,gumbel"]`` to values per parameter.
+
+    Raises:
+        GenError: a text has another form, or a parameter comes twice.
+    """
     grid: dict[str, list[Any]] = {}
     for text in texts or ():
         param, values = swept(text)
@@ -91,7 +97,7 @@ def grid_of(texts: Sequence[str] | None) -> dict[str, list[Any]]:
 
 
 def swept(text: str) -> tuple[str, list[Any]]:
-    """``window=4,8`` as a parameter and its values. Raises ``GenError`` for anything else."""
+    """Parse ``window=4,8`` to a parameter and its values; raise ``GenError`` for another form."""
     param, _, values = text.partition("=")
     try:
         found = [safe_load(v) for v in values.split(",")]
@@ -103,7 +109,7 @@ def swept(text: str) -> tuple[str, list[Any]]:
 
 
 def serves(pipe: Any, spec: dict[str, Any], sampling: dict[str, Any]) -> bool:
-    """Whether the pipeline has the models for a sampler."""
+    """Return True if the pipeline has the models for a sampler."""
     try:
         sampler = resolve_sampler(spec, sampling)[0]
         pipe.model_name(sampler)

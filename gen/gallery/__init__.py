@@ -1,1 +1,1 @@
-"""The gallery of a job folder: a page to look at its media with (``gen.gallery.write``)."""
+"""Gallery of a job folder: a page that shows its outputs (``gen.gallery.write``)."""

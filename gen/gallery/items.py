@@ -1,10 +1,10 @@
-"""The items of a large job as small scripts that its page loads: ``gallery/items-00000.js`` holds
-those of index 0 to 499, and so on.
+"""Items of a large job as small scripts that its page loads: ``gallery/items-00000.js`` holds those
+of index 0 to 499, and so on.
 
-A page on the disk may load scripts but read no files, hence calls: ``gen.items(0, [strings],
-[[item], ...])``. Numbers in an item stand for strings of the same file where `SHARED` says so,
-since prompts and methods repeat. The first line of a file is a digest of what it was made from, so
-a call while the job runs makes and writes only the last file or two.
+A page on the disk may load scripts but read no files, so a script is a call: ``gen.items(0,
+[strings], [[item], ...])``. Prompts and methods repeat, so the fields in `SHARED` are indices into
+the strings of the same file. The first line of a file is a digest of its inputs, so an update while
+the job runs writes only the last file or two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gen.gallery.page import overrides_of
 FOLDER = "gallery"
 CHUNK = 500  # items of a file
 EXCERPT = 200  # characters of a text
-# What an item is, in this order; nothing stands at its end where all further fields are empty.
+# Fields of an item, in this order; trailing empty fields are left out.
 SHARED = ("prompt", "method", "modality", "status")  # positions in the strings of the file
 OWN = (
     "seed",
@@ -40,7 +40,7 @@ OWN = (
 )
 KINDS = ("image", "audio", "video", "text", "file", "missing", "failed")
 FIELDS = ("index", *SHARED, *OWN)
-# What of a row goes into its item.
+# Fields of a row that go into its item.
 USED = (
     "position",
     *SHARED,
@@ -60,8 +60,8 @@ END = ");\n"
 
 
 def write_items(files: Files, rows: list[Row], whole: bool) -> list[int]:
-    """Brings the files of items up to date; returns their numbers. ``whole``: nothing is to come,
-    so what is left over goes."""
+    """Update the files of items and return their numbers. ``whole``: all items are there, so
+    surplus files are deleted."""
     folder = files.folder / FOLDER
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ def chunk_path(folder: Path, number: int) -> Path:
 
 
 def _first_line(path: Path) -> str:
-    """Of a file that has its end, or nothing."""
+    """Return the first line of a complete file, else nothing."""
     try:
         with path.open("rb") as file:
             first = file.readline().decode(errors="replace").rstrip("\n")
@@ -99,7 +99,7 @@ def _first_line(path: Path) -> str:
 
 
 def _digest(files: Files, rows: list[Row]) -> str:
-    """Of all that `chunk_text` makes a file of, as a comment."""
+    """Return a digest of the inputs of `chunk_text`, as a comment."""
     made_from = [(*map(row.get, USED), stamp(files, row)) for row in rows]
     plain = marshal.dumps(
         (VERSION, made_from), 0

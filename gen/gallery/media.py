@@ -1,10 +1,9 @@
-"""What a gallery shows of an item: its medium, a image that stands for it, or a box that says why
-there is none.
+"""View of an item in a gallery: its output, a preview image, or a box with the reason why there is
+none.
 
-In layout files the page refers to the media themselves; sound has its spectrogram and video its
-first frame in ``preview/``. A medium inside a tar cannot be opened by a page, so there the worker
-leaves a image of it (`preview_of`) while it is still a file, and the page says in which tar the
-medium lies.
+In layout ``files`` the page refers to the output files; sound has a spectrogram and video its first
+frame in ``preview/``. A page cannot open a file inside a tar, so there the worker writes a preview
+(`preview_of`) while the output is still a file, and the page names its tar.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ENDINGS = {
     "video": ("mp4", "webm", "mov"),
 }
 KINDS = {ending: kind for kind, endings in ENDINGS.items() for ending in endings}
-PREVIEW = "preview"  # what the page shows of a medium that is not to be seen as it is
+PREVIEW = "preview"  # folder of the images of outputs that a page cannot show
 LARGEST = 256  # pixels of a preview
 SMALL = 160  # pixels; smaller images are enlarged with their pixels kept square
 EXCERPT = 400  # characters of a text that are shown
@@ -40,11 +39,14 @@ Row = dict[str, Any]
 
 
 class View(NamedTuple):
-    """What is shown of an item.
+    """View of an item.
 
-    ``kind``: image, audio, video, text, file (a box with a name), missing or failed. ``source``:
-    the address behind it. ``image``: the address of what is seen. ``note``: the text, name or
-    error. ``tar``: the address of the archive that the medium is in.
+    Attributes:
+        kind: image, audio, video, text, file (a box with a name), missing or failed.
+        source: address of the output file.
+        image: address of the image that the page shows.
+        note: text, name or error.
+        tar: address of the archive that holds the output.
     """
 
     kind: str
@@ -55,7 +57,7 @@ class View(NamedTuple):
 
 
 class Files:
-    """What lies in a job folder, and when it was changed; asked of the disk once, not once per
+    """Files of a job folder and their times of change, read from the disk once, not once per
     item."""
 
     def __init__(self, folder: Path):
@@ -73,16 +75,18 @@ def _times(folder: Path) -> dict[str, int]:
 
 
 def view(files: Files, row: Row) -> View:
-    """Makes the preview of a medium in layout files if there is none, or an older one. Names that
-    are no file of this very folder, or of its shards, lead nowhere."""
+    """Return the view of an item, and make its preview if there is none or an older one.
+
+    Names outside this folder and its shards give a view without an address.
+    """
     if row.get("status") != "ok":
         return View("failed", note=str(row.get("error")))
     return _in_tar(files, row) if "member" in row else _plain(files, row)
 
 
 def stamp(files: Files, row: Row) -> tuple[Any, ...]:
-    """What `view` depends on beside the row itself: when the medium was changed, and whether there
-    is a image of it, or a tar."""
+    """Return the state that `view` depends on beside the row: the output's time of change, its
+    preview and its tar."""
     name = row.get("member") or row.get("file")
     if not isinstance(name, str):
         return ()
@@ -113,7 +117,8 @@ def _plain(files: Files, row: Row) -> View:
 
 
 def _in_tar(files: Files, row: Row) -> View:
-    """A shard that is not whole yet has no tar; what is committed and has none is missing."""
+    """View of an item in a tar. An incomplete shard has no tar yet; a committed item without a tar
+    is missing."""
     there = row.get("file") in files.tars
     if not there and row.get("shard_sha256"):
         return View("missing", note=f"{row.get('file')} is missing")
@@ -149,14 +154,19 @@ def preview_name(medium: str) -> str:
 
 
 def preview_of(path: Path, folder: Path, row: Row) -> None:
-    """Leave a image of a medium in ``folder/preview``, while the medium is still a file at
-    ``path``.
+    """Write a preview of an output to ``folder/preview``, while the output is still a file.
 
-    A image of at most 256 pixels, the first frame of a video, the spectrogram of a sound, and
-    nothing of anything else or of what cannot be read. It is named after the row's ``member``, or
-    after ``path`` where the row has none. A further file of the medium (``also``) is taken if it
-    lies beside ``path`` and can be seen, and the medium cannot. Raises ``GenError`` if the disk is
-    full.
+    The preview is an image of at most 256 pixels: the image itself, the first frame of a video, or
+    the spectrogram of a sound. Other and unreadable files have none. A further file of the item
+    (``also``) is used if it lies beside ``path`` and can be shown while the output cannot.
+
+    Args:
+        path: file of the output.
+        folder: folder of the job.
+        row: row of the item; the preview is named after its ``member``, else after ``path``.
+
+    Raises:
+        GenError: the disk is full.
     """
     beside = (path, *(path.with_name(Path(str(name)).name) for name in row.get("also") or ()))
     seen = next((p for p in beside if kind_of(p.name) and p.is_file()), None)
@@ -165,8 +175,8 @@ def preview_of(path: Path, folder: Path, row: Row) -> None:
 
 
 def _preview(files: Files, name: str) -> str:
-    """The address of the image that stands for a medium, made if there is none or the medium is
-    newer; empty for one that cannot be read here, though the browser may."""
+    """Return the address of an output's preview, made if there is none or an older one; empty for
+    files that only a browser can read."""
     image = preview_name(name)
     if image not in files.previews or files.previews[image] < files.media[name]:
         if not _draw(files.folder / name, files.folder / PREVIEW / image):
@@ -179,17 +189,11 @@ def _draw(path: Path, image: Path) -> bool:
     try:
         small = _is_small(path)
         drawn = None if small else DRAW[kind_of(path.name)](path)
-    except (
-        GenError,
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-    ):  # what Pillow says of a broken image
-        image.unlink(missing_ok=True)  # of a medium that stood here before
+    # Pillow raises any of these for a broken image
+    except (GenError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        image.unlink(missing_ok=True)  # preview of an earlier output
         return False
-    # Not `put`: what a crash of the machine loses here is done without, so nobody waits for the
-    # disk at every item.
+    # Not `put`: a preview may be lost in a crash of the machine, so no item waits for the disk.
     temporary = image.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{image.name}")
     with writing(image):
         image.parent.mkdir(exist_ok=True)
@@ -205,7 +209,7 @@ def _draw(path: Path, image: Path) -> bool:
 
 
 def _is_small(path: Path) -> bool:
-    """Whether a medium is a preview already."""
+    """Return True for an output that is small enough to be its own preview."""
     if path.suffix.lower() != ".png":
         return False
     with Image.open(path) as image:

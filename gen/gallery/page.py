@@ -1,5 +1,5 @@
-"""The parts of a gallery's page as HTML: facts, methods, prompt by prompt, traces, failures.
-Whatever came from a user is escaped."""
+"""Parts of a gallery's page as HTML: facts, methods, prompt by prompt, traces, failures. All text
+from users is escaped."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from gen.gallery.trace import draw_trace
 from gen.media.spectrogram import HEIGHT, WIDTH
 from gen.store.ledger import TRACES
 
-FIRST_TRACES, FIRST_FAILURES = 12, 50  # so many are shown of a large job
-MANY = 8  # prompts among which one searches
+FIRST_TRACES, FIRST_FAILURES = 12, 50  # number shown of a large job
+MANY = 8  # number of prompts from which a search field is shown
 
 
 def sections(files: Files, rows: list[Row]) -> str:
-    """A small job: methods, comparison and traces, of the one modality or of each under its
-    name."""
+    """Sections of a small job: methods, comparison and traces, of each modality under its name."""
 
     def parts(group: list[Row], suffix: str) -> str:
         h = "h3" if suffix else "h2"
@@ -42,7 +41,7 @@ def sections(files: Files, rows: list[Row]) -> str:
 
 
 def by_modality(rows: list[Row], parts: Any) -> str:
-    """``parts(rows, suffix)`` of the one modality, or of each, in a block with its name."""
+    """Write ``parts(rows, suffix)`` of a single modality, or of each in a block with its name."""
     groups = group_by(rows, "modality")
     if len(groups) < 2:
         return parts(rows, "")
@@ -84,8 +83,7 @@ def summary(rows: list[Row], planned: int, large: bool) -> str:
 
 
 def filters(rows: list[Row], large: bool) -> str:
-    """Fields that keep some items; without a script there are none. Empty where there is nothing to
-    choose."""
+    """Filters of the items, which need a script; empty where there is nothing to choose."""
     fields = ""
     if (
         large
@@ -115,7 +113,7 @@ def methods_section(rows: list[Row], suffix: str) -> str:
 
 
 def all_methods(rows: list[Row]) -> str:
-    """The methods of a large job in one section: a table, or one per modality."""
+    """Methods of a large job in one section: a table, or one per modality."""
     groups = group_by(rows, "modality")
     if len(groups) < 2:
         return methods_section(rows, "")
@@ -128,8 +126,8 @@ def all_methods(rows: list[Row]) -> str:
 
 
 def methods(rows: list[Row]) -> str:
-    """One line per method. Bars are relative to the largest number of their column, shares to
-    one."""
+    """Table with a line per method. Bars are relative to the largest number of their column, shares
+    to one."""
     lines = []
     for method, group in group_by(rows, "method").items():
         good = [r for r in group if r.get("status") == "ok"]
@@ -186,7 +184,7 @@ def methods(rows: list[Row]) -> str:
 
 
 def _key(rows: list[Row]) -> str:
-    """What the exactness words on the page mean."""
+    """Explain the guarantees on the page."""
     used = {str(r.get("guarantee")) for r in rows}
     said = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in GUARANTEES.items() if k in used)
     return f'<dl class="key">{said}</dl>' if said else ""
@@ -232,7 +230,7 @@ def _tile(files: Files, row: Row) -> str:
 
 
 def overrides_of(row: Row) -> list[str]:
-    """``["window=8", "sampling.top_k=5"]``: what a row of the input asked of its own."""
+    """Parameters that a row of the input set itself: ``["window=8", "sampling.top_k=5"]``."""
     said = row.get("overrides")
     flat: list[tuple[str, Any]] = []
     for key, value in said.items() if isinstance(said, dict) else ():
@@ -253,7 +251,7 @@ def _mark(verdict: dict[str, Any] | None) -> str:
 
 
 def media(files: Files, row: Row) -> str:
-    """The medium of an item, loaded when it comes into sight; a box that says why where there is
+    """Output of an item, loaded when it is scrolled into view; a box with the reason where there is
     none."""
     v, prompt = view(files, row), escape(str(row.get("prompt")))
     note = escape(v.note)
@@ -302,7 +300,7 @@ def media(files: Files, row: Row) -> str:
 
 
 def _size(files: Files, address: str) -> str:
-    """Width and height, so that the page does not jump as images load."""
+    """Return width and height, so that the page does not jump while images load."""
     try:
         with Image.open(files.folder / unquote(address)) as image:  # reads the header alone
             width, height = image.size
@@ -314,7 +312,7 @@ def _size(files: Files, address: str) -> str:
 
 
 def traces(files: Files, rows: list[Row], suffix: str = "", most: int | None = None) -> str:
-    """The cards of the first ``most`` traced items; empty without one."""
+    """Cards of the first ``most`` traced items; empty without traces."""
     folder = files.folder / TRACES
     known = {p.stem for p in folder.glob("*.json")}
     drawn = [r for r in rows if r["id"] in known and r.get("status") == "ok"]
@@ -365,7 +363,7 @@ def _steps(path: Path) -> Any:
 
 
 def _kind(files: Files, row: Row) -> str:
-    """Of the medium itself, also where a image stands for it."""
+    """Return the kind of the output itself, also where a preview is shown."""
     names = [str(row.get("member") or row.get("file")), *map(str, row.get("also") or ())]
     if "member" not in row:
         names = [n for n in names if n in files.media]
@@ -399,7 +397,7 @@ def failures(rows: list[Row], most: int | None = None) -> str:
 
 
 def group_by(rows: list[Row], key: str) -> dict[str, list[Row]]:
-    """Rows by a key, in the order in which its values first appear."""
+    """Group rows by a key, in the order in which its values first appear."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[str(row.get(key))].append(row)
@@ -411,7 +409,7 @@ def _items(rows: list[Row]) -> str:
 
 
 def number_of(row: Row) -> Any:
-    """What people call an item."""
+    """Return the number of an item as users see it."""
     return row.get("index", row["id"])
 
 

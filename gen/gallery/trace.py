@@ -1,5 +1,5 @@
-"""Drawing a decoding trace: the token grid coloured by step, in plain SVG, with its events as JSON
-for the player."""
+"""Drawings of decoding traces: the token grid coloured by step, in plain SVG, with its events as
+JSON for the player."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RAMP = (
 )
 GAP = 1  # cells between two planes, such as the frames of a video
 ACROSS = 128  # cells beside each other before planes begin a new line
-ROW = 64  # cells of a line where nothing says the grid of something that is no image
+ROW = 64  # cells of a line where the grid of an output other than an image is unknown
 BAND = 96  # steps of sound beside each other
 
 
 def colour(step: int, steps: int) -> str:
-    """The colour of a step, counted from 1."""
+    """Return the colour of a step, counted from 1."""
     at = (step - 1) / max(steps - 1, 1) * (len(RAMP) - 1)
     low = min(int(at), len(RAMP) - 2)
     pairs = zip(RAMP[low], RAMP[low + 1], strict=True)
@@ -37,8 +37,7 @@ def colour(step: int, steps: int) -> str:
 
 
 def replay(steps: list[dict[str, Any]]) -> dict[int, int]:
-    """Position -> the step, counted from 1, that committed the token which stands there in the
-    end."""
+    """Map each position to the step, counted from 1, that committed its final token."""
     at: dict[int, int] = {}
     for number, step in enumerate(steps, 1):
         for position in step.get("removed", ()):
@@ -49,10 +48,12 @@ def replay(steps: list[dict[str, Any]]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the positions of a trace are drawn: ``planes`` of ``rows`` by ``columns``, ``across``
-    of them beside each other.
+    """Drawing positions of a trace: ``planes`` of ``rows`` by ``columns`` cells.
 
-    ``turned``: positions run down the columns, not along the rows. ``count``: positions in all.
+    Attributes:
+        across: planes beside each other.
+        turned: positions run down the columns, not along the rows.
+        count: number of positions.
     """
 
     planes: int
@@ -77,9 +78,12 @@ class Layout:
 
 
 def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
-    """The drawing of a grid. ``kind``: of the medium. A grid of three axes is a row of frames; one
-    of sound, [T, Q], has a column per step and a row per code stream. Without a grid: a image is
-    a square, or nearly one, all else one line that wraps."""
+    """Choose the drawing of a token grid.
+
+    A grid of three axes is a row of frames; a grid of sound, [T, Q], has a column per step and a
+    row per code stream. Without a grid, an image is drawn as a square, or nearly one, and all else
+    as one line that wraps. ``kind`` is that of the output.
+    """
     if grid is None:
         columns = ceil(sqrt(length)) if kind == "image" else min(length, ROW)
         rows = ceil(length / columns)
@@ -117,7 +121,7 @@ def draw_trace(
         title: heading, as HTML.
         media: the output, as HTML.
         where: the file of the trace, for the message.
-        kind: of the output, such as ``audio``.
+        kind: kind of the output, such as ``audio``.
         method: name of the sampler.
 
     Raises:
@@ -155,7 +159,7 @@ def _read_steps(steps: Any, where: str) -> tuple[dict[int, int], list[dict[str, 
         events = []
         for step in steps:
             committed = [
-                # latents have no id
+                # latents have no token id
                 [int(p), None if isinstance(value, list) else int(value)]
                 for p, value in step["committed"].items()
             ]
@@ -195,10 +199,9 @@ def _token_grid(plan: Layout, final: dict[int, int], count: int, wide: bool) -> 
 
 
 def _chart(counts: list[int]) -> str:
-    """Tokens committed per step, on the colours of the grid, so that the chart is its legend as
-    well."""
+    """Draw tokens committed per step in the colours of the grid; the chart is its legend."""
     n, most = len(counts), max(counts, default=0)
-    top = max(most, 6)  # one token per call should look like little, not fill the chart
+    top = max(most, 6)  # one token per forward pass must not fill the chart
     wide = 0.86 if n < 120 else 1
     bars = "".join(
         f'<rect data-n="{c}" x="{i}" y="{top - c}" width="{wide}" height="{c}"'
@@ -219,7 +222,7 @@ def _chart(counts: list[int]) -> str:
 
 
 def _ranges(positions: list[int]) -> list[list[int]]:
-    """``[3, 4, 5, 9]`` -> ``[[3, 5], [9, 9]]``."""
+    """Join positions to ranges: ``[3, 4, 5, 9]`` -> ``[[3, 5], [9, 9]]``."""
     out: list[list[int]] = []
     for p in sorted(map(int, positions)):
         if out and p == out[-1][1] + 1:

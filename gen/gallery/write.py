@@ -1,16 +1,14 @@
-"""The gallery of a job folder: a static page that opens from the disk, without a server or a
-network.
+"""Gallery of a job folder: a static page that opens from the disk, without a server or a network.
 
-It reads only what lies in the folder (manifest, journals, plan, config, verdicts, traces, media)
-and refers to the media by relative paths, so a folder can be moved, zipped or served as it is. A
-small job is one page that shows everything, several modalities with a section each. Of a large one
-the page holds the facts and loads the items, 100 at a time on the screen, from small scripts beside
-it (`gen.gallery.items`). The page is a template, ``gallery.html``, with its style and scripts from
-further templates inside; everything that came from a user is escaped. Traces are drawn in plain
-SVG, so they show without a script; the events of every step lie beside the drawing as JSON, which
-the page's player replays.
+The gallery reads only files of the folder (manifest, journals, plan, config, verdicts, traces,
+outputs) and refers to the outputs by relative paths, so a folder can be moved, zipped or served as
+it is. A small job is one page, with a section for each modality. The page of a large job holds the
+facts and loads the items, 100 at a time, from small scripts beside it (`gen.gallery.items`). The
+page is a template, ``gallery.html``, with its style and scripts from further templates; all text
+from users is escaped. Traces are drawn in plain SVG, so they show without a script; the events of
+every step are stored beside the drawing as JSON, which the page's player replays.
 
-It may be written again and again while the job runs, by several processes at once: every file
+The gallery may be written repeatedly while the job runs, by several processes at once: every file
 appears whole, and files that would not change are left alone.
 """
 
@@ -43,14 +41,17 @@ from gen.store.ledger import CHECK, CONFIG, GALLERY, MANIFEST, PLAN, read_json, 
 
 __all__ = ["EXCERPT", "PAGE", "preview_of", "write_gallery"]
 PAGE = 200  # items that one page shows whole
-TURNS = 3  # so often a page is written in one call where the manifest changes meanwhile
+TURNS = 3  # attempts to write a page while the manifest changes
 PARAM = re.compile(r" (?=[\w.]+=)")  # between the parts of a label
 NAME = re.compile(r"^name:.*(?:\n[ \t].*)*", re.MULTILINE)  # of a job, in its config
 
 
 def write_gallery(folder: Path) -> Path:
-    """Brings ``index.html`` and what it loads up to date; returns its path. Raises ``GenError`` if
-    the folder holds no job, or verdicts or traces that are none."""
+    """Update ``index.html`` and the files it loads, and return its path.
+
+    Raises:
+        GenError: the folder holds no job, or malformed verdicts or traces.
+    """
     folder = Path(folder)
     if not (folder / MANIFEST).is_file() and not (folder / PLAN).is_file():
         raise GenError(
@@ -76,7 +77,7 @@ def _write(folder: Path) -> None:
     rows = _rows(folder)
     planned = max(len(rows), len(read_json(folder / PLAN).get("items", ())))
     large = planned > PAGE
-    if len(rows) == planned:  # nobody makes a preview any more
+    if len(rows) == planned:  # no preview is to come
         sweep_temporaries(folder / PREVIEW)
     files = Files(folder)
     parts = {
@@ -133,7 +134,8 @@ def _template(part: str) -> str:
 
 
 def _rows(folder: Path) -> list[Row]:
-    """With ``method``, what the page calls the sampler, and ``verdict``, if there is one."""
+    """Read the rows and add ``method``, the sampler's name on the page, and ``verdict``, if
+    any."""
     rows, verdicts = read_rows(folder), read_json(folder / CHECK)
     for name, verdict in verdicts.items():
         if not isinstance(verdict, dict) or "passed" not in verdict:
@@ -151,8 +153,8 @@ def _rows(folder: Path) -> list[Row]:
 
 
 def _name(folder: Path) -> str:
-    """The name of the job. Only these lines of the config are parsed: it may hold thousands of
-    prompts."""
+    """Read the name of the job. Only its lines of the config are parsed, because a config may hold
+    thousands of prompts."""
     path = folder / CONFIG
     try:
         found = NAME.search(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -162,9 +164,10 @@ def _name(folder: Path) -> str:
 
 
 def _name_methods(rows: list[Row]) -> None:
-    """What a method is called beside the others of its modality. A label says what is different in
-    the whole job; what is the same in all of a modality's labels of a sampler goes without saying
-    there, if the modality has a section of its own.
+    """Name each method as it differs from the others of its modality.
+
+    A label holds the parameters that differ in the whole job. Where the modality has a section of
+    its own, parameters that all its labels of a sampler share are left out.
     """
     groups = group_by(rows, "modality")
     for group in groups.values():
@@ -177,13 +180,13 @@ def _name_methods(rows: list[Row]) -> None:
             for row in group:
                 row["method"] = names[row["method"]]
         models = {str(r["model"]) for r in group if r.get("model")}
-        if len(models) > 1:  # then a sampler alone does not say what made a medium
+        if len(models) > 1:  # then a sampler's name alone does not identify a method
             for row in group:
                 name = row["method"].removesuffix(f" {row.get('model')}")
                 row["method"] = f"{name} · {row.get('model')}"
 
 
 def _telling(name: str, params: list[str], words: dict[str, list[str]]) -> list[str]:
-    """The parameters that some other label of this sampler lacks."""
+    """Return the parameters that some other label of this sampler lacks."""
     twins = [w for w in words.values() if w[0] == name]
     return [k for k in params if not all(k in t for t in twins)]

@@ -259,8 +259,8 @@ def unpadded(ids: Tensor, mask: Tensor | None, name: str) -> list[list[int]]:
         or not bool(mask[:, -1].all())
     ):
         raise GenError(
-            f"{name} has shape {tuple(mask.shape)}, or hides tokens that are not left padding;"
-            f" expected {tuple(ids.shape)}, in every row zeros, then ones"
+            f"{name} has shape {tuple(mask.shape)}, or hides tokens that are not padding on the"
+            f" left; expected {tuple(ids.shape)}, in every row zeros, then ones"
         )
     return [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
 

@@ -96,7 +96,7 @@ def report_of(folder: Path, declare: str) -> dict[str, list[str]]:
         ROOT / "gen",
         folder / "gen",
         symlinks=True,
-        ignore=shutil.ignore_patterns("zoo", "__pycache__"),
+        ignore=shutil.ignore_patterns("zoo"),
     )
     (folder / "gen" / "zoo").symlink_to(ROOT / "gen" / "zoo")
     for name, source in FILES.items():

@@ -1,5 +1,5 @@
-"""``gen bench --peers``: other implementations in the same table, on the same weights, prompts and
-sampling parameters.
+"""Peers, ``gen bench --peers``: other implementations in the same table, on the same weights,
+prompts and sampling parameters.
 
     transformers   ``generate`` of transformers on the causal model
                    (``gen.bench.baselines.transformers``)
@@ -8,9 +8,9 @@ sampling parameters.
     reference      the rules of papers as plain loops, one item at a time
                    (``gen.bench.baselines.reference``)
 
-What a peer gives are tokens; media are made of them as of everybody's. Its forward passes are
-counted by a hook on the network itself, both halves of guidance included: one that runs them one
-after the other makes two calls where a batched one makes one.
+A peer returns tokens, which are decoded like those of all samplers. A hook on the network counts
+its forward passes, both CFG branches included: a peer that runs the branches one after the other
+has two where a batched one has one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOT_HERE = "not for this model"
 
 @dataclass(frozen=True)
 class Network:
-    """A module, how the modality binds it, and the frontend of its tokens."""
+    """Module with its binding to the modality and the frontend of its tokens."""
 
     module: nn.Module
     binding: Binding
@@ -58,8 +58,8 @@ class Network:
 
 @dataclass
 class Peer:
-    """One row. ``run(items)`` -> tokens long [B, T] of ``net`` and what each row cost. ``serial``:
-    one item at a time; ``missing``: why there is none."""
+    """Row of a peer. ``run(items)`` returns tokens long [B, T] of ``net`` and the cost of each row.
+    ``serial``: takes one item at a time; ``missing``: reason why it cannot run."""
 
     label: str
     sampling: SamplingParams
@@ -71,7 +71,7 @@ class Peer:
 
 @dataclass
 class Output:
-    """As much of a pipeline's output as is measured."""
+    """Measured part of a pipeline's output."""
 
     media: list[Any]
     tokens: Tensor
@@ -81,11 +81,13 @@ class Output:
 def peers_of(
     text: str, pipe: Pipeline, sampling: dict[str, Any], several: bool = False
 ) -> list[Variant]:
-    """The rows of the groups that ``--peers`` names, or of ``all``. What cannot run on this model
-    is there with the reason.
+    """Return the rows of the groups that ``--peers`` names, or of ``all``. A row that cannot run on
+    this model has the reason.
 
-    Raises ``GenError`` for a group that does not exist, and for one that was named and has no row
-    that can run, unless there are ``several`` modalities."""
+    Raises:
+        GenError: a group does not exist, or a named group has no row that can run, unless there are
+            ``several`` modalities.
+    """
     names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
     for name in names:
         if name not in PEERS and name != "all":
@@ -119,7 +121,7 @@ def peers_of(
 
 
 def made_by(pipe: Pipeline, peer: Peer) -> Callable[[Sequence[Any]], Output]:
-    """Media of a peer's tokens, as ``Pipeline.generate`` makes them."""
+    """Decode a peer's tokens, as ``Pipeline.generate`` does."""
 
     def make(items: Sequence[Any]) -> Output:
         tokens, stats = peer.run(items)
@@ -136,8 +138,8 @@ def made_by(pipe: Pipeline, peer: Peer) -> Callable[[Sequence[Any]], Output]:
 
 
 def network(pipe: Pipeline, protocol: str, adapter: type, draft: bool = False) -> Network | None:
-    """The network of a protocol, if it is one that this very adapter suits: others have a module
-    that is called otherwise."""
+    """Return the network of a protocol if its adapter is exactly ``adapter``, whose module has a
+    known call; else None."""
     sampler = resolve_sampler(
         {"causal": "speculative" if draft else "autoregressive", "masked": "maskgit"}[protocol]
     )[0]
@@ -151,12 +153,13 @@ def network(pipe: Pipeline, protocol: str, adapter: type, draft: bool = False) -
 
 
 class Calls:
-    """Counts forward passes of a module and the positions sent through it, by a hook: ``with
+    """Count forward passes of a module and the positions sent through it, by a hook: ``with
     Calls(module) as calls``.
 
-    The embedded architecture counts positions from zero where nobody gives them, also behind a
-    cache. ``generate`` gives none to the half without the condition, so the hook says what the
-    cache holds."""
+    The embedded architecture counts positions from zero where none are passed, even behind a cache.
+    ``generate`` passes none to the unconditional CFG branch, so the hook adds the length of the
+    cache.
+    """
 
     def __init__(self, module: nn.Module):
         self.module, self.n, self.positions = module, 0, 0
@@ -176,8 +179,8 @@ class Calls:
         self.n, self.positions = self.n + 1, self.positions + ids.numel()
 
     def stats(self, tokens: int, rows: int = 1, **more: Any) -> Stats:
-        """What each of ``rows`` rows cost that went through all calls together, of ``tokens``
-        tokens."""
+        """Return the cost of each of ``rows`` rows of ``tokens`` tokens that were decoded
+        together."""
         return Stats(self.n, tokens, self.positions // rows, tokens / self.n, **more)
 
 
@@ -194,13 +197,13 @@ def _positioned(
 def prompts(
     net: Network, items: Sequence[Any], sampling: SamplingParams
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """The ids in front of every item's canvas, and those without its condition where the sampling
-    parameters is guided."""
+    """Return the tokens before every item's canvas, and those of the unconditional CFG branch if
+    guided."""
     return [net.binding.prompt(i.condition) for i in items], (
         [net.binding.without(i.condition) for i in items] if sampling.guided else None
     )
 
 
 def spoken(tokens: Tensor, space: TokenSpace) -> int:
-    """How many tokens of a row [T] were made: up to and including its end."""
+    """Count the tokens of a row [T] up to and including its eos token."""
     return min(space.length, len(space.before_end(tokens)) + 1)

@@ -30,8 +30,8 @@ from gen.pipeline.pipeline import Pipeline
 def llada2(
     pipe: Pipeline, net: Network, sampling: SamplingParams, items: Sequence[Any]
 ) -> tuple[Tensor, list[Stats]]:
-    """One prompt at a time: rows of a batch wait for each other there, and must have prompts of one
-    length. Their ``max_post_steps`` allows one call more than it says."""
+    """Decode one prompt at a time: rows of a batch wait for each other there, and need prompts of
+    one length. Their ``max_post_steps`` allows one more forward pass than it says."""
     params, space, length = resolve_sampler("llada2")[0], net.space, net.module.config.block_length
     theirs = LLaDA2Pipeline(
         model=net.module, scheduler=BlockRefinementScheduler(block_length=length), tokenizer=None
@@ -64,8 +64,8 @@ def llada2(
 def amused(
     pipe: Pipeline, net: Network, sampling: SamplingParams, theirs: Any, items: Sequence[Any]
 ) -> tuple[Tensor, list[Stats]]:
-    """A batch at once. Their temperature is that of the order, as in the preset; the distribution
-    of ids has none."""
+    """Decode a batch at once. Their temperature is that of the order, as in the preset; the
+    distribution of tokens has none."""
     params, height, width = resolve_sampler("amused")[0], *net.space.grid
     transformer, factor = theirs().transformer, net.frontend.factor
     generators = torch.Generator(pipe.device).manual_seed(pipe.draw_key(items[0]))
@@ -83,7 +83,7 @@ def amused(
     tokens = out.images.flatten(1).cpu()
     positions = net.space.length * (
         2 if sampling.guided else 1
-    )  # their codes are a image, with no condition in front
+    )  # their codes are an image, without a condition before it
     return tokens, [
         Stats(calls.n, net.space.length, calls.n * positions, net.space.length / calls.n)
         for _ in tokens
@@ -91,7 +91,7 @@ def amused(
 
 
 def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
-    """The rows, whether they can run or not."""
+    """Return the rows of this group, with reasons for those that cannot run."""
     found = {"llada2": NOT_HERE, "amused": NOT_HERE}
     model, net = None, None
     if pipe.model is not None:
@@ -124,8 +124,8 @@ def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
 
 
 def _beyond(name: str, sampling: SamplingParams) -> str | None:
-    """What of the sampling parameters their pipeline does not have. That of LLaDA2 has no guidance,
-    and the rest of the sampling parameters says nothing about the likeliest ids."""
+    """Name the sampling parameters that their pipeline does not have. That of LLaDA2 has no
+    guidance; the other parameters do not change the most likely tokens."""
     usual = {
         "llada2": {"guidance_scale": 1.0},
         "amused": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},

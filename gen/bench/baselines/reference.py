@@ -1,11 +1,11 @@
 """Peers of ``gen bench``: the rules of papers as plain loops, one item at a time, against
 transformers' own module and cache. Simple on purpose.
 
-reference (autoregression)    one token per call
-reference (Jacobi)            speculative Jacobi decoding, Teng et al., arXiv 2410.01699
-    x_j ~ q_j in the last call, or any legal id where a position has just come into the window (q_j
-    = 1 there) keep x_j while u < p_j(x_j) / q_j(x_j); at the first that is not kept draw from
-    max(0, p_j - q_j), normalised behind it draw from p_j again: the next drafts
+reference (autoregression)    one token per forward pass
+reference (Jacobi)            speculative Jacobi decoding, Teng et al., arXiv 2410.01699:
+    x_j ~ q_j in the last forward pass, or any allowed token where a position has just come into the
+    window (q_j = 1 there); accept x_j while u < p_j(x_j) / q_j(x_j); at the first rejected position
+    draw from max(0, p_j - q_j), normalised; behind it draw from p_j: the next drafts
 reference (MaskGIT)           Chang et al., arXiv 2202.04200: step s of S commits all but the
                               floor(T cos(pi r / 2)) masked positions of lowest
     confidence log p(x) + t (1 - r) Gumbel, r = (s + 1) / S
@@ -35,8 +35,8 @@ Made = tuple[list[int], list[int]]  # tokens, and the acceptance histogram
 
 
 class Item:
-    """One item as a loop sees it: the distribution at its positions. Both halves of guidance are
-    two rows of one call."""
+    """Item of a loop: the distribution at its positions. The two CFG branches are two rows of one
+    forward pass."""
 
     def __init__(self, net: Network, item: Any, sampling: SamplingParams):
         self.net, self.sampling, self.space = net, sampling, net.space
@@ -52,12 +52,12 @@ class Item:
         self.cache = DynamicCache()
 
     def split(self, logits: Tensor, legal: Tensor) -> Tensor:
-        """Logits [halves, n, V] -> probabilities [n, V]."""
+        """Convert logits [branches, n, V] to probabilities [n, V]."""
         return self.sampling(logits[0], logits[1] if self.sampling.guided else None, legal).exp()
 
     @torch.no_grad()
     def after(self, tokens: list[int], drafts: list[int]) -> Tensor:
-        """The log-probabilities [d + 1, V] of the positions behind ``tokens``, each given the
+        """Return log-probabilities [d + 1, V] of the positions behind ``tokens``, each given the
         drafts before it."""
         n, width = len(tokens), self.prompt.shape[1]
         said = torch.tensor(
@@ -74,7 +74,7 @@ class Item:
         return self.split(logits, self.allowed(tokens, drafts))
 
     def allowed(self, tokens: list[int], drafts: list[int]) -> Tensor:
-        """What may stand at those positions: bool [d + 1, V]."""
+        """Return the allowed tokens at those positions: bool [d + 1, V]."""
         n, length = len(tokens), self.space.length
         legal = self.legal[n : n + len(drafts) + 1]
         if not self.space.is_history_dependent:
@@ -91,7 +91,7 @@ class Item:
 
 
 def draw(p: Tensor, generator: torch.Generator) -> int:
-    """An id from weights [V]."""
+    """Draw a token from weights [V]."""
     return int(torch.multinomial(p.cpu(), 1, generator=generator))
 
 
@@ -103,7 +103,7 @@ def autoregression(item: Item, generator: torch.Generator) -> Made:
 
 
 def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
-    """Up to ``window`` positions per pass."""
+    """Decode up to ``window`` positions per forward pass."""
     tokens, drafts, histogram = [], [], [0] * window
     distributions: list[Tensor | None] = []  # that the drafts came from; none: taken as they are
     while not item.over(tokens):
@@ -142,7 +142,8 @@ def jacobi(item: Item, generator: torch.Generator, window: int = 16) -> Made:
 
 @torch.no_grad()
 def maskgit(item: Item, generator: torch.Generator, steps: int, temperature: float) -> Made:
-    """``temperature``: t. All positions are computed in every call, without a cache."""
+    """Decode by MaskGIT. ``temperature``: t. Every forward pass computes all positions, without a
+    cache."""
     module, length, mask = item.net.module, item.space.length, item.space.mask_token_id
     shift = int(config_field(module.config, "shifted", False))
     canvas, branches = torch.full((length,), mask, device=item.prompt.device), len(item.prompt)
@@ -187,7 +188,7 @@ def looped(
     loop: Callable[..., Made],
     items: Sequence[Any],
 ) -> tuple[Tensor, list[Stats]]:
-    """A loop over one item after the other."""
+    """Run a loop on one item after the other."""
     rows, stats = [], []
     for item in items:
         generator = torch.Generator().manual_seed(pipe.draw_key(item))
@@ -199,7 +200,7 @@ def looped(
 
 
 def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
-    """The rows, whether they can run or not."""
+    """Return the rows of this group, with reasons for those that cannot run."""
     causal, masked = network(pipe, "causal", CausalLM), network(pipe, "masked", MaskedLM)
     preset, window = resolve_sampler("maskgit")[0], resolve_sampler("sjd")[0].window
     unmasked = (

@@ -1,17 +1,17 @@
 """Peers of ``gen bench``: transformers' own ``generate`` on the causal model, with a processor that
-leaves the legal ids.
+keeps the allowed tokens.
 
-    generate (greedy)          the likeliest ids; the same distribution as the samplers' only at
+    generate (greedy)          the most likely tokens; the samplers' distribution only at
                                temperature 0
     generate (sampling)        temperature, top-k, top-p, min-p and guidance of the sampling
                                parameters, by transformers' own settings
     generate (assisted)        with the modality's draft model, sampling where the sampling
-                               parameters does
-    generate (prompt lookup)   with what was said before as drafts, likewise
+                               parameters do
+    generate (prompt lookup)   with earlier tokens as drafts, likewise
 
-The last two take one row at a time. They have none under guidance: its processor keeps a cache of
-the half without the condition that forgets no rejected draft. Guidance itself costs a second call
-per token there.
+The last two take one row at a time. They cannot run with guidance: its processor keeps a cache of
+the unconditional branch from which rejected drafts are never removed. Guidance itself costs a
+second forward pass per token there.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ GUIDED = "not under guidance"
 
 
 class Legal(LogitsProcessor):
-    """Leaves ids that may stand at a position, given those before it. ``start``: ids of the prompt,
-    in front of the first position."""
+    """Logits processor that keeps the allowed tokens. ``start``: number of prompt tokens before the
+    first position."""
 
     def __init__(self, space: TokenSpace, start: int, device: torch.device):
         self.space, self.start, self.legal = space, start, space.legal.to(device)
@@ -59,8 +59,8 @@ class Legal(LogitsProcessor):
 
 
 def settings(net: Network, items: Sequence[Any], sampling: SamplingParams) -> dict[str, Any]:
-    """What ``generate`` is called with for the sampling parameters, and nothing of what the model's
-    folder may suggest."""
+    """Return the arguments of ``generate`` for the sampling parameters; defaults from the model's
+    folder are reset."""
     rows, without = prompts(net, items, sampling)
     device, space = net.module.device, net.space
     ids, mask = _left(rows, device)
@@ -88,7 +88,7 @@ def settings(net: Network, items: Sequence[Any], sampling: SamplingParams) -> di
 
 
 def _left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows moved to the right, and which of their columns are not padding: long [B, P] each."""
+    """Pad rows on the left; return them and the mask of their tokens: long [B, P] each."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(r)) + list(r) for r in rows], device=device)
     return ids, torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=device)
@@ -102,8 +102,8 @@ def generated(
     draft: Network | None = None,
     **more: Any,
 ) -> tuple[Tensor, list[Stats]]:
-    """Tokens [B, T] and what they cost. Draws come from torch's generator, seeded by the items,
-    which is as it was afterwards."""
+    """Generate tokens [B, T] and their cost. Random numbers come from torch's generator, seeded by
+    the items and restored afterwards."""
     said, space = settings(net, items, sampling), net.space
     devices = [net.module.device] if net.module.device.type == "cuda" else []
     with ExitStack() as stack:
@@ -129,7 +129,7 @@ def generated(
 
 
 def peers(pipe: Pipeline, sampling: SamplingParams) -> list[Peer]:
-    """The rows, whether they can run or not."""
+    """Return the rows of this group, with reasons for those that cannot run."""
     net, greedy = (
         network(pipe, "causal", CausalLM),
         SamplingParams(temperature=0.0, guidance_scale=sampling.guidance_scale),

@@ -1,1 +1,1 @@
-"""What the job layer costs."""
+"""Benchmark of the job layer."""

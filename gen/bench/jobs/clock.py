@@ -1,8 +1,8 @@
-"""Where a job's time goes, and what it keeps in memory: clocks around the core's own functions, no
-profiler and no second code path.
+"""Clocks of a job's parts and of its memory: they wrap the core's own functions, without a profiler
+and without a second code path.
 
-A part counts what lies inside it, so parts may hold each other (``commit`` holds ``encode``), and
-those in the writer's thread run beside those in the worker's.
+A part includes the parts inside it (``commit`` includes ``encode``), and parts in the writer's
+thread run beside those in the worker's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ PARTS = {
 
 @dataclass
 class Part:
-    """``seconds`` of a steady clock and ``cpu`` seconds of the thread, in so many ``calls``."""
+    """Cost of a part: ``seconds`` of a steady clock and ``cpu`` seconds of the thread in ``calls``
+    calls."""
 
     seconds: float = 0.0
     cpu: float = 0.0
@@ -48,8 +49,8 @@ class Part:
 
 
 class Clock:
-    """Adds up what each part took. Use ``with clock.running():``; functions are their own again
-    behind it."""
+    """Clock that adds up the cost of each part. ``with clock.running():`` wraps the functions and
+    restores them at its end."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Part] = defaultdict(Part)
@@ -77,7 +78,7 @@ class Clock:
 
     @contextmanager
     def running(self, modality: Any) -> Iterator[Clock]:
-        """Clocks `PARTS` and, as ``encode``, what the modality saves."""
+        """Clock `PARTS` and, as ``encode``, saving by the modality."""
         with ExitStack() as stack:
             for part, positions in PARTS.items():
                 for position in positions:
@@ -109,8 +110,8 @@ def _owner(position: str) -> tuple[Any, str]:
 
 
 class Marks(Silent):
-    """The progress of a run that notes, each ``every`` items, how many there are and the resident
-    memory; and when the first came."""
+    """Progress of a run that notes the number of items and the resident memory each ``every``
+    items, and the time of the first."""
 
     def __init__(self, every: int):
         self.every, self.made, self.marks, self.first = every, 0, [], None
@@ -125,12 +126,12 @@ class Marks(Silent):
 
     @property
     def growth(self) -> int | None:
-        """Bytes between the first mark and the last."""
+        """Return the bytes between the first mark and the last."""
         return self.marks[-1][1] - self.marks[0][1] if len(self.marks) > 1 else None
 
 
 def resident() -> int:
-    """Bytes of this process in memory now. Raises ``GenError`` where nobody says."""
+    """Return the resident bytes of this process; raise ``GenError`` where they are unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,12 +1,11 @@
-"""``gen bench jobs``: what the job layer costs, in time and in memory.
+"""Benchmark ``gen bench jobs``: cost of the job layer in time and memory.
 
-Two questions. *How much per item*, where generation costs nothing: many items through
-`gen.jobs.run.run_job` with images that are there already, once per layout, each in a process of
-its own so that the memory is that run's. *How much beside a model*: a job of each embedded modality
-against a plain loop over the very same microbatches, interleaved. The loop also saves the media,
-without the care that a job takes, since any script has to encode them. Every figure comes as wall
-time and as processor time: the first says what a user waits, the second is about the same on a busy
-machine.
+It answers two questions. *Cost per item* without generation: many items through
+`gen.jobs.run.run_job` with ready-made images, once per layout, each in a process of its own so that
+the memory is that run's. *Cost beside a model*: a job of each embedded modality against a plain
+loop over the same microbatches, interleaved. The loop also saves the outputs, without the
+durability of a job, because any script has to encode them. Every figure is given as wall time, what
+a user waits, and as processor time, which varies less on a busy machine.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ MB = 1e6
 
 
 def bench_jobs(args: argparse.Namespace) -> int:
-    """The command. Raises ``GenError`` for flags that are about samplers."""
+    """Carry out the command. Raises ``GenError`` for flags that are about samplers."""
     for key in (
         "samplers",
         "sweep",
@@ -109,8 +108,8 @@ def bench_jobs(args: argparse.Namespace) -> int:
 
 
 def layer(layout: str, items: int, pipe: Any = None) -> dict[str, Any]:
-    """A job of so many ready-made images: the run itself, the same command again, and a run that
-    is stopped at half and goes on."""
+    """Measure a job of ``items`` ready-made images: the run itself, the same command again, and a
+    run that is stopped halfway and resumed."""
     pipe = pipe or ready()
     with tempfile.TemporaryDirectory(prefix="gen-bench-") as root:
         run_once("files", 8, Path(root, "warm"), pipe)  # imports
@@ -134,8 +133,8 @@ def layer(layout: str, items: int, pipe: Any = None) -> dict[str, Any]:
 def run_once(
     layout: str, items: int, folder: Path, pipe: Any, until: int | None = None
 ) -> dict[str, Any]:
-    """One call of ``run_job``, up to so many items. Seconds are of the whole call; ``marks``: items
-    and bytes of resident memory."""
+    """Call ``run_job`` once, up to ``until`` items. Seconds are those of the whole call; ``marks``
+    are items and bytes of resident memory."""
     captions = pipe.modality.example_prompts(min(items, 256), 0)
     prompts = [captions[i % len(captions)] for i in range(items)]
     tree = {
@@ -168,8 +167,7 @@ def run_once(
 
 
 def ready() -> Any:
-    """An image pipeline that plans as always and has its media already, so that no model is
-    loaded."""
+    """Make an image pipeline with ready-made outputs, so that no model is loaded."""
 
     class Ready(Pipeline):
         media = [
@@ -263,8 +261,8 @@ def layer_table(layout: str, found: dict[str, Any], markdown: bool = False) -> s
 def beside(
     name: str, count: int, repeats: int, seed: int = 0, load: Callable[..., Any] | None = None
 ) -> dict[str, Any]:
-    """A job of ``count`` items of a modality with its own model and sampling parameters, against a
-    loop over its microbatches; medians of ``repeats``."""
+    """Compare a job of ``count`` items of a modality, with its default model and sampling
+    parameters, with a loop over its microbatches; medians of ``repeats``."""
     pipe = (load or pipeline.load)(name)
     prompts = prompts_of(pipe.modality, name, count, seed)
     with tempfile.TemporaryDirectory(prefix="gen-bench-") as root:
@@ -288,7 +286,7 @@ def beside(
 
 
 def by_job(pipe: Any, name: str, prompts: list[str], seed: int, folder: Path) -> dict[str, Any]:
-    """One job. ``batches``: what it asked the pipeline for."""
+    """Run one job. ``batches``: the requests that it sent to the pipeline."""
     sampling = asdict(pipe.resolve(DEFAULT_SAMPLER, None)[1])
     job = make_job(
         {
@@ -320,8 +318,8 @@ def by_job(pipe: Any, name: str, prompts: list[str], seed: int, folder: Path) ->
 
 
 def by_loop(pipe: Any, batches: list[tuple], folder: Path) -> dict[str, Any]:
-    """What a script would do: generate, save. ``seconds`` and ``cpu`` are of generating, those of
-    saving stand apart."""
+    """Generate and save as a script would. ``seconds`` and ``cpu`` are those of generating; saving
+    is counted separately."""
     folder.mkdir()
     spent = {"seconds": 0.0, "cpu": 0.0, "encode": 0.0, "encode_cpu": 0.0}
     nfe = 0
@@ -347,7 +345,7 @@ def by_loop(pipe: Any, batches: list[tuple], folder: Path) -> dict[str, Any]:
 
 
 class Watched:
-    """A pipeline that keeps what it was asked for, and counts forward passes."""
+    """Pipeline that records its requests and counts forward passes."""
 
     def __init__(self, pipe: Any):
         self.pipe, self.batches, self.nfe = pipe, [], 0
@@ -363,9 +361,11 @@ class Watched:
 
 
 def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Shares of generation time, medians. ``overhead``: what a job takes beyond generating;
-    ``encode``: what saving the media plainly takes; ``own``: the first without the second;
-    ``parts``: processor seconds of the job layer's parts, by a clock around each.
+    """Return medians of shares of generation time.
+
+    ``overhead`` is the time of a job beyond generating, ``encode`` that of saving the outputs
+    plainly, ``own`` the first without the second, and ``parts`` the processor seconds of the job
+    layer's parts, by a clock around each.
     """
 
     def mid(of):
