@@ -29,6 +29,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
@@ -63,8 +64,6 @@ TINY = {"tiny": Size(32, 2, 2, 64, 4)}
 
 def make(size: Size, device: torch.device, dtype: torch.dtype, seed: int = 0) -> torch.nn.Module:
     """Create a model with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(seed)
     inner = round(size.width * 8 / 3 / 256 + 0.5) * 256
     config = LlamaConfig(

@@ -41,7 +41,9 @@ class Sampler(ABC):
     kinds: ClassVar[tuple[str, ...]] = ("codes",)
     # abstract, since a sampler without a guarantee must not be made; a subclass overrides the
     # property by a string as well
-    guarantee: str = property(abstractmethod(lambda self: ""))  # pyright: ignore[reportAssignmentType]
+    guarantee: str = property(  # pyright: ignore[reportAssignmentType]
+        abstractmethod(lambda self: "")
+    )
     reference: ClassVar[str]
     draft_protocol: ClassVar[str | None] = None
     papers: ClassVar[tuple[str, ...]] = ()
@@ -222,14 +224,7 @@ def resolve_sampler(
     Warns:
         a parameter that only unused parts read.
     """
-    explicit = (
-        dataclasses.asdict(sampling)
-        if isinstance(sampling, SamplingParams)
-        else dict(sampling or {})
-    )
-    for key in explicit:
-        if key not in SamplingParams.__dataclass_fields__:
-            raise unknown("sampling key", key, SamplingParams.__dataclass_fields__, where)
+    explicit = _explicit_sampling(sampling, where)
     if isinstance(spec, Sampler):
         return spec, SamplingParams(**explicit)
     given = {"name": spec} if isinstance(spec, str) else dict(spec)
@@ -265,6 +260,18 @@ def resolve_sampler(
         return sampler, SamplingParams(**explicit)
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
+
+
+def _explicit_sampling(
+    sampling: Mapping[str, Any] | SamplingParams | None, where: str
+) -> dict[str, Any]:
+    """Return the sampling parameters that came. Raises ``GenError`` for an unknown key."""
+    if isinstance(sampling, SamplingParams):
+        return dataclasses.asdict(sampling)
+    for key in sampling or {}:
+        if key not in SamplingParams.__dataclass_fields__:
+            raise unknown("sampling key", key, SamplingParams.__dataclass_fields__, where)
+    return dict(sampling or {})
 
 
 def _warn_of_unread(sampler: Sampler, given: Mapping[str, Any], where: str) -> None:

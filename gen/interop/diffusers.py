@@ -153,52 +153,58 @@ class DiffusersPipeline:
             GenError: an argument is not supported, or ``Pipeline`` refuses a value.
         """
         count = self._count(num_images_per_prompt, others)
+        output_type = self._output_type(output_type)
+        self._check_callback_inputs(callback_on_step_end_tensor_inputs)
+        spec = _with_steps(self.pipe, sampler, num_inference_steps)
+        values = (temperature, top_k, top_p, min_p, guidance_scale)
+        asked = {k: v for k, v in zip(SAMPLING, values, strict=True) if v is not None}
+        sampling, pipe = replace(self.pipe.resolve(spec, None)[1], **asked), self.pipe
+        pipe = pipe if negative_prompt is None else _against(pipe, negative_prompt, sampling.guided)
+        items = self._items(pipe, prompt, count, generator)
+        self.output, self.num_timesteps, self._interrupt = None, 0, False
+        step = self._following(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        try:
+            out = pipe.generate(items, spec, sampling, callback=step)
+            self.output, media, tokens = out, out.media, out.tokens
+        except _Interrupted as interrupted:
+            media, tokens = _unfinished(pipe, spec, items, *interrupted.args)
+        outcome = self._outcome(media, tokens, output_type)
+        return outcome if return_dict else outcome.to_tuple()
+
+    def _output_type(self, output_type: str | None) -> str:
+        """Return the type of output, by default the kind's first. Raises ``GenError`` for another
+        one than the kind has."""
         usual = TYPES[self.kind]
-        output_type = output_type or usual[0]
-        if output_type not in usual:
+        if output_type and output_type not in usual:
             raise bad_value(
                 "output_type", output_type, f"one of {', '.join(usual)} for {self.kind}"
             )
-        for key in callback_on_step_end_tensor_inputs:
+        return output_type or usual[0]
+
+    def _check_callback_inputs(self, names: Sequence[str]) -> None:
+        """Refuse names of tensors that no callback gets. Raises ``GenError``."""
+        for key in names:
             if key not in self._callback_tensor_inputs:
                 raise unknown(
                     "entry of callback_on_step_end_tensor_inputs", key, self._callback_tensor_inputs
                 )
-        spec = _with_steps(self.pipe, sampler, num_inference_steps)
-        said = {
-            k: v
-            for k, v in zip(
-                SAMPLING, (temperature, top_k, top_p, min_p, guidance_scale), strict=True
-            )
-            if v is not None
-        }
-        sampling = replace(self.pipe.resolve(spec, None)[1], **said)
-        pipe = (
-            self.pipe
-            if negative_prompt is None
-            else _against(self.pipe, negative_prompt, sampling.guided)
-        )
+
+    def _items(
+        self,
+        pipe: Pipeline,
+        prompt: str | Sequence[str],
+        count: int,
+        generator: torch.Generator | Sequence[torch.Generator] | None,
+    ) -> list[ItemPlan]:
+        """Plan ``count`` items per prompt, each with a seed that ``generator`` draws."""
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         self.pipe.plan(prompts)  # refuses bad prompts before a generator advances
         seeds = _seeds(generator, len(prompts) * count)
-        items = [
+        return [
             replace(pipe.plan(p, 1, seeds[i * count + j])[0], index=i * count + j)
             for i, p in enumerate(prompts)
             for j in range(count)
         ]
-        self.output, self.num_timesteps, self._interrupt = None, 0, False
-        try:
-            out = pipe.generate(
-                items,
-                spec,
-                sampling,
-                callback=self._following(callback_on_step_end, callback_on_step_end_tensor_inputs),
-            )
-            self.output, media, tokens = out, out.media, out.tokens
-        except _Interrupted as interrupted:
-            media, tokens = _unfinished(pipe, spec, items, *interrupted.args)
-        found = self._outcome(media, tokens, output_type)
-        return found if return_dict else found.to_tuple()
 
     def _count(self, images: int | None, others: Mapping[str, Any]) -> int:
         said = {"num_images_per_prompt": images, **others}

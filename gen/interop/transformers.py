@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from gen.core.errors import GenError, bad_value
 from gen.core.rng import CounterRNG, item_key
 from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
-from gen.core.stats import Stats
+from gen.core.stats import SampleOutput, Stats
 from gen.interop.transformers_request import Request, read_request, unforwarded
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
@@ -80,27 +81,9 @@ def transformers_generate(
         GenError: the model's attention takes no masks, or a setting cannot be honoured
             (docs/interop.md lists them).
     """
-    if generation_config is None:
-        raise GenError(
-            "gen.transformers_generate came without a generation_config; expected a call of"
-            " model.generate(..., custom_generate=gen.transformers_generate)"
-        )
+    _refuse_call(generation_config, synced_gpus)
     streamer = streamer if streamer is not None else unforwarded("streamer")
-    if unforwarded("assistant_model") is not None:
-        raise GenError(
-            "gen.transformers_generate cannot honour assistant_model; expected draft_model=that"
-            " model and a sampler such as 'speculative'"
-        )
-    if synced_gpus:
-        raise GenError(
-            "gen.transformers_generate cannot honour synced_gpus; expected a model that is not"
-            " sharded by FSDP or ZeRO stage 3"
-        )
-    models = [m for m in (model, draft_model) if m is not None]
-    training = [m.training for m in models]
-    try:
-        for one in models:
-            require_model(one)
+    with _usable(model, draft_model):
         request = read_request(
             input_ids,
             generation_config,
@@ -111,33 +94,46 @@ def transformers_generate(
         )
         sampler, sampling = resolve_sampler(sampler, request.sampling)
         _require_sampler(sampler, draft_model, request.space.vocab_size)
-        target = _target(model, request, sampling)
+        target, put = _target(model, request, sampling), None
         draft = None if draft_model is None else _target(draft_model, request, sampling)
-        put = (
-            _following(streamer, request.ends, generation_config, input_ids.device)
-            if streamer is not None
-            else None
-        )
-        out = sampler(
-            target,
-            CounterRNG(_keys(request.prompts, seed), model.device),
-            draft=draft,
-            callback=put,
-        )
-    finally:
-        for one, was in zip(models, training, strict=True):
-            one.train(was)
+        if streamer is not None:
+            put = _following(streamer, request.ends, generation_config, input_ids.device)
+        rng = CounterRNG(_keys(request.prompts, seed), model.device)
+        out = sampler(target, rng, draft=draft, callback=put)
     if streamer is not None:
         streamer.end()
+    return _result(input_ids, out, request.ends, generation_config)
+
+
+@contextmanager
+def _usable(*models: Any) -> Iterator[None]:
+    """Require models that can be used, and leave them in the mode that they were in.
+
+    Args:
+        models: causal language models of transformers; None is skipped.
+    """
+    came = [m for m in models if m is not None]
+    training = [m.training for m in came]
+    try:
+        for model in came:
+            require_model(model)
+        yield
+    finally:
+        for model, was_training in zip(came, training, strict=True):
+            model.train(was_training)
+
+
+def _result(
+    input_ids: Tensor, out: SampleOutput, ends: Tensor, config: Any
+) -> Tensor | GenerateOutput:
+    """Put the prompts before the tokens, as ``generate`` returns them."""
     tokens = out.tokens.to(input_ids.device)
-    lengths = spoken(tokens, request.ends)
-    tokens = padded(tokens, lengths, generation_config)[:, : int(lengths.max())]
+    lengths = spoken(tokens, ends)
+    tokens = padded(tokens, lengths, config)[:, : int(lengths.max())]
     sequences = torch.cat([input_ids, tokens], 1)
-    return (
-        GenerateOutput(sequences=sequences, stats=out.stats)
-        if generation_config.return_dict_in_generate
-        else sequences
-    )
+    if config.return_dict_in_generate:
+        return GenerateOutput(sequences=sequences, stats=out.stats)
+    return sequences
 
 
 def spoken(tokens: Tensor, ends: Tensor) -> Tensor:
@@ -206,6 +202,25 @@ def _following(streamer, ends: Tensor, config, device):
         sent = max(sent, ready)
 
     return put
+
+
+def _refuse_call(generation_config: Any, synced_gpus: bool) -> None:
+    """Refuse a call that is not ``generate``'s, and the ways of generating it cannot honour."""
+    if generation_config is None:
+        raise GenError(
+            "gen.transformers_generate came without a generation_config; expected a call of"
+            " model.generate(..., custom_generate=gen.transformers_generate)"
+        )
+    if unforwarded("assistant_model") is not None:
+        raise GenError(
+            "gen.transformers_generate cannot honour assistant_model; expected draft_model=that"
+            " model and a sampler such as 'speculative'"
+        )
+    if synced_gpus:
+        raise GenError(
+            "gen.transformers_generate cannot honour synced_gpus; expected a model that is not"
+            " sharded by FSDP or ZeRO stage 3"
+        )
 
 
 def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:

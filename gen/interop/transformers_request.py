@@ -119,6 +119,32 @@ def unforwarded(name: str) -> Any:
     return frame.f_locals.get(name) if frame is not None else None
 
 
+def _refuse_unsupported(
+    config: GenerationConfig, processors: list, criteria: list, others: dict[str, Any]
+) -> None:
+    """Refuse what cannot be honoured; arguments and errors as in ``read_request``."""
+    asked = [
+        f"{k}={getattr(config, k)!r}"
+        for k, usual in UNSUPPORTED.items()
+        if getattr(config, k, None) not in usual
+    ]
+    asked += [f"{k}" for k, v in others.items() if k not in READ and v is not None]
+    asked += [
+        f"stopping criterion {type(c).__name__}" for c in criteria or () if type(c) not in CRITERIA
+    ]
+    asked += [
+        f"logits processor {type(p).__name__}" for p in processors or () if type(p) not in STAGES
+    ]
+    cache = others.get("past_key_values")
+    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+        asked.append("past_key_values")
+    if asked:
+        raise GenError(
+            f"gen.transformers_generate cannot honour {', '.join(asked)}; expected none of these"
+            " (see docs/interop.md)"
+        )
+
+
 def read_request(
     input_ids: Tensor,
     config: GenerationConfig,
@@ -140,26 +166,7 @@ def read_request(
     Raises:
         GenError: settings that cannot be honoured, by name.
     """
-    asked = [
-        f"{k}={getattr(config, k)!r}"
-        for k, usual in UNSUPPORTED.items()
-        if getattr(config, k, None) not in usual
-    ]
-    asked += [f"{k}" for k, v in others.items() if k not in READ and v is not None]
-    asked += [
-        f"stopping criterion {type(c).__name__}" for c in criteria or () if type(c) not in CRITERIA
-    ]
-    asked += [
-        f"logits processor {type(p).__name__}" for p in processors or () if type(p) not in STAGES
-    ]
-    cache = others.get("past_key_values")
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
-        asked.append("past_key_values")
-    if asked:
-        raise GenError(
-            f"gen.transformers_generate cannot honour {', '.join(asked)}; expected none of these"
-            " (see docs/interop.md)"
-        )
+    _refuse_unsupported(config, processors, criteria, others)
     stages = [STAGES[type(p)] for p in processors or ()]
     if stages != sorted(stages) or len({s for s in stages if s != 1}) < sum(s != 1 for s in stages):
         raise GenError(

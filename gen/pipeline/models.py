@@ -23,6 +23,7 @@ from gen.contracts.protocol import model_key
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
 from gen.core.sampler import Sampler
+from gen.models.load.libraries import transformers
 from gen.models.load.locate import (
     ZOO,
     config_field,
@@ -222,11 +223,9 @@ class ModalityModels:
         """
         if name in self._loaded or self._published(name) is not None:
             return self.bound(name)[1:]
-        # transformers is heavy; the registry has imported the embedded architectures
-        from transformers import AutoConfig
-
         with readable("model", name):
-            config = AutoConfig.from_pretrained(locate(name))
+            # the registry has imported the embedded architectures
+            config = transformers().AutoConfig.from_pretrained(locate(name))
         frontend = self.frontend(model_kind(name), config_field(config, "frontend"))
         return self.modality.bind(config, frontend, name), frontend
 

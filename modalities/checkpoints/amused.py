@@ -16,6 +16,7 @@ from gen.core.token_space import TokenSpace
 from gen.modalities.checkpoints.options import require_multiple, require_one_device
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.conditioning import Conditions
+from gen.models.load.libraries import diffusers
 from gen.models.load.pretrained import pretrained, tokenizer_of
 from gen.models.published.amused import AmusedLM
 from gen.tokenizers.image.unit_vq import UnitVQ
@@ -67,8 +68,6 @@ class Amused(Checkpoint):
         width: int | None = None,
         aesthetic_score: float = 6.0,
     ):
-        from diffusers import UVit2DModel  # diffusers takes seconds to import
-
         configs = _configs(files)
         require_one_device(files, load)
         if (
@@ -82,7 +81,7 @@ class Amused(Checkpoint):
             files.path / "vqvae", load.device, torch.float32 if single else load.dtype
         )
         transformer = pretrained(
-            UVit2DModel,
+            diffusers().UVit2DModel,
             files.path / "transformer",
             device=load.device,
             dtype=load.dtype,

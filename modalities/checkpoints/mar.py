@@ -15,6 +15,7 @@ from gen.core.token_space import TokenSpace
 from gen.modalities.checkpoints.options import class_number, require_one_device
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.adapters.language_models import MaskedLatentLM
+from gen.models.load.libraries import diffusers
 from gen.models.load.pretrained import pretrained
 from gen.models.load.weights import PICKLES, Weights, fill, unpickled, without_storage
 from gen.models.nets.ldm_vae import load_ldm_vae
@@ -163,9 +164,7 @@ def autoencoder(
     else:
         path = CheckpointFiles.find(vae).path
     if path.is_dir() and (path / "config.json").is_file():
-        from diffusers import AutoencoderKL  # diffusers takes seconds to import
-
-        model = pretrained(AutoencoderKL, path, device=load.device, dtype=load.dtype)
+        model = pretrained(diffusers().AutoencoderKL, path, device=load.device, dtype=load.dtype)
         if scaling_factor is not None:
             model.register_to_config(scaling_factor=scaling_factor)
     else:

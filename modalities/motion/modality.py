@@ -129,6 +129,7 @@ class MotionModality(GridModality):
 
     def sequence(self, pipe: Any, prompts: list[str], **how: Any) -> Motion:
         """Decode one long motion from several prompts (``gen.modalities.motion.sequence``)."""
+        # that module drives pipelines of this modality, so it imports this one
         from gen.modalities.motion.sequence import sequence
 
         return sequence(pipe, prompts, **how)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import TokenFrontend
 from gen.core.errors import GenError
+from gen.models.load.libraries import diffusers
 from gen.models.load.pretrained import strictly
 
 
@@ -41,10 +42,8 @@ class Clips(TokenFrontend):
     ) -> Self:
         """Load a folder or Hub id in the diffusers layout. Raises ``GenError`` if it cannot be
         read, or if its weights do not fit the class."""
-        import diffusers  # heavy: a model of tokens alone needs none of it
-
         model = strictly(
-            getattr(diffusers, cls.architecture),
+            getattr(diffusers(), cls.architecture),
             path,
             "tokenizer",
             torch_dtype=dtype,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gen.contracts.frontend import StreamingFrontend, TokenFrontend
 from gen.core.errors import GenError, bad_value
+from gen.models.load.libraries import transformers
 from gen.models.load.locate import locate
 from gen.models.load.pretrained import strictly
 
@@ -37,10 +38,8 @@ class Pretrained(TokenFrontend):
         ``options`` go to the constructor, such as ``num_quantizers``. Raises ``GenError`` for a
         missing or unreadable folder, and for weights that do not fit the class.
         """
-        import transformers  # heavy: a model of tokens alone needs none of it
-
         model = strictly(
-            getattr(transformers, cls.architecture),
+            getattr(transformers(), cls.architecture),
             locate(folder, "frontend"),
             "frontend",
             folder,

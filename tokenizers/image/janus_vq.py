@@ -22,6 +22,7 @@ from torch import Tensor
 from gen.contracts.frontend import FrontendConfig, require_codes
 from gen.core.errors import GenError
 from gen.core.registry import register
+from gen.models.load.libraries import transformers
 from gen.models.load.locate import locate
 from gen.models.load.pretrained import pretrained
 from gen.tokenizers.base.rgb import RGB
@@ -54,11 +55,9 @@ class JanusVQ(RGB):
     ) -> Self:
         """Load a folder or Hub id in the transformers layout. Raises ``GenError`` if it cannot be
         read."""
-        import transformers  # heavy: a model of tokens alone needs none of it
-
         return cls(
             pretrained(
-                getattr(transformers, cls.architecture),
+                getattr(transformers(), cls.architecture),
                 locate(path, "frontend"),
                 device=device,
                 dtype=dtype,

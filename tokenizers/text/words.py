@@ -21,6 +21,7 @@ from torch import Tensor
 from gen.contracts.frontend import FrontendConfig, require_codes
 from gen.core.errors import GenError, bad_value, unknown_word
 from gen.core.registry import register
+from gen.models.load.libraries import transformers
 from gen.models.load.locate import locate, pick_device, quiet, read_config, readable
 from gen.tokenizers.base.text_bytes import TextBytes
 
@@ -63,9 +64,6 @@ class TextWords(TextBytes):
     def of(cls, words: Sequence[str], positions: int, device: torch.device | str = "cpu") -> Self:
         """Build the frontend of a vocabulary. Raises ``GenError`` for words that are empty,
         repeated, in upper case or several words."""
-        # heavy: a model of tokens alone needs none of it
-        from transformers import PreTrainedTokenizerFast
-
         wrong = [
             w for i, w in enumerate(words) if w.lower().split() != [w] or w in words[:i] or w == END
         ]
@@ -80,7 +78,7 @@ class TextWords(TextBytes):
         inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), *at_signs])
         end = AddedToken(END, special=True, normalized=False)
         return cls(
-            PreTrainedTokenizerFast(
+            transformers().PreTrainedTokenizerFast(
                 tokenizer_object=inner, eos_token=end, clean_up_tokenization_spaces=False
             ),
             positions,
@@ -167,9 +165,6 @@ class TextWords(TextBytes):
     ) -> Self:
         """Load a zoo name or local folder. Raises ``GenError`` for a folder that is missing or
         holds another frontend."""
-        # heavy: a model of tokens alone needs none of it
-        from transformers import PreTrainedTokenizerFast
-
         path = locate(folder, "frontend")
         if not isinstance(path, Path):
             raise GenError(
@@ -187,7 +182,7 @@ class TextWords(TextBytes):
             )
         try:
             with readable("frontend", folder), quiet():
-                tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+                tokenizer = transformers().PreTrainedTokenizerFast.from_pretrained(path)
         except GenError:
             raise
         except Exception as error:  # the library raises bare Exceptions

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from gen.core.errors import GenError, unknown
+from gen.models.load.libraries import diffusers, transformers
 
 ZOO = Path(__file__).parents[2] / "zoo"
 DTYPES = {
@@ -91,10 +92,8 @@ def readable(kind: str, path: str | Path):
 @contextlib.contextmanager
 def quiet():
     """Silence progress bars and warnings of the loaders inside."""
-    # heavy: `gen ls` and `gen --help` resolve names without them
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
+    diffusers_logging = diffusers().utils.logging
+    transformers_logging = transformers().utils.logging
     verbosity = transformers_logging.get_verbosity(), diffusers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     diffusers_logging.set_verbosity_error()

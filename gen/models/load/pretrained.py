@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gen.core.errors import GenError
+from gen.models.load.libraries import transformers
 from gen.models.load.locate import quiet, readable
 from gen.models.load.weights import require_fit, weight_files
 
@@ -102,11 +103,9 @@ def tokenizer_of(
 ) -> Any:
     """Load the tokenizer of a folder with ``AutoTokenizer``. Raises ``GenError`` if it cannot be
     read."""
-    from transformers import AutoTokenizer  # heavy: codecs and image models need none of it
-
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(
+            return transformers().AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=trust_remote_code, **more
             )
     except Exception as error:  # the library raises bare Exceptions

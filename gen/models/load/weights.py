@@ -23,6 +23,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
+from gen.models.load.libraries import accelerate
 from gen.models.load.locate import readable
 
 # (regular expression, replacement), applied one after the other to every key
@@ -177,10 +178,7 @@ def unpickled(file: Path) -> Any:
 
 def without_storage(make: Callable[[], nn.Module]) -> nn.Module:
     """Build a module whose parameters have shapes and no storage; its buffers are real."""
-    # heavy: only published checkpoints are loaded this way
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
+    with accelerate().init_empty_weights(include_buffers=False):
         return make()
 
 
@@ -231,22 +229,24 @@ def fill(
     require_fit(name, type(model), wrong)
     device_of = _device_by_key(model, device, dtype, device_map)
     for key, target in targets.items():
-        value = _moved(weights, key, device_of(target), dtype)
-        module, _, leaf = target.rpartition(".")
-        owner = model.get_submodule(module)
-        if leaf in owner._parameters:
-            owner._parameters[leaf] = nn.Parameter(value, requires_grad=False)
-        else:
-            owner._buffers[leaf] = value
+        _put(model, target, _moved(weights, key, device_of(target), dtype))
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     if device_map is None:
         model = model.to(device)
     else:
-        from accelerate import dispatch_model  # heavy: only a device map needs it
-
-        model = dispatch_model(model, _solved(model, dtype, device_map))
+        model = accelerate().dispatch_model(model, _solved(model, dtype, device_map))
     return model.eval().requires_grad_(False)
+
+
+def _put(model: nn.Module, target: str, value: Tensor) -> None:
+    """Give a parameter or buffer of a model, by its name in the state dict, a value."""
+    module, _, leaf = target.rpartition(".")
+    owner = model.get_submodule(module)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+    else:
+        owner._buffers[leaf] = value
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -301,17 +301,15 @@ def _device_by_key(
 def _solved(model: nn.Module, dtype: torch.dtype, device_map: str | Mapping) -> Mapping:
     if isinstance(device_map, Mapping):
         return device_map
-    # heavy: only a device map needs it
-    from accelerate import infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
-
     whole = getattr(model, "_no_split_modules", None)  # transformers' models have it
     memory = (
         None
         if device_map == "sequential"
-        else get_balanced_memory(model, dtype=dtype, no_split_module_classes=whole)
+        else accelerate().utils.get_balanced_memory(
+            model, dtype=dtype, no_split_module_classes=whole
+        )
     )
-    return infer_auto_device_map(
+    return accelerate().infer_auto_device_map(
         model, max_memory=memory, dtype=dtype, no_split_module_classes=whole
     )
 

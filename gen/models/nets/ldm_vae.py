@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.models.load.libraries import diffusers
 from gen.models.load.weights import LazyWeights, Renames, Weights, fill, without_storage
 
 DROP = (r"^loss\.", r"^model_ema\.")  # the discriminator and averages of training
@@ -124,13 +125,11 @@ def load_ldm_vae(
     """Load the ``diffusers.AutoencoderKL`` of a file or folder, with a ``scaling_factor`` for its
     latents. Raises ``GenError`` for files that cannot be read or hold more than plain tensors, and
     for weights that do not fit."""
-    # heavy: `gen ls` reads the sizes of published files without it
-    from diffusers import AutoencoderKL
-
     weights = Linear(Weights(path))
     used = {k: s for k, s in weights.shapes.items() if not any(re.search(p, k) for p in DROP)}
     config = config_of(used)
-    model = without_storage(lambda: AutoencoderKL(**config, scaling_factor=scaling_factor))
+    autoencoder = diffusers().AutoencoderKL
+    model = without_storage(lambda: autoencoder(**config, scaling_factor=scaling_factor))
     return fill(
         model,
         weights,

@@ -65,6 +65,30 @@ class Sizes:
     caption: int = 0
 
 
+def _key_value_heads(heads: int, dim: int, rows: int) -> int:
+    """Count the heads of keys and values that ``rows`` rows of wqkv have beside those of queries.
+
+    Raises:
+        GenError: the number of heads does not fit.
+    """
+    size = dim // heads if isinstance(heads, int) and heads > 0 else 0
+    if (
+        not size
+        or dim % heads
+        or size % 4
+        or rows % size
+        or (rows // size - heads) % 2
+        or not (kv := (rows // size - heads) // 2) > 0
+        or heads % kv
+    ):
+        raise bad_value(
+            "heads",
+            heads,
+            f"a number of heads for width {dim} and {rows} rows of wqkv, their size divisible by 4",
+        )
+    return kv
+
+
 def sizes_of(
     shapes: Mapping[str, tuple[int, ...]], heads: int | None = None, name: str = ""
 ) -> Sizes:
@@ -105,21 +129,7 @@ def sizes_of(
             f"the weights of {name} have width {dim}, whose number of heads is not known;"
             " expected the option heads"
         )
-    size = dim // heads if isinstance(heads, int) and heads > 0 else 0
-    if (
-        not size
-        or dim % heads
-        or size % 4
-        or rows % size
-        or (rows // size - heads) % 2
-        or not (kv := (rows // size - heads) // 2) > 0
-        or heads % kv
-    ):
-        raise bad_value(
-            "heads",
-            heads,
-            f"a number of heads for width {dim} and {rows} rows of wqkv, their size divisible by 4",
-        )
+    kv = _key_value_heads(heads, dim, rows)
     layers = 1 + max(int(m[1]) for k in shapes if (m := re.match(r"layers\.(\d+)\.", k)))
     condition = (
         {"prompt": 1, "classes": by_class[0] - 1}

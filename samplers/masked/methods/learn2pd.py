@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, unknown
@@ -117,8 +118,6 @@ class PositionFilter(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``."""
-        from safetensors.torch import save_file
-
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         save_file(
@@ -147,8 +146,6 @@ class PositionFilter(nn.Module):
         Raises:
             GenError: the folder is missing, holds something else, or has unreadable weights.
         """
-        from safetensors.torch import load_file
-
         path = zoo().get(str(folder)) or Path(folder).expanduser()
         if not str(folder) or not (path / "config.json").is_file():
             raise unknown(
