@@ -71,8 +71,8 @@ def grouped_accuracy(task: Task, groups: Sequence[Sequence[int]]) -> float:
     )
     condition = torch.zeros(len(right), 1, dtype=torch.long)
     for group in map(list, groups):
-        sampling = oracle.forward(torch.cat([condition, canvas], 1), oracle.length)
-        chance += sampling.gather(-1, right[..., None])[:, group, 0].sum(1)
+        logprobs = oracle.forward(torch.cat([condition, canvas], 1), oracle.length)
+        chance += logprobs.gather(-1, right[..., None])[:, group, 0].sum(1)
         canvas[:, group] = right[:, group]
     return float(chance.exp().sum())
 
@@ -124,8 +124,8 @@ def closed_correlation(op: str, n: int) -> float:
                 _entropy(1 / (n + 1), i / (n + 1), (n - i) / (n + 1)) for i in range(n + 1)
             ) - math.log(n + 1)
         case "shuffle":
-            same, other = _shares(n)
-            return n * _entropy(same, *[other] * (n - 1)) - math.log(math.factorial(n) - 1)
+            original, other = _shares(n)
+            return n * _entropy(original, *[other] * (n - 1)) - math.log(math.factorial(n) - 1)
     return 0.0
 
 
@@ -148,15 +148,15 @@ def shuffle_accuracy(n: int, counts: Sequence[int]) -> float:
     for k in counts:
         done *= math.perm(left, k) / left**k
         if left > 1:
-            same, other = _shares(left)
+            original, other = _shares(left)
             different = sum(
                 math.comb(k, j)
-                * (same - other) ** j
+                * (original - other) ** j
                 * other ** (k - j)
                 * math.perm(left - j, k - j)
                 for j in range(k + 1)
             )
-            done, same = done + same * (different - same**k), same * same**k
+            done, same = done + same * (different - original**k), same * original**k
         left -= k
     return done
 
@@ -220,9 +220,9 @@ def _known_figures(oracle: Oracle) -> list[dict[str, float]]:
         torch.cat([torch.arange(len(blank))[:, None], blank], 1), oracle.length
     )
     figures = []
-    for sampling, table in zip(distributions, oracle.tables, strict=True):
-        one_step = float(sampling.gather(1, table.T).sum(0).exp().sum())
-        lost = float(torch.special.entr(sampling.exp()).sum()) - math.log(len(table))
+    for logprobs, table in zip(distributions, oracle.tables, strict=True):
+        one_step = float(logprobs.gather(1, table.T).sum(0).exp().sum())
+        lost = float(torch.special.entr(logprobs.exp()).sum()) - math.log(len(table))
         figures.append(
             {"one_step": one_step, "total_correlation": lost, "positions": oracle.length}
         )

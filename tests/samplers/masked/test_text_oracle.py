@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -114,7 +113,7 @@ def test_what_the_oracle_cannot_serve_is_refused():
         oracle_target([SHUFFLE], SamplingParams(guidance_scale=2.0))
     with pytest.raises(ValueError, match="no task"):
         Oracle([])
-    with pytest.raises(ValueError, match="up to 4 places"):
+    with pytest.raises(ValueError, match="3 positions .* expected 4 positions"):
         Oracle([SHUFFLE], length=3)
     with pytest.raises(ValueError, match="the words"):
         Oracle([SHUFFLE], words=["3", "1"])
@@ -323,14 +322,13 @@ def test_the_bench_draws_accuracy_against_calls(puzzles, capsys):
     page = Path("page/index.html").read_text()
     assert (
         page.count("<h2>") == 2
-        and "shuffle: one call is right 9.2% of the time" in page
+        and "shuffle: one forward pass is right 9.2% of the time" in page
         and page.count("<circle") == len(rows)
     )
-    assert "halton steps=1" in out and "known: one call" in out
+    assert "halton steps=1" in out and "known: one pass" in out
 
 
 def test_the_bench_finds_whatever_is_registered(puzzles, monkeypatch):
-    @dataclass(frozen=True)
     class Plain(type(resolve_sampler("masked_iterative")[0])):
         pass
 
@@ -363,14 +361,14 @@ def test_the_bench_finds_whatever_is_registered(puzzles, monkeypatch):
         (["--batch-sizes", "2"], "--batch-sizes"),
         (["--samplers", "sjd"], "cannot measure"),
         (["--samplers", "haltn"], "Did you mean 'halton'"),
-        (["--sweep", "stps=2"], "a knob that none"),
+        (["--sweep", "stps=2"], "a parameter that none"),
         (["--repeats", "0"], "--repeats"),
         (["--samplers", "halton", "--guidance-scale", "3"], None),
     ],
 )
 def test_what_the_bench_cannot_measure_is_said(puzzles, capsys, argv, says):
     code, out, err = bench(capsys, *argv)
-    if says is None:  # a law that the oracle has not: the table has the reason
+    if says is None:  # a distribution that the oracle lacks: the table has the reason
         assert code == 0 and "sampling.guidance_scale is 3" in out
     else:
         assert code == 2 and out == "" and says in err
@@ -379,7 +377,7 @@ def test_what_the_bench_cannot_measure_is_said(puzzles, capsys, argv, says):
 def test_a_modality_without_such_tasks_says_so(capsys):
     assert (
         main(["bench", "image", "--oracle"]) == 2
-        and "no tasks whose law is known" in capsys.readouterr().err
+        and "no tasks whose distribution is known" in capsys.readouterr().err
     )
 
 
