@@ -5,10 +5,14 @@ through them takes longer than most tests.
 
 import gc
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
+# assertions of shared helpers show their values too
+SHARED = [path.stem for path in sorted((Path(__file__).parent / "support").glob("*.py"))]
+pytest.register_assert_rewrite(*SHARED)
 pytest_plugins = ["toyjob", "crashing"]  # fixtures that several rooms share
 
 torch.set_num_threads(1)

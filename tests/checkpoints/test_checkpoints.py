@@ -284,7 +284,7 @@ def test_options_are_strict_and_embedded_models_have_none(llama):
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(llama, tmp_path):
     path = copy(llama, tmp_path)
     tiny_tokenizer(80).save_pretrained(path)
-    refused("80 ids", "at most 64", model=path)
+    refused("80 tokens", "at most 64", model=path)
 
 
 # --- weights

@@ -195,7 +195,9 @@ def test_calls_without_a_mask_or_with_one_of_padding_are_block_causal(checkpoint
     assert torch.allclose(cut, model(ids[:, :21]).logits) and not torch.allclose(
         cut, whole[:, :21], atol=1e-3
     )
-    with pytest.raises(ValueError, match="a cache came without a 4-D mask"):
+    with pytest.raises(
+        ValueError, match="a cache came without an attention mask; expected a 4-D mask"
+    ):
         model(ids, past_key_values=checkpoint.adapter("blocks").new_cache(24))
 
 
@@ -222,7 +224,7 @@ def test_blocks_against_a_cache_have_the_law_of_the_whole(checkpoint):
     first = blocks.forward(ids[:, :16], at[:, :16], last[:, :16], cache)
     second = blocks.forward(ids[:, 16:], at[:, 16:], last[:, 16:], cache)
     assert torch.allclose(torch.cat([first, second], 1), whole, atol=1e-10)
-    with pytest.raises(GenError, match="the condition has 3 ids more than whole blocks of 8"):
+    with pytest.raises(GenError, match="the condition has 3 tokens more than whole blocks of 8"):
         blocks.forward(ids[:, :19], at[:, :19], last[:, :19] * 0 + 18, blocks.new_cache(24))
 
 
@@ -286,7 +288,7 @@ def test_frames_of_blocks_make_the_text_that_masked_steps_make(pipe):
     assert sum(s.tokens_computed for s in blocks.stats) < sum(
         s.tokens_computed for s in masked.stats
     )
-    with pytest.raises(GenError, match="the condition has 3 ids more than whole blocks of 8"):
+    with pytest.raises(GenError, match="the condition has 3 tokens more than whole blocks of 8"):
         pipe(PROMPTS[0], sampler={"name": "frame_blocks", **params})
 
 

@@ -216,7 +216,10 @@ def test_features_of_a_picture_stand_behind_the_first_word(folder, llama, tmp_pa
         tmp_path / "a.npy", rng.normal(size=(5, VISION))
     )  # the next picture under the same name
     assert pipe(prompts[0]).tokens[0].tolist() == want("a", PROMPTS[0])
-    for file, message in (("absent.npy", "no existing .npy file"), ("a.txt", "ends in .npy")):
+    for file, message in (
+        ("absent.npy", "no existing .npy file"),
+        ("a.txt", "no existing .npy file"),
+    ):
         with pytest.raises(GenError, match=message):
             pipe(f"push | {tmp_path / file}")
     for array in (

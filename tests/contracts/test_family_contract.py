@@ -213,7 +213,9 @@ def test_a_vocabulary_smaller_than_the_codebook_is_one_error(name, case, tmp_pat
     broken = case.copied(tmp_path / "smaller")
     SMALLER[name](broken)
     said = refusal(broken)
-    assert re.search(r"\b(codes|ids|vocabulary_map|mis-shaped)\b", said) and "\n" not in said, said
+    assert (
+        re.search(r"\b(codes|tokens|ids|vocabulary_map|mis-shaped)\b", said) and "\n" not in said
+    ), said
 
 
 def test_the_readme_says_of_every_family_what_it_was_tested_on():

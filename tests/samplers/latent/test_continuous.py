@@ -397,7 +397,7 @@ def test_a_draft_model_must_fit():
         (None, 3, "got none"),
         (models((0.7,))[1], 3, "paths have 1 steps; expected the target's 2"),
         (models((0.7, 0.5), 2)[1], 3, "2 channels; expected the target's 1"),
-        (draft, 4, "places"),
+        (draft, 4, "positions"),
     ):
         second = None if wrong is None else latent_target(wrong, positions, [0])
         with pytest.raises(GenError, match=said):

@@ -72,7 +72,7 @@ def test_the_default_law_has_nothing_that_is_about_ids():
     pipe = Pipeline("image", "image-mar")
     out = pipe(RING, {"name": "mar", "steps": 2})
     assert out.sampling.guidance_scale == 2.0 and out.sampling.top_k == 0
-    with pytest.raises(GenError, match="sampling.top_k is 100; it chooses among ids"):
+    with pytest.raises(GenError, match="sampling.top_k is 100; it applies to discrete tokens"):
         pipe(RING, {"name": "mar", "steps": 2}, top_k=100)
     with pytest.raises(GenError, match="needs a causal one"):
         pipe(RING, "autoregressive")
