@@ -195,9 +195,7 @@ def test_calls_without_a_mask_or_with_one_of_padding_are_block_causal(checkpoint
     assert torch.allclose(cut, model(ids[:, :21]).logits) and not torch.allclose(
         cut, whole[:, :21], atol=1e-3
     )
-    with pytest.raises(
-        ValueError, match="a cache came without an attention mask; expected a 4-D mask"
-    ):
+    with pytest.raises(ValueError, match="without an attention mask; expected a 4-D mask"):
         model(ids, past_key_values=checkpoint.adapter("blocks").new_cache(24))
 
 
