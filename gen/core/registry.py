@@ -21,9 +21,7 @@ from gen.core.errors import GenError, unknown
 
 T = TypeVar("T")
 GROUP = "gen.plugins"
-SAMPLER_KINDS = (
-    "sampler",
-    "preset",
+PART_KINDS = (  # parts that samplers are made of
     "coupling",
     "initialiser",
     "drafter",
@@ -39,6 +37,7 @@ SAMPLER_KINDS = (
     "cache_policy",
     "scorer",
 )
+SAMPLER_KINDS = ("sampler", "preset", *PART_KINDS)
 # kind -> modules and packages that hold it. A package that is the home of another kind is skipped
 # inside of a larger home: modalities are listed without their checkpoint families.
 HOMES: dict[str, tuple[str, ...]] = {

@@ -6,27 +6,11 @@ import dataclasses
 from typing import Any
 
 from gen.cli.listings.text import default_of, first_line
-from gen.core.registry import registry
+from gen.core.registry import PART_KINDS, registry
 from gen.core.sampler import resolve_sampler
 
-# kinds of parts that ``ls parts`` lists
-PARTS = (
-    "coupling",
-    "initialiser",
-    "drafter",
-    "length_policy",
-    "verifier",
-    "proposer",
-    "order",
-    "schedule",
-    "selector",
-    "remasker",
-    "stop",
-    "block_schedule",
-    "cache_policy",
-    "scorer",
-    "constraint",
-)
+# kinds that ``ls parts`` lists
+PARTS = (*PART_KINDS, "constraint")
 
 
 def samplers() -> list[dict[str, Any]]:
