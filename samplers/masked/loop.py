@@ -45,6 +45,7 @@ from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
+from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
@@ -99,7 +100,7 @@ def decode_masked(
         change = commit(run, step, selected, revision)  # 8. commit
         change, stopped = stop(run, step, change)  # 9. stop
         record(recorder, run, step, change, num_computed)  # 10. record
-        retire(run, step, revision, stopped)  # 11. retire
+        retire(run, step, change, revision, stopped)  # 11. retire
         if callback:
             callback(report(run.batch, run.known))
     seconds = time.perf_counter() - began
@@ -412,11 +413,17 @@ def record(
         recorder.add_trace(item, window, [], committed, removed)
 
 
-def retire(run: MaskedRun, step: MaskedStep, revision: Revision, stopped: Tensor) -> None:
-    """Find the rows that are done, and give their rows to waiting items."""
+def retire(
+    run: MaskedRun, step: MaskedStep, change: CanvasChange, revision: Revision, stopped: Tensor
+) -> None:
+    """Find the rows that are done, and give their rows to waiting items.
+
+    Raises:
+        GenError: a committed token came from no distribution.
+    """
     done = ~step.space.is_masked(run.batch.tokens).any(1)
     if revision.again is not None:
         step.memory["stays"] = revision.again & ~stopped
         done = done & ~step.memory["stays"]
     run.finished[step.rows] = done
-    run.batch.retire(done)
+    run.batch.retire(done, change.committed & failed_draws(change.tokens, step.logprobs))

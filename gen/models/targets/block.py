@@ -87,6 +87,8 @@ class Block:
     def __init__(self, parent: BlockTarget):
         self.parent, self.model, self.device = parent, parent.model, parent.device
         self.items = self.rows = parent.rows
+        self.name, self.branches = parent.name, parent.branches
+        self.offset = parent.offset + parent.known
         self.length = parent.block_length
         self.legal = parent.legal[parent.known : parent.known + self.length]
         space = parent.space

@@ -317,5 +317,6 @@ def cached(target, policy: Policy) -> CachedMaskedTarget:
 
 def _made(target: MaskedTarget, sampling: SamplingParams, policy: Policy) -> CachedMaskedTarget:
     fresh = CachedMaskedTarget(*target._init_args(sampling), policy=policy)
+    fresh.name = target.name
     fresh.at_most(target.rows)
     return fresh

@@ -218,7 +218,18 @@ class CausalTarget(Target):
 
     def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
         """Turn what the model gave for positions [B, L] into log-probabilities [B, L, V]."""
-        return self._logprobs(out, self._legal(positions), consume=True)
+        logprobs = self._logprobs(out, self._legal(positions), consume=True)
+        end = self.space.eos_token_id
+        if self.history is None or end is None:
+            return logprobs
+        # behind the eos token stands another one, whatever the logits are
+        column = torch.arange(self.history.shape[1] - 1, device=self.device)
+        is_eos = self.history[:, 1:] == end
+        first = torch.where(is_eos, column, len(column)).amin(1, keepdim=True)
+        ended = first < positions
+        logprobs.masked_fill_(ended[..., None], -torch.inf)
+        logprobs[..., end].masked_fill_(ended, 0.0)
+        return logprobs
 
     def _note(self, tokens: Tensor, positions: Tensor) -> None:
         """Write the tokens [B, L] one position before positions [B, L] into the history."""

@@ -42,6 +42,7 @@ from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler
+from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
 from gen.samplers.engine.causal_loop import StepContext
@@ -176,7 +177,8 @@ def decode_chains(
         verdict = judge(run, chain, views, order, output)  # 5. judge
         commit(run, chain, views, order, output, verdict)  # 6. commit
         record(recorder, run, chain, views, output, verdict)  # 7. record
-        run.batch.retire(~run.batch.masked.any(1))  # 8. retire
+        failed = failed_positions(views, order, output, verdict)
+        run.batch.retire(~run.batch.masked.any(1), failed)  # 8. retire
         if callback:
             callback(report(run.batch, ~target.space.is_masked(run.batch.canvas)))
     seconds = time.perf_counter() - began
@@ -397,6 +399,17 @@ def commit(
     batch.canvas[batch.rows] = before.scatter(1, positions, tokens)
     begins = torch.zeros_like(is_decided)
     batch.memory.update(logprobs=logprobs, score=order.score[last], begins=begins)
+
+
+def failed_positions(
+    views: ChainViews, order: MarginalOrder, output: StepOutput, verdict: ChainVerdict
+) -> Tensor:
+    """Masked positions without a distribution, bool [b, T], of the canvases that the accepted
+    drafts make."""
+    failed = has_no_distribution(output.logprobs) & order.masked
+    step = torch.arange(views.index.shape[1], device=failed.device)
+    is_made = step <= verdict.accepted[:, None]
+    return (failed[views.index] & is_made[..., None]).any(1)
 
 
 def record(
