@@ -528,9 +528,7 @@ def copy_outcome_to_host(
         joined = torch.cat([part.long() for part in there], 1).cpu().numpy()
         ends = np.cumsum([0, *(part.shape[1] for part in there)])
         pieces = iter(joined[:, a:b] for a, b in itertools.pairwise(ends))
-        arrays = [
-            None if part is None else next(pieces).reshape(part.shape) for part in parts
-        ]
+        arrays = [None if part is None else next(pieces).reshape(part.shape) for part in parts]
     accepted, drafted, ids, failed_here, draft_failed = arrays
     return (
         accepted,
