@@ -456,7 +456,8 @@ class CausalState:
         padding = (self.shape[1] - columns) * self.target.branches
         accepted, committed = outcome.num_accepted, outcome.num_committed
         computed = output.num_computed_tokens - padding
-        recorder.add(items, computed, committed, accepted, outcome.num_drafted, output.ran_network)
+        counts = (computed, output.num_computed_positions, committed, accepted)
+        recorder.add(items, *counts, outcome.num_drafted, output.ran_network)
         if recorder.traces is None:
             return
         tokens = (chosen if outcome.token_ids is None else outcome.token_ids).tolist()

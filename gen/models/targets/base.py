@@ -27,6 +27,7 @@ class StepOutput:
             conditioning vectors [B, L, H, D].
         num_computed_tokens: positions of its own that each row sent through the model: one number
             for all rows, or int64 [B], an array or a tensor.
+        num_computed_positions: the same with padding.
         ran_network: bool [B], the rows whose network ran; None where it ran for all of them.
         hidden_states: hidden states by the name of the layer, [B, L, D] each; None unless asked
             for.
@@ -38,6 +39,7 @@ class StepOutput:
 
     logprobs: Tensor
     num_computed_tokens: int | np.ndarray | Tensor
+    num_computed_positions: int | np.ndarray | Tensor
     ran_network: Tensor | None = None
     hidden_states: dict[str, Tensor] | None = None
     raw: Callable[[], Tensor] | None = None

@@ -47,7 +47,7 @@ from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
 from gen.samplers.engine.causal_loop import StepContext
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.stats import StatsRecorder
+from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import CanvasView, MaskedStep, Prediction, ranked
@@ -422,12 +422,14 @@ def record(
 ) -> None:
     """Note what the step computed and, where traces are recorded, what it committed."""
     items, k = run.batch.slots.items, chain.positions.shape[2]
-    per_canvas = torch.as_tensor(output.num_computed_tokens, device=views.row.device)
-    num_computed = torch.zeros_like(verdict.accepted).index_add_(
-        0, views.row, per_canvas.expand(len(views.row))
-    )
-    accepted, drafted = verdict.accepted * k, chain.steps * k
-    recorder.add(items, num_computed, accepted=accepted, drafted=drafted)
+
+    def of_rows(counts: Counts) -> Tensor:
+        """Add up what the canvases of each row had computed, long [b]."""
+        per_canvas = torch.as_tensor(counts, device=views.row.device).expand(len(views.row))
+        return torch.zeros_like(verdict.accepted).index_add_(0, views.row, per_canvas)
+
+    num_computed = of_rows(output.num_computed_tokens), of_rows(output.num_computed_positions)
+    recorder.add(items, *num_computed, accepted=verdict.accepted * k, drafted=chain.steps * k)
     if recorder.traces is None:
         return
     is_masked, tokens = run.batch.target.space.is_masked, run.batch.tokens

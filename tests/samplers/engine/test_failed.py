@@ -1,5 +1,5 @@
-"""Models that give no distribution are refused with model, item and position, by every loop; before,
-they gave token 0 without a word."""
+"""Models that give no distribution are refused with model, item and position, by every loop. They
+gave token 0 without a word."""
 
 from __future__ import annotations
 
