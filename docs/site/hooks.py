@@ -36,7 +36,7 @@ def subparsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.
 
 def section(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the Markdown lines of one command."""
-    usage = parser.format_usage().removeprefix("usage: ").strip()
+    usage = parser.format_usage().removeprefix("usage: ").replace("\n       ", "\n").strip()
     yield from (f"## gen {name}", "", parser.description or "", "", "```text", usage, "```", "")
     rows = [row(action, parser) for action in parser._actions if action.help != argparse.SUPPRESS]
     if rows:
