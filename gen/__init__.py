@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from gen.media import torchaudio_compat
 
 if TYPE_CHECKING:
     from gen.pipeline.pipeline import Pipeline
-
-# a torchaudio that cannot load must not take transformers and diffusers down with it
-torchaudio_compat.ensure()
 
 LAZY = {
     "transformers_generate": "gen.interop.transformers",
@@ -35,7 +30,16 @@ def load(
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names that need transformers or diffusers when they are asked for."""
+    """Import the names that need torch, transformers or diffusers when they are asked for."""
+    if name == "__version__":
+        from gen.core.versions import gen_version  # reads the metadata of the installed package
+
+        return gen_version()
     if name not in LAZY:
         raise AttributeError(f"module 'gen' has no attribute {name!r}")
-    return getattr(importlib.import_module(LAZY[name]), name)
+    return getattr(import_module(LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Names of the public interface."""
+    return sorted({"load", "__version__", *LAZY})
