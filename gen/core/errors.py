@@ -15,6 +15,17 @@ class GenError(ValueError):
     """
 
 
+class WrongType(GenError, TypeError):
+    """Argument of another type than a call takes, or a keyword that it does not have."""
+
+
+class Interrupt(Exception):
+    """Raise it in a callback to end a call of a pipeline early.
+
+    The call returns what is known so far; ``PipelineOutput.interrupted`` is True.
+    """
+
+
 def unknown(kind: str, got: object, options: Iterable[str], where: str = "") -> GenError:
     """Return the error ``unknown sampler 'sdj' in a.yaml. Did you mean 'sjd'? Known: ...``.
 
@@ -45,6 +56,19 @@ def unknown_word(
     near = difflib.get_close_matches(got, options, 1, 0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"{where}: {got!r} is outside {what}.{hint} Known: {', '.join(options)}")
+
+
+def bad_type(name: str, got: object, expected: str) -> WrongType:
+    """Return the error ``prompts is 3; expected a text``, which is a ``TypeError`` too.
+
+    Args:
+        name: name of the argument.
+        got: value that came.
+        expected: values that are taken, in words.
+    """
+    shown = repr(got)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return WrongType(f"{name} is {shown}, a {type(got).__name__}; expected {expected}")
 
 
 def bad_value(name: str, got: object, expected: str, where: str = "") -> GenError:
