@@ -15,11 +15,12 @@ from gen.contracts.checkpoint import CheckpointFiles, family_of
 from gen.contracts.modality import Modality
 from gen.contracts.protocol import model_key, protocols_of
 from gen.core.errors import GenError
-from gen.core.method import Preset
 from gen.core.registry import registry
 from gen.core.sampler import (
     Sampler,
     SamplerSpec,
+    parameter_names,
+    preset_of,
     resolve_sampler,
     sampler_class,
     spell,
@@ -156,7 +157,7 @@ class Defaults:
             GenError: an unknown sampler or parameter, or no default sampler.
         """
         spec = self.complete_sampler(sampler)
-        preset: Preset | None = registry.table("preset").get(spec["name"])
+        preset = preset_of(spec)
         usual = dict(self.sampling)
         if self.kind(spec) == "latents":
             usual = {k: v for k, v in usual.items() if k in OF_LATENTS}
@@ -176,13 +177,13 @@ class Defaults:
         cls = sampler_class(spec)
         if cls.protocol != "masked":
             return spec
-        preset: Preset | None = registry.table("preset").get(spec["name"])
+        preset = preset_of(spec)
         aliases = {**cls.aliases, **(preset.aliases if preset else {})}
         stated = {*(preset.params if preset else {}), *(aliases.get(key, key) for key in spec)}
         added = {
             key: value
             for key, value in self.masked_params.items()
-            if key in cls.__dataclass_fields__ and key not in stated
+            if key in parameter_names(cls) and key not in stated
         }
         if added and _reads_steps(resolve_sampler(spec)[0]):
             return {**spec, **added}

@@ -241,11 +241,22 @@ def sampler_class(sampler: SamplerSpec) -> type[Sampler]:
 
 def takes_kinds(sampler: SamplerSpec) -> tuple[str, ...]:
     """Return the kinds of token that a sampler or preset decodes, the preferred one first."""
-    if not isinstance(sampler, Sampler):
-        preset: Preset | None = registry.table("preset").get(spell(sampler).get("name"))
-        if preset is not None and preset.kinds:
-            return preset.kinds
-    return sampler_class(sampler).kinds
+    kinds = sampler_class(sampler).kinds
+    preset = preset_of(sampler)
+    return preset.kinds if preset is not None and preset.kinds else kinds
+
+
+def preset_of(sampler: SamplerSpec) -> Preset | None:
+    """Return the preset that a sampler was named as; None for a plain sampler."""
+    if isinstance(sampler, Sampler):
+        return None
+    name = spell(sampler).get("name")
+    return registry.table("preset").get(name) if isinstance(name, str) else None
+
+
+def parameter_names(sampler: type[Sampler]) -> list[str]:
+    """Return the names of the parameters of a sampler; class attributes are none."""
+    return [f.name for f in dataclasses.fields(sampler)]
 
 
 def params(sampler: type[Sampler]) -> dict[str, Any]:
@@ -299,7 +310,7 @@ def resolve_sampler(
     else:
         cls, implied = samplers[name], {}
         given = _own_names(given, cls, {}, name, where)
-    fields = cls.__dataclass_fields__
+    fields = parameter_names(cls)
     for key in given:
         if key not in fields:
             raise unknown(f"parameter of sampler {name!r}:", key, fields, where)
@@ -348,7 +359,7 @@ def _own_names(
     found: dict[str, tuple[str, Any]] = {}
     position = f" in {where}" if where else ""
     for key, value in given.items():
-        own = key if key in cls.__dataclass_fields__ else {**cls.aliases, **aliases}.get(key, key)
+        own = key if key in parameter_names(cls) else {**cls.aliases, **aliases}.get(key, key)
         if own in found:
             raise GenError(
                 f"sampler {name!r} got {found[own][0]!r} and {key!r}{position}, which are one"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,7 @@ from gen.contracts.defaults import Defaults
 from gen.contracts.frontend import TokenFrontend, codebook_digest
 from gen.contracts.modality import Binding, Modality
 from gen.contracts.protocol import model_key, protocols_of
-from gen.core.errors import GenError, bad_type, bad_value
+from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
 from gen.core.sampler import SamplerSpec, resolve_sampler, sampler_class, takes_kinds
 from gen.models.load.libraries import LOADING, transformers
@@ -123,12 +122,10 @@ class ModalityModels:
             self.modality = checkpoint.modality
         elif self.model_options:
             key = next(iter(self.model_options))
-            near = get_close_matches(key, LOAD_KEYWORDS, 1, 0.6)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
             raise GenError(
                 f"model {self.model or 'of the zoo'} came with the options"
                 f" {', '.join(self.model_options)}; expected none: they are for published"
-                f" checkpoints{hint}"
+                f" checkpoints.{hint(key, LOAD_KEYWORDS)}"
             )
         elif self.model is not None:
             read_config(self.model)  # an unknown name fails here, not after the first batch
