@@ -65,7 +65,7 @@ def sampler_figures(
         spec = {"name": sampler} if isinstance(sampler, str) else sampler
         if spec["name"] in ("cspd", "continuous_speculative"):
             sampler = {**spec, "draft_model": str(zoo / "image-causal-latents-draft")}
-        out = pipe(prompts, sampler, **SAMPLING, batch_size=batch)
+        out = pipe(prompts, sampler, **SAMPLING, seed=0, batch_size=batch)
         pixels = np.stack([np.asarray(m) for m in out.media])
         verdicts = check_many(pixels, captions)
         nfe, drafts = (
