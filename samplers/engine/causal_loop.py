@@ -370,9 +370,7 @@ class CausalState:
         Drafts beyond the last position do not exist (``draft.exists``).
         """
         positions = tree_positions(step.start, parents)
-        draft.exists = (
-            draft.exists & (positions[:, :-1] < self.total) & (positions[:, 1:] < self.total)
-        )
+        draft.exists = draft.exists & (positions[:, 1:] < self.total)
         valid = torch.cat([torch.ones_like(draft.exists[:, :1]), draft.exists], 1)
         positions = torch.where(valid, positions, positions[:, :1])
         self.shape, self.is_full = (len(valid), valid.shape[1]), False
