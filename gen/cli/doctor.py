@@ -29,6 +29,7 @@ NEEDED = (
     "torch",
     "transformers",
     "diffusers",
+    "omegaconf",
     "einops",
     "accelerate",
     "safetensors",

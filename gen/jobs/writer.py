@@ -109,7 +109,7 @@ class Writer:
         tokens = row.get("tokens_file")
         try:
             medium = puts.add(
-                self.target / f"{stem}.{modality.extension}",
+                self.target / f"{stem}.{extension_of(work, modality)}",
                 lambda path: modality.save(out.media[i], path, info),
             )
             for name in also:
@@ -124,7 +124,7 @@ class Writer:
             puts.drop(before)
             with writing(self.target):
                 for name in (
-                    f"{stem}.{modality.extension}",
+                    f"{stem}.{extension_of(work, modality)}",
                     f"{stem}.json",
                     *also,
                     *([tokens] if tokens else []),
@@ -156,7 +156,7 @@ class Writer:
         """Build the manifest line of an item; ``out`` is None for one that failed."""
         item, stats = work.item, vars(out.stats[i]) if out is not None else {}
         modality = self.worker.pipe(item["entry"]).modality
-        name = f"{item['stem']}.{modality.extension}" if out is not None else None
+        name = f"{item['stem']}.{extension_of(work, modality)}" if out is not None else None
         where = (
             {"file": name}
             if not self.worker.tars or name is None
@@ -204,6 +204,11 @@ class Writer:
                 future.result()
 
 
+def extension_of(work: Work, modality: Any) -> str:
+    """Return the extension of an item's media: that of its entry, or the modality's own."""
+    return work.entry.format or modality.extension
+
+
 def recipe(work: Work) -> dict[str, Any]:
     """Build the job that makes this one item again."""
     entry, item = work.entry, work.item
@@ -221,6 +226,7 @@ def recipe(work: Work) -> dict[str, Any]:
         "prompts": [item["prompt"]],
         "seed": item["seed"],
         "dtype": entry.dtype,
+        **({"format": entry.format} if entry.format else {}),
         **start,
     }
 

@@ -25,7 +25,7 @@ class Toy:
     """A modality of one-line texts."""
 
     name, extension, media_kind, default_sampling, kept = "toy", "txt", "data", {}, ""
-    also = ()
+    also, formats = (), ()
 
     def condition(self, prompt):
         if "!" in prompt:
