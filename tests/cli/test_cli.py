@@ -85,7 +85,7 @@ class Pipe:
         if Pipe.error is not None:
             raise Pipe.error
         nfe = 12 if sampler["name"] == "autoregressive" else 3
-        stats = [Stats(nfe, 12, 12, 12 / nfe, seconds=0.1) for _ in items]
+        stats = [Stats(nfe, 12, 12, 12, 12 / nfe, seconds=0.1) for _ in items]
         return types.SimpleNamespace(
             media=[i.prompt for i in items],
             stats=stats,
