@@ -49,6 +49,7 @@ class Entry:
         sampling: every sampling parameter.
         prompts: rows in the job itself, texts or mappings.
         prompts_file: absolute path of a file of rows.
+        format: extension of the media files; None for the modality's own.
     """
 
     modality: str
@@ -70,6 +71,7 @@ class Entry:
     compile: bool
     batch_size: int
     trace: int
+    format: str | None = None
 
     @property
     def start(self) -> EditSpec:
@@ -128,7 +130,8 @@ class Entry:
     def said(self) -> dict[str, Any]:
         """Collect the relevant keys as written; no file is opened."""
         options = {k: v for k, v in self.model_options.items() if k != "device_map"}
-        return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options}
+        own = {"format": self.format} if self.format else {}  # left out, it changes no digest
+        return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options} | own
 
     def _said_rows(self) -> Iterator[Row]:
         return (

@@ -198,6 +198,7 @@ def _resolve(
     for key in FILES:
         if v[key] is not None and not is_file(v[key]):
             raise GenError(f"{key} in {at(key)} is no file: {shown(v[key])}")
+    v["format"] = _format(v["format"], v["modality"], at("format"))
     try:
         EditSpec(*(v[k] for k in EDIT_FIELDS))
     except GenError as error:
@@ -211,6 +212,20 @@ def _resolve(
     entry = Entry(**v | {"prompts": v["prompts"] or []})
     _check_rows(entry, at("prompts"), counted)
     return entry
+
+
+def _format(said: Any, modality: str, where: str) -> str | None:
+    """Return the extension of media files, None for the modality's own."""
+    if said is None:
+        return None
+    cls = registry.get("modality", modality)
+    known = dict.fromkeys((cls.extension, *cls.formats))
+    aliases = {"jpeg": "jpg"} if "jpg" in known else {}
+    name = said.lower().removeprefix(".") if isinstance(said, str) else said
+    name = aliases.get(name, name) if isinstance(name, str) else name
+    if not isinstance(name, str) or name not in known:
+        raise bad_value("format", said, f"{' or '.join(known)}, for modality {modality}", where)
+    return None if name == cls.extension else name
 
 
 def _check_device(device: str, where: str) -> None:

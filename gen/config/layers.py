@@ -12,36 +12,13 @@ from typing import Any, NamedTuple
 
 from gen.config.canonical import sampling_fields
 from gen.config.inputs import inline_rows
+from gen.config.keys import DEFAULTS, FILES, FOLDER_KEYS, KEYS, NODES, RUN_NODE
 from gen.config.references import References
 from gen.config.run import RUN
 from gen.config.sweep import MOST, combinations, refuse_swept
 from gen.config.yaml_text import load_yaml
-from gen.core.edit_spec import EDIT_FIELDS, MEDIA
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user
-
-DEFAULTS: dict[str, Any] = {
-    "modality": None,
-    "model": None,
-    "model_options": {},
-    "sampler": {},  # the modality or the model decides (``gen.contracts.defaults``)
-    "sampling": {},
-    "prompts": None,
-    "prompts_file": None,
-    "num_samples": 1,
-    "seed": 0,
-    **dict.fromkeys(EDIT_FIELDS),
-    "device": "cpu",
-    "dtype": "float32",
-    "compile": False,
-    "batch_size": 8,
-    "trace": 1,
-}
-FOLDER_KEYS = ("name", "out", *RUN)  # one folder per run, so these are no keys of an entry
-KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")
-FILES = ("prompts_file", *MEDIA)
-NODES = ("sampler", "sampling", "model_options")  # keys with keys of their own
-RUN_NODE = "engine_options"
 
 
 class Values(NamedTuple):

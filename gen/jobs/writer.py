@@ -132,7 +132,7 @@ class Writer:
         tokens = row.get("tokens_file")
         try:
             medium = puts.add(
-                self.target / f"{stem}.{modality.extension}",
+                self.target / f"{stem}.{extension_of(work, modality)}",
                 lambda path: modality.save(out.media[i], path, info),
             )
             for name in also:
@@ -145,7 +145,7 @@ class Writer:
             raise
         except Exception as problem:
             puts.drop(before)
-            names = (f"{stem}.{modality.extension}", f"{stem}.json", *also)
+            names = (f"{stem}.{extension_of(work, modality)}", f"{stem}.json", *also)
             outdated += [self.target / n for n in (*names, *([tokens] if tokens else []))]
             return self._row(work, None, 0, "failed", f"could not be saved: {describe(problem)}")
         row.update(sha256=sha256(medium), bytes=medium.stat().st_size)
@@ -173,7 +173,7 @@ class Writer:
         """Build the manifest line of an item; ``out`` is None for one that failed."""
         item, stats = work.item, vars(out.stats[i]) if out is not None else {}
         modality = self.worker.pipe(item["entry"]).modality
-        name = f"{item['stem']}.{modality.extension}" if out is not None else None
+        name = f"{item['stem']}.{extension_of(work, modality)}" if out is not None else None
         where = (
             {"file": name}
             if not self.worker.tars or name is None
@@ -222,6 +222,11 @@ class Writer:
                 future.result()
 
 
+def extension_of(work: Work, modality: Any) -> str:
+    """Return the extension of an item's media: that of its entry, or the modality's own."""
+    return work.entry.format or modality.extension
+
+
 def recipe(work: Work) -> dict[str, Any]:
     """Build the job that makes this one item again."""
     entry, item = work.entry, work.item
@@ -239,6 +244,7 @@ def recipe(work: Work) -> dict[str, Any]:
         "prompts": [item["prompt"]],
         "seed": item["seed"],
         "dtype": entry.dtype,
+        **({"format": entry.format} if entry.format else {}),
         **start,
     }
 
