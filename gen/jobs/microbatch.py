@@ -12,10 +12,10 @@ are then those of the plan, whatever is missing.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
+from gen.core.clock import SteadyClock
 from gen.core.errors import GenError, describe
 from gen.core.memory import free_memory, is_out_of_memory
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
@@ -135,7 +135,7 @@ class Microbatches:
             raise Stopped
         if self.writer.lost:
             raise Lost
-        worker, began = self.worker, time.monotonic()
+        worker, clock = self.worker, SteadyClock()
         worker.progress.batch(batch[0].label, size)
         out, error, full = None, "", False
         try:
@@ -161,7 +161,7 @@ class Microbatches:
             "batch",
             shard=self.writer.shard,
             items=len(batch),
-            seconds=round(time.monotonic() - began, 4),
+            seconds=round(clock(), 4),
             sampler=batch[0].label,
             **said,
         )
