@@ -26,7 +26,14 @@ from gen.store.stored_tokens import save_tokens
 
 AHEAD = 2  # microbatches that may wait to be written: enough to overlap, and memory stays bounded
 SYNCS = 8  # fsyncs at a time
-COUNTS = ("nfe", "tokens", "tokens_computed", "mean_acceptance_length", "draft_acceptance_rate")
+COUNTS = (
+    "nfe",
+    "tokens",
+    "tokens_computed",
+    "positions_computed",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+)
 
 
 class Writer:
