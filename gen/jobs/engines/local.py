@@ -105,7 +105,7 @@ class Crew:
                 # children do
                 child = subprocess.Popen(
                     line,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,  # which tells it when this process ends
                     stdout=log,
                     stderr=log,
                     env=environ,
@@ -156,6 +156,7 @@ class Crew:
             self._signal(signal.SIGKILL)
             for child in self.children:
                 child.wait()
+                child.stdin.close()
 
     def _signal(self, number: int) -> None:
         for child in self.children:
