@@ -32,7 +32,7 @@ from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG, OffsetRNG, item_key
-from gen.core.sampler import Callback, Sampler, resolve_sampler
+from gen.core.sampler import Callback, Sampler, implied_sampling, resolve_sampler
 from gen.core.sampling_params import SamplingOptions, SamplingParams, explicit_sampling
 from gen.core.seeds import sample_seeds
 from gen.core.stats import SampleOutput
@@ -239,9 +239,8 @@ class Pipeline(ModalityModels):
 
     def _default_sampling(self, sampler: SamplerSpec) -> dict[str, Any]:
         """Return the modality's default sampling parameters, overridden by the preset's."""
-        preset = registry.table("preset").get(spell(sampler).get("name"))
         kind = self.kind(resolve_sampler(sampler)[0])
-        return {**suggested_sampling(self.modality, kind), **(preset.sampling if preset else {})}
+        return {**suggested_sampling(self.modality, kind), **implied_sampling(spell(sampler))}
 
     def generate(
         self,
