@@ -406,7 +406,8 @@ def write(sections: list[str], names: list[str]) -> None:
         for s in SECTIONS if s in entries
     }  # fmt: skip
     body = ",\n".join(f'  "{s}": {{\n{text}\n  }}' for s, text in lines.items())
-    head = f'"commit": {plain(commit())},\n"versions": {plain(versions())},\n'
+    origin = held()["commit"] if names else commit()
+    head = f'"commit": {plain(origin)},\n"versions": {plain(versions())},\n'
     FILE.write_text(f'{{\n{head}"entries": {{\n{body}\n}}\n}}\n')
 
 
