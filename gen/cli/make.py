@@ -108,7 +108,8 @@ def _sample_files(args: argparse.Namespace, tree: dict[str, Any]) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``gen run``; return the exit code."""
-    job = load_config(args.config, args.overrides, args.allow_env)
+    column = [] if args.prompt_column is None else [f"prompt_column={args.prompt_column}"]
+    job = load_config(args.config, [*args.overrides, *column], args.allow_env)
     return _dry_run(job) if args.dry_run else _run(job)
 
 
@@ -211,6 +212,8 @@ def _dry_run(job: Job) -> int:
         )
 
     plan = make_plan(job, pipe_of)
+    for note in job.notes():
+        print(f"gen: {note}", file=sys.stderr)
     rows = [("sampler", "modality", "rows", "items")]
     for e, (entry, label) in enumerate(zip(job.entries, job.labels(), strict=True)):
         mine = [i for i in plan["items"] if i["entry"] == e]
