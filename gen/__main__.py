@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from gen.cli.parser import parse
 from gen.core.errors import GenError
 from gen.core.memory import is_out_of_memory
+from gen.core.printable import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(text: str, code: int, error: BaseException) -> int:
     if os.environ.get("GEN_DEBUG"):
         traceback.print_exception(error)
-    print("gen: " + " ".join(text.split()), file=sys.stderr, flush=True)
+    print("gen: " + printable(" ".join(text.split())), file=sys.stderr, flush=True)
     return code
 
 

@@ -14,6 +14,7 @@ from gen.config.job import load_config, make_job
 from gen.contracts.checkpoint import family_of, published
 from gen.core.edit_spec import EDIT_FIELDS
 from gen.core.files import slug
+from gen.core.printable import printable
 from gen.core.registry import registry
 from gen.core.tables import columns
 from gen.jobs.defaults import DEFAULT_SAMPLER, default_sampling, requested_sampling
@@ -57,7 +58,7 @@ def sample(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``gen run``; return the exit code."""
-    job = load_config(args.config, args.overrides)
+    job = load_config(args.config, args.overrides, trust_job=args.trust_job)
     return _dry_run(job) if args.dry_run else _run(job)
 
 
@@ -86,16 +87,16 @@ def _tell(summary: dict[str, Any]) -> None:
         print(f"all {summary['items']} items are there, nothing to do")
     for name, s in summary["by_sampler"].items():
         print(
-            f"{name}: {s['items']} items, {s['nfe']:g} forward passes and {s['seconds']:.3g} s per"
-            " item (medians)"
+            f"{printable(name)}: {s['items']} items, {s['nfe']:g} forward passes and"
+            f" {s['seconds']:.3g} s per item (medians)"
         )
     print(f"gallery: {summary['gallery']}")
     failed = summary["failed"]
     if failed:
         first = " ".join(f"{failed[0]['index']:06d}: {failed[0]['error']}".split())
         print(
-            f"gen: {len(failed)} of {summary['items']} items failed ({first}); retry=failed tries"
-            " just them again",
+            f"gen: {len(failed)} of {summary['items']} items failed ({printable(first)});"
+            " retry=failed tries just them again",
             file=sys.stderr,
         )
 
@@ -105,7 +106,7 @@ def work(args: argparse.Namespace) -> int:
 
     class Notes(Silent):
         def note(self, text: str) -> None:
-            print(f"gen: {text}", file=sys.stderr, flush=True)
+            print(f"gen: {printable(text)}", file=sys.stderr, flush=True)
 
     with stoppable(Notes().note) as stop:
         report = join_job(
@@ -133,9 +134,9 @@ def _dry_run(job: Job) -> int:
     for e, (entry, label) in enumerate(zip(job.entries, job.labels(), strict=True)):
         mine = [i for i in plan["items"] if i["entry"] == e]
         rows.append((label, entry.modality, str(len({i["line"] for i in mine})), str(len(mine))))
-    print(columns(rows))
+    print(printable(columns(rows)))
     for item in [i for i in plan["items"] if "error" in i][:10]:
-        print(f"cannot be made: {item['error']}")
+        print(f"cannot be made: {printable(item['error'])}")
     print(
         f"items: {len(plan['items'])} in {len(plan['shards'])} shards"
         + (f", {plan['duplicates']} asked for twice" if plan["duplicates"] else "")

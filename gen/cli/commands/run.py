@@ -25,6 +25,11 @@ def add_run(commands: Commands) -> None:
         help="such as sampler=sjd, sampler.window=64, jobs.0.seed=3",
     )
     parser.add_argument(
+        "--trust-job",
+        action="store_true",
+        help="accept engine_options of the file that may run commands",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="check everything, list what would be made, write nothing",
