@@ -11,6 +11,7 @@ from typing import Any
 
 from gen.core.errors import GenError, describe
 from gen.core.files import put_text, sha256, writing
+from gen.core.printable import printable
 from gen.core.registry import registry
 from gen.core.tables import columns
 from gen.gallery import write as gallery_page
@@ -108,7 +109,7 @@ def check(args: argparse.Namespace) -> int:
     """Carry out ``gen check``; return the exit code."""
     report = check_folder(args.folder)
     if args.json:
-        print(json.dumps(report, ensure_ascii=False, indent=2))
+        print(printable(json.dumps(report, ensure_ascii=False, indent=2)))
     else:
         _print_report(report)
     return 1 if report["broken"] else 0
@@ -123,8 +124,8 @@ def _print_report(report: dict[str, Any]) -> None:
     rows += [
         (name, str(s["items"]), f"{s['passed']:.1%}", f"{s['valid']:.1%}") for name, s in groups
     ]
-    print(columns(rows))
+    print(printable(columns(rows)))
     for item in report["failed"][:10]:
-        print(f"{item['id']} {item['prompt']!r}: {item['detail']}")
+        print(printable(f"{item['id']} {item['prompt']!r}: {item['detail']}"))
     if len(report["failed"]) > 10:
         print(f"... and {len(report['failed']) - 10} more (--json lists all)")
