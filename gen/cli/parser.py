@@ -13,6 +13,7 @@ from gen.cli.commands.check import add_check
 from gen.cli.commands.configs import add_cp, add_show
 from gen.cli.commands.decode import add_decode
 from gen.cli.commands.doctor import add_doctor
+from gen.cli.commands.eval import add_eval
 from gen.cli.commands.export import add_export
 from gen.cli.commands.gallery import add_gallery
 from gen.cli.commands.ls import add_ls
@@ -33,6 +34,7 @@ COMMANDS = (
     add_status,
     add_gallery,
     add_check,
+    add_eval,
     add_decode,
     add_export,
     add_doctor,
