@@ -9,6 +9,7 @@ from typing import Any
 from gen.core.checks import check_int
 from gen.core.errors import GenError
 from gen.core.tables import EMPTY, columns
+from gen.eval.geneval import write_geneval
 from gen.eval.metric import parse_metrics
 from gen.eval.run import evaluate
 
@@ -16,6 +17,8 @@ from gen.eval.run import evaluate
 def evaluate_folder(args: argparse.Namespace) -> int:
     """Carry out ``gen eval``; return 1 if media are broken, else 0."""
     check_int("--workers", args.workers, 1)
+    if args.write_geneval is not None:
+        return _write_geneval(args)
     if args.metrics is None:
         raise GenError("--metrics is missing; expected names separated by commas (gen ls metrics)")
     metrics = parse_metrics(args.metrics, args.overrides or ())
@@ -32,6 +35,19 @@ def evaluate_folder(args: argparse.Namespace) -> int:
     else:
         _print_results(results)
     return 1 if results["broken"] else 0
+
+
+def _write_geneval(args: argparse.Namespace) -> int:
+    if args.metrics is not None:
+        raise GenError("--write-geneval and --metrics are two steps; expected one of them")
+    found = write_geneval(args.folder, args.write_geneval)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print(f"{args.write_geneval}: {found['prompts']} prompts, {found['images']} images")
+        if found["broken"]:
+            print(f"{found['broken']} items have no image (gen check names them)")
+    return 1 if found["broken"] else 0
 
 
 def _print_results(results: dict[str, Any]) -> None:

@@ -57,19 +57,25 @@ class Moments:
 def frechet_distance(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> float:
     """Compute |mean_a - mean_b|^2 + tr(A + B - 2 (A B)^(1/2)) of two Gaussians.
 
-    The trace of the root is the sum of the roots of the eigenvalues of A^(1/2) B A^(1/2), which is
-    symmetric, so rounding cannot make them complex.
+    The trace of (A B)^(1/2) is the sum of the singular values of A^(1/2) B^(1/2). Eigenvalues of
+    A B would be off by the root of the machine precision where A or B is singular, as it is with
+    fewer items than dimensions.
 
     Args:
         mean_a, mean_b: means [D], float64.
         cov_a, cov_b: covariance matrices A and B [D, D], float64.
     """
-    values, vectors = torch.linalg.eigh(cov_a)
-    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
-    product = root @ cov_b @ root
-    roots = torch.linalg.eigvalsh((product + product.T) / 2).clamp_min(0).sqrt().sum()
+    roots = torch.linalg.svdvals(_root(cov_a) @ _root(cov_b)).sum()
     traces = cov_a.diagonal().sum() + cov_b.diagonal().sum()
     return float((mean_a - mean_b).square().sum() + traces - 2 * roots)
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """Compute the symmetric root of a covariance matrix; eigenvalues that are rounding errors
+    count as 0."""
+    values, vectors = torch.linalg.eigh(matrix)
+    least = values.max().clamp_min(0) * len(values) * torch.finfo(values.dtype).eps
+    return (vectors * torch.where(values > least, values, 0).sqrt()) @ vectors.T
 
 
 @dataclass(frozen=True)

@@ -65,12 +65,13 @@ class Metric(ABC):
         """Load and return the models that the metric asks, once per process."""
         return None
 
-    def skip(self, row: Mapping[str, Any], folder: Any) -> str | None:
+    def skip(self, row: Mapping[str, Any], folder: Any, model: Any) -> str | None:
         """Return the reason why an item cannot be judged, or None.
 
         Args:
             row: row of the manifest.
-            folder: ``gen.eval.folders.JobFolder`` of the item.
+            folder: ``gen.eval.folders.MediaFolder`` of the item.
+            model: result of ``open``.
         """
         return None
 

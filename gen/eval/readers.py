@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,13 +67,12 @@ def read_text(path: Path) -> str:
         raise GenError(f"the text {path} cannot be read: {error}") from None
 
 
-def text_of(row: dict, field: str, name: str) -> str | None:
+def text_of(row: Mapping[str, Any], field: str) -> str | None:
     """Return the text that an item is compared with.
 
     Args:
         row: row of the manifest.
         field: ``prompt``, or a key of the row's ``meta``.
-        name: parameter that gave the field, for the message.
 
     Returns:
         The text; None if the row has no such key.

@@ -109,14 +109,14 @@ class Measurement:
         stamp = self.stamp(rows)
         groups: dict[str, list[dict[str, Any]]] = {}
         skipped: dict[tuple[str, str], int] = {}
+        broken: dict[str, str] = {}
         for row in rows:
             group = str(row.get("sampler", ""))
             reason = self._skip(row)
             if reason is None:
                 groups.setdefault(group, []).append(row)
-            else:
+            elif self._is_whole(row, broken):
                 skipped[group, reason] = skipped.get((group, reason), 0) + 1
-        broken: dict[str, str] = {}
         counts: dict[str, int] = {}
         arrays: dict[str, Any] = {}
         for group, members in groups.items():
@@ -142,7 +142,16 @@ class Measurement:
         name = row.get("member") or row.get("file") or ""
         if self.metric.media and name and kind_of_file(name) not in self.metric.media:
             return f"{self.metric.name} measures {' and '.join(self.metric.media)} files"
-        return self.metric.skip(row, self.folder)
+        return self.metric.skip(row, self.folder, self._model)
+
+    def _is_whole(self, row: dict[str, Any], broken: dict[str, str]) -> bool:
+        """Verify the file of an item that is not judged; enter a broken one in ``broken``."""
+        try:
+            with self.folder.media(row):
+                return True
+        except Broken as problem:
+            broken[row["id"]] = str(problem)
+            return False
 
     def _read(
         self, rows: list[dict[str, Any]], broken: dict[str, str]

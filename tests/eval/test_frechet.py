@@ -151,3 +151,16 @@ def test_fvd_with_identity_features_equals_the_closed_form(tmp_path):
     rows = clips.transpose(0, 1, 4, 2, 3).reshape(70, -1).astype(np.float64)
     expected = closed_form(rows[36:], rows[:36])
     assert found["fvd"] == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+def test_the_distance_of_fewer_items_than_dimensions_is_exact():
+    """Orthogonal and equal sets of three rows in 50 dimensions have known distances."""
+    rows = torch.zeros(3, 50, dtype=torch.float64)
+    rows[0, 0], rows[1, 1] = 3e4, 4e4
+    other = rows.roll(7, 1)
+    a, b = Moments.of(rows), Moments.of(other)
+    same = frechet_distance(a.mean, a.covariance, a.mean, a.covariance)
+    apart = frechet_distance(a.mean, a.covariance, b.mean, b.covariance)
+    traces = float(a.covariance.diagonal().sum() + b.covariance.diagonal().sum())
+    assert abs(same) < 1e-5 * 1e-9 * traces
+    assert apart == pytest.approx(float((a.mean - b.mean).square().sum()) + traces, rel=1e-12)

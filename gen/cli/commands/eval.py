@@ -34,4 +34,9 @@ def add_eval(commands: Commands) -> None:
     )
     parser.add_argument("--device", metavar="NAME", help="device of the metrics' models (cpu)")
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
+    parser.add_argument(
+        "--write-geneval",
+        metavar="OUT",
+        help="write the images in GenEval's layout instead, for its evaluate_images.py",
+    )
     add_json_flag(parser)

@@ -26,7 +26,7 @@ class Checker(Metric):
     def open(self, device: torch.device) -> dict[str, Any]:
         return {}  # modalities by name
 
-    def skip(self, row: Mapping[str, Any], folder: Any) -> str | None:
+    def skip(self, row: Mapping[str, Any], folder: Any, model: Any) -> str | None:
         return folder.without_checker(row)
 
     def read(self, item: Item, model: dict[str, Any]) -> Verdict:
