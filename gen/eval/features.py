@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -27,7 +28,22 @@ from gen.eval.metric import Item
 EXPECTED = (
     "module:name, file.py:name, a TorchScript file, a folder or hub id of transformers, or identity"
 )
-Features = Callable[[list[Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of equally shaped samples, [n, D] on the processor.
+
+    Attributes:
+        function: features of a list of samples.
+        rate: samples per second of the waves that it takes; None if it does not say.
+    """
+
+    function: Callable[[list[Tensor]], Tensor]
+    rate: int | None = None
+
+    def __call__(self, samples: list[Tensor]) -> Tensor:
+        return self.function(samples)
 
 
 def load_object(text: str, where: str) -> Any:
@@ -82,14 +98,11 @@ def load_features(text: str, device: torch.device, where: str) -> Features:
         device: device of the module.
         where: parameter that gave it, for the message.
 
-    Returns:
-        Function of a list of equally shaped samples to features [n, D] on the processor.
-
     Raises:
         GenError: it cannot be loaded.
     """
     if text == "identity":
-        return lambda samples: torch.stack(samples).flatten(1)
+        return Features(lambda samples: torch.stack(samples).flatten(1))
     if is_import_path(text):
         module = load_object(text, where)
     elif Path(text).expanduser().is_file():
@@ -100,7 +113,9 @@ def load_features(text: str, device: torch.device, where: str) -> Features:
         module = module.eval().to(device)
     elif not callable(module):
         raise GenError(f"{where} is {text!r}, a {type(module).__name__}; expected {EXPECTED}")
-    return lambda samples: _checked(_run(module, torch.stack(samples).to(device)), samples, where)
+    return Features(
+        lambda samples: _checked(_run(module, torch.stack(samples).to(device)), samples, where)
+    )
 
 
 def _run(module: Callable[[Tensor], Any], batch: Tensor) -> Any:
@@ -156,7 +171,7 @@ def _pretrained(text: str, device: torch.device, where: str) -> Features:
             pooled = outputs.last_hidden_state.mean(1)
         return _checked(pooled.flatten(1), samples, where)
 
-    return call
+    return Features(call, None if is_image else process.sampling_rate)
 
 
 def _checked(features: Any, samples: list[Tensor], where: str) -> Tensor:

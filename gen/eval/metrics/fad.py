@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from gen.core.errors import bad_value
 from gen.core.params import integer
 from gen.core.registry import register
+from gen.eval.features import Features
 from gen.eval.frechet import FrechetMetric
 from gen.eval.metric import Item
 from gen.eval.readers import read_wave
@@ -21,11 +23,17 @@ from gen.eval.readers import read_wave
 @dataclass(frozen=True)
 class FAD(FrechetMetric):
     """Fréchet distance of audio features to a reference; lower is better. ``rate``: samples per
-    second that the module takes; 0 for the rate of the files."""
+    second that the module takes; 0 for the rate of a checkpoint, else of the files."""
 
     rate: int = integer(0)
 
     name, media = "fad", ("audio",)
 
+    def open(self, device: torch.device) -> Features:
+        module = super().open(device)
+        if self.rate and module.rate not in (None, self.rate):
+            raise bad_value("fad.rate", self.rate, f"{module.rate}, the rate of {self.features}")
+        return module
+
     def read(self, item: Item, model: Any) -> Any:
-        return torch.from_numpy(read_wave(item.path, self.rate or None)[0])
+        return torch.from_numpy(read_wave(item.path, self.rate or model.rate)[0])
