@@ -14,14 +14,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from gen.config.canonical import canonical, escape, factored, labels
+from gen.config.canonical import canonical, factored, labels
 from gen.config.inputs import Census, file_digest, iter_rows, listed_rows, take_census
 from gen.config.layers import merge_layers, read_yaml
+from gen.config.references import escape
 from gen.config.row_check import row_check
 from gen.config.rows import Row, located
 from gen.config.run import RUN, Run, make_run
+from gen.config.yaml_text import dump_yaml
 from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
 from gen.core.errors import GenError
 
@@ -49,6 +49,7 @@ class Entry:
         sampling: every sampling parameter.
         prompts: rows in the job itself, texts or mappings.
         prompts_file: absolute path of a file of rows.
+        format: extension of the media files; None for the modality's own.
     """
 
     modality: str
@@ -70,6 +71,7 @@ class Entry:
     compile: bool
     batch_size: int
     trace: int
+    format: str | None = None
 
     @property
     def start(self) -> EditSpec:
@@ -128,7 +130,8 @@ class Entry:
     def said(self) -> dict[str, Any]:
         """Collect the relevant keys as written; no file is opened."""
         options = {k: v for k, v in self.model_options.items() if k != "device_map"}
-        return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options}
+        own = {"format": self.format} if self.format else {}  # left out, it changes no digest
+        return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options} | own
 
     def _said_rows(self) -> Iterator[Row]:
         return (
@@ -187,7 +190,7 @@ class Job:
 
     def to_yaml(self) -> str:
         """Format the job as a job file."""
-        return OmegaConf.to_yaml(OmegaConf.create(escape(self.to_dict())))
+        return dump_yaml(escape(self.to_dict()))
 
     def labels(self) -> list[str]:
         """Name the entries (see `gen.config.canonical.labels`)."""

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from gen.core.errors import GenError
 from gen.store.ledger import MANIFEST, PLAN, RANK, SHARDS, WORK, read_plan
+from gen.store.sealed import unseal
 
 
 class Seen(NamedTuple):
     """Part of a row that is kept. Of two about one item the greater one counts."""
 
     attempt: int
+    turn: int
     rank: int
     nfe: float
 
@@ -91,8 +93,8 @@ def counts(folder: str | Path, cache: Cache) -> Counts:
                 old = rows.get(i)
                 if (old is None or row > old) and i in ids:
                     rows[i] = row
-        ranks = [row[1] for row in rows.values()]
-        nfe = sum(row[2] for row in rows.values() if row[1] != RANK["due"])
+        ranks = [row.rank for row in rows.values()]
+        nfe = sum(row.nfe for row in rows.values() if not row.due)
         cache.rows, cache.counts = (
             rows,
             Counts(
@@ -146,15 +148,17 @@ def _read(path: str, known: Any, was: File | None, cache: Cache) -> File:
 
 def _seen(line: bytes, cache: Cache) -> tuple[str, Seen] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(unseal(line) or b"")
         rank = RANK[row["status"]]
         cache.sampler = row.get("sampler") or cache.sampler
-        return row["id"], Seen(row.get("attempt") or 0, rank, row.get("nfe") or 0.0)
+        order = row.get("attempt") or 0, row.get("turn") or 0, rank
+        return row["id"], Seen(*order, row.get("nfe") or 0.0)
     except (
         ValueError,
         KeyError,
         TypeError,
         AttributeError,
+        RecursionError,
     ):  # a broken line: the run itself says so
         return None
 

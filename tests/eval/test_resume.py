@@ -3,7 +3,6 @@ measured again when their files change."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from evaljob import write_job
+from evaljob import change_rows, write_job
 from PIL import Image
 
 from gen.core.errors import GenError
@@ -90,10 +89,9 @@ def test_states_survive_and_only_changed_shards_are_measured_again(tmp_path):
     image = tmp_path / "job" / "000005-item.png"
     Image.fromarray(np.full((6, 6, 3), 200, np.uint8)).save(image)
     assert next(iter(run(tmp_path)["broken"].values())).endswith("(its sha256 differs)")
-    manifest = tmp_path / "job" / "manifest.jsonl"
-    rows = [json.loads(text) for text in manifest.read_text().splitlines()]
-    rows[5]["sha256"] = sha256(image)
-    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change_rows(
+        tmp_path / "job", lambda i, row: row.update(sha256=sha256(image)) if i == 5 else None
+    )
     changed = run(tmp_path)
     assert not changed["broken"] and figures(changed) != first
     new = {p for p in states(tmp_path) if before.get(p) != p.stat().st_mtime_ns}
@@ -179,11 +177,7 @@ def _alive_in_session(session: int) -> list[int]:
 
 def test_a_sampler_with_too_few_items_says_so_and_the_rest_counts(tmp_path):
     folder = make(tmp_path, count=5)
-    manifest = folder / "job" / "manifest.jsonl"
-    rows = [json.loads(text) for text in manifest.read_text().splitlines()]
-    for i, row in enumerate(rows):
-        row["sampler"] = "b" if i == 0 else "a"
-    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change_rows(folder / "job", lambda i, row: row.update(sampler="a" if i else "b"))
     found = run(folder)["metrics"]["fid"]
     assert found["scores"]["fid"] > 0 and found["by_sampler"]["a"]["scores"]["fid"] > 0
     assert "expected at least 2" in found["by_sampler"]["b"]["problem"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gen.core.files import sha256
-from gen.store.ledger import line
+from gen.store.ledger import MANIFEST, PLAN, parse_rows
+from gen.store.sealed import plan_text, seal
 
 
 def write_job(
@@ -55,10 +55,20 @@ def write_job(
     plan = {
         "plan": 1,
         "fingerprint": "test",
+        "made_with": {},
+        "labels": [{}],
         "relevant": {"entries": [{"model": model, "modality": modality}]},
         "items": items,
         "shards": [[first, min(first + shard_items, count)] for first in starts],
     }
-    (folder / "plan.json").write_text(json.dumps(plan))
-    (folder / "manifest.jsonl").write_bytes(b"".join(map(line, rows)))
+    (folder / PLAN).write_bytes(plan_text(plan))
+    (folder / MANIFEST).write_bytes(b"".join(map(seal, rows)))
     return folder
+
+
+def change_rows(folder: Path, change: Callable[[int, dict[str, Any]], None]) -> None:
+    """Change the rows of a finished job, as a run that makes items again does."""
+    rows = parse_rows(folder / MANIFEST)
+    for index, row in enumerate(rows):
+        change(index, row)
+    (folder / MANIFEST).write_bytes(b"".join(map(seal, rows)))

@@ -25,7 +25,8 @@ class Toy:
     """A modality of one-line texts."""
 
     name, extension, media_kind, default_sampling, kept = "toy", "txt", "data", {}, ""
-    also = ()
+    also, formats = (), ()
+    models, default_samplers, masked_params = {}, {"causal": "speculative_jacobi"}, {}
 
     def condition(self, prompt):
         if "!" in prompt:
@@ -85,7 +86,14 @@ class Pipe:
             for i in items
         ]
         stats = [
-            Stats(nfe=3, tokens=4, tokens_computed=9, mean_acceptance_length=4 / 3, seconds=0.5)
+            Stats(
+                nfe=3,
+                tokens=4,
+                tokens_computed=9,
+                positions_computed=9,
+                mean_acceptance_length=4 / 3,
+                seconds=0.5,
+            )
             for _ in items
         ]
         traces = [[TraceStep([0, 1], [0], {0: 7})] for _ in items] if trace else None
