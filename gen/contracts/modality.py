@@ -119,6 +119,14 @@ class Modality(ABC):
         """
         return condition
 
+    def as_stated(self, condition: Any) -> Any:
+        """Return the condition of an edit, whose source decides what its text leaves open.
+
+        Args:
+            condition: condition that ``ground`` returned.
+        """
+        return condition
+
     # --- models
 
     @abstractmethod
