@@ -12,6 +12,7 @@ from gen.cli.commands.bench import add_bench
 from gen.cli.commands.check import add_check
 from gen.cli.commands.configs import add_cp, add_show
 from gen.cli.commands.decode import add_decode
+from gen.cli.commands.demo import add_demo
 from gen.cli.commands.doctor import add_doctor
 from gen.cli.commands.export import add_export
 from gen.cli.commands.gallery import add_gallery
@@ -26,6 +27,7 @@ from gen.core.versions import installed
 COMMANDS = (
     add_sample,
     add_run,
+    add_demo,
     add_work,
     add_ls,
     add_show,
