@@ -15,7 +15,7 @@ WORKERS ?= 2
 TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ARGS ?=
 
-.PHONY: demo test test-slow check types format setup clean
+.PHONY: demo test test-slow check types docs format setup clean
 
 demo: $(STAMP)
 	@$(BIN)/gen demo
@@ -36,6 +36,13 @@ check: $(STAMP) types
 # Types of gen/core, gen/contracts and samplers.
 types: $(STAMP)
 	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+# The site, in out/site; broken links and anchors are errors.
+docs: $(STAMP)
+	@$(BIN)/python -c 'import mkdocs' 2>/dev/null || $(PIP) --quiet -e '.[docs]'
+	@PYTHONPATH=. $(BIN)/python docs/tables.py --check
+	@PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	@echo "site: $(CURDIR)/out/site/index.html"
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .

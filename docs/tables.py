@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gen.cli.listings import methods as methods_listing
 from gen.cli.listings.text import first_line
 from gen.core.method import SEQUENTIAL, Limit, Preset
 from gen.core.params import part_kinds
@@ -23,7 +24,7 @@ from gen.core.registry import registry
 from gen.samplers.masked.config import LoopParams
 from gen.samplers.masked.parts.selection import GREEDY
 
-PAGES = ("masked.md", "drafts.md")
+PAGES = ("masked.md", "drafts.md", "samplers.md", "glossary.md")
 DECIDES = {
     "order": "the priority of positions",
     "schedule": "the number of masked positions after each of `steps` passes",
@@ -78,6 +79,45 @@ def drafters() -> str:
     return table(["drafter", "drafts"], rows)
 
 
+def samplers() -> str:
+    """Lists the samplers: models that they decode, guarantee, papers and rule."""
+    rows = [
+        [
+            f"`{row['name']}`",
+            f"{row['protocol']}, of {' and '.join(row['kinds'])}",
+            row["guarantee"],
+            row["about"].replace("``", "`"),
+            ", ".join(_link(paper) for paper in row["papers"]),
+        ]
+        for row in methods_listing.samplers()
+    ]
+    return table(["sampler", "models", "guarantee by default", "rule", "papers"], rows)
+
+
+def presets() -> str:
+    """Lists the presets of all samplers."""
+    rows = [
+        [f"`{row['name']}`", f"`{row['sampler']}`", row["guarantee"], row["about"]]
+        for row in methods_listing.presets()
+    ]
+    return table(["preset", "sampler", "guarantee", "rule"], rows)
+
+
+def papers() -> str:
+    """Lists the published methods by the titles of their papers."""
+    rows = [
+        [row["title"] or row["about"], _link(row["paper"]), f"`{row['name']}`"]
+        for row in methods_listing.presets()
+        if row["paper"]
+    ]
+    return table(["paper", "published as", "preset"], sorted(rows, key=str))
+
+
+def _link(paper: str) -> str:
+    is_arxiv = re.fullmatch(r"\d{4}\.\d{5}", paper)
+    return f"[arXiv {paper}](https://arxiv.org/abs/{paper})" if is_arxiv else paper
+
+
 def _paper(preset: Preset) -> str:
     if not preset.paper:
         return ""
@@ -113,6 +153,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods": methods,
     "verifiers": verifiers,
     "drafters": drafters,
+    "samplers": samplers,
+    "presets": presets,
+    "papers": papers,
 }
 
 

@@ -123,6 +123,7 @@ def measure(
         "draft_nfe": mean(drafted) if drafted else None,
         "tokens": sum(s.tokens for s in stats),
         "tokens_computed": mean(s.tokens_computed for s in stats),
+        "positions_computed": mean(s.positions_computed for s in stats),
         "peak_memory": peak,
         "acceptance_histogram": added(s.acceptance_histogram for s in stats),
         "passed": None if verdicts is None else sum(v.passed for v in verdicts),

@@ -17,7 +17,7 @@ HEADS = [
     "sampler",
     "batch",
     "forward passes",
-    "tokens computed",
+    "computed (padded)",
     "s per item (min-max)",
     "fewer passes",
     "faster",
@@ -92,7 +92,8 @@ def summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarise the repeats of one row."""
     seconds, media = [r["seconds"] for r in group], sum(r["items"] for r in group)
     row: dict[str, Any] = {
-        key: median(r[key] for r in group) for key in ("nfe", "tokens_computed", "seconds")
+        key: median(r[key] for r in group)
+        for key in ("nfe", "tokens_computed", "positions_computed", "seconds")
     }
     row.update(
         seconds_least=min(seconds), seconds_most=max(seconds), repeats=len(group), media=media
@@ -144,7 +145,7 @@ def render(table: list[dict[str, Any]], markdown: bool = False) -> str:
             [
                 *start,
                 calls(r),
-                f"{r['tokens_computed']:.0f}",
+                f"{r['tokens_computed']:.0f} ({r['positions_computed']:.0f})",
                 f"{r['seconds']:.4f} ({r['seconds_least']:.4f}-{r['seconds_most']:.4f})",
                 ratio("fewer_passes"),
                 ratio("speed_up"),

@@ -29,7 +29,6 @@ NEEDED = (
     "torch",
     "transformers",
     "diffusers",
-    "omegaconf",
     "einops",
     "accelerate",
     "safetensors",

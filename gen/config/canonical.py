@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 ATOMS = frozenset(
@@ -55,15 +55,6 @@ def flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
             else {f"{prefix}{key}": value}
         )
     return out
-
-
-def escape(value: Any) -> Any:
-    """``${`` in a prompt is text, not an interpolation."""
-    if isinstance(value, str):
-        return value.replace("${", "\\${") if "${" in value else value
-    if isinstance(value, Mapping):
-        return {k: escape(v) for k, v in value.items()}
-    return [escape(v) for v in value] if isinstance(value, Iterable) else value
 
 
 def factored(trees: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

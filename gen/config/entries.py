@@ -14,14 +14,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from gen.config.canonical import canonical, escape, factored, labels
+from gen.config.canonical import canonical, factored, labels
 from gen.config.inputs import Census, file_digest, iter_rows, listed_rows, take_census
 from gen.config.layers import merge_layers, read_yaml
+from gen.config.references import escape
 from gen.config.row_check import row_check
 from gen.config.rows import Row, located
 from gen.config.run import RUN, Run, make_run
+from gen.config.yaml_text import dump_yaml
 from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
 from gen.core.errors import GenError
 
@@ -187,7 +187,7 @@ class Job:
 
     def to_yaml(self) -> str:
         """Format the job as a job file."""
-        return OmegaConf.to_yaml(OmegaConf.create(escape(self.to_dict())))
+        return dump_yaml(escape(self.to_dict()))
 
     def labels(self) -> list[str]:
         """Name the entries (see `gen.config.canonical.labels`)."""

@@ -21,6 +21,7 @@ from gen.config.rows import Row, located, parse_row, writable
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError, bad_value
 from gen.core.files import put, sha256
+from gen.core.paths import is_file
 
 # --- where rows come from
 
@@ -131,6 +132,8 @@ class Census:
             are one such set.
         error: of the first row that has one.
         stamp: time and size of the file, if it is one.
+        counted: rows that say their own number of samples.
+        own_samples: sum of those numbers.
     """
 
     rows: int
@@ -138,6 +141,12 @@ class Census:
     first: dict[str, Row]
     error: str | None
     stamp: Any = None  # of the file, where it is one
+    counted: int = 0
+    own_samples: int = 0
+
+    def samples(self, num_samples: int) -> int:
+        """Return the number of items, with ``num_samples`` for each row that says none."""
+        return (self.rows - self.counted) * num_samples + self.own_samples
 
 
 def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None) -> Census:
@@ -147,6 +156,7 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
     known: dict[str, str] = {}
     first: dict[str, Row] = {}
     error, count, digest = None, 0, hashlib.sha256()
+    counted = own_samples = 0
     for count, row in enumerate(rows, 1):  # noqa: B007 - read behind the loop
         tree = {"malformed": row.raw} if row.raw is not None else row.tree()
         for key in MEDIA:
@@ -154,6 +164,8 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
                 path = row.start[key]
                 tree[key] = known[path] = known.get(path) or content(path)
         digest.update(json.dumps(canonical(tree), sort_keys=True).encode() + b"\n")
+        counted += row.num_samples is not None
+        own_samples += row.num_samples or 0
         if row.error:
             error = error or row.error
         else:
@@ -163,7 +175,7 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
                 else None
             )
             first.setdefault(json.dumps(own, sort_keys=True), row)
-    return Census(count, digest.hexdigest(), first, error)
+    return Census(count, digest.hexdigest(), first, error, counted=counted, own_samples=own_samples)
 
 
 def rows_digest(rows: Iterable[Row]) -> str:
@@ -174,4 +186,4 @@ def rows_digest(rows: Iterable[Row]) -> str:
 
 def file_digest(path: str) -> str:
     """Digest a file, or note that it is missing."""
-    return sha256(Path(path)) if Path(path).is_file() else f"missing {path}"
+    return sha256(Path(path)) if is_file(path) else f"missing {path}"

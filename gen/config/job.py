@@ -9,7 +9,7 @@ the misspelt key and run another job than the user asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -22,9 +22,11 @@ from gen.config.entries import Entry, Job
 from gen.config.inputs import Census, file_digest
 from gen.config.layers import FILES, merge_layers, read_yaml
 from gen.config.packaged import find_config
+from gen.config.rows import writable
 from gen.config.run import RUN, make_run
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
-from gen.core.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, bad_value, shown, unknown
+from gen.core.paths import expand_user, is_file
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 
@@ -35,15 +37,31 @@ LOADED = (
     "dtype",
     "compile",
 )  # what a loader is told beside the options of a model's family
+ITEMS = 5_000_000  # of one job: a plan lists each of them, in about 500 bytes
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def load_config(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Job:
-    """Load the job of a file, or of a packaged config such as ``image/sjd``. Raises ``GenError``
-    for anything doubtful."""
+def load_config(
+    path_or_name: str | Path, overrides: Sequence[str] = (), allow_env: Collection[str] = ()
+) -> Job:
+    """Load the job of a file, or of a packaged config such as ``image/sjd``.
+
+    Args:
+        path_or_name: the file, or the name of a packaged config.
+        overrides: ``key=value`` texts; paths in them are relative to the working directory.
+        allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
+
+    Raises:
+        GenError: for anything doubtful.
+    """
     path = find_config(path_or_name)
     return make_job(
-        read_yaml(path), overrides, where=str(path_or_name), base=path.parent, name=path.stem
+        read_yaml(path, allow_env),
+        overrides,
+        where=str(path_or_name),
+        base=path.parent,
+        name=path.stem,
+        allow_env=allow_env,
     )
 
 
@@ -54,6 +72,7 @@ def make_job(
     where: str,
     base: Path | None = None,
     name: str | None = None,
+    allow_env: Collection[str] = (),
 ) -> Job:
     """Make the job of a tree with the layout of a file.
 
@@ -63,13 +82,18 @@ def make_job(
         where: origin of the tree, for messages.
         base: folder that paths in the tree are relative to.
         name: of the job, if the tree has none.
+        allow_env: names of environment variables that an override may refer to.
+
+    Raises:
+        GenError: for anything doubtful.
     """
-    layers = merge_layers(tree, overrides, where, base or Path())
+    layers = merge_layers(tree, overrides, where, base or Path(), allow_env)
     counted: dict[Any, Census] = {}  # entries often share their rows
     entries = [
         _resolve(values, locations, location, counted)
         for values, locations, location in layers.entries
     ]
+    _check_items(entries, where)
     first: dict[str, int] = {}
     digest = cache(file_digest)
     for i, entry in enumerate(entries if len(entries) > 1 else ()):
@@ -83,14 +107,29 @@ def make_job(
                 " to differ"
             )
     run = make_run({k: v for k, v in layers.top.items() if k in RUN}, layers.locations, where)
+    _checked_text(
+        "engine_options", run.engine_options, layers.locations.get("engine_options", where)
+    )
     _refuse_other_bits(entries if run.deterministic else [], where)
-    name = layers.top.get("name") or name or entries[0].modality
+    name = _name(layers.top.get("name"), layers.locations.get("name", where)) or name
     return Job(
-        str(name),
+        str(name or entries[0].modality),
         _out(layers.top.get("out"), name, layers.locations.get("out", where)),
         entries,
         run,
     )
+
+
+def _check_items(entries: Sequence[Entry], where: str) -> None:
+    """Refuse a job whose plan would not fit into memory."""
+    counts = [entry.census.samples(entry.num_samples) for entry in entries]
+    if sum(counts) > ITEMS:
+        most = max(range(len(counts)), key=counts.__getitem__)
+        of_entry = f", {counts[most]:,} of them in jobs.{most}" if len(counts) > 1 else ""
+        raise GenError(
+            f"{where} asks for {sum(counts):,} items{of_entry}; expected at most {ITEMS:,} in one"
+            " job, because a plan lists each of them"
+        )
 
 
 def _refuse_other_bits(entries: list[Entry], where: str) -> None:
@@ -120,11 +159,16 @@ def _resolve(
         return locations.get(key, location)
 
     v = dict(values)
+    for key in v:
+        if key != "prompts":  # every row has its own check
+            _checked_text(key, v[key], at(key))
     if v["modality"] is None:
         raise GenError(
             f"modality is missing in {location}; known: {', '.join(registry.table('modality'))}"
         )
     registry.get("modality", v["modality"], at("modality"))
+    if isinstance(v["model"], str) and v["model"].startswith("~"):
+        v["model"] = str(expand_user(v["model"]))
     for key in ("model", "device", "dtype"):
         if (not isinstance(v[key], str) and not (key == "model" and v[key] is None)) or v[
             key
@@ -148,11 +192,11 @@ def _resolve(
     for key, least in (("num_samples", 1), ("seed", 0), ("batch_size", 1), ("trace", 0)):
         if not isinstance(v[key], int) or isinstance(v[key], bool) or v[key] < least:
             raise bad_value(key, v[key], f"an integer of at least {least}", at(key))
-    if v["seed"] >= 2**62:
-        raise bad_value("seed", v["seed"], "an integer below 2**62", at("seed"))
+        if v[key] >= 2**62:
+            raise bad_value(key, v[key], "an integer below 2**62", at(key))
     for key in FILES:
-        if v[key] is not None and not Path(v[key]).is_file():
-            raise GenError(f"{key} in {at(key)} is no file: {v[key]}")
+        if v[key] is not None and not is_file(v[key]):
+            raise GenError(f"{key} in {at(key)} is no file: {shown(v[key])}")
     try:
         EditSpec(*(v[k] for k in EDIT_FIELDS))
     except GenError as error:
@@ -209,9 +253,28 @@ def _resolve_sampler(
     return {"name": node["name"], **params}, {k: plain(v) for k, v in asdict(full).items()}
 
 
+def _name(name: Any, where: str) -> str | None:
+    if name is None:
+        return None
+    if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
+        raise bad_value("name", name, "a text that is not empty", where)
+    return _checked_text("name", str(name), where)
+
+
+def _checked_text(key: str, value: Any, where: str) -> Any:
+    """Return a value as it is. Raises ``GenError`` for a text that UTF-8 cannot hold."""
+    if isinstance(value, Mapping):
+        for inner, one in value.items():
+            _checked_text(f"{key}.{inner}", one, where)
+    elif isinstance(value, str) and not writable(value):
+        raise bad_value(key, value, "text in UTF-8", where)
+    return value
+
+
 def _out(out: Any, name: object, where: str) -> str:
     if out is None:
         return f"out/{name}"
     if not isinstance(out, str) or not out.strip():
         raise bad_value("out", out, "a folder", where)
-    return out
+    _checked_text("out", out, where)
+    return str(expand_user(out)) if out.startswith("~") else out

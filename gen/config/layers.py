@@ -6,21 +6,19 @@ Only names and shape are checked here; `gen.config.job` resolves the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from gen.config.canonical import sampling_fields
 from gen.config.inputs import inline_rows
+from gen.config.references import References
 from gen.config.run import RUN
-from gen.config.sweep import combinations, refuse_swept
+from gen.config.sweep import MOST, combinations, refuse_swept
+from gen.config.yaml_text import load_yaml
 from gen.core.edit_spec import EDIT_FIELDS, MEDIA
-from gen.core.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, bad_value, shown, unknown
+from gen.core.paths import expand_user
 
 DEFAULTS: dict[str, Any] = {
     "modality": None,
@@ -44,8 +42,6 @@ KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")
 FILES = ("prompts_file", *MEDIA)
 NODES = ("sampler", "sampling", "model_options")  # keys with keys of their own
 RUN_NODE = "engine_options"
-# of a YAML file; OmegaConf's own limit is below what a large sweep or list of prompts takes
-NODES_MOST = 2_000_000
 
 
 class Values(NamedTuple):
@@ -64,31 +60,52 @@ class Layers(NamedTuple):
     entries: list[Values]
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a job file. Raises ``GenError`` for a file that holds no keys."""
+def read_yaml(path: Path, allow_env: Collection[str] = ()) -> dict[str, Any]:
+    """Read a job file.
+
+    Args:
+        path: the file.
+        allow_env: names of environment variables that it may refer to.
+
+    Raises:
+        GenError: a file that holds no keys, that is beyond the bounds, or with a reference that
+            cannot be resolved.
+    """
     try:
-        tree = OmegaConf.load(
-            path, **({"max_yaml_expanded_nodes": NODES_MOST} if _limits(OmegaConf.load) else {})
-        )
-        if not isinstance(tree, DictConfig):
-            raise GenError(
-                f"{path} holds a list; expected keys such as modality, sampler and prompts"
-            )
-        return OmegaConf.to_container(tree, resolve=True)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise GenError(f"{path} is no valid job file: {' '.join(str(error).split())}") from error
-    except OSError as error:  # OmegaConf says so for a file that holds one bare value
+        tree = load_yaml(path.read_text(encoding="utf-8-sig"))
+    except GenError as error:
+        raise GenError(f"{path} is no valid job file: {error}") from error
+    except UnicodeDecodeError as error:
+        raise GenError(
+            f"{path} is no valid job file: no UTF-8 text ({error.reason} at byte {error.start + 1})"
+        ) from error
+    except OSError as error:
         raise GenError(f"{path} cannot be read as a job file: {error.strerror or error}") from error
+    if not isinstance(tree, dict):
+        held = "a list" if isinstance(tree, list) else shown(tree)
+        raise GenError(f"{path} holds {held}; expected keys such as modality, sampler and prompts")
+    return References(tree, allow_env, str(path)).resolved(tree)
 
 
-def _limits(load: Callable) -> bool:
-    """Return True if this OmegaConf limits the size of a file; older ones do not."""
-    return "max_yaml_expanded_nodes" in signature(load).parameters
+def merge_layers(
+    tree: Mapping,
+    overrides: Sequence[str],
+    where: str,
+    base: Path,
+    allow_env: Collection[str] = (),
+) -> Layers:
+    """Merge the layers: each entry with its values, one per combination of its sweep.
 
+    Args:
+        tree: keys of a job file.
+        overrides: ``key=value`` texts.
+        where: origin of the tree, for messages.
+        base: folder that paths of the tree are relative to.
+        allow_env: names of environment variables that an override may refer to.
 
-def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path) -> Layers:
-    """Every entry with its values, one per combination of its sweep. ``base``: what paths of the
-    tree are relative to."""
+    Raises:
+        GenError: an unknown key, a value of the wrong shape, or too many entries.
+    """
     for key in tree:
         if key not in KEYS:
             raise unknown("key", key, KEYS, where)
@@ -100,11 +117,11 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
         if key in tree and (tree[key] is not None or key in RUN):
             _set_top(top, top_origins, [key], tree[key], where)
     for text in overrides:
-        keys, value = _override(text, len(jobs) if "jobs" in tree else 0)
+        keys, value = _override(text, len(jobs) if "jobs" in tree else 0, allow_env)
         if keys[0] in FOLDER_KEYS:
-            _set_top(top, top_origins, keys, value, f"override {text!r}")
+            _set_top(top, top_origins, keys, value, f"override {shown(text)}")
         else:
-            parsed.append((keys, value, f"override {text!r}"))
+            parsed.append((keys, value, f"override {shown(text)}"))
     shared, shared_origins = dict(DEFAULTS), {}
     _merge(shared, {k: v for k, v in tree.items() if k in DEFAULTS}, where, shared_origins, base)
     entries = []
@@ -121,6 +138,11 @@ def merge_layers(tree: Mapping, overrides: Sequence[str], where: str, base: Path
         ]
         sweep = job["sweep"] if "sweep" in job else tree.get("sweep")
         entries += _swept(Values(values, locations, location), sweep, own, base)
+        if len(entries) > MOST:
+            raise GenError(
+                f"the sweeps of {where} make {len(entries):,} entries by jobs.{i} of {len(jobs):,};"
+                f" expected at most {MOST:,}"
+            )
     return Layers(top, top_origins, entries)
 
 
@@ -172,26 +194,24 @@ def _set_top(top: dict, locations: dict, keys: list[str], value: Any, location: 
     top[key], locations[key] = value, location
 
 
-def _override(text: str, jobs: int) -> tuple[list[str], Any]:
+def _override(text: str, jobs: int, allow_env: Collection[str]) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
         raise GenError(
-            f"override {text!r} has no key or no '='; expected key=value, such as sampler.window=64"
+            f"override {shown(text)} has no key or no '='; expected key=value, such as"
+            " sampler.window=64"
         )
     try:
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=True)[
-            "value"
-        ]
-    except (YAMLError, ValueError) as error:
-        raise GenError(
-            f"override {text!r} has no readable value: {' '.join(str(error).split())}"
-        ) from error
+        said = {keys[-1]: load_yaml(value)}
+        parsed = References({}, allow_env, "the override").resolved(said)[keys[-1]]
+    except GenError as error:
+        raise GenError(f"override {shown(text)} has no readable value: {error}") from error
     inner = keys
     if keys[0] == "jobs":
         if len(keys) < 3 or not keys[1].isdigit() or int(keys[1]) >= jobs:
             expected = f"jobs.N.key with N below {jobs}" if jobs else "a config that has jobs"
-            raise GenError(f"override {text!r} reaches no entry; expected {expected}")
+            raise GenError(f"override {shown(text)} reaches no entry; expected {expected}")
         inner = keys[2:]
     elif keys[0] in FOLDER_KEYS:
         return keys, parsed
@@ -199,7 +219,9 @@ def _override(text: str, jobs: int) -> tuple[list[str], Any]:
         return keys, parsed
     if inner[0] not in DEFAULTS or len(inner) > (2 if inner[0] in NODES else 1):
         hint = " (a key of the whole run)" if inner[0] in FOLDER_KEYS else ""
-        raise unknown(f"key{hint}", key, (*DEFAULTS, *FOLDER_KEYS, "sweep"), f"override {text!r}")
+        raise unknown(
+            f"key{hint}", key, (*DEFAULTS, *FOLDER_KEYS, "sweep"), f"override {shown(text)}"
+        )
     return keys, parsed
 
 
@@ -222,7 +244,7 @@ def _merge(
         elif key in FILES and value is not None:
             if not isinstance(value, (str, Path)) or not str(value):
                 raise bad_value(key, value, "a path", location)
-            value = str((base / value).absolute())
+            value = str((base / expand_user(value)).absolute())
         elif key == "prompts" and value is not None:
             value = inline_rows(value, base, location)
         if key == "prompts_file" and value is None:

@@ -16,9 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gen.config.rows import ROW_NODES, nested
+from gen.config.yaml_text import DEEPEST, load_yaml
 from gen.core.errors import GenError
 
 Read = tuple[int, Any, str, str | None]
@@ -79,10 +78,9 @@ def _jsonl(path: Path) -> Iterator[Read]:
             error = str(problem)
         except json.JSONDecodeError as problem:
             error = f"no JSON ({problem.msg} at column {problem.colno})"
-        except (
-            ValueError,
-            RecursionError,
-        ) as problem:  # a number of thousands of digits, brackets without end
+        except RecursionError:
+            error = f"no JSON that can be read (it nests more than {DEEPEST} deep)"
+        except ValueError as problem:  # a number of thousands of digits
             error = f"no JSON that can be read ({problem})"
         yield number, got, line, error
 
@@ -178,12 +176,8 @@ def _whole(key: str, value: Any) -> Any:
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> Any:
     try:
-        value = yaml.safe_load(text)
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ):  # dates that do not exist, brackets without end
+        value = load_yaml(text)
+    except GenError:
         return text
     return value if value is None or isinstance(value, (bool, int, float, list, dict)) else text
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import plain
 from gen.config.rows import Row
 from gen.core.edit_spec import MEDIA, EditSpec
-from gen.core.errors import GenError
+from gen.core.errors import GenError, shown
+from gen.core.paths import is_file
 from gen.core.registry import registry
 
 
@@ -54,13 +54,17 @@ def row_check(
 def _own_params(
     sampler: Mapping[str, Any], sampling: Mapping[str, Any], row: Row
 ) -> tuple[dict[str, Any], GenError | None]:
-    from gen.core.sampler import resolve_sampler  # imports torch, status needs none
+    from gen.core.sampler import (  # imports torch, status needs none
+        parameter_names,
+        resolve_sampler,
+    )
 
     try:
         preset = registry.table("preset").get(sampler["name"])
         cls = registry.get("sampler", preset.sampler if preset else sampler["name"], "a row")
         aliases = {**cls.aliases, **(preset.aliases if preset else {})}
-        own = [k if k in cls.__dataclass_fields__ else aliases.get(k, k) for k in row.sampler]
+        known = parameter_names(cls)
+        own = [k if k in known else aliases.get(k, k) for k in row.sampler]
         rest = {
             k: v for k, v in sampler.items() if k not in own
         }  # so that an alias is not the second name of a parameter
@@ -72,7 +76,7 @@ def _own_params(
 
 def _check_start(start: EditSpec, own: Mapping[str, Any]) -> None:
     for key in MEDIA:
-        if key in own and not Path(own[key]).is_file():
-            raise GenError(f"{key} is no file: {own[key]}")
+        if key in own and not is_file(own[key]):
+            raise GenError(f"{key} is no file: {shown(own[key])}")
     if own:
         EditSpec(**{**vars(start), **own})

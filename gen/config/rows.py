@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import plain, sampling_fields
+from gen.config.yaml_text import check_bounds
 from gen.core.edit_spec import EDIT_FIELDS, MEDIA
 from gen.core.errors import GenError, bad_value, unknown
+from gen.core.paths import expand_user
 
 ROW_NODES = (
     "sampler",
@@ -74,6 +76,8 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
         got = {"prompt": got}
     if not isinstance(got, (dict, Mapping)):
         raise bad_value("the row", got, "a text, or an object with a prompt")
+    if any(isinstance(value, (Mapping, list, tuple)) for value in got.values()):
+        check_bounds(got, "the row")
     v = nested(got)
     prompt = v.get("prompt")
     if prompt is None:
@@ -83,7 +87,9 @@ def parse_row(got: Any, line: int, base: Path) -> Row:
     if len(v) > 1:
         _check_types(v)
     start = {
-        k: str((base / v[k]).absolute()) if k in MEDIA else v[k] for k in EDIT_FIELDS if k in v
+        k: str((base / expand_user(v[k])).absolute()) if k in MEDIA else v[k]
+        for k in EDIT_FIELDS
+        if k in v
     }
     nodes = {k: plain(v[k]) for k in ROW_NODES if v.get(k)}
     row = Row(
@@ -155,6 +161,7 @@ def _check_types(v: Mapping[str, Any]) -> None:
 
 
 def writable(tree: Any) -> bool:
+    """Return True for plain data that JSON in UTF-8 can hold."""
     try:
         (
             tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, allow_nan=False)

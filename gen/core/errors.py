@@ -4,8 +4,29 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 import traceback
 from collections.abc import Iterable, Sequence
+
+LONGEST = 200  # characters of a value in a message
+LISTED = 40  # names that a message lists at most
+ALIKE = 0.7  # share of letters in order that a suggestion has in common with what came
+LISTINGS = {"sampler": "gen ls samplers and gen ls presets", "config": "gen ls configs"}
+
+
+class _ShortRepr(reprlib.Repr):
+    """Repr that looks at a bounded part of a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 20
+        self.maxstring = self.maxlong = self.maxother = LONGEST
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Describe an integer that Python refuses to write."""
+        bits = x.bit_length()
+        return f"an integer of {bits} bits" if bits > 4 * LONGEST else super().repr_int(x, level)
 
 
 class GenError(ValueError):
@@ -13,6 +34,58 @@ class GenError(ValueError):
 
     The command line prints the message and exits with 2.
     """
+
+
+def shown(value: object) -> str:
+    """Return the repr of a value, cut to ``LONGEST`` characters; time and memory are bounded."""
+    if isinstance(value, str):
+        return cut(repr(value[: 2 * LONGEST]), len(value) > 2 * LONGEST)
+    return cut(_ShortRepr().repr(value))
+
+
+def cut(text: str, has_more: bool = False) -> str:
+    """Cut a text to ``LONGEST`` characters. ``has_more``: mark a text that was cut already."""
+    return f"{text[: LONGEST - 3]}..." if has_more or len(text) > LONGEST else text
+
+
+def cut_list(lines: Sequence[str], most: int = 10) -> list[str]:
+    """Return the first lines of many, and a last one that counts the others."""
+    left = len(lines) - most
+    return [*lines[:most], f"and {left:,} more"] if left > 0 else list(lines)
+
+
+def nearest(got: str, options: Iterable[str]) -> str | None:
+    """Find the option that a mistyped name most likely stands for, or None.
+
+    It shares most of its letters, or contains the name. Of names in folders (``image/sjd``) those
+    in the same folder are compared by their last part.
+    """
+    folder, _, last = got.rpartition("/")
+    names = {
+        o.rpartition("/")[2] if folder and o.startswith(f"{folder}/") else o: o for o in options
+    }
+    last = last if any(name != option for name, option in names.items()) else got
+    close = difflib.get_close_matches(last, names, 1, ALIKE) or [
+        n for n in difflib.get_close_matches(last, names, 3, 0.6) if len(n) == len(last)
+    ]
+    if not close and len(last) > 3:
+        close = sorted((n for n in names if last in n), key=len)
+    return names[close[0]] if close else None
+
+
+def hint(got: object, options: Iterable[str]) -> str:
+    """Format `` Did you mean 'sjd'?``, or nothing."""
+    near = nearest(str(got)[:LONGEST], options)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def listed(options: Sequence[str], listing: str = "") -> str:
+    """Format `` Known: a, b``, at most ``LISTED`` of them. ``listing``: command that lists all."""
+    if not options:
+        return ""
+    left = len(options) - LISTED
+    more = f" and {left} more" + (f" ({listing})" if listing else "") if left > 0 else ""
+    return f" Known: {', '.join(options[:LISTED])}{more}"
 
 
 def unknown(kind: str, got: object, options: Iterable[str], where: str = "") -> GenError:
@@ -25,10 +98,9 @@ def unknown(kind: str, got: object, options: Iterable[str], where: str = "") -> 
         where: file or flag that the name came from.
     """
     options = sorted(str(o) for o in options)
-    near = difflib.get_close_matches(str(got), options, 1, 0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     source = f" in {where}" if where else ""
-    return GenError(f"unknown {kind} {got!r}{source}.{hint} Known: {', '.join(options)}")
+    known = listed(options, LISTINGS.get(kind, ""))
+    return GenError(f"unknown {kind} {shown(got)}{source}.{hint(got, options)}{known}")
 
 
 def unknown_word(
@@ -42,9 +114,10 @@ def unknown_word(
         where: the text, for the message.
         what: name of ``options`` in the message.
     """
-    near = difflib.get_close_matches(got, options, 1, 0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return ValueError(f"{where}: {got!r} is outside {what}.{hint} Known: {', '.join(options)}")
+    return ValueError(
+        f"{cut(where)}: {shown(got)} is outside {what}.{hint(got, options)}"
+        f" Known: {', '.join(options)}"
+    )
 
 
 def bad_value(name: str, got: object, expected: str, where: str = "") -> GenError:
@@ -57,7 +130,7 @@ def bad_value(name: str, got: object, expected: str, where: str = "") -> GenErro
         where: file or flag that the value came from.
     """
     source = f" in {where}" if where else ""
-    return GenError(f"{name} is {got!r}{source}; expected {expected}")
+    return GenError(f"{name} is {shown(got)}{source}; expected {expected}")
 
 
 def describe(problem: BaseException) -> str:

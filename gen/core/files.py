@@ -9,7 +9,7 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from gen.core.errors import GenError
@@ -99,19 +99,32 @@ class Puts:
             ):  # a disk that takes nothing any more; what is left is swept later
                 self._files.pop()[0].unlink()
 
-    def commit(self) -> None:
-        """Every file under its own name, whole, and so that a power cut does not take it back."""
-        if not self._files:
-            return
+    def commit(
+        self, fence: Callable[[], AbstractContextManager[bool]] = lambda: nullcontext(True)
+    ) -> bool:
+        """Move every file to its own name, whole, and so that a power cut does not take it back.
+
+        Args:
+            fence: makes the context in which the files are moved; they are dropped if it yields
+                False.
+
+        Returns:
+            True if the files were moved.
+        """
         try:
-            with writing(self._files[0][1]):
-                list(self._pool.map(lambda pair: sync_file(pair[0]), self._files))
-            for temporary, path in self._files:
-                with writing(path):
-                    os.replace(temporary, path)
+            if self._files:
+                with writing(self._files[0][1]):
+                    list(self._pool.map(lambda pair: sync_file(pair[0]), self._files))
+            with fence() as free:
+                if not free:
+                    return False
+                for temporary, path in self._files:
+                    with writing(path):
+                        os.replace(temporary, path)
             for folder in {path.parent for _, path in self._files}:
                 with writing(folder):
                     sync_folder(folder)
+            return True
         finally:
             self.drop()
 

@@ -8,6 +8,8 @@ import socket
 from functools import lru_cache
 from pathlib import Path
 
+import psutil
+
 
 def usable_cores() -> int:
     """Number of processor cores that this process may use."""
@@ -20,6 +22,7 @@ def host() -> str:
     """Return a name of the scope in which process numbers are unique: host, boot and process name
     space."""
     parts = [socket.gethostname()]
+    # psutil knows neither of them; its boot time moves with the clock
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         try:
             parts.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text())
@@ -29,12 +32,18 @@ def host() -> str:
 
 
 def started(pid: int) -> int:
-    """Return the start time of a process in its system's own count, which tells processes of a
-    reused number apart; 0 where unknown."""
+    """Return the start of a process in hundredths of a second since boot, which tells processes of
+    a reused number apart; 0 where unknown, -1 for an ended process that is not yet reaped."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return -1 if state in "ZX" else int(rest[18])
-    except (OSError, ValueError, IndexError):
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return -1
+        # psutil counts from the epoch; a clock that is set between the calls moves boot and start
+        while True:
+            boot, begin = psutil.boot_time(), process.create_time()
+            if boot == psutil.boot_time():
+                return round(100 * (begin - boot))
+    except psutil.Error:
         return 0
 
 
@@ -56,11 +65,9 @@ def is_dead(worker: str) -> bool | None:
         return None
     pid, since = int(parts[1]), int(parts[2])
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        if not psutil.pid_exists(pid):
+            return True
+    except OverflowError:  # beyond the numbers of any system
         return True
-    except OSError:  # it is there, and somebody else's
-        return False
-    return (
-        started(pid) != since if since else None
-    )  # without its beginning a number may be another process
+    # without its start a number may be another process
+    return started(pid) != since if since else None

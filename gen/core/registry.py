@@ -95,7 +95,7 @@ class Registry:
     def get(self, kind: str, name: str, where: str = "") -> Any:
         """Looks up one object. Raises ``GenError`` that names the nearest known name."""
         table = self.table(kind)
-        if name not in table:
+        if not isinstance(name, str) or name not in table:
             raise unknown(kind, name, table, where)
         return table[name]
 

@@ -199,6 +199,11 @@ def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
     return found
 
 
+def parameter_names(sampler: type[Sampler]) -> list[str]:
+    """Return the names of the parameters of a sampler; class attributes are none."""
+    return [f.name for f in dataclasses.fields(sampler)]
+
+
 def params(sampler: type[Sampler]) -> dict[str, Any]:
     """Return the parameters of a sampler and their defaults."""
     return {f.name: f.default for f in dataclasses.fields(sampler)}
@@ -250,7 +255,7 @@ def resolve_sampler(
     else:
         cls, implied = samplers[name], {}
         given = _own_names(given, cls, {}, name, where)
-    fields = cls.__dataclass_fields__
+    fields = parameter_names(cls)
     for key in given:
         if key not in fields:
             raise unknown(f"parameter of sampler {name!r}:", key, fields, where)
@@ -299,7 +304,7 @@ def _own_names(
     found: dict[str, tuple[str, Any]] = {}
     position = f" in {where}" if where else ""
     for key, value in given.items():
-        own = key if key in cls.__dataclass_fields__ else {**cls.aliases, **aliases}.get(key, key)
+        own = key if key in parameter_names(cls) else {**cls.aliases, **aliases}.get(key, key)
         if own in found:
             raise GenError(
                 f"sampler {name!r} got {found[own][0]!r} and {key!r}{position}, which are one"

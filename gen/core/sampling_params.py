@@ -5,13 +5,17 @@ Log-probabilities are made from logits here and nowhere else, in this order:
     guidance    z = u + s (c - u)          c, u: logits with and without the condition (CFG),
                                            s = guidance_scale
     allowed     z = -inf where a token may not stand
-    temperature z = z / temperature        0: all mass on the argmax
+    temperature z = z / temperature        below 1e-5: all mass on the argmax
     top-k       the k largest
     top-p       the smallest set of largest tokens whose mass reaches p
     min-p       tokens with at least min_p times the mass of the largest
 
 Drafts are judged against this distribution and recovered tokens are drawn from its residual. No
 sampler filters or scales it a second time.
+
+Logits may make no distribution: one of them is NaN or +inf, -inf in both branches of guidance, or
+-inf for every allowed token. All V log-probabilities are NaN there, so that one of them tells
+(``has_no_distribution``).
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from gen.core.errors import bad_value, unknown
 # Numbers of the distribution that are worked on at a time: temporaries are as large as that. Keyed
 # by "the logits are on a CPU".
 LOGITS_CHUNK = {True: 1 << 15, False: 1 << 22}
+# Temperatures below take the argmax: logits divided by less overflow in float32.
+GREEDY_BELOW = 1e-5
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -46,7 +52,7 @@ class SamplingParams:
     """Parameters of the distribution that tokens are drawn from.
 
     Attributes:
-        temperature: divisor of the logits; 0 takes the argmax.
+        temperature: divisor of the logits; 0, or less than 1e-5, takes the argmax.
         top_k: number of most probable tokens that stay; 0 keeps all.
         top_p: mass of the most probable tokens that stay; 1 keeps all.
         min_p: least probability that stays, relative to the largest; 0 keeps all.
@@ -79,6 +85,11 @@ class SamplingParams:
             )
 
     @property
+    def is_greedy(self) -> bool:
+        """True where the temperature is so low that the argmax is taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
     def guided(self) -> bool:
         """True where classifier-free guidance needs logits without the condition."""
         return self.guidance_scale != 1.0
@@ -100,8 +111,8 @@ class SamplingParams:
             consume: the logits are not needed any more and may be written over.
 
         Returns:
-            Log-probabilities [..., V], -inf where there is no mass; float64 for float64 logits,
-            else float32.
+            Log-probabilities [..., V], -inf where there is no mass, all of them NaN where the
+            logits make no distribution; float64 for float64 logits, else float32.
         """
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
         rows = max(1, LOGITS_CHUNK[logits.is_cpu] // logits.shape[-1])
@@ -137,9 +148,12 @@ class SamplingParams:
             z = u + self.guidance_scale * (z - u)
         if legal is not None:
             z = z.masked_fill(~legal, float("-inf"))
-        if self.temperature == 0:
-            best = z.argmax(-1, keepdim=True)
-            return torch.full_like(z, float("-inf")).scatter_(-1, best, 0.0)
+        if self.is_greedy:
+            best = z.argmax(-1, keepdim=True)  # a NaN, if any logit is
+            exists = z.gather(-1, best).isfinite()
+            nothing = torch.where(exists, -torch.inf, torch.nan).to(z.dtype)
+            logprobs = nothing.expand(z.shape).contiguous()
+            return logprobs.scatter_(-1, best, torch.where(exists, 0.0, torch.nan).to(z.dtype))
         if self.temperature != 1:
             z = z / self.temperature
         if 0 < self.top_k < z.shape[-1]:
@@ -158,6 +172,15 @@ class SamplingParams:
             floor = logp.amax(-1, keepdim=True) + torch.tensor(self.min_p, dtype=z.dtype).log()
             z = z.masked_fill(logp < floor, float("-inf"))
         return z.log_softmax(-1)
+
+
+def has_no_distribution(logprobs: Tensor) -> Tensor:
+    """Find the positions whose logits make no distribution: [..., V] -> bool [...].
+
+    Args:
+        logprobs: log-probabilities as ``SamplingParams`` makes them.
+    """
+    return logprobs[..., 0].isnan()
 
 
 SAMPLING_FIELDS = tuple(SamplingParams.__dataclass_fields__)

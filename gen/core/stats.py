@@ -16,8 +16,9 @@ class Stats:
     Attributes:
         nfe: forward passes of the model; both branches of guidance count as one.
         tokens: tokens produced, up to and including the eos token where a row has one.
-        tokens_computed: positions of the row that went through the model, prompt included. Padding
-            of the batch is not counted.
+        tokens_computed: positions of the row's own that went through the model, prompt included.
+        positions_computed: all positions that the model was asked for in this row, with the padding
+            of shorter prompts and of windows that are shorter than another row's.
         mean_acceptance_length: tokens per forward pass, bonus tokens included.
         draft_acceptance_rate: accepted / drafted tokens; None where nothing is drafted.
         acceptance_histogram: entry k is the number of forward passes after which k drafts were
@@ -30,6 +31,7 @@ class Stats:
     nfe: int
     tokens: int
     tokens_computed: int
+    positions_computed: int
     mean_acceptance_length: float
     draft_acceptance_rate: float | None = None
     acceptance_histogram: list[int] = field(default_factory=list)

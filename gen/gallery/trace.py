@@ -3,11 +3,11 @@ JSON for the player."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from html import escape
 from math import ceil, prod, sqrt
 from typing import Any
+
+from markupsafe import Markup
 
 from gen.core.errors import GenError, bad_value
 
@@ -102,51 +102,32 @@ def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
     return Layout(planes, rows, columns, ceil(planes / lines), prod(sizes))
 
 
-def draw_trace(
-    name: str,
-    steps: Any,
-    grid: Any,
-    title: str,
-    media: str,
-    where: str,
-    kind: str = "image",
-    method: str = "",
-) -> str:
-    """Draw the card of one traced item.
+def draw_trace(steps: Any, grid: Any, where: str, kind: str = "image") -> dict[str, Any]:
+    """Draw the tokens and the steps of one trace, for its card.
 
     Args:
-        name: id of the item.
         steps: the trace as its file holds it, a list of steps.
         grid: sizes of the token grid; None where they are not known.
-        title: heading, as HTML.
-        media: the output, as HTML.
         where: the file of the trace, for the message.
         kind: kind of the output, such as ``audio``.
-        method: name of the sampler.
+
+    Returns:
+        ``grid`` and ``chart``, drawings of numbers as markup; ``events`` for the player; the number
+        of ``steps``; and ``wide``, for a card that needs the width of the page.
 
     Raises:
         GenError: for a file that holds no trace.
     """
     final, events, length = _read_steps(steps, where)
-    count = len(steps)
     plan = layout(grid, length, where, kind)
-    wide = " wide" if kind != "image" or plan.planes > 1 else ""
-    data = json.dumps(events, separators=(",", ":")).replace("<", "\\u003c")
-    head = f'<article class="trace{wide}" id="trace-{escape(name)}" data-method="{escape(method)}">'
-    return f"""{head}
-<header>{title}</header>
-<div class="stage"><div class="shot">{media}</div><div class="tokens">{
-        _token_grid(plan, final, count, bool(wide))
-    }</div>
-<div class="time">{_chart([len(s["committed"]) for s in steps])}
-<div class="player" hidden><button type="button" aria-label="play">▶</button>
-<input type="range" min="0" max="{count}" value="{
-        count
-    }" aria-label="step"><output></output></div></div>
-</div>
-<script type="application/json">{data}</script>
-</article>
-"""
+    wide = kind != "image" or plan.planes > 1
+    return {
+        "grid": Markup(_token_grid(plan, final, len(steps), wide)),
+        "chart": Markup(_chart([len(s["committed"]) for s in steps])),
+        "events": events,
+        "steps": len(steps),
+        "wide": wide,
+    }
 
 
 def _read_steps(steps: Any, where: str) -> tuple[dict[int, int], list[dict[str, Any]], int]:

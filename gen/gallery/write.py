@@ -4,9 +4,9 @@ The gallery reads only files of the folder (manifest, journals, plan, config, ve
 outputs) and refers to the outputs by relative paths, so a folder can be moved, zipped or served as
 it is. A small job is one page, with a section for each modality. The page of a large job holds the
 facts and loads the items, 100 at a time, from small scripts beside it (`gen.gallery.items`). The
-page is a template, ``gallery.html``, with its style and scripts from further templates; all text
-from users is escaped. Traces are drawn in plain SVG, so they show without a script; the events of
-every step are stored beside the drawing as JSON, which the page's player replays.
+page is the template ``templates/gallery.html``, which escapes every value. Traces are drawn in
+plain SVG, so they show without a script; the events of every step are stored beside the drawing as
+JSON, which the page's player replays.
 
 The gallery may be written repeatedly while the job runs, by several processes at once: every file
 appears whole, and files that would not change are left alone.
@@ -14,9 +14,7 @@ appears whole, and files that would not change are left alone.
 
 from __future__ import annotations
 
-import json
 import re
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +27,16 @@ from gen.gallery.media import EXCERPT, PREVIEW, SMALL, Files, Row, preview_of
 from gen.gallery.page import (
     FIRST_FAILURES,
     FIRST_TRACES,
-    all_methods,
+    facts,
     failures,
     filters,
     group_by,
+    guarantees,
+    modalities,
     sections,
-    summary,
     traces,
 )
+from gen.gallery.render import render
 from gen.store.ledger import CHECK, CONFIG, GALLERY, MANIFEST, PLAN, read_json, read_rows
 
 __all__ = ["EXCERPT", "PAGE", "preview_of", "write_gallery"]
@@ -80,34 +80,30 @@ def _write(folder: Path) -> None:
     if len(rows) == planned:  # no preview is to come
         sweep_temporaries(folder / PREVIEW)
     files = Files(folder)
-    parts = {
-        "title": escape(_name(folder) or folder.resolve().name),
-        "summary": summary(rows, planned, large),
-        "style": _template("style"),
-        "script": _template("script") + _template("browser" if large else "filter"),
-        "files": " ".join(
-            f'<a href="{n}">{n}</a>'
-            for n in (CONFIG, PLAN, MANIFEST, CHECK)
-            if (folder / n).is_file()
-        ),
-        **(_large if large else _small)(files, rows, planned),
-    }
-    # One pass, so that braces inside a prompt are never taken for a placeholder.
-    put_text(folder / GALLERY, re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], _template("")))
+    contents = (_large if large else _small)(files, rows, planned)
+    page = render(
+        "gallery",
+        title=_name(folder) or folder.resolve().name,
+        facts=facts(rows, planned, large),
+        filters=filters(rows, large),
+        files=[n for n in (CONFIG, PLAN, MANIFEST, CHECK) if (folder / n).is_file()],
+        large=large,
+        **contents,
+    )
+    put_text(folder / GALLERY, page)
 
 
-def _small(files: Files, rows: list[Row], planned: int) -> dict[str, str]:
-    return {
-        "filters": filters(rows, large=False),
-        "body": sections(files, rows),
-        "failures": failures(rows),
-    }
+def _small(files: Files, rows: list[Row], planned: int) -> dict[str, Any]:
+    return {"groups": sections(files, rows), "failures": failures(rows)}
 
 
-def _large(files: Files, rows: list[Row], planned: int) -> dict[str, str]:
+def _large(files: Files, rows: list[Row], planned: int) -> dict[str, Any]:
     chunks = write_items(files, rows, whole=len(rows) >= planned)
-    about = json.dumps(
-        {
+    return {
+        "groups": [about for about, _ in modalities(rows)],
+        "guarantees": guarantees(rows),
+        "manifest": MANIFEST,
+        "about": {
             "chunks": chunks,
             "items": len(rows),
             "planned": planned,
@@ -115,22 +111,10 @@ def _large(files: Files, rows: list[Row], planned: int) -> dict[str, str]:
             "fields": FIELDS,
             "shared": SHARED,
             "kinds": KINDS,
-        }
-    )
-    browser = (
-        f'<section id="items"><h2>Item by item</h2>\n{filters(rows, large=True)}\n<noscript><p'
-        ' class="about">Showing the items needs a script; without one they are all in <a'
-        f' href="{MANIFEST}">{MANIFEST}</a>.</p></noscript>\n<nav class="pages"'
-        ' aria-label="pages"></nav><p class="none" role="status" hidden></p><div'
-        ' class="tiles"></div><nav class="pages" aria-label="pages, again"></nav>\n<script'
-        f' type="application/json" id="about">{about}</script></section>\n'
-    )
-    body = all_methods(rows) + browser + traces(files, rows, most=FIRST_TRACES)
-    return {"filters": "", "body": body, "failures": failures(rows, FIRST_FAILURES)}
-
-
-def _template(part: str) -> str:
-    return Path(__file__).with_name(f"{part or 'gallery'}.html").read_text(encoding="utf-8")
+        },
+        "traces": traces(files, rows, most=FIRST_TRACES),
+        "failures": failures(rows, FIRST_FAILURES),
+    }
 
 
 def _rows(folder: Path) -> list[Row]:

@@ -48,6 +48,7 @@ COLUMNS = {
     "nfe": WHOLE,
     "tokens": WHOLE,
     "tokens_computed": WHOLE,
+    "positions_computed": WHOLE,
     "mean_acceptance_length": NUMBER,
     "draft_acceptance_rate": NUMBER,
     "grid": PARTS,

@@ -273,9 +273,9 @@ class Worker:
         version = about.st_ino, about.st_size, about.st_mtime_ns
         if self.tars or version == self.base_of:
             return False
-        keep = ("id", "attempt", "status")  # all that is needed, of ten thousand rows
+        keep = ("id", "attempt", "turn", "status")  # all that is needed, of ten thousand rows
         self.base, self.base_of = (
-            {r["id"]: {k: r[k] for k in keep} for r in parse_rows(self.folder / MANIFEST)},
+            {r["id"]: {k: r.get(k) for k in keep} for r in parse_rows(self.folder / MANIFEST)},
             version,
         )
         give_back(len(self.base))
@@ -304,10 +304,13 @@ class Worker:
                 groups.setdefault(_kind(item), []).append(work)
             for (number, _), works in groups.items():
                 Microbatches(self, self.pipe(number), works, due, writer).run()
-        if not self.claims.mine(f"{shard:05d}"):
-            raise Lost
-        if self.tars:
-            commit_shard(self.folder, self.plan, shard, self.lines(shard))
+        with ExitStack() as stack:
+            with writing(self.claims.folder):
+                mine = stack.enter_context(self.claims.fence(f"{shard:05d}"))
+            if not mine:
+                raise Lost
+            if self.tars:
+                commit_shard(self.folder, self.plan, shard, self.lines(shard))
 
     def pipe(self, number: int) -> Any:
         """Return the pipeline of an entry, loaded on first use."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,14 @@ from gen.store.stored_tokens import save_tokens
 
 AHEAD = 2  # microbatches that may wait to be written: enough to overlap, and memory stays bounded
 SYNCS = 8  # fsyncs at a time
-COUNTS = ("nfe", "tokens", "tokens_computed", "mean_acceptance_length", "draft_acceptance_rate")
+COUNTS = (
+    "nfe",
+    "tokens",
+    "tokens_computed",
+    "positions_computed",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+)
 
 
 class Writer:
@@ -53,33 +62,47 @@ class Writer:
         with writing(self.target):
             self.target.mkdir(parents=True, exist_ok=True)
         rows: list[Row] = []
-        puts = Puts(self._syncs)
+        puts, outdated = Puts(self._syncs), []
         try:
             for i, work in enumerate(batch):
                 if keep is None or work.item["id"] in keep:
                     before = len(puts)
                     try:
-                        rows.append(self._save(out, i, work, puts))
+                        rows.append(self._save(out, i, work, puts, outdated))
                     except BaseException:
                         puts.drop(before)
                         raise
         finally:  # a disk that is full in the middle takes nothing back
-            if rows:
-                puts.commit()
+            if rows and puts.commit(lambda: self._fenced(outdated)):
                 self._add(rows)
+            puts.drop()
 
     def _fail(self, batch: list[Work], errors: list[str]) -> None:
-        if self._lost():
-            return
-        self._add([self._row(w, None, 0, "failed", e) for w, e in zip(batch, errors, strict=True)])
+        with self._fenced() as mine:
+            pass
+        if mine:
+            rows = zip(batch, errors, strict=True)
+            self._add([self._row(work, None, 0, "failed", error) for work, error in rows])
 
-    def _lost(self) -> bool:
+    @contextmanager
+    def _fenced(self, outdated: Sequence[Path] = ()) -> Iterator[bool]:
+        """Keep the shard while the context is open, and remove ``outdated`` files; yields False if
+        the shard is another worker's."""
+        with ExitStack() as stack:
+            with writing(self.worker.claims.folder):
+                mine = stack.enter_context(self.worker.claims.fence(f"{self.shard:05d}"))
+            if mine := not self._lost(mine):
+                with writing(self.target):
+                    for path in outdated:
+                        path.unlink(missing_ok=True)
+            yield mine
+
+    def _lost(self, mine: bool | None = None) -> bool:
         """Return True if another worker took the shard over, for example after a long pause.
         Results produced since are dropped."""
-        if not self.lost and not (
-            self.worker.claims.mine(f"{self.shard:05d}")
-            and holds(self.worker.folder, self.worker.plan)
-        ):
+        if mine is None:
+            mine = self.worker.claims.mine(f"{self.shard:05d}")
+        if not self.lost and not (mine and holds(self.worker.folder, self.worker.plan)):
             self.lost = True
             self.worker.log.event("lost", shard=self.shard)
         return self.lost
@@ -96,9 +119,9 @@ class Writer:
             len(rows), failed=len(failed), nfe=sum(r["nfe"] or 0 for r in rows)
         )
 
-    def _save(self, out: Any, i: int, work: Work, puts: Puts) -> Row:
+    def _save(self, out: Any, i: int, work: Work, puts: Puts, outdated: list[Path]) -> Row:
         """Write the files of an item and return its row; an output that cannot be encoded is one
-        failed item."""
+        failed item, whose files of an earlier attempt are ``outdated``."""
         modality, stem, before = (
             self.worker.pipe(work.item["entry"]).modality,
             work.item["stem"],
@@ -122,14 +145,8 @@ class Writer:
             raise
         except Exception as problem:
             puts.drop(before)
-            with writing(self.target):
-                for name in (
-                    f"{stem}.{modality.extension}",
-                    f"{stem}.json",
-                    *also,
-                    *([tokens] if tokens else []),
-                ):
-                    (self.target / name).unlink(missing_ok=True)  # of an earlier attempt
+            names = (f"{stem}.{modality.extension}", f"{stem}.json", *also)
+            outdated += [self.target / n for n in (*names, *([tokens] if tokens else []))]
             return self._row(work, None, 0, "failed", f"could not be saved: {describe(problem)}")
         row.update(sha256=sha256(medium), bytes=medium.stat().st_size)
         if work.trace and out.traces:
@@ -188,6 +205,7 @@ class Writer:
             **tokens,
             **{k: item[k] for k in ("overrides", "input_id", "meta") if k in item},
             "attempt": work.attempt,
+            "turn": self.worker.claims.turns[f"{self.shard:05d}"],
             "seconds": stats.get("seconds"),
             "batch": 1 if out is None else work.at_once or len(out.stats),
             "worker": self.worker.name,

@@ -22,7 +22,7 @@ from gen.models.targets.masked import MaskedTarget
 
 def draw_lengths(
     target: MaskedTarget, rng: RNG, canvas: Tensor, max_batch: int | None = None
-) -> tuple[Tensor, list[int]]:
+) -> tuple[Tensor, list[tuple[int, int]]]:
     """Draw where every row ends.
 
     Args:
@@ -32,21 +32,21 @@ def draw_lengths(
         max_batch: rows per forward pass; None takes all at once.
 
     Returns:
-        The canvas [B, T] with eos tokens filled in, and the number of positions that were computed
-        for each row.
+        The canvas [B, T] with eos tokens filled in, and the positions of its own that each row had
+        computed, and those with padding.
     """
     space = target.space
     streams = space.length // space.grid[0]
     eos_logprobs, num_computed = [], []
     for rows in torch.arange(len(canvas), device=canvas.device).split(max_batch or len(canvas)):
         out = target.predict(canvas[rows], rows)
-        logprobs, computed = out.logprobs, out.num_computed_tokens
+        logprobs = out.logprobs
         # a copy: a view would hold the whole distribution in memory
         eos = logprobs[:, ::streams, space.eos_token_id].to(torch.float64, copy=True)
         eos_logprobs.append(eos)
-        num_computed += (
-            computed.tolist() if isinstance(computed, Tensor) else [computed] * len(rows)
-        )
+        counts = (out.num_computed_tokens, out.num_computed_positions)
+        lists = [torch.as_tensor(x).expand(len(rows)).tolist() for x in counts]
+        num_computed += zip(*lists, strict=True)
     ended = torch.cat(eos_logprobs).exp()
     filled = ~space.is_masked(canvas[:, ::streams])
     ended = ended.masked_fill(filled, 0.0).cummax(1).values
@@ -72,16 +72,17 @@ def without_eos(space: TokenSpace) -> TokenSpace:
     return replace(space, legal=legal)
 
 
-def add_length_pass(out: SampleOutput, num_computed: list[int]) -> SampleOutput:
+def add_length_pass(out: SampleOutput, num_computed: list[tuple[int, int]]) -> SampleOutput:
     """Return the output with the forward pass of ``draw_lengths`` counted in its statistics."""
     stats = []
-    for row, computed in zip(out.stats, num_computed, strict=True):
+    for row, (computed, positions) in zip(out.stats, num_computed, strict=True):
         nfe = row.nfe + 1
         stats.append(
             replace(
                 row,
                 nfe=nfe,
                 tokens_computed=row.tokens_computed + computed,
+                positions_computed=row.positions_computed + positions,
                 mean_acceptance_length=row.tokens / nfe,
             )
         )

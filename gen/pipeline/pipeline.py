@@ -466,7 +466,7 @@ class Pipeline(ModalityModels):
         target = kind.targets[space.kind](
             adapter, batch.tokens, space, sampling, uncond, batch.lengths, uncond_lengths
         )
-        target.learned = self._learned.setdefault(name, {})
+        target.learned, target.name = self._learned.setdefault(name, {}), name
         return target
 
     def _draft_target(

@@ -1,10 +1,18 @@
-"""Claims: which worker is at a shard right now. Advisory: two workers on one shard waste time and
-corrupt nothing.
+"""Claims: which worker is at a shard right now.
 
 A claim is a file that only one worker can create. Its worker writes a counter into it from time to
 time, the beat. Whether a worker is dead is never a question of what time it is, since clocks jump
 and machines disagree: a process of this machine is looked up, and of any other one it is asked
 whether its beat has changed within ``stale`` seconds of the observer's own steady clock.
+
+A worker may be stopped for longer than that and go on after a successor has finished the shard.
+Two things keep it from spoiling what lies there. It moves files to their names inside `Claims.fence`
+only: the last look at the claim and the moves are one step that no take-over divides, since both
+hold the lock file of the shard. And every claim of a shard has a higher ``turn`` than the one before
+it, which the rows carry: a row that comes late counts less than the successor's.
+
+A worker that is stopped inside the fence, between two moves, keeps its shard until it goes on or
+dies. On a file system without locks only the look and the turn are left.
 """
 
 from __future__ import annotations
@@ -16,7 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +39,13 @@ STALE = 60.0  # seconds without a beat after which a worker of another machine c
 
 
 @contextmanager
-def locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
-    """Lock a folder against other processes; the lock vanishes with the process.
+def locked(path: Path, wait: bool = True, create: bool = False) -> Iterator[bool | None]:
+    """Lock a folder or a file against other processes; the lock vanishes with the process.
+
+    Args:
+        path: the folder or the file.
+        wait: wait for another process that has the lock.
+        create: create the file if there is none.
 
     Yields:
         True with the lock, None if another process has it and ``wait`` is false, False where the
@@ -41,7 +54,8 @@ def locked(folder: Path, wait: bool = True) -> Iterator[bool | None]:
     if fcntl is None:
         yield False
         return
-    handle = os.open(folder, os.O_RDONLY)
+    # a network file system locks only what is open for writing, and a folder cannot be
+    handle = os.open(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o666)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -122,6 +136,7 @@ class Claims:
             clock,
         )
         self.held: set[str] = set()
+        self.turns: dict[str, int] = {}  # shard -> number of this worker's claim among all of it
         self._seen: dict[
             str, tuple[Any, float]
         ] = {}  # shard -> what its claim said, and since when
@@ -141,20 +156,32 @@ class Claims:
             FileNotFoundError
         ):  # the folder of all claims went away meanwhile, as it does where the job is complete
             return None
-        if how is None:
+        if how is None or not self._take_turn(shard):
             return None
         self._seen.pop(shard, None)
         with self._lock:
             self.held.add(shard)
         return how
 
+    def _take_turn(self, shard: str) -> bool:
+        """Count this claim among those of the shard; False if it was taken over already."""
+        with self._guard(shard):
+            handle = os.open(self._lock_file(shard), os.O_RDWR)
+            try:
+                before = os.read(handle, 32)
+                self.turns[shard] = (int(before) if before.isdigit() else 0) + 1
+                os.pwrite(handle, b"%010d" % self.turns[shard], 0)  # no kill halves ten bytes
+            finally:
+                os.close(handle)
+            return self.mine(shard)
+
     def _take_over(self, shard: str) -> str | None:
         """Replace the claim of a dead worker, one process at a time: of two that find it dead,
         the second would remove the claim of the first."""
         path = self.folder / shard
-        with locked(self.folder, wait=False) as free:
+        with locked(self.folder, wait=False) as free, self._guard(shard, wait=False) as unfenced:
             said = read_claim(path)
-            if free is None or (said is not None and not self._abandoned(shard, said)):
+            if None in (free, unfenced) or (said is not None and not self._abandoned(shard, said)):
                 return None
             path.unlink(missing_ok=True)
             if not create(path, self._text()):
@@ -167,34 +194,59 @@ class Claims:
         said = read_claim(self.folder / shard)
         return bool(said) and said.get("worker") == self.worker
 
+    @contextmanager
+    def fence(self, shard: str) -> Iterator[bool]:
+        """Keep other workers from taking the shard over while the context is open.
+
+        Yields:
+            True if the claim is still this worker's, and may be written under.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._guard(shard))
+            except FileNotFoundError:  # the folder of all claims went away with the finished job
+                yield False
+                return
+            began, mine = self.clock(), self.mine(shard)
+            yield mine
+            if mine and self.clock() - began > self.stale / 6:
+                self._write_beat(shard)  # none could be written meanwhile
+
+    def _guard(self, shard: str, wait: bool = True) -> AbstractContextManager[bool | None]:
+        """Lock the shard: what changes its claim, or depends on it, is done by one process at a
+        time."""
+        return locked(self._lock_file(shard), wait, create=True)
+
+    def _lock_file(self, shard: str) -> Path:
+        return self.folder / f".lock-{shard}"
+
     def release(self, shard: str) -> None:
         """Give a shard back."""
         with self._lock:
             self.held.discard(shard)
-        if self.mine(shard):
-            try:
+        # a disk that takes nothing any more: others find this worker gone when it is
+        with suppress(OSError), self._guard(shard):
+            if self.mine(shard):
                 (self.folder / shard).unlink(missing_ok=True)
-            except (
-                OSError
-            ):  # a disk that takes nothing any more: others find this worker gone when it is
-                pass
 
     def beat(self) -> None:
         """Write a new beat into every claim, which tells that this worker lives."""
         with self._lock:
             self._beat += 1
             for shard in self.held:
-                path = self.folder / shard
-                if not self.mine(shard):
-                    continue
-                temporary = path.with_name(f".tmp-{self.worker}-{shard}")
-                try:
-                    temporary.write_bytes(self._text())
-                    os.replace(temporary, path)
-                except (
-                    OSError
-                ):  # a full disk: the worst that happens is that somebody does the same work
-                    temporary.unlink(missing_ok=True)
+                # a full disk: the worst that happens is that somebody does the same work
+                with suppress(OSError), self._guard(shard, wait=False) as free:
+                    if free is not None and self.mine(shard):
+                        self._write_beat(shard)
+
+    def _write_beat(self, shard: str) -> None:
+        path = self.folder / shard
+        temporary = path.with_name(f".tmp-{self.worker}-{threading.get_ident()}-{shard}")
+        try:
+            temporary.write_bytes(self._text())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
 
     def _text(self) -> bytes:
         return json.dumps(

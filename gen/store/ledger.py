@@ -7,9 +7,9 @@ line (dropped). Every worker has journals of its own, one per shard, so no worke
 and nothing interleaves. ``manifest.jsonl`` is their sum in the order of the plan, replaced in one
 step.
 
-Of several lines about one item, the one with the highest ``attempt`` counts, and among those
-``due`` (make the item again) before ``ok`` before ``failed``. Retrying and mending are lines as
-well, and no line is ever taken back.
+Of several lines about one item, the one with the highest ``attempt`` counts, among those the one of
+the latest claim (``turn``), and among those ``due`` (make the item again) before ``ok`` before
+``failed``. Retrying and mending are lines as well, and no line is ever taken back.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
 TRACES, INPUTS, LOGS, SHARDS, WORK, CLAIMS = "traces", "inputs", "logs", "shards", "_work", "claims"
 RUNTIME = (
     "attempt",
+    "turn",
     "seconds",
     "batch",
     "worker",
@@ -43,7 +44,8 @@ Row = dict[str, Any]
 
 def due_again(row: Row) -> Row:
     """Build the line that has an item made again."""
-    return {"id": row["id"], "index": row["index"], "status": "due", "attempt": row["attempt"]}
+    kept = {k: row[k] for k in ("id", "index", "attempt", "turn") if k in row}
+    return {**kept, "status": "due"}
 
 
 class Journal:
@@ -134,6 +136,7 @@ def better(new: Row, old: Row | None) -> bool:
     def weight(row):
         return (
             row.get("attempt") or 0,
+            row.get("turn") or 0,
             RANK.get(row.get("status"), 0),
             "shard_sha256" in row,
         )
@@ -164,7 +167,11 @@ def lines_of(folder: Path) -> dict[str, Row]:
 def read_rows(folder: Path) -> list[Row]:
     """Read the finished items in the order of the plan, from the manifest and from journals that
     are not in it yet."""
-    rows = [r for r in lines_of(folder).values() if r.get("status") != "due"]
+    rows = [
+        {k: v for k, v in r.items() if k != "turn"}
+        for r in lines_of(folder).values()
+        if r.get("status") != "due"
+    ]
     return sorted(rows, key=lambda r: (r.get("index", 0), r["id"]))
 
 

@@ -102,15 +102,13 @@ def _committed(folder: Path, plan: dict[str, Any]) -> tuple[list[Row], bool]:
                 won
                 and row["status"] == won["status"] == "ok"
                 and row["attempt"] == won["attempt"]
+                and row.get("turn") == won.get("turn")
                 and row["sha256"] != won["sha256"]
             ):
                 rivals.setdefault(row["id"], []).append(row)
-    for (
-        name,
-        others,
-    ) in (
-        rivals.items()
-    ):  # two workers made it, and not to the bit: the one whose file is there counts
+    # on a file system without locks two workers may have made it, and not to the bit: the one whose
+    # file is there counts
+    for name, others in rivals.items():
         lines[name] = next((r for r in [lines[name], *others] if _intact(folder, r)), lines[name])
     rows = [r for r in lines.values() if r["status"] != "due"]
     return rows, len(rows) == len(plan["items"])

@@ -21,6 +21,7 @@ class Seen(NamedTuple):
     """Part of a row that is kept. Of two about one item the greater one counts."""
 
     attempt: int
+    turn: int
     rank: int
     nfe: float
 
@@ -91,8 +92,8 @@ def counts(folder: str | Path, cache: Cache) -> Counts:
                 old = rows.get(i)
                 if (old is None or row > old) and i in ids:
                     rows[i] = row
-        ranks = [row[1] for row in rows.values()]
-        nfe = sum(row[2] for row in rows.values() if row[1] != RANK["due"])
+        ranks = [row.rank for row in rows.values()]
+        nfe = sum(row.nfe for row in rows.values() if not row.due)
         cache.rows, cache.counts = (
             rows,
             Counts(
@@ -149,7 +150,8 @@ def _seen(line: bytes, cache: Cache) -> tuple[str, Seen] | None:
         row = json.loads(line)
         rank = RANK[row["status"]]
         cache.sampler = row.get("sampler") or cache.sampler
-        return row["id"], Seen(row.get("attempt") or 0, rank, row.get("nfe") or 0.0)
+        order = row.get("attempt") or 0, row.get("turn") or 0, rank
+        return row["id"], Seen(*order, row.get("nfe") or 0.0)
     except (
         ValueError,
         KeyError,

@@ -89,7 +89,7 @@ class _Verified(Coupling):
 
     def step(self, step, proposal, drafted, logp, next_logprobs):
         length = drafted.shape[1]
-        chance = self.verifier.acceptance(proposal, logp[:, :length])
+        chance = self.verifier.chance(proposal, logp[:, :length])
         kept = step.flip(chance, "accept", drafted) & drafted
         accepted = num_accepted(kept)
         # the position without a draft, if the window has one; its noise has not been used before
@@ -148,7 +148,7 @@ class Maximal(_Verified):
         can be with those of another, f, which another verifier or an end made differ: a yes stays
         with probability min(1, e / f), a no becomes one with probability (e - f)+ / (1 - f).
         """
-        exact = TOKEN.acceptance(proposal, next_logprobs)
+        exact = TOKEN.chance(proposal, next_logprobs)
         stay = torch.where(exact >= chance, 1.0, exact / chance)
         turn = torch.where(exact > chance, (exact - chance) / (1 - chance), 0.0)
         return step.flip(torch.where(kept, stay, turn), "keep", past) & past

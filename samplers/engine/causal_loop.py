@@ -16,6 +16,7 @@ token too, and is filled without a forward pass.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowOwner
 from gen.samplers.engine.slots import BatchSlots
@@ -124,6 +126,7 @@ class Draft:
     Attributes:
         tokens: drafts [b, L(, C)], L <= W.
         exists: drafts that a row has, bool [b, L]; of a chain its first few.
+        failed: drafts whose model gave no distribution, bool [b, L]; None without a draft model.
         parents: column of each draft's parent, long [b, L], -1 for the root, which is the last
             committed token; None for a chain, whose parent is the column before.
     """
@@ -131,6 +134,7 @@ class Draft:
     tokens: Tensor
     exists: Tensor
     parents: Tensor | None = None
+    failed: Tensor | None = None
 
 
 @dataclass
@@ -213,6 +217,8 @@ class Outcome:
         num_committed: tokens to commit, int64 [b].
         num_columns: columns that are a row's own, int64 [b]; those behind fill the window up to
             that of other rows.
+        failed: columns without a distribution, bool [b, W].
+        draft_failed: drafts without one, bool [b, L]; None without a draft model.
         ended: rows that commit the eos token, bool [b]; None where there is none.
     """
 
@@ -222,6 +228,8 @@ class Outcome:
     num_drafted: np.ndarray
     num_committed: np.ndarray
     num_columns: np.ndarray
+    failed: np.ndarray
+    draft_failed: np.ndarray | None = None
     ended: np.ndarray | None = None
 
 
@@ -255,10 +263,11 @@ def decode_causal(
         # 4. Accept drafts, and draw the recovered or the bonus token
         verdict = drafter.verify(step, output)
         # 5. The one copy to the host, which decides about the course of the rows
-        outcome = state.to_host(step, draft, verdict)
+        outcome = state.to_host(step, draft, verdict, output)
         drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
         # 6. Commit the accepted drafts and the token after them, up to the eos token
         state.truncate_at_eos(outcome)
+        state.refuse_failed(outcome)
         state.commit(step, verdict.tokens, outcome)
         state.record(verdict.tokens, outcome, output)
         del output, draft, verdict  # the largest tensors of a step
@@ -365,13 +374,18 @@ class CausalState:
             return tokens
         return torch.where(step.valid if tokens.ndim == 2 else step.valid[..., None], tokens, last)
 
-    def to_host(self, step: CausalStep, draft: Draft, verdict: Verdict) -> Outcome:
+    def to_host(
+        self, step: CausalStep, draft: Draft, verdict: Verdict, output: StepOutput
+    ) -> Outcome:
         """Copy the outcome of a step to the host and count what is to be committed."""
-        accepted, drafted, ids = copy_outcome_to_host(draft, verdict)
+        failed = failed_draws(verdict.tokens, output.logprobs)
+        accepted, drafted, ids, failed, draft_failed = copy_outcome_to_host(draft, verdict, failed)
         num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
         committed = np.minimum(accepted + 1, step.widths)
         columns = np.minimum(step.widths, num_drafted + 1) if drafted.shape[1] else step.widths
-        return Outcome(accepted, drafted, ids, num_drafted, committed, columns)
+        return Outcome(
+            accepted, drafted, ids, num_drafted, committed, columns, failed, draft_failed
+        )
 
     def truncate_at_eos(self, outcome: Outcome) -> None:
         """Cut what is committed off behind the first eos token."""
@@ -388,6 +402,24 @@ class CausalState:
         drafted = drafted & ((accepted < committed)[:, None] | new[:, : drafted.shape[1]])
         outcome.num_accepted = np.minimum(accepted, committed)
         outcome.num_committed, outcome.num_drafted = committed, drafted.sum(1)
+
+    def refuse_failed(self, outcome: Outcome) -> None:
+        """Refuse a token whose position has no distribution.
+
+        Positions behind a rejected draft may have none: nothing is drawn from them.
+
+        Raises:
+            GenError: the logits make no distribution where a token is committed or drafted.
+        """
+        if outcome.failed.any():
+            failed = outcome.failed & (self.column < outcome.num_committed[:, None])
+            self._refuse(self.target, failed)
+        if outcome.draft_failed is not None and outcome.draft_failed.any():
+            self._refuse(next(iter(self.drafter.targets), self.target), outcome.draft_failed)
+
+    def _refuse(self, target: Target, failed: np.ndarray) -> None:
+        position = np.where(failed.any(1), self.start + failed.argmax(1), -1)
+        refuse_failed(target, self.slots.items, position)
 
     def commit(self, step: CausalStep, chosen: Tensor, outcome: Outcome) -> None:
         """Write the new tokens, ``chosen`` [b, W(, C)], and remember the last one of each row."""
@@ -424,7 +456,8 @@ class CausalState:
         padding = (self.shape[1] - columns) * self.target.branches
         accepted, committed = outcome.num_accepted, outcome.num_committed
         computed = output.num_computed_tokens - padding
-        recorder.add(items, computed, committed, accepted, outcome.num_drafted, output.ran_network)
+        counts = (computed, output.num_computed_positions, committed, accepted)
+        recorder.add(items, *counts, outcome.num_drafted, output.ran_network)
         if recorder.traces is None:
             return
         tokens = (chosen if outcome.token_ids is None else outcome.token_ids).tolist()
@@ -472,19 +505,36 @@ class CausalState:
 
 
 def copy_outcome_to_host(
-    draft: Draft, verdict: Verdict
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    draft: Draft, verdict: Verdict, failed: Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, np.ndarray | None]:
     """Copy the outcome of a step in one transfer: the only time that a step waits for the device.
 
+    Args:
+        draft: drafts of the step.
+        verdict: verdict about them.
+        failed: columns without a distribution, bool [b, W].
+
     Returns:
-        Accepted drafts int64 [b], drafts that there were bool [b, L], and tokens int64 [b, W], None
-        for latents.
+        Accepted drafts int64 [b], drafts that there were bool [b, L], tokens int64 [b, W], None for
+        latents, ``failed``, and ``draft.failed``.
     """
-    accepted, drafted = verdict.num_accepted, draft.exists
-    ids, length = verdict.tokens if verdict.tokens.ndim == 2 else None, drafted.shape[1]
-    if accepted.device.type == "cpu":
-        return accepted.numpy(), drafted.numpy(), None if ids is None else ids.numpy()
-    parts = [accepted[:, None], drafted.long(), *([] if ids is None else [ids])]
-    joined = torch.cat(parts, 1).cpu().numpy()
-    found = None if ids is None else joined[:, 1 + length :]
-    return joined[:, 0], joined[:, 1 : 1 + length].astype(bool), found
+    parts = [verdict.num_accepted, draft.exists, None, failed, draft.failed]
+    if verdict.tokens.ndim == 2:
+        parts[2] = verdict.tokens
+    if failed.device.type == "cpu":
+        arrays = [None if part is None else part.numpy() for part in parts]
+    else:
+        columns = [part if part is None or part.ndim == 2 else part[:, None] for part in parts]
+        there = [part for part in columns if part is not None]
+        joined = torch.cat([part.long() for part in there], 1).cpu().numpy()
+        ends = np.cumsum([0, *(part.shape[1] for part in there)])
+        pieces = iter(joined[:, a:b] for a, b in itertools.pairwise(ends))
+        arrays = [None if part is None else next(pieces).reshape(part.shape) for part in parts]
+    accepted, drafted, ids, failed_here, draft_failed = arrays
+    return (
+        accepted,
+        drafted.astype(bool, copy=False),
+        ids,
+        failed_here.astype(bool, copy=False),
+        None if draft_failed is None else draft_failed.astype(bool, copy=False),
+    )

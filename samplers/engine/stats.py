@@ -23,6 +23,7 @@ class _Note(NamedTuple):
 
     items: np.ndarray
     computed: Counts
+    positions: Counts
     committed: Counts
     accepted: Counts
     drafted: Counts
@@ -50,6 +51,7 @@ class StatsRecorder:
         self,
         items: np.ndarray,
         computed: Counts,
+        positions: Counts,
         committed: Counts = 0,
         accepted: Counts = 0,
         drafted: Counts = 0,
@@ -60,13 +62,16 @@ class StatsRecorder:
         Args:
             items: int64 [b], the items of the rows.
             computed: positions of its own that each row sent through the model.
+            positions: the same with padding.
             committed: tokens that each row committed.
             accepted: drafts that were accepted.
             drafted: drafts that were verified.
             ran: whether the step was a forward pass of the row (bool [b]); None means it was.
         """
         self.notes.append(
-            _Note(items, computed, committed, accepted, drafted, 1 if ran is None else ran)
+            _Note(
+                items, computed, positions, committed, accepted, drafted, 1 if ran is None else ran
+            )
         )
 
     def add_trace(
@@ -105,7 +110,8 @@ class StatsRecorder:
             counts = _column((getattr(note, name) for note in self.notes), self.notes)
             return np.bincount(rows, counts, self.items).astype(np.int64).tolist()
 
-        nfe, computed, accepted, drafted = map(total, ("ran", "computed", "accepted", "drafted"))
+        nfe, computed, positions = map(total, ("ran", "computed", "positions"))
+        accepted, drafted = map(total, ("accepted", "drafted"))
         made = total("committed") if num_tokens is None else list(num_tokens)
         histograms = self._histograms(rows)
         stats = [
@@ -113,6 +119,7 @@ class StatsRecorder:
                 nfe=nfe[i],
                 tokens=made[i],
                 tokens_computed=computed[i],
+                positions_computed=positions[i],
                 mean_acceptance_length=made[i] / nfe[i] if nfe[i] else 0.0,
                 draft_acceptance_rate=accepted[i] / drafted[i] if drafted[i] else None,
                 acceptance_histogram=histograms[i] if drafted[i] else [],

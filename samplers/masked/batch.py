@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
+from gen.samplers.engine.failed import first_failed, refuse_failed
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.slots import BatchSlots
 
@@ -54,13 +55,22 @@ class CanvasBatch:
         """Masked positions of the rows: bool [b, T]."""
         return self.target.space.is_masked(self.tokens)
 
-    def retire(self, done: Tensor) -> None:
-        """Count the step and free the rows that are done (bool [b]).
+    def retire(self, done: Tensor, failed: Tensor) -> None:
+        """Count the step and free the rows that are done.
 
         The host waits for the device here, once per step.
+
+        Args:
+            done: rows that are done, bool [b].
+            failed: positions that got a token of no distribution, bool [b, T].
+
+        Raises:
+            GenError: there is one.
         """
         self.num_steps, self.step_index = self.num_steps + 1, self.step_index + 1
-        change = self.slots.retire(done.cpu().numpy())
+        done_here, position = torch.stack([done.long(), first_failed(failed)]).cpu().numpy()
+        refuse_failed(self.target, self.slots.items, position)
+        change = self.slots.retire(done_here.astype(bool))
         if change is not None:
             self.step_index = change.follow(self.step_index, 0)
 

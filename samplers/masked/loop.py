@@ -45,6 +45,7 @@ from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.adapters.denoising_path import noise_size, walk
 from gen.models.targets.block import Block
+from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import may_be_any
 from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
@@ -91,15 +92,15 @@ def decode_masked(
     run = begin_run(target, rng, params, canvas, overrides or {}, followers)
     while len(run.batch.slots):
         step = view_canvas(run)  # 1. canvas view
-        num_computed = predict(run, step)  # 2. block progress  3. forward pass
+        counts = predict(run, step)  # 2. block progress  3. forward pass
         step.proposal = propose(run, step)  # 4. propose
         step.proposal = replace(step.proposal, score=run.parts.order(step))  # 5. score
         selected = select(run, step)  # 6. select
         revision = remask(run, step, selected)  # 7. remask
         change = commit(run, step, selected, revision)  # 8. commit
         change, stopped = stop(run, step, change)  # 9. stop
-        record(recorder, run, step, change, num_computed)  # 10. record
-        retire(run, step, revision, stopped)  # 11. retire
+        record(recorder, run, step, change, counts)  # 10. record
+        retire(run, step, change, revision, stopped)  # 11. retire
         if callback:
             callback(report(run.batch, run.known))
     seconds = time.perf_counter() - began
@@ -188,14 +189,14 @@ def view_canvas(run: MaskedRun) -> MaskedStep:
     return MaskedStep(run.rng, rows, batch.step_index, space, run.params, batch.memory, view)
 
 
-def predict(run: MaskedRun, step: MaskedStep) -> Counts:
+def predict(run: MaskedRun, step: MaskedStep) -> tuple[Counts, Counts]:
     """Build the records ``block`` and ``prediction`` with one forward pass.
 
     The block comes first, since a cache decides by it what to compute. A block schedule that reads
     log-probabilities comes after the forward pass; it takes no cache.
 
     Returns:
-        Positions of its own that each row had computed.
+        Positions of its own that each row had computed, and those with padding.
     """
     left_out = left_out_positions(step) if run.parts.remasker_reads_left_out else None
     if not run.parts.blocks_read_logprobs:
@@ -205,12 +206,12 @@ def predict(run: MaskedRun, step: MaskedStep) -> Counts:
         output = run.batch.target.predict(step.canvas)
         fresh = torch.ones_like(step.masked) if output.fresh is None else output.fresh
         step.prediction = Prediction(output.logprobs, output.raw, fresh)
-        num_computed = output.num_computed_tokens
+        counts = output.num_computed_tokens, output.num_computed_positions
     else:
-        step.prediction, num_computed = predict_with_left_out(run.batch.target, step, left_out)
+        step.prediction, counts = predict_with_left_out(run.batch.target, step, left_out)
     if run.parts.blocks_read_logprobs:
         step.block = block_progress(run, step)
-    return num_computed
+    return counts
 
 
 def left_out_positions(step: MaskedStep) -> Tensor:
@@ -224,7 +225,9 @@ def left_out_positions(step: MaskedStep) -> Tensor:
     return committed & was_open & goes_on[:, None]
 
 
-def predict_with_left_out(target, step: MaskedStep, left_out: Tensor) -> tuple[Prediction, Counts]:
+def predict_with_left_out(
+    target, step: MaskedStep, left_out: Tensor
+) -> tuple[Prediction, tuple[Counts, Counts]]:
     """Run the canvases, and one more canvas per position of ``left_out`` with it masked.
 
     Args:
@@ -233,7 +236,7 @@ def predict_with_left_out(target, step: MaskedStep, left_out: Tensor) -> tuple[P
         left_out: committed positions, bool [b, T].
 
     Returns:
-        The prediction with ``left_out_logp``, and the positions that each row had computed.
+        The prediction with ``left_out_logp``, and counts as ``predict`` returns them.
     """
     canvas, device = step.canvas, step.canvas.device
     b, (row, position) = len(canvas), left_out.nonzero(as_tuple=True)
@@ -246,15 +249,19 @@ def predict_with_left_out(target, step: MaskedStep, left_out: Tensor) -> tuple[P
     judged = output.logprobs if raw is None else raw
     logp = torch.zeros(left_out.shape, dtype=torch.float64, device=device)
     logp[row, position] = judged[b + extra, position, canvas[row, position]].double()
-    counts = output.num_computed_tokens
-    per_canvas = counts[:b] if isinstance(counts, Tensor) else counts
+
+    def of_rows(counts: Counts) -> Counts:
+        """Count the canvases of each row; all of them compute the same."""
+        return (counts[:b] if isinstance(counts, Tensor) else counts) * (1 + left_out.sum(1))
+
     prediction = Prediction(
         output.logprobs[:b],
         lambda: (output.raw() if raw is None else raw)[:b],
         torch.ones_like(step.masked),
         logp,
     )
-    return prediction, per_canvas * (1 + left_out.sum(1))
+    counts = of_rows(output.num_computed_tokens), of_rows(output.num_computed_positions)
+    return prediction, counts
 
 
 def block_progress(run: MaskedRun, step: MaskedStep) -> BlockProgress:
@@ -395,11 +402,11 @@ def record(
     run: MaskedRun,
     step: MaskedStep,
     change: CanvasChange,
-    num_computed: Counts,
+    counts: tuple[Counts, Counts],
 ) -> None:
     """Note what the step computed and, where traces are recorded, what it changed."""
     items = run.batch.slots.items
-    recorder.add(items, num_computed)
+    recorder.add(items, *counts)
     if recorder.traces is None:
         return
     for row, item in enumerate(items.tolist()):
@@ -412,11 +419,17 @@ def record(
         recorder.add_trace(item, window, [], committed, removed)
 
 
-def retire(run: MaskedRun, step: MaskedStep, revision: Revision, stopped: Tensor) -> None:
-    """Find the rows that are done, and give their rows to waiting items."""
+def retire(
+    run: MaskedRun, step: MaskedStep, change: CanvasChange, revision: Revision, stopped: Tensor
+) -> None:
+    """Find the rows that are done, and give their rows to waiting items.
+
+    Raises:
+        GenError: a committed token came from no distribution.
+    """
     done = ~step.space.is_masked(run.batch.tokens).any(1)
     if revision.again is not None:
         step.memory["stays"] = revision.again & ~stopped
         done = done & ~step.memory["stays"]
     run.finished[step.rows] = done
-    run.batch.retire(done)
+    run.batch.retire(done, change.committed & failed_draws(change.tokens, step.logprobs))

@@ -19,6 +19,10 @@ at least as many as ``token``. It holds too where the chain ended because of the
 (``length_policies``): each i above is a node of a tree of unequal depths.
 
 A residual is never warped again, and where it is empty (p = q up to rounding) it falls back to p.
+
+Behind a draft that the target cannot say there need not be a distribution: the tokens before that
+position have no mass, and all log-probabilities there may be NaN. No draft is accepted there, and
+such a p says nothing about the drafts before it.
 """
 
 from __future__ import annotations
@@ -210,6 +214,10 @@ class PositionVerifier(Verifier):
         """Compute the probability f(x) to accept each draft, [b, L]; ``logp`` [b, L, V]."""
         raise NotImplementedError
 
+    def chance(self, proposal: Proposal, logp: Tensor) -> Tensor:
+        """Compute ``acceptance``, and 0 where there is no distribution."""
+        return self.acceptance(proposal, logp).nan_to_num(0.0)
+
     def residual(self, proposal: Proposal, logp: Tensor) -> Tensor:
         """Compute log norm((p - q)+) at every draft, [b, L, V] as ``logp``; it is asked of the few
         drafts that need it.
@@ -226,10 +234,8 @@ class PositionVerifier(Verifier):
         return self.residual(proposal.at(column), rows_at(logp, column))[:, 0]
 
     def decide(self, step, proposal, drafted, logp):
-        kept = (
-            step.flip(self.acceptance(proposal, logp[:, : drafted.shape[1]]), "accept", drafted)
-            & drafted
-        )
+        chance = self.chance(proposal, logp[:, : drafted.shape[1]])
+        kept = step.flip(chance, "accept", drafted) & drafted
         return num_accepted(kept), lambda rejected: self.residual_at(proposal, logp, rejected)
 
 
@@ -250,6 +256,7 @@ class Block(Verifier):
         b, length = drafted.shape
         logp = logp[:, :length]
         log_p = logp.gather(-1, proposal.tokens[..., None])[..., 0]
+        log_p = log_p.nan_to_num(-torch.inf, neginf=-torch.inf)
         # P is a walk that is held below 1: log P_i = sum_i - max(0, sum_1, ..., sum_i)
         walk = torch.where(drafted, log_p - proposal.log_mass(), 0).cumsum(1)
         joint = torch.ones(b, length + 1, dtype=logp.dtype, device=logp.device)  # P_0 ... P_L
@@ -275,7 +282,8 @@ class Block(Verifier):
         )
 
     def rest(self, joint: Tensor, p: Tensor, q: Tensor) -> Tensor:
-        return (joint * p - q).clamp_min(0)
+        """Compute (P p - q)+, which is 0 where P is: there need not be a p."""
+        return torch.where(joint > 0, joint * p - q, 0).clamp_min_(0)
 
 
 TOKEN = Token()

@@ -72,9 +72,9 @@ class Pipe:
         self.order.append(sampler["name"])
         plain = sampler["name"] == "autoregressive"
         stats = (
-            Stats(12, 12, 19, 1.0)
+            Stats(12, 12, 19, 19, 1.0)
             if plain
-            else Stats(3, 12, 57, 4.0, acceptance_histogram=[1, 1, 0, 1])
+            else Stats(3, 12, 57, 60, 4.0, acceptance_histogram=[1, 1, 0, 1])
         )
         return SimpleNamespace(media=[i.prompt for i in items], stats=[stats for _ in items])
 
@@ -107,6 +107,7 @@ def measured(label: str, repeat: int = 0, **keys):
         draft_nfe=None,
         tokens=64,
         tokens_computed=20.0,
+        positions_computed=22.0,
         peak_memory=None,
         acceptance_histogram=[],
         passed=3,

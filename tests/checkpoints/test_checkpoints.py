@@ -392,9 +392,10 @@ def test_loading_takes_hardly_more_memory_than_the_weights(tmp_path):
         "pickle:float16:own",
         "pickle:float16:naive",
     ]
-    root = Path(__file__).parent
-    env = {**os.environ, "PYTHONPATH": str(root.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(root / "loading_memory.py"), *(f"{tmp_path}/{r}" for r in runs)]
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    script = root / "tests" / "support" / "loading_memory.py"
+    command = [sys.executable, str(script), *(f"{tmp_path}/{r}" for r in runs)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     peaks = dict(

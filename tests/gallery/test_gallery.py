@@ -291,7 +291,7 @@ def test_failed_and_missing_items_are_shown_as_such(folder):
     html = page(folder)
     failed = section(folder, "failed")
     assert (
-        "<th scope='row'>2</th>" in failed and "&lt;NaN&gt;" in failed and "blue ring" not in failed
+        '<th scope="row">2</th>' in failed and "&lt;NaN&gt;" in failed and "blue ring" not in failed
     )
     assert "gone.png is missing" in html.text and "failed" in html.text
     assert not html.all("img", src="gone.png")

@@ -358,7 +358,7 @@ def test_failures_and_traces_of_a_large_job_are_the_first_of_many(tmp_path):
         (tmp_path / "traces" / f"{r['id']}.json").write_text(json.dumps(steps))
     text = write_gallery(tmp_path).read_text()
     assert (
-        text.count("<td class='error'>") == 50
+        text.count('<td class="error">') == 50
         and "and 4 more" in text
         and '<a href="#status=failed">' in text
     )

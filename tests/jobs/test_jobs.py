@@ -54,7 +54,7 @@ def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
     )
     want = (
         "id index modality prompt seed sampler model file sha256 bytes nfe tokens tokens_computed"
-        " mean_acceptance_length"
+        " positions_computed mean_acceptance_length"
     )
     want = set(
         f"{want} draft_acceptance_rate status error guarantee attempt seconds batch worker".split()

@@ -161,7 +161,7 @@ class Known:
         ).log()
 
     def predict(self, canvas, of):
-        return StepOutput(self.sampling.expand(len(canvas), -1, -1), 7)
+        return StepOutput(self.sampling.expand(len(canvas), -1, -1), 7, 7)
 
 
 def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():

@@ -126,6 +126,7 @@ class Pipe:
                 nfe=3,
                 tokens=4,
                 tokens_computed=9,
+                positions_computed=9,
                 mean_acceptance_length=4 / 3,
                 seconds=random.random(),
             )

@@ -145,7 +145,9 @@ class ScriptedRNG:
         for p, (row, position, number) in zip(
             chances, self._active(active, rows, positions, round), strict=True
         ):
-            if round is None:
+            if math.isnan(p[0]):  # behind a draft that cannot stand: token 0, whatever the noise
+                k = 0
+            elif round is None:
                 where = (position, purpose)
                 wins, parts = row.noise.get(where, root).split(tuple(p))
                 k = row.decide(wins)

@@ -1,7 +1,7 @@
 """How much memory loading takes, as multiples of the weights loaded: run as a script, since peaks
 belong to a process.
 
-    python tests/loading_memory.py FOLDER:DTYPE:library|own|naive ...
+    python tests/support/loading_memory.py FOLDER:DTYPE:library|own|naive ...
 
 writes two for each: the most that was resident, and the most of it that the kernel could not have
 taken back (pages that are mapped of a file it can).

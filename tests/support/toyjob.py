@@ -85,7 +85,14 @@ class Pipe:
             for i in items
         ]
         stats = [
-            Stats(nfe=3, tokens=4, tokens_computed=9, mean_acceptance_length=4 / 3, seconds=0.5)
+            Stats(
+                nfe=3,
+                tokens=4,
+                tokens_computed=9,
+                positions_computed=9,
+                mean_acceptance_length=4 / 3,
+                seconds=0.5,
+            )
             for _ in items
         ]
         traces = [[TraceStep([0, 1], [0], {0: 7})] for _ in items] if trace else None

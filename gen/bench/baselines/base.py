@@ -181,7 +181,8 @@ class Calls:
     def stats(self, tokens: int, rows: int = 1, **more: Any) -> Stats:
         """Return the cost of each of ``rows`` rows of ``tokens`` tokens that were decoded
         together."""
-        return Stats(self.n, tokens, self.positions // rows, tokens / self.n, **more)
+        positions = self.positions // rows
+        return Stats(self.n, tokens, positions, positions, tokens / self.n, **more)
 
 
 def _positioned(

@@ -85,7 +85,13 @@ def amused(
         2 if sampling.guided else 1
     )  # their codes are an image, without a condition before it
     return tokens, [
-        Stats(calls.n, net.space.length, calls.n * positions, net.space.length / calls.n)
+        Stats(
+            calls.n,
+            net.space.length,
+            calls.n * positions,
+            calls.n * positions,
+            net.space.length / calls.n,
+        )
         for _ in tokens
     ]
 

@@ -75,7 +75,7 @@ def settings(net: Network, items: Sequence[Any], sampling: SamplingParams) -> di
     if without is not None:
         said["negative_prompt_ids"], said["negative_prompt_attention_mask"] = _left(without, device)
         said["guidance_scale"] = sampling.guidance_scale
-    if sampling.temperature == 0:
+    if sampling.is_greedy:
         return {**said, "do_sample": False}
     return {
         **said,

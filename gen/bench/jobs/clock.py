@@ -8,7 +8,6 @@ thread run beside those in the worker's.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,7 +17,8 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
-from gen.core.errors import GenError
+import psutil
+
 from gen.jobs.progress.report import Silent
 
 PARTS = {
@@ -131,17 +131,5 @@ class Marks(Silent):
 
 
 def resident() -> int:
-    """Return the resident bytes of this process; raise ``GenError`` where they are unknown."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        pass
-    try:
-        from psutil import Process  # optional: only systems without /proc need it
-    except ImportError:
-        raise GenError(
-            "this system does not say how much memory a process has; expected Linux, or psutil: pip"
-            " install psutil"
-        ) from None
-    return Process().memory_info().rss
+    """Return the resident bytes of this process."""
+    return psutil.Process().memory_info().rss

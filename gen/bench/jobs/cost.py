@@ -190,7 +190,13 @@ def ready() -> Any:
         ):
             media = [self.media[i.seed % len(self.media)] for i in items]
             stats = [
-                Stats(nfe=40, tokens=256, tokens_computed=512, mean_acceptance_length=6.4)
+                Stats(
+                    nfe=40,
+                    tokens=256,
+                    tokens_computed=512,
+                    positions_computed=512,
+                    mean_acceptance_length=6.4,
+                )
                 for _ in items
             ]
             return PipelineOutput(

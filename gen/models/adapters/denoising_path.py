@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.core.sampling_params import SamplingParams
+from gen.core.sampling_params import GREEDY_BELOW, SamplingParams
 
 
 class PathDistribution(Protocol):
@@ -96,10 +96,10 @@ class HeadDistribution:
                 f"sampling.{name} is {getattr(sampling, name)}; it applies to discrete tokens, and"
                 " this model generates latents; expected only temperature and guidance_scale"
             )
-        if sampling.temperature == 0:
+        if sampling.is_greedy:
             raise GenError(
-                "sampling.temperature is 0; the most likely value of a latent has no closed form;"
-                " expected a number above 0"
+                f"sampling.temperature is {sampling.temperature:g}; the most likely value of a"
+                f" latent has no closed form; expected a number of at least {GREEDY_BELOW:g}"
             )
         self.head, self.sampling = head, sampling
         self.steps, self.channels = head.steps, head.channels

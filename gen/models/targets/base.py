@@ -27,6 +27,7 @@ class StepOutput:
             conditioning vectors [B, L, H, D].
         num_computed_tokens: positions of its own that each row sent through the model: one number
             for all rows, or int64 [B], an array or a tensor.
+        num_computed_positions: the same with padding.
         ran_network: bool [B], the rows whose network ran; None where it ran for all of them.
         hidden_states: hidden states by the name of the layer, [B, L, D] each; None unless asked
             for.
@@ -38,6 +39,7 @@ class StepOutput:
 
     logprobs: Tensor
     num_computed_tokens: int | np.ndarray | Tensor
+    num_computed_positions: int | np.ndarray | Tensor
     ran_network: Tensor | None = None
     hidden_states: dict[str, Tensor] | None = None
     raw: Callable[[], Tensor] | None = None
@@ -141,6 +143,7 @@ class Target:
         items: number of items N.
         legal: allowed tokens, bool [T, V], V up to the last one that is allowed anywhere.
         cache: keys and values of the model; None where it has none.
+        name: name of the model in messages; empty where nobody gave one.
         learned: what samplers measured of this model and want to know in the next call; a pipeline
             hands it on.
 
@@ -181,6 +184,7 @@ class Target:
         self.model, self.space, self.sampling = model, space, sampling
         self.device = model.device
         self.learned: dict[Any, Any] = {}
+        self.name = ""
         self.prompts = PromptBatch(
             self.device, prompt, prompt_length, uncond if sampling.guided else None, uncond_length
         )
@@ -213,6 +217,7 @@ class Target:
             ValueError: guidance where there is no unconditional branch.
         """
         fresh = type(self)(*self._init_args(sampling))
+        fresh.name = self.name
         fresh.at_most(self.rows)
         return fresh
 
@@ -267,6 +272,11 @@ class Target:
     def length(self) -> int:
         """Positions to generate."""
         return self.space.length
+
+    @property
+    def offset(self) -> int:
+        """Positions of the grid before position 0 of this target: those of a given prefix."""
+        return 0 if self.space.prefix is None else len(self.space.prefix)
 
     @property
     def num_prompt_tokens(self) -> Tensor:

@@ -77,6 +77,7 @@ class BlockTarget(Target):
         return StepOutput(
             self._logprobs(logits, legal),
             ids.shape[1] * self.branches,
+            ids.shape[1] * self.branches,
             raw=lambda: self._raw(logits, legal),
         )
 
@@ -87,6 +88,8 @@ class Block:
     def __init__(self, parent: BlockTarget):
         self.parent, self.model, self.device = parent, parent.model, parent.device
         self.items = self.rows = parent.rows
+        self.name, self.branches = parent.name, parent.branches
+        self.offset = parent.offset + parent.known
         self.length = parent.block_length
         self.legal = parent.legal[parent.known : parent.known + self.length]
         space = parent.space
@@ -100,6 +103,8 @@ class Block:
             eos_token_id=None,
         )  # an end is one of the positions' ids
         self._at = torch.arange(parent.rows, device=parent.device)
+        # positions that were computed for rows that wait for the others, long [rows of the parent]
+        self.num_idle_positions = torch.zeros_like(self._at)
 
     @property
     def num_prompt_tokens(self) -> Tensor:
@@ -120,6 +125,8 @@ class Block:
         whole[self._at] = canvas
         output, rows = self.parent.predict(whole), self._at
         raw = output.raw
+        idle = torch.full_like(self.num_idle_positions, output.num_computed_positions)
+        self.num_idle_positions += idle.index_fill_(0, rows, 0)
         return replace(
             output,
             logprobs=output.logprobs[rows],

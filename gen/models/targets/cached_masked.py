@@ -230,10 +230,11 @@ class CachedMaskedTarget(MaskedTarget):
         attend = (attend | compute) & (state.tokens >= 0)
         fresh = torch.zeros_like(canvas, dtype=torch.bool)
         num_computed = torch.zeros(self.rows, dtype=torch.long, device=self.device)
+        num_positions = torch.zeros_like(num_computed)
         for group in (refresh, ~refresh):
             if bool(group.any()):
                 some = group.nonzero()[:, 0]
-                num_computed[group] = self._forward(
+                num_computed[group], num_positions[group] = self._forward(
                     some, compute[group], attend[group], canvas[group], fresh
                 )
         assert state.logits is not None, "a row computes something in every forward pass"
@@ -241,6 +242,7 @@ class CachedMaskedTarget(MaskedTarget):
         return StepOutput(
             self._logprobs(logits, self.legal),
             num_computed,
+            num_positions,
             raw=lambda: self._raw(logits, self.legal),
             fresh=fresh,
         )
@@ -251,7 +253,7 @@ class CachedMaskedTarget(MaskedTarget):
 
     def _forward(
         self, rows: Tensor, compute: Tensor, attend: Tensor, canvas: Tensor, fresh: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, int]:
         """Run one forward pass of some rows and store its logits.
 
         Args:
@@ -262,7 +264,7 @@ class CachedMaskedTarget(MaskedTarget):
             fresh: positions that were computed, bool [B, T]; marked here.
 
         Returns:
-            Positions of its own that each row had computed, long [n].
+            Positions of its own that each row had computed, long [n], and those with padding.
         """
         prefix, shift, branches = self._prefix, self.model.shift, self.branches
         branch_rows = torch.cat([rows + branch * self.rows for branch in range(branches)])
@@ -293,7 +295,7 @@ class CachedMaskedTarget(MaskedTarget):
         row, slot = real.nonzero().unbind(1)
         stored.flatten(0, 1)[branch_rows[row], position[row, slot]] = logits[row, slot]
         fresh[branch_rows[row] % self.rows, position[row, slot]] = True
-        return todo.sum(1).view(branches, -1).sum(0)
+        return todo.sum(1).view(branches, -1).sum(0), width * branches
 
 
 def cached(target, policy: Policy) -> CachedMaskedTarget:
@@ -317,5 +319,6 @@ def cached(target, policy: Policy) -> CachedMaskedTarget:
 
 def _made(target: MaskedTarget, sampling: SamplingParams, policy: Policy) -> CachedMaskedTarget:
     fresh = CachedMaskedTarget(*target._init_args(sampling), policy=policy)
+    fresh.name = target.name
     fresh.at_most(target.rows)
     return fresh

@@ -124,7 +124,7 @@ class CausalTarget(Target):
             tokens = tokens.repeat(self.branches, *repeats)
             positions = positions.repeat(self.branches, 1)
         tokens, slots = self._inputs(tokens), positions + self._shift
-        num_computed = width * self.branches
+        num_computed = num_positions = width * self.branches
         # before position 0 stands the prompt of each branch, which may end differently
         if self._has_fresh or self.device.type != "cpu" or not _lowest(grid):
             first = self.first
@@ -141,12 +141,14 @@ class CausalTarget(Target):
             num_computed = num_computed + np.where(
                 fresh, self._prompt_positions[self.prompts.row_items], 0
             )
+            padded = (self.prompt.shape[1] - 1) * self.branches
+            num_positions = num_positions + np.where(fresh, padded, 0)
             self._fresh, self._has_fresh = np.zeros_like(fresh), False
         out, hidden = self._forward(tokens, slots, width if prefix is not None else 0, parents)
         out = out if out.shape[1] == width else out[:, -width:]
         ran = self.cache.ran
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
-        return StepOutput(self._outcome(out, grid), num_computed, ran, hidden)
+        return StepOutput(self._outcome(out, grid), num_computed, num_positions, ran, hidden)
 
     def _forward(
         self, tokens: Tensor, slots: Tensor, keep: int, parents: Tensor | None
@@ -218,7 +220,18 @@ class CausalTarget(Target):
 
     def _outcome(self, out: Tensor, positions: Tensor) -> Tensor:
         """Turn what the model gave for positions [B, L] into log-probabilities [B, L, V]."""
-        return self._logprobs(out, self._legal(positions), consume=True)
+        logprobs = self._logprobs(out, self._legal(positions), consume=True)
+        end = self.space.eos_token_id
+        if self.history is None or end is None:
+            return logprobs
+        # behind the eos token stands another one, whatever the logits are
+        column = torch.arange(self.history.shape[1] - 1, device=self.device)
+        is_eos = self.history[:, 1:] == end
+        first = torch.where(is_eos, column, len(column)).amin(1, keepdim=True)
+        ended = first < positions
+        logprobs.masked_fill_(ended[..., None], -torch.inf)
+        logprobs[..., end].masked_fill_(ended, 0.0)
+        return logprobs
 
     def _note(self, tokens: Tensor, positions: Tensor) -> None:
         """Write the tokens [B, L] one position before positions [B, L] into the history."""

@@ -60,4 +60,4 @@ class MaskedLatentTarget(LatentTarget):
             raise ValueError("masked models need conditions of one length")
         out = self.model.forward(self.prompt, canvas.repeat(self.branches, 1, 1))
         num_computed = (self.prompt.shape[1] + canvas.shape[1]) * self.branches
-        return StepOutput(self._pair(out), num_computed)
+        return StepOutput(self._pair(out), num_computed, num_computed)

@@ -47,7 +47,8 @@ class MaskedTarget(Target):
             branch_rows = torch.cat([rows + branch * self.rows for branch in range(self.branches)])
             prompt, left_padding = prompt[branch_rows], left_padding[branch_rows]
         canvas = canvas.repeat(self.branches, 1)
-        extra, num_computed = (), (prompt.shape[1] + canvas.shape[1]) * self.branches
+        num_positions = (prompt.shape[1] + canvas.shape[1]) * self.branches
+        extra, num_computed = (), num_positions
         if is_padded:
             num_computed = num_computed - left_padding.view(self.branches, -1).sum(0)
             column = torch.arange(prompt.shape[1], device=self.device)
@@ -57,7 +58,9 @@ class MaskedTarget(Target):
         tokens = torch.cat([prompt, canvas], 1)
         logits = self.model.forward(tokens, canvas.shape[1], *extra)
         logprobs = self._logprobs(logits, self.legal if self._narrow else None)
-        return StepOutput(logprobs, num_computed, raw=lambda: self._raw(logits, self.legal))
+        return StepOutput(
+            logprobs, num_computed, num_positions, raw=lambda: self._raw(logits, self.legal)
+        )
 
     def _aligned(self) -> tuple[Tensor, Tensor, bool]:
         """Move the prompts to the right.

@@ -32,6 +32,7 @@ from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.length_policies import AutoLength, LengthPolicy
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
+from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowState, RowStore
 from gen.samplers.engine.window import AUTO, auto_width, checked
@@ -132,11 +133,13 @@ class ModelDrafter(Drafter):
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         length = step.positions.shape[1] - 1
         if not length:
-            self.draft_tokens = Draft(tokens[:, :0], step.valid[:, :0])
+            nothing = step.valid[:, :0]
+            self.draft_tokens = Draft(tokens[:, :0], nothing, failed=nothing)
             return self.draft_tokens
         wanted = np.minimum(self.policy.lengths, step.widths - 1)
         drafts = tokens.new_zeros(len(tokens), length, *tokens.shape[2:])
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
+        failed = torch.zeros_like(drafted)
         self.chain.begin(step, length)
         given, at = self._news(step, tokens)
         asked, most = (
@@ -149,6 +152,7 @@ class ModelDrafter(Drafter):
             drawn, mass = self.chain.draw(step, column, logprobs, active)
             drafts[:, column] = _where(active, drawn.to(drafts.dtype), drafts[:, column])
             drafted[:, column] = active
+            failed[:, column] = active & failed_draws(drawn[:, None], logprobs[:, None])[:, 0]
             if column + 1 == most:
                 break
             active, stop = active & asked[:, column + 1], self.policy.stop(mass)
@@ -158,7 +162,7 @@ class ModelDrafter(Drafter):
                     break
             given = _where(active, drafts[:, column], given[:, -1])[:, None]
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
-        self.draft_tokens = Draft(drafts, drafted)
+        self.draft_tokens = Draft(drafts, drafted, failed=failed)
         return self.draft_tokens
 
     def _news(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:

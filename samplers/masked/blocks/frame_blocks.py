@@ -15,7 +15,7 @@ all blocks before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -72,8 +72,9 @@ class FrameBlocks(MaskedIterative, params=FrameParams):
                 counts = {"done": batch * start + info["done"], "total": batch * target.length}
                 callback({"step": step, **counts, "tokens": tokens, "known": known})
 
+            now = target.block()
             out = super().__call__(
-                target.block(),
+                now,
                 OffsetRNG(rng, start),
                 canvas=canvas[:, block],
                 trace=trace,
@@ -82,7 +83,7 @@ class FrameBlocks(MaskedIterative, params=FrameParams):
             canvas[:, block] = out.tokens
             if start + size < target.length:
                 target.commit(out.tokens)
-            outputs.append(out)
+            outputs.append(with_idle_positions(out, now.num_idle_positions.tolist()))
         traces = [out.traces for out in outputs if out.traces is not None]
         return SampleOutput(
             canvas,
@@ -114,6 +115,15 @@ def num_prefilled(canvas: Tensor, space: TokenSpace, block: int) -> int:
     return first
 
 
+def with_idle_positions(out: SampleOutput, idle: list[int]) -> SampleOutput:
+    """Count what was computed for rows that wait for the others (``idle``) in the statistics."""
+    stats = [
+        replace(s, positions_computed=s.positions_computed + n)
+        for s, n in zip(out.stats, idle, strict=True)
+    ]
+    return replace(out, stats=stats)
+
+
 def joint_stats(parts: list[Stats]) -> Stats:
     """Add up the statistics of an item's blocks."""
     nfe, tokens = sum(part.nfe for part in parts), sum(part.tokens for part in parts)
@@ -122,6 +132,7 @@ def joint_stats(parts: list[Stats]) -> Stats:
         nfe,
         tokens,
         sum(part.tokens_computed for part in parts),
+        sum(part.positions_computed for part in parts),
         tokens / nfe if nfe else 0.0,
         seconds=sum(part.seconds for part in parts),
         peak_memory=max(memory) if memory else None,

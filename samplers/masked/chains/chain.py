@@ -42,11 +42,12 @@ from gen.core.errors import GenError, bad_value, unknown
 from gen.core.registry import registry
 from gen.core.rng import RNG
 from gen.core.sampler import Sampler
+from gen.core.sampling_params import has_no_distribution
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput
 from gen.samplers.engine.causal_loop import StepContext
 from gen.samplers.engine.rows import RowStore
-from gen.samplers.engine.stats import StatsRecorder
+from gen.samplers.engine.stats import Counts, StatsRecorder
 from gen.samplers.masked.batch import CanvasBatch, begin_batch, report
 from gen.samplers.masked.parts.orders import BLIND
 from gen.samplers.masked.step import CanvasView, MaskedStep, Prediction, ranked
@@ -176,7 +177,8 @@ def decode_chains(
         verdict = judge(run, chain, views, order, output)  # 5. judge
         commit(run, chain, views, order, output, verdict)  # 6. commit
         record(recorder, run, chain, views, output, verdict)  # 7. record
-        run.batch.retire(~run.batch.masked.any(1))  # 8. retire
+        failed = failed_positions(views, order, output, verdict)
+        run.batch.retire(~run.batch.masked.any(1), failed)  # 8. retire
         if callback:
             callback(report(run.batch, ~target.space.is_masked(run.batch.canvas)))
     seconds = time.perf_counter() - began
@@ -399,6 +401,17 @@ def commit(
     batch.memory.update(logprobs=logprobs, score=order.score[last], begins=begins)
 
 
+def failed_positions(
+    views: ChainViews, order: MarginalOrder, output: StepOutput, verdict: ChainVerdict
+) -> Tensor:
+    """Masked positions without a distribution, bool [b, T], of the canvases that the accepted
+    drafts make."""
+    failed = has_no_distribution(output.logprobs) & order.masked
+    step = torch.arange(views.index.shape[1], device=failed.device)
+    is_made = step <= verdict.accepted[:, None]
+    return (failed[views.index] & is_made[..., None]).any(1)
+
+
 def record(
     recorder: StatsRecorder,
     run: ChainRun,
@@ -409,12 +422,14 @@ def record(
 ) -> None:
     """Note what the step computed and, where traces are recorded, what it committed."""
     items, k = run.batch.slots.items, chain.positions.shape[2]
-    per_canvas = torch.as_tensor(output.num_computed_tokens, device=views.row.device)
-    num_computed = torch.zeros_like(verdict.accepted).index_add_(
-        0, views.row, per_canvas.expand(len(views.row))
-    )
-    accepted, drafted = verdict.accepted * k, chain.steps * k
-    recorder.add(items, num_computed, accepted=accepted, drafted=drafted)
+
+    def of_rows(counts: Counts) -> Tensor:
+        """Add up what the canvases of each row had computed, long [b]."""
+        per_canvas = torch.as_tensor(counts, device=views.row.device).expand(len(views.row))
+        return torch.zeros_like(verdict.accepted).index_add_(0, views.row, per_canvas)
+
+    num_computed = of_rows(output.num_computed_tokens), of_rows(output.num_computed_positions)
+    recorder.add(items, *num_computed, accepted=verdict.accepted * k, drafted=chain.steps * k)
     if recorder.traces is None:
         return
     is_masked, tokens = run.batch.target.space.is_masked, run.batch.tokens

@@ -34,8 +34,9 @@ from torch import Tensor
 from gen.core.errors import GenError, bad_value
 from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
-from gen.core.sampling_params import SamplingParams
+from gen.core.sampling_params import SamplingParams, has_no_distribution
 from gen.models.targets.causal import CausalTarget
+from gen.samplers.engine.failed import first_failed, refuse_failed
 from gen.samplers.masked.iterative import MaskedIterative
 from gen.samplers.masked.loop import decode_masked
 from gen.samplers.masked.step import MaskedStep
@@ -192,6 +193,8 @@ class Judge:
         back = (position - start[:, None]).clamp(0, width - 1)
         rejected = step.masked & ~accepts.gather(1, back)
         first = torch.where(rejected, position, total).amin(1, keepdim=True)
+        failed = has_no_distribution(logprobs).gather(1, back) & step.masked & (position <= first)
+        refuse_failed(self.target, step.rows.cpu().numpy(), first_failed(failed).cpu().numpy())
         accepted = step.masked & (position < first)
         if self.rule.commit_correction:
             accepted |= position == first

@@ -373,9 +373,9 @@ def test_a_step_of_a_masked_network_waits_once_in_all(name):
 def test_control_a_loop_that_asks_for_the_counts_by_themselves_is_found(monkeypatch):
     copy = loop.copy_outcome_to_host
 
-    def asking(draft, verdict):
+    def asking(draft, verdict, failed):
         verdict.num_accepted.tolist()
-        return copy(draft, verdict)
+        return copy(draft, verdict, failed)
 
     monkeypatch.setattr(loop, "copy_outcome_to_host", asking)
     assert all(waits == ["tolist", "cpu", "numpy"] for waits in causal_rounds("autoregressive"))

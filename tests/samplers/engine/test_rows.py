@@ -116,13 +116,14 @@ def test_slots_give_finished_rows_to_waiting_items_and_then_drop_them(unfinished
 
 def test_a_recorder_counts_what_was_noted_whatever_the_counts_are_made_of():
     recorder = StatsRecorder(3, trace=True, window=2)
-    recorder.add(np.array([0, 2]), 4, np.array([1, 3]), np.array([0, 2]), np.array([1, 2]))
-    recorder.add(np.array([2]), torch.tensor([5]), 2, 1, 2, torch.tensor([False]))
+    recorder.add(np.array([0, 2]), 4, 6, np.array([1, 3]), np.array([0, 2]), np.array([1, 2]))
+    recorder.add(np.array([2]), torch.tensor([5]), 5, 2, 1, 2, torch.tensor([False]))
     recorder.add_trace(2, range(2), [0], {0: 5})
     out = recorder.output(torch.zeros(3, 4), 6.0)
     assert [s.nfe for s in out.stats] == [1, 0, 1]
     assert [s.tokens for s in out.stats] == [1, 0, 5]
     assert [s.tokens_computed for s in out.stats] == [4, 0, 9]
+    assert [s.positions_computed for s in out.stats] == [6, 0, 11]
     assert [s.draft_acceptance_rate for s in out.stats] == [0.0, None, 0.75]
     assert [s.acceptance_histogram for s in out.stats] == [[1, 0], [], [0, 1, 1]]
     assert [s.seconds for s in out.stats] == [2.0] * 3

@@ -124,7 +124,7 @@ def test_traces_of_latents_are_drawn():
         }
         for s in out.traces[0]
     ]
-    assert "<svg" in draw_trace("item", steps, [8, 8], "title", "media", "here")
+    assert "<svg" in draw_trace(steps, [8, 8], "here")["grid"]
     assert json.dumps(steps)
 
 
