@@ -16,7 +16,7 @@ from gen.core.edit_spec import EDIT_FIELDS
 from gen.core.files import slug
 from gen.core.registry import registry
 from gen.core.tables import columns
-from gen.jobs.defaults import DEFAULT_SAMPLER, default_sampling, requested_sampling
+from gen.jobs.defaults import requested_sampling
 from gen.jobs.plan import check_target, make_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.progress.terminal import for_terminal
@@ -27,14 +27,13 @@ from gen.jobs.signals import STOPPED, stoppable
 
 def sample(args: argparse.Namespace) -> int:
     """Carry out ``gen sample``; return the exit code."""
-    sampler = args.sampler or DEFAULT_SAMPLER
     tree: dict[str, Any] = {
         "modality": args.modality,
         "prompts": [args.prompt],
-        "sampler": sampler,
-        "sampling": default_sampling(args.modality, args.model, sampler, requested_sampling(args)),
+        "sampling": requested_sampling(args),
     }
     for key in (
+        "sampler",
         "num_samples",
         "seed",
         "out",

@@ -24,6 +24,7 @@ from gen.config.layers import FILES, merge_layers, read_yaml
 from gen.config.packaged import find_config
 from gen.config.rows import writable
 from gen.config.run import RUN, make_run
+from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user, is_file
@@ -203,7 +204,10 @@ def _resolve(
         raise GenError(f"{error} ({location})") from None
     if v["prompts"] is None and v["prompts_file"] is None:
         raise bad_value("prompts", None, "at least one prompt", at("prompts"))
-    v["sampler"], v["sampling"] = _resolve_sampler(v["sampler"], v["sampling"], locations, location)
+    defaults = Defaults.named(v["modality"], v["model"], v["model_options"], at("model"))
+    v["sampler"], v["sampling"] = _resolve_sampler(
+        defaults, v["sampler"], v["sampling"], locations, location
+    )
     entry = Entry(**v | {"prompts": v["prompts"] or []})
     _check_rows(entry, at("prompts"), counted)
     return entry
@@ -233,11 +237,16 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
 
 
 def _resolve_sampler(
-    node: dict, sampling: dict, locations: Mapping[str, str], location: str
+    defaults: Defaults,
+    node: dict,
+    sampling: dict,
+    locations: Mapping[str, str],
+    location: str,
 ) -> tuple[dict, dict]:
     """Resolve every parameter of the sampler, under the name the user wrote, and every sampling
-    parameter."""
+    parameter. What the job does not say is the default of its modality or model."""
     try:
+        node, sampling = defaults.complete(node, sampling)
         sampler, full = resolve_sampler(node, sampling)
     except GenError as error:
         text = str(error)  # with the location that set the key the message is about

@@ -10,7 +10,7 @@ from dataclasses import Field, FrozenInstanceError
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gen.core.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, bad_type, bad_value, unknown
 from gen.core.method import Preset
 from gen.core.params import Params, check_field, declared, part_kinds, subset
 from gen.core.registry import registry
@@ -197,6 +197,61 @@ def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
             )
         found[name] = f
     return found
+
+
+SamplerSpec = str | Mapping[str, Any] | Sampler
+
+
+def spell(sampler: SamplerSpec) -> dict[str, Any]:
+    """Return a sampler as ``{"name": ..., parameter: value}``.
+
+    Raises:
+        GenError: the class of a sampler object is not registered, or a value of another type came.
+    """
+    if isinstance(sampler, str):
+        return {"name": sampler}
+    if isinstance(sampler, Mapping):
+        return dict(sampler)
+    if not isinstance(sampler, Sampler):
+        raise bad_type("sampler", sampler, "a name, {'name': ..., parameter: value} or a sampler")
+    names = [name for name, cls in registry.table("sampler").items() if cls is type(sampler)]
+    if not names:
+        raise GenError(f"{type(sampler).__name__} is not registered as a sampler")
+    return {"name": names[0], **dataclasses.asdict(sampler)}
+
+
+def sampler_class(sampler: SamplerSpec) -> type[Sampler]:
+    """Return the class of a sampler or preset.
+
+    Raises:
+        GenError: the name is unknown, or there is none.
+    """
+    if isinstance(sampler, Sampler):
+        return type(sampler)
+    name = spell(sampler).get("name")
+    samplers, presets = registry.table("sampler"), registry.table("preset")
+    if not isinstance(name, str):
+        raise GenError(
+            f"the sampler has no name; expected one of {', '.join([*samplers, *presets])}"
+        )
+    if name not in samplers and name not in presets:
+        raise unknown("sampler", name, [*samplers, *presets])
+    return samplers[presets[name].sampler if name in presets else name]
+
+
+def takes_kinds(sampler: SamplerSpec) -> tuple[str, ...]:
+    """Return the kinds of token that a sampler or preset decodes, the preferred one first."""
+    kinds = sampler_class(sampler).kinds
+    preset = preset_of(sampler)
+    return preset.kinds if preset is not None and preset.kinds else kinds
+
+
+def preset_of(sampler: SamplerSpec) -> Preset | None:
+    """Return the preset that a sampler was named as; None for a plain sampler."""
+    if isinstance(sampler, Sampler):
+        return None
+    name = spell(sampler).get("name")
+    return registry.table("preset").get(name) if isinstance(name, str) else None
 
 
 def parameter_names(sampler: type[Sampler]) -> list[str]:

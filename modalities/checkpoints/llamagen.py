@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ class LlamaGenImages(Checkpoint):
         return bool(_candidates(files.path)) or (
             not files.config and not files.has("model_index.json") and _holds_model(files.path)
         )
+
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        weights = Weights(_model_file(files, options.get("ar")))
+        heads = files.config.get("n_head") if options.get("heads") is None else options["heads"]
+        return SAMPLING["c2i" if sizes_of(weights.shapes, heads, files.name).classes else "t2i"]
 
     def __init__(
         self,

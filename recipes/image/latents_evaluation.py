@@ -16,6 +16,7 @@ import torch
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.checker import check_many
 from gen.pipeline.pipeline import Pipeline
+from gen.recipes.common.grid_evaluation import CARD_HEAD
 from gen.recipes.image.evaluation import any_length, frontend_figures, mean, short_figures
 from gen.recipes.image.figures import HELD_OUT_SEED, Figures
 from gen.tokenizers.image.kl import KL
@@ -81,13 +82,13 @@ def sampler_figures(
         "image", str(zoo / ("image-mar" if samplers is MASKED else "image-causal-latents"))
     )
     if samplers is not MASKED and "autoregressive" not in missing:
-        out = pipe(prompts, "autoregressive", **SAMPLING, batch_size=batch)
+        out = pipe(prompts, "autoregressive", **SAMPLING, seed=0, batch_size=batch)
         reference = out.tokens, np.stack([np.asarray(m) for m in out.media])
     for name, sampler in missing.items():
         spec = {"name": sampler} if isinstance(sampler, str) else sampler
         if spec["name"] in ("cspd", "continuous_speculative"):
             sampler = {**spec, "draft_model": str(zoo / "image-causal-latents-draft")}
-        out = pipe(prompts, sampler, **SAMPLING, batch_size=batch)
+        out = pipe(prompts, sampler, **SAMPLING, seed=0, batch_size=batch)
         pixels = np.stack([np.asarray(m) for m in out.media])
         verdicts = check_many(pixels, captions)
         nfe, drafts = (
@@ -129,7 +130,6 @@ def deviation(
 def write_cards(zoo: Path, result: dict) -> None:
     """Write a README.md into each model's folder."""
     f, rows = result["frontend"], result["samplers"]
-    head = "---\ntags: [gen]\n---\n\n"
     made = (
         "Trained from scratch on synthetic images (`modalities/image/captions.py`),"
         " with\n`python -m gen.recipes.image.latents all --work DIR`. No other data were used.\n"
@@ -151,7 +151,7 @@ def write_cards(zoo: Path, result: dict) -> None:
         " random.\n\n"
     )
     (zoo / "image-kl" / "README.md").write_text(
-        f"{head}# image-kl\n\n`diffusers.AutoencoderKL`: 64x64 RGB images to 8x8"
+        f"{CARD_HEAD}# image-kl\n\n`diffusers.AutoencoderKL`: 64x64 RGB images to 8x8"
         f" latents.\n{made}\nPSNR of held-out images {f['psnr_mean']:.1f} dB (worst"
         f" {f['psnr_min']:.1f}); the pixel checker passes the caption"
         f" in\n{f['checker_on_real']:.3f} of the images and {f['checker_on_reconstructions']:.3f}"
@@ -172,5 +172,5 @@ def write_cards(zoo: Path, result: dict) -> None:
     ):
         figures = f"\n{about}{table}{''.join(map(line, names))}" if names else ""
         (zoo / folder / "README.md").write_text(
-            f"{head}# {folder}\n\n{kind}, {what}. {made}{figures}"
+            f"{CARD_HEAD}# {folder}\n\n{kind}, {what}. {made}{figures}"
         )

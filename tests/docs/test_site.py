@@ -71,7 +71,9 @@ def test_a_notebook_runs_and_shows_what_it_showed(notebook, tmp_path):
 
     shown = nbformat.read(notebook, as_version=4)
     fresh = nbformat.read(notebook, as_version=4)
-    NotebookClient(fresh, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    NotebookClient(
+        fresh, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
     code = [(a, b) for a, b in zip(shown.cells, fresh.cells, strict=True) if a.cell_type == "code"]
     assert len(code) >= 4
     for before, after in code:

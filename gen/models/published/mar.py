@@ -21,6 +21,7 @@ from typing import Self
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from gen.core.errors import GenError, bad_value, unknown
@@ -217,14 +218,11 @@ class _Block(nn.Module):
     def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
         """Transform x [B, L, D]. ``visible``: bool [B, L], positions to attend to, by default
         all."""
-        q, k, v = (
-            self.attn["qkv"](self.norm1(x))
-            .unflatten(-1, (3, self.heads, -1))
-            .permute(2, 0, 3, 1, 4)
-        )
+        qkv = self.attn["qkv"](self.norm1(x))
+        q, k, v = rearrange(qkv, "b l (three h d) -> three b h l d", three=3, h=self.heads)
         mask = None if visible is None else visible[:, None, None]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        x = x + self.attn["proj"](out.transpose(1, 2).flatten(2))
+        x = x + self.attn["proj"](rearrange(out, "b h l d -> b l (h d)"))
         return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
 
 

@@ -19,7 +19,7 @@ method(
     paper="2503.17076",
     title="Halton Scheduler For Masked Generative Image Transformer",
     about="Halton scheduler: low-discrepancy order",
-    params={"steps": 12, "order": "halton", "schedule": "arccos"},
+    params={"order": "halton", "schedule": "arccos"},
     limit=Limit(
         SEQUENTIAL,
         {"schedule": "linear"},
