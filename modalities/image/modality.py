@@ -72,7 +72,7 @@ class ImageModality(Modality):
         return shapes.complete(condition, np.random.default_rng(seed))
 
     def as_stated(self, condition: shapes.Caption) -> shapes.Caption:
-        """Return the caption of the prompt, since the rest of an edited image decides the rest."""
+        """Return the caption of the prompt. The models read captions that omit words, less well."""
         return condition.stated if isinstance(condition, shapes.Completed) else condition
 
     def example_prompts(self, count: int, seed: int) -> list[str]:

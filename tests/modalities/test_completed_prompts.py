@@ -11,6 +11,7 @@ from PIL import Image
 
 import gen
 from gen.core.errors import GenError
+from gen.interop.diffusers import _against
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.captions import parse
 from gen.modalities.image.checker import check_many
@@ -86,6 +87,13 @@ def test_an_edit_leaves_open_what_its_prompt_leaves_open(monkeypatch):
     pipe("a red circle", {"name": "maskgit", "steps": 1}, source=image, mask=mask)
     pipe("a red circle", {"name": "maskgit", "steps": 1})  # control
     assert seen[0] == parse("a red circle") and states_all(seen[1])
+
+
+def test_a_negative_prompt_leaves_open_what_it_leaves_open():
+    image = _against(gen.load("image"), "a red circle", guided=True)
+    assert image.negative_condition == parse("a red circle")
+    with pytest.raises(GenError, match="leaves open what a seed decides"):  # control
+        _against(gen.load("action"), "reach", guided=True)
 
 
 def test_a_shape_that_leaves_no_room_for_the_other_is_refused():
