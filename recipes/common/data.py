@@ -37,17 +37,14 @@ def training_conditions(
 
 
 def drop_mask(
-    slots: Tensor,
-    generator: torch.Generator,
-    share: float | Tensor,
-    required: list[int] | slice,
+    slots: Tensor, generator: torch.Generator, share: float, required: list[int] | slice
 ) -> Tensor:
     """Choose slots to drop in training: whole conditions, and single slots that may be omitted.
 
     Args:
         slots: condition slots [B, P].
         generator: generator of the choice.
-        share: share of single slots, for all conditions or one per condition [B, 1].
+        share: share of single slots.
         required: slots that are dropped with their whole condition only.
 
     Returns:

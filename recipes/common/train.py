@@ -29,16 +29,14 @@ def cosine(step: int, steps: int, warmup: int = 100, floor: float = 0.02) -> flo
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, t)))
 
 
-def rate(
-    step: int, steps: int, cooldown: tuple[int, int] | None = None, warmup: int = 100
-) -> float:
+def rate(step: int, steps: int, cooldown: tuple[int, int] | None = None) -> float:
     """Learning-rate factor at a step: ``cosine``, and with ``cooldown`` = (first, end) a linear
     descent from step ``first`` to zero at ``end``.
     """
     if cooldown is None or step < cooldown[0]:
-        return cosine(step, steps, warmup)
+        return cosine(step, steps)
     first, end = cooldown
-    return cosine(first, steps, warmup) * (end - step) / (end - first)
+    return cosine(first, steps) * (end - step) / (end - first)
 
 
 def fast_bfloat16(device: torch.device | str = "cpu") -> bool:
@@ -77,7 +75,6 @@ class TrainConfig:
 
     Attributes:
         steps: steps of the learning-rate schedule.
-        warmup: first steps, in which the learning rate rises.
         lr: peak learning rate of AdamW.
         weight_decay: for parameters with two or more axes; others have none.
         betas: of AdamW.
@@ -95,7 +92,6 @@ class TrainConfig:
 
     steps: int
     lr: float
-    warmup: int = 100
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
@@ -143,7 +139,7 @@ class _TrainingState:
         config, model = self.config, self.model
         for optimizer, peaks in zip(self.optimizers, self.peak_rates, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * rate(step, config.steps, config.cooldown, config.warmup)
+                group["lr"] = peak * rate(step, config.steps, config.cooldown)
         cast = config.bfloat16_weights and self.fast
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=config.autocast and self.fast

@@ -4,17 +4,15 @@ small draft model.
     python -m gen.recipes.image.latents all --work DIR            the run that made gen/zoo/image-kl
     python -m gen.recipes.image.latents all --work DIR --quick    a smoke run of the same path
 
-Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``short``, ``short-causal``,
-``short-mar``, ``short-draft``, ``export``, ``evaluate``; ``all`` runs them in this order. ``short``
-makes the training data of the three stages after it, which continue the models with captions of
-every length. Training stages resume from their checkpoints in ``--work``. Images and captions are
-those of ``recipes/image/recipe.py``.
+Stages: ``kl``, ``latents``, ``causal``, ``mar``, ``draft``, ``export``, ``evaluate``; ``all`` runs
+them in this order. Training stages resume from their checkpoints in ``--work``. Images and captions
+are those of ``recipes/image/recipe.py``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,10 +51,6 @@ class LatentsPlan:
     draft_steps: int = 1600
     draft_width: int = 96
     draft_layers: int = 2
-    more_images: int = 16_000
-    more_batch: int = 32
-    more_steps: int = 500
-    more_cooldown: tuple[int, int] | None = None
     held_out: int = 200
     # start from the trunks of the zoo's token models, which already relate captions to shapes
     warm: bool = True
@@ -75,9 +69,6 @@ QUICK = LatentsPlan(
     draft_steps=3,
     draft_width=32,
     draft_layers=1,
-    more_images=32,
-    more_batch=8,
-    more_steps=2,
     held_out=2,
     warm=False,
 )
@@ -143,9 +134,9 @@ def train_kl(work: Path, plan: LatentsPlan, log=print) -> None:
     model.save_pretrained(work / "kl" / "model")
 
 
-def make_latents(work: Path, path: str, count: int, seed: int, log=print) -> None:
-    """Render training images and save their latents (float16 [N, 64, C]) and caption slots (uint8
-    [N, 8]) to ``work / path``.
+def make_latents(work: Path, plan: LatentsPlan, log=print) -> None:
+    """Render the training images and save their latents (float16 [N, 64, C]) and caption slots
+    (uint8 [N, 8]).
     """
     kl = KL.from_pretrained(work / "kl" / "model")
 
@@ -154,19 +145,19 @@ def make_latents(work: Path, path: str, count: int, seed: int, log=print) -> Non
             z = kl.encode(x)
         return z.flatten(2).transpose(1, 2).half()
 
-    encode_dataset(work / path, "latents", drawn(32, seed), count, 32, encode, log)
+    encode_dataset(work / "latents.pt", "latents", drawn(32, seed=2), plan.images, 32, encode, log)
 
 
-def batches(path: Path, batch: int, seed: int, drop: Callable) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (caption pairs [B, 8], latents [B, 64, C]) from a file of ``make_latents``, with
-    words dropped by ``drop`` as for token models.
+def batches(work: Path, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (caption pairs [B, 8], latents [B, 64, C]), with captions dropped as for token
+    models.
     """
-    data = torch.load(path, weights_only=True)
+    data = torch.load(work / "latents.pt", weights_only=True)
     generator = torch.Generator().manual_seed(seed)
     while True:
         for rows in torch.randperm(len(data["latents"]), generator=generator).split(batch):
             if len(rows) == batch:
-                slots = drop(data["slots"][rows].long(), generator)
+                slots = drop_words(data["slots"][rows].long(), generator)
                 yield torch.from_numpy(shapes.pairs(slots.numpy())), data["latents"][rows].float()
 
 
@@ -242,11 +233,22 @@ class Training(torch.nn.Module):
         return self.model.head.loss(x, z, self.generator)
 
 
-def loss_of(name: str, generator: torch.Generator) -> Callable:
-    """Loss of ``causal``, ``mar`` or ``draft``. The masked model's share of masked positions is
+def train_model(work: Path, plan: LatentsPlan, name: str, log=print) -> None:
+    """Train ``causal``, ``mar`` or ``draft``. The masked model's share of masked positions is
     MAR's, normal around 1, but truncated at 0.3, since the last positions are decoded with the
     others known.
     """
+    torch.manual_seed(0)
+    small = name == "draft"
+    model = new_model(
+        *((plan.draft_width, plan.draft_layers) if small else (plan.width, plan.layers)),
+        name != "mar",
+    )
+    if plan.warm:
+        warm_start(
+            model, {"causal": "image-causal", "mar": "image-masked", "draft": "image-draft"}[name]
+        )
+    generator = torch.Generator().manual_seed(3)
 
     def loss_fn(m, batch):
         words, latents = batch
@@ -262,28 +264,11 @@ def loss_of(name: str, generator: torch.Generator) -> Callable:
             seen = latents.masked_fill(targets[..., None], float("nan"))
         return m(words, seen, latents, targets), {}
 
-    return loss_fn
-
-
-def train_model(work: Path, plan: LatentsPlan, name: str, log=print) -> None:
-    """Train ``causal``, ``mar`` or ``draft``."""
-    torch.manual_seed(0)
-    small = name == "draft"
-    model = new_model(
-        *((plan.draft_width, plan.draft_layers) if small else (plan.width, plan.layers)),
-        name != "mar",
-    )
-    if plan.warm:
-        warm_start(
-            model, {"causal": "image-causal", "mar": "image-masked", "draft": "image-draft"}[name]
-        )
-    generator = torch.Generator().manual_seed(3)
+    training = Training(model, generator)
     fit_average(
-        Training(model, generator),
-        batches(
-            work / "latents.pt", plan.batch, {"causal": 5, "mar": 4, "draft": 6}[name], drop_words
-        ),
-        loss_of(name, generator),
+        training,
+        batches(work, plan.batch, seed={"causal": 5, "mar": 4, "draft": 6}[name]),
+        loss_fn,
         TrainConfig(
             steps=plan.draft_steps if small else plan.steps,
             lr=0.002,
@@ -299,38 +284,6 @@ def train_model(work: Path, plan: LatentsPlan, name: str, log=print) -> None:
     model.save_pretrained(work / name / "model")
 
 
-def drop_many_words(slots: Tensor, generator: torch.Generator) -> Tensor:
-    """Caption slots [B, 8] as ``drop_words`` returns them, where half of the captions lose a share
-    of their words that is drawn per caption: the square root of a uniform number.
-    """
-    short, share = torch.rand(2, len(slots), 1, generator=generator)
-    return drop_words(slots, generator, (short < 0.5) * share.sqrt())
-
-
-def train_more(work: Path, plan: LatentsPlan, log=print) -> None:
-    """Continue the training of ``causal`` on further images and captions of every length."""
-    torch.manual_seed(0)
-    model = GridLatentModel.from_pretrained(work / "causal" / "model", dtype=torch.float32)
-    generator = torch.Generator().manual_seed(13)
-    fit_average(
-        Training(model, generator),
-        batches(work / "more.pt", plan.more_batch, 15, drop_many_words),
-        loss_of("causal", generator),
-        TrainConfig(
-            steps=plan.more_steps,
-            lr=0.001,
-            warmup=30,
-            weight_decay=0.02,
-            cooldown=plan.more_cooldown,
-            save_every=50,
-            bfloat16_weights=True,
-        ),
-        out=work / "more-causal",
-        log=log,
-    )
-    model.save_pretrained(work / "more-causal" / "model")
-
-
 class LatentsRecipe(Recipe):
     """KL autoencoder and latent models of images."""
 
@@ -339,12 +292,10 @@ class LatentsRecipe(Recipe):
     def stages(self):
         return {
             "kl": lambda: train_kl(self.work, self.plan, self.log),
-            "latents": lambda: make_latents(self.work, "latents.pt", self.plan.images, 2, self.log),
+            "latents": lambda: make_latents(self.work, self.plan, self.log),
             "causal": lambda: train_model(self.work, self.plan, "causal", self.log),
             "mar": lambda: train_model(self.work, self.plan, "mar", self.log),
             "draft": lambda: train_model(self.work, self.plan, "draft", self.log),
-            "more": lambda: make_latents(self.work, "more.pt", self.plan.more_images, 22, self.log),
-            "more-causal": lambda: train_more(self.work, self.plan, self.log),
             "export": self.export,
             "evaluate": lambda: evaluate(self.zoo, self.plan.held_out, self.log),
         }
@@ -355,7 +306,7 @@ class LatentsRecipe(Recipe):
         kl.save_pretrained(self.zoo / "image-kl")
         digest = codebook_digest(KL(kl).fingerprint)
         for name, folder in (
-            ("more-causal", "image-causal-latents"),
+            ("causal", "image-causal-latents"),
             ("draft", "image-causal-latents-draft"),
             ("mar", "image-mar"),
         ):

@@ -153,11 +153,11 @@ def make_tokens(work: Path, plan: ImagePlan, log=print) -> None:
     encode_dataset(work / "tokens.pt", "codes", drawn(32, seed=2), plan.images, 32, encode, log)
 
 
-def drop_words(slots: Tensor, generator: torch.Generator, share: float | Tensor = 0.05) -> Tensor:
-    """Caption slots [B, 8] with a tenth of the captions dropped, and ``share`` of the single
-    words (a number, or one per caption [B, 1]). Shapes are dropped with their caption only.
+def drop_words(slots: Tensor, generator: torch.Generator) -> Tensor:
+    """Caption slots [B, 8] with a tenth of the captions dropped, and a twentieth of the single
+    words. Shapes are dropped with their caption only.
     """
-    drop = drop_mask(slots, generator, share, slice(2, None, 4))
+    drop = drop_mask(slots, generator, 0.05, slice(2, None, 4))
     whole = drop.all(1, keepdim=True)
     return torch.where(drop & ((slots != shapes.NONE) | whole), shapes.ANY, slots)
 
