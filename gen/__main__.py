@@ -19,6 +19,7 @@ from gen.cli.parser import parse
 from gen.core.errors import GenError
 from gen.core.log import configure
 from gen.core.memory import is_out_of_memory
+from gen.core.printable import printable
 
 LONGEST = 4000  # characters of a message: a name that is listed in full fits
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(text: str, code: int, error: BaseException) -> int:
     if os.environ.get("GEN_DEBUG"):
         traceback.print_exception(error)
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     if len(line) > LONGEST:
         line = f"{line[:LONGEST]}... ({len(line):,} characters; GEN_DEBUG=1 shows all)"
     print(f"gen: {line}", file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ from gen.config.layers import merge_layers, read_yaml
 from gen.config.packaged import find_config
 from gen.config.prompt_files import prompt_paths
 from gen.config.rows import writable
-from gen.config.run import RUN, make_run
+from gen.config.run import RUN, make_run, refuse_commands
 from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
@@ -60,7 +60,10 @@ class _Shared:
 
 
 def load_config(
-    path_or_name: str | Path, overrides: Sequence[str] = (), allow_env: Collection[str] = ()
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    allow_env: Collection[str] = (),
+    trust_job: bool = False,
 ) -> Job:
     """Load the job of a file, or of a packaged config such as ``image/sjd``.
 
@@ -68,13 +71,17 @@ def load_config(
         path_or_name: the file, or the name of a packaged config.
         overrides: ``key=value`` texts; paths in them are relative to the working directory.
         allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
+        trust_job: accept engine options of the file that may run commands.
 
     Raises:
         GenError: for anything doubtful.
     """
     path = find_config(path_or_name)
+    tree = read_yaml(path, allow_env)
+    if not trust_job:
+        refuse_commands(tree.get("engine_options"), str(path_or_name))
     return make_job(
-        read_yaml(path, allow_env),
+        tree,
         overrides,
         where=str(path_or_name),
         base=path.parent,
