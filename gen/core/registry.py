@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -49,6 +50,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "modality": ("gen.modalities",),
     "condition_encoder": ("gen.modalities", "gen.modalities.checkpoints"),
     "checkpoint": ("gen.modalities.checkpoints",),
+    "metric": ("gen.eval.metrics",),
 }
 
 
@@ -59,6 +61,8 @@ class Registry:
         self._kinds: dict[str, dict[str, Any]] = {}
         self._params: dict[tuple[str, str], type] = {}
         self._discovered: set[str] = set()  # homes, and GROUP for the plugins
+        self._complete: set[str] = set()  # those whose import has ended
+        self._importing = threading.RLock()
         self._failed: dict[str, str] = {}  # home or GROUP -> message
 
     def register(self, kind: str, name: str, params: type | None = None) -> Callable[[T], T]:
@@ -129,17 +133,22 @@ class Registry:
         """Runs one import once, and repeats the message of one that has failed."""
         if source in self._failed:
             raise GenError(self._failed[source])
-        if source in self._discovered:
+        if source in self._complete:
             return
-        # before the imports: a module may look something up while it is being imported
-        self._discovered.add(source)
-        try:
-            load()
-        except BaseException as error:
-            self._discovered.discard(source)
-            if isinstance(error, GenError):
-                self._failed[source] = str(error)
-            raise
+        # another thread must not see the part of a table that is there already
+        with self._importing:
+            if source in self._discovered:
+                return
+            # before the imports: a module may look something up while it is being imported
+            self._discovered.add(source)
+            try:
+                load()
+            except BaseException as error:
+                self._discovered.discard(source)
+                if isinstance(error, GenError):
+                    self._failed[source] = str(error)
+                raise
+            self._complete.add(source)
 
 
 def _import_home(home: str) -> None:
@@ -149,7 +158,7 @@ def _import_home(home: str) -> None:
         try:
             importlib.import_module(name)
         # a module may raise anything
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise GenError(
                 f"module {name} cannot be imported: {type(error).__name__}: {error}"
             ) from error
@@ -173,8 +182,8 @@ def _import_plugins() -> None:
     for point in entry_points(group=GROUP):
         try:
             point.load()
-        # a plugin may raise anything
-        except Exception as error:
+        # a plugin may raise anything, or leave
+        except (Exception, SystemExit) as error:
             raise GenError(
                 f"plugin {point.name!r} ({_package_of(point)}{point.value}) cannot be imported:"
                 f" {type(error).__name__}: {error}; repair or uninstall it"

@@ -15,13 +15,13 @@ import platform
 import re
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gen.core.clock import SteadyClock
 from gen.core.versions import gen_version, installed
 
 LOGS = "logs"
@@ -41,7 +41,7 @@ class JsonLines(logging.Handler):
     def __init__(self, path: Path, worker: str):
         super().__init__(logging.DEBUG)
         self.worker, self.path = worker, path
-        self._began, self._file = time.monotonic(), None
+        self._clock, self._file = SteadyClock(), None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
@@ -64,7 +64,7 @@ class JsonLines(logging.Handler):
         """Return the JSON of a record."""
         head = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "elapsed": round(time.monotonic() - self._began, 3),
+            "elapsed": round(self._clock(), 3),
             "worker": self.worker,
             "event": record.event,
         }
@@ -251,7 +251,7 @@ def _events(data: bytes) -> Iterator[Event]:
     for text in data.split(b"\n"):
         try:
             event = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("event"), str):
             yield event
