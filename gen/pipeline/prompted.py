@@ -96,6 +96,7 @@ class PromptedModels(ModalityModels):
         batch = PromptBatch.of(
             [binding.prompt(i.condition) for i in items], before, adapter.condition_token
         )
+        self._require_positions(name, adapter, batch, space)
         if batch.features:
             adapter = adapter.conditioned(batch.features)
         uncond, uncond_lengths = None, None
@@ -107,6 +108,19 @@ class PromptedModels(ModalityModels):
         )
         target.learned, target.name = self._learned.setdefault(name, {}), name
         return target
+
+    def _require_positions(
+        self, name: str, adapter: Any, batch: PromptBatch, space: TokenSpace
+    ) -> None:
+        """Raise ``GenError`` where prompt and output take more positions than the model has."""
+        # adapters of third parties need not know
+        limit = getattr(adapter, "max_positions", None)
+        longest = int(batch.lengths.max())
+        if limit is not None and longest + space.length > limit:
+            raise GenError(
+                f"the prompt has {longest} tokens and the output {space.length} positions; expected"
+                f" at most {limit} together, the positions of model {name}"
+            )
 
     def _draft_target(
         self,

@@ -8,10 +8,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import is_integer
+from gen.modalities.checkpoints.options import require_positions
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
@@ -56,8 +56,7 @@ class CausalText(Checkpoint):
         max_new_tokens: int = 128,
         chat: bool | None = None,
     ):
-        if not is_integer(max_new_tokens, 1):
-            raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
+        require_positions(files, max_new_tokens)
         needs_code = "auto_map" in files.config and files.model_type not in KNOWN
         if needs_code and not load.trust_remote_code:
             raise GenError(

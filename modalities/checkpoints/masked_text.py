@@ -16,9 +16,9 @@ from torch import nn
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import is_integer
+from gen.modalities.checkpoints.options import require_positions
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.load.pretrained import chat_token_ids, tokenizer_of, uses_chat_template
@@ -66,8 +66,7 @@ class MaskedText(Checkpoint):
         chat: bool | None = None,
         mask_token_id: int | None = None,
     ):
-        if not is_integer(max_new_tokens, 1):
-            raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
+        require_positions(files, max_new_tokens)
         require_fields(files, self.needed, self.rules)
         self.tokenizer = self.tokenize(files, load)
         self.chat = uses_chat_template(self.tokenizer, chat, files.name)

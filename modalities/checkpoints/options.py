@@ -8,12 +8,29 @@ from typing import Any
 from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
 from gen.core.errors import GenError, bad_value
 
+POSITIONS = "max_position_embeddings"
 CLASS = re.compile(r"\s*(?:class\s+)?(\d+)\s*", re.IGNORECASE)
 
 
 def is_integer(value: Any, least: int = 0) -> bool:
     """Return whether ``value`` is an integer of at least ``least``. A bool is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def require_positions(files: CheckpointFiles, max_new_tokens: Any) -> None:
+    """Check a number of positions of an answer, before any weights are loaded.
+
+    Raises:
+        GenError: it is no positive integer, or more than the positions of the model.
+    """
+    if not is_integer(max_new_tokens, 1):
+        raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
+    config = files.config
+    limit = config.get(POSITIONS) or (config.get("text_config") or {}).get(POSITIONS)
+    if limit is not None and max_new_tokens > limit:
+        raise bad_value(
+            "max_new_tokens", max_new_tokens, f"at most {limit}, the positions of {files.name}"
+        )
 
 
 def require_multiple(name: str, value: Any, step: int, unit: str = "") -> None:

@@ -1,0 +1,25 @@
+"""Guidance of a pipeline called as in diffusers: 1 and less is none, and the prompt counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gen
+from gen.core.errors import GenError
+
+
+def test_a_guidance_scale_of_0_is_no_guidance_as_in_diffusers():
+    pipe = gen.load("text", device="cpu")
+    call = pipe.as_diffusers()
+
+    def made(**sampling):
+        call("sort 3 1 2 =", generator=torch.Generator().manual_seed(0), **sampling)
+        return call.output
+
+    for scale in (0, 0.5, 1):
+        assert made(guidance_scale=scale).sampling.guidance_scale == 1
+    assert made(guidance_scale=0).texts == made().texts == ["1 2 3"]
+    assert made(guidance_scale=1.5).sampling.guidance_scale == 1.5  # control
+    with pytest.raises(GenError, match="guidance_scale is -1"):
+        made(guidance_scale=-1)
