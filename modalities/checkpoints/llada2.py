@@ -91,7 +91,7 @@ class LLaDA2Text(MaskedText):
         modality: str,
         load: LoadOptions,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         chat: bool | None = None,
         mask_token_id: int | None = None,
         block_length: int | None = None,

@@ -18,7 +18,7 @@ from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import require_positions
+from gen.modalities.checkpoints.options import answer_length
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.load.pretrained import chat_token_ids, tokenizer_of, uses_chat_template
@@ -34,7 +34,7 @@ class MaskedText(Checkpoint):
     Classifier-free guidance compares with a canvas behind one masked position.
 
     Args:
-        max_new_tokens: positions of an answer.
+        max_new_tokens: positions of an answer (128, or half of the model's where that is less).
         chat: put prompts into the tokenizer's chat template as the user's message. The default is
             to do so where the tokenizer has a template.
         mask_token_id: the default is the config's, else the tokenizer's.
@@ -62,11 +62,11 @@ class MaskedText(Checkpoint):
         modality: str,
         load: LoadOptions,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         chat: bool | None = None,
         mask_token_id: int | None = None,
     ):
-        require_positions(files, max_new_tokens)
+        max_new_tokens = answer_length(files, max_new_tokens)
         require_fields(files, self.needed, self.rules)
         self.tokenizer = self.tokenize(files, load)
         self.chat = uses_chat_template(self.tokenizer, chat, files.name)
