@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from gen.media import torchaudio_compat as _torchaudio_compat
 
 if TYPE_CHECKING:
     from gen.core.errors import GenError, Interrupt
@@ -14,8 +12,7 @@ if TYPE_CHECKING:
     from gen.interop.transformers import transformers_generate
     from gen.pipeline.pipeline import Pipeline, load
 
-# a torchaudio that cannot load must not take transformers and diffusers down with it
-_torchaudio_compat.ensure()
+    __version__: str
 
 # torch, transformers and diffusers are heavy: names are imported when they are asked for
 _LAZY = {
@@ -31,6 +28,7 @@ __all__ = [
     "GenError",
     "Interrupt",
     "Pipeline",
+    "__version__",
     "diffusers_pipeline",
     "load",
     "registry",
@@ -40,9 +38,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for."""
+    if name == "__version__":
+        from gen.core.versions import gen_version  # reads the metadata of the installed package
+
+        return gen_version()
     if name not in _LAZY:
         raise AttributeError(f"module 'gen' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

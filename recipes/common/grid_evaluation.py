@@ -19,6 +19,8 @@ from gen.contracts.frontend import StreamingFrontend
 from gen.core.registry import registry
 from gen.pipeline.pipeline import Pipeline
 
+CARD_HEAD = "---\nlicense: apache-2.0\ntags: [gen]\n---\n\n"  # of a model card
+
 
 @dataclass(frozen=True)
 class World:
@@ -252,7 +254,7 @@ def write_cards(world: World, zoo: Path, result: dict) -> None:
         " parameters.\n\n"
     )
     for folder, text in ((f, t) for f, t in world.about.items() if (zoo / f).is_dir()):
-        body = f"---\ntags: [gen]\n---\n\n# {folder}\n\n{text}\n{made}"
+        body = f"{CARD_HEAD}# {folder}\n\n{text}\n{made}"
         names = [
             n
             for p in PROTOCOLS

@@ -36,6 +36,7 @@ from gen.core.rng import RNG, CounterRNG
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import POSITIONS
 from gen.pipeline.pipeline import Pipeline
+from gen.recipes.common.grid_evaluation import CARD_HEAD
 from gen.recipes.common.recipe import Recipe
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.text.data import drawn
@@ -221,7 +222,7 @@ def card(
         for name, row in rows.items()
     )
     return (
-        f"---\ntags: [gen]\n---\n\n# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for"
+        f"{CARD_HEAD}# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for"
         f" `{MODEL}`, of {parameters} parameters.\nIt predicts which proposals one position per"
         " pass would keep. Trained from scratch on that model's own decoding, with\n`python -m"
         " gen.recipes.text.filter all --work DIR --zoo DIR`. No other data were used.\n\n"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
+from gen.models.adapters.protocols import CountsKnown
 from gen.models.adapters.slot_cache import SlotCache, hide
 from gen.models.load.locate import config_field
 
@@ -30,6 +31,7 @@ class ModelAdapter:
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
         max_positions: positions that the model was made for; None where there is no such number.
+        counts_known: a masked model of latents takes the positions known after a step.
     """
 
     model: torch.nn.Module
@@ -37,6 +39,7 @@ class ModelAdapter:
     ragged: bool = False
     shift: int = 0
     max_positions: int | None = None
+    counts_known: bool = False
     features: Sequence[dict[str, Tensor]] = ()
 
     def condition_token(self, number: int) -> int:
@@ -328,9 +331,16 @@ class MaskedLatentLM(_Latent):
     vectors [B, T, D].
     """
 
+    @property
+    def counts_known(self) -> bool:
+        """True if the guidance grows with the positions known after the step."""
+        return isinstance(self.model, CountsKnown)
+
     @torch.no_grad()
-    def forward(self, words: Tensor, canvas: Tensor) -> Tensor:
-        return self.model(words, canvas.to(self.dtype))
+    def forward(self, words: Tensor, canvas: Tensor, num_known: Tensor | None = None) -> Tensor:
+        """Compute conditioning vectors; ``num_known`` long [B] goes to a network that counts."""
+        more = {"num_known": num_known} if self.counts_known else {}
+        return self.model(words, canvas.to(self.dtype), **more)
 
 
 def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
