@@ -17,9 +17,9 @@ from torch import nn
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError
+from gen.core.errors import GenError, bad_value
 from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import answer_length
+from gen.modalities.checkpoints.options import answer_length, is_integer
 from gen.modalities.checkpoints.token_counts import read_rarity
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
