@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from gen.models.targets.base import Target
 from gen.pipeline.models import ModalityModels, same_frontend
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.request import GenerationRequest
+
+LOG = logging.getLogger("gen")
 
 
 class PromptedModels(ModalityModels):
@@ -92,6 +95,8 @@ class PromptedModels(ModalityModels):
                 f" {space.vocab_size}, as its target has"
             )
         if self.compile:
+            if name not in self._learned:
+                LOG.warning("model %s is compiled in its first passes, which takes minutes", name)
             compiled_forward(adapter)
         batch = PromptBatch.of(
             [binding.prompt(i.condition) for i in items], before, adapter.condition_token

@@ -1,4 +1,4 @@
-"""Guidance of a pipeline called as in diffusers: 1 and less is none, and the prompt counts."""
+"""Pipeline called as in diffusers: guidance of 1 and less is none, and scripts find their names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ import torch
 
 import gen
 from gen.core.errors import GenError
+
+
+def test_the_first_lines_of_a_script_for_diffusers_run(capsys):
+    call = gen.load("text", device="cpu").as_diffusers()
+    assert call.to("cpu", torch.float32) is call
+    call.set_progress_bar_config(disable=True)
+    call("sort 3 1 2 =")
+    assert not capsys.readouterr().err
+    call.set_progress_bar_config()
+    call("sort 3 1 2 =")
+    assert "passes" in capsys.readouterr().err  # control
+    assert call.components["model"] is call.pipe.components["model"]
+    assert call.config["model"] == "text-causal"
 
 
 def test_a_guidance_scale_of_0_is_no_guidance_as_in_diffusers():
