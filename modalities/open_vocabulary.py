@@ -30,6 +30,7 @@ class FreePrompts:
     """Mixin before a modality's class that delegates to the checkpoint."""
 
     models: dict[str, str] = {}
+    masked_params: dict[str, Any] = {}
 
     def __init__(self, checkpoint):
         self.checkpoint = checkpoint

@@ -18,27 +18,26 @@ from gen.core.errors import GenError, cut, cut_list, shown
 from gen.core.files import slug
 from gen.core.registry import registry
 from gen.core.tables import columns, plural
-from gen.jobs.defaults import DEFAULT_SAMPLER, default_sampling, requested_sampling
+from gen.jobs.defaults import requested_sampling
 from gen.jobs.plan import check_target, make_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.progress.terminal import for_terminal
 from gen.jobs.rank import process_rank
 from gen.jobs.run import join_job, run_job
 from gen.jobs.signals import STOPPED, stoppable
-from gen.media.formats import KINDS_OF_FILES
+from gen.media.kinds import EXTENSIONS
 from gen.store.ledger import read_plan, read_rows
 
 
 def sample(args: argparse.Namespace) -> int:
     """Carry out ``gen sample``; return the exit code."""
-    sampler = args.sampler or DEFAULT_SAMPLER
     tree: dict[str, Any] = {
         "modality": args.modality,
         "prompts": [args.prompt],
-        "sampler": sampler,
-        "sampling": default_sampling(args.modality, args.model, sampler, requested_sampling(args)),
+        "sampling": requested_sampling(args),
     }
     for key in (
+        "sampler",
         "num_samples",
         "seed",
         "out",
@@ -56,7 +55,7 @@ def sample(args: argparse.Namespace) -> int:
     _refuse_twice(args, tree)
     if args.file is not None:
         return _sample_files(args, tree)
-    if args.out is not None and Path(args.out).suffix.lstrip(".") in KINDS_OF_FILES:
+    if args.out is not None and Path(args.out).suffix.lstrip(".") in EXTENSIONS:
         raise GenError(f"--out is {args.out!r}; expected a folder (-o {args.out} writes one file)")
     job = make_job(tree, args.overrides, where="the command line", allow_env=args.allow_env)
     if args.out is None and not any(s.startswith("out=") for s in args.overrides):

@@ -24,7 +24,7 @@ from gen.cli.commands.work import add_work
 from gen.config.keys import KEYS
 from gen.core.errors import GenError, hint, shown
 from gen.core.paths import expand_user
-from gen.core.versions import installed
+from gen.core.versions import gen_version
 
 COMMANDS = (
     add_sample,
@@ -43,7 +43,7 @@ COMMANDS = (
     add_completion,
 )
 # arguments that are paths; a shell expands ~ only where it begins a word
-PATHS = ("config", "dest", "file", "folder", "out", "parquet")
+PATHS = ("config", "dataset", "dest", "file", "folder", "out", "parquet")
 
 
 def build() -> Parser:
@@ -55,7 +55,7 @@ def build() -> Parser:
     parser.add_argument(
         "--version",
         action="version",
-        version=f"gen {installed('gen-toolkit') or '(not installed)'}",
+        version=f"gen {gen_version()}",
     )
     parser.set_defaults(command=None, parser=parser, overrides=None, prompt=None, resumable=False)
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)

@@ -28,6 +28,7 @@ from gen.config.packaged import find_config
 from gen.config.prompt_files import prompt_paths
 from gen.config.rows import writable
 from gen.config.run import RUN, make_run
+from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user, is_file
@@ -223,7 +224,10 @@ def _resolve(
     if all(v[key] is None for key in PROMPTS):
         raise bad_value("prompts", None, "at least one prompt", at("prompts"))
     foreign = _rows_of_data_set(v, at, shared)
-    v["sampler"], v["sampling"] = _resolve_sampler(v["sampler"], v["sampling"], locations, location)
+    defaults = Defaults.named(v["modality"], v["model"], v["model_options"], at("model"))
+    v["sampler"], v["sampling"] = _resolve_sampler(
+        defaults, v["sampler"], v["sampling"], locations, location
+    )
     entry = Entry(**v | {"prompts": v["prompts"] or []})
     _check_rows(entry, at("prompts"), shared.counted)
     if foreign:
@@ -288,11 +292,16 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
 
 
 def _resolve_sampler(
-    node: dict, sampling: dict, locations: Mapping[str, str], location: str
+    defaults: Defaults,
+    node: dict,
+    sampling: dict,
+    locations: Mapping[str, str],
+    location: str,
 ) -> tuple[dict, dict]:
     """Resolve every parameter of the sampler, under the name the user wrote, and every sampling
-    parameter."""
+    parameter. What the job does not say is the default of its modality or model."""
     try:
+        node, sampling = defaults.complete(node, sampling)
         sampler, full = resolve_sampler(node, sampling)
     except GenError as error:
         text = str(error)  # with the location that set the key the message is about

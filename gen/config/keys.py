@@ -11,7 +11,7 @@ DEFAULTS: dict[str, Any] = {
     "modality": None,
     "model": None,
     "model_options": {},
-    "sampler": {"name": "speculative_jacobi"},
+    "sampler": {},  # the modality or the model decides (``gen.contracts.defaults``)
     "sampling": {},
     "prompts": None,
     "prompts_file": None,

@@ -24,6 +24,7 @@ from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
 from gen.core.errors import GenError, unknown
+from gen.core.paths import expand_user, is_file, is_folder
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.locate import pick_device, zoo
@@ -47,8 +48,8 @@ class CheckpointFiles:
         local cache, or downloaded. Raises ``GenError``."""
         if str(name) in zoo():
             return cls(name, zoo()[str(name)])
-        path = Path(name).expanduser()
-        if path.is_dir() or path.is_file():
+        path = expand_user(name)
+        if is_folder(path) or is_file(path):
             return cls(name, path)
         text = str(name)
         if (
@@ -176,7 +177,8 @@ class Checkpoint(ABC):
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
-        sampling: default sampling parameters, of the family or of one instance.
+        sampling: default sampling parameters of the family. Where they differ between its
+            checkpoints, ``sampling_of`` reads them from the files.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -190,6 +192,21 @@ class Checkpoint(ABC):
     frontend: TokenFrontend
     binding: Binding
     sampling: Mapping[str, Any] = {}
+
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the default sampling parameters of a checkpoint; no weights are loaded.
+
+        Args:
+            files: files of this family.
+            options: options of the family that the user gave.
+        """
+        return cls.sampling
+
+    @classmethod
+    def protocols_of(cls, files: CheckpointFiles) -> tuple[str, ...]:
+        """Return the protocols that a checkpoint serves; no weights are loaded."""
+        return cls.protocols
 
     @classmethod
     @abstractmethod

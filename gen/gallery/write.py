@@ -37,7 +37,17 @@ from gen.gallery.page import (
     traces,
 )
 from gen.gallery.render import render
-from gen.store.ledger import CHECK, CONFIG, GALLERY, MANIFEST, PLAN, read_json, read_rows
+from gen.store.ledger import (
+    CHECK,
+    CONFIG,
+    GALLERY,
+    MANIFEST,
+    PLAN,
+    is_job,
+    read_json,
+    read_plan,
+    read_rows,
+)
 
 __all__ = ["EXCERPT", "PAGE", "preview_of", "write_gallery"]
 PAGE = 200  # items that one page shows whole
@@ -75,7 +85,8 @@ def _version(folder: Path) -> Any:
 
 def _write(folder: Path) -> None:
     rows = _rows(folder)
-    planned = max(len(rows), len(read_json(folder / PLAN).get("items", ())))
+    planned = len(read_plan(folder)["items"]) if is_job(folder) else 0
+    planned = max(len(rows), planned)
     large = planned > PAGE
     if len(rows) == planned:  # no preview is to come
         sweep_temporaries(folder / PREVIEW)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gen.core.clock import SteadyClock, pause
 from gen.core.processes import is_dead
 from gen.core.tables import EMPTY, columns
 from gen.jobs.progress.report import duration, speed
@@ -71,9 +72,9 @@ def _watch_json(folder: Path) -> None:
     over = Over(folder)
     while not over():
         print(json.dumps(status_of(folder), ensure_ascii=False), flush=True)
-        until = time.monotonic() + EVERY
-        while time.monotonic() < until and not over():
-            time.sleep(0.1)
+        clock = SteadyClock()
+        while clock() < EVERY and not over():
+            pause(0.1)
 
 
 class Over:
@@ -85,8 +86,8 @@ class Over:
     def __init__(
         self, folder: Path, quiet: float = QUIET, clock: Callable[[], float] = time.monotonic
     ):
-        self.folder, self.quiet, self.clock, self.cache = folder, quiet, clock, Cache()
-        self.looked, self.heard, self.over = float("-inf"), clock(), False
+        self.folder, self.quiet, self.clock, self.cache = folder, quiet, SteadyClock(clock), Cache()
+        self.looked, self.heard, self.over = float("-inf"), self.clock(), False
 
     def __call__(self) -> bool:
         now = self.clock()

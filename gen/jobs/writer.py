@@ -21,6 +21,7 @@ from gen.core.files import Puts, sha256, writing
 from gen.gallery import write as gallery
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
 from gen.store.ledger import RUNTIME, SHARDS, TRACES, Journal, Row, holds, shard_folder
+from gen.store.manifest import digest_of
 from gen.store.stored_tokens import save_tokens
 
 TOLD = 10  # failures that a worker tells of one by one
@@ -139,12 +140,16 @@ class Writer:
                 self.target / f"{stem}.{extension_of(work, modality)}",
                 lambda path: modality.save(out.media[i], path, info),
             )
-            for name in also:
+            beside = [
                 puts.add(
                     self.target / name, lambda path: modality.save_also(out.media[i], path, info)
                 )
+                for name in also
+            ]
             if tokens:
-                puts.add(self.target / tokens, lambda path: save_tokens(path, out, i))
+                beside.append(
+                    puts.add(self.target / tokens, lambda path: save_tokens(path, out, i))
+                )
         except GenError:
             raise
         except Exception as problem:
@@ -166,9 +171,10 @@ class Writer:
             )
             + "\n"
         )
-        puts.add(
+        sidecar = puts.add(
             self.target / f"{stem}.json", lambda path: path.write_text(about, encoding="utf-8")
         )
+        row["beside_sha256"] = digest_of([*beside, sidecar])
         if self.worker.tars:
             gallery.preview_of(medium, self.worker.folder, row)
         return row

@@ -52,7 +52,7 @@ def _encode(
     path: Path, suffix: str, samples: np.ndarray, rate: int, info: dict[str, Any] | None
 ) -> None:
     """Encode samples, int16 [n, channels], on one thread."""
-    av = av_module()
+    av = av_module(f"a file of {suffix.upper()} sound")
     codec, kind = ("flac", "s16") if suffix == "flac" else ("libmp3lame", "s16p")
     rates = av.Codec(codec, "w").audio_rates
     if rates and rate not in rates:
@@ -127,31 +127,43 @@ def _samples(wave: Any) -> np.ndarray:
 
 
 def read_wav(path: str | Path, rate: int, channels: int = 1) -> np.ndarray:
-    """Read a sound file of a known rate and number of channels.
+    """Read a sound file of a known number of channels, at a rate.
+
+    torchaudio resamples a file of another rate.
 
     Args:
         path: Input file.
-        rate: Expected samples per second.
+        rate: Samples per second of the result.
         channels: Expected number of channels.
 
     Returns:
         Float32 [n], or [n, channels] for several channels.
 
     Raises:
-        GenError: Another rate or number of channels, or a file that ``open_sound`` refuses.
+        GenError: Another number of channels, another rate where torchaudio is missing, or a file
+            that ``open_sound`` refuses.
     """
     wave, file_rate = open_sound(path)
     if file_rate != rate:
-        raise GenError(
-            f"sound {path} has {file_rate} samples per second; expected {rate}. Convert it, for"
-            f" example with: ffmpeg -i in.wav -ar {rate} out.wav, or torchaudio.functional.resample"
-        )
+        wave = _resampled(wave, path, file_rate, rate)
     if wave.shape[1] != channels:
         raise GenError(
             f"sound {path} has {plural(wave.shape[1], 'channel')}; expected {channels}. Convert"
             f" it, for example with: ffmpeg -i in.wav -ac {channels} out.wav"
         )
     return wave[:, 0] if channels == 1 else wave
+
+
+def _resampled(wave: np.ndarray, path: str | Path, file_rate: int, rate: int) -> np.ndarray:
+    from gen.media.resample import resample  # imports torch
+
+    try:
+        return resample(wave, file_rate, rate)
+    except GenError as error:
+        raise GenError(
+            f"sound {path} has {file_rate} samples per second; expected {rate}. Convert it, for"
+            f" example with: ffmpeg -i in.wav -ar {rate} out.wav. {error}"
+        ) from None
 
 
 def open_sound(path: str | Path) -> tuple[np.ndarray, int]:

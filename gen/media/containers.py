@@ -28,7 +28,7 @@ def require_package(module: str, package: str, needed_by: str) -> ModuleType:
         return import_module(module)
     except (ImportError, OSError) as error:  # OSError: the C library behind soundfile is missing
         raise GenError(
-            f"{needed_by} needs the package {package} ({error}); install it with: pip install"
+            f"{needed_by} needs the package {module} ({error}); install it with: pip install"
             f" {package}"
         ) from None
 
@@ -38,9 +38,9 @@ def soundfile_module() -> ModuleType:
     return require_package("soundfile", "soundfile", "a sound file")
 
 
-def av_module() -> ModuleType:
+def av_module(needed_by: str = "a video file") -> ModuleType:
     """Import PyAV. Raises ``GenError`` if it is missing."""
-    return require_package("av", "av", "a video file")
+    return require_package("av", '"gen-toolkit[video]"', needed_by)
 
 
 def existing_file(path: str | Path, label: str) -> Path:

@@ -14,12 +14,12 @@ import platform
 import re
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gen.core.clock import SteadyClock
 from gen.core.versions import installed
 
 LOGS = "logs"
@@ -35,7 +35,7 @@ class JobLog:
 
     def __init__(self, folder: str | Path, worker: str, **about: Any):
         self.worker, self.path = worker, Path(folder) / LOGS / file_name(worker)
-        self._began, self._file = time.monotonic(), None
+        self._clock, self._file = SteadyClock(), None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)
@@ -64,7 +64,7 @@ class JobLog:
             return
         head = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "elapsed": round(time.monotonic() - self._began, 3),
+            "elapsed": round(self._clock(), 3),
             "worker": self.worker,
             "event": event,
         }
@@ -200,7 +200,7 @@ def _events(data: bytes) -> Iterator[Event]:
     for text in data.split(b"\n"):
         try:
             event = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("event"), str):
             yield event

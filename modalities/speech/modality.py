@@ -36,6 +36,7 @@ class SpeechModality(GridModality):
     models = {"causal": "speech-causal", "masked": "speech-masked", "causal-draft": "speech-draft"}
     frontends = {"codes": "speech-codec"}
     default_sampling = {"guidance_scale": 2.0, "top_k": 50}
+    masked_params = {"steps": 30}
     slots = spoken.SLOTS
     words = spoken.PAIRS
     unconditional = spoken.pairs(np.full((1, spoken.SLOTS), spoken.ANY))[0].tolist()

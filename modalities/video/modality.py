@@ -41,6 +41,7 @@ class VideoModality(GridModality):
     }
     frontends = {"codes": "video-vq"}
     default_sampling = {"temperature": 0.7, "guidance_scale": 1.5, "top_k": 50}
+    masked_params = {"steps": 64}
     slots = moving.SLOTS
     words = moving.PAIRS
     unconditional = [0] * moving.SLOTS  # no word and no motion

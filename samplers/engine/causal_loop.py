@@ -531,6 +531,7 @@ def copy_outcome_to_host(
         pieces = iter(joined[:, a:b] for a, b in itertools.pairwise(ends))
         arrays = [None if part is None else next(pieces).reshape(part.shape) for part in parts]
     accepted, drafted, ids, failed_here, draft_failed = arrays
+    assert accepted is not None and drafted is not None and failed_here is not None
     return (
         accepted,
         drafted.astype(bool, copy=False),

@@ -31,6 +31,8 @@ class Toy:
     name, extension, media_kind, default_sampling = "toy", "txt", "data", {"top_k": 7}
     also, formats = (), ()
     models: dict[str, str] = {}
+    default_samplers = Modality.default_samplers
+    masked_params = Modality.masked_params
 
     def condition(self, prompt):
         if "!" in prompt:

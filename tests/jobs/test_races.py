@@ -133,7 +133,7 @@ def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_no
         time.sleep(0.002)
     while True:
         os.kill(child[0], signal.SIGSTOP)
-        with claims.locked(out / "_work/claims/.lock-00000", wait=False) as free:
+        with claims.locked(out / "_work/claims/00000.lock", wait=False) as free:
             if free is not None:  # between two moves it would keep its shard
                 break
         os.kill(child[0], signal.SIGCONT)

@@ -26,6 +26,7 @@ class Toy:
 
     name, extension, media_kind, default_sampling, kept = "toy", "txt", "data", {}, ""
     also, formats = (), ()
+    models, default_samplers, masked_params = {}, {"causal": "speculative_jacobi"}, {}
 
     def condition(self, prompt):
         if "!" in prompt:

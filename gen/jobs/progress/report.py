@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gen.core.clock import SteadyClock
 from gen.core.tables import plural
 
 
@@ -81,7 +82,7 @@ class Tally(Silent):
     """Counts, and puts into words what there is to say. ``clock`` gives seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self.clock, self.unit, self.label = clock, "item", ""
+        self.clock, self.unit, self.label = SteadyClock(clock), "item", ""
         self.total = self.done = self.made = self.failed = self.at_once = 0
         self.nfe, self.inner, self.began = 0.0, {}, None  # inner: what the last forward pass said
 
