@@ -27,7 +27,7 @@ from gen.config.layers import merge_layers, read_yaml
 from gen.config.packaged import find_config
 from gen.config.prompt_files import prompt_paths
 from gen.config.rows import writable
-from gen.config.run import RUN, make_run
+from gen.config.run import RUN, make_run, refuse_commands
 from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
@@ -60,7 +60,10 @@ class _Shared:
 
 
 def load_config(
-    path_or_name: str | Path, overrides: Sequence[str] = (), allow_env: Collection[str] = ()
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    allow_env: Collection[str] = (),
+    trust_job: bool = False,
 ) -> Job:
     """Load the job of a file, or of a packaged config such as ``image/sjd``.
 
@@ -68,13 +71,17 @@ def load_config(
         path_or_name: the file, or the name of a packaged config.
         overrides: ``key=value`` texts; paths in them are relative to the working directory.
         allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
+        trust_job: accept engine options of the file that may run commands.
 
     Raises:
         GenError: for anything doubtful.
     """
     path = find_config(path_or_name)
+    tree = read_yaml(path, allow_env)
+    if not trust_job:
+        refuse_commands(tree.get("engine_options"), str(path_or_name))
     return make_job(
-        read_yaml(path, allow_env),
+        tree,
         overrides,
         where=str(path_or_name),
         base=path.parent,
@@ -223,11 +230,11 @@ def _resolve(
         raise GenError(f"{error} ({location})") from None
     if all(v[key] is None for key in PROMPTS):
         raise bad_value("prompts", None, "at least one prompt", at("prompts"))
-    foreign = _rows_of_data_set(v, at, shared)
     defaults = Defaults.named(v["modality"], v["model"], v["model_options"], at("model"))
     v["sampler"], v["sampling"] = _resolve_sampler(
         defaults, v["sampler"], v["sampling"], locations, location
     )
+    foreign = _rows_of_data_set(v, at, shared)
     entry = Entry(**v | {"prompts": v["prompts"] or []})
     _check_rows(entry, at("prompts"), shared.counted)
     if foreign:

@@ -26,6 +26,11 @@ def add_run(commands: Commands) -> None:
         help="column of the prompts in a data set (prompt); as prompt_column=NAME",
     )
     parser.add_argument(
+        "--trust-job",
+        action="store_true",
+        help="accept engine_options of the file that may run commands",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="check everything, list what would be made, write nothing",
