@@ -21,6 +21,7 @@ from gen.bench import run as bench
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.sampler import resolve_sampler
 from gen.core.stats import Stats
 from gen.store.ledger import read_rows
 
@@ -75,8 +76,8 @@ class Pipe:
             for j in range(num_samples)
         ]
 
-    def model_name(self, sampler):
-        if sampler.protocol == "masked":
+    def model_name(self, spec):
+        if resolve_sampler(spec)[0].protocol == "masked":
             raise GenError("no masked model")
         return "toy-model"
 
