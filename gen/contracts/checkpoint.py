@@ -24,7 +24,7 @@ from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
 from gen.core.errors import GenError, unknown
-from gen.core.paths import expand_user, is_file, is_folder
+from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.locate import pick_device, zoo
@@ -49,7 +49,7 @@ class CheckpointFiles:
         if str(name) in zoo():
             return cls(name, zoo()[str(name)])
         path = expand_user(name)
-        if is_folder(path) or is_file(path):
+        if exists(path):
             return cls(name, path)
         text = str(name)
         if (

@@ -21,10 +21,10 @@ def is_file(path: str | Path) -> bool:
         return False
 
 
-def is_folder(path: str | Path) -> bool:
-    """Return True for a folder that is there; a name that no system takes is none."""
+def exists(path: str | Path) -> bool:
+    """Return True for a file or folder that is there; a name that no system takes is none."""
     try:
-        return Path(path).is_dir()
+        return Path(path).exists()
     except (OSError, ValueError):  # too long; half a surrogate pair
         return False
 
