@@ -16,7 +16,7 @@ from typing import Any
 
 from gen.core.errors import GenError
 from gen.core.files import put, put_text, writing
-from gen.jobs.export import PLACES, cells_of, export_rows, one_kind
+from gen.jobs.export import FOLDER_COLUMNS, cells_of, export_rows, one_kind
 from gen.store.ledger import Row, require_job
 from gen.store.shard_reader import Members
 
@@ -60,7 +60,7 @@ def export_dataset(folder: str | Path, out: str | Path) -> dict[str, Any]:
                 lost.append(row["id"])
                 continue
             _write(out / name, data)
-            said = {k: v for k, v in cells_of(folder, row).items() if k not in PLACES}
+            said = {k: v for k, v in cells_of(folder, row).items() if k not in FOLDER_COLUMNS}
             lines.append({"file_name": name, **said})
     kept = [k for k in lines[0] if any(line[k] is not None for line in lines)] if lines else []
     text = "".join(

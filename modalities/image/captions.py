@@ -176,9 +176,8 @@ def _parse_item(phrase: str, text: str) -> Item:
                 f"caption {cut(text)!r}: the phrase {cut(phrase)!r} ends before its shape; expected"
                 f" {', '.join(SHAPES[:-1])} or {SHAPES[-1]}"
             )
-        raise unknown_word(
-            words[i], (*SIZES, *COLOURS, *SHAPES), f"caption {text!r}, phrase {phrase!r}"
-        )
+        known = (*SIZES, *COLOURS, *SHAPES)
+        raise unknown_word(words[i], known, f"caption {text!r}, phrase {phrase!r}")
     rest = words[i:]
     if rest:
         if len(rest) > 2 and rest[0] in ("at", "in", "on") and rest[1] == "the":

@@ -13,9 +13,10 @@ from ledgers import write_plan, write_rows
 from pyarrow import parquet
 
 import gen.jobs.export
+from gen.cli.export import export
 from gen.core.errors import GenError
 from gen.core.files import sha256
-from gen.jobs.export import COLUMNS, export, export_parquet, schema
+from gen.jobs.export import COLUMNS, export_parquet, schema
 
 
 def folder_of(out: Path, count: int = 4, **changes) -> Path:

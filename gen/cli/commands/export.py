@@ -10,7 +10,7 @@ def add_export(commands: Commands) -> None:
     parser = add_command(
         commands,
         "export",
-        "gen.jobs.export:export",
+        "gen.cli.export:export",
         "write a job as one Parquet file, or as a folder for datasets.load_dataset",
         "examples: gen export out/first --parquet first.parquet --media\n          gen export"
         " out/first --dataset first-images",
