@@ -1,10 +1,10 @@
-# `make demo`, `make test` and `make check` need Python 3.11 or 3.12: the first call sets up .venv.
-#   make demo PYTHON=/path/to/python3.12      another interpreter
+# `make demo`, `make test` and `make check` need Python 3.11 or newer: the first call sets up .venv.
+#   make demo PYTHON=/path/to/python3.13      another interpreter
 #   make demo TORCH='torch==2.13.0+cpu'       another build of torch
 
-PYTHON ?= $(shell for p in python3 python3.12 python3.11 python; do \
-  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
-# An exact version: newer ones may exist only as builds for accelerators, with gigabytes of libraries.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# An exact version, the newest that all tests have run with: TORCH=torch installs the newest there is.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -15,7 +15,7 @@ WORKERS ?= 2
 TESTS := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ARGS ?=
 
-.PHONY: demo test test-slow check types docs format setup clean
+.PHONY: demo test test-slow check types docs format wheel setup clean
 
 demo: $(STAMP)
 	@$(BIN)/gen run configs/demo.yaml
@@ -49,12 +49,20 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# Wheel and source archive, in dist/.
+wheel: $(STAMP)
+	@rm -rf build dist
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")' >/dev/null
+	@rm -rf build
+	@ls -l dist
+
 setup: $(STAMP)
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "no Python 3.11 or 3.12 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "$(PYTHON) is not Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; name one: make PYTHON=/path/to/python3.13" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; name one: make PYTHON=/path/to/python3.13" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "$(PYTHON) cannot create virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv

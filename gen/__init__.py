@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gen.media import torchaudio_compat
-
 if TYPE_CHECKING:
-    from gen.pipeline.pipeline import Pipeline
+    from gen.core.errors import GenError, Interrupt
+    from gen.core.registry import registry
+    from gen.interop.diffusers import diffusers_pipeline
+    from gen.interop.transformers import transformers_generate
+    from gen.pipeline.pipeline import Pipeline, load
 
-# a torchaudio that cannot load must not take transformers and diffusers down with it
-torchaudio_compat.ensure()
+    __version__: str
 
-LAZY = {
-    "transformers_generate": "gen.interop.transformers",
+# torch, transformers and diffusers are heavy: names are imported when they are asked for
+_LAZY = {
+    "GenError": "gen.core.errors",
+    "Interrupt": "gen.core.errors",
+    "Pipeline": "gen.pipeline.pipeline",
     "diffusers_pipeline": "gen.interop.diffusers",
+    "load": "gen.pipeline.pipeline",
+    "registry": "gen.core.registry",
+    "transformers_generate": "gen.interop.transformers",
 }
-
-
-def load(
-    modality: str,
-    model: Any = None,
-    *,
-    device: Any = "cpu",
-    dtype: Any = "float32",
-    **options: Any,
-) -> Pipeline:
-    """Return a pipeline for a modality; see ``gen.pipeline.pipeline.load``."""
-    # torch is heavy: it is imported with the first pipeline
-    from gen.pipeline.pipeline import load as load_pipeline
-
-    return load_pipeline(modality, model, device=device, dtype=dtype, **options)
+__all__ = [
+    "GenError",
+    "Interrupt",
+    "Pipeline",
+    "__version__",
+    "diffusers_pipeline",
+    "load",
+    "registry",
+    "transformers_generate",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names that need transformers or diffusers when they are asked for."""
-    if name not in LAZY:
+    """Import a public name when it is asked for."""
+    if name == "__version__":
+        from gen.core.versions import gen_version  # reads the metadata of the installed package
+
+        return gen_version()
+    if name not in _LAZY:
         raise AttributeError(f"module 'gen' has no attribute {name!r}")
-    return getattr(importlib.import_module(LAZY[name]), name)
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, without the packages that happen to be imported."""
+    return sorted(__all__)

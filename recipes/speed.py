@@ -29,7 +29,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from gen.core.errors import GenError
 from gen.core.rng import CounterRNG
@@ -37,6 +36,7 @@ from gen.core.sampler import resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import CausalLM, compiled_forward
+from gen.models.load.libraries import transformers
 from gen.models.load.locate import pick_device, pick_dtype
 from gen.models.targets.causal import CausalTarget
 
@@ -66,7 +66,7 @@ def make(size: Size, device: torch.device, dtype: torch.dtype, seed: int = 0) ->
     """Create a model with random weights."""
     torch.manual_seed(seed)
     inner = round(size.width * 8 / 3 / 256 + 0.5) * 256
-    config = LlamaConfig(
+    config = transformers().LlamaConfig(
         vocab_size=size.codes,
         hidden_size=size.width,
         intermediate_size=inner,
@@ -75,7 +75,7 @@ def make(size: Size, device: torch.device, dtype: torch.dtype, seed: int = 0) ->
         max_position_embeddings=size.side**2 + 1,
     )
     with torch.device(device):
-        return LlamaForCausalLM(config).to(dtype).eval()
+        return transformers().LlamaForCausalLM(config).to(dtype).eval()
 
 
 class Arm:

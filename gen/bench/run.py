@@ -25,7 +25,7 @@ from gen.bench.variants import DEFAULT, Variant, choose, serves
 from gen.core.checks import check_int, parse_counts
 from gen.core.errors import GenError
 from gen.core.registry import registry
-from gen.jobs.defaults import default_sampling, requested_sampling
+from gen.jobs.defaults import requested_sampling
 from gen.jobs.progress.terminal import for_terminal
 from gen.pipeline import pipeline
 
@@ -140,7 +140,7 @@ def _measurable(
         variants += peers_of(
             args.peers,
             pipe,
-            default_sampling(args.modality, args.model, REFERENCE, requested_sampling(args)),
+            pipe.defaults.complete(REFERENCE, requested_sampling(args))[1],
             several,
         )
     for v in variants:

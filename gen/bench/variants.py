@@ -11,9 +11,10 @@ from typing import Any
 from yaml import YAMLError, safe_load
 
 from gen.bench.table import REFERENCE
+from gen.contracts.defaults import Defaults
 from gen.core.errors import GenError, bad_value
 from gen.core.sampler import resolve_sampler
-from gen.jobs.defaults import default_sampling, requested_sampling
+from gen.jobs.defaults import requested_sampling
 
 DEFAULT = "speculative_jacobi,sjd,scd_mc,maskgit,halton"
 
@@ -49,15 +50,16 @@ def choose(args: argparse.Namespace) -> list[Variant]:
     names = [n.strip() for n in (args.samplers or DEFAULT).split(",") if n.strip()]
     grid = grid_of(args.sweep)
     variants, used = [], set()
+    defaults = Defaults.named(args.modality, args.model, where="the command line")
     for name in dict.fromkeys([REFERENCE, *names]):
-        sampling = default_sampling(args.modality, args.model, name, requested_sampling(args))
+        usual, sampling = defaults.complete(name, requested_sampling(args))
         has = {f.name for f in fields(resolve_sampler(name, sampling)[0])}
         mine = {param: values for param, values in grid.items() if param in has}
         used |= mine.keys()
         along = next(iter(mine), None)
         for values in product(*mine.values()):
             said = dict(zip(mine, values, strict=True))
-            spec = {"name": name, **said}
+            spec = {**usual, **said}
             base = " ".join([name, *(f"{k}={v}" for k, v in said.items() if k != along)])
             label = " ".join([name, *(f"{k}={v}" for k, v in said.items())])
             variants.append(
@@ -112,9 +114,9 @@ def serves(pipe: Any, spec: dict[str, Any], sampling: dict[str, Any]) -> bool:
     """Return True if the pipeline has the models for a sampler."""
     try:
         sampler = resolve_sampler(spec, sampling)[0]
-        pipe.model_name(sampler)
+        pipe.model_name(spec)
         if sampler.drafted:
-            pipe.draft_name(sampler)
+            pipe.draft_name(spec)
     except GenError:
         return False
     return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,26 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from gen.cli.listings.files import zoo
 from gen.core.files import sha256
 from gen.core.processes import usable_cores
 from gen.core.registry import registry
 from gen.core.tables import columns
-from gen.core.versions import installed
-
-NEEDED = (
-    "torch",
-    "transformers",
-    "diffusers",
-    "einops",
-    "accelerate",
-    "safetensors",
-    "Pillow",
-    "numpy",
-    "soundfile",
-    "av",
-    "rich",
-)
+from gen.core.versions import gen_version, installed
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -56,30 +43,18 @@ def examine() -> dict[str, Any]:
     report: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "gen": installed("gen-toolkit"),
+        "gen": gen_version(),
     }
     problems: list[str] = []
     notes: list[str] = []
-    wanted = requirements()
-    report["packages"] = {name: installed(name) for name in NEEDED}
-    for name, found in report["packages"].items():
-        if found is None:
-            problems.append(
-                f"{name} is not installed; expected {name}{wanted.get(name.lower(), '')}"
-            )
-        elif not fits(found, wanted.get(name.lower(), "")):
-            problems.append(f"{name} is {found}; expected {wanted[name.lower()]}")
-    if report["packages"]["torch"]:
+    report["packages"] = _packages(problems)
+    if report["packages"].get("torch"):
         state = try_import("torch")
         if state != "works":
             problems.append(f"torch is {state}")
         else:
             report.update(_devices())
-    report["torchaudio"] = try_import("torchaudio")
-    if report["torchaudio"].startswith("present"):
-        notes.append(
-            f"torchaudio is {report['torchaudio']}; sounds are read and written without it"
-        )
+    report["torchaudio"] = _torchaudio(notes)
     try:
         report["registered"] = {
             kind: len(registry.table(kind))
@@ -94,39 +69,48 @@ def examine() -> dict[str, Any]:
     return {**report, "problems": problems, "notes": notes, "usable": not problems}
 
 
-def requirements() -> dict[str, str]:
-    """Read the requirements of the installed distribution, by package: ``{"torch":
-    ">=2.11,<2.14"}``."""
+def requirements() -> list[Requirement]:
+    """Read the requirements of the installed distribution, without those of extras."""
     try:
-        lines = requires("gen-toolkit") or []
+        found = [Requirement(line) for line in requires("gen-toolkit") or []]
     except PackageNotFoundError:
-        return {}
-    found = {}
-    for line in lines:
-        match = re.match(
-            r"([A-Za-z0-9_.-]+)\s*([<>=!~0-9.,a-z*\s]*)$", line.partition(";")[0].strip()
+        return []
+    return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def _packages(problems: list[str]) -> dict[str, str | None]:
+    """Find the version of every required package; absent and unsuitable ones are ``problems``."""
+    table = {}
+    for wanted in requirements():
+        found = table[wanted.name] = installed(wanted.name)
+        if found is None:
+            problems.append(f"{wanted.name} is not installed; expected {wanted}")
+        elif not wanted.specifier.contains(found, prereleases=True):
+            problems.append(f"{wanted.name} is {found}; expected {wanted.specifier}")
+    if not table:
+        problems.append(
+            "gen is not installed, so its requirements are unknown; expected: pip install -e ."
         )
-        if match and "extra ==" not in line:
-            found[match[1].lower()] = match[2].replace(" ", "")
-    return found
+    return table
 
 
-def fits(found: str, wanted: str) -> bool:
-    """Return True if a version lies between the bounds; only ``>=`` and ``<`` are looked at."""
-
-    def number(v):
-        return [int(x) for x in v.split("+")[0].split(".")[:3] if x.isdigit()]
-
-    for bound in filter(None, wanted.split(",")):
-        if bound.startswith(">=") and number(found) < number(bound[2:]):
-            return False
-        if bound.startswith("<") and bound[1] != "=" and number(found) >= number(bound[1:]):
-            return False
-    return True
+def _torchaudio(notes: list[str]) -> str:
+    """Say whether torchaudio works, and add a note where it does not work as a whole."""
+    state = try_import("torchaudio")
+    if state == "works":
+        return state
+    needs = "sounds in another rate than the model's are refused"
+    if state == "absent":
+        notes.append(f'torchaudio is absent; {needs}: pip install "gen-toolkit[audio]"')
+    elif _runs("from gen.media.resample import functional; functional()"):
+        notes.append(f"torchaudio is {state}; gen uses its Python part, which resamples")
+    else:
+        notes.append(f"torchaudio is {state}; {needs}")
+    return state
 
 
 def try_import(name: str) -> str:
-    """``absent``, ``works``, or ``present but ...``; found out in another process."""
+    """Import a module in another process: ``absent``, ``works``, or ``present but ...``."""
     if find_spec(name) is None:
         return "absent"
     try:
@@ -142,6 +126,12 @@ def try_import(name: str) -> str:
         "present but its extension cannot load"
         f" ({said[-1] if said else f'exit code {done.returncode}'})"
     )
+
+
+def _runs(code: str) -> bool:
+    """Return True for code that ends without an error in another process."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
 
 
 def _devices() -> dict[str, Any]:

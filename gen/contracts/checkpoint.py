@@ -176,7 +176,8 @@ class Checkpoint(ABC):
         modality: modality whose prompts and tokens the checkpoint decides about.
         frontend: frontend of its tokens.
         binding: token space and prompts.
-        sampling: default sampling parameters, of the family or of one instance.
+        sampling: default sampling parameters of the family. Where they differ between its
+            checkpoints, ``sampling_of`` reads them from the files.
     """
 
     modalities: ClassVar[tuple[str, ...]]
@@ -190,6 +191,21 @@ class Checkpoint(ABC):
     frontend: TokenFrontend
     binding: Binding
     sampling: Mapping[str, Any] = {}
+
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the default sampling parameters of a checkpoint; no weights are loaded.
+
+        Args:
+            files: files of this family.
+            options: options of the family that the user gave.
+        """
+        return cls.sampling
+
+    @classmethod
+    def protocols_of(cls, files: CheckpointFiles) -> tuple[str, ...]:
+        """Return the protocols that a checkpoint serves; no weights are loaded."""
+        return cls.protocols
 
     @classmethod
     @abstractmethod

@@ -14,9 +14,7 @@ from torch import Tensor
 from gen.contracts.condition import Condition, Prompt
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.oracle import Board
-from gen.contracts.protocol import model_key
 from gen.core.errors import GenError
-from gen.core.sampler import Sampler
 from gen.core.token_space import TokenSpace
 
 
@@ -62,10 +60,15 @@ class Modality(ABC):
         name: name in the registry.
         media_kind: ``image``, ``audio``, ``video`` or ``data``.
         extension: extension of media files.
+        formats: extensions that ``save`` writes, if there are more than ``extension``.
         models: zoo name of each model by ``model_key``.
         frontends: zoo name of each frontend by kind, ``codes`` or ``latents``.
         default_sampling: sampling parameters of a user who gives none, as far as they apply to the
             kind.
+        default_samplers: sampler of a user who names none, by ``model_key``; of several models the
+            first key counts.
+        masked_params: parameters of masked samplers that suit this modality's models, where neither
+            the user nor the preset gives them.
         accepts: parts of a ``Condition`` that ``parse`` takes.
         checkpoint: published checkpoint that decides about prompts and tokens, if any.
         kept: extension of what ``keep`` writes, if it is another one than ``extension``.
@@ -78,9 +81,18 @@ class Modality(ABC):
     name: ClassVar[str]
     media_kind: ClassVar[str]
     extension: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[Mapping[str, str]] = {}
     frontends: ClassVar[Mapping[str, str]]
     default_sampling: Mapping[str, Any] = {}
+    default_samplers: ClassVar[Mapping[str, str]] = {
+        "causal": "speculative_jacobi",
+        "causal-latents": "autoregressive",
+        "masked": "maskgit",
+        "masked-latents": "mar",
+        "blocks": "frame_blocks",
+    }
+    masked_params: Mapping[str, Any] = {}
     accepts: ClassVar[frozenset[str]] = frozenset({"text"})
     checkpoint: Any = None
     kept: ClassVar[str] = ""
@@ -265,22 +277,3 @@ class Modality(ABC):
             f"modality {self.name!r} has no tasks whose distribution is known; expected one that"
             " has, for --oracle"
         )
-
-
-def kind_of(sampler: Sampler, modality: Modality) -> str:
-    """Return the kind of token that a sampler decodes where no model is named.
-
-    It is the first of the sampler's kinds that the modality has a model for.
-    """
-    return next(
-        (k for k in sampler.kinds if model_key(sampler.protocol, k) in modality.models),
-        sampler.kinds[0],
-    )
-
-
-def suggested_sampling(modality: Modality, kind: str) -> dict[str, Any]:
-    """Return the modality's default sampling parameters, as far as they apply to a kind."""
-    sampling = dict(modality.default_sampling)
-    if kind == "codes":
-        return sampling
-    return {k: v for k, v in sampling.items() if k in ("temperature", "guidance_scale")}

@@ -9,7 +9,11 @@ serves (``Checkpoint.protocols``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
+
+from gen.core.registry import registry
+from gen.models.load.locate import read_config
 
 
 class ModelProtocol:
@@ -57,3 +61,10 @@ def model_key(protocol: str, kind: str, draft: bool = False) -> str:
     return "-".join(
         [protocol, *(["latents"] if kind == "latents" else []), *(["draft"] if draft else [])]
     )
+
+
+def protocols_of(name: str | Path) -> tuple[str, ...]:
+    """Return the protocols that an embedded or local model serves, as its config.json says."""
+    config = read_config(name)
+    table = registry.table("protocol")
+    return tuple(protocol for protocol, cls in table.items() if cls.serves(config))

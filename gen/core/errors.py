@@ -36,6 +36,17 @@ class GenError(ValueError):
     """
 
 
+class WrongType(GenError, TypeError):
+    """Argument of another type than a call takes, or a keyword that it does not have."""
+
+
+class Interrupt(Exception):
+    """Raise it in a callback to end a call of a pipeline early.
+
+    The call returns what is known so far; ``PipelineOutput.interrupted`` is True.
+    """
+
+
 def shown(value: object) -> str:
     """Return the repr of a value, cut to ``LONGEST`` characters; time and memory are bounded."""
     if isinstance(value, str):
@@ -118,6 +129,17 @@ def unknown_word(
         f"{cut(where)}: {shown(got)} is outside {what}.{hint(got, options)}"
         f" Known: {', '.join(options)}"
     )
+
+
+def bad_type(name: str, got: object, expected: str) -> WrongType:
+    """Return the error ``prompts is 3; expected a text``, which is a ``TypeError`` too.
+
+    Args:
+        name: name of the argument.
+        got: value that came.
+        expected: values that are taken, in words.
+    """
+    return WrongType(f"{name} is {shown(got)}, a {type(got).__name__}; expected {expected}")
 
 
 def bad_value(name: str, got: object, expected: str, where: str = "") -> GenError:

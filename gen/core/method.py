@@ -57,6 +57,7 @@ class Preset:
         title: the paper's title.
         limit: where it becomes a simpler method, if anywhere.
         example: parameters for the contract tests, of twelve positions, over those of ``params``.
+        kinds: kinds of token that the method decodes, where they are not the sampler's.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Preset:
     title: str = ""
     limit: Limit | None = None
     example: dict[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
 
 
 def method(
@@ -83,6 +85,7 @@ def method(
     limit: Limit | None = None,
     aliases: Mapping[str, str] | None = None,
     example: Mapping[str, Any] | None = None,
+    kinds: tuple[str, ...] = (),
 ) -> Callable[[T], T]:
     """Registers a method as a preset; see ``Preset`` for the arguments.
 
@@ -101,6 +104,7 @@ def method(
             title,
             limit,
             dict(example or {}),
+            kinds,
         )
     )
     return lambda rule: rule

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -59,6 +60,8 @@ class Registry:
         self._kinds: dict[str, dict[str, Any]] = {}
         self._params: dict[tuple[str, str], type] = {}
         self._discovered: set[str] = set()  # homes, and GROUP for the plugins
+        self._complete: set[str] = set()  # those whose import has ended
+        self._importing = threading.RLock()
         self._failed: dict[str, str] = {}  # home or GROUP -> message
 
     def register(self, kind: str, name: str, params: type | None = None) -> Callable[[T], T]:
@@ -129,17 +132,22 @@ class Registry:
         """Runs one import once, and repeats the message of one that has failed."""
         if source in self._failed:
             raise GenError(self._failed[source])
-        if source in self._discovered:
+        if source in self._complete:
             return
-        # before the imports: a module may look something up while it is being imported
-        self._discovered.add(source)
-        try:
-            load()
-        except BaseException as error:
-            self._discovered.discard(source)
-            if isinstance(error, GenError):
-                self._failed[source] = str(error)
-            raise
+        # another thread must not see the part of a table that is there already
+        with self._importing:
+            if source in self._discovered:
+                return
+            # before the imports: a module may look something up while it is being imported
+            self._discovered.add(source)
+            try:
+                load()
+            except BaseException as error:
+                self._discovered.discard(source)
+                if isinstance(error, GenError):
+                    self._failed[source] = str(error)
+                raise
+            self._complete.add(source)
 
 
 def _import_home(home: str) -> None:

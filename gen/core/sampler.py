@@ -10,7 +10,7 @@ from dataclasses import Field, FrozenInstanceError
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gen.core.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, bad_type, bad_value, unknown
 from gen.core.method import Preset
 from gen.core.params import Params, check_field, declared, part_kinds, subset
 from gen.core.registry import registry
@@ -35,6 +35,8 @@ class Sampler(ABC):
         papers: arXiv ids of the papers that the sampler implements.
         aliases: other names of parameters -> the parameters' own names.
         spellings: alias -> its values -> the parameter's own values.
+        sampling_aliases: names under which a spec accepts sampling parameters as well -> the
+            sampling parameter, and the number to add to the value.
     """
 
     protocol: ClassVar[str]
@@ -49,6 +51,7 @@ class Sampler(ABC):
     papers: ClassVar[tuple[str, ...]] = ()
     aliases: ClassVar[Mapping[str, str]] = {}
     spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    sampling_aliases: ClassVar[Mapping[str, tuple[str, float]]] = {}
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
 
     @property
@@ -199,6 +202,61 @@ def _composed(own: type[Params], declarations: int) -> dict[str, Field]:
     return found
 
 
+SamplerSpec = str | Mapping[str, Any] | Sampler
+
+
+def spell(sampler: SamplerSpec) -> dict[str, Any]:
+    """Return a sampler as ``{"name": ..., parameter: value}``.
+
+    Raises:
+        GenError: the class of a sampler object is not registered, or a value of another type came.
+    """
+    if isinstance(sampler, str):
+        return {"name": sampler}
+    if isinstance(sampler, Mapping):
+        return dict(sampler)
+    if not isinstance(sampler, Sampler):
+        raise bad_type("sampler", sampler, "a name, {'name': ..., parameter: value} or a sampler")
+    names = [name for name, cls in registry.table("sampler").items() if cls is type(sampler)]
+    if not names:
+        raise GenError(f"{type(sampler).__name__} is not registered as a sampler")
+    return {"name": names[0], **dataclasses.asdict(sampler)}
+
+
+def sampler_class(sampler: SamplerSpec) -> type[Sampler]:
+    """Return the class of a sampler or preset.
+
+    Raises:
+        GenError: the name is unknown, or there is none.
+    """
+    if isinstance(sampler, Sampler):
+        return type(sampler)
+    name = spell(sampler).get("name")
+    samplers, presets = registry.table("sampler"), registry.table("preset")
+    if not isinstance(name, str):
+        raise GenError(
+            f"the sampler has no name; expected one of {', '.join([*samplers, *presets])}"
+        )
+    if name not in samplers and name not in presets:
+        raise unknown("sampler", name, [*samplers, *presets])
+    return samplers[presets[name].sampler if name in presets else name]
+
+
+def takes_kinds(sampler: SamplerSpec) -> tuple[str, ...]:
+    """Return the kinds of token that a sampler or preset decodes, the preferred one first."""
+    kinds = sampler_class(sampler).kinds
+    preset = preset_of(sampler)
+    return preset.kinds if preset is not None and preset.kinds else kinds
+
+
+def preset_of(sampler: SamplerSpec) -> Preset | None:
+    """Return the preset that a sampler was named as; None for a plain sampler."""
+    if isinstance(sampler, Sampler):
+        return None
+    name = spell(sampler).get("name")
+    return registry.table("preset").get(name) if isinstance(name, str) else None
+
+
 def parameter_names(sampler: type[Sampler]) -> list[str]:
     """Return the names of the parameters of a sampler; class attributes are none."""
     return [f.name for f in dataclasses.fields(sampler)]
@@ -250,10 +308,12 @@ def resolve_sampler(
                     f"sampling.{key} is {explicit[key]!r}; the preset {name!r} means {value!r}"
                 )
         cls = samplers[preset.sampler]
+        _take_sampling(given, cls, explicit)
         implied = preset.params
         given = _own_names(given, cls, preset.aliases, name, where)
     else:
         cls, implied = samplers[name], {}
+        _take_sampling(given, cls, explicit)
         given = _own_names(given, cls, {}, name, where)
     fields = parameter_names(cls)
     for key in given:
@@ -265,6 +325,39 @@ def resolve_sampler(
         return sampler, SamplingParams(**explicit)
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
+
+
+def implied_sampling(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that a spec states: those of its preset, and those that it
+    has under a name of ``Sampler.sampling_aliases``. An unknown sampler implies none."""
+    presets, given = registry.table("preset"), dict(spec)
+    preset: Preset | None = presets.get(given.get("name", ""))
+    found = {} if preset is None else dict(preset.sampling)
+    name = given.get("name") if preset is None else preset.sampler
+    cls = registry.table("sampler").get(name) if isinstance(name, str) else None
+    if cls is not None:
+        _take_sampling(given, cls, found)
+    return found
+
+
+def _take_sampling(given: dict[str, Any], cls: type[Sampler], sampling: dict[str, Any]) -> None:
+    """Move what ``given`` has under a name of ``sampling_aliases`` to the sampling parameters.
+
+    Raises:
+        GenError: the value is no number, or the sampling parameter has another value.
+    """
+    for alias, (key, offset) in cls.sampling_aliases.items():
+        if alias not in given:
+            continue
+        value = given.pop(alias)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise bad_value(f"sampler.{alias}", value, "a number")
+        meant = value + offset
+        if sampling.setdefault(key, meant) != meant:
+            raise GenError(
+                f"sampling.{key} is {sampling[key]!r}, and sampler.{alias} {value!r} means"
+                f" {meant!r}; expected one of them"
+            )
 
 
 def _explicit_sampling(

@@ -21,14 +21,13 @@ Logits may make no distribution: one of them is NaN or +inf, -inf in both branch
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from gen.core.errors import bad_value, unknown
+from gen.core.errors import bad_value
 
 # Numbers of the distribution that are worked on at a time: temporaries are as large as that. Keyed
 # by "the logits are on a CPU".
@@ -184,22 +183,6 @@ def has_no_distribution(logprobs: Tensor) -> Tensor:
 
 
 SAMPLING_FIELDS = tuple(SamplingParams.__dataclass_fields__)
-
-
-def explicit_sampling(options: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """Return the sampling parameters among keywords that have a value.
-
-    Args:
-        options: keywords that a call collected in ``**sampling``.
-        others: further keywords of that call, which a typo may have meant.
-
-    Raises:
-        GenError: a keyword is no sampling parameter; the message has the nearest name.
-    """
-    for key in options:
-        if key not in SAMPLING_FIELDS:
-            raise unknown("keyword", key, [*SAMPLING_FIELDS, *others])
-    return {key: value for key, value in options.items() if value is not None}
 
 
 def _is_number(x: object) -> bool:

@@ -11,3 +11,8 @@ def installed(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def gen_version() -> str:
+    """Return the version of gen; ``0+unknown`` for sources that were never installed."""
+    return installed("gen-toolkit") or "0+unknown"

@@ -23,13 +23,11 @@ from diffusers.utils import BaseOutput
 from PIL import Image
 from torch import Tensor
 
-from gen.core.errors import GenError, bad_value, unknown
+from gen.core.errors import GenError, Interrupt, bad_value, unknown
 from gen.core.registry import registry
-from gen.core.sampler import Sampler
-from gen.core.token_space import TokenSpace
+from gen.core.sampler import Sampler, SamplerSpec, spell
 from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.pipeline import Pipeline
-from gen.pipeline.request import SamplerSpec, spell
 from gen.tokenizers.action.base import at_least
 
 COUNTS = {
@@ -68,10 +66,6 @@ class MediaPipelineOutput(BaseOutput):
     """Output of modalities without a class in diffusers: motions, actions."""
 
     media: Any
-
-
-class _Interrupted(Exception):
-    """Interrupted call, with the tokens and the known positions so far."""
 
 
 class DiffusersPipeline:
@@ -123,7 +117,7 @@ class DiffusersPipeline:
         callback_on_step_end: Callable | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         *,
-        sampler: SamplerSpec = "speculative_jacobi",
+        sampler: SamplerSpec | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -137,7 +131,8 @@ class DiffusersPipeline:
             prompt: one prompt, or several.
             negative_prompt: prompt of the unconditional CFG branch, for all prompts.
             num_inference_steps: number of steps, for samplers that have one (the masked ones).
-            guidance_scale: weight of classifier-free guidance.
+            guidance_scale: weight of classifier-free guidance; 1 and less is no guidance, as in
+                diffusers.
             num_images_per_prompt: samples per prompt; also by the name that diffusers has for the
                 kind of output (``COUNTS``).
             generator: one generator, one for each item, or None for torch's own.
@@ -146,7 +141,8 @@ class DiffusersPipeline:
             callback_on_step_end: called as ``callback(pipeline, step, timestep, tensors)`` after
                 every forward pass; ``timestep`` is the share of positions that are still masked.
             callback_on_step_end_tensor_inputs: names of the tensors for the callback.
-            sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler.
+            sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler;
+                None takes the one that suits the model.
             temperature, top_k, top_p, min_p: sampling parameters.
 
         Raises:
@@ -158,17 +154,17 @@ class DiffusersPipeline:
         spec = _with_steps(self.pipe, sampler, num_inference_steps)
         values = (temperature, top_k, top_p, min_p, guidance_scale)
         asked = {k: v for k, v in zip(SAMPLING, values, strict=True) if v is not None}
-        sampling, pipe = replace(self.pipe.resolve(spec, None)[1], **asked), self.pipe
+        pipe = self.pipe
+        sampling = replace(pipe.resolve(spec, None)[1], **asked)
+        if 0 <= sampling.guidance_scale < 1:
+            sampling = replace(sampling, guidance_scale=1.0)
         pipe = pipe if negative_prompt is None else _against(pipe, negative_prompt, sampling.guided)
         items = self._items(pipe, prompt, count, generator)
         self.output, self.num_timesteps, self._interrupt = None, 0, False
         step = self._following(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        try:
-            out = pipe.generate(items, spec, sampling, callback=step)
-            self.output, media, tokens = out, out.media, out.tokens
-        except _Interrupted as interrupted:
-            media, tokens = _unfinished(pipe, spec, items, *interrupted.args)
-        outcome = self._outcome(media, tokens, output_type)
+        out = pipe.generate(items, spec, sampling, callback=step)
+        self.output = None if out.interrupted else out
+        outcome = self._outcome(out.media, out.tokens, output_type)
         return outcome if return_dict else outcome.to_tuple()
 
     def _output_type(self, output_type: str | None) -> str:
@@ -238,7 +234,7 @@ class DiffusersPipeline:
                         " the same: committed tokens stay"
                     )
             if self._interrupt:
-                raise _Interrupted(info["tokens"], info["known"])
+                raise Interrupt
 
         return step
 
@@ -271,7 +267,9 @@ def diffusers_pipeline(pipe: Pipeline) -> DiffusersPipeline:
     return DiffusersPipeline(pipe)
 
 
-def _with_steps(pipe: Pipeline, sampler: SamplerSpec, steps: int | None) -> SamplerSpec:
+def _with_steps(
+    pipe: Pipeline, sampler: SamplerSpec | None, steps: int | None
+) -> SamplerSpec | None:
     """Set the number of steps of a sampler.
 
     Raises:
@@ -280,14 +278,14 @@ def _with_steps(pipe: Pipeline, sampler: SamplerSpec, steps: int | None) -> Samp
     if steps is None:
         return sampler
     found = pipe.resolve(sampler, None)[0]
+    spec = spell(sampler or pipe.defaults.sampler())
     if "steps" not in type(found).__dataclass_fields__:
         raise GenError(
-            f"num_inference_steps is {steps}, and sampler {spell(sampler)['name']!r} has no number"
-            " of steps; expected a masked one, such as 'maskgit'"
+            f"num_inference_steps is {steps}, and sampler {spec['name']!r} has no number of steps;"
+            " expected a masked one, such as 'maskgit'"
         )
     if isinstance(sampler, Sampler):
         return replace(sampler, steps=steps)
-    spec = spell(sampler)
     preset = registry.table("preset").get(spec["name"])
     # a preset may have another parameter of steps under that name
     param = (preset.aliases if preset else {}).get("num_inference_steps", "steps")
@@ -334,37 +332,6 @@ def _seeds(generator: torch.Generator | Sequence[torch.Generator] | None, count:
         int(torch.randint(2**62, (), generator=g, device="cpu" if g is None else g.device))
         for g in given
     ]
-
-
-def _unfinished(
-    pipe: Pipeline, sampler: SamplerSpec, items: Sequence[ItemPlan], tokens: Tensor, known: Tensor
-) -> tuple[list[Any], Tensor]:
-    """Decode tokens [B, T(, C)] of which some are known (bool [B, T])."""
-    found = pipe.resolve(sampler, None)[0]
-    _, binding, frontend = pipe.bound(pipe.model_name(found))
-    tokens = _filled(tokens, known.to(tokens.device), binding.space, found.protocol == "causal")
-    media = [
-        pipe.modality.complete(pipe.decode(t, binding.space, frontend), i.condition)
-        for t, i in zip(tokens, items, strict=True)
-    ]
-    return media, tokens.cpu()
-
-
-def _filled(tokens: Tensor, known: Tensor, space: TokenSpace, in_order: bool) -> Tensor:
-    if space.channels:
-        return torch.where(known[..., None], tokens, 0.0)
-    legal = space.legal.to(tokens.device)
-    tokens = torch.where(known, tokens, legal.long().argmax(1))
-    # Allowed tokens depend on those before; the eos token comes as soon as it is allowed.
-    if in_order and space.is_history_dependent:
-        for position in range(int(known.long().cumprod(1).sum(1).min()), space.length):
-            at = torch.full((len(tokens), 1), position, device=tokens.device)
-            may = space.apply_constraint(legal[at], tokens, at)[:, 0]
-            least = may.long().argmax(1)
-            if space.eos_token_id is not None:
-                least = torch.where(may[:, space.eos_token_id], space.eos_token_id, least)
-            tokens[:, position] = torch.where(known[:, position], tokens[:, position], least)
-    return tokens
 
 
 def _as_images(images: Sequence[Image.Image], output_type: str) -> Any:

@@ -14,11 +14,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from gen.contracts.condition import Condition
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError, bad_type, bad_value
+from gen.core.sampler import SamplerSpec
 from gen.core.sampling_params import SamplingOptions
+from gen.pipeline.arguments import read_integer
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.pipeline import Pipeline
-from gen.pipeline.request import SamplerSpec
 
 
 class Policy:
@@ -29,7 +30,8 @@ class Policy:
 
     Args:
         pipeline: pipeline of actions.
-        sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler.
+        sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler;
+            None takes the one that suits the model.
         n_action_steps: actions of a chunk that are used before the next chunk is predicted; None
             uses all.
         seed: seed of the first chunk.
@@ -42,7 +44,7 @@ class Policy:
     def __init__(
         self,
         pipeline: Pipeline,
-        sampler: SamplerSpec = "speculative_jacobi",
+        sampler: SamplerSpec | None = None,
         n_action_steps: int | None = None,
         seed: int = 0,
         **sampling: Unpack[SamplingOptions],
@@ -52,18 +54,13 @@ class Policy:
                 "a policy needs a modality that takes observations, such as 'action';"
                 f" {pipeline.modality.name!r} came"
             )
-        if n_action_steps is not None and (
-            not isinstance(n_action_steps, int)
-            or isinstance(n_action_steps, bool)
-            or n_action_steps < 1
-        ):
-            raise bad_value("n_action_steps", n_action_steps, "an integer of at least 1")
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise bad_value("seed", seed, "an integer of at least 0")
-        self.pipeline, self.sampler = pipeline, sampler
+        if n_action_steps is not None:
+            n_action_steps = read_integer("n_action_steps", n_action_steps, 1)
+        seed = read_integer("seed", seed, 0)
+        self.pipeline, self.sampler = pipeline, pipeline.defaults.complete_sampler(sampler)
         self.n_action_steps, self.seed = n_action_steps, seed
-        resolved, self.sampling = pipeline.resolve(sampler, explicit=sampling)
-        pipeline.model_name(resolved)  # a wrong model fails here, not on the robot
+        self.sampling = pipeline.resolve(self.sampler, explicit=sampling)[1]
+        pipeline.model_name(self.sampler)  # a wrong model fails here, not on the robot
         self.reset()
 
     def reset(self) -> None:
@@ -71,9 +68,15 @@ class Policy:
         self._queue: deque[np.ndarray] = deque()
         self._chunks = 0
 
+    def _validated(self, observation: Mapping[str, Any]) -> Any:
+        """Return the typed condition of an observation. Raises ``GenError``."""
+        if not isinstance(observation, Mapping):
+            raise bad_type("the observation", observation, "a mapping of names to values")
+        return self.pipeline.modality.parse(Condition(observation=observation))
+
     def predict_action_chunk(self, observation: Mapping[str, Any]) -> np.ndarray:
         """Return the actions from an observation on, in physical units: float32 [H, D]."""
-        condition = self.pipeline.modality.parse(Condition(observation=observation))
+        condition = self._validated(observation)
         item = ItemPlan(0, str(condition), self.seed + self._chunks, condition)
         actions = np.asarray(self.pipeline.generate([item], self.sampler, self.sampling).media[0])
         if not np.isfinite(actions).all():
@@ -84,9 +87,14 @@ class Policy:
     def select_action(self, observation: Mapping[str, Any]) -> np.ndarray:
         """Return the next action: float32 [D].
 
-        The observation is read only when a new chunk is predicted.
+        Every observation is checked; a new chunk is predicted from it when the last one is used up.
+
+        Raises:
+            GenError: the observation makes no sense.
         """
-        if not self._queue:
+        if self._queue:
+            self._validated(observation)
+        else:
             actions = self.predict_action_chunk(observation)
             if self.n_action_steps is not None and self.n_action_steps > len(actions):
                 raise bad_value(

@@ -26,9 +26,10 @@ from gen.core.rng import CounterRNG, item_key
 from gen.core.sampler import Sampler, resolve_sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import SampleOutput, Stats
-from gen.interop.transformers_request import Request, read_request, unforwarded
+from gen.interop.transformers_request import Request, read_request
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
+from gen.models.load.transformers_compat import argument_of_generate, pad_token
 from gen.models.targets.causal import CausalTarget
 
 # models that passed ``require_slots``, which takes a few forward passes
@@ -82,7 +83,7 @@ def transformers_generate(
             (docs/interop.md lists them).
     """
     _refuse_call(generation_config, synced_gpus)
-    streamer = streamer if streamer is not None else unforwarded("streamer")
+    streamer = streamer if streamer is not None else argument_of_generate("streamer")
     with _usable(model, draft_model):
         request = read_request(
             input_ids,
@@ -144,7 +145,7 @@ def spoken(tokens: Tensor, ends: Tensor) -> Tensor:
 
 def padded(tokens: Tensor, lengths: Tensor, config) -> Tensor:
     """Pad tokens [B, T] behind the first ``lengths`` [B]."""
-    pad = config._pad_token_tensor
+    pad = pad_token(config)
     behind = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
     return tokens if pad is None else torch.where(behind, pad.to(tokens.device), tokens)
 
@@ -211,7 +212,7 @@ def _refuse_call(generation_config: Any, synced_gpus: bool) -> None:
             "gen.transformers_generate came without a generation_config; expected a call of"
             " model.generate(..., custom_generate=gen.transformers_generate)"
         )
-    if unforwarded("assistant_model") is not None:
+    if argument_of_generate("assistant_model") is not None:
         raise GenError(
             "gen.transformers_generate cannot honour assistant_model; expected draft_model=that"
             " model and a sampler such as 'speculative'"

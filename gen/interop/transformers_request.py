@@ -7,18 +7,16 @@ them, because it would apply those. Unknown ones are refused by name; none is dr
 
 from __future__ import annotations
 
-import inspect
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerationMixin, logits_process, stopping_criteria
-from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation import GenerationConfig, logits_process, stopping_criteria
 
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
+from gen.models.load.transformers_compat import end_tokens, is_users_cache
 
 P = logits_process
 WARPERS = {
@@ -110,15 +108,6 @@ class Request:
     ends: Tensor
 
 
-def unforwarded(name: str) -> Any:
-    """Read an argument that ``generate`` does not pass on, from its frame, so that it can be
-    refused."""
-    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, sys._getframe(1)
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame.f_locals.get(name) if frame is not None else None
-
-
 def _refuse_unsupported(
     config: GenerationConfig, processors: list, criteria: list, others: dict[str, Any]
 ) -> None:
@@ -136,7 +125,7 @@ def _refuse_unsupported(
         f"logits processor {type(p).__name__}" for p in processors or () if type(p) not in STAGES
     ]
     cache = others.get("past_key_values")
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+    if cache is not None and (is_users_cache(cache) or cache.get_seq_length()):
         asked.append("past_key_values")
     if asked:
         raise GenError(
@@ -192,7 +181,7 @@ def read_request(
     if stages and stages[0] == 0:
         sampling["guidance_scale"] = float(processors[0].guidance_scale)
         negative = _negative(processors[0].unconditional_context, prompts)
-    ends = config._eos_token_tensor
+    ends = end_tokens(config)
     ends = torch.zeros(0, dtype=torch.long) if ends is None else ends.cpu().flatten()
     ends = ends[(ends >= 0) & (ends < vocab_size)]
     rules = [p for p in processors or () if type(p) in RULES]

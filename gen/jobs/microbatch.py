@@ -17,9 +17,10 @@ from typing import Any
 
 from gen.core.clock import SteadyClock
 from gen.core.errors import GenError, describe
-from gen.core.memory import free_memory, is_out_of_memory
+from gen.core.memory import free_memory
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
 from gen.jobs.writer import Writer
+from gen.pipeline.memory import Attempt
 
 
 class Microbatches:
@@ -137,9 +138,9 @@ class Microbatches:
             raise Lost
         worker, clock = self.worker, SteadyClock()
         worker.progress.batch(batch[0].label, size)
-        out, error, full = None, "", False
-        try:
-            out = self.pipe.generate(
+        made: Attempt[Any] = Attempt()
+        with made:
+            made.result = self.pipe.generate(
                 [w.plan for w in batch],
                 dict(self.entry.sampler),
                 dict(self.entry.sampling),
@@ -148,14 +149,10 @@ class Microbatches:
                 start=self.entry.start,
                 max_batch=size,
             )
-        except (GenError, OSError):
-            raise  # a wrong value or a broken disk, not a matter of one item
-        except Exception as problem:  # what a model may raise is open
-            full, error = is_out_of_memory(problem), describe(problem)
-        if (
-            out is None and full
-        ):  # here, not in the handler: its traceback would keep the tensors alive
+        if made.out_of_memory:
             free_memory()
+        out, full = made.result, made.out_of_memory
+        error = "" if made.error is None else describe(made.error)
         said = {"error": error} if out is None else {"nfe": sum(s.nfe for s in out.stats)}
         worker.log.event(
             "batch",

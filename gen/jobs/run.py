@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +73,8 @@ def run_job(
     new = plan is None
     if job.run.engine == "local" and job.run.workers == 1:
         load = _once(load)
+    for note in job.notes() if new else ():
+        progress.note(note)
     if new:
         device = (
             own_device("cuda", here.local_rank)
@@ -213,7 +215,7 @@ def leave(folder: Path, plan: dict[str, Any]) -> None:
 
 def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str, Any]:
     """Writes the gallery if it is to, then: folder, gallery, items, skipped, pending, failed, and
-    per sampler items, nfe, seconds."""
+    per sampler items, and means of nfe and seconds."""
     rows, total = read_rows(folder), len(read_plan(folder)["items"])
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -222,8 +224,8 @@ def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str,
     by_sampler = {
         name: {
             "items": len(g),
-            "nfe": median(r["nfe"] for r in g),
-            "seconds": median(r["seconds"] for r in g),
+            "nfe": fmean(r["nfe"] for r in g),
+            "seconds": fmean(r["seconds"] for r in g),
         }
         for name, g in groups.items()
     }

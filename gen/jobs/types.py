@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from gen.config.entries import Entry, Job
 from gen.jobs.progress.report import Silent
+from gen.pipeline.memory import BatchSizes
 from gen.store.claims import Claims
 from gen.store.joblog import JobLog
 
@@ -55,24 +56,6 @@ class Report:
     made: int = 0
     failed: int = 0
     stopped: bool = False
-
-
-class BatchSizes:
-    """Largest batch sizes that fit into memory, by entry and length. A size that ran out of memory
-    at one length is not tried at a greater one."""
-
-    def __init__(self) -> None:
-        self._largest: dict[tuple[int, int], int] = {}
-
-    def of(self, entry: int, length: int, requested: int) -> int:
-        """Return the batch size to try: ``requested``, or less where more ran out of memory."""
-        limits = [n for (e, at), n in self._largest.items() if e == entry and at <= length]
-        return min([requested, *limits])
-
-    def lower(self, entry: int, length: int, tried: int) -> int:
-        """Halve the size that ran out of memory and return the new limit, at least 1."""
-        self._largest[entry, length] = max(1, tried // 2)
-        return self._largest[entry, length]
 
 
 class WorkerState(Protocol):

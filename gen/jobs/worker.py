@@ -27,9 +27,10 @@ from gen.gallery import write as gallery
 from gen.jobs.determinism import deterministic
 from gen.jobs.microbatch import Microbatches
 from gen.jobs.progress.report import Silent
-from gen.jobs.types import BatchSizes, Lost, Report, Stopped, Work
+from gen.jobs.types import Lost, Report, Stopped, Work
 from gen.jobs.writer import Writer
 from gen.pipeline import pipeline
+from gen.pipeline.memory import BatchSizes
 from gen.store.claims import Claims
 from gen.store.joblog import JobLog
 from gen.store.ledger import (

@@ -28,7 +28,7 @@ def require_package(module: str, package: str, needed_by: str) -> ModuleType:
         return import_module(module)
     except (ImportError, OSError) as error:  # OSError: the C library behind soundfile is missing
         raise GenError(
-            f"{needed_by} needs the package {package} ({error}); install it with: pip install"
+            f"{needed_by} needs the package {module} ({error}); install it with: pip install"
             f" {package}"
         ) from None
 
@@ -40,7 +40,7 @@ def soundfile_module() -> ModuleType:
 
 def av_module() -> ModuleType:
     """Import PyAV. Raises ``GenError`` if it is missing."""
-    return require_package("av", "av", "a video file")
+    return require_package("av", '"gen-toolkit[video]"', "a video file")
 
 
 def existing_file(path: str | Path, label: str) -> Path:
@@ -52,11 +52,6 @@ def existing_file(path: str | Path, label: str) -> Path:
             " file"
         )
     return path
-
-
-def plural(count: int, noun: str) -> str:
-    """Format a count with its noun: ``1 frame``, ``2 frames``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 # --- Metadata

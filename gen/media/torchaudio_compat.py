@@ -3,7 +3,8 @@
 torchaudio's wheels may be built for another accelerator than the installed torch. ``import
 torchaudio`` then raises, and so does every module of transformers and diffusers that imports it
 because it is installed. Most of torchaudio is Python, needs no extension and has a flag for its
-absence. ``ensure`` sets that flag when loading fails.
+absence. ``ensure`` imports torchaudio with that flag set. The packages of gen that import
+transformers or diffusers call it first; ``import gen`` does not.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import logging
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from types import ModuleType
 
 EXTENSION = "torchaudio._extension"
 
 
 class _ExtensionFinder(MetaPathFinder):
-    """Import hook for the module that loads the extension; guards its execution."""
+    """Finder of the module that loads the extension; guards its execution."""
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
         if name != EXTENSION:
@@ -55,9 +58,18 @@ def _refuse(function: Callable, reason: str) -> Callable:
 
 
 def ensure() -> None:
-    """Install the import hook, before the first import of transformers or diffusers.
+    """Import torchaudio, if it is installed, before transformers or diffusers import it.
 
-    It imports nothing, a second call does nothing, and a working torchaudio is not affected.
+    The import hook is there during this one import only. A second call does nothing, and a working
+    torchaudio is not affected.
     """
-    if not any(isinstance(finder, _ExtensionFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _ExtensionFinder())
+    if "torchaudio" in sys.modules or find_spec("torchaudio") is None:
+        return
+    finder = _ExtensionFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        import_module("torchaudio")
+    except Exception as error:  # a foreign package may raise anything; who needs it will say so
+        logging.getLogger("gen").warning("torchaudio cannot be imported: %s", error)
+    finally:
+        sys.meta_path.remove(finder)

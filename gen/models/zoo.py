@@ -10,6 +10,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 import gen.models.nets.grid
 import gen.models.nets.grid_latent  # noqa: F401  both register a built-in architecture
 from gen.core.errors import GenError
+from gen.models.load.libraries import LOADING
 from gen.models.load.locate import locate, model_kind, quiet, readable
 
 
@@ -21,7 +22,7 @@ def load_lm(name: str | Path, device: torch.device, dtype: torch.dtype) -> torch
     """
 
     path = locate(name)
-    with readable("model", name), quiet():
+    with LOADING, readable("model", name), quiet():
         auto = AutoModel if model_kind(name) == "latents" else AutoModelForCausalLM
         model, info = auto.from_pretrained(path, dtype=dtype, output_loading_info=True)
     if info["missing_keys"] or info["mismatched_keys"]:

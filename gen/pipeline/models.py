@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -17,24 +17,33 @@ from gen.contracts.checkpoint import (
     load_checkpoint,
     options_of,
 )
+from gen.contracts.defaults import Defaults
 from gen.contracts.frontend import TokenFrontend, codebook_digest
-from gen.contracts.modality import Binding, Modality, kind_of
-from gen.contracts.protocol import model_key
-from gen.core.errors import GenError, bad_value
+from gen.contracts.modality import Binding, Modality
+from gen.contracts.protocol import model_key, protocols_of
+from gen.core.errors import GenError, bad_type, bad_value, hint
 from gen.core.registry import registry
-from gen.core.sampler import Sampler
-from gen.models.load.libraries import transformers
+from gen.core.sampler import SamplerSpec, resolve_sampler, sampler_class, takes_kinds
+from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import (
+    AUTO,
+    DTYPES,
     ZOO,
     config_field,
+    dtype_name,
     locate,
     model_kind,
     pick_device,
     pick_dtype,
     read_config,
     readable,
+    stored_dtype,
 )
 from gen.models.zoo import load_lm
+
+LOAD_KEYWORDS = (
+    "model", "device", "dtype", "torch_dtype", "device_map", "trust_remote_code", "compile"
+)  # fmt: skip
 
 
 class ModalityModels:
@@ -44,8 +53,6 @@ class ModalityModels:
         modality: the modality, or the published checkpoint's view of it.
         model: name of the model as the user wrote it; None for the modality's own models.
         model_options: options of the model that were given, as plain data.
-        device: device of models and frontends.
-        dtype: floating-point type of models.
         compile: whether forward passes go through ``torch.compile``.
         negative_condition: condition that guidance leads away from; None for the model's
             unconditional prompt.
@@ -55,67 +62,218 @@ class ModalityModels:
         self,
         modality: str | Modality,
         model: str | Path | None = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = AUTO,
         dtype: str | torch.dtype = "float32",
         device_map: str | Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         compile: bool = False,
         **options: Any,
     ):
+        if not isinstance(modality, (str, Modality)):
+            raise bad_type("modality", modality, "a name, such as 'image'")
+        if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
+            raise bad_type("model", model, "a zoo name, a folder, a file or a hub id")
+        if not isinstance(compile, bool):
+            raise bad_value("compile", compile, "true or false")
+        self._asked = modality
         self.modality: Modality = (
             registry.get("modality", modality)() if isinstance(modality, str) else modality
         )
-        self._load_options = LoadOptions(
-            pick_device(device), pick_dtype(dtype), device_map, trust_remote_code
-        )
-        if not isinstance(compile, bool):
-            raise bad_value("compile", compile, "true or false")
-        self.device, self.dtype = self._load_options.device, self._load_options.dtype
-        self.compile = compile
         self.model = None if model is None else str(model)
+        picked = pick_device(device)
+        self._load_options = LoadOptions(
+            picked, self._dtype_of(dtype, picked), device_map, trust_remote_code
+        )
+        self.compile = compile
         self.negative_condition: Any = None
         self._options = options
         loading = (("device_map", device_map), ("trust_remote_code", trust_remote_code))
         explicit = {**{k: v for k, v in loading if v}, **options}
         self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in explicit.items()}
+        self._forget()
+        self._attach()
+
+    def _dtype_of(self, dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+        """Return the dtype of a name; ``auto`` is the one that a published model is stored in.
+
+        The files of gen's own models hold float16 to be small; they were trained in float32.
+        """
+        if dtype != AUTO:
+            return pick_dtype(dtype)
+        if self.model is None:
+            return torch.float32
+        files = CheckpointFiles.find(self.model)
+        return torch.float32 if files.embedded else stored_dtype(files.config, device)
+
+    def _forget(self) -> None:
+        """Drop all models and frontends that were loaded."""
         self._checkpoints: dict[str, Checkpoint | None] = {}
         self._frontends: dict[str, TokenFrontend] = {}
         self._loaded: dict[str, tuple[Any, Binding, TokenFrontend]] = {}
+
+    def _attach(self) -> None:
+        """Load a published model, and check the name of another one.
+
+        Raises:
+            GenError: the model is unknown, belongs to another modality or takes no options.
+        """
         checkpoint = None if self.model is None else self._published(self.model)
         if checkpoint is not None:
             self.modality = checkpoint.modality
         elif self.model_options:
+            key = next(iter(self.model_options))
             raise GenError(
                 f"model {self.model or 'of the zoo'} came with the options"
                 f" {', '.join(self.model_options)}; expected none: they are for published"
-                " checkpoints"
+                f" checkpoints.{hint(key, LOAD_KEYWORDS)}"
             )
         elif self.model is not None:
             read_config(self.model)  # an unknown name fails here, not after the first batch
+            self._require_modality(self.model)
+
+    def _require_modality(self, name: str) -> None:
+        """Raise ``GenError`` for a model of the zoo that makes media of another modality."""
+        if name in self.modality.frontends.values():
+            raise bad_value("model", name, "a model; it is the frontend of models")
+        for other, cls in registry.table("modality").items():
+            owned = {*cls.models.values(), *cls.frontends.values()}
+            if other != self.modality.name and name in owned:
+                raise GenError(
+                    f"{name} is a model of modality {other!r}; expected one of"
+                    f" {self.modality.name!r}: {', '.join(self.modality.models.values())}"
+                )
+
+    @property
+    def device(self) -> torch.device:
+        """Device of models and frontends."""
+        return self._load_options.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of models."""
+        return self._load_options.dtype
+
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{type(self).__name__}({self.modality.name!r}, model={self.model!r},"
+            f" device={str(self.device)!r}, dtype={dtype!r})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker process needs to load the same models again, without weights."""
+        state = vars(self).copy()
+        for key in ("modality", "_checkpoints", "_frontends", "_loaded"):
+            del state[key]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        asked = self._asked
+        self.modality = registry.get("modality", asked)() if isinstance(asked, str) else asked
+        self._forget()
+        self._attach()
+
+    def __copy__(self) -> Self:
+        """Return a view that shares everything that is loaded."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def to(
+        self,
+        *places: str | torch.device | torch.dtype,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+    ) -> Self:
+        """Move the pipeline to a device or another dtype; return it.
+
+        Its models are loaded again where they are next needed, from their files.
+
+        Args:
+            places: device, dtype or both, in any order.
+            device: the device, by name.
+            dtype: the dtype, by name.
+
+        Raises:
+            GenError: an unknown device or dtype, or a model that lies on several devices.
+        """
+        for place in places:
+            spelled = place if isinstance(place, str) else None
+            is_dtype = isinstance(place, torch.dtype) or dtype_name(spelled or "") in DTYPES
+            if (dtype if is_dtype else device) is not None:
+                raise bad_value("to", place, "one device and one dtype")
+            device, dtype = (device, place) if is_dtype else (place, dtype)
+        if self._load_options.device_map is not None:
+            raise GenError("device_map has placed the model; expected a pipeline on one device")
+        to_device = self.device if device is None else pick_device(device)
+        to_dtype = self.dtype if dtype is None else self._dtype_of(dtype, to_device)
+        if (to_device, to_dtype) != (self.device, self.dtype):
+            with LOADING:
+                self._load_options = replace(self._load_options, device=to_device, dtype=to_dtype)
+                self._forget()
+                self._attach()
+        return self
+
+    @property
+    def defaults(self) -> Defaults:
+        """Sampler and parameters of a request that names none."""
+        served = ((), None) if self.model is None else self._serves(self.model)
+        return Defaults.of(self.modality, self.modality.default_sampling, *served)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Facts about the pipeline as plain data; no weights are loaded for it."""
+        sampler, sampling = self.defaults.complete(None, {})
+        model = self.model_name(sampler)
+        protocols, kind = self._serves(model)
+        return {
+            "modality": self.modality.name,
+            "model": model,
+            "protocols": list(protocols),
+            "kind": kind,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "compile": self.compile,
+            "model_options": dict(self.model_options),
+            "sampler": sampler,
+            "sampling": sampling,
+        }
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """Network and frontend of the default sampler's model, and all others loaded by now."""
+        name = self.model_name(self.defaults.complete_sampler(None))
+        model, _, frontend = self.bound(name)
+        others = {n: found[0] for n, found in self._loaded.items() if n != name}
+        return {"model": model, "frontend": frontend, **others}
 
     def _published(self, name: str) -> Checkpoint | None:
         """Return the published checkpoint of that name; None for gen's own architectures.
 
         A draft model gets those options that its family has.
         """
-        if name not in self._checkpoints:
-            files, options = CheckpointFiles.find(name), self._options
-            if not files.embedded and name != self.model:
-                known = options_of(family_of(files, self.modality.name))
-                options = {k: v for k, v in options.items() if k in known}
-            self._checkpoints[name] = (
-                None
-                if files.embedded
-                else load_checkpoint(files, self.modality.name, self._load_options, options)
-            )
-        return self._checkpoints[name]
+        if name in self._checkpoints:
+            return self._checkpoints[name]
+        with LOADING:
+            if name not in self._checkpoints:
+                files, options = CheckpointFiles.find(name), self._options
+                if not files.embedded and name != self.model:
+                    known = options_of(family_of(files, self.modality.name))
+                    options = {k: v for k, v in options.items() if k in known}
+                self._checkpoints[name] = (
+                    None
+                    if files.embedded
+                    else load_checkpoint(files, self.modality.name, self._load_options, options)
+                )
+            return self._checkpoints[name]
 
     def _serves(self, name: str) -> tuple[tuple[str, ...], str]:
         """Return the protocols and the kind of a model."""
         checkpoint = self._published(name)
         if checkpoint is not None:
             return checkpoint.protocols, checkpoint.kind
-        return model_protocols(name), model_kind(name)
+        return protocols_of(name), model_kind(name)
 
     def frontend(self, kind: str = "codes", name: str | None = None) -> TokenFrontend:
         """Return a frontend, loaded once.
@@ -126,12 +284,13 @@ class ModalityModels:
         """
         usual = self.modality.frontends[kind]
         name = name or usual
-        if name not in self._frontends:
-            folder = self._beside(name) or (None if name == usual else ZOO / name)
-            self._frontends[name] = self.modality.frontend(
-                kind, self.device, self.frontend_dtype, folder
-            )
-        return self._frontends[name]
+        with LOADING:
+            if name not in self._frontends:
+                folder = self._beside(name) or (None if name == usual else ZOO / name)
+                self._frontends[name] = self.modality.frontend(
+                    kind, self.device, self.frontend_dtype, folder
+                )
+            return self._frontends[name]
 
     @property
     def frontend_dtype(self) -> torch.dtype:
@@ -150,43 +309,41 @@ class ModalityModels:
         beside = Path(self.model or "").expanduser().resolve().parent / name
         return beside if self.model and beside.is_dir() else None
 
-    def kind(self, sampler: Sampler) -> str:
-        """Return the kind of token that a sampler decodes: ``codes`` or ``latents``."""
-        return (
-            kind_of(sampler, self.modality) if self.model is None else self._serves(self.model)[1]
-        )
-
-    def model_name(self, sampler: Sampler) -> str:
-        """Return the name of the model that serves a sampler.
+    def model_name(self, sampler: SamplerSpec) -> str:
+        """Return the name of the model that serves a sampler or preset.
 
         Raises:
             GenError: the model is of another protocol or kind, or the modality has none.
         """
+        protocol, kinds = sampler_class(sampler).protocol, takes_kinds(sampler)
         if self.model is None:
-            return self._default(model_key(sampler.protocol, self.kind(sampler)))
+            return self._default(model_key(protocol, self.defaults.kind(sampler)))
         protocols, kind = self._serves(self.model)
-        if sampler.protocol not in protocols or kind not in sampler.kinds:
+        if protocol not in protocols or kind not in kinds:
             raise GenError(
                 f"model {self.model} is a {' and '.join(protocols)} one of {kind}, but the"
-                f" sampler needs a {sampler.protocol} one of {' or '.join(sampler.kinds)}"
+                f" sampler needs a {protocol} one of {' or '.join(kinds)}; samplers that suit the"
+                f" model: {', '.join(_suitable(protocols, kind))}"
             )
         return self.model
 
-    def draft_name(self, sampler: Sampler) -> str:
+    def draft_name(self, sampler: SamplerSpec) -> str:
         """Return the name of a sampler's draft model: its own, or the modality's.
 
         The modality's is taken from beside the model, if it lies there.
         """
-        other = sampler.draft_protocol
-        name = sampler.draft_model or self._default(
-            model_key(other or sampler.protocol, self.kind(sampler), draft=not other)
+        resolved = resolve_sampler(sampler)[0]
+        other = resolved.draft_protocol
+        kind = self.defaults.kind(sampler)
+        name = resolved.draft_model or self._default(
+            model_key(other or resolved.protocol, kind, draft=not other)
         )
-        if sampler.draft_model and other and other not in self._serves(name)[0]:
+        if resolved.draft_model and other and other not in self._serves(name)[0]:
             raise GenError(
                 f"draft model {name} is a {' and '.join(self._serves(name)[0])} one; expected a"
                 f" {other} one"
             )
-        return name if sampler.draft_model else str(self._beside(name) or name)
+        return name if resolved.draft_model else str(self._beside(name) or name)
 
     def _default(self, key: str) -> str:
         """Return the modality's model of a key."""
@@ -199,9 +356,13 @@ class ModalityModels:
 
     def bound(self, name: str) -> tuple[Any, Binding, TokenFrontend]:
         """Return a model, its binding to the modality, and the frontend it was trained with."""
-        if name not in self._loaded:
-            self._loaded[name] = self._load(name)
-        model, binding, frontend = self._loaded[name]
+        found = self._loaded.get(name)
+        if found is None:
+            with LOADING:
+                if name not in self._loaded:
+                    self._loaded[name] = self._load(name)
+                found = self._loaded[name]
+        model, binding, frontend = found
         if self.negative_condition is not None:
             binding = replace(binding, unconditional=binding.prompt(self.negative_condition))
         return model, binding, frontend
@@ -230,11 +391,11 @@ class ModalityModels:
         return self.modality.bind(config, frontend, name), frontend
 
 
-def model_protocols(name: str | Path) -> tuple[str, ...]:
-    """Return the protocols that an embedded or local model serves, as its config.json says."""
-    config = read_config(name)
-    table = registry.table("protocol")
-    return tuple(protocol for protocol, cls in table.items() if cls.serves(config))
+def _suitable(protocols: tuple[str, ...], kind: str) -> list[str]:
+    """Return names of samplers and presets for a model, at most eight, plain samplers first."""
+    names = [*registry.table("sampler"), *registry.table("preset")]
+    found = [n for n in names if sampler_class(n).protocol in protocols and kind in takes_kinds(n)]
+    return [*found[:8], "..."] if len(found) > 8 else found
 
 
 def same_frontend(a: TokenFrontend, b: TokenFrontend) -> bool:

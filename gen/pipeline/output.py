@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from torch import Tensor
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Modality
 from gen.core.edit_spec import EditSpec
+from gen.core.errors import GenError, bad_type
 from gen.core.sampling_params import SamplingParams
 from gen.core.stats import Stats, TraceStep
+from gen.pipeline.html import as_html
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,10 @@ class ItemPlan:
     condition: Any = None
 
 
-@dataclass
+MEDIA_KINDS = ("image", "audio", "video")
+
+
+@dataclass(repr=False)
 class PipelineOutput:
     """Outputs of a call, in the order of its items.
 
@@ -58,6 +64,13 @@ class PipelineOutput:
         model_options: options of the model.
         served: the modality as the model serves it.
         frontend: frontend that decoded the tokens.
+        interrupted: a callback has ended the call. The media then show what was known; positions
+            that were not hold any allowed token. Statistics of the last batch count its forward
+            passes and known tokens, and items of later batches are absent.
+
+    An output is a list of its media: ``len(out)``, ``out[0]``, ``for image in out``; a slice of it
+    is an output. ``out.images``, ``out.audios``, ``out.videos``, ``out.texts``, ``out.motions`` and
+    ``out.actions`` are the media under the name of their kind.
     """
 
     media: list[Any]
@@ -77,6 +90,122 @@ class PipelineOutput:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     served: Modality | None = None
     frontend: TokenFrontend | None = None
+    interrupted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.media)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.media)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PipelineOutput: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return the media of one item, or the output of several."""
+        if not isinstance(index, slice):
+            return self.media[index]
+        return replace(
+            self,
+            media=self.media[index],
+            tokens=self.tokens[index],
+            stats=self.stats[index],
+            traces=None if self.traces is None else self.traces[index],
+            items=self.items[index],
+        )
+
+    @property
+    def images(self) -> list[Any]:
+        """Images, where the modality makes images."""
+        return self._media_named("images")
+
+    @property
+    def audios(self) -> list[Any]:
+        """Waveforms, where the modality makes sound."""
+        return self._media_named("audios")
+
+    @property
+    def videos(self) -> list[Any]:
+        """Clips, where the modality makes video."""
+        return self._media_named("videos")
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts, where the modality makes text."""
+        return self._media_named("texts")
+
+    @property
+    def motions(self) -> list[Any]:
+        """Motions, where the modality makes motion."""
+        return self._media_named("motions")
+
+    @property
+    def actions(self) -> list[Any]:
+        """Chunks of actions, where the modality makes actions."""
+        return self._media_named("actions")
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seed of each item; ``seed=seeds[i]`` makes item i again."""
+        return [item.seed for item in self.items]
+
+    @property
+    def media_name(self) -> str:
+        """Attribute that has the media under the name of their kind."""
+        kind = self.modality
+        if self.served is not None and self.served.media_kind in MEDIA_KINDS:
+            kind = self.served.media_kind
+        return kind if kind.endswith("s") else f"{kind}s"
+
+    def _media_named(self, name: str) -> list[Any]:
+        """Return the media. Raises ``AttributeError`` if they have another name."""
+        if name != self.media_name:
+            raise AttributeError(
+                f"an output of modality {self.modality!r} has no {name}; expected"
+                f" .{self.media_name} or .media"
+            )
+        return self.media
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the media as plain data, which JSON can hold."""
+        return {
+            "modality": self.modality,
+            "model": self.model,
+            "model_options": dict(self.model_options),
+            "sampler": dict(self.spec),
+            "sampling": asdict(self.sampling),
+            "guarantee": self.guarantee,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "interrupted": self.interrupted,
+            "items": [
+                {"prompt": i.prompt, "seed": i.seed, "tokens": tokens, "stats": stats.to_dict()}
+                for i, tokens, stats in zip(
+                    self.items, self.tokens.tolist(), self.stats, strict=True
+                )
+            ],
+        }
+
+    def __repr__(self) -> str:
+        seeds = self.seeds
+        if not seeds:
+            return "PipelineOutput(empty)"
+        several = f"seeds {seeds[0]}...{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+        passes = median(s.nfe for s in self.stats)
+        name = self.media_name if len(self) > 1 else self.media_name.removesuffix("s")
+        return (
+            f"PipelineOutput({len(self)} {name}, model={self.model!r},"
+            f" sampler={self.spec['name']!r}, {several}, {passes:g} forward passes per item"
+            f"{', interrupted' if self.interrupted else ''})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show the media in a notebook."""
+        captions = [f"{item.prompt} (seed {item.seed})" for item in self.items]
+        return as_html(repr(self), self.media, captions, self.served)
 
     @cached_property
     def origin(self) -> dict[str, Any]:
@@ -101,15 +230,20 @@ class PipelineOutput:
             stats=[stats for part in parts for stats in part.stats],
             traces=traces,
             items=[item for part in parts for item in part.items],
+            interrupted=any(part.interrupted for part in parts),
         )
 
     def save(self, folder: str | Path) -> Path:
         """Write a job folder with media, manifest, config and gallery; return the gallery's path.
 
         Raises:
-            GenError: the folder holds another job.
+            GenError: the folder holds another job, or the call was interrupted.
         """
+        if not isinstance(folder, (str, Path)) or not str(folder):
+            raise bad_type("folder", folder, "the path of a folder")
+        if self.interrupted:
+            raise GenError("the output was interrupted; expected one with whole items to save")
         # jobs are floors above: they run pipelines, and only this asks back
         from gen.jobs.run import save_output
 
-        return save_output(self, Path(folder))
+        return save_output(self, Path(folder).expanduser())

@@ -15,7 +15,8 @@ parameters), ``prepare`` (model, token space, targets), ``run`` (the sampler) an
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,40 +24,46 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from gen.contracts.checkpoint import Checkpoint
-from gen.contracts.condition import Condition, PromptBatch
+from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
-from gen.contracts.modality import suggested_sampling
+from gen.contracts.modality import Modality
 from gen.contracts.protocol import ModelProtocol
 from gen.core.edit_spec import EditSpec
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError, Interrupt, bad_type
+from gen.core.memory import free_memory
 from gen.core.registry import registry
-from gen.core.rng import CounterRNG, OffsetRNG, item_key
-from gen.core.sampler import Callback, Sampler, resolve_sampler
-from gen.core.sampling_params import SamplingOptions, SamplingParams, explicit_sampling
+from gen.core.rng import CounterRNG, OffsetRNG
+from gen.core.sampler import Callback, Sampler, SamplerSpec, resolve_sampler, sampler_class
+from gen.core.sampling_params import SamplingParams
 from gen.core.seeds import sample_seeds
 from gen.core.stats import SampleOutput
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import compiled_forward
-from gen.models.targets.base import Target
-from gen.pipeline.lengths import add_length_pass, draw_lengths, without_eos
-from gen.pipeline.models import ModalityModels, same_frontend
-from gen.pipeline.output import ItemPlan, PipelineOutput
-from gen.pipeline.request import (
-    GenerationRequest,
-    PreparedRun,
-    SamplerSpec,
-    StartingPoint,
-    spell,
+from gen.models.load.locate import AUTO
+from gen.pipeline.arguments import (
+    CallOptions,
+    check_callable,
+    read_count,
+    read_integer,
+    read_prompts,
+    read_sampling,
+    read_seed,
+    require_items,
 )
-from gen.pipeline.streaming import Chunk, MediaStream, OnChunk, stream_chunks
+from gen.pipeline.lengths import add_length_pass, draw_lengths, without_eos
+from gen.pipeline.memory import Attempt, BatchSizes
+from gen.pipeline.output import ItemPlan, PipelineOutput
+from gen.pipeline.partial import LastStep
+from gen.pipeline.progress import Progress, ProgressBar
+from gen.pipeline.prompted import PromptedModels
+from gen.pipeline.request import GenerationRequest, PreparedRun, StartingPoint
+from gen.pipeline.streaming import Chunk, OnChunk, Stream, stream_chunks, stream_of
 
 BATCH_SIZE = 8
 TURNS = 4  # batches that are handed over together, so that rows that are done can be replaced
-Prompts = str | Condition | Sequence[str | Condition]
+Prompts = str | Condition | Iterable[str | Condition]
 
 
-class Pipeline(ModalityModels):
+class Pipeline(PromptedModels):
     """A modality with its models, loaded when a sampler first needs them.
 
     Args:
@@ -75,108 +82,177 @@ class Pipeline(ModalityModels):
         GenError: an unknown name, device, dtype or option.
     """
 
-    def __init__(
-        self,
-        modality: Any,
-        model: str | Path | None = None,
-        device: str | torch.device = "cpu",
-        dtype: str | torch.dtype = "float32",
-        device_map: str | Mapping[str, Any] | None = None,
-        trust_remote_code: bool = False,
-        compile: bool = False,
-        **options: Any,
-    ):
-        super().__init__(
-            modality, model, device, dtype, device_map, trust_remote_code, compile, **options
-        )
-        # what samplers learned of each model and want to know in the next call
-        self._learned: dict[str, dict[Any, Any]] = {}
-
     def __call__(
         self,
-        prompts: Prompts,
-        sampler: SamplerSpec = "speculative_jacobi",
+        prompts: Prompts | None = None,
+        sampler: SamplerSpec | None = None,
         *,
-        num_samples: int = 1,
-        seed: int = 0,
+        num_samples: int | None = None,
+        seed: int | None = None,
         batch_size: int | None = None,
         trace: bool = False,
         callback: Callback | None = None,
+        progress: Progress = "auto",
         source: Any = None,
         mask: Any = None,
         span: str | None = None,
         prefix: Any = None,
         frames: int | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> PipelineOutput:
         """Make ``num_samples`` outputs per prompt.
 
+        A callback that raises ``gen.Interrupt`` ends the call, which returns what is known so far
+        (``PipelineOutput.interrupted``). Where memory runs out, fewer items are decoded together;
+        the outputs are the same.
+
         Args:
-            prompts: one prompt or several; text, or a ``Condition``.
-            sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler.
-            num_samples: outputs per prompt.
-            seed: seed of the first output of every prompt.
+            prompts: one prompt or several, text or ``Condition``; also as ``prompt``.
+            sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler;
+                None takes the one that suits the model (``pipe.config["sampler"]``).
+            num_samples: outputs per prompt (1); also as ``n``, ``num_images_per_prompt`` and
+                ``num_return_sequences``.
+            seed: seed of the first output of every prompt; None draws one from torch's generator.
+                ``out.seeds`` has it.
             batch_size: items decoded together (8); changes no random number.
             trace: record every step.
-            callback: called once per forward pass with ``{"step", "done", "total", ...}``.
+            callback: called once per forward pass with ``{"step", "done", "total", "tokens",
+                "known"}``.
+            progress: show a progress bar; ``auto`` does in terminals and notebooks.
             source: media to edit, or its path; with ``mask`` or ``span``.
             mask: region of an image that is made anew, as an image or its path.
             span: part of the source that is made anew, such as ``"20:60"``.
             prefix: media, or its path, that every output begins with.
             frames: length of the outputs, where the modality has no fixed one.
-            sampling: ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``guidance_scale``; absent
-                ones are the modality's default.
+            options: ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``guidance_scale``; absent
+                ones are the modality's default. And the other names of arguments above.
 
         Returns:
             Media, tokens and statistics, one of each per item.
 
         Raises:
             GenError: anything that cannot be done.
+            WrongType: an argument of another type, or an unknown keyword; also a ``TypeError``.
         """
-        start = EditSpec(source, mask, span, prefix, frames)
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise bad_value("batch_size", batch_size, "an integer of at least 1")
-        request = GenerationRequest(
-            self.plan(prompts, num_samples, seed),
-            spell(sampler),
-            *self.resolve(sampler, explicit=sampling),
-            start=start,
+        check_callable("callback", callback)
+        if not isinstance(trace, bool):
+            raise bad_type("trace", trace, "true or false")
+        if frames is not None:
+            frames = read_integer("frames", frames, 1)
+        size = BATCH_SIZE if batch_size is None else read_integer("batch_size", batch_size, 1)
+        request = replace(
+            self._request(prompts, sampler, num_samples, seed, dict(options)),
+            start=EditSpec(source, mask, span, prefix, frames),
             trace=trace,
             callback=callback,
-            max_batch=batch_size or BATCH_SIZE,
+            max_batch=size,
         )
-        together = request.max_batch * self.turns(request.sampler)
-        return PipelineOutput.joined([self._make(batch) for batch in request.batches(together)])
+        bar = ProgressBar(progress, len(request.items))
+        try:
+            return self._make_all(request, bar)
+        finally:
+            bar.close()
+
+    def _request(
+        self,
+        prompts: Prompts | None,
+        sampler: SamplerSpec | None,
+        num_samples: int | None,
+        seed: int | None,
+        options: dict[str, Any],
+    ) -> GenerationRequest:
+        """Read the arguments that ``__call__`` and ``stream`` share."""
+        conditions = read_prompts(prompts, options.pop("prompt", None))
+        count = read_count(num_samples, options)
+        explicit = read_sampling(options, CALL_KEYWORDS)
+        spec, sampling = self.defaults.complete(sampler, explicit)
+        if explicit.get("guidance_scale") == 0:
+            warnings.warn(
+                "guidance_scale is 0, so the prompt has no effect; 1 is no guidance", stacklevel=3
+            )
+        resolved, params = resolve_sampler(spec, sampling)
+        self.model_name(spec)  # a wrong model fails before prompts are parsed
+        return GenerationRequest(
+            self.plan(conditions, count, read_seed(seed)), spec, resolved, params
+        )
+
+    def _make_all(self, request: GenerationRequest, bar: ProgressBar) -> PipelineOutput:
+        """Make all items, in smaller batches where memory runs out."""
+        turns, sizes = self.turns(request.sampler), BatchSizes()
+        parts: list[PipelineOutput] = []
+        rest = list(request.items)
+        while rest:
+            size = sizes.of(0, 0, request.max_batch or len(rest))
+            items = rest[: size * turns]
+            part = replace(
+                request,
+                items=items,
+                max_batch=size,
+                callback=bar.following(request.callback, len(items)),
+            )
+            made: Attempt[PipelineOutput] = Attempt()
+            with made:
+                made.result = self._make(part)
+            if made.out_of_memory:
+                free_memory()
+            if made.result is None:
+                size = min(size, len(items))
+                if made.out_of_memory and size > 1:
+                    sizes.lower(0, 0, size)
+                    continue
+                if made.out_of_memory:
+                    raise GenError(
+                        "out of memory with one item at a time; expected a smaller model, a"
+                        " smaller dtype or a larger device"
+                    ) from made.error
+                assert made.error is not None, "a batch without a result has an error"
+                raise made.error
+            parts.append(made.result)
+            bar.finish(len(items))
+            if made.result.interrupted:
+                break
+            rest = rest[len(items) :]
+        return PipelineOutput.joined(parts)
 
     def stream(
         self,
-        prompts: Prompts,
-        sampler: SamplerSpec = "speculative_jacobi",
+        prompts: Prompts | None = None,
+        sampler: SamplerSpec | None = None,
         *,
-        num_samples: int = 1,
-        seed: int = 0,
+        num_samples: int | None = None,
+        seed: int | None = None,
         prefix: Any = None,
-        **sampling: Unpack[SamplingOptions],
+        partial_images: int = 3,
+        **options: Unpack[CallOptions],
     ) -> Iterator[Chunk]:
-        """Yield parts of media while they are being made: first frames, first sounds.
+        """Yield parts of media while they are being made: frames, sounds, characters, previews.
 
         All items are made in one batch, so their parts come interleaved. The parts of one item, put
-        together, are what a call gives for it. See ``__call__`` for the arguments.
+        together, are what a call gives for it; of an image, the last one is. See ``__call__`` for
+        the other arguments, which are checked before the first part is asked for.
+
+        Args:
+            prompts: one prompt or several.
+            sampler: the sampler.
+            num_samples: outputs per prompt.
+            seed: seed of the first output of every prompt.
+            prefix: media that every output begins with.
+            partial_images: previews of each image (``Chunk.preview``); undecided regions are grey.
+            options: sampling parameters, and other names of arguments.
 
         Raises:
             GenError: anything that cannot be done.
         """
-        request = GenerationRequest(
-            self.plan(prompts, num_samples, seed),
-            spell(sampler),
-            *self.resolve(sampler, explicit=sampling),
+        request = replace(
+            self._request(prompts, sampler, num_samples, seed, dict(options)),
             start=EditSpec(prefix=prefix),
+            previews=read_integer("partial_images", partial_images, 0),
         )
 
         def work(on_chunk: OnChunk) -> None:
             self._make(replace(request, on_chunk=on_chunk))
 
-        yield from stream_chunks(work, request.items)
+        return stream_chunks(work, request.items)
 
     def plan(self, prompts: Prompts, num_samples: int = 1, seed: int = 0) -> list[ItemPlan]:
         """Return the items of a call, prompt-major.
@@ -192,15 +268,13 @@ class Pipeline(ModalityModels):
         Raises:
             GenError: no prompts, a prompt that the modality does not understand, or a bad number.
         """
-        prompts = [prompts] if isinstance(prompts, (str, Condition)) else list(prompts)
-        if not prompts:
-            raise GenError("there are no prompts; expected at least one")
-        for name, value, low in (("num_samples", num_samples, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**62:
-                raise bad_value(name, value, f"an integer of at least {low}")
+        conditions = read_prompts(prompts)
+        num_samples = read_integer("num_samples", num_samples, 1)
+        seed = read_integer("seed", seed, 0)
+        require_items(len(conditions), num_samples)
         items: list[ItemPlan] = []
         used: dict[str, int] = {}
-        for prompt in map(Condition.of, prompts):
+        for prompt in conditions:
             parsed = self.modality.parse(prompt)
             items += [
                 ItemPlan(
@@ -215,7 +289,7 @@ class Pipeline(ModalityModels):
 
     def resolve(
         self,
-        sampler: SamplerSpec,
+        sampler: SamplerSpec | None = None,
         sampling: Mapping[str, Any] | SamplingParams | None = None,
         *,
         explicit: Mapping[str, Any] | None = None,
@@ -223,7 +297,8 @@ class Pipeline(ModalityModels):
         """Return a sampler and complete sampling parameters.
 
         Args:
-            sampler: name, ``{"name": ..., parameter: value}`` or a sampler.
+            sampler: name, ``{"name": ..., parameter: value}`` or a sampler; None takes the one that
+                suits the model.
             sampling: all sampling parameters, absent ones switched off; None takes the modality's
                 defaults, overridden by the preset's.
             explicit: keywords of a call, which override both; None values are absent.
@@ -231,22 +306,16 @@ class Pipeline(ModalityModels):
         Raises:
             GenError: a keyword is unknown, or a parameter contradicts the preset.
         """
+        said = read_sampling(explicit or {}, CALL_KEYWORDS)
         if sampling is None:
-            sampling = self._default_sampling(sampler)
-        if explicit:
-            sampling = {**_as_mapping(sampling), **explicit_sampling(explicit, *CALL_KEYWORDS)}
-        return resolve_sampler(sampler, sampling)
-
-    def _default_sampling(self, sampler: SamplerSpec) -> dict[str, Any]:
-        """Return the modality's default sampling parameters, overridden by the preset's."""
-        preset = registry.table("preset").get(spell(sampler).get("name"))
-        kind = self.kind(resolve_sampler(sampler)[0])
-        return {**suggested_sampling(self.modality, kind), **(preset.sampling if preset else {})}
+            return resolve_sampler(*self.defaults.complete(sampler, said))
+        spec = self.defaults.complete_sampler(sampler)
+        return resolve_sampler(spec, {**_as_mapping(sampling), **said} if said else sampling)
 
     def generate(
         self,
         items: Sequence[ItemPlan],
-        sampler: SamplerSpec = "speculative_jacobi",
+        sampler: SamplerSpec | None = None,
         sampling: Mapping[str, Any] | SamplingParams | None = None,
         *,
         trace: bool = False,
@@ -259,7 +328,8 @@ class Pipeline(ModalityModels):
 
         Args:
             items: items of ``plan``.
-            sampler: name, ``{"name": ..., parameter: value}`` or a sampler.
+            sampler: name, ``{"name": ..., parameter: value}`` or a sampler; None takes the one that
+                suits the model.
             sampling: all sampling parameters; None takes the defaults.
             trace: record every step.
             callback: called once per forward pass.
@@ -270,7 +340,7 @@ class Pipeline(ModalityModels):
         """
         request = GenerationRequest(
             items,
-            spell(sampler),
+            self.defaults.complete_sampler(sampler),
             *self.resolve(sampler, sampling),
             start=start,
             trace=trace,
@@ -283,10 +353,14 @@ class Pipeline(ModalityModels):
     def _make(self, request: GenerationRequest) -> PipelineOutput:
         """Prepare and run a request, batch by batch where rows cannot be replaced."""
         prepared = self.prepare(request)
-        if request.split and not prepared.replaces_rows:
-            batches = request.batches(request.max_batch)
-            return PipelineOutput.joined([self.run(self.prepare(batch)) for batch in batches])
-        return self.run(prepared)
+        if not request.split or prepared.replaces_rows:
+            return self.run(prepared)
+        parts: list[PipelineOutput] = []
+        for batch in request.batches(request.max_batch):
+            parts.append(self.run(self.prepare(batch)))
+            if parts[-1].interrupted:
+                break
+        return PipelineOutput.joined(parts)
 
     def prepare(self, request: GenerationRequest) -> PreparedRun:
         """Load the models of a request and make the targets that its sampler sees.
@@ -295,7 +369,7 @@ class Pipeline(ModalityModels):
             GenError: no model serves the sampler, or the draft model does not fit.
         """
         sampler, sampling, items = request.sampler, request.sampling, request.items
-        name = self.model_name(sampler)
+        name = self.model_name(request.spec)
         _, binding, frontend = self.bound(name)
         protocol: type[ModelProtocol] = registry.get("protocol", sampler.protocol)
         start = StartingPoint.of(
@@ -339,27 +413,45 @@ class Pipeline(ModalityModels):
             rng = OffsetRNG(rng, num_prefix)
         prefix = prepared.start.prefix if num_prefix else None
         callback, stream = request.callback, None
+        left_to_right = registry.get("protocol", request.sampler.protocol).left_to_right
         if request.on_chunk:
-            stream = MediaStream(
-                self.modality, prepared.frontend, space, len(request.items), request.on_chunk
+            stream = stream_of(
+                self.modality,
+                prepared.frontend,
+                space,
+                len(request.items),
+                request.on_chunk,
+                lambda tokens: self.decode(tokens, space, prepared.frontend),
+                left_to_right,
+                request.previews,
             )
             callback = stream.following(callback, prefix)
-        out = request.sampler(
-            target,
-            rng,
-            draft=prepared.draft,
-            canvas=canvas,
-            trace=request.trace,
-            callback=callback,
-        )
+        last_step = LastStep(callback) if callback else None
+        interrupted = False
+        try:
+            out = request.sampler(
+                target,
+                rng,
+                draft=prepared.draft,
+                canvas=canvas,
+                trace=request.trace,
+                callback=last_step,
+            )
+        except Interrupt:
+            if last_step is None:
+                raise
+            out, interrupted = last_step.output(target.space, left_to_right), True
         if prefix is not None:
             out = out.with_prefix(prefix.to(out.tokens))
         if length_pass:
             out = add_length_pass(out, length_pass)
-        return self.decode_outputs(prepared, out, stream)
+        made = self.decode_outputs(prepared, out, None if interrupted else stream)
+        if stream is not None:
+            stream.finish(made.media)
+        return replace(made, interrupted=True) if interrupted else made
 
     def decode_outputs(
-        self, prepared: PreparedRun, out: SampleOutput, stream: MediaStream | None = None
+        self, prepared: PreparedRun, out: SampleOutput, stream: Stream | None = None
     ) -> PipelineOutput:
         """Return the output of a run, with the media of its tokens.
 
@@ -369,9 +461,9 @@ class Pipeline(ModalityModels):
             stream: decoder that made the media while they were streamed.
         """
         request, space, frontend = prepared.request, prepared.space, prepared.frontend
-        decoded = (
-            stream.media() if stream else [self.decode(t, space, frontend) for t in out.tokens]
-        )
+        decoded = None if stream is None else stream.decoded()
+        if decoded is None:
+            decoded = [self.decode(t, space, frontend) for t in out.tokens]
         media = [
             prepared.start.overlay(self.modality.complete(media, item.condition))
             for media, item in zip(decoded, request.items, strict=True)
@@ -404,91 +496,6 @@ class Pipeline(ModalityModels):
         codes = self.modality.to_codes(space.before_end(tokens)[None], space)
         return self.modality.trim(frontend.postprocess(frontend.decode(codes)[0]))
 
-    def target(
-        self,
-        sampler: Sampler,
-        sampling: SamplingParams,
-        items: Sequence[ItemPlan],
-        name: str | None = None,
-        prefix: Tensor | None = None,
-        space: TokenSpace | None = None,
-        protocol: str | None = None,
-    ) -> Target:
-        """Return the target that a sampler sees: model, conditions and sampling parameters.
-
-        Args:
-            sampler: the sampler.
-            sampling: sampling parameters.
-            items: items whose conditions are decoded.
-            name: name of the model; None for the sampler's own.
-            prefix: tokens [k] that the prompt of a left-to-right model ends with; the target is
-                what follows them.
-            space: token space; None for the model's own.
-            protocol: protocol of the model; None for the sampler's.
-
-        Raises:
-            GenError: the vocabularies of model and space differ.
-        """
-        name = name or self.model_name(sampler)
-        model, binding, _ = self.bound(name)
-        protocol = protocol or sampler.protocol
-        kind: type[ModelProtocol] = registry.get("protocol", protocol)
-        space, before = space or binding.space, []
-        if prefix is not None and kind.left_to_right:
-            space, before = space.suffix(prefix), prefix.tolist()
-        adapter = (
-            model.adapter(protocol)
-            if isinstance(model, Checkpoint)
-            else kind.adapters[space.kind](model)
-        )
-        if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
-            raise GenError(
-                f"model {name} has logits of {adapter.vocab_size} tokens; expected"
-                f" {space.vocab_size}, as its target has"
-            )
-        if self.compile:
-            compiled_forward(adapter)
-        batch = PromptBatch.of(
-            [binding.prompt(i.condition) for i in items], before, adapter.condition_token
-        )
-        if batch.features:
-            adapter = adapter.conditioned(batch.features)
-        uncond, uncond_lengths = None, None
-        if sampling.guided:
-            without = PromptBatch.of([binding.without(i.condition) for i in items], before)
-            uncond, uncond_lengths = without.tokens, without.lengths
-        target = kind.targets[space.kind](
-            adapter, batch.tokens, space, sampling, uncond, batch.lengths, uncond_lengths
-        )
-        target.learned, target.name = self._learned.setdefault(name, {}), name
-        return target
-
-    def _draft_target(
-        self,
-        request: GenerationRequest,
-        model: str,
-        frontend: TokenFrontend,
-        prefix: Tensor | None,
-        space: TokenSpace,
-    ) -> Target:
-        """Return the target of the draft model of a request."""
-        sampler, sampling, items = request.sampler, request.sampling, request.items
-        name = self.draft_name(sampler)
-        _, binding, draft_frontend = self.bound(name)
-        # tokens of another frontend would be noise, or out of range
-        if not same_frontend(draft_frontend, frontend):
-            raise GenError(
-                f"draft model {name} was trained on the tokens of another frontend than model"
-                f" {model}; expected the same one"
-            )
-        if sampler.draft_protocol is None:
-            return self.target(sampler, sampling, items, name, prefix, space)
-        # it sees the whole canvas, known tokens included, and keeps its own eos and constraint
-        space = replace(binding.space, grid=space.grid, legal=space.legal)
-        return self.target(
-            sampler, sampling, items, name, space=space, protocol=sampler.draft_protocol
-        )
-
     def as_diffusers(self):
         """Return this pipeline with the call of diffusers' pipelines."""
         # interop is a floor above, and diffusers is heavy
@@ -496,26 +503,16 @@ class Pipeline(ModalityModels):
 
         return DiffusersPipeline(self)
 
-    def prompt_lengths(self, items: Sequence[ItemPlan], sampler: SamplerSpec) -> list[int]:
-        """Return the number of tokens of every item's prompt.
-
-        Shorter prompts of a batch are padded, so items of like lengths run together.
-        """
-        prompt = self.bound(self.model_name(resolve_sampler(sampler)[0]))[1].prompt
-        return [len(prompt(i.condition)) for i in items]
-
     def turns(self, sampler: SamplerSpec) -> int:
         """Return how many batches of items to hand over together, so that rows can be replaced."""
-        if not isinstance(sampler, Sampler):
-            sampler = resolve_sampler(sampler)[0]
-        return TURNS if registry.get("protocol", sampler.protocol).replaces_rows else 1
-
-    def draw_key(self, item: ItemPlan) -> int:
-        """Return the key of an item's random numbers."""
-        return item_key(self.modality.name, str(item.condition), item.seed)
+        protocol = sampler_class(sampler).protocol
+        return TURNS if registry.get("protocol", protocol).replaces_rows else 1
 
 
-CALL_KEYWORDS = tuple(inspect.signature(Pipeline.__call__).parameters)[2:-1]
+CALL_KEYWORDS = (
+    *tuple(inspect.signature(Pipeline.__call__).parameters)[1:-1],
+    *CallOptions.__annotations__,
+)
 
 
 def _as_mapping(sampling: Mapping[str, Any] | SamplingParams) -> Mapping[str, Any]:
@@ -524,11 +521,15 @@ def _as_mapping(sampling: Mapping[str, Any] | SamplingParams) -> Mapping[str, An
 
 
 def load(
-    modality: str,
+    modality: str | Modality,
     model: str | Path | None = None,
     *,
-    device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = AUTO,
+    dtype: str | torch.dtype | None = None,
+    torch_dtype: str | torch.dtype | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    compile: bool = False,
     **options: Any,
 ) -> Pipeline:
     """Return a pipeline for a modality.
@@ -536,12 +537,29 @@ def load(
     Args:
         modality: name of the modality (``gen ls modalities``).
         model: zoo name, folder, file or hub id; None is the modality's default.
-        device: device of the model.
-        dtype: floating-point type of the model.
-        options: options of the model's family (``gen ls families``), ``device_map``,
-            ``trust_remote_code`` and ``compile``.
+        device: device of the model; ``auto`` is the first CUDA device, or else the CPU, as in
+            ``transformers.pipeline``.
+        dtype: floating-point type of the model, as torch's or by name (``float32``, ``bf16`` ...);
+            ``auto`` is the one that a published model is stored in. The default is float32.
+        torch_dtype: the same under its older name in transformers and diffusers.
+        device_map: placement of a model larger than one device, as in accelerate.
+        trust_remote_code: whether code in a checkpoint's folder may run.
+        compile: run models through ``torch.compile``.
+        options: options of the model's family (``gen ls families``).
 
     Raises:
         GenError: an unknown name, device, dtype or option.
     """
-    return Pipeline(modality, model, device, dtype, **options)
+    if dtype is not None and torch_dtype is not None and dtype != torch_dtype:
+        raise GenError(f"dtype is {dtype} and torch_dtype {torch_dtype}; expected one of them")
+    chosen = torch_dtype if dtype is None else dtype
+    return Pipeline(
+        modality,
+        model,
+        device,
+        "float32" if chosen is None else chosen,
+        device_map,
+        trust_remote_code,
+        compile,
+        **options,
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,15 +14,12 @@ from gen.contracts.modality import Modality
 from gen.contracts.protocol import ModelProtocol
 from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
-from gen.core.registry import registry
 from gen.core.sampler import Callback, Sampler
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.targets.base import Target
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.streaming import OnChunk
-
-SamplerSpec = str | Mapping[str, Any] | Sampler
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,7 @@ class GenerationRequest:
         callback: called once per forward pass.
         on_chunk: called with every part of a row's media as soon as its tokens are there.
         max_batch: items decoded at a time; None takes all at once.
+        previews: previews of each image that ``on_chunk`` gets.
     """
 
     items: Sequence[ItemPlan]
@@ -50,6 +48,7 @@ class GenerationRequest:
     callback: Callback | None = None
     on_chunk: OnChunk | None = None
     max_batch: int | None = None
+    previews: int = 0
 
     @property
     def split(self) -> bool:
@@ -68,7 +67,11 @@ class GenerationRequest:
 
 def _from_row(first: int, on_chunk: OnChunk) -> OnChunk:
     """Return ``on_chunk`` for a batch whose row 0 is row ``first`` of the whole."""
-    return lambda row, media: on_chunk(first + row, media)
+
+    def shifted(row: int, media: Any, preview: bool = False) -> None:
+        on_chunk(first + row, media, preview)
+
+    return shifted
 
 
 def _unchanged(media: Any) -> Any:
@@ -200,19 +203,3 @@ class PreparedRun:
         self.target.at_most(max_batch)
         if self.draft is not None:
             self.draft.at_most(max_batch)
-
-
-def spell(sampler: SamplerSpec) -> dict[str, Any]:
-    """Return a sampler as ``{"name": ..., parameter: value}``.
-
-    Raises:
-        GenError: the class of a sampler object is not registered.
-    """
-    if isinstance(sampler, str):
-        return {"name": sampler}
-    if isinstance(sampler, Mapping):
-        return dict(sampler)
-    names = [name for name, cls in registry.table("sampler").items() if cls is type(sampler)]
-    if not names:
-        raise GenError(f"{type(sampler).__name__} is not registered as a sampler")
-    return {"name": names[0], **asdict(sampler)}

@@ -1,1 +1,5 @@
 """Families of published checkpoints, one file each."""
+
+from gen.media import torchaudio_compat
+
+torchaudio_compat.ensure()  # before transformers or diffusers are imported

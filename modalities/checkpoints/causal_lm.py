@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
@@ -17,6 +16,7 @@ from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
 from gen.models.load.locate import config_field
 from gen.models.load.pretrained import chat_token_ids, pretrained, tokenizer_of, uses_chat_template
+from gen.models.load.transformers_compat import CAUSAL_LM_TYPES
 from gen.tokenizers.text.hf_text import HFText
 
 
@@ -43,7 +43,7 @@ class CausalText(Checkpoint):
 
     @classmethod
     def matches(cls, files: CheckpointFiles) -> bool:
-        return files.model_type in KNOWN or "AutoModelForCausalLM" in files.config.get(
+        return files.model_type in CAUSAL_LM_TYPES or "AutoModelForCausalLM" in files.config.get(
             "auto_map", {}
         )
 
@@ -58,7 +58,7 @@ class CausalText(Checkpoint):
     ):
         if not is_integer(max_new_tokens, 1):
             raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
-        needs_code = "auto_map" in files.config and files.model_type not in KNOWN
+        needs_code = "auto_map" in files.config and files.model_type not in CAUSAL_LM_TYPES
         if needs_code and not load.trust_remote_code:
             raise GenError(
                 f"model {files.name} is a {files.model_type!r}, which needs code from its"

@@ -121,6 +121,10 @@ class Chameleon(Checkpoint):
             files.has("models/*/consolidated*.pth") and files.has("tokenizer/vqgan.*")
         )
 
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        return VARIANTS[_variant(files, options.get("variant"))].sampling
+
     def __init__(
         self,
         files: CheckpointFiles,
@@ -137,9 +141,7 @@ class Chameleon(Checkpoint):
                 f"model {files.name} is in the layout of Meta's own code; expected the layout"
                 " of transformers, such as leloy/Anole-7b-v0.1-hf"
             )
-        if variant is not None and variant not in VARIANTS:
-            raise unknown("variant", variant, VARIANTS)
-        variant = variant or variant_of(files.config)
+        variant = _variant(files, variant)
         self.variant = VARIANTS[variant]
         self._tokenizer = _tokenizer(files)
         weights = model_weights(files.folder)
@@ -154,7 +156,7 @@ class Chameleon(Checkpoint):
         )
         self._before, self._after, self._template = self._specials(files, pixels)
         self._read_vocabulary(files, variant)
-        self.sampling = dict(self.variant.sampling)
+        self.sampling = dict(self.sampling_of(files, {"variant": variant}))
         model = language_model(
             weights,
             files.config,
@@ -252,6 +254,17 @@ class Chameleon(Checkpoint):
 
     def to_codes(self, tokens: Tensor, space: TokenSpace) -> Tensor:
         return self._layout.from_sequence(tokens)
+
+
+def _variant(files: CheckpointFiles, said: str | None) -> str:
+    """Return the variant that the user named, or the one of the config.
+
+    Raises:
+        GenError: the variant is unknown.
+    """
+    if said is not None and said not in VARIANTS:
+        raise unknown("variant", said, VARIANTS)
+    return said or variant_of(files.config)
 
 
 def variant_of(config: Mapping[str, Any]) -> str:

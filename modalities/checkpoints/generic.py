@@ -97,8 +97,16 @@ class Described(Checkpoint):
     def matches(cls, files: CheckpointFiles) -> bool:
         return files.path.is_dir() and files.has(NAME)
 
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        return described(files).sampling
+
+    @classmethod
+    def protocols_of(cls, files: CheckpointFiles) -> tuple[str, ...]:
+        return (described(files).protocol,)
+
     def __init__(self, files: CheckpointFiles, modality: str, load: LoadOptions):
-        d = self.described = read(files.json(NAME), f"{NAME} of {files.name}")
+        d = self.described = described(files)
         if d.modality != modality:
             raise GenError(
                 f"model {files.name} makes {d.modality}s according to its {NAME}; expected"
@@ -197,6 +205,11 @@ class Described(Checkpoint):
         """Codes of all slices of the grid or the first ones."""
         first = tokens.shape[1] // math.prod(space.grid[1:])
         return tokens.view(len(tokens), 1, first, *space.grid[1:])
+
+
+def described(files: CheckpointFiles) -> Description:
+    """Read the gen.json of a folder. Raises ``GenError`` as ``read`` does."""
+    return read(files.json(NAME), f"{NAME} of {files.name}")
 
 
 def read(contents: Mapping[str, Any], where: str) -> Description:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.caption_cleaning import cleaned
 from gen.modalities.checkpoints.options import class_number, require_multiple
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.load.locate import quiet, readable
@@ -41,7 +43,6 @@ SAMPLING = {
     "c2i": {"guidance_scale": 4.0, "top_k": 2000},
     "t2i": {"guidance_scale": 7.5, "top_k": 1000},
 }
-SIGNS = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
 
 
 @register("checkpoint", "llamagen")
@@ -78,6 +79,12 @@ class LlamaGenImages(Checkpoint):
         return bool(_candidates(files.path)) or (
             not files.config and not files.has("model_index.json") and _holds_model(files.path)
         )
+
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        weights = Weights(_model_file(files, options.get("ar")))
+        heads = files.config.get("n_head") if options.get("heads") is None else options["heads"]
+        return SAMPLING["c2i" if sizes_of(weights.shapes, heads, files.name).classes else "t2i"]
 
     def __init__(
         self,
@@ -191,14 +198,6 @@ class CaptionEncoder(ConditionEncoder):
             cleaned(caption), truncation=True, max_length=self.most, return_tensors="pt"
         )["input_ids"]
         return {"features": self.model(input_ids=ids.to(self.model.device)).last_hidden_state[0]}
-
-
-def cleaned(caption: str) -> str:
-    """Normalise a caption as in training: lower case, no signs such as ``#``, no brackets.
-
-    Training also removed web addresses, file names and article numbers; they are left alone here.
-    """
-    return " ".join(SIGNS.sub(" ", caption.lower()).split())
 
 
 def _holds_model(path: Path) -> bool:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
@@ -78,6 +79,12 @@ class MARImages(Checkpoint):
             )
         return files.has(WEIGHTS) and not files.has("config.json", "model_index.json")
 
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        weights = _weights(files, options.get("ema", True))
+        config = MARConfig.of(weights.shapes, options.get("heads"))
+        return {"guidance_scale": GUIDANCE.get(config.decoder[0], GUIDANCE[768])}
+
     def __init__(
         self,
         files: CheckpointFiles,
@@ -93,8 +100,7 @@ class MARImages(Checkpoint):
         ema: bool = True,
     ):
         require_one_device(files, load)
-        file = files.path if files.path.is_file() else files.file(WEIGHTS)
-        weights = Weights(file, "model_ema" if ema and _averaged(file) else None)
+        weights = _weights(files, ema)
         config = MARConfig.of(
             weights.shapes,
             heads,
@@ -181,6 +187,12 @@ def autoencoder(
     if patch > 1:
         model.register_to_config(patch_size=patch)
     return KL(model)
+
+
+def _weights(files: CheckpointFiles, ema: bool) -> Weights:
+    """Return the weights of a checkpoint, the averaged ones where ``ema`` and the file say so."""
+    file = files.path if files.path.is_file() else files.file(WEIGHTS)
+    return Weights(file, "model_ema" if ema and _averaged(file) else None)
 
 
 def _averaged(file: Path) -> bool:

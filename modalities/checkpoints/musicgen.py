@@ -14,6 +14,7 @@ guidance attends to zeros.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -136,6 +137,12 @@ class MusicGen(Checkpoint):
     def matches(cls, files: CheckpointFiles) -> bool:
         return files.model_type == "musicgen"
 
+    @classmethod
+    def sampling_of(cls, files: CheckpointFiles, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        guidance_scale = files.json("generation_config.json").get("guidance_scale")
+        own = {} if guidance_scale is None else {"guidance_scale": float(guidance_scale)}
+        return {**cls.sampling, **own}
+
     def __init__(
         self,
         files: CheckpointFiles,
@@ -179,11 +186,7 @@ class MusicGen(Checkpoint):
         self.modality = Music(self)
         token_space = space(self.layout, codebook=self.modality.codebook(self.frontend))
         self.binding = Binding(token_space, self._prompt, self._prompt(UNCONDITIONAL))
-        guidance_scale = files.json("generation_config.json").get("guidance_scale")
-        self.sampling = {
-            **type(self).sampling,
-            **({} if guidance_scale is None else {"guidance_scale": float(guidance_scale)}),
-        }
+        self.sampling = self.sampling_of(files, {})
 
     def _require_decoder(self, name: str) -> None:
         """Check that the decoder starts with the pad and writes the codes of its codec.

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
 from gen.core.rng import CounterRNG, item_key
+from gen.core.sampler import SamplerSpec
 from gen.core.sampling_params import SamplingOptions
 from gen.media.motion.skeleton import Motion
 from gen.modalities.motion.modality import ANYTHING
 from gen.pipeline.lengths import without_eos
-from gen.pipeline.pipeline import Pipeline, SamplerSpec
+from gen.pipeline.pipeline import Pipeline
 
 
 def sequence(
@@ -55,7 +56,7 @@ def sequence(
             "the sampler decodes no canvas, which a motion from several prompts needs;"
             " expected a masked sampler such as 'maskgit'"
         )
-    name = pipe.model_name(resolved)
+    name = pipe.model_name(sampler)
     items = pipe.plan(list(prompts), 1, seed)
     out = pipe.generate(items, sampler, sampling)
     _, binding, frontend = pipe.bound(name)

@@ -52,6 +52,7 @@ class TextModality(GridModality):
     }
     frontends = {"codes": "text-words"}
     default_sampling = {"temperature": 1.0}
+    default_samplers = GridModality.default_samplers | {"masked": "fast_dllm"}
     slots = POSITIONS
     words = 1 + len(text_tasks.WORDS)
     unconditional = [NOTHING] * POSITIONS

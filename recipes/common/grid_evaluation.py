@@ -19,6 +19,8 @@ from gen.contracts.frontend import StreamingFrontend
 from gen.core.registry import registry
 from gen.pipeline.pipeline import Pipeline
 
+CARD_HEAD = "---\nlicense: apache-2.0\ntags: [gen]\n---\n\n"  # of a model card
+
 
 @dataclass(frozen=True)
 class World:
@@ -130,7 +132,7 @@ def sampler_figures(
         if name in world.quarter and len(conditions) < 4:
             continue
         asked = few(conditions) if name in world.quarter else conditions
-        out = made([str(c) for c in asked], sampler, batch_size=batch)
+        out = made([str(c) for c in asked], sampler, seed=0, batch_size=batch)
         verdicts = world.check_many(out.media, asked)
         nfe = [s.nfe for s in out.stats]
         rows[name] = {
@@ -158,7 +160,9 @@ def identity_figures(world: World, zoo: Path, conditions: list, log=print, batch
     autoregression, and its forward passes.
     """
     double, prompts = pipe(world, zoo, "causal", "float64"), [str(c) for c in conditions]
-    jacobi, reference = (double(prompts, world.causal[s], batch_size=batch) for s in IDENTICAL)
+    jacobi, reference = (
+        double(prompts, world.causal[s], seed=0, batch_size=batch) for s in IDENTICAL
+    )
     nfe = [s.nfe for s in jacobi.stats]
     figures = {
         "same_as_autoregressive_float64": (
@@ -213,12 +217,14 @@ def streaming_figures(world: World, zoo: Path, conditions: list, log=print) -> d
         shares, same = [], []
         for condition in conditions:
             began, parts, times = time.perf_counter(), [], []
-            for chunk in made.stream(str(condition), samplers[name]):
+            for chunk in made.stream(str(condition), samplers[name], seed=0):
                 parts.append(chunk.media)
                 times.append(time.perf_counter() - began)
             shares.append(times[0] / (time.perf_counter() - began))
             same.append(
-                np.array_equal(np.concatenate(parts), made(str(condition), samplers[name]).media[0])
+                np.array_equal(
+                    np.concatenate(parts), made(str(condition), samplers[name], seed=0).media[0]
+                )
             )
         figures[name] = {
             "first_chunk_at_share_of_time": statistics.median(shares),
@@ -248,7 +254,7 @@ def write_cards(world: World, zoo: Path, result: dict) -> None:
         " parameters.\n\n"
     )
     for folder, text in ((f, t) for f, t in world.about.items() if (zoo / f).is_dir()):
-        body = f"---\ntags: [gen]\n---\n\n# {folder}\n\n{text}\n{made}"
+        body = f"{CARD_HEAD}# {folder}\n\n{text}\n{made}"
         names = [
             n
             for p in PROTOCOLS

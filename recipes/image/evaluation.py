@@ -17,6 +17,7 @@ import torch
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.checker import check_many
 from gen.pipeline.pipeline import Pipeline
+from gen.recipes.common.grid_evaluation import CARD_HEAD
 from gen.tokenizers.image.vq import VQ
 
 SAMPLING = {"guidance_scale": 2.0, "top_k": 100}
@@ -81,7 +82,7 @@ def sampler_figures(
     rows, reference = {}, None
     for name, sampler in samplers.items():
         out = pipes["masked" if name in MASKED else "causal"](
-            prompts, sampler, **SAMPLING, batch_size=batch
+            prompts, sampler, **SAMPLING, seed=0, batch_size=batch
         )
         verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
 
@@ -116,7 +117,7 @@ def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch
     double = Pipeline("image", str(zoo / "image-causal"), dtype="float64")
     prompts = [str(c) for c in captions]
     reference, jacobi = (
-        double(prompts, s, **SAMPLING, batch_size=batch)
+        double(prompts, s, **SAMPLING, seed=0, batch_size=batch)
         for s in ("autoregressive", CAUSAL["gumbel"])
     )
     nfe = [s.nfe for s in jacobi.stats]
@@ -162,7 +163,6 @@ def frontend_figures(frontend, images: int) -> dict:
 def write_cards(zoo: Path, result: dict) -> None:
     """Write a README.md into each model's folder."""
     f, rows = result["frontend"], result["samplers"]
-    head = "---\ntags: [gen]\n---\n\n"
     made = (
         "Trained from scratch on synthetic images (`modalities/image/captions.py`),"
         " with\n`python -m gen.recipes.image all --work DIR`. No other data were used.\n"
@@ -183,19 +183,19 @@ def write_cards(zoo: Path, result: dict) -> None:
         " top-k 100.\n\n"
     )
     (zoo / "image-vq" / "README.md").write_text(
-        f"{head}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB images to 16x16 codes of"
+        f"{CARD_HEAD}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB images to 16x16 codes of"
         f" {result['codes']}.\n{made}\nPSNR of held-out images {f['psnr_mean']:.1f} dB (worst"
         f" {f['psnr_min']:.1f}); the pixel checker passes the caption"
         f" in\n{f['checker_on_real']:.3f} of the images and {f['checker_on_reconstructions']:.3f}"
         " of their reconstructions.\n"
     )
     (zoo / "image-draft" / "README.md").write_text(
-        f"{head}# image-draft\n\nThe architecture of `image-causal`, smaller: it drafts for it in"
-        f" speculative decoding. {made}"
+        f"{CARD_HEAD}# image-draft\n\nThe architecture of `image-causal`, smaller: it drafts for it"
+        f" in speculative decoding. {made}"
     )
     for kind, names in (("causal", CAUSAL), ("masked", MASKED)):
         (zoo / f"image-{kind}" / "README.md").write_text(
-            f"{head}# image-{kind}\n\nA small Llama with row and column embeddings"
+            f"{CARD_HEAD}# image-{kind}\n\nA small Llama with row and column embeddings"
             " (`gen/models/nets/grid.py`): eight caption slots, then 256 codes of\n`image-vq`,"
             f" {'left to right' if kind == 'causal' else 'any of them masked'}."
             f" {made}\n{about}{table}{''.join(map(line, names))}"

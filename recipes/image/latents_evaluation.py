@@ -16,6 +16,7 @@ import torch
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.checker import check_many
 from gen.pipeline.pipeline import Pipeline
+from gen.recipes.common.grid_evaluation import CARD_HEAD
 from gen.recipes.image.evaluation import frontend_figures, mean
 from gen.tokenizers.image.kl import KL
 
@@ -64,7 +65,7 @@ def sampler_figures(
         spec = {"name": sampler} if isinstance(sampler, str) else sampler
         if spec["name"] in ("cspd", "continuous_speculative"):
             sampler = {**spec, "draft_model": str(zoo / "image-causal-latents-draft")}
-        out = pipe(prompts, sampler, **SAMPLING, batch_size=batch)
+        out = pipe(prompts, sampler, **SAMPLING, seed=0, batch_size=batch)
         pixels = np.stack([np.asarray(m) for m in out.media])
         verdicts = check_many(pixels, captions)
         nfe, drafts = (
@@ -107,7 +108,6 @@ def write_figures(zoo: Path, result: dict) -> None:
     """Write the figures and the model cards."""
     (zoo / "evaluation-latents.json").write_text(json.dumps(result, indent=1) + "\n")
     f, rows = result["frontend"], result["samplers"]
-    head = "---\ntags: [gen]\n---\n\n"
     made = (
         "Trained from scratch on synthetic images (`modalities/image/captions.py`),"
         " with\n`python -m gen.recipes.image.latents all --work DIR`. No other data were used.\n"
@@ -128,7 +128,7 @@ def write_figures(zoo: Path, result: dict) -> None:
         " 2.\n\n"
     )
     (zoo / "image-kl" / "README.md").write_text(
-        f"{head}# image-kl\n\n`diffusers.AutoencoderKL`: 64x64 RGB images to 8x8"
+        f"{CARD_HEAD}# image-kl\n\n`diffusers.AutoencoderKL`: 64x64 RGB images to 8x8"
         f" latents.\n{made}\nPSNR of held-out images {f['psnr_mean']:.1f} dB (worst"
         f" {f['psnr_min']:.1f}); the pixel checker passes the caption"
         f" in\n{f['checker_on_real']:.3f} of the images and {f['checker_on_reconstructions']:.3f}"
@@ -149,5 +149,5 @@ def write_figures(zoo: Path, result: dict) -> None:
     ):
         figures = f"\n{about}{table}{''.join(map(line, names))}" if names else ""
         (zoo / folder / "README.md").write_text(
-            f"{head}# {folder}\n\n{kind}, {what}. {made}{figures}"
+            f"{CARD_HEAD}# {folder}\n\n{kind}, {what}. {made}{figures}"
         )

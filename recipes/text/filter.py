@@ -36,6 +36,7 @@ from gen.core.rng import RNG, CounterRNG
 from gen.modalities.text import tasks as text_tasks
 from gen.modalities.text.modality import POSITIONS
 from gen.pipeline.pipeline import Pipeline
+from gen.recipes.common.grid_evaluation import CARD_HEAD
 from gen.recipes.common.recipe import Recipe
 from gen.recipes.common.train import TrainConfig, fit_average
 from gen.recipes.text.data import drawn
@@ -197,7 +198,7 @@ def decoding(
     reference: list[str] = []
     for name, spec in DECODERS.items():
         spec = {**spec, "filter": str(filter)} if name.startswith("learn2pd") else spec
-        out = pipe([str(t) for t in tasks], spec, batch_size=plan.rows)
+        out = pipe([str(t) for t in tasks], spec, seed=0, batch_size=plan.rows)
         reference = reference or out.media
         rows[name] = {
             "passed": statistics.mean(
@@ -221,7 +222,7 @@ def card(
         for name, row in rows.items()
     )
     return (
-        f"---\ntags: [gen]\n---\n\n# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for"
+        f"{CARD_HEAD}# {FILTER}\n\nA filter of Learn2PD (arXiv 2509.25188) for"
         f" `{MODEL}`, of {parameters} parameters.\nIt predicts which proposals one position per"
         " pass would keep. Trained from scratch on that model's own decoding, with\n`python -m"
         " gen.recipes.text.filter all --work DIR --zoo DIR`. No other data were used.\n\n"

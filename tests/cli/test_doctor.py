@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -48,12 +49,44 @@ def test_doctor_tells_an_absent_package_from_a_broken_one(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "found, wanted, fit",
     [
-        ("2.13.0+cpu", ">=2.11,<2.14", True),
-        ("2.14.0", ">=2.11,<2.14", False),
+        ("2.13.0+cpu", ">=2.11", True),
         ("2.9", ">=2.11", False),
-        ("5.0", "", True),
         ("10.0", ">=9", True),
+        ("2.15.0.dev20261101", ">=2.11", True),
+        ("2.11.0rc1", ">=2.11", False),
+        ("3.0", ">=2.11,!=3.0", False),
     ],
 )
-def test_versions_are_compared_as_numbers(found, wanted, fit):
-    assert doctor.fits(found, wanted) is fit
+def test_versions_are_compared_as_packaging_compares_them(monkeypatch, found, wanted, fit):
+    lines = [f"torch{wanted}", 'av>=14; extra == "video"']
+    monkeypatch.setattr(doctor, "requires", lambda _: lines)
+    monkeypatch.setattr(doctor, "installed", lambda name: found if name == "torch" else None)
+    problems: list[str] = []
+    assert list(doctor._packages(problems)) == ["torch"]
+    assert (problems == []) is fit, problems
+
+
+def test_a_copy_that_was_never_installed_is_told_from_a_missing_package(monkeypatch):
+    def unknown(_):
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(doctor, "requires", unknown)
+    problems: list[str] = []
+    assert doctor._packages(problems) == {} and "gen is not installed" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "state, resamples, said",
+    [
+        ("works", True, None),
+        ("absent", False, "are refused: pip install"),
+        ("present but its extension cannot load (x)", True, "gen uses its Python part"),
+        ("present but its extension cannot load (x)", False, "are refused"),
+    ],
+)
+def test_doctor_says_what_torchaudio_can_do(monkeypatch, state, resamples, said):
+    monkeypatch.setattr(doctor, "try_import", lambda name: state)
+    monkeypatch.setattr(doctor, "_runs", lambda code: resamples)
+    notes: list[str] = []
+    assert doctor._torchaudio(notes) == state
+    assert notes == [] if said is None else said in notes[0]

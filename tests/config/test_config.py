@@ -327,8 +327,8 @@ def test_resolved_yaml_loads_to_the_same_job(tmp_path):
         "trace=4",
         "name=n",
         "sampler.window=16",
-        "sampling.top_k=0",
-        "sampling.guidance_scale=1.0",
+        "sampling.top_p=1",
+        "sampling.min_p=0.0",
     ],
 )
 def test_the_fingerprint_ignores_where_and_in_which_batches_and_what_is_default_anyway(override):

@@ -14,11 +14,11 @@ from toyjob import PROMPTS, Pipe, Toy, leftovers, run
 
 from gen.__main__ import main
 from gen.config.job import make_job
+from gen.contracts.protocol import protocols_of
 from gen.core.edit_spec import EDIT_FIELDS, MEDIA, EditSpec
 from gen.core.errors import GenError
 from gen.core.sampler import resolve_sampler
 from gen.media.npz import read_npz, write_npz
-from gen.pipeline.models import model_protocols
 from gen.pipeline.pipeline import Pipeline
 from gen.store.ledger import Journal, read_rows
 
@@ -346,7 +346,7 @@ def test_a_page_shows_the_further_file_that_can_be_seen(tmp_path):
 )
 def test_a_model_serves_the_samplers_that_its_config_says(config, served, refused, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gen_grid_llama", **config}))
-    assert model_protocols(tmp_path) == tuple(served)
+    assert protocols_of(tmp_path) == tuple(served)
     pipe = Pipeline("video", tmp_path)
     for name in served.values():
         assert pipe.model_name(resolve_sampler(name)[0]) == str(tmp_path)

@@ -13,7 +13,7 @@ from gen.config.job import make_job
 from gen.core.errors import GenError
 from gen.jobs.progress.report import Silent
 from gen.jobs.run import run_job
-from gen.jobs.types import BatchSizes
+from gen.pipeline.memory import BatchSizes
 from gen.store.ledger import read_rows
 
 pytestmark = pytest.mark.usefixtures("toy")

@@ -279,16 +279,16 @@ def test_the_note_of_a_stranger_is_kept_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "use"),
+    ("module", "package", "use"),
     [
-        ("soundfile", lambda p: read_wav(p, RATE)),
-        ("av", read_video),
-        ("soundfile", lambda p: write_wav(p, wave(), RATE)),
+        ("soundfile", "soundfile", lambda p: read_wav(p, RATE)),
+        ("av", '"gen-toolkit[video]"', read_video),
+        ("soundfile", "soundfile", lambda p: write_wav(p, wave(), RATE)),
     ],
 )
-def test_a_missing_package_is_named(tmp_path, monkeypatch, module, use):
+def test_a_missing_package_is_named(tmp_path, monkeypatch, module, package, use):
     monkeypatch.setitem(sys.modules, module, None)
-    refused(lambda: use(tmp_path / "a"), f"pip install {module}")
+    refused(lambda: use(tmp_path / "a"), f"needs the package {module}", f"pip install {package}")
 
 
 # --- Spectrograms

@@ -1,20 +1,29 @@
 """gen, diffusers and transformers import with torchaudio absent, working, or unable to load its
 extension."""
 
+import ast
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
+ROOMS = ("gen", "samplers", "tokenizers", "modalities", "recipes")
+IMPORT = (ast.Import, ast.ImportFrom)
+RESAMPLE = "(waveform, rate, target):\n    return waveform[:, :: rate // target]"
 IMPORTS = """
+finders = list(sys.meta_path)
 import gen
 assert sys.modules.get("torchaudio") is None, "import gen must not import torchaudio"
-from diffusers import VQModel
+assert sys.meta_path == finders, "import gen must install no import hook"
+from gen.models.load.libraries import diffusers
+diffusers().VQModel
 import transformers.audio_utils
+assert not any("gen" in type(f).__module__ for f in sys.meta_path), "the hook stays"
 """
 PACKAGE = """
 from . import _extension
@@ -112,6 +121,62 @@ except RuntimeError as error:
             aligned.startswith("forced_align needs torchaudio's extension")
             and "_torchaudio.abi3.so" in aligned
         )
+
+
+def test_every_package_that_imports_transformers_or_diffusers_looks_after_torchaudio_first():
+    found = []
+    for path in (p for room in ROOMS for p in sorted((ROOT / room).rglob("*.py"))):
+        if path.is_symlink() or (ROOT / "gen" / path.relative_to(ROOT).parts[1]).is_symlink():
+            continue
+        imports = [n for n in ast.parse(path.read_text()).body if isinstance(n, IMPORT)]
+        names = [n.module for n in imports if isinstance(n, ast.ImportFrom)]
+        names += [a.name for n in imports if isinstance(n, ast.Import) for a in n.names]
+        if any(str(n).partition(".")[0] in ("transformers", "diffusers") for n in names):
+            found.append(path)
+            inits = [p / "__init__.py" for p in path.parents if p.is_relative_to(ROOT)]
+            said = [i.read_text() for i in inits if i.is_file()]
+            assert any("torchaudio_compat.ensure()" in text for text in said), path
+
+    assert len(found) > 20
+
+
+def test_a_sound_in_another_rate_is_resampled_or_refused(tmp_path):
+    """With the package of the tests, which drops every other sample, and without torchaudio."""
+    code = """
+import numpy as np
+from gen.media.audio import read_wav, write_wav
+wave = np.linspace(-0.5, 0.5, 64)
+write_wav("a.wav", wave, 16000)
+assert np.allclose(read_wav("a.wav", 16000), wave, atol=1e-4)
+try:
+    slow = read_wav("a.wav", 8000)
+    assert np.allclose(slow, wave[::2], atol=1e-4) and slow.dtype == np.float32
+    print("resampled")
+except Exception as error:
+    print(error)
+"""
+    functional = FUNCTIONAL.replace("(waveform):\n    return waveform[::2]", RESAMPLE)
+    assert functional != FUNCTIONAL
+    folder = install(tmp_path, BROKEN)
+    (folder / "torchaudio" / "functional.py").write_text(functional)
+    done = python(f"import os; os.chdir({str(tmp_path)!r})\n{code}", folder)
+    assert done.stdout.strip() == "resampled", done.stdout + done.stderr
+    absent = "import os; sys.modules['torchaudio'] = None\n"
+    done = python(f"{absent}os.chdir({str(tmp_path)!r})\n{code}")
+    assert "has 16000 samples per second; expected 8000" in done.stdout
+    assert 'pip install "gen-toolkit[audio]"' in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(find_spec("torchaudio") is None, reason="torchaudio is not installed")
+def test_a_resampled_sine_is_the_sine_in_the_other_rate():
+    from gen.media.resample import resample
+
+    def sine(rate):
+        return np.sin(2 * np.pi * 440 * np.arange(rate // 4) / rate)[:, None]
+
+    for rate, other in ((16000, 24000), (24000, 16000), (44100, 16000)):
+        error = resample(sine(rate), rate, other)[200:-200] - sine(other)[200:-200]
+        assert np.abs(error).max() < 2e-3
 
 
 def test_broken_without_gen(tmp_path):

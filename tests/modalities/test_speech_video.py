@@ -4,6 +4,7 @@ what is refused."""
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -227,8 +228,10 @@ def test_what_is_continued_after_its_own_tokens_is_the_same_again(
     )
 
 
-def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp_path):
+def test_prefixes_that_are_no_good_are_refused_with_what_was_expected(pipes, tmp_path, monkeypatch):
     import soundfile
+
+    monkeypatch.setitem(sys.modules, "torchaudio", None)  # it would resample
 
     speech, video = (lambda p, n=name: pipes[n](PROMPTS[n][0], prefix=p) for name in PROMPTS)
     wave, clip = medium("speech"), medium("video")

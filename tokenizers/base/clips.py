@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from gen.contracts.frontend import TokenFrontend
@@ -80,20 +81,14 @@ class Clips(TokenFrontend):
                 f"the clip is an array of {frames.dtype} {frames.shape}; expected uint8 [F, h,"
                 " w, 3]"
             )
-        x = torch.from_numpy(frames.copy()).permute(0, 3, 1, 2)
+        x = rearrange(torch.from_numpy(frames.copy()), "f h w c -> f c h w")
         self._require_whole(x)
         return x.to(self.model.device, self.model.dtype) / 127.5 - 1
 
     def postprocess(self, x: Tensor) -> np.ndarray:
         """Convert frames [F, 3, h, w] in [-1, 1] to uint8 [F, h, w, 3]."""
-        return (
-            ((x.float().clamp(-1, 1) + 1) * 127.5)
-            .round()
-            .to(torch.uint8)
-            .permute(0, 2, 3, 1)
-            .cpu()
-            .numpy()
-        )
+        pixels = ((x.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+        return rearrange(pixels, "f c h w -> f h w c").cpu().numpy()
 
     def _require_whole(self, x: Tensor) -> None:
         """Raise ``GenError`` unless ``x`` [..., F, 3, h, w] is a whole number of codes."""

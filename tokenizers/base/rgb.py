@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 import torch
+from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
@@ -60,10 +61,10 @@ class RGB(TokenFrontend):
                 f"the image has shape {array.shape}; expected RGB with sides divisible by"
                 f" {self.config.compression[0]}"
             )
-        x = torch.from_numpy(array.copy()).permute(2, 0, 1)
+        x = rearrange(torch.from_numpy(array.copy()), "h w c -> c h w")
         return x.to(self.model.device, self.model.dtype) / 127.5 - 1
 
     def postprocess(self, x: Tensor) -> Image.Image:
         """Convert an image [3, h, w] in [-1, 1] to a Pillow image."""
         pixels = ((x.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        return Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        return Image.fromarray(rearrange(pixels, "c h w -> h w c").numpy())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
@@ -112,9 +113,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
-        q, k, v = (part(h).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (rearrange(part(h), "b c h w -> b (h w) c") for part in (self.q, self.k, self.v))
         out = F.scaled_dot_product_attention(q, k, v)
-        return x + self.proj_out(out.transpose(1, 2).view_as(x))
+        return x + self.proj_out(rearrange(out, "b (h w) c -> b c h w", h=x.shape[-2]))
 
 
 class Down(nn.Module):
@@ -256,11 +257,13 @@ class LlamaGenVQModel(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Encode images [B, 3, h, w] to codes int64 [B, H, W]."""
-        z = F.normalize(self.quant_conv(self.encoder(x)), dim=1).permute(0, 2, 3, 1)
+        z = F.normalize(self.quant_conv(self.encoder(x)), dim=1)
         table = self.quantize.vectors.T
         # one image at a time: the scores of all codes at all positions are large
-        return torch.stack([(image @ table).argmax(-1) for image in z])
+        images = rearrange(z, "b c h w -> b h w c")
+        return torch.stack([(image @ table).argmax(-1) for image in images])
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes int64 [B, H, W] to images [B, 3, h, w]."""
-        return self.decoder(self.post_quant_conv(self.quantize.vectors[codes].permute(0, 3, 1, 2)))
+        vectors = rearrange(self.quantize.vectors[codes], "b h w c -> b c h w")
+        return self.decoder(self.post_quant_conv(vectors))

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from gen.core.errors import GenError
@@ -172,9 +173,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, vectors: Tensor | None) -> Tensor:
         h = self.norm(x, vectors)
-        q, k, v = (part(h).flatten(2).transpose(1, 2)[:, None] for part in (self.q, self.k, self.v))
-        out = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2)
-        return x + self.proj_out(out.unflatten(2, x.shape[-2:]))
+        q, k, v = (
+            rearrange(part(h), "b c h w -> b 1 (h w) c") for part in (self.q, self.k, self.v)
+        )
+        out = F.scaled_dot_product_attention(q, k, v)
+        return x + self.proj_out(rearrange(out, "b 1 (h w) c -> b c h w", h=x.shape[-2]))
 
 
 class Resize(nn.Module):
@@ -304,12 +307,12 @@ class TamingVQ(nn.Module):
     def encode(self, x: Tensor) -> Tensor:
         """Encode images [B, 3, h, w] to codes int64 [B, H, W] of the nearest vectors."""
         latents = self.quant_conv(self.encoder(x))
-        rows = latents.permute(0, 2, 3, 1).reshape(-1, latents.shape[1])
+        rows = rearrange(latents, "b c h w -> (b h w) c")
         table = self.codebook
         near = [(table.square().sum(1) - 2 * part @ table.T).argmin(1) for part in rows.split(ROWS)]
         return torch.cat(near).view(len(x), *latents.shape[-2:])
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes int64 [B, H, W] to images [B, 3, h, w]."""
-        vectors = self.codebook[codes].permute(0, 3, 1, 2)
+        vectors = rearrange(self.codebook[codes], "b h w c -> b c h w")
         return self.decoder(self.post_quant_conv(vectors), vectors)

@@ -8,6 +8,7 @@ are flat over the batch, and ``decode`` quantises again by default.
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from gen.contracts.frontend import FrontendConfig
@@ -59,6 +60,5 @@ class VQ(RGB):
         shape = (len(codes), *codes.shape[2:], table.shape[1])
         if self.model.config.lookup_from_codebook:
             return self.model.decode(codes.flatten(), force_not_quantize=True, shape=shape).sample
-        return self.model.decode(
-            table[codes[:, 0]].permute(0, 3, 1, 2), force_not_quantize=True
-        ).sample
+        latents = rearrange(table[codes[:, 0]], "b h w c -> b c h w")
+        return self.model.decode(latents, force_not_quantize=True).sample

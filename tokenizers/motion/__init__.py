@@ -1,1 +1,5 @@
 """Motion tokenizers."""
+
+from gen.media import torchaudio_compat
+
+torchaudio_compat.ensure()  # before transformers or diffusers are imported

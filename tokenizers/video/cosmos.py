@@ -12,6 +12,7 @@ Cosmos cannot be streamed: attention of its decoder reaches back to the first sl
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from gen.contracts.frontend import FrontendConfig
@@ -76,7 +77,7 @@ class Cosmos(Clips):
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
         self._require_whole(x)
-        z = self.model.encode(x.transpose(1, 2)).latent_dist.mode()
+        z = self.model.encode(rearrange(x, "b f c h w -> b c f h w")).latent_dist.mode()
         mean, std = self._scale(z)
         return (z - mean) / std
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from gen.contracts.frontend import FrontendConfig, require_codes
@@ -54,7 +55,8 @@ class VideoVQ(Codec):
                 f"the clip is {frames.shape[:3]}; expected multiples of {self.config.compression}"
                 " (frames, height, width)"
             )
-        return self._like_model(torch.from_numpy(frames.copy()).permute(0, 3, 1, 2)) / 127.5 - 1
+        x = rearrange(torch.from_numpy(frames.copy()), "f h w c -> f c h w")
+        return self._like_model(x) / 127.5 - 1
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
@@ -74,12 +76,11 @@ class VideoVQ(Codec):
         frame by frame.
         """
         begin = max(0, first - self.context)
-        z = self.model.quantize.embedding(codes[:, 0, begin : first + self.chunk]).permute(
-            0, 4, 1, 2, 3
-        )
+        vectors = self.model.quantize.embedding(codes[:, 0, begin : first + self.chunk])
+        z = rearrange(vectors, "b t h w c -> b c t h w")
 
         def frames_first(x):
-            return x.permute(0, 2, 1, 3, 4)
+            return rearrange(x, "b c t h w -> b t c h w")
 
         context_frames = (first - begin) * self.config.compression[0]
         drop_context = self.model.decoder.time_conv[-1].register_forward_hook(
@@ -93,14 +94,8 @@ class VideoVQ(Codec):
 
     def postprocess(self, x: Tensor) -> np.ndarray:
         """Convert frames [F, 3, h, w] in [-1, 1] to uint8 [F, h, w, 3]."""
-        return (
-            ((x.float().clamp(-1, 1) + 1) * 127.5)
-            .round()
-            .to(torch.uint8)
-            .permute(0, 2, 3, 1)
-            .cpu()
-            .numpy()
-        )
+        pixels = ((x.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+        return rearrange(pixels, "f c h w -> f h w c").cpu().numpy()
 
     @property
     def codebooks(self) -> list[Tensor]:

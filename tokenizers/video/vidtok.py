@@ -16,6 +16,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from gen.contracts.frontend import FrontendConfig, require_codes
@@ -66,7 +67,7 @@ class VidTok(Clips):
     def encode(self, x: Tensor) -> Tensor:
         self._require_whole(x)
         first = x[:, :1].expand(-1, self.config.compression[0] - 1, -1, -1, -1)
-        z, _ = self.model.encode(torch.cat([first, x], 1).transpose(1, 2))
+        z, _ = self.model.encode(rearrange(torch.cat([first, x], 1), "b f c h w -> b c f h w"))
         self._clear_caches()
         half = self.levels._levels // 2
         level = (z.movedim(1, -1).double() * half + half).round().long()
@@ -75,9 +76,11 @@ class VidTok(Clips):
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         require_codes(codes, self.config)
-        x = self.model.decode(self._table[codes[:, 0]].movedim(-1, 1).contiguous())
+        x = self.model.decode(
+            rearrange(self._table[codes[:, 0]], "b t h w c -> b c t h w").contiguous()
+        )
         self._clear_caches()
-        return x.transpose(1, 2)
+        return rearrange(x, "b c f h w -> b f c h w")
 
     def _clear_caches(self) -> None:
         """Free the inputs that convolutions keep; every call starts without them anyway."""

@@ -21,5 +21,7 @@ LISTINGS = {
 def add_ls(commands: Commands) -> None:
     """Add the command ``ls``."""
     parser = add_command(commands, "ls", "gen.cli.ls:ls", "list what there is")
-    parser.add_argument("kind", metavar="KIND", choices=LISTINGS, help=" | ".join(LISTINGS))
+    parser.add_argument(
+        "kind", metavar="KIND", nargs="?", choices=list(LISTINGS), help=" | ".join(LISTINGS)
+    )
     add_json_flag(parser)

@@ -14,7 +14,7 @@ def modalities() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "files": cls.extension,
+            "files": list(dict.fromkeys((cls.extension, *cls.formats))),
             "default_sampling": dict(cls.default_sampling),
             "about": first_line(cls),
         }

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gen.core.clock import SteadyClock
+from gen.core.tables import plural
 
 
 class Silent:
@@ -146,7 +147,7 @@ class Lines(Tally):
     def start(self, total: int, done: int = 0, unit: str = "item") -> None:
         super().start(total, done, unit)
         self.said, self.told = self.began, 0
-        self.note(f"{total} {unit}s" + (f", {done} done already" if done else ""))
+        self.note(plural(total, unit) + (f", {done} done already" if done else ""))
 
     def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
         super().items(count, failed=failed, nfe=nfe)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from gen.models.load.locate import config_field
+from gen.models.load.transformers_compat import attention_implementation
 from gen.models.nets.grid import GridLlamaForCausalLM
 
 GRAPHS = 64  # of all models of a process, up to four for each
@@ -220,7 +221,7 @@ def _is_plain(model: nn.Module) -> bool:
         not config.mlp_bias,
         config_field(config, "pretraining_tp", 1) == 1,
         config.rope_parameters.get("rope_type", "default") == "default",
-        config._attn_implementation in ("sdpa", "eager", None),
+        attention_implementation(config) in ("sdpa", "eager", None),
     )
     layers = (m for m in model.modules() if type(m) is not nn.Linear and hasattr(m, "in_features"))
     hooked = (

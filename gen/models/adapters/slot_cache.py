@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from gen.models.adapters.protocols import ModelCache
+from gen.models.load.transformers_compat import Cache, CacheLayerMixin
 
 
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,11 +1,16 @@
 """Libraries that take seconds to import, each imported when it is first needed.
 
-Resolving a name or listing what there is needs none of them.
+Resolving a name or listing what there is needs none of them. Their loaders change settings of the
+whole process for a moment (initialisers, the default dtype, verbosity), so everything that loads
+holds ``LOADING``: of two threads, the second would build its model with the settings of the first.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+
+LOADING = threading.RLock()
 
 
 def transformers() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from gen.core.errors import GenError, unknown
+from gen.core.errors import GenError, bad_type, unknown
 from gen.models.load.libraries import diffusers, transformers
 
 ZOO = Path(__file__).parents[2] / "zoo"
@@ -22,6 +23,17 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+# spellings of other tools
+DTYPE_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
+}
+AUTO = "auto"
 
 
 def zoo() -> dict[str, Path]:
@@ -109,12 +121,19 @@ def quiet():
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device of a name. Raises ``GenError`` if it does not exist; there is no
-    fallback."""
+    """Return the device of a name; ``auto`` is the first CUDA device, or else the CPU.
+
+    Raises:
+        GenError: the device does not exist; there is no fallback.
+    """
+    if not isinstance(device, (str, torch.device)):
+        raise bad_type("device", device, "a name such as 'auto', 'cpu' or 'cuda:0'")
+    if device == AUTO:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         picked = torch.device(device)
     except RuntimeError:
-        raise unknown("device", device, ["cpu", "cuda", "cuda:0", "mps"]) from None
+        raise unknown("device", device, [AUTO, "cpu", "cuda", "cuda:0", "mps"]) from None
     if picked.type == "cuda" and (
         not torch.cuda.is_available() or (picked.index or 0) >= torch.cuda.device_count()
     ):
@@ -127,10 +146,35 @@ def pick_device(device: str | torch.device) -> torch.device:
     return picked
 
 
+def dtype_name(dtype: str) -> str:
+    """Return torch's name of a dtype that may be spelled ``bf16``, ``fp32`` and so on."""
+    return DTYPE_NAMES.get(dtype, dtype)
+
+
 def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """Return the dtype of a name. Raises ``GenError`` naming the nearest one."""
+    """Return the dtype of a name.
+
+    Raises:
+        GenError: the name is unknown, or models cannot compute in the dtype.
+    """
     if isinstance(dtype, torch.dtype):
+        if dtype not in DTYPES.values():
+            raise unknown("dtype", str(dtype).removeprefix("torch."), DTYPES)
         return dtype
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    return DTYPES[dtype]
+    if not isinstance(dtype, str):
+        raise bad_type("dtype", dtype, f"one of {', '.join(DTYPES)}")
+    if dtype_name(dtype) not in DTYPES:
+        raise unknown("dtype", dtype, [AUTO, *DTYPES, *DTYPE_NAMES])
+    return DTYPES[dtype_name(dtype)]
+
+
+def stored_dtype(config: Mapping[str, Any], device: torch.device) -> torch.dtype:
+    """Return the dtype that a published config.json names; float32 where it names none.
+
+    A CPU computes float16 slowly and with few digits, so there it is float32 too.
+    """
+    texts = config.get("text_config") or {}
+    named = (c.get(key) for c in (config, texts) for key in ("dtype", "torch_dtype"))
+    name = next((n for n in named if n), "float32")
+    dtype = DTYPES.get(str(name).removeprefix("torch."), torch.float32)
+    return torch.float32 if dtype == torch.float16 and device.type == "cpu" else dtype

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gen.core.errors import GenError
-from gen.models.load.libraries import transformers
+from gen.models.load.libraries import LOADING, transformers
 from gen.models.load.locate import quiet, readable
 from gen.models.load.weights import require_fit, weight_files
 
@@ -57,7 +57,7 @@ def strictly(cls: Any, path: str | Path, kind: str, name: str | Path = "", **opt
     read, and lists missing, extra and mis-shaped weights.
     """
     name = name or path
-    with readable(kind, name), quiet():
+    with LOADING, readable(kind, name), quiet():
         model, info = cls.from_pretrained(
             path, **options, output_loading_info=True, ignore_mismatched_sizes=True
         )

@@ -301,7 +301,9 @@ def _device_by_key(
 def _solved(model: nn.Module, dtype: torch.dtype, device_map: str | Mapping) -> Mapping:
     if isinstance(device_map, Mapping):
         return device_map
-    whole = getattr(model, "_no_split_modules", None)  # transformers' models have it
+    from gen.models.load.transformers_compat import unsplittable_modules  # imports transformers
+
+    whole = unsplittable_modules(model)
     memory = (
         None
         if device_map == "sequential"

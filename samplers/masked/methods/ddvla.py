@@ -43,7 +43,6 @@ class SecondaryParams(RemaskThresholdParams):
     " Vision-Language-Action Policies",
     about="Discrete Diffusion VLA: confidence order, secondary remasking",
     params={
-        "steps": 12,
         "order": "confidence",
         "schedule": "cosine",
         "remasker": "secondary",

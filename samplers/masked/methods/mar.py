@@ -20,6 +20,7 @@ method(
     title="Autoregressive Image Generation without Vector Quantization",
     about="MAR: latents in random order, cosine schedule",
     params={"steps": 64, "order": "random", "schedule": "cosine"},
+    kinds=("latents",),
     limit=Limit(
         SEQUENTIAL, {"schedule": "linear"}, note="`schedule: linear`, as many `steps` as positions"
     ),

@@ -27,7 +27,7 @@ from gen.core.method import SEQUENTIAL, Limit, method
 from gen.core.registry import register
 from gen.samplers.masked.step import MaskedStep, lowest
 
-MASKGIT = {"steps": 12, "order": "confidence", "schedule": "cosine"}
+MASKGIT = {"order": "confidence", "schedule": "cosine"}
 
 method(
     "maskgit",

@@ -1,0 +1,196 @@
+"""Defaults of a request: sampler, parameters of the sampler and sampling parameters.
+
+Job files, the command line, the Python API, ``gen bench``, diffusers' call and policies all take
+their defaults from ``Defaults.complete``, so a request means the same at every door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gen.contracts.checkpoint import CheckpointFiles, family_of
+from gen.contracts.modality import Modality
+from gen.contracts.protocol import model_key, protocols_of
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.sampler import (
+    Sampler,
+    SamplerSpec,
+    implied_sampling,
+    parameter_names,
+    preset_of,
+    resolve_sampler,
+    sampler_class,
+    spell,
+    takes_kinds,
+)
+from gen.models.load.locate import model_kind
+
+# sampling parameters that latents have too: nothing ranks them
+OF_LATENTS = ("temperature", "guidance_scale")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Suggestions of a modality, or of one of its models.
+
+    Attributes:
+        modality: name of the modality.
+        models: zoo name of each model of the modality by ``model_key``.
+        samplers: default sampler of each ``model_key``, the preferred protocol first.
+        sampling: sampling parameters of a request that gives none.
+        masked_params: parameters of masked samplers that neither the request nor the preset gives.
+        protocols: protocols of the model that was named; empty where none was.
+        model_kind: ``codes`` or ``latents``, the kind of the model that was named.
+    """
+
+    modality: str
+    models: Mapping[str, str]
+    samplers: Mapping[str, str]
+    sampling: Mapping[str, Any]
+    masked_params: Mapping[str, Any]
+    protocols: tuple[str, ...] = ()
+    model_kind: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        modality: Modality | type[Modality],
+        sampling: Mapping[str, Any],
+        protocols: tuple[str, ...] = (),
+        kind: str | None = None,
+    ) -> Defaults:
+        """Return the defaults of a modality.
+
+        Args:
+            modality: the modality.
+            sampling: default sampling parameters of the model, or else of the modality.
+            protocols: protocols of the model that was named.
+            kind: kind of the model that was named.
+        """
+        return cls(
+            modality.name,
+            modality.models,
+            modality.default_samplers,
+            sampling,
+            modality.masked_params,
+            protocols,
+            kind,
+        )
+
+    @classmethod
+    def named(
+        cls,
+        modality: str,
+        model: str | Path | None = None,
+        options: Mapping[str, Any] | None = None,
+        where: str = "",
+    ) -> Defaults:
+        """Return the defaults of a modality and a model by name; no weights are loaded.
+
+        Args:
+            modality: a registered modality.
+            model: zoo name, folder, file or hub id; None for the modality's own models. One that
+                cannot be found has the modality's defaults.
+            options: options of the model's family.
+            where: file or flag that the names came from, for messages.
+
+        Raises:
+            GenError: the modality is unknown, or no family knows the model's files.
+        """
+        own: type[Modality] = registry.get("modality", modality, where)
+        if model is None:
+            return cls.of(own, own.default_sampling)
+        try:
+            files = CheckpointFiles.find(model)
+        except GenError:  # a loader of the caller's own may know it; any other one refuses it
+            return cls.of(own, own.default_sampling)
+        if files.embedded:
+            return cls.of(own, own.default_sampling, protocols_of(model), model_kind(model))
+        family = family_of(files, modality)
+        said = family.sampling_of(files, options or {})
+        return cls.of(own, said, family.protocols_of(files), family.kind)
+
+    def sampler(self) -> str:
+        """Return the default sampler: the one of the model's protocol and kind.
+
+        Raises:
+            GenError: none is known for the protocol of the model.
+        """
+        kind = self.model_kind or "codes"
+        served = [model_key(p, kind) for p in self.protocols] or list(self.models)
+        for key, name in self.samplers.items():
+            if key in served or not served:
+                return name
+        raise GenError(
+            f"no default sampler is known for the {' and '.join(served)} models of"
+            f" modality {self.modality!r}; expected the name of a sampler"
+        )
+
+    def kind(self, sampler: SamplerSpec) -> str:
+        """Return the kind of token that a sampler decodes here: ``codes`` or ``latents``.
+
+        Where no model was named, it is the first of the sampler's kinds with a model.
+        """
+        if self.model_kind is not None:
+            return self.model_kind
+        protocol, kinds = sampler_class(sampler).protocol, takes_kinds(sampler)
+        return next((k for k in kinds if model_key(protocol, k) in self.models), kinds[0])
+
+    def complete(
+        self, sampler: SamplerSpec | None, sampling: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Complete a request.
+
+        Args:
+            sampler: the sampler as the user wrote it; the default one for None and for parameters
+                without a name.
+            sampling: sampling parameters that the user gave.
+
+        Returns:
+            ``{"name": ..., parameter: value}``, and the sampling parameters of the modality or
+            model under those of the preset under the user's.
+
+        Raises:
+            GenError: an unknown sampler or parameter, or no default sampler.
+        """
+        spec = self.complete_sampler(sampler)
+        usual = dict(self.sampling)
+        if self.kind(spec) == "latents":
+            usual = {k: v for k, v in usual.items() if k in OF_LATENTS}
+        return spec, {**usual, **implied_sampling(spec), **sampling}
+
+    def complete_sampler(self, sampler: SamplerSpec | None) -> dict[str, Any]:
+        """Return a sampler as ``{"name": ..., parameter: value}`` with the modality's parameters.
+
+        Raises:
+            GenError: an unknown sampler or parameter, or no default sampler.
+        """
+        spec = {} if sampler is None else spell(sampler)
+        if spec.get("name") is None:
+            spec = {**spec, "name": self.sampler()}
+        if isinstance(sampler, Sampler) or not self.masked_params:
+            return spec
+        cls = sampler_class(spec)
+        if cls.protocol != "masked":
+            return spec
+        preset = preset_of(spec)
+        aliases = {**cls.aliases, **(preset.aliases if preset else {})}
+        stated = {*(preset.params if preset else {}), *(aliases.get(key, key) for key in spec)}
+        added = {
+            key: value
+            for key, value in self.masked_params.items()
+            if key in parameter_names(cls) and key not in stated
+        }
+        if added and _reads_steps(resolve_sampler(spec)[0]):
+            return {**spec, **added}
+        return spec
+
+
+def _reads_steps(sampler: Sampler) -> bool:
+    """Return True for a sampler that commits by a schedule of steps."""
+    # foreign to samplers without parts
+    return getattr(sampler, "selector", "schedule") == "schedule"

@@ -1,0 +1,165 @@
+"""Arguments of a call, read as users write them: prompts, counts, seeds, keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from gen.contracts.condition import Condition
+from gen.core.errors import GenError, WrongType, bad_type, bad_value, unknown
+from gen.core.sampling_params import SAMPLING_FIELDS, SamplingOptions
+
+MAX_ITEMS = 1_000_000  # of one call; jobs stream their rows
+SEEDS = 2**62
+DRAWN_SEEDS = 2**31
+
+
+class CallOptions(SamplingOptions, total=False):
+    """Further keywords of a call: sampling parameters, and other libraries' names of arguments.
+
+    ``prompt`` stands for ``prompts``; the counts for ``num_samples``.
+    """
+
+    prompt: Any
+    n: int
+    num_images_per_prompt: int
+    num_return_sequences: int
+
+
+COUNT_NAMES = ("num_samples", "n", "num_images_per_prompt", "num_return_sequences")
+
+
+def read_prompts(prompts: Any, prompt: Any = None) -> list[Condition]:
+    """Return the conditions of a call.
+
+    Args:
+        prompts: one prompt or several, text or ``Condition``: a list, a generator, an array, a
+            column of a table or a data set of texts.
+        prompt: the same under its other name.
+
+    Raises:
+        GenError: none came, both came, or there are more than a call takes.
+        WrongType: something else came.
+    """
+    if prompts is not None and prompt is not None:
+        raise GenError("prompt and prompts came together; expected one of them")
+    given = prompt if prompts is None else prompts
+    if isinstance(given, (str, Condition)):
+        return [Condition.of(given)]
+    if given is None or isinstance(given, (bytes, bytearray, Mapping)):
+        raise bad_type("prompts", given, "a text, or several of them")
+    found = [_condition(p) for p in islice(_each(given), MAX_ITEMS + 1)]
+    if not found:
+        raise GenError("there are no prompts; expected at least one")
+    require_items(len(found), 1)
+    return found
+
+
+def _each(prompts: Any) -> Iterator[Any]:
+    """Iterate over a collection of prompts.
+
+    Columns of Arrow hold scalars of their own, and a data set that knows its length need not raise
+    IndexError behind its end.
+    """
+    if hasattr(prompts, "to_pylist"):
+        return iter(prompts.to_pylist())
+    if isinstance(prompts, Iterable):
+        return iter(prompts)
+    if hasattr(prompts, "__getitem__") and hasattr(prompts, "__len__"):
+        return (prompts[i] for i in range(len(prompts)))
+    raise bad_type("prompts", prompts, "a text, or several of them")
+
+
+def _condition(prompt: Any) -> Condition:
+    """Return the condition of one prompt. Raises ``WrongType`` for anything else."""
+    if not isinstance(prompt, (str, Condition)):
+        raise bad_type("a prompt", prompt, "a text or a Condition")
+    return Condition.of(prompt)
+
+
+def require_items(prompts: int, num_samples: int) -> None:
+    """Raise ``GenError`` for more items than one call takes."""
+    if prompts * num_samples > MAX_ITEMS:
+        raise GenError(
+            f"{prompts:,} prompts with {num_samples:,} samples each are"
+            f" {prompts * num_samples:,} items; expected at most {MAX_ITEMS:,} in one call"
+        )
+
+
+def read_count(num_samples: Any, options: dict[str, Any]) -> int:
+    """Return the number of samples per prompt, and take its other names out of ``options``.
+
+    Raises:
+        GenError: two names with different numbers, or no positive number.
+    """
+    given = {"num_samples": num_samples, **{k: options.pop(k, None) for k in COUNT_NAMES[1:]}}
+    counts = {k: read_integer(k, v, 1) for k, v in given.items() if v is not None}
+    if len(set(counts.values())) > 1:
+        said = " and ".join(f"{k}={v}" for k, v in counts.items())
+        raise GenError(f"{said} came together, which are one argument; expected one of them")
+    return next(iter(counts.values()), 1)
+
+
+def read_seed(seed: Any) -> int:
+    """Return a seed; of None a new one, drawn from torch's generator.
+
+    ``torch.manual_seed`` therefore makes calls without a seed reproducible, as it does those of
+    transformers.
+    """
+    if seed is None:
+        return int(torch.randint(DRAWN_SEEDS, ()))
+    return read_integer("seed", seed, 0)
+
+
+def read_integer(name: str, value: Any, least: int, limit: int = SEEDS) -> int:
+    """Return an integer, of Python or NumPy.
+
+    Args:
+        name: name of the argument.
+        value: what came.
+        least: smallest value allowed.
+        limit: smallest value that is too large.
+
+    Raises:
+        GenError: the number is out of range.
+        WrongType: another type came.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise bad_type(name, value, f"an integer of at least {least}")
+    if not least <= value < limit:
+        expected = f"an integer of at least {least}" + (" below 2**62" if limit == SEEDS else "")
+        raise bad_value(name, int(value), expected)
+    return int(value)
+
+
+def read_sampling(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return the sampling parameters that have a value, as plain numbers.
+
+    Args:
+        options: keywords of a call that are no argument of their own.
+        known: further keywords of the call, which a typo may have meant.
+
+    Raises:
+        WrongType: an unknown keyword, with the nearest name.
+    """
+    for key in options:
+        if key not in SAMPLING_FIELDS:
+            raise WrongType(str(unknown("keyword", key, {*SAMPLING_FIELDS, *known})))
+    return {k: _plain(v) for k, v in options.items() if v is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Raise ``WrongType`` for a callback that cannot be called."""
+    if value is not None and not callable(value):
+        raise bad_type(name, value, "a function")

@@ -1,0 +1,147 @@
+"""Targets: models with the prompts of a batch and its sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gen.contracts.checkpoint import Checkpoint
+from gen.contracts.condition import PromptBatch
+from gen.contracts.frontend import TokenFrontend
+from gen.contracts.modality import Modality
+from gen.contracts.protocol import ModelProtocol
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.core.rng import item_key
+from gen.core.sampler import Sampler, SamplerSpec
+from gen.core.sampling_params import SamplingParams
+from gen.core.token_space import TokenSpace
+from gen.models.adapters.language_models import compiled_forward
+from gen.models.load.locate import AUTO
+from gen.models.targets.base import Target
+from gen.pipeline.models import ModalityModels, same_frontend
+from gen.pipeline.output import ItemPlan
+from gen.pipeline.request import GenerationRequest
+
+
+class PromptedModels(ModalityModels):
+    """Models of a modality that are bound to prompts."""
+
+    def __init__(
+        self,
+        modality: str | Modality,
+        model: str | Path | None = None,
+        device: str | torch.device = AUTO,
+        dtype: str | torch.dtype = "float32",
+        device_map: str | Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
+        compile: bool = False,
+        **options: Any,
+    ):
+        super().__init__(
+            modality, model, device, dtype, device_map, trust_remote_code, compile, **options
+        )
+        # what samplers learned of each model and want to know in the next call
+        self._learned: dict[str, dict[Any, Any]] = {}
+
+    def target(
+        self,
+        sampler: Sampler,
+        sampling: SamplingParams,
+        items: Sequence[ItemPlan],
+        name: str | None = None,
+        prefix: Tensor | None = None,
+        space: TokenSpace | None = None,
+        protocol: str | None = None,
+    ) -> Target:
+        """Return the target that a sampler sees: model, conditions and sampling parameters.
+
+        Args:
+            sampler: the sampler.
+            sampling: sampling parameters.
+            items: items whose conditions are decoded.
+            name: name of the model; None for the sampler's own.
+            prefix: tokens [k] that the prompt of a left-to-right model ends with; the target is
+                what follows them.
+            space: token space; None for the model's own.
+            protocol: protocol of the model; None for the sampler's.
+
+        Raises:
+            GenError: the vocabularies of model and space differ.
+        """
+        name = name or self.model_name(sampler)
+        model, binding, _ = self.bound(name)
+        protocol = protocol or sampler.protocol
+        kind: type[ModelProtocol] = registry.get("protocol", protocol)
+        space, before = space or binding.space, []
+        if prefix is not None and kind.left_to_right:
+            space, before = space.suffix(prefix), prefix.tolist()
+        adapter = (
+            model.adapter(protocol)
+            if isinstance(model, Checkpoint)
+            else kind.adapters[space.kind](model)
+        )
+        if space.kind == "codes" and adapter.vocab_size != space.vocab_size:
+            raise GenError(
+                f"model {name} has logits of {adapter.vocab_size} tokens; expected"
+                f" {space.vocab_size}, as its target has"
+            )
+        if self.compile:
+            compiled_forward(adapter)
+        batch = PromptBatch.of(
+            [binding.prompt(i.condition) for i in items], before, adapter.condition_token
+        )
+        if batch.features:
+            adapter = adapter.conditioned(batch.features)
+        uncond, uncond_lengths = None, None
+        if sampling.guided:
+            without = PromptBatch.of([binding.without(i.condition) for i in items], before)
+            uncond, uncond_lengths = without.tokens, without.lengths
+        target = kind.targets[space.kind](
+            adapter, batch.tokens, space, sampling, uncond, batch.lengths, uncond_lengths
+        )
+        target.learned, target.name = self._learned.setdefault(name, {}), name
+        return target
+
+    def _draft_target(
+        self,
+        request: GenerationRequest,
+        model: str,
+        frontend: TokenFrontend,
+        prefix: Tensor | None,
+        space: TokenSpace,
+    ) -> Target:
+        """Return the target of the draft model of a request."""
+        sampler, sampling, items = request.sampler, request.sampling, request.items
+        name = self.draft_name(request.spec)
+        _, binding, draft_frontend = self.bound(name)
+        # tokens of another frontend would be noise, or out of range
+        if not same_frontend(draft_frontend, frontend):
+            raise GenError(
+                f"draft model {name} was trained on the tokens of another frontend than model"
+                f" {model}; expected the same one"
+            )
+        if sampler.draft_protocol is None:
+            return self.target(sampler, sampling, items, name, prefix, space)
+        # it sees the whole canvas, known tokens included, and keeps its own eos and constraint
+        space = replace(binding.space, grid=space.grid, legal=space.legal)
+        return self.target(
+            sampler, sampling, items, name, space=space, protocol=sampler.draft_protocol
+        )
+
+    def prompt_lengths(self, items: Sequence[ItemPlan], sampler: SamplerSpec) -> list[int]:
+        """Return the number of tokens of every item's prompt.
+
+        Shorter prompts of a batch are padded, so items of like lengths run together.
+        """
+        prompt = self.bound(self.model_name(sampler))[1].prompt
+        return [len(prompt(i.condition)) for i in items]
+
+    def draw_key(self, item: ItemPlan) -> int:
+        """Return the key of an item's random numbers."""
+        return item_key(self.modality.name, str(item.condition), item.seed)

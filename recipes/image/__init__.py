@@ -1,0 +1,5 @@
+"""Recipes of the image models."""
+
+from gen.media import torchaudio_compat
+
+torchaudio_compat.ensure()  # before transformers or diffusers are imported
