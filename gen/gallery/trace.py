@@ -134,7 +134,9 @@ def draw_trace(
     plan = layout(grid, length, where, kind)
     filling = set(sorted(final)[own:]) if own else set()
     final = {p: step for p, step in final.items() if p not in filling}
-    counts = [sum(int(p) not in filling for p in s["committed"]) for s in steps]
+    for event in events:
+        event["c"] = [pair for pair in event["c"] if pair[0] not in filling]
+    counts = [len(event["c"]) for event in events]
     names = _names(final, events, text.split())
     wide = kind != "image" or plan.planes > 1
     return {
