@@ -50,6 +50,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "modality": ("gen.modalities",),
     "condition_encoder": ("gen.modalities", "gen.modalities.checkpoints"),
     "checkpoint": ("gen.modalities.checkpoints",),
+    "metric": ("gen.eval.metrics",),
 }
 
 

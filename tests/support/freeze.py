@@ -13,8 +13,8 @@ spec ids and the neutral names below, none of the code's.
     python tests/support/freeze.py --check [--only samplers ...]
     python tests/support/freeze.py --write [--only samplers ...] [--names bench/halton ...]
 
-Write only where outputs are meant to change, and say why; ``--names`` leaves all other entries. A spec that got another name keeps its
-entry: put the new name and the frozen one into ``RENAMED``.
+Write only where outputs are meant to change, and say why; ``--names`` leaves all other entries.
+A spec that got another name keeps its entry: put the new name and the frozen one into ``RENAMED``.
 """
 
 from __future__ import annotations
