@@ -222,7 +222,7 @@ def remove_job(folder: Path, plan: dict[str, Any]) -> None:
         for path in folder.iterdir():
             if path.name.partition(".")[0] in stems:
                 path.unlink(missing_ok=True)
-        for name in (WORK, SHARDS, TRACES, LOGS, "preview", "gallery"):
+        for name in (WORK, SHARDS, TRACES, LOGS, "preview", "gallery", "eval"):
             with suppress(FileNotFoundError):
                 shutil.rmtree(folder / name)
         for name in (CONFIG, PLAN):

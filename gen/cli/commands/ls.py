@@ -12,6 +12,7 @@ LISTINGS = {
     "layouts": "gen.cli.listings.registered:layouts",
     "tokenizers": "gen.cli.listings.registered:tokenizers",
     "modalities": "gen.cli.listings.registered:modalities",
+    "metrics": "gen.cli.listings.registered:metrics",
     "models": "gen.cli.listings.files:models",
     "families": "gen.cli.listings.registered:families",
     "configs": "gen.cli.listings.files:configs",
