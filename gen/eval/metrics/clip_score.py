@@ -45,8 +45,10 @@ class CLIPScore(Metric):
             raise GenError(f"clip_score.model is missing; expected {EXPECTED}")
 
     def open(self, device: torch.device) -> Any:
-        # heavy, and an extra: imported when they are asked for
+        # an extra: imported when it is asked for
         from torchmetrics.multimodal.clip_score import CLIPScore as Score
+
+        # heavy, and only metrics with models need it
         from transformers import AutoProcessor, CLIPModel
 
         try:
