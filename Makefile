@@ -18,8 +18,7 @@ ARGS ?=
 .PHONY: demo test test-slow check types docs format wheel setup clean
 
 demo: $(STAMP)
-	@$(BIN)/gen run configs/demo.yaml
-	@echo "gallery: $(CURDIR)/out/demo/index.html"
+	@$(BIN)/gen demo
 
 test: $(STAMP)
 	@$(TESTS) $(ARGS)

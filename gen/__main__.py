@@ -2,7 +2,8 @@
 
 0 done, 1 some items failed or some media are broken, 2 wrong input or a disk that cannot be
 written, 3 a fault in gen, 75 a run stopped on request (SIGTERM, SIGUSR1) and goes on with the same
-command, 130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line.
+command, 130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line,
+``--verbose`` and ``GEN_LOG_LEVEL`` show the log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from collections.abc import Sequence
 
 from gen.cli.parser import parse
 from gen.core.errors import GenError
+from gen.core.log import configure
 from gen.core.memory import is_out_of_memory
+from gen.core.printable import printable
 
 LONGEST = 4000  # characters of a message: a name that is listed in full fits
 
@@ -26,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     previous = args = None
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
+        configure(args.verbose, args.quiet)
         if threading.current_thread() is threading.main_thread():
             # schedulers end processes so; temporary files are removed all the same
             previous = signal.signal(signal.SIGTERM, _interrupt)
@@ -58,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(text: str, code: int, error: BaseException) -> int:
     if os.environ.get("GEN_DEBUG"):
         traceback.print_exception(error)
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     if len(line) > LONGEST:
         line = f"{line[:LONGEST]}... ({len(line):,} characters; GEN_DEBUG=1 shows all)"
     print(f"gen: {line}", file=sys.stderr, flush=True)

@@ -66,6 +66,11 @@ def add_command(
     """
     parser = commands.add_parser(name, help=text, description=text, epilog=epilog)
     parser.set_defaults(command=deferred(implementation), parser=parser)
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("--verbose", action="store_true", help="log what happens to stderr")
+    loudness.add_argument(
+        "--quiet", action="store_true", help="no progress and no warnings on stderr, only errors"
+    )
     return parser
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gen.core.files import writing
+from gen.core.printable import printable
 from gen.core.tables import columns
 from gen.eval.check import check_folder
 from gen.gallery import write as gallery_page
@@ -27,7 +28,7 @@ def check(args: argparse.Namespace) -> int:
     judges them."""
     report = check_folder(args.folder)
     if args.json:
-        print(json.dumps(report, ensure_ascii=False, indent=2))
+        print(printable(json.dumps(report, ensure_ascii=False, indent=2)))
     else:
         _print_report(report)
     return 1 if report["broken"] else 0
@@ -43,9 +44,9 @@ def _print_report(report: dict[str, Any]) -> None:
         (name, str(s["items"]), f"{s['passed']:.1%}", f"{s['valid']:.1%}") for name, s in groups
     ]
     if groups:
-        print(columns(rows))
+        print(printable(columns(rows)))
     for item in report["failed"][:10]:
-        print(f"{item['id']} {item['prompt']!r}: {item['detail']}")
+        print(printable(f"{item['id']} {item['prompt']!r}: {item['detail']}"))
     if len(report["failed"]) > 10:
         print(f"... and {len(report['failed']) - 10} more (--json lists all)")
     for reason, count in report["unjudged"].items():

@@ -16,6 +16,7 @@ from gen.contracts.checkpoint import family_of, published
 from gen.core.edit_spec import EDIT_FIELDS
 from gen.core.errors import GenError, cut, cut_list, shown
 from gen.core.files import slug
+from gen.core.printable import printable
 from gen.core.registry import registry
 from gen.core.tables import columns, plural
 from gen.jobs.defaults import requested_sampling
@@ -108,7 +109,8 @@ def _sample_files(args: argparse.Namespace, tree: dict[str, Any]) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out ``gen run``; return the exit code."""
-    job = load_config(args.config, args.overrides, args.allow_env)
+    column = [] if args.prompt_column is None else [f"prompt_column={args.prompt_column}"]
+    job = load_config(args.config, [*args.overrides, *column], args.allow_env, args.trust_job)
     return _dry_run(job) if args.dry_run else _run(job)
 
 
@@ -149,8 +151,8 @@ def _tell(summary: dict[str, Any], quiet: bool) -> None:
     for name, s in summary["by_sampler"].items() if not quiet else ():
         each = "" if s["items"] == 1 else " per item (means)"
         print(
-            f"{name}: {plural(s['items'], 'item')}, {passes(s['nfe'])} and {s['seconds']:.3g}"
-            f" s{each}"
+            f"{printable(name)}: {plural(s['items'], 'item')}, {passes(s['nfe'])} and"
+            f" {s['seconds']:.3g} s{each}"
         )
     if not quiet:
         print(f"gallery: {summary['gallery']}")
@@ -159,7 +161,7 @@ def _tell(summary: dict[str, Any], quiet: bool) -> None:
         first = cut(" ".join(f"{failed[0]['index']:06d}: {failed[0]['error']}".split()))
         again = "" if quiet else "; retry=failed tries just them again"
         print(
-            f"gen: {len(failed)} of {summary['items']} items failed ({first}){again}",
+            f"gen: {len(failed)} of {summary['items']} items failed ({printable(first)}){again}",
             file=sys.stderr,
         )
 
@@ -179,7 +181,7 @@ def work(args: argparse.Namespace) -> int:
 
     class Notes(Silent):
         def note(self, text: str) -> None:
-            print(f"gen: {text}", file=sys.stderr, flush=True)
+            print(f"gen: {printable(text)}", file=sys.stderr, flush=True)
 
     with stoppable(Notes().note) as stop:
         report = join_job(
@@ -211,13 +213,15 @@ def _dry_run(job: Job) -> int:
         )
 
     plan = make_plan(job, pipe_of)
+    for note in job.notes():
+        print(f"gen: {note}", file=sys.stderr)
     rows = [("sampler", "modality", "rows", "items")]
     for e, (entry, label) in enumerate(zip(job.entries, job.labels(), strict=True)):
         mine = [i for i in plan["items"] if i["entry"] == e]
         rows.append((label, entry.modality, str(len({i["line"] for i in mine})), str(len(mine))))
-    print(columns(rows))
+    print(printable(columns(rows)))
     for line in cut_list([i["error"] for i in plan["items"] if "error" in i]):
-        print(f"cannot be made: {line}")
+        print(f"cannot be made: {printable(line)}")
     print(
         f"items: {len(plan['items'])} in {plural(len(plan['shards']), 'shard')}"
         + (f", {plan['duplicates']} asked for twice" if plan["duplicates"] else "")

@@ -13,6 +13,7 @@ from gen.cli.commands.check import add_check
 from gen.cli.commands.completion import add_completion
 from gen.cli.commands.configs import add_cp, add_show
 from gen.cli.commands.decode import add_decode
+from gen.cli.commands.demo import add_demo
 from gen.cli.commands.doctor import add_doctor
 from gen.cli.commands.eval import add_eval
 from gen.cli.commands.export import add_export
@@ -30,6 +31,7 @@ from gen.core.versions import gen_version
 COMMANDS = (
     add_sample,
     add_run,
+    add_demo,
     add_work,
     add_ls,
     add_show,

@@ -15,6 +15,8 @@ DEFAULTS: dict[str, Any] = {
     "sampling": {},
     "prompts": None,
     "prompts_file": None,
+    "prompts_dataset": None,
+    "prompt_column": None,
     "num_samples": 1,
     "seed": 0,
     **dict.fromkeys(EDIT_FIELDS),
@@ -30,3 +32,4 @@ KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")
 FILES = ("prompts_file", *MEDIA)
 NODES = ("sampler", "sampling", "model_options")  # keys with keys of their own
 RUN_NODE = "engine_options"
+PROMPTS = ("prompts", "prompts_file", "prompts_dataset")  # one of them gives the rows

@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gen.config.canonical import sampling_fields
+from gen.config.data_sets import check_options
 from gen.config.inputs import inline_rows
-from gen.config.keys import DEFAULTS, FILES, FOLDER_KEYS, KEYS, NODES, RUN_NODE
+from gen.config.keys import (
+    DEFAULTS,
+    FILES,
+    FOLDER_KEYS,
+    KEYS,
+    NODES,
+    PROMPTS,
+    RUN_NODE,
+)
 from gen.config.references import References
 from gen.config.run import RUN
 from gen.config.sweep import MOST, combinations, refuse_swept
@@ -211,10 +220,9 @@ def _merge(
         if key not in DEFAULTS:
             hint = " (a key of the whole run)" if key in FOLDER_KEYS else ""
             raise unknown(f"key{hint}", key, DEFAULTS, location)
-    if layer.get("prompts") is not None and layer.get("prompts_file") is not None:
-        raise GenError(
-            f"both prompts and prompts_file are given in {location}; expected one of them"
-        )
+    said = [key for key in PROMPTS if layer.get(key) is not None]
+    if len(said) > 1:
+        raise GenError(f"both {' and '.join(said)} are given in {location}; expected one of them")
     for key, value in layer.items():
         if key in NODES:
             value = _merged_node(key, value, values[key], location, locations)
@@ -224,11 +232,13 @@ def _merge(
             value = str((base / expand_user(value)).absolute())
         elif key == "prompts" and value is not None:
             value = inline_rows(value, base, location)
-        if key == "prompts_file" and value is None:
+        elif key == "prompts_dataset" and value is not None:
+            value = check_options(value, location)
+        if key in PROMPTS[1:] and value is None:
             values[key] = None  # leaves prompts that stand beside it alone
             continue
-        if key in ("prompts", "prompts_file"):
-            values["prompts"] = values["prompts_file"] = None
+        if key in PROMPTS:
+            values.update(dict.fromkeys(PROMPTS))
         values[key] = value
         locations[key] = location
 

@@ -131,6 +131,15 @@ class Modality(ABC):
         """
         return condition
 
+    def as_stated(self, condition: Any) -> Any:
+        """Return the condition without what ``ground`` decided, if a model can read it: that of an
+        edit, whose source decides it, and of a negative prompt.
+
+        Args:
+            condition: condition that ``ground`` returned.
+        """
+        return condition
+
     # --- models
 
     @abstractmethod

@@ -21,8 +21,10 @@ from typing import Any
 from yaml import YAMLError, safe_load
 
 from gen.core.errors import GenError, bad_value
-from gen.core.files import put_text, sweep_temporaries
+from gen.core.files import TEMPORARY, put_text, sweep_temporaries
+from gen.core.processes import is_dead
 from gen.gallery.items import FIELDS, KINDS, SHARED, write_items
+from gen.gallery.items import FOLDER as ITEMS
 from gen.gallery.media import EXCERPT, PREVIEW, SMALL, Files, Row, preview_of
 from gen.gallery.page import (
     FIRST_FAILURES,
@@ -88,6 +90,9 @@ def _write(folder: Path) -> None:
     planned = len(read_plan(folder)["items"]) if is_job(folder) else 0
     planned = max(len(rows), planned)
     large = planned > PAGE
+    for left in (*folder.glob(f"{TEMPORARY}*-{GALLERY}"), *(folder / ITEMS).glob(f"{TEMPORARY}*")):
+        if is_dead("-".join(left.name.removeprefix(TEMPORARY).split("-")[:3])):
+            left.unlink(missing_ok=True)
     if len(rows) == planned:  # no preview is to come
         sweep_temporaries(folder / PREVIEW)
     files = Files(folder)

@@ -306,7 +306,9 @@ def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:
             "negative_prompt came without guidance; expected a guidance_scale other than 1"
         )
     view, modality = copy.copy(pipe), pipe.modality
-    condition, other = (modality.ground(modality.condition(negative), seed) for seed in (0, 1))
+    condition, other = (
+        modality.as_stated(modality.ground(modality.condition(negative), seed)) for seed in (0, 1)
+    )
     if str(condition) != str(other):
         raise GenError(
             f"negative_prompt {negative!r} leaves open what a seed decides; expected one that says"

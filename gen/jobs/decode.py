@@ -18,6 +18,7 @@ from typing import Any
 
 from gen.core.errors import GenError, describe
 from gen.core.files import TEMPORARY, put, put_text, sha256, writing
+from gen.core.printable import printable
 from gen.core.processes import worker_name
 from gen.gallery import write as gallery
 from gen.jobs.decoder import Decoder, decoder_key
@@ -359,7 +360,7 @@ def decode(args: argparse.Namespace) -> int:
         args.folder, args.out, **{k: getattr(args, k) for k in how}, progress=for_terminal()
     )
     for note in summary["notes"]:
-        print(f"gen: {note}", file=sys.stderr)
+        print(f"gen: {printable(note)}", file=sys.stderr)
     good = summary["items"] - len(summary["failed"])
     print(
         f"{summary['made']} media made of stored tokens, {summary['skipped']} were there already; "
@@ -370,7 +371,7 @@ def decode(args: argparse.Namespace) -> int:
         first = summary["failed"][0]
         print(
             f"gen: {len(summary['failed'])} of {summary['items']} items failed ({first['id']}:"
-            f" {first['error']})",
+            f" {printable(first['error'])})",
             file=sys.stderr,
         )
     return 1 if summary["failed"] else 0

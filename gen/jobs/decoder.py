@@ -153,6 +153,8 @@ class Decoder:
                 f" positions of model {meta['model']}"
             )
         condition = modality.ground(modality.condition(meta["prompt"]), meta["seed"])
+        if "source" in meta["start"]:
+            condition = modality.as_stated(condition)
         if str(condition) != meta["condition"]:
             raise GenError(
                 f"the prompt and the seed say {str(condition)!r}, the output was made for"

@@ -18,7 +18,7 @@ from typing import Any
 from gen.config.canonical import difference
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
-from gen.config.rows import Row
+from gen.config.rows import Row, located
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
@@ -113,8 +113,8 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         except GenError as error:
             if not entry.prompts_file:
                 raise
-            file = Path(entry.prompts_file).name
-            text = str(error) if row.error else f"{file}, line {row.line}: {error}"
+            where = Path(entry.prompts_file)
+            text = str(error) if row.error else located(where, row.line, error, row.origin)
             yield {
                 "id": identity("bad", row.line, text),
                 "entry": e,

@@ -73,6 +73,8 @@ def run_job(
     new = plan is None
     if job.run.engine == "local" and job.run.workers == 1:
         load = _once(load)
+    for note in job.notes() if new else ():
+        progress.note(note)
     if new:
         device = (
             own_device("cuda", here.local_rank)

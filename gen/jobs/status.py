@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.core.clock import SteadyClock, pause
+from gen.core.printable import printable
 from gen.core.processes import is_dead
 from gen.core.tables import EMPTY, columns
 from gen.jobs.progress.report import duration, speed
@@ -51,11 +52,12 @@ def status(args: argparse.Namespace) -> int:
                 return 0
     report = status_of(folder)
     # one report per line where there are several
-    print(
+    text = (
         json.dumps(report, ensure_ascii=False, indent=None if args.watch else 2)
         if args.json
         else text_of(report)
     )
+    print(printable(text))
     return 0
 
 
@@ -71,7 +73,7 @@ def _watch_json(folder: Path) -> None:
     """Print one report per line; the caller prints the last one."""
     over = Over(folder)
     while not over():
-        print(json.dumps(status_of(folder), ensure_ascii=False), flush=True)
+        print(printable(json.dumps(status_of(folder), ensure_ascii=False)), flush=True)
         clock = SteadyClock()
         while clock() < EVERY and not over():
             pause(0.1)

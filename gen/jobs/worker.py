@@ -18,7 +18,7 @@ from typing import Any
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.job import load_config
 from gen.core.clock import SteadyClock, pause
-from gen.core.errors import GenError
+from gen.core.errors import GenError, describe
 from gen.core.files import writing
 from gen.core.memory import give_back
 from gen.core.processes import worker_name
@@ -141,7 +141,8 @@ class Worker:
             progress,
             stop,
         )
-        self.job = job or load_config(folder / CONFIG)
+        # a worker starts no engine, so the options of one run nothing here
+        self.job = job or load_config(folder / CONFIG, trust_job=True)
         if fingerprint(self.job) != self.plan["fingerprint"]:
             raise GenError(f"{folder / CONFIG} is not the job that {folder} was planned for")
         self.tars = self.job.run.layout == "shards"
@@ -234,8 +235,9 @@ class Worker:
         if self.first:
             try:
                 gallery.write_gallery(self.folder)
-            except GenError as error:  # it is made again at the end
-                self.progress.note(str(error))
+            # the page is made from the rest, and again at the end: no fault in it ends a worker
+            except Exception as error:
+                self.progress.note(f"the gallery is not up to date: {describe(error)}")
         give_back(len(self.plan["items"]))
         now = self.clock()
         self.next_publish = now + max(PUBLISH_EVERY, PUBLISH_SHARE * (now - began))

@@ -16,7 +16,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from gen.core.errors import GenError, describe
+from gen.core.errors import GenError, cut, describe
 from gen.core.files import Puts, sha256, writing
 from gen.gallery import write as gallery
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
@@ -24,6 +24,7 @@ from gen.store.ledger import RUNTIME, SHARDS, TRACES, Journal, Row, holds, shard
 from gen.store.manifest import digest_of
 from gen.store.stored_tokens import save_tokens
 
+TOLD = 10  # failures that a worker tells of one by one
 AHEAD = 2  # microbatches that may wait to be written: enough to overlap, and memory stays bounded
 SYNCS = 8  # fsyncs at a time
 COUNTS = (
@@ -111,8 +112,11 @@ class Writer:
     def _add(self, rows: list[Row]) -> None:
         self.journal.add(rows)
         failed = [r for r in rows if r["status"] == "failed"]
-        for row in failed:
-            self.worker.progress.note(f"item {row['index']} failed: {row['error']}")
+        for before, row in enumerate(failed, self.worker.report.failed):
+            if before < TOLD:
+                self.worker.progress.note(f"item {row['index']} failed: {cut(row['error'])}")
+            elif before == TOLD:
+                self.worker.progress.note("more items failed; gen status lists the errors")
             self.worker.log.event("failed", id=row["id"], index=row["index"], error=row["error"])
         self.worker.report.made += len(rows) - len(failed)
         self.worker.report.failed += len(failed)

@@ -368,6 +368,8 @@ class Pipeline(PromptedModels):
         Raises:
             GenError: no model serves the sampler, or the draft model does not fit.
         """
+        if request.start.source is not None:
+            request = replace(request, items=[self._as_stated(i) for i in request.items])
         sampler, sampling, items = request.sampler, request.sampling, request.items
         name = self.model_name(request.spec)
         _, binding, frontend = self.bound(name)
@@ -389,6 +391,10 @@ class Pipeline(PromptedModels):
         if sampler.drafted:
             draft = self._draft_target(request, name, frontend, start.prefix, space)
         return PreparedRun(request, name, frontend, start, space, target, draft, length_space)
+
+    def _as_stated(self, item: ItemPlan) -> ItemPlan:
+        """Return an item of an edit with the condition that its prompt states."""
+        return replace(item, condition=self.modality.as_stated(item.condition))
 
     def run(self, prepared: PreparedRun) -> PipelineOutput:
         """Decode the tokens of a prepared run, and its media."""

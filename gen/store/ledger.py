@@ -14,6 +14,7 @@ the latest claim (``turn``), and among those ``due`` (make the item again) befor
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -137,12 +138,22 @@ def parse_rows(path: Path, damage: list[Damaged] | None = None) -> list[Row]:
 
 def journals(folder: Path, shard: int | None = None) -> list[Path]:
     """List the journals of one shard, or of all."""
-    return sorted((folder / WORK).glob("[0-9]*.jsonl" if shard is None else f"{shard:05d}.*.jsonl"))
+    return _listed(folder / WORK, "[0-9]*.jsonl" if shard is None else f"{shard:05d}.*.jsonl")
 
 
 def tables(folder: Path) -> list[Path]:
     """List the tables of rows beside the tars."""
-    return sorted((folder / SHARDS).glob("[0-9]*.jsonl"))
+    return _listed(folder / SHARDS, "[0-9]*.jsonl")
+
+
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    """List files by name; none if there is no such folder, or none any more: the journals of a
+    complete job go while others look for them."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for name in sorted(fnmatch.filter(names, pattern))]
 
 
 def better(new: Row, old: Row | None) -> bool:
@@ -250,12 +261,18 @@ def require_job(folder: str | Path) -> Path:
 
 def inside(folder: Path, row: Row) -> Path | None:
     """Return the media file of a row, or its shard; None if the row names none in this very
-    folder."""
+    folder, or if a link lies there, which may lead anywhere."""
     name = row.get("file")
     if not isinstance(name, str) or not name:
         return None
     bare = name.removeprefix(f"{SHARDS}/") if "member" in row else name
-    return folder / name if Path(bare).name == bare else None
+    path = folder / name
+    return None if Path(bare).name != bare or is_link(path) else path
+
+
+def is_link(path: Path) -> bool:
+    """Return True for a link, and for a file in a shard's folder that is one."""
+    return path.is_symlink() or (path.parent.name == SHARDS and path.parent.is_symlink())
 
 
 def companions(folder: Path, row: Row) -> list[Path]:

@@ -1,10 +1,13 @@
 """Synthetic dataset of captioned shapes: the caption language and the renderer of its images.
 
 A caption names one or two shapes, each by size, colour, shape and location: ``a large red circle at
-the top left and a small blue ring in the centre``. Every attribute but the shape may be omitted ("a
-red circle"). A caption becomes eight slots, four per shape. Slot ``ANY`` means "not stated", slot
-``NONE`` "there is no second shape". The unconditional caption of classifier-free guidance has all
-slots ``ANY``. A model's prompt pairs every slot with the location of its shape.
+the top left and a small blue ring at the right``. Every attribute but the shape may be omitted ("a
+red circle"). The captions of images omit none, so ``complete`` draws what a prompt omits: an image
+of the completed caption is an image of the prompt.
+
+A caption becomes eight slots, four per shape. Slot ``ANY`` means "not stated", slot ``NONE`` "there
+is no second shape". The unconditional caption of classifier-free guidance has all slots ``ANY``. A
+model's prompt pairs every slot with the location of its shape.
 
 Images are 64x64 RGB. Two shapes never share a colour and never overlap. Backgrounds are muted
 gradients with stripes, checks or blotches, so that their tokens have entropy while shapes stay
@@ -148,6 +151,12 @@ def parse(text: str) -> Caption:
             f" {items[1].location!r}, where they may overlap; expected locations two rows or"
             " two columns apart, such as 'left' and 'right'"
         )
+    for item in items if len(items) == 2 else ():
+        if item.location and not has_room(item.location):
+            raise ValueError(
+                f"caption {text!r} puts one of two shapes at {item.location!r}, which leaves no"
+                " room for the other; expected another location, such as 'left'"
+            )
     return Caption(items)
 
 
@@ -183,6 +192,11 @@ def apart(a: str, b: str) -> bool:
     return abs(ra - rb) == 2 or abs(ca - cb) == 2
 
 
+def has_room(location: str) -> bool:
+    """Return whether a second shape fits beside a shape at a location."""
+    return any(apart(location, other) for other in LOCATIONS)
+
+
 def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
     """Draw a caption with every attribute stated; two shapes with probability ``two``."""
 
@@ -195,21 +209,72 @@ def random_caption(rng: np.random.Generator, two: float = 0.35) -> Caption:
     ]
     if len(items) == 2:
         a, b = items
-        while (
-            b.colour == a.colour
-            or not any(apart(a.location, p) for p in LOCATIONS)
-            or not apart(a.location, b.location)
-        ):
-            if not any(apart(a.location, p) for p in LOCATIONS):
+        while b.colour == a.colour or not has_room(a.location) or not apart(a.location, b.location):
+            if not has_room(a.location):
                 a = replace(a, location=pick(LOCATIONS))
             b = replace(b, colour=pick(COLOURS), location=pick(LOCATIONS))
         items = [a, b]
     return Caption(tuple(items))
 
 
+@dataclass(frozen=True)
+class Completed(Caption):
+    """Caption whose omitted attributes were drawn.
+
+    Attributes:
+        stated: the caption as it was written.
+    """
+
+    stated: Caption
+
+    __str__ = Caption.__str__
+
+
+def complete(caption: Caption, rng: np.random.Generator) -> Caption:
+    """Draw the attributes that a caption omits, uniformly from the captions of the dataset that
+    agree with it. A caption that states everything is returned as it is.
+    """
+    if all(i.colour and i.size and i.location for i in caption.items):
+        return caption
+
+    def pick(options):
+        return options[rng.integers(len(options))]
+
+    while True:
+        drawn = tuple(
+            Item(
+                i.shape,
+                i.colour or pick(COLOURS),
+                i.size or pick(SIZES),
+                i.location or pick(LOCATIONS),
+            )
+            for i in caption.items
+        )
+        a, b = drawn[0], drawn[-1]
+        if len(drawn) == 1 or (a.colour != b.colour and apart(a.location, b.location)):
+            return Completed(drawn, caption)
+
+
 def captions(n: int, seed: int, *, held: bool, two: float = 0.35) -> list[Caption]:
     """Draw ``n`` captions, all held out or none of them; two shapes with probability ``two``."""
     return draw_conditions(n, seed, lambda rng: random_caption(rng, two), held)
+
+
+def shortened(captions: list[Caption], seed: int) -> list[Caption]:
+    """Leave out words of captions, so that captions of every length are equally frequent: each word
+    but the shape with a probability that is drawn per caption.
+    """
+    rng = np.random.default_rng(seed)
+
+    def short(item: Item, share: float) -> Item:
+        gone = {word: None for word in ("size", "colour", "location") if rng.random() < share}
+        return replace(item, **gone)
+
+    shares = rng.random(len(captions))
+    return [
+        Caption(tuple(short(item, share) for item in caption.items))
+        for caption, share in zip(captions, shares, strict=True)
+    ]
 
 
 _Y, _X = np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE].astype(np.float32)

@@ -67,6 +67,16 @@ class ImageModality(Modality):
         except ValueError as error:
             raise GenError(str(error)) from None
 
+    def ground(self, condition: shapes.Caption, seed: int) -> shapes.Caption:
+        """Draw the words that a caption omits. The models were trained on captions that state
+        everything.
+        """
+        return shapes.complete(condition, np.random.default_rng(seed))
+
+    def as_stated(self, condition: shapes.Caption) -> shapes.Caption:
+        """Return the caption of the prompt. The models read captions that omit words, less well."""
+        return condition.stated if isinstance(condition, shapes.Completed) else condition
+
     def example_prompts(self, count: int, seed: int) -> list[str]:
         """Held-out captions, to measure with."""
         return [str(c) for c in shapes.captions(count, seed=123 + seed, held=True)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from gen.modalities.image import captions as shapes
 from gen.modalities.image.checker import check_many
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_evaluation import CARD_HEAD
+from gen.recipes.image.figures import HELD_OUT_SEED, SHORT_SEED, Figures
 from gen.tokenizers.image.vq import VQ
 
 SAMPLING = {"guidance_scale": 2.0, "top_k": 100}
@@ -38,59 +39,72 @@ RELAXED = {
 RELAXED |= {
     "gumbel_shared, repeat": {"name": "scd_gs", "init": "repeat"}
 }  # reference of the relaxed samplers
-RELAXED |= {
+DRAFTED_RELAXED = {
     f"{name} of drafts": {"name": name, "drafter": "model"}
     for name in ("lantern_pp", "typical", "cool")
 }
 MASKED = {"maskgit": "maskgit", "halton": "halton"}
+SHORT = {"gumbel": CAUSAL["gumbel"], **MASKED}  # measured with captions of every length too
 
 
 def evaluate(zoo: Path, held_out: int, log=print) -> dict:
     """Measure the models in ``zoo``, and write ``evaluation.json`` there and a model card into each
-    folder.
+    folder. A second call measures only what the file lacks.
     """
-    began, vq = time.time(), VQ.from_pretrained(zoo / "image-vq")
-    captions = shapes.captions(held_out, seed=123, held=True)
-    rows = sampler_figures(zoo, captions, {**CAUSAL, **DRAFTED, **RELAXED, **MASKED}, log)
-    rows["gumbel"].update(identity_figures(zoo, captions, log))
-    result = {
+    vq = VQ.from_pretrained(zoo / "image-vq")
+    head = {
         "held_out_captions": held_out,
         "sampling": SAMPLING,
         "codes": vq.config.codebook_sizes[0],
-        "frontend": frontend_figures(vq, max(held_out, 8)),
-        "samplers": rows,
-        "minutes": round((time.time() - began) / 60, 1),
     }
-    write_figures(zoo, result)
-    return result
-
-
-def write_figures(zoo: Path, result: dict) -> None:
-    """Write the figures and the model cards."""
-    (zoo / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
-    write_cards(zoo, result)
+    models = {name: ("image-causal",) for name in {**CAUSAL, **RELAXED}}
+    models |= {name: ("image-causal", "image-draft") for name in (*DRAFTED, *DRAFTED_RELAXED)}
+    models |= {name: ("image-masked",) for name in MASKED}
+    figures = Figures(zoo / "evaluation.json", head, models)
+    if "frontend" not in figures.values:
+        figures.save("frontend", frontend_figures(vq, max(held_out, 8)))
+    captions = shapes.captions(held_out, HELD_OUT_SEED, held=True)
+    for samplers in (CAUSAL, MASKED, {**DRAFTED, **RELAXED, **DRAFTED_RELAXED}):
+        sampler_figures(zoo, captions, samplers, figures, log)
+    for name, sampler in SHORT.items():
+        if "any_length" not in figures.rows[name]:
+            pipe = Pipeline("image", str(zoo / models[name][0]))
+            share = short_figures(pipe, captions, sampler, SAMPLING)
+            figures.save_row(name, {"any_length": share})
+            log(f"{name}, captions of every length: {share}")
+    if "same_as_autoregressive_float64" not in figures.rows["gumbel"]:
+        figures.save_row("gumbel", identity_figures(zoo, captions, log))
+    write_cards(zoo, figures.values)
+    return figures.values
 
 
 def sampler_figures(
-    zoo: Path, captions: list[shapes.Caption], samplers: dict, log=print, batch: int = 25
-) -> dict:
-    """Per sampler: share of passed captions and forward passes; for causal samplers also the share
-    of items with the tokens of autoregression.
+    zoo: Path,
+    captions: list[shapes.Caption],
+    samplers: dict,
+    figures: Figures,
+    log=print,
+    batch: int = 25,
+) -> None:
+    """Add to ``figures``, per sampler: share of passed captions and forward passes; for causal
+    samplers also the share of items with the tokens of autoregression.
     """
-    prompts = [str(c) for c in captions]
-    pipes = {kind: Pipeline("image", str(zoo / f"image-{kind}")) for kind in ("causal", "masked")}
-    rows, reference = {}, None
-    for name, sampler in samplers.items():
-        out = pipes["masked" if name in MASKED else "causal"](
-            prompts, sampler, **SAMPLING, seed=0, batch_size=batch
-        )
+    missing = {name: sampler for name, sampler in samplers.items() if name not in figures.rows}
+    if not missing:
+        return
+    reference, prompts = None, [str(c) for c in captions]
+    pipe = Pipeline("image", str(zoo / f"image-{'masked' if samplers is MASKED else 'causal'}"))
+    if samplers is CAUSAL and "autoregressive" not in missing:
+        reference = pipe(prompts, "autoregressive", **SAMPLING, seed=0, batch_size=batch).tokens
+    for name, sampler in missing.items():
+        out = pipe(prompts, sampler, **SAMPLING, seed=0, batch_size=batch)
         verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
 
         def share(n, v=verdicts):
             return mean([x.passed for x, c in zip(v, captions, strict=True) if len(c.items) == n])
 
         nfe = [s.nfe for s in out.stats]
-        rows[name] = {
+        row = {
             "passed": mean([v.passed for v in verdicts]),
             "valid": mean([v.valid for v in verdicts]),
             "one_shape": share(1),
@@ -100,14 +114,23 @@ def sampler_figures(
             "nfe_max": max(nfe),
         }
         if any(s.draft_nfe for s in out.stats):
-            rows[name]["draft_nfe_mean"] = mean([s.draft_nfe for s in out.stats])
+            row["draft_nfe_mean"] = mean([s.draft_nfe for s in out.stats])
         reference = out.tokens if name == "autoregressive" else reference
         if name in CAUSAL and reference is not None:
-            rows[name]["same_as_autoregressive_float32"] = (
-                (out.tokens == reference).all(1).double().mean().item()
-            )
-        log(f"{name}: {json.dumps(rows[name])}")
-    return rows
+            same = (out.tokens == reference).all(1)
+            row["same_as_autoregressive_float32"] = same.double().mean().item()
+        figures.save_row(name, row)
+        log(f"{name}: {json.dumps(row)}")
+
+
+def short_figures(
+    pipe: Pipeline, captions: list[shapes.Caption], sampler: Any, sampling: dict, batch: int = 25
+) -> float:
+    """Share of passed captions after words were left out of them."""
+    short = shapes.shortened(captions, SHORT_SEED)
+    out = pipe([str(c) for c in short], sampler, **sampling, seed=0, batch_size=batch)
+    verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), short)
+    return statistics.mean(v.passed for v in verdicts)
 
 
 def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch: int = 25) -> dict:
@@ -160,6 +183,11 @@ def frontend_figures(frontend, images: int) -> dict:
     }
 
 
+def any_length(row: dict) -> str:
+    """Cell of the share of passed captions of every length."""
+    return f"{row['any_length']:.3f}" if "any_length" in row else "–"
+
+
 def write_cards(zoo: Path, result: dict) -> None:
     """Write a README.md into each model's folder."""
     f, rows = result["frontend"], result["samplers"]
@@ -171,16 +199,18 @@ def write_cards(zoo: Path, result: dict) -> None:
     def line(n):
         return (
             f"| {n} | {rows[n]['passed']:.3f} | {rows[n]['one_shape'] or 0:.3f} |"
-            f" {rows[n]['two_shapes'] or 0:.3f} | {rows[n]['nfe_median']:g} |\n"
+            f" {rows[n]['two_shapes'] or 0:.3f} | {any_length(rows[n])} |"
+            f" {rows[n]['nfe_median']:g} |\n"
         )
 
     table = (
-        "| sampler | caption passed | one shape | two shapes | forward passes (median) |\n| --- |"
-        " --- | --- | --- | --- |\n"
+        "| sampler | caption passed | one shape | two shapes | any length | forward passes (median)"
+        " |\n| --- | --- | --- | --- | --- | --- |\n"
     )
     about = (
         f"Measured on {result['held_out_captions']} held-out captions, one sample each, guidance 2,"
-        " top-k 100.\n\n"
+        " top-k 100. *Any length*: the same\ncaptions after words but the shapes were left out at"
+        " random.\n\n"
     )
     (zoo / "image-vq" / "README.md").write_text(
         f"{CARD_HEAD}# image-vq\n\n`diffusers.VQModel`: 64x64 RGB images to 16x16 codes of"

@@ -17,7 +17,8 @@ from gen.modalities.image import captions as shapes
 from gen.modalities.image.checker import check_many
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_evaluation import CARD_HEAD
-from gen.recipes.image.evaluation import frontend_figures, mean
+from gen.recipes.image.evaluation import any_length, frontend_figures, mean, short_figures
+from gen.recipes.image.figures import HELD_OUT_SEED, Figures
 from gen.tokenizers.image.kl import KL
 
 SAMPLING = {"guidance_scale": 2.0}
@@ -27,41 +28,63 @@ CAUSAL = {
         f"continuous_jacobi {t:g}": {"name": "continuous_jacobi", "tolerance": t}
         for t in (0.0, 1e-3, 0.05, 0.1, 0.2)
     },
+}
+DRAFTED = {
     "cspd": "cspd",
     "continuous_speculative exact": {"name": "continuous_speculative", "mode": "exact"},
 }
 MASKED = {f"mar {n}": {"name": "mar", "steps": n} for n in (64, 32, 16)}
+# measured with captions of every length too
+SHORT = {name: {**CAUSAL, **MASKED}[name] for name in ("continuous_jacobi 0.001", "mar 16")}
 
 
 def evaluate(zoo: Path, held_out: int, log=print) -> dict:
     """Measure the models in ``zoo``, and write ``evaluation-latents.json`` there and a model card
-    into each folder.
+    into each folder. A second call measures only what the file lacks.
     """
-    captions = shapes.captions(held_out, seed=123, held=True)
-    result = {
-        "held_out_captions": held_out,
-        "sampling": SAMPLING,
-        "frontend": frontend_figures(KL.from_pretrained(zoo / "image-kl"), max(held_out, 8)),
-        "samplers": {
-            **sampler_figures(zoo, captions, CAUSAL, log),
-            **sampler_figures(zoo, captions, MASKED, log),
-        },
-    }
-    write_figures(zoo, result)
-    return result
+    head = {"held_out_captions": held_out, "sampling": SAMPLING}
+    models = {name: ("image-mar",) for name in MASKED}
+    models |= {name: ("image-causal-latents",) for name in CAUSAL}
+    models |= {name: ("image-causal-latents", "image-causal-latents-draft") for name in DRAFTED}
+    figures = Figures(zoo / "evaluation-latents.json", head, models)
+    if "frontend" not in figures.values:
+        kl = KL.from_pretrained(zoo / "image-kl")
+        figures.save("frontend", frontend_figures(kl, max(held_out, 8)))
+    captions = shapes.captions(held_out, HELD_OUT_SEED, held=True)
+    for samplers in (MASKED, {**CAUSAL, **DRAFTED}):
+        sampler_figures(zoo, captions, samplers, figures, log)
+    for name, sampler in SHORT.items():
+        if "any_length" not in figures.rows[name]:
+            pipe = Pipeline("image", str(zoo / models[name][0]))
+            share = short_figures(pipe, captions, sampler, SAMPLING)
+            figures.save_row(name, {"any_length": share})
+            log(f"{name}, captions of every length: {share}")
+    write_cards(zoo, figures.values)
+    return figures.values
 
 
 def sampler_figures(
-    zoo: Path, captions: list[shapes.Caption], samplers: dict, log=print, batch: int = 25
-) -> dict:
-    """Per sampler: share of passed captions, forward passes of model and draft model, and the
-    deviation of latents and pixels from ``autoregressive`` with the same seed.
+    zoo: Path,
+    captions: list[shapes.Caption],
+    samplers: dict,
+    figures: Figures,
+    log=print,
+    batch: int = 25,
+) -> None:
+    """Add to ``figures``, per sampler: share of passed captions, forward passes of model and draft
+    model, and the deviation of latents and pixels from ``autoregressive`` with the same seed.
     """
-    prompts, rows, reference = [str(c) for c in captions], {}, None
+    missing = {name: sampler for name, sampler in samplers.items() if name not in figures.rows}
+    if not missing:
+        return
+    prompts, reference = [str(c) for c in captions], None
     pipe = Pipeline(
         "image", str(zoo / ("image-mar" if samplers is MASKED else "image-causal-latents"))
     )
-    for name, sampler in samplers.items():
+    if samplers is not MASKED and "autoregressive" not in missing:
+        out = pipe(prompts, "autoregressive", **SAMPLING, seed=0, batch_size=batch)
+        reference = out.tokens, np.stack([np.asarray(m) for m in out.media])
+    for name, sampler in missing.items():
         spec = {"name": sampler} if isinstance(sampler, str) else sampler
         if spec["name"] in ("cspd", "continuous_speculative"):
             sampler = {**spec, "draft_model": str(zoo / "image-causal-latents-draft")}
@@ -72,7 +95,7 @@ def sampler_figures(
             [s.nfe for s in out.stats],
             [s.draft_nfe for s in out.stats if s.draft_nfe is not None],
         )
-        rows[name] = {
+        row = {
             "passed": mean([v.passed for v in verdicts]),
             "nfe_mean": mean(nfe),
             "nfe_median": statistics.median(nfe),
@@ -85,9 +108,9 @@ def sampler_figures(
         if name == "autoregressive":
             reference = out.tokens, pixels
         elif reference is not None:
-            rows[name].update(deviation(out.tokens, pixels, *reference))
-        log(f"{name}: {json.dumps(rows[name])}")
-    return rows
+            row.update(deviation(out.tokens, pixels, *reference))
+        figures.save_row(name, row)
+        log(f"{name}: {json.dumps(row)}")
 
 
 def deviation(
@@ -104,28 +127,28 @@ def deviation(
     }
 
 
-def write_figures(zoo: Path, result: dict) -> None:
-    """Write the figures and the model cards."""
-    (zoo / "evaluation-latents.json").write_text(json.dumps(result, indent=1) + "\n")
+def write_cards(zoo: Path, result: dict) -> None:
+    """Write a README.md into each model's folder."""
     f, rows = result["frontend"], result["samplers"]
     made = (
         "Trained from scratch on synthetic images (`modalities/image/captions.py`),"
         " with\n`python -m gen.recipes.image.latents all --work DIR`. No other data were used.\n"
     )
     table = (
-        "| sampler | caption passed | forward passes (mean) | of the draft model |\n| --- | --- |"
-        " --- | --- |\n"
+        "| sampler | caption passed | any length | forward passes (mean) | of the draft model |\n"
+        "| --- | --- | --- | --- | --- |\n"
     )
 
     def line(n):
         return (
-            f"| {n} | {rows[n]['passed']:.3f} | {rows[n]['nfe_mean']:.1f} |"
+            f"| {n} | {rows[n]['passed']:.3f} | {any_length(rows[n])} | {rows[n]['nfe_mean']:.1f} |"
             f" {rows[n]['draft_nfe_mean'] or 0:.1f} |\n"
         )
 
     about = (
         f"Measured on {result['held_out_captions']} held-out captions, one sample each, guidance"
-        " 2.\n\n"
+        " 2. *Any length*: the same captions\nafter words but the shapes were left out at"
+        " random.\n\n"
     )
     (zoo / "image-kl" / "README.md").write_text(
         f"{CARD_HEAD}# image-kl\n\n`diffusers.AutoencoderKL`: 64x64 RGB images to 8x8"
@@ -139,7 +162,7 @@ def write_figures(zoo: Path, result: dict) -> None:
         " (`gen/models/nets/grid_latent.py`)"
     )
     for folder, what, names in (
-        ("image-causal-latents", "left to right", CAUSAL),
+        ("image-causal-latents", "left to right", {**CAUSAL, **DRAFTED}),
         (
             "image-causal-latents-draft",
             "left to right, smaller: the draft model of `image-causal-latents`",

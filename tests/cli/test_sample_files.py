@@ -52,7 +52,7 @@ class Pipe:
     def generate(self, items, sampler, sampling, **how):
         return types.SimpleNamespace(
             media=[self.medium(i) for i in items],
-            stats=[Stats(3, 12, 12, 4, seconds=0.1) for _ in items],
+            stats=[Stats(3, 12, 12, 12, 4, seconds=0.1) for _ in items],
             traces=None,
             items=items,
             model="closed-form",

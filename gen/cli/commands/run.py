@@ -21,6 +21,16 @@ def add_run(commands: Commands) -> None:
     parser.set_defaults(resumable=True)
     add_overrides(parser, "sampler=sjd, sampler.window=64, jobs.0.seed=3")
     parser.add_argument(
+        "--prompt-column",
+        metavar="NAME",
+        help="column of the prompts in a data set (prompt); as prompt_column=NAME",
+    )
+    parser.add_argument(
+        "--trust-job",
+        action="store_true",
+        help="accept engine_options of the file that may run commands",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="check everything, list what would be made, write nothing",

@@ -1,0 +1,75 @@
+"""Demonstration: the packaged job ``demo``, its check, and a summary of what it shows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from gen.cli.check import check_folder
+from gen.config.job import load_config
+from gen.core.registry import registry
+from gen.jobs.progress.terminal import for_terminal
+from gen.jobs.run import run_job
+from gen.jobs.signals import STOPPED, stoppable
+from gen.store.ledger import CHECK, Row, read_json, read_rows
+
+COMPARED = ("autoregressive", "speculative_jacobi", "maskgit")  # the first is the reference
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Carry out ``gen demo``; return the exit code."""
+    job = load_config("demo", args.overrides)
+    progress = for_terminal()
+    with stoppable(progress.note) as stop:
+        made = run_job(job, progress=progress, stop=stop)
+    if made["pending"]:
+        print(
+            f"gen: stopped with {made['pending']} items to make; the same command goes on",
+            file=sys.stderr,
+        )
+        return STOPPED
+    report = check_folder(job.out)
+    print("\n".join(summary(Path(job.out))))
+    print(f"gallery: {Path(made['gallery']).resolve()}")
+    return 1 if made["failed"] or report["broken"] else 0
+
+
+def summary(folder: Path) -> list[str]:
+    """Summarise a checked folder of the job ``demo`` in five lines."""
+    rows, verdicts = read_rows(folder), read_json(folder / CHECK)
+    first = {name: _rows_of(rows, name) for name in COMPARED}
+    reference = first[COMPARED[0]]
+    lines = [f"{len(reference)} images from the same prompts and seeds, one at a time:"]
+    for name, group in first.items():
+        line = (
+            f"  {name:20}{median(r['nfe'] for r in group):4g} forward passes"
+            f"{median(r['seconds'] for r in group):7.2f} s   {_passed(group, verdicts)}"
+        )
+        if name != COMPARED[0] and group[0]["model"] == reference[0]["model"]:
+            pairs = zip(reference, group, strict=True)
+            same = sum(np.array_equal(_pixels(folder, a), _pixels(folder, b)) for a, b in pairs)
+            line += f", {same} of {len(group)} the same images"
+        lines.append(line)
+    modalities = {r["modality"] for r in rows}
+    lines.append(f"{len(rows)} outputs of {len(modalities)} modalities: {_passed(rows, verdicts)}")
+    return lines
+
+
+def _rows_of(rows: list[Row], sampler: str) -> list[Row]:
+    """Rows of the first job with a sampler."""
+    group = [r for r in rows if r["sampler"].split()[0] == sampler]  # the label's first word
+    return [r for r in group if all(r[k] == group[0][k] for k in ("modality", "model"))]
+
+
+def _passed(rows: list[Row], verdicts: dict[str, Any]) -> str:
+    return f"{sum(verdicts[r['id']]['passed'] for r in rows)} of {len(rows)} as prompted"
+
+
+def _pixels(folder: Path, row: Row) -> np.ndarray:
+    """Pixels of an image; its file also holds its sampler and parameters."""
+    return np.asarray(registry.get("modality", row["modality"])().load(folder / row["file"]))
