@@ -128,7 +128,7 @@ def _paper(preset: Preset) -> str:
 def _values(params: Mapping[str, Any]) -> str:
     """Lists the parameters of a preset, without those that all greedy presets share."""
     shown = {k: v for k, v in params.items() if GREEDY.get(k) != v or "proposer" not in params}
-    samples = params.get("proposer", "categorical") == "categorical"
+    samples = params.get("proposer", "categorical") not in ("argmax", "credit")
     values = ", ".join(f"`{k}` {_word(v)}" for k, v in shown.items())
     return values + ("; samples its tokens" if samples else "")
 

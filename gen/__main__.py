@@ -2,7 +2,8 @@
 
 0 done, 1 some items failed or some media are broken, 2 wrong input or a disk that cannot be
 written, 3 a fault in gen, 75 a run stopped on request (SIGTERM, SIGUSR1) and goes on with the same
-command, 130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line.
+command, 130 interrupted. ``GEN_DEBUG=1`` in the environment shows the traceback behind the line,
+``--verbose`` and ``GEN_LOG_LEVEL`` show the log.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from collections.abc import Sequence
 
 from gen.cli.parser import parse
 from gen.core.errors import GenError
+from gen.core.log import configure
 from gen.core.memory import is_out_of_memory
+from gen.core.printable import printable
+
+LONGEST = 4000  # characters of a message: a name that is listed in full fits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; ``argv`` is the command line without ``gen``."""
-    previous = None
+    previous = args = None
     try:
         args = parse(sys.argv[1:] if argv is None else list(argv))
+        configure(args.verbose, args.quiet)
         if threading.current_thread() is threading.main_thread():
             # schedulers end processes so; temporary files are removed all the same
             previous = signal.signal(signal.SIGTERM, _interrupt)
@@ -31,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # --help and --version
         return leaving.code if isinstance(leaving.code, int) else 0
     except KeyboardInterrupt as error:
-        return _say(
-            "interrupted; what is finished is kept, and the same command resumes", 130, error
-        )
+        kept = args is not None and args.resumable
+        end = "; what is finished is kept, and the same command resumes" if kept else ""
+        return _say(f"interrupted{end}", 130, error)
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -56,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(text: str, code: int, error: BaseException) -> int:
     if os.environ.get("GEN_DEBUG"):
         traceback.print_exception(error)
-    print("gen: " + " ".join(text.split()), file=sys.stderr, flush=True)
+    line = printable(" ".join(text.split()))
+    if len(line) > LONGEST:
+        line = f"{line[:LONGEST]}... ({len(line):,} characters; GEN_DEBUG=1 shows all)"
+    print(f"gen: {line}", file=sys.stderr, flush=True)
     return code
 
 

@@ -17,9 +17,9 @@ from gen.contracts.condition import Condition
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.token_space import TokenSpace
-from gen.media.audio import read_wav, write_wav
+from gen.media.audio import read_wav, write_sound
 from gen.media.npz import read_npz, write_npz
-from gen.media.video import read_video, write_lossless, write_mp4
+from gen.media.video import read_video, write_lossless, write_video
 from gen.modalities.image.modality import ImageModality
 from gen.modalities.speech.modality import SpeechModality
 from gen.modalities.text.modality import TextModality
@@ -87,7 +87,7 @@ class FreeVideo(FreePrompts, VideoModality):
         return clip[: frontend.whole(len(clip))]
 
     def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
-        write_mp4(path, media, self.checkpoint.fps, info)
+        write_video(path, media, self.checkpoint.fps, info)
 
     def keep(self, media: np.ndarray, path: Path) -> None:
         write_lossless(path, media, self.checkpoint.fps)
@@ -117,7 +117,7 @@ class FreeAudio(FreePrompts, SpeechModality):
         return media
 
     def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
-        write_wav(path, media, self.checkpoint.frontend.rate, info)
+        write_sound(path, media, self.checkpoint.frontend.rate, info)
 
     def load(self, path: Path) -> np.ndarray:
         return read_wav(path, self.checkpoint.frontend.rate)

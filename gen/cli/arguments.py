@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
 
-from gen.core.errors import GenError
+from gen.core.errors import GenError, hint
 
 Commands = argparse._SubParsersAction
 Implementation = Callable[[argparse.Namespace], int]
@@ -32,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         if choice:
             options = [o.strip(" '") for o in choice[2].split(",")]
             message = (
-                f"unknown command or name {choice[1]!r}.{nearest(choice[1], options)} Known:"
+                f"unknown command or name {choice[1]!r}.{hint(choice[1], options)} Known:"
                 f" {', '.join(options)}"
             )
         raise GenError(f"{message} (see {self.prog} --help)")
@@ -40,12 +39,6 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """List every flag of this parser."""
         return [flag for action in self._actions for flag in action.option_strings]
-
-
-def nearest(text: str, options: Iterable[str]) -> str:
-    """Format a hint with the nearest option, or nothing."""
-    near = difflib.get_close_matches(text, list(options), 1, 0.5)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def deferred(location: str) -> Implementation:
@@ -73,7 +66,30 @@ def add_command(
     """
     parser = commands.add_parser(name, help=text, description=text, epilog=epilog)
     parser.set_defaults(command=deferred(implementation), parser=parser)
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("--verbose", action="store_true", help="log what happens to stderr")
+    loudness.add_argument(
+        "--quiet", action="store_true", help="no progress and no warnings on stderr, only errors"
+    )
     return parser
+
+
+def add_overrides(parser: Parser, example: str) -> None:
+    """Add ``KEY=VALUE`` arguments, and the flag that lets them read the environment."""
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"any key of a job file, such as {example}",
+    )
+    parser.add_argument(
+        "--allow-env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let ${oc.env:NAME} stand for this environment variable; may be repeated",
+    )
 
 
 def add_json_flag(parser: Parser) -> None:

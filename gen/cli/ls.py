@@ -15,7 +15,10 @@ LONG = ("params", "reference", "papers", "paper", "title", "presets", "options",
 
 
 def ls(args: argparse.Namespace) -> int:
-    """Print what there is of a kind."""
+    """Print what there is of a kind, or the kinds."""
+    if args.kind is None:
+        print(json.dumps(list(LISTINGS), indent=2) if args.json else "\n".join(LISTINGS))
+        return 0
     module, _, function = LISTINGS[args.kind].partition(":")
     table = getattr(import_module(module), function)()
     if args.json:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 
-from gen.cli.arguments import Parser, nearest
+from gen.cli.arguments import Parser
 from gen.cli.commands.bench import add_bench
 from gen.cli.commands.check import add_check
+from gen.cli.commands.completion import add_completion
 from gen.cli.commands.configs import add_cp, add_show
 from gen.cli.commands.decode import add_decode
 from gen.cli.commands.demo import add_demo
 from gen.cli.commands.doctor import add_doctor
+from gen.cli.commands.eval import add_eval
 from gen.cli.commands.export import add_export
 from gen.cli.commands.gallery import add_gallery
 from gen.cli.commands.ls import add_ls
@@ -21,8 +23,10 @@ from gen.cli.commands.run import add_run
 from gen.cli.commands.sample import add_sample
 from gen.cli.commands.status import add_status
 from gen.cli.commands.work import add_work
-from gen.core.errors import GenError
-from gen.core.versions import installed
+from gen.config.keys import KEYS
+from gen.core.errors import GenError, hint, shown
+from gen.core.paths import expand_user
+from gen.core.versions import gen_version
 
 COMMANDS = (
     add_sample,
@@ -35,11 +39,15 @@ COMMANDS = (
     add_status,
     add_gallery,
     add_check,
+    add_eval,
     add_decode,
     add_export,
     add_doctor,
     add_bench,
+    add_completion,
 )
+# arguments that are paths; a shell expands ~ only where it begins a word
+PATHS = ("config", "dest", "file", "folder", "out", "parquet")
 
 
 def build() -> Parser:
@@ -51,9 +59,9 @@ def build() -> Parser:
     parser.add_argument(
         "--version",
         action="version",
-        version=f"gen {installed('gen-toolkit') or '(not installed)'}",
+        version=f"gen {gen_version()}",
     )
-    parser.set_defaults(command=None, parser=parser, overrides=None, prompt=None)
+    parser.set_defaults(command=None, parser=parser, overrides=None, prompt=None, resumable=False)
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
     for add in COMMANDS:
         add(commands)
@@ -71,16 +79,26 @@ def parse(argv: list[str]) -> argparse.Namespace:
         SystemExit: with 0, for ``--help``, ``--version`` and no argument at all.
     """
     parser = build()
-    args, extra = parser.parse_known_args(argv)
+    args, extra = parser.parse_known_args([_hyphenated(x) for x in argv])
     if args.overrides is not None:  # argparse drops positionals that follow a flag
-        args.overrides += [x for x in extra if not x.startswith("-") and "=" in x]
-        extra = [x for x in extra if x.startswith("-") or "=" not in x]
+        said = [*args.overrides, *(x for x in extra if not x.startswith("-"))]
+        args.overrides = [x for x in said if "=" in x]
+        extra = [x for x in said if "=" not in x] + [x for x in extra if x.startswith("-")]
     if extra:
         raise _unexpected(extra, args)
+    for key in PATHS:
+        if str(vars(args).get(key) or "").startswith("~"):
+            setattr(args, key, str(expand_user(getattr(args, key))))
     if args.command is None:
         parser.print_help()
         raise SystemExit(0)
     return args
+
+
+def _hyphenated(word: str) -> str:
+    """Return ``--num_samples=4`` as ``--num-samples=4``; both spellings are in use elsewhere."""
+    flag, equals, value = word.partition("=")
+    return f"{flag.replace('_', '-')}{equals}{value}" if flag.startswith("--") else word
 
 
 def _unexpected(extra: list[str], args: argparse.Namespace) -> GenError:
@@ -89,10 +107,18 @@ def _unexpected(extra: list[str], args: argparse.Namespace) -> GenError:
     if wrong.startswith("-"):
         flag, known = wrong.partition("=")[0], args.parser.flags()
         listed = ", ".join(f for f in known if f.startswith("--"))
-        return GenError(f"unknown flag {flag!r}.{nearest(flag, known)} Known: {listed}")
-    hint = (
-        "quote a prompt of several words"
-        if args.prompt is not None
-        else f"see {args.parser.prog} --help"
-    )
-    return GenError(f"unexpected argument {wrong!r}; {hint}")
+        key = flag.lstrip("-").replace("-", "_")
+        if args.overrides is not None and key in KEYS:
+            value = wrong.partition("=")[2] or next((x for x in extra if x != wrong), "VALUE")
+            return GenError(
+                f"unknown flag {flag!r}; {args.parser.prog} takes the keys of a job file without"
+                f" hyphens, as in {key}={value}"
+            )
+        return GenError(f"unknown flag {flag!r}.{hint(flag, known)} Known: {listed}")
+    if args.prompt is not None:
+        expected = "a prompt of several words in quotes, or KEY=VALUE"
+    elif args.overrides is not None:
+        expected = "KEY=VALUE"
+    else:
+        expected = f"nothing more (see {args.parser.prog} --help)"
+    return GenError(f"unexpected argument {shown(wrong)}; expected {expected}")

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import canonical, factored, labels
+from gen.config.foreign import note_of
 from gen.config.inputs import Census, file_digest, iter_rows, listed_rows, take_census
 from gen.config.layers import merge_layers, read_yaml
+from gen.config.prompt_files import prompt_paths
 from gen.config.references import escape
 from gen.config.row_check import row_check
 from gen.config.rows import Row, located
@@ -49,6 +51,8 @@ class Entry:
         sampling: every sampling parameter.
         prompts: rows in the job itself, texts or mappings.
         prompts_file: absolute path of a file of rows.
+        prompt_column: column of the file that holds the prompts; None for ``prompt``.
+        format: extension of the media files; None for the modality's own.
     """
 
     modality: str
@@ -70,6 +74,8 @@ class Entry:
     compile: bool
     batch_size: int
     trace: int
+    format: str | None = None
+    prompt_column: str | None = None
 
     @property
     def start(self) -> EditSpec:
@@ -128,26 +134,32 @@ class Entry:
     def said(self) -> dict[str, Any]:
         """Collect the relevant keys as written; no file is opened."""
         options = {k: v for k, v in self.model_options.items() if k != "device_map"}
-        return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options}
+        own = {"format": self.format} if self.format else {}  # left out, it changes no digest
+        return {k: getattr(self, k) for k in RELEVANT} | {"model_options": options} | own
 
     def _said_rows(self) -> Iterator[Row]:
         return (
-            listed_rows(self.prompts) if self.prompts_file is None else iter_rows(self.prompts_file)
+            listed_rows(self.prompts)
+            if self.prompts_file is None
+            else iter_rows(self.prompts_file, self.prompt_column)
         )
 
     def _stamp(self) -> tuple[int, int] | None:
-        """Return the time and size of the file of prompts, which change when it is written to."""
+        """Return the time and size of the files of prompts, which change when they are written
+        to."""
+        if self.prompts_file is None:
+            return None
         try:
-            about = Path(self.prompts_file or "").stat()
+            found = [p.stat() for p in prompt_paths(self.prompts_file)]
         except OSError:  # reading it will say so
             return None
-        return (about.st_mtime_ns, about.st_size) if self.prompts_file is not None else None
+        return (max((s.st_mtime_ns for s in found), default=0), sum(s.st_size for s in found))
 
     def _located(self, row: Row, problem: object) -> str:
         return (
             f"prompts.{row.line}: {problem}"
             if self.prompts_file is None
-            else located(Path(self.prompts_file), row.line, problem)
+            else located(Path(self.prompts_file), row.line, problem, row.origin)
         )
 
 
@@ -184,6 +196,15 @@ class Job:
             **{k: v for k, v in shared.items() if v is not None},
         }
         return {**tree, "jobs": rest} if len(rest) > 1 else tree
+
+    def notes(self) -> list[str]:
+        """List what users should know about the input: columns that went to ``meta``."""
+        found = []
+        for e in self.entries:
+            if e.census.foreign:
+                source = Path(e.prompts_file).name if e.prompts_file else "the data set"
+                found.append(note_of(list(e.census.foreign), source))
+        return list(dict.fromkeys(found))
 
     def to_yaml(self) -> str:
         """Format the job as a job file."""

@@ -16,32 +16,61 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.canonical import canonical
-from gen.config.prompt_files import read_values
-from gen.config.rows import Row, located, parse_row, writable
+from gen.config.foreign import adopt_columns
+from gen.config.prompt_files import prompt_paths, read_values
+from gen.config.rows import Row, line_of, located, parse_row, writable
+from gen.config.yaml_text import check_bounds
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError, bad_value
 from gen.core.files import put, sha256
 from gen.core.paths import is_file
 
+FOREIGN_MOST = 1000  # columns that a census remembers
+
 # --- where rows come from
 
 
-def iter_rows(path: str | Path) -> Iterator[Row]:
-    """Read the rows of a .txt, .jsonl, .csv or .parquet file one at a time; wrong ones have an
-    ``error``.
+def iter_rows(path: str | Path, column: str | None = None) -> Iterator[Row]:
+    """Read the rows of a file, or of all files of a pattern, one at a time.
+
+    Args:
+        path: a .txt, .jsonl, .csv, .tsv or .parquet file, or a pattern such as ``data/*.jsonl``.
+        column: the column that holds the prompt; None for ``prompt``.
+
+    Yields:
+        Rows; wrong ones have an ``error``, and values of foreign columns are in ``meta``. Lines of
+        several files are counted on.
 
     Raises:
-        GenError: for a useless file: an unknown extension, a header with an unknown column, no
-            row at all.
+        GenError: for a useless file: an unknown extension, no column of prompts, no row at all.
     """
-    path = Path(path)
-    first: dict[str, int] = {}  # the line that had an id first
-    empty = True
-    for line, got, raw, error in read_values(path):
-        empty = False
+    paths = prompt_paths(path) or [Path(path)]
+    first: dict[str, str] = {}  # where an id was first
+    empty, line = True, 0
+    for one in paths:
+        for row in _file_rows(one, column):
+            line = row.line if len(paths) == 1 else line + 1
+            origin = line_of(one, row.line) if len(paths) > 1 else ""
+            empty = False
+            here = origin or f"line {row.line}"
+            if row.id is not None and not row.error and first.setdefault(row.id, here) != here:
+                problem = f"id {row.id!r} comes a second time; {first[row.id]} has it already"
+                row = replace(row, error=located(one, row.line, problem))
+            yield replace(row, line=line, origin=origin) if origin else row
+    if empty:
+        raise GenError(f"{path} is empty; expected at least one prompt")
+
+
+def _file_rows(path: Path, column: str | None) -> Iterator[Row]:
+    """Read the rows of one file."""
+    for line, got, raw, error in read_values(path, column):
+        foreign: list[str] = []
         try:
             if error:
                 raise GenError(error)
+            if isinstance(got, Mapping):
+                check_bounds(got, "the row")
+                got, foreign = adopt_columns(got, column)
             row = parse_row(got, line, path.parent)
         except GenError as problem:
             told = got if isinstance(got, Mapping) else {"prompt": got}
@@ -53,18 +82,7 @@ def iter_rows(path: str | Path) -> Iterator[Row]:
                 text("prompt") or "", line, text("id"), error=located(path, line, problem), raw=raw
             )
             continue
-        if row.id is not None and first.setdefault(row.id, line) != line:
-            row = replace(
-                row,
-                error=located(
-                    path,
-                    line,
-                    f"id {row.id!r} comes a second time; line {first[row.id]} has it already",
-                ),
-            )
-        yield row
-    if empty:
-        raise GenError(f"{path} is empty; expected at least one prompt")
+        yield replace(row, foreign=tuple(foreign)) if foreign else row
 
 
 def inline_rows(prompts: Any, base: Path, where: str) -> list[str | dict[str, Any]]:
@@ -134,6 +152,7 @@ class Census:
         stamp: time and size of the file, if it is one.
         counted: rows that say their own number of samples.
         own_samples: sum of those numbers.
+        foreign: columns of a data set that went to ``meta``.
     """
 
     rows: int
@@ -143,6 +162,7 @@ class Census:
     stamp: Any = None  # of the file, where it is one
     counted: int = 0
     own_samples: int = 0
+    foreign: tuple[str, ...] = ()
 
     def samples(self, num_samples: int) -> int:
         """Return the number of items, with ``num_samples`` for each row that says none."""
@@ -157,6 +177,7 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
     first: dict[str, Row] = {}
     error, count, digest = None, 0, hashlib.sha256()
     counted = own_samples = 0
+    foreign: dict[str, None] = {}
     for count, row in enumerate(rows, 1):  # noqa: B007 - read behind the loop
         tree = {"malformed": row.raw} if row.raw is not None else row.tree()
         for key in MEDIA:
@@ -166,6 +187,8 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
         digest.update(json.dumps(canonical(tree), sort_keys=True).encode() + b"\n")
         counted += row.num_samples is not None
         own_samples += row.num_samples or 0
+        if row.foreign and len(foreign) < FOREIGN_MOST:
+            foreign.update(dict.fromkeys(row.foreign))
         if row.error:
             error = error or row.error
         else:
@@ -175,7 +198,15 @@ def take_census(rows: Iterable[Row], content: Callable[[str], str] | None = None
                 else None
             )
             first.setdefault(json.dumps(own, sort_keys=True), row)
-    return Census(count, digest.hexdigest(), first, error, counted=counted, own_samples=own_samples)
+    return Census(
+        count,
+        digest.hexdigest(),
+        first,
+        error,
+        counted=counted,
+        own_samples=own_samples,
+        foreign=tuple(foreign),
+    )
 
 
 def rows_digest(rows: Iterable[Row]) -> str:

@@ -9,8 +9,8 @@ the misspelt key and run another job than the user asked for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,16 @@ from typing import Any
 import torch
 
 from gen.config.canonical import one_text, plain
+from gen.config.data_sets import dataset_rows
 from gen.config.entries import Entry, Job
-from gen.config.inputs import Census, file_digest
-from gen.config.layers import FILES, merge_layers, read_yaml
+from gen.config.foreign import check_column
+from gen.config.inputs import Census, file_digest, inline_rows
+from gen.config.keys import FILES, PROMPTS
+from gen.config.layers import merge_layers, read_yaml
 from gen.config.packaged import find_config
+from gen.config.prompt_files import prompt_paths
 from gen.config.rows import writable
-from gen.config.run import RUN, make_run
+from gen.config.run import RUN, make_run, refuse_commands
 from gen.contracts.defaults import Defaults
 from gen.core.edit_spec import EDIT_FIELDS, EditSpec
 from gen.core.errors import GenError, bad_value, shown, unknown
@@ -42,8 +46,24 @@ ITEMS = 5_000_000  # of one job: a plan lists each of them, in about 500 bytes
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
+@dataclass
+class _Shared:
+    """Rows that entries often share.
+
+    Attributes:
+        counted: the census by file and column, or by the list.
+        loaded: rows and foreign columns of a data set, by its options and column.
+    """
+
+    counted: dict[Any, Census] = field(default_factory=dict)
+    loaded: dict[str, tuple[list[Any], list[str]]] = field(default_factory=dict)
+
+
 def load_config(
-    path_or_name: str | Path, overrides: Sequence[str] = (), allow_env: Collection[str] = ()
+    path_or_name: str | Path,
+    overrides: Sequence[str] = (),
+    allow_env: Collection[str] = (),
+    trust_job: bool = False,
 ) -> Job:
     """Load the job of a file, or of a packaged config such as ``image/sjd``.
 
@@ -51,13 +71,17 @@ def load_config(
         path_or_name: the file, or the name of a packaged config.
         overrides: ``key=value`` texts; paths in them are relative to the working directory.
         allow_env: names of environment variables that ``${oc.env:NAME}`` may stand for.
+        trust_job: accept engine options of the file that may run commands.
 
     Raises:
         GenError: for anything doubtful.
     """
     path = find_config(path_or_name)
+    tree = read_yaml(path, allow_env)
+    if not trust_job:
+        refuse_commands(tree.get("engine_options"), str(path_or_name))
     return make_job(
-        read_yaml(path, allow_env),
+        tree,
         overrides,
         where=str(path_or_name),
         base=path.parent,
@@ -89,9 +113,9 @@ def make_job(
         GenError: for anything doubtful.
     """
     layers = merge_layers(tree, overrides, where, base or Path(), allow_env)
-    counted: dict[Any, Census] = {}  # entries often share their rows
+    shared = _Shared()
     entries = [
-        _resolve(values, locations, location, counted)
+        _resolve(values, locations, location, shared)
         for values, locations, location in layers.entries
     ]
     _check_items(entries, where)
@@ -154,7 +178,7 @@ def _refuse_other_bits(entries: list[Entry], where: str) -> None:
 
 
 def _resolve(
-    values: dict[str, Any], locations: Mapping[str, str], location: str, counted: dict[Any, Census]
+    values: dict[str, Any], locations: Mapping[str, str], location: str, shared: _Shared
 ) -> Entry:
     def at(key):
         return locations.get(key, location)
@@ -196,21 +220,59 @@ def _resolve(
         if v[key] >= 2**62:
             raise bad_value(key, v[key], "an integer below 2**62", at(key))
     for key in FILES:
-        if v[key] is not None and not is_file(v[key]):
+        many = key == "prompts_file" and v[key] is not None and prompt_paths(v[key])
+        if v[key] is not None and not many and not is_file(v[key]):
             raise GenError(f"{key} in {at(key)} is no file: {shown(v[key])}")
+    v["format"] = _format(v["format"], v["modality"], at("format"))
     try:
         EditSpec(*(v[k] for k in EDIT_FIELDS))
     except GenError as error:
         raise GenError(f"{error} ({location})") from None
-    if v["prompts"] is None and v["prompts_file"] is None:
+    if all(v[key] is None for key in PROMPTS):
         raise bad_value("prompts", None, "at least one prompt", at("prompts"))
     defaults = Defaults.named(v["modality"], v["model"], v["model_options"], at("model"))
     v["sampler"], v["sampling"] = _resolve_sampler(
         defaults, v["sampler"], v["sampling"], locations, location
     )
+    foreign = _rows_of_data_set(v, at, shared)
     entry = Entry(**v | {"prompts": v["prompts"] or []})
-    _check_rows(entry, at("prompts"), counted)
+    _check_rows(entry, at("prompts"), shared.counted)
+    if foreign:
+        entry.__dict__["census"] = replace(entry.census, foreign=tuple(foreign))
     return entry
+
+
+def _rows_of_data_set(v: dict[str, Any], at: Callable[[str], str], shared: _Shared) -> list[str]:
+    """Replace ``prompts_dataset`` by its rows, and check ``prompt_column``; return the columns
+    that went to ``meta``."""
+    options = v.pop("prompts_dataset")
+    column = v["prompt_column"] = check_column(v["prompt_column"], at("prompt_column"))
+    if v["prompts"] is not None and column is not None:
+        raise bad_value("prompt_column", column, "none beside prompts", at("prompt_column"))
+    if options is None:
+        return []
+    where, key = at("prompts_dataset"), one_text([options, column])
+    if key not in shared.loaded:
+        rows, foreign = dataset_rows(options, column, where)
+        named = f"data set {options['path']}"
+        shared.loaded[key] = inline_rows(rows, Path(), f"{named} ({where})"), foreign
+    v["prompts"], foreign = shared.loaded[key]
+    v["prompt_column"] = None  # its rows have the key prompt
+    return foreign
+
+
+def _format(said: Any, modality: str, where: str) -> str | None:
+    """Return the extension of media files, None for the modality's own."""
+    if said is None:
+        return None
+    cls = registry.get("modality", modality)
+    known = dict.fromkeys((cls.extension, *cls.formats))
+    aliases = {"jpeg": "jpg"} if "jpg" in known else {}
+    name = said.lower().removeprefix(".") if isinstance(said, str) else said
+    name = aliases.get(name, name) if isinstance(name, str) else name
+    if not isinstance(name, str) or name not in known:
+        raise bad_value("format", said, f"{' or '.join(known)}, for modality {modality}", where)
+    return None if name == cls.extension else name
 
 
 def _check_device(device: str, where: str) -> None:
@@ -223,7 +285,7 @@ def _check_device(device: str, where: str) -> None:
 def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
     """Check one row of every set of parameters and edits. A wrong one in the job itself is
     refused; of a file, one good row is enough."""
-    key = entry.prompts_file or id(entry.prompts)
+    key = (entry.prompts_file, entry.prompt_column) if entry.prompts_file else id(entry.prompts)
     said = counted[key] = counted.get(key) or entry.said_census()
     entry.__dict__["census"] = entry.own_census(said)
     errors = [row.error for row in map(entry.row_check(), said.first.values()) if row.error]

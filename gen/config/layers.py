@@ -11,37 +11,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gen.config.canonical import sampling_fields
+from gen.config.data_sets import check_options
 from gen.config.inputs import inline_rows
+from gen.config.keys import (
+    DEFAULTS,
+    FILES,
+    FOLDER_KEYS,
+    KEYS,
+    NODES,
+    PROMPTS,
+    RUN_NODE,
+)
 from gen.config.references import References
 from gen.config.run import RUN
 from gen.config.sweep import MOST, combinations, refuse_swept
 from gen.config.yaml_text import load_yaml
-from gen.core.edit_spec import EDIT_FIELDS, MEDIA
 from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user
-
-DEFAULTS: dict[str, Any] = {
-    "modality": None,
-    "model": None,
-    "model_options": {},
-    "sampler": {},  # the modality or the model decides (``gen.contracts.defaults``)
-    "sampling": {},
-    "prompts": None,
-    "prompts_file": None,
-    "num_samples": 1,
-    "seed": 0,
-    **dict.fromkeys(EDIT_FIELDS),
-    "device": "cpu",
-    "dtype": "float32",
-    "compile": False,
-    "batch_size": 8,
-    "trace": 1,
-}
-FOLDER_KEYS = ("name", "out", *RUN)  # one folder per run, so these are no keys of an entry
-KEYS = (*FOLDER_KEYS, *DEFAULTS, "sweep", "jobs")
-FILES = ("prompts_file", *MEDIA)
-NODES = ("sampler", "sampling", "model_options")  # keys with keys of their own
-RUN_NODE = "engine_options"
 
 
 class Values(NamedTuple):
@@ -84,7 +70,7 @@ def read_yaml(path: Path, allow_env: Collection[str] = ()) -> dict[str, Any]:
     if not isinstance(tree, dict):
         held = "a list" if isinstance(tree, list) else shown(tree)
         raise GenError(f"{path} holds {held}; expected keys such as modality, sampler and prompts")
-    return References(tree, allow_env, str(path)).resolved(tree)
+    return References(tree, allow_env, str(path)).resolved()
 
 
 def merge_layers(
@@ -204,7 +190,8 @@ def _override(text: str, jobs: int, allow_env: Collection[str]) -> tuple[list[st
         )
     try:
         said = {keys[-1]: load_yaml(value)}
-        parsed = References({}, allow_env, "the override").resolved(said)[keys[-1]]
+        references = References(said, allow_env, "the override", names_keys=False)
+        parsed = references.resolved()[keys[-1]]
     except GenError as error:
         raise GenError(f"override {shown(text)} has no readable value: {error}") from error
     inner = keys
@@ -234,10 +221,9 @@ def _merge(
         if key not in DEFAULTS:
             hint = " (a key of the whole run)" if key in FOLDER_KEYS else ""
             raise unknown(f"key{hint}", key, DEFAULTS, location)
-    if layer.get("prompts") is not None and layer.get("prompts_file") is not None:
-        raise GenError(
-            f"both prompts and prompts_file are given in {location}; expected one of them"
-        )
+    said = [key for key in PROMPTS if layer.get(key) is not None]
+    if len(said) > 1:
+        raise GenError(f"both {' and '.join(said)} are given in {location}; expected one of them")
     for key, value in layer.items():
         if key in NODES:
             value = _merged_node(key, value, values[key], location, locations)
@@ -247,11 +233,13 @@ def _merge(
             value = str((base / expand_user(value)).absolute())
         elif key == "prompts" and value is not None:
             value = inline_rows(value, base, location)
-        if key == "prompts_file" and value is None:
+        elif key == "prompts_dataset" and value is not None:
+            value = check_options(value, location)
+        if key in PROMPTS[1:] and value is None:
             values[key] = None  # leaves prompts that stand beside it alone
             continue
-        if key in ("prompts", "prompts_file"):
-            values["prompts"] = values["prompts_file"] = None
+        if key in PROMPTS:
+            values.update(dict.fromkeys(PROMPTS))
         values[key] = value
         locations[key] = location
 

@@ -1,5 +1,5 @@
-"""Files of prompts: .txt (a prompt per line), .jsonl (an object or a text per line), .csv and
-.parquet (columns by name).
+"""Files of prompts: .txt (a prompt per line), .jsonl (an object or a text per line), .csv, .tsv
+and .parquet (columns by name); all but Parquet may be compressed (.gz).
 
 Everything is read as it streams by. A reader yields the line, what it holds, its text, and what is
 wrong with it; `gen.config.inputs` makes rows of them.
@@ -9,48 +9,98 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from glob import glob, has_magic
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from gen.config.foreign import is_known, missing_prompt
 from gen.config.rows import ROW_NODES, nested
 from gen.config.yaml_text import DEEPEST, load_yaml
-from gen.core.errors import GenError
+from gen.core.errors import GenError, unknown
+from gen.core.paths import is_file
 
+LONGEST_LINE = 32 << 20  # bytes
 Read = tuple[int, Any, str, str | None]
 INTEGERS = ("seed", "num_samples", "frames")
 INTEGER = re.compile(r"[-+]?\d{1,40}")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
-def read_values(path: Path) -> Iterator[Read]:
-    """(line, values or None, text of the line, error or None) of every row. Raises ``GenError`` for
-    a file of no use as a whole."""
-    readers: dict[str, Callable[[Path], Iterator[Read]]] = {
+def prompt_paths(path: str | Path) -> list[Path]:
+    """Find the files that a name or a pattern such as ``data/*.jsonl`` stands for, in order."""
+    if is_file(path):
+        return [Path(path)]
+    if not has_magic(str(path)):
+        return []
+    return sorted(Path(p) for p in glob(str(path), recursive=True) if is_file(p))
+
+
+def read_values(path: Path, column: str | None = None) -> Iterator[Read]:
+    """Read the rows of one file.
+
+    Args:
+        path: the file.
+        column: the column that holds the prompt; None for ``prompt``.
+
+    Yields:
+        Line, values or None, text of the line, error or None.
+
+    Raises:
+        GenError: a file of no use as a whole.
+    """
+    readers: dict[str, Callable[..., Iterator[Read]]] = {
         ".txt": _text,
         ".jsonl": _jsonl,
         ".csv": _csv,
+        ".tsv": partial(_csv, delimiter="\t"),
         ".parquet": _parquet,
     }
-    if path.suffix.lower() not in readers:
+    is_packed = path.suffix.lower() == ".gz"
+    suffix = (path.with_suffix("") if is_packed else path).suffix.lower()
+    if suffix not in readers or (is_packed and suffix == ".parquet"):
         raise GenError(
             f"{path} is no file of prompts that can be read; expected a name that ends in"
-            f" {', '.join(readers)}"
+            f" {', '.join(readers)}, or one of the first four and .gz"
         )
+    if suffix == ".txt" and column is not None:
+        raise GenError(f"prompt_column came for {path}, which has no columns; expected none")
+    options = {} if suffix in (".txt", ".jsonl") else {"column": column}
     try:
-        yield from readers[path.suffix.lower()](path)
-    except OSError as error:
-        raise GenError(f"{path} cannot be read: {error.strerror or error}") from error
+        yield from readers[suffix](path, **options)
+    except (OSError, EOFError, zlib.error) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise GenError(f"{path} cannot be read: {said}") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file of lines, compressed or not."""
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _bounded(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines. Raises ``GenError`` for one that is longer than a row can be."""
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise GenError(
+                f"{path}, line {number} is longer than {LONGEST_LINE:,} bytes; expected a row per"
+                " line"
+            )
+        yield line
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, str | None]]:
     """Lines that are not blank. They end at line feeds alone: other separators may stand inside a
     prompt."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    with _opened(path) as file:
+        for number, line in enumerate(_bounded(path, file), 1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():
                 continue
@@ -93,16 +143,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return tree
 
 
-def _csv(path: Path) -> Iterator[Read]:
+def _csv(path: Path, column: str | None = None, delimiter: str = ",") -> Iterator[Read]:
     taken: list[str] = []  # the lines of the row being read
 
     def lines(file):
-        for line in file:
-            taken.append(line)
-            yield line
+        for number, line in enumerate(_bounded(path, file)):
+            raw = line if number else line.removeprefix(codecs.BOM_UTF8)
+            taken.append(raw.decode(errors="surrogateescape"))
+            yield taken[-1]
 
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(lines(file), strict=True)
+    with _opened(path) as file:
+        reader = csv.reader(lines(file), strict=True, delimiter=delimiter)
         header: list[str] | None = None
         while True:
             taken.clear()
@@ -125,7 +176,7 @@ def _csv(path: Path) -> Iterator[Read]:
                     raw = raw.encode(errors="surrogateescape").decode(errors="backslashreplace")
                     error = error or "no UTF-8 text"
             if header is None:
-                header = _columns(cells, path) if error is None else _no_header(path, error)
+                header = _columns(cells, path, column) if error is None else _no_header(path, error)
             elif error or any(c.strip() for c in cells):
                 if not error and len(cells) != len(header):
                     error = f"{len(cells)} cells came; expected {len(header)}, as in the header"
@@ -136,16 +187,18 @@ def _no_header(path: Path, error: str) -> list[str]:
     raise GenError(f"{path} has no readable header: {error}")
 
 
-def _columns(names: Sequence[str], path: Path) -> list[str]:
-    """Return the columns of a table, all of them known and one of them ``prompt``."""
+def _columns(names: Sequence[str], path: Path, column: str | None) -> list[str]:
+    """Return the columns of a table, one of which holds the prompts."""
     names = [str(n).strip() for n in names]
     twice = next((n for n in names if names.count(n) > 1), None)
     try:
         if twice is not None:
             raise GenError(f"column {twice!r} comes twice")
-        nested(dict.fromkeys(names))
-        if "prompt" not in names:
-            raise GenError("there is no column 'prompt'")
+        nested({name: None for name in names if is_known(name)})
+        if column is not None and column not in names:
+            raise unknown("column", column, names)
+        if column is None and "prompt" not in names:
+            raise GenError(missing_prompt(names))
     except GenError as error:
         raise GenError(f"{path}, header: {error}") from None
     return names
@@ -157,7 +210,7 @@ def _typed(header: list[str], cells: list[str]) -> dict[str, Any]:
     out = {}
     for key, cell in zip(header, cells, strict=True):
         if cell.strip():
-            param = (
+            param = is_known(key) and (
                 key in INTEGERS
                 or key.partition(".")[0] in ("sampler", "sampling")
                 or key in ROW_NODES
@@ -189,7 +242,7 @@ def scalar(text: str) -> Any:
     return float(text) if NUMBER.fullmatch(text) else _parsed(text)
 
 
-def _parquet(path: Path) -> Iterator[Read]:
+def _parquet(path: Path, column: str | None = None) -> Iterator[Read]:
     try:
         import pyarrow.parquet  # optional: the extra "parquet"
     except ImportError as error:
@@ -198,7 +251,7 @@ def _parquet(path: Path) -> Iterator[Read]:
         ) from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            names, number = _columns(file.schema_arrow.names, path), 0
+            names, number = _columns(file.schema_arrow.names, path, column), 0
             for batch in file.iter_batches(batch_size=1024):
                 columns = (c.to_pylist() for c in batch.columns)
                 for cells in zip(*columns, strict=True):

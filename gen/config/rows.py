@@ -36,6 +36,8 @@ class Row:
         meta: data to carry along.
         error: reason why the row cannot be made.
         raw: text of a row that could not be read, None for any other.
+        origin: file and line, for a row of one of several files.
+        foreign: columns of a data set that went to ``meta``.
     """
 
     prompt: str
@@ -49,6 +51,8 @@ class Row:
     meta: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     raw: str | None = None
+    origin: str = ""
+    foreign: tuple[str, ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """Build the object that a file would hold for this row."""
@@ -62,11 +66,16 @@ class Row:
         }
 
 
-def located(path: Path, line: int, problem: object) -> str:
-    """Add the file and the line to a message."""
+def located(path: Path, line: int, problem: object, origin: str = "") -> str:
+    """Add the file and the line to a message; ``origin`` says both of one of several files."""
     text = " ".join(str(problem).split())
     text = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-    return f"{path.name}, {'row' if path.suffix.lower() == '.parquet' else 'line'} {line}: {text}"
+    return f"{origin or line_of(path, line)}: {text}"
+
+
+def line_of(path: Path, line: int) -> str:
+    """Format ``prompts.jsonl, line 3``."""
+    return f"{path.name}, {'row' if path.suffix.lower() == '.parquet' else 'line'} {line}"
 
 
 def parse_row(got: Any, line: int, base: Path) -> Row:

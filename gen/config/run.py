@@ -23,6 +23,30 @@ LASTING = (
     "engine",
     "engine_options",
 )  # the others are about one command, so no folder keeps them
+# Engine options that only ask for machines. Any other one may run commands (``local_setup`` of
+# slurm, ``runtime_env`` of ray) or send the job elsewhere (``address`` of ray).
+SLURM = "partition account qos constraint array_parallelism time mem exclude gres max_num_timeout"
+HARMLESS = (
+    *("cluster", "wait", "name", "timeout_min", "mem_gb", "nodes", "cpus_per_task"),
+    *("gpus_per_node", "tasks_per_node", "stderr_to_stdout"),
+    *(f"slurm_{name}" for name in SLURM.split()),
+    *("num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "scheduling_strategy"),
+)
+
+
+def refuse_commands(options: Any, where: str) -> None:
+    """Refuse engine options of a job file that may run commands: the file may be somebody else's.
+    Raises ``GenError`` for the first one."""
+    for key, value in options.items() if isinstance(options, Mapping) else ():
+        values = value.values() if key == "resources" and isinstance(value, Mapping) else [value]
+        one_line = all(
+            isinstance(v, int | float) or (isinstance(v, str) and v.isprintable()) for v in values
+        )
+        if key not in HARMLESS or not one_line:
+            raise GenError(
+                f"engine_options.{key} in {where} may run commands; expected it on the command line"
+                f" (engine_options.{key}=...), or --trust-job for a file that you trust"
+            )
 
 
 @dataclass(frozen=True)

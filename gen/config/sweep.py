@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from gen.config.keys import PROMPTS
 from gen.core.errors import GenError, bad_value, unknown
 
 MOST = 10_000  # entries of one sweep; more of them are rows of input, not methods to compare
@@ -45,10 +46,9 @@ def combinations(
         lists[str(key)] = [
             list(v) if isinstance(v, Iterator) else v for v in values
         ]  # every combination reads it anew
-    if {"prompts", "prompts_file"} <= set(lists):
-        raise GenError(
-            f"both prompts and prompts_file are swept in {location}; expected one of them"
-        )
+    rows = [key for key in PROMPTS if key in lists]
+    if len(rows) > 1:
+        raise GenError(f"both {' and '.join(rows)} are swept in {location}; expected one of them")
     count = prod(len(v) for v in lists.values())
     if count > MOST:
         sizes = " x ".join(f"{len(v)} of {k}" for k, v in lists.items())

@@ -19,6 +19,7 @@ from gen.core.registry import registry
 from gen.core.sampler import (
     Sampler,
     SamplerSpec,
+    implied_sampling,
     parameter_names,
     preset_of,
     resolve_sampler,
@@ -157,11 +158,10 @@ class Defaults:
             GenError: an unknown sampler or parameter, or no default sampler.
         """
         spec = self.complete_sampler(sampler)
-        preset = preset_of(spec)
         usual = dict(self.sampling)
         if self.kind(spec) == "latents":
             usual = {k: v for k, v in usual.items() if k in OF_LATENTS}
-        return spec, {**usual, **(preset.sampling if preset else {}), **sampling}
+        return spec, {**usual, **implied_sampling(spec), **sampling}
 
     def complete_sampler(self, sampler: SamplerSpec | None) -> dict[str, Any]:
         """Return a sampler as ``{"name": ..., parameter: value}`` with the modality's parameters.

@@ -60,6 +60,7 @@ class Modality(ABC):
         name: name in the registry.
         media_kind: ``image``, ``audio``, ``video`` or ``data``.
         extension: extension of media files.
+        formats: extensions that ``save`` writes, if there are more than ``extension``.
         models: zoo name of each model by ``model_key``.
         frontends: zoo name of each frontend by kind, ``codes`` or ``latents``.
         default_sampling: sampling parameters of a user who gives none, as far as they apply to the
@@ -80,6 +81,7 @@ class Modality(ABC):
     name: ClassVar[str]
     media_kind: ClassVar[str]
     extension: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[Mapping[str, str]] = {}
     frontends: ClassVar[Mapping[str, str]]
     default_sampling: Mapping[str, Any] = {}

@@ -146,7 +146,11 @@ def sync_folder(folder: Path) -> None:
 def sweep_temporaries(folder: Path) -> None:
     """Remove temporary files of processes that are gone, and of this one, which writes nothing else
     while it sweeps."""
-    for left in folder.glob(TEMPORARY + "*"):
-        worker = "-".join(left.name.removeprefix(TEMPORARY).split("-")[:3])
-        if worker == worker_name() or is_dead(worker):
-            left.unlink(missing_ok=True)
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile, or never there
+        return
+    for name in names:
+        worker = "-".join(name.removeprefix(TEMPORARY).split("-")[:3])
+        if name.startswith(TEMPORARY) and (worker == worker_name() or is_dead(worker)):
+            (folder / name).unlink(missing_ok=True)

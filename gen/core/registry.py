@@ -50,6 +50,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "modality": ("gen.modalities",),
     "condition_encoder": ("gen.modalities", "gen.modalities.checkpoints"),
     "checkpoint": ("gen.modalities.checkpoints",),
+    "metric": ("gen.eval.metrics",),
 }
 
 
@@ -157,7 +158,7 @@ def _import_home(home: str) -> None:
         try:
             importlib.import_module(name)
         # a module may raise anything
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise GenError(
                 f"module {name} cannot be imported: {type(error).__name__}: {error}"
             ) from error
@@ -181,8 +182,8 @@ def _import_plugins() -> None:
     for point in entry_points(group=GROUP):
         try:
             point.load()
-        # a plugin may raise anything
-        except Exception as error:
+        # a plugin may raise anything, or leave
+        except (Exception, SystemExit) as error:
             raise GenError(
                 f"plugin {point.name!r} ({_package_of(point)}{point.value}) cannot be imported:"
                 f" {type(error).__name__}: {error}; repair or uninstall it"

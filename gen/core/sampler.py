@@ -35,6 +35,8 @@ class Sampler(ABC):
         papers: arXiv ids of the papers that the sampler implements.
         aliases: other names of parameters -> the parameters' own names.
         spellings: alias -> its values -> the parameter's own values.
+        sampling_aliases: names under which a spec accepts sampling parameters as well -> the
+            sampling parameter, and the number to add to the value.
     """
 
     protocol: ClassVar[str]
@@ -49,6 +51,7 @@ class Sampler(ABC):
     papers: ClassVar[tuple[str, ...]] = ()
     aliases: ClassVar[Mapping[str, str]] = {}
     spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    sampling_aliases: ClassVar[Mapping[str, tuple[str, float]]] = {}
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
 
     @property
@@ -305,10 +308,12 @@ def resolve_sampler(
                     f"sampling.{key} is {explicit[key]!r}; the preset {name!r} means {value!r}"
                 )
         cls = samplers[preset.sampler]
+        _take_sampling(given, cls, explicit)
         implied = preset.params
         given = _own_names(given, cls, preset.aliases, name, where)
     else:
         cls, implied = samplers[name], {}
+        _take_sampling(given, cls, explicit)
         given = _own_names(given, cls, {}, name, where)
     fields = parameter_names(cls)
     for key in given:
@@ -320,6 +325,39 @@ def resolve_sampler(
         return sampler, SamplingParams(**explicit)
     except GenError as error:
         raise GenError(f"{error} ({where})") if where else error from None
+
+
+def implied_sampling(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that a spec states: those of its preset, and those that it
+    has under a name of ``Sampler.sampling_aliases``. An unknown sampler implies none."""
+    presets, given = registry.table("preset"), dict(spec)
+    preset: Preset | None = presets.get(given.get("name", ""))
+    found = {} if preset is None else dict(preset.sampling)
+    name = given.get("name") if preset is None else preset.sampler
+    cls = registry.table("sampler").get(name) if isinstance(name, str) else None
+    if cls is not None:
+        _take_sampling(given, cls, found)
+    return found
+
+
+def _take_sampling(given: dict[str, Any], cls: type[Sampler], sampling: dict[str, Any]) -> None:
+    """Move what ``given`` has under a name of ``sampling_aliases`` to the sampling parameters.
+
+    Raises:
+        GenError: the value is no number, or the sampling parameter has another value.
+    """
+    for alias, (key, offset) in cls.sampling_aliases.items():
+        if alias not in given:
+            continue
+        value = given.pop(alias)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise bad_value(f"sampler.{alias}", value, "a number")
+        meant = value + offset
+        if sampling.setdefault(key, meant) != meant:
+            raise GenError(
+                f"sampling.{key} is {sampling[key]!r}, and sampler.{alias} {value!r} means"
+                f" {meant!r}; expected one of them"
+            )
 
 
 def _explicit_sampling(

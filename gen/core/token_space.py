@@ -61,6 +61,7 @@ class TokenSpace:
         eos_token_id: token after which a row is over. Every later position holds it too, and causal
             samplers stop there. Masked and block models take it for a token like any other, and
             refuse a constraint.
+        end_token_ids: all tokens that end a text or a turn, where the eos token is one of several.
         prefix: long [k], tokens before the first position, where a constraint or an end begins to
             look (``suffix``).
         delimiters: tokens that end a sentence or another unit.
@@ -86,6 +87,7 @@ class TokenSpace:
     delimiters: tuple[int, ...] = ()
     rarity: Tensor | None = None
     blocks: tuple[slice, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.channels and self.is_history_dependent:
@@ -96,6 +98,9 @@ class TokenSpace:
         for delimiter in self.delimiters:
             if not 0 <= delimiter < self.vocab_size:
                 raise bad_value("delimiters", delimiter, f"ids below {self.vocab_size}")
+        for end in self.end_token_ids:
+            if not 0 <= end < self.vocab_size:
+                raise bad_value("end_token_ids", end, f"ids below {self.vocab_size}")
         self._check_blocks()
         if self.eos_token_id is None:
             return
@@ -139,6 +144,12 @@ class TokenSpace:
     def is_uniform(self) -> bool:
         """True where the same tokens are allowed at all positions."""
         return bool((self.legal == self.legal[:1]).all())
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text or a turn: ``end_token_ids``, else the eos token if any."""
+        eos = () if self.eos_token_id is None else (self.eos_token_id,)
+        return self.end_token_ids or eos
 
     @property
     def is_history_dependent(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -62,16 +63,26 @@ class Files:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.media, self.previews = _times(folder), _times(folder / PREVIEW)
-        self.tars = {f"{SHARDS}/{name}" for name in _times(folder / SHARDS)}
+        self.media, self.previews = _times(folder), _own(folder / PREVIEW)
+        self.tars = {f"{SHARDS}/{name}" for name in _own(folder / SHARDS)}
 
 
 def _times(folder: Path) -> dict[str, int]:
+    """Times of the files of a folder. Links are left out: they may lead anywhere."""
+    found: dict[str, int] = {}
     try:
         with os.scandir(folder) as entries:
-            return {e.name: e.stat().st_mtime_ns for e in entries if e.is_file()}
+            for entry in entries:
+                with suppress(FileNotFoundError):  # moved to its own name meanwhile
+                    if entry.is_file(follow_symlinks=False):
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
     except FileNotFoundError:
-        return {}
+        pass
+    return found
+
+
+def _own(folder: Path) -> dict[str, int]:
+    return {} if folder.is_symlink() else _times(folder)
 
 
 def view(files: Files, row: Row) -> View:

@@ -21,6 +21,7 @@ from gen.gallery.media import SMALL, Files, Row, kind_of, view
 from gen.gallery.trace import draw_trace
 from gen.media.spectrogram import HEIGHT, WIDTH
 from gen.store.ledger import TRACES
+from gen.store.sealed import parse
 
 FIRST_TRACES, FIRST_FAILURES = 12, 50  # number shown of a large job
 MANY = 8  # number of prompts from which a search field is shown
@@ -244,10 +245,10 @@ def traces(files: Files, rows: list[Row], most: int | None = None) -> Values:
 
 
 def _steps(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise GenError(f"{path} is no JSON ({error}); remove it and resume") from error
+    steps, wrong = parse(path.read_bytes())
+    if wrong:
+        raise GenError(f"{path} is damaged: {wrong}; remove it and resume")
+    return steps
 
 
 def _kind(files: Files, row: Row) -> str:

@@ -21,8 +21,10 @@ from typing import Any
 from yaml import YAMLError, safe_load
 
 from gen.core.errors import GenError, bad_value
-from gen.core.files import put_text, sweep_temporaries
+from gen.core.files import TEMPORARY, put_text, sweep_temporaries
+from gen.core.processes import is_dead
 from gen.gallery.items import FIELDS, KINDS, SHARED, write_items
+from gen.gallery.items import FOLDER as ITEMS
 from gen.gallery.media import EXCERPT, PREVIEW, SMALL, Files, Row, preview_of
 from gen.gallery.page import (
     FIRST_FAILURES,
@@ -37,7 +39,17 @@ from gen.gallery.page import (
     traces,
 )
 from gen.gallery.render import render
-from gen.store.ledger import CHECK, CONFIG, GALLERY, MANIFEST, PLAN, read_json, read_rows
+from gen.store.ledger import (
+    CHECK,
+    CONFIG,
+    GALLERY,
+    MANIFEST,
+    PLAN,
+    is_job,
+    read_json,
+    read_plan,
+    read_rows,
+)
 
 __all__ = ["EXCERPT", "PAGE", "preview_of", "write_gallery"]
 PAGE = 200  # items that one page shows whole
@@ -75,8 +87,12 @@ def _version(folder: Path) -> Any:
 
 def _write(folder: Path) -> None:
     rows = _rows(folder)
-    planned = max(len(rows), len(read_json(folder / PLAN).get("items", ())))
+    planned = len(read_plan(folder)["items"]) if is_job(folder) else 0
+    planned = max(len(rows), planned)
     large = planned > PAGE
+    for left in (*folder.glob(f"{TEMPORARY}*-{GALLERY}"), *(folder / ITEMS).glob(f"{TEMPORARY}*")):
+        if is_dead("-".join(left.name.removeprefix(TEMPORARY).split("-")[:3])):
+            left.unlink(missing_ok=True)
     if len(rows) == planned:  # no preview is to come
         sweep_temporaries(folder / PREVIEW)
     files = Files(folder)

@@ -18,6 +18,7 @@ from typing import Any
 
 from gen.core.errors import GenError, describe
 from gen.core.files import TEMPORARY, put, put_text, sha256, writing
+from gen.core.printable import printable
 from gen.core.processes import worker_name
 from gen.gallery import write as gallery
 from gen.jobs.decoder import Decoder, decoder_key
@@ -35,7 +36,7 @@ from gen.store.ledger import (
     read_rows,
     require_job,
 )
-from gen.store.manifest import damaged, publish, remove_job
+from gen.store.manifest import damaged, digest_of, mend, publish, remove_job
 from gen.store.shard_reader import Members
 from gen.store.stored_tokens import StoredTokens, load_tokens
 
@@ -44,6 +45,7 @@ GONE = (
     "shard_sha256",
     "shard_bytes",
     "tokens_file",
+    "beside_sha256",
 )  # of a row: where its parts lie in the source
 
 
@@ -80,6 +82,8 @@ def decode_folder(
         {"frontend": frontend, "weights": making.weights, "model": model, "dtype": dtype},
     )
     open_target(out, own, force)
+    for damage in mend(out):
+        progress.note(f"{damage.path}, line {damage.line} was damaged; its item is decoded again")
     before, bad = {r["id"]: r for r in read_rows(out)}, damaged(out, own)
     due = [r for r in rows if not is_there(before.get(r["id"]), r, bad)]
     journal = Journal(out, 0, worker_name())
@@ -264,11 +268,9 @@ class Making:
             "source_sha256": row["sha256"],
         }
         about = {k: v for k, v in new.items() if k not in RUNTIME}
-        put_text(
-            out / f"{Path(name).stem}.json",
-            json.dumps({**about, "job": recipe}, ensure_ascii=False, indent=1) + "\n",
-        )
-        return new
+        sidecar = out / f"{Path(name).stem}.json"
+        put_text(sidecar, json.dumps({**about, "job": recipe}, ensure_ascii=False, indent=1) + "\n")
+        return {**new, "beside_sha256": digest_of([*(out / n for n in also), sidecar])}
 
 
 def require_tokens(
@@ -358,7 +360,7 @@ def decode(args: argparse.Namespace) -> int:
         args.folder, args.out, **{k: getattr(args, k) for k in how}, progress=for_terminal()
     )
     for note in summary["notes"]:
-        print(f"gen: {note}", file=sys.stderr)
+        print(f"gen: {printable(note)}", file=sys.stderr)
     good = summary["items"] - len(summary["failed"])
     print(
         f"{summary['made']} media made of stored tokens, {summary['skipped']} were there already; "
@@ -369,7 +371,7 @@ def decode(args: argparse.Namespace) -> int:
         first = summary["failed"][0]
         print(
             f"gen: {len(summary['failed'])} of {summary['items']} items failed ({first['id']}:"
-            f" {first['error']})",
+            f" {printable(first['error'])})",
             file=sys.stderr,
         )
     return 1 if summary["failed"] else 0

@@ -44,6 +44,7 @@ COLUMNS = {
     "shard_sha256": TEXT,
     "shard_bytes": WHOLE,
     "tokens_file": TEXT,
+    "beside_sha256": TEXT,
     "also": PARTS,
     "nfe": WHOLE,
     "tokens": WHOLE,

@@ -12,10 +12,10 @@ are then those of the plan, whatever is missing.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
+from gen.core.clock import SteadyClock
 from gen.core.errors import GenError, describe
 from gen.core.memory import free_memory
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
@@ -136,7 +136,7 @@ class Microbatches:
             raise Stopped
         if self.writer.lost:
             raise Lost
-        worker, began = self.worker, time.monotonic()
+        worker, clock = self.worker, SteadyClock()
         worker.progress.batch(batch[0].label, size)
         made: Attempt[Any] = Attempt()
         with made:
@@ -158,7 +158,7 @@ class Microbatches:
             "batch",
             shard=self.writer.shard,
             items=len(batch),
-            seconds=round(time.monotonic() - began, 4),
+            seconds=round(clock(), 4),
             sampler=batch[0].label,
             **said,
         )

@@ -18,16 +18,18 @@ from typing import Any
 from gen.config.canonical import difference
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import file_digest
-from gen.config.rows import Row
+from gen.config.rows import Row, located
 from gen.contracts.checkpoint import CheckpointFiles
 from gen.core.edit_spec import MEDIA, EditSpec
 from gen.core.errors import GenError
-from gen.core.files import TEMPORARY, slug, writing
+from gen.core.files import TEMPORARY, put, slug, writing
 from gen.core.seeds import sample_seeds
 from gen.core.versions import installed
 from gen.store.claims import create
 from gen.store.joblog import source_commit
-from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, is_job, read_plan
+from gen.store.ledger import CONFIG, INPUTS, LOGS, PLAN, SHARDS, is_job, lines_of, read_plan
+from gen.store.manifest import shard_of
+from gen.store.sealed import Damaged, plan_text
 
 SHARDS_WANTED, LEAST, MOST = (
     64,
@@ -111,8 +113,8 @@ def _items(e: int, entry: Entry, modality: Any, deterministic: bool) -> Iterator
         except GenError as error:
             if not entry.prompts_file:
                 raise
-            file = Path(entry.prompts_file).name
-            text = str(error) if row.error else f"{file}, line {row.line}: {error}"
+            where = Path(entry.prompts_file)
+            text = str(error) if row.error else located(where, row.line, error, row.origin)
             yield {
                 "id": identity("bad", row.line, text),
                 "entry": e,
@@ -192,17 +194,37 @@ def weights_of(job: Job) -> dict[str, str]:
 
 
 def write_plan(folder: Path, plan: dict[str, Any]) -> bool:
-    """Write it if there is none; ``False`` if another process was first. One item per line, for
-    people who look."""
-    head = json.dumps(
-        {k: v for k, v in plan.items() if k not in ("items", "shards")}, ensure_ascii=False
-    )[1:-1]
-    items = ",\n".join(json.dumps(i, ensure_ascii=False) for i in plan["items"])
+    """Write it if there is none; ``False`` if another process was first."""
     with writing(folder / PLAN):
         folder.mkdir(parents=True, exist_ok=True)
-        shards = json.dumps(plan["shards"])
-        text = f'{{{head},\n"items": [\n{items}\n],\n"shards": {shards}}}\n'
-        return create(folder / PLAN, text.encode())
+        return create(folder / PLAN, plan_text(plan))
+
+
+def mend_plan(folder: Path, plan: dict[str, Any], damaged: Damaged) -> None:
+    """Replace a damaged plan by one that was made again from the job. Raises ``damaged`` where
+    the folder does not show that it holds this very job."""
+    lines = lines_of(folder, []).values()
+    stems = {i["id"]: i["stem"] for i in plan["items"]}
+    if not all(_is_of(row, plan, stems) for row in lines):
+        raise damaged
+    if not lines and plan["fingerprint"] not in _text(folder / CONFIG):
+        raise damaged
+    put(folder / PLAN, lambda temporary: temporary.write_bytes(plan_text(plan)))
+
+
+def _is_of(row: dict[str, Any], plan: dict[str, Any], stems: dict[str, str]) -> bool:
+    """Return True if a row is of an item of this plan, in the shard that this plan has it in."""
+    if row["id"] not in stems:
+        return False
+    if row["status"] != "ok":
+        return True
+    shard = f"{SHARDS}/{shard_of(plan, row['index']):05d}.tar"
+    name = row.get("member", row["file"])
+    return Path(name).stem == stems[row["id"]] and ("member" not in row or row["file"] == shard)
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8", "replace") if path.is_file() else ""
 
 
 def check_target(folder: Path, job: Job) -> dict[str, Any] | None:

@@ -10,19 +10,19 @@ show in the media: see `gen.jobs.plan` for what is made, `gen.jobs.worker` for h
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.inputs import write_rows
 from gen.config.job import make_job
+from gen.core.clock import SteadyClock, pause
 from gen.core.edit_spec import MEDIA
 from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, put, put_text, sha256, sweep_temporaries, writing
@@ -31,14 +31,15 @@ from gen.core.registry import registry
 from gen.core.seeds import sample_seeds
 from gen.gallery import write as gallery_page
 from gen.jobs.engines import run_engine
-from gen.jobs.plan import changes, check_target, make_plan, write_plan
+from gen.jobs.plan import changes, check_target, make_plan, mend_plan, write_plan
 from gen.jobs.progress.report import Silent
 from gen.jobs.rank import own_device, process_rank
 from gen.jobs.types import Report
 from gen.jobs.worker import Pipes, Worker, run_worker
 from gen.pipeline import pipeline
 from gen.store.ledger import CONFIG, GALLERY, INPUTS, is_job, read_plan, read_rows, require_job
-from gen.store.manifest import damaged, mark_due, publish, remove_job
+from gen.store.manifest import damaged, mark_due, mend, publish, remove_job
+from gen.store.sealed import Damaged
 
 PATIENCE = 300  # seconds
 INLINE = 200  # rows of a job that its config shows one by one: YAML takes a millisecond for each
@@ -60,14 +61,20 @@ def run_job(
     """
     progress = progress or Silent()
     folder, here = Path(job.out), process_rank()
-    plan = (
-        _replan(folder, job, progress)
-        if here.leader or not job.run.overwrite
-        else _replanned(folder, job)
-    )
+    spoilt: Damaged | None = None
+    try:
+        plan = (
+            _replan(folder, job, progress)
+            if here.leader or not job.run.overwrite
+            else _replanned(folder, job)
+        )
+    except Damaged as error:
+        plan, spoilt = None, error
     new = plan is None
     if job.run.engine == "local" and job.run.workers == 1:
         load = _once(load)
+    for note in job.notes() if new else ():
+        progress.note(note)
     if new:
         device = (
             own_device("cuda", here.local_rank)
@@ -75,15 +82,19 @@ def run_job(
             else None
         )
         plan = make_plan(job, Pipes(load, device).of)
-        new = write_plan(folder, plan)
-        if not new:  # another process was first
+        if spoilt is not None:
+            mend_plan(folder, plan, spoilt)
+            progress.note(f"{spoilt.path}, line {spoilt.line} was damaged; the plan is made again")
+        new = spoilt is None and write_plan(folder, plan)
+        if spoilt is None and not new:  # another process was first
             plan = check_target(folder, job)
-        elif plan["duplicates"]:
+        elif new and plan["duplicates"]:
             progress.note(
                 f"{plan['duplicates']} items were asked for more than once; each is made once"
             )
     job = keep_rows(job, folder)
-    open_folder(folder, job, plan, new)
+    for damage in open_folder(folder, job, plan, new):
+        progress.note(f"{damage.path}, line {damage.line} was damaged; its item is made again")
     done = len(read_rows(folder))
     progress.start(len(plan["items"]), done)
     try:
@@ -143,13 +154,13 @@ def _replan(folder: Path, job: Job, progress: Silent) -> dict[str, Any] | None:
 def _replanned(folder: Path, job: Job) -> dict[str, Any]:
     """Wait for the plan that the leader of this run puts into the folder; only the leader may
     overwrite."""
-    until = time.monotonic() + PATIENCE
+    clock = SteadyClock()
     while not is_job(folder) or read_plan(folder)["fingerprint"] != fingerprint(job):
-        if time.monotonic() > until:
+        if clock() > PATIENCE:
             raise GenError(
                 f"the first process of this run has not overwritten {folder} within {PATIENCE} s"
             )
-        time.sleep(0.2)
+        pause(0.2)
     return read_plan(folder)
 
 
@@ -172,25 +183,27 @@ def keep_rows(job: Job, folder: Path) -> Job:
     return replace(job, entries=entries)
 
 
-def open_folder(folder: Path, job: Job, plan: dict[str, Any], new: bool) -> None:
+def open_folder(folder: Path, job: Job, plan: dict[str, Any], new: bool) -> list[Damaged]:
     """Write the config of this run, and mark what is to be made again: damaged media, and failed
-    items if they are to be retried."""
+    items if they are to be retried. Returns the damaged rows, which are dropped."""
     made = plan["made_with"]
     text = (
-        f"# gen {made['gen']}, torch {made['torch']}, fingerprint"
+        f"# gen {made.get('gen')}, torch {made.get('torch')}, fingerprint"
         f" {plan['fingerprint']}\n{job.to_yaml()}"
     )
     config = folder / CONFIG
-    if not config.is_file() or config.read_text("utf-8") != text:
+    if not config.is_file() or config.read_bytes() != text.encode():
         put_text(config, text)
     if new:
-        return
+        return []
     with writing(folder):
         for where in (folder, folder / INPUTS):
             sweep_temporaries(where)
+    dropped = mend(folder)
     mark_due(folder, plan, damaged(folder, plan))
     if job.run.retry == "failed":
         mark_due(folder, plan, lambda row: row["status"] == "failed")
+    return dropped
 
 
 def leave(folder: Path, plan: dict[str, Any]) -> None:
@@ -202,7 +215,7 @@ def leave(folder: Path, plan: dict[str, Any]) -> None:
 
 def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str, Any]:
     """Writes the gallery if it is to, then: folder, gallery, items, skipped, pending, failed, and
-    per sampler items, nfe, seconds."""
+    per sampler items, and means of nfe and seconds."""
     rows, total = read_rows(folder), len(read_plan(folder)["items"])
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -211,8 +224,8 @@ def summarise(folder: Path, skipped: int = 0, gallery: bool = True) -> dict[str,
     by_sampler = {
         name: {
             "items": len(g),
-            "nfe": median(r["nfe"] for r in g),
-            "seconds": median(r["seconds"] for r in g),
+            "nfe": fmean(r["nfe"] for r in g),
+            "seconds": fmean(r["seconds"] for r in g),
         }
         for name, g in groups.items()
     }

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gen.core.clock import SteadyClock, pause
+from gen.core.printable import printable
 from gen.core.processes import is_dead
 from gen.core.tables import EMPTY, columns
 from gen.jobs.progress.report import duration, speed
@@ -50,11 +52,12 @@ def status(args: argparse.Namespace) -> int:
                 return 0
     report = status_of(folder)
     # one report per line where there are several
-    print(
+    text = (
         json.dumps(report, ensure_ascii=False, indent=None if args.watch else 2)
         if args.json
         else text_of(report)
     )
+    print(printable(text))
     return 0
 
 
@@ -70,10 +73,10 @@ def _watch_json(folder: Path) -> None:
     """Print one report per line; the caller prints the last one."""
     over = Over(folder)
     while not over():
-        print(json.dumps(status_of(folder), ensure_ascii=False), flush=True)
-        until = time.monotonic() + EVERY
-        while time.monotonic() < until and not over():
-            time.sleep(0.1)
+        print(printable(json.dumps(status_of(folder), ensure_ascii=False)), flush=True)
+        clock = SteadyClock()
+        while clock() < EVERY and not over():
+            pause(0.1)
 
 
 class Over:
@@ -85,8 +88,8 @@ class Over:
     def __init__(
         self, folder: Path, quiet: float = QUIET, clock: Callable[[], float] = time.monotonic
     ):
-        self.folder, self.quiet, self.clock, self.cache = folder, quiet, clock, Cache()
-        self.looked, self.heard, self.over = float("-inf"), clock(), False
+        self.folder, self.quiet, self.clock, self.cache = folder, quiet, SteadyClock(clock), Cache()
+        self.looked, self.heard, self.over = float("-inf"), self.clock(), False
 
     def __call__(self) -> bool:
         now = self.clock()

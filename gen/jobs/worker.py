@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +17,8 @@ from typing import Any
 
 from gen.config.entries import Entry, Job, fingerprint
 from gen.config.job import load_config
-from gen.core.errors import GenError
+from gen.core.clock import SteadyClock, pause
+from gen.core.errors import GenError, describe
 from gen.core.files import writing
 from gen.core.memory import give_back
 from gen.core.processes import worker_name
@@ -48,6 +48,7 @@ from gen.store.ledger import (
     read_plan,
 )
 from gen.store.manifest import publish, settled
+from gen.store.sealed import Damaged
 from gen.store.webdataset import commit_shard, is_committed
 
 PAUSE = (0.05, 1.0)  # seconds between two looks at shards that others are at, growing
@@ -140,7 +141,8 @@ class Worker:
             progress,
             stop,
         )
-        self.job = job or load_config(folder / CONFIG)
+        # a worker starts no engine, so the options of one run nothing here
+        self.job = job or load_config(folder / CONFIG, trust_job=True)
         if fingerprint(self.job) != self.plan["fingerprint"]:
             raise GenError(f"{folder / CONFIG} is not the job that {folder} was planned for")
         self.tars = self.job.run.layout == "shards"
@@ -161,13 +163,14 @@ class Worker:
             self.name,
             device=pipes.device or ", ".join(sorted({e.device for e in self.job.entries})),
         )
-        self.next_publish = time.monotonic() + PUBLISH_EVERY
+        self.clock = SteadyClock()
+        self.next_publish = self.clock() + PUBLISH_EVERY
         self.base, self.base_of = {}, None  # what the manifest says, and which version of it
         self._look_again()
 
     def pull(self) -> Report:
         """Work on shards until all are done or a stop is requested; return the report."""
-        pause = PAUSE[0]
+        delay = PAUSE[0]
         while not self.report.stopped and len(self.done) < len(self.order):
             busy = False
             for shard in self.order:
@@ -179,12 +182,12 @@ class Worker:
                     if self.report.stopped:
                         break
             if busy:
-                pause = PAUSE[0]
+                delay = PAUSE[0]
             elif not self.report.stopped and len(self.done) < len(
                 self.order
             ):  # the rest is with others, who may die
-                time.sleep(pause * random.uniform(0.7, 1.0))
-                pause = min(2 * pause, PAUSE[1])
+                pause(delay * random.uniform(0.7, 1.0))
+                delay = min(2 * delay, PAUSE[1])
         self.log.event(
             "stop" if self.report.stopped else "done",
             made=self.report.made,
@@ -221,23 +224,23 @@ class Worker:
             return True
         finally:
             self.claims.release(f"{shard:05d}")
-        if time.monotonic() >= self.next_publish:
+        if self.clock() >= self.next_publish:
             self._publish()
         return True
 
     def _publish(self) -> None:
         """Let readers see how far the job is: manifest and, by one of the workers, gallery."""
-        began = time.monotonic()
+        began = self.clock()
         publish(self.folder, self.plan)
         if self.first:
             try:
                 gallery.write_gallery(self.folder)
-            except GenError as error:  # it is made again at the end
-                self.progress.note(str(error))
+            # the page is made from the rest, and again at the end: no fault in it ends a worker
+            except Exception as error:
+                self.progress.note(f"the gallery is not up to date: {describe(error)}")
         give_back(len(self.plan["items"]))
-        self.next_publish = time.monotonic() + max(
-            PUBLISH_EVERY, PUBLISH_SHARE * (time.monotonic() - began)
-        )
+        now = self.clock()
+        self.next_publish = now + max(PUBLISH_EVERY, PUBLISH_SHARE * (now - began))
 
     def items(self, shard: int) -> list[dict[str, Any]]:
         """List the items of a shard, as the plan has them."""
@@ -245,13 +248,14 @@ class Worker:
         return self.plan["items"][first:end]
 
     def lines(self, shard: int) -> dict[str, Row]:
-        """Collect the line that counts of every known item of a shard."""
+        """Collect the line that counts of every known item of a shard; damaged lines are none."""
+        damage: list[Damaged] = []
         items = self.items(shard)
         found = {i["id"]: self.base[i["id"]] for i in items if i["id"] in self.base}
         if self.tars:
-            latest(parse_rows(self.folder / SHARDS / f"{shard:05d}.jsonl"), found)
+            latest(parse_rows(self.folder / SHARDS / f"{shard:05d}.jsonl", damage), found)
         for path in journals(self.folder, shard):
-            latest(parse_rows(path), found)
+            latest(parse_rows(path, damage), found)
         return found
 
     def is_done(self, shard: int) -> bool:
@@ -276,7 +280,7 @@ class Worker:
             return False
         keep = ("id", "attempt", "turn", "status")  # all that is needed, of ten thousand rows
         self.base, self.base_of = (
-            {r["id"]: {k: r.get(k) for k in keep} for r in parse_rows(self.folder / MANIFEST)},
+            {r["id"]: {k: r.get(k) for k in keep} for r in parse_rows(self.folder / MANIFEST, [])},
             version,
         )
         give_back(len(self.base))

@@ -16,13 +16,15 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from gen.core.errors import GenError, describe
+from gen.core.errors import GenError, cut, describe
 from gen.core.files import Puts, sha256, writing
 from gen.gallery import write as gallery
 from gen.jobs.types import Lost, Stopped, Work, WorkerState
 from gen.store.ledger import RUNTIME, SHARDS, TRACES, Journal, Row, holds, shard_folder
+from gen.store.manifest import digest_of
 from gen.store.stored_tokens import save_tokens
 
+TOLD = 10  # failures that a worker tells of one by one
 AHEAD = 2  # microbatches that may wait to be written: enough to overlap, and memory stays bounded
 SYNCS = 8  # fsyncs at a time
 COUNTS = (
@@ -110,8 +112,11 @@ class Writer:
     def _add(self, rows: list[Row]) -> None:
         self.journal.add(rows)
         failed = [r for r in rows if r["status"] == "failed"]
-        for row in failed:
-            self.worker.progress.note(f"item {row['index']} failed: {row['error']}")
+        for before, row in enumerate(failed, self.worker.report.failed):
+            if before < TOLD:
+                self.worker.progress.note(f"item {row['index']} failed: {cut(row['error'])}")
+            elif before == TOLD:
+                self.worker.progress.note("more items failed; gen status lists the errors")
             self.worker.log.event("failed", id=row["id"], index=row["index"], error=row["error"])
         self.worker.report.made += len(rows) - len(failed)
         self.worker.report.failed += len(failed)
@@ -132,20 +137,24 @@ class Writer:
         tokens = row.get("tokens_file")
         try:
             medium = puts.add(
-                self.target / f"{stem}.{modality.extension}",
+                self.target / f"{stem}.{extension_of(work, modality)}",
                 lambda path: modality.save(out.media[i], path, info),
             )
-            for name in also:
+            beside = [
                 puts.add(
                     self.target / name, lambda path: modality.save_also(out.media[i], path, info)
                 )
+                for name in also
+            ]
             if tokens:
-                puts.add(self.target / tokens, lambda path: save_tokens(path, out, i))
+                beside.append(
+                    puts.add(self.target / tokens, lambda path: save_tokens(path, out, i))
+                )
         except GenError:
             raise
         except Exception as problem:
             puts.drop(before)
-            names = (f"{stem}.{modality.extension}", f"{stem}.json", *also)
+            names = (f"{stem}.{extension_of(work, modality)}", f"{stem}.json", *also)
             outdated += [self.target / n for n in (*names, *([tokens] if tokens else []))]
             return self._row(work, None, 0, "failed", f"could not be saved: {describe(problem)}")
         row.update(sha256=sha256(medium), bytes=medium.stat().st_size)
@@ -162,9 +171,10 @@ class Writer:
             )
             + "\n"
         )
-        puts.add(
+        sidecar = puts.add(
             self.target / f"{stem}.json", lambda path: path.write_text(about, encoding="utf-8")
         )
+        row["beside_sha256"] = digest_of([*beside, sidecar])
         if self.worker.tars:
             gallery.preview_of(medium, self.worker.folder, row)
         return row
@@ -173,7 +183,7 @@ class Writer:
         """Build the manifest line of an item; ``out`` is None for one that failed."""
         item, stats = work.item, vars(out.stats[i]) if out is not None else {}
         modality = self.worker.pipe(item["entry"]).modality
-        name = f"{item['stem']}.{modality.extension}" if out is not None else None
+        name = f"{item['stem']}.{extension_of(work, modality)}" if out is not None else None
         where = (
             {"file": name}
             if not self.worker.tars or name is None
@@ -222,6 +232,11 @@ class Writer:
                 future.result()
 
 
+def extension_of(work: Work, modality: Any) -> str:
+    """Return the extension of an item's media: that of its entry, or the modality's own."""
+    return work.entry.format or modality.extension
+
+
 def recipe(work: Work) -> dict[str, Any]:
     """Build the job that makes this one item again."""
     entry, item = work.entry, work.item
@@ -239,6 +254,7 @@ def recipe(work: Work) -> dict[str, Any]:
         "prompts": [item["prompt"]],
         "seed": item["seed"],
         "dtype": entry.dtype,
+        **({"format": entry.format} if entry.format else {}),
         **start,
     }
 

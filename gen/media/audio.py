@@ -1,4 +1,4 @@
-"""Read and write audio files: 16-bit WAV out, any sound file of libsndfile in.
+"""Read and write audio files: 16-bit WAV, FLAC and MP3 out, any sound file of libsndfile in.
 
 ``gen.media.containers`` states what both directions promise. soundfile is imported at first use.
 """
@@ -11,15 +11,84 @@ from typing import Any
 import numpy as np
 
 from gen.core.errors import GenError
+from gen.core.tables import plural
 from gen.media.containers import (
     AUDIO_CHUNKS,
     append_riff_comment,
+    av_module,
     existing_file,
     info_to_comment,
-    plural,
     soundfile_module,
     truncation,
 )
+
+FORMATS = ("wav", "flac", "mp3")
+MP3_RATE = 192_000  # bits per second
+
+
+def write_sound(path: Path, wave: Any, rate: int, info: dict[str, Any] | None = None) -> None:
+    """Write a sound in the format of its extension: WAV, FLAC (both lossless, 16 bits) or MP3.
+
+    Args:
+        path: Output file.
+        wave: Float [n] or [n, channels]; values outside [-1, 1] are clipped.
+        rate: Samples per second.
+        info: JSON-serialisable metadata, stored as the comment.
+
+    Raises:
+        ValueError: Another shape, an empty wave, NaN or infinity.
+        GenError: Another extension, or a rate that MP3 does not have.
+    """
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix == "wav":
+        write_wav(path, wave, rate, info)
+    elif suffix in ("flac", "mp3"):
+        _encode(path, suffix, _samples(wave), int(rate), info)
+    else:
+        raise GenError(f"sound {path.name} ends in .{suffix}; expected .{', .'.join(FORMATS)}")
+
+
+def _encode(
+    path: Path, suffix: str, samples: np.ndarray, rate: int, info: dict[str, Any] | None
+) -> None:
+    """Encode samples, int16 [n, channels], on one thread."""
+    av = av_module()
+    codec, kind = ("flac", "s16") if suffix == "flac" else ("libmp3lame", "s16p")
+    rates = av.Codec(codec, "w").audio_rates
+    if rates and rate not in rates:
+        raise GenError(
+            f"a sound of {rate} samples per second came for {suffix.upper()}; expected"
+            f" {', '.join(map(str, sorted(rates)))}, or .wav or .flac"
+        )
+    layout = "mono" if samples.shape[1] == 1 else "stereo"
+    if samples.shape[1] > 2:
+        raise GenError(
+            f"a sound of {samples.shape[1]} channels came; expected 1 or 2 in {suffix.upper()}"
+        )
+    with av.open(str(path), "w", format=suffix) as container:
+        container.flags |= av.container.Flags.bitexact.value  # no random ids, no library versions
+        if info:
+            container.metadata["comment"] = info_to_comment(info)
+        stream = container.add_stream(codec, rate=rate, layout=layout)
+        stream.format, stream.codec_context.thread_count = kind, 1
+        stream.codec_context.flags |= av.codec.context.Flags.bitexact.value
+        if suffix == "mp3":
+            stream.bit_rate = MP3_RATE
+        data = samples.reshape(1, -1) if kind == "s16" else samples.T
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(data), format=kind, layout=layout)
+        frame.sample_rate, frame.pts = rate, 0
+        for part in _frames_of(av, frame, stream):
+            container.mux(stream.encode(part))
+        container.mux(stream.encode(None))
+
+
+def _frames_of(av: Any, frame: Any, stream: Any) -> list[Any]:
+    """Cut a frame into those of the codec's size."""
+    stream.codec_context.open()
+    fifo = av.AudioFifo()
+    fifo.write(frame)
+    size = stream.codec_context.frame_size or 4096
+    return [*fifo.read_many(size), *([rest] if (rest := fifo.read()) else [])]
 
 
 def write_wav(path: Path, wave: Any, rate: int, info: dict[str, Any] | None = None) -> None:
@@ -36,7 +105,16 @@ def write_wav(path: Path, wave: Any, rate: int, info: dict[str, Any] | None = No
     Raises:
         ValueError: Another shape, an empty wave, NaN or infinity.
     """
-    sf = soundfile_module()
+    sf, samples = soundfile_module(), _samples(wave)
+    # plain PCM has no chunk with a date
+    with sf.SoundFile(path, "w", int(rate), samples.shape[1], "PCM_16", format="WAV") as file:
+        file.write(samples)
+    if info:
+        append_riff_comment(Path(path), info_to_comment(info))
+
+
+def _samples(wave: Any) -> np.ndarray:
+    """Round a wave to int16 [n, channels]. Raises ``ValueError`` for one that is none."""
     wave = np.asarray(wave, dtype=np.float64)
     is_finite = np.isfinite(wave).all()
     if wave.ndim not in (1, 2) or not wave.size or not is_finite:
@@ -45,12 +123,7 @@ def write_wav(path: Path, wave: Any, rate: int, info: dict[str, Any] | None = No
             " expected finite numbers [n] or [n, channels]"
         )
     samples = np.clip(np.rint(wave * 2**15), -(2**15), 2**15 - 1).astype(np.int16)
-    channels = 1 if wave.ndim == 1 else wave.shape[1]
-    # plain PCM has no chunk with a date
-    with sf.SoundFile(path, "w", int(rate), channels, "PCM_16", format="WAV") as file:
-        file.write(samples)
-    if info:
-        append_riff_comment(Path(path), info_to_comment(info))
+    return samples.reshape(len(samples), -1)
 
 
 def read_wav(path: str | Path, rate: int, channels: int = 1) -> np.ndarray:

@@ -54,11 +54,6 @@ def existing_file(path: str | Path, label: str) -> Path:
     return path
 
 
-def plural(count: int, noun: str) -> str:
-    """Format a count with its noun: ``1 frame``, ``2 frames``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 # --- Metadata
 
 

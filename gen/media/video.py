@@ -1,4 +1,4 @@
-"""Read and write video files: H.264 or lossless FFV1 out, any video of FFmpeg in.
+"""Read and write video files: H.264, GIF or lossless FFV1 out, any video of FFmpeg in.
 
 ``gen.media.containers`` states what both directions promise. PyAV is imported at first use.
 """
@@ -12,17 +12,19 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from gen.core.errors import GenError
+from gen.core.tables import plural
 from gen.media.containers import (
     VIDEO_CHUNKS,
     av_module,
     existing_file,
     info_to_comment,
-    plural,
     truncation,
 )
 
+FORMATS = ("mp4", "gif", "mkv")
 CRF = "14"  # H.264 quality: visually lossless, measurably not
 FRAME_COUNT_TAG = "NUMBER_OF_FRAMES"  # Matroska tag with the number of frames
 BT709 = 1  # the number of these primaries, this curve and this matrix in every video standard
@@ -31,6 +33,61 @@ IMAGE_FORMATS = ("image2", "tty")
 
 
 # --- Writing
+
+
+def write_video(
+    path: Path, frames: Any, fps: float, info: dict[str, Any] | None = None, scale: int = 1
+) -> None:
+    """Write frames in the format of the extension: MP4 (H.264), GIF or MKV (lossless FFV1).
+
+    Args:
+        path: Output file.
+        frames: Uint8 [T, h, w, 3].
+        fps: Frames per second. A GIF rounds the time of a frame to 10 ms.
+        info: JSON-serialisable metadata, stored as the comment.
+        scale: Each pixel of an MP4 or GIF becomes a square of ``scale`` by ``scale`` pixels.
+
+    Raises:
+        ValueError: Frames that the format cannot store.
+        GenError: Another extension.
+    """
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix == "mp4":
+        write_mp4(path, frames, fps, info, scale)
+    elif suffix == "gif":
+        write_gif(path, frames, fps, info, scale)
+    elif suffix == "mkv":
+        write_lossless(path, frames, fps, info)
+    else:
+        raise GenError(f"video {path.name} ends in .{suffix}; expected .{', .'.join(FORMATS)}")
+
+
+def write_gif(
+    path: Path, frames: Any, fps: float, info: dict[str, Any] | None = None, scale: int = 1
+) -> None:
+    """Write a GIF that repeats; a frame has 256 colours.
+
+    Args:
+        path: Output file.
+        frames: Uint8 [T, h, w, 3].
+        fps: Frames per second; the time of a frame is rounded to 10 ms.
+        info: JSON-serialisable metadata, stored as the comment.
+        scale: Each pixel becomes a square of ``scale`` by ``scale`` pixels.
+
+    Raises:
+        ValueError: Other frames.
+    """
+    large = _checked_frames(frames).repeat(scale, 1).repeat(scale, 2)
+    images = [Image.fromarray(frame) for frame in large]
+    images[0].save(
+        path,
+        format="GIF",
+        save_all=True,
+        append_images=images[1:],
+        duration=max(10, round(100 / fps) * 10),
+        loop=0,
+        comment=info_to_comment(info).encode() if info else b"",
+    )
 
 
 def write_mp4(

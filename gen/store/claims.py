@@ -6,10 +6,11 @@ and machines disagree: a process of this machine is looked up, and of any other 
 whether its beat has changed within ``stale`` seconds of the observer's own steady clock.
 
 A worker may be stopped for longer than that and go on after a successor has finished the shard.
-Two things keep it from spoiling what lies there. It moves files to their names inside `Claims.fence`
-only: the last look at the claim and the moves are one step that no take-over divides, since both
-hold the lock file of the shard. And every claim of a shard has a higher ``turn`` than the one before
-it, which the rows carry: a row that comes late counts less than the successor's.
+Two things keep it from spoiling what lies there. It moves files to their names inside
+`Claims.fence` only: the last look at the claim and the moves are one step that no take-over
+divides, since both hold the lock file of the shard. And every claim of a shard has a higher
+``turn`` than the one before it, which the rows carry: a row that comes late counts less than the
+successor's.
 
 A worker that is stopped inside the fence, between two moves, keeps its shard until it goes on or
 dies. On a file system without locks only the look and the turn are left.
@@ -28,6 +29,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Any
 
+from gen.core.clock import SteadyClock
 from gen.core.processes import is_dead, worker_name
 
 try:
@@ -111,7 +113,7 @@ def read_claim(path: Path) -> dict[str, Any] | None:
         tree = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
 
@@ -133,7 +135,7 @@ class Claims:
             folder,
             worker or worker_name(),
             stale,
-            clock,
+            SteadyClock(clock),
         )
         self.held: set[str] = set()
         self.turns: dict[str, int] = {}  # shard -> number of this worker's claim among all of it
@@ -218,7 +220,7 @@ class Claims:
         return locked(self._lock_file(shard), wait, create=True)
 
     def _lock_file(self, shard: str) -> Path:
-        return self.folder / f".lock-{shard}"
+        return self.folder / f"{shard}.lock"
 
     def release(self, shard: str) -> None:
         """Give a shard back."""

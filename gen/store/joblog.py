@@ -3,86 +3,80 @@
 A line has ``time`` (wall clock, for people), ``elapsed`` (seconds of a steady clock since the
 worker began, for arithmetic), ``worker`` and ``event``, then what the event says. The first line of
 every run is ``start`` and says what made the rest. A log that cannot be written is noted once on
-stderr and dropped: no job ends because of it.
+stderr and dropped: no job ends because of it. The same events go to the logger ``gen.jobs``.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import re
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gen.core.versions import installed
+from gen.core.clock import SteadyClock
+from gen.core.versions import gen_version, installed
 
 LOGS = "logs"
+LOGGER = logging.getLogger("gen.jobs")
+FREQUENT = ("batch",)  # events of which a job has thousands
 Event = dict[str, Any]
 
 
-class JobLog:
-    """Log of one ``worker``, in ``folder/logs``. Opening it writes ``start`` with ``about`` added,
-    such as ``device``.
+class JsonLines(logging.Handler):
+    """Handler that appends every record to a file, as one JSON line and one write.
 
-    Any thread may call `event`: a line is one write to a file that is open for appending.
+    Records carry the ``event`` and its fields, ``about``. Infinities and NaN are written as null,
+    and values that JSON does not know as their text. A file that cannot be written is noted once
+    on stderr and dropped.
     """
 
-    def __init__(self, folder: str | Path, worker: str, **about: Any):
-        self.worker, self.path = worker, Path(folder) / LOGS / file_name(worker)
-        self._began, self._file = time.monotonic(), None
+    def __init__(self, path: Path, worker: str):
+        super().__init__(logging.DEBUG)
+        self.worker, self.path = worker, path
+        self._clock, self._file = SteadyClock(), None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)
-            if (
-                self._file.tell() and _last_byte(self.path) != b"\n"
-            ):  # a crash in the middle of a line
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+            if self._file.tell() and _last_byte(path) != b"\n":  # a crash in the middle of a line
                 self._write(b"\n")
         except OSError as error:
             self._drop(error)
-        self.event(
-            "start",
-            gen=installed("gen-toolkit"),
-            torch=installed("torch"),
-            python=platform.python_version(),
-            commit=source_commit(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            argv=list(sys.argv),
-            **{"device": None, **about},
-        )
 
-    def event(self, event: str, **about: Any) -> None:
-        """Write one line now. Values that JSON does not know are written as their text, and
-        infinities and NaN as null."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line now."""
         if self._file is None:
             return
-        head = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "elapsed": round(time.monotonic() - self._began, 3),
-            "worker": self.worker,
-            "event": event,
-        }
         try:
-            text = json.dumps(
-                {**head, **{k: _plain(v) for k, v in about.items()}}, ensure_ascii=False
-            )
-            self._write(text.encode("utf-8", "backslashreplace") + b"\n")
-        except (
-            Exception
-        ) as error:  # whatever a caller passes and whatever a disk does: the job goes on
+            self._write(self.format(record).encode("utf-8", "backslashreplace") + b"\n")
+        # whatever a caller passes and whatever a disk does: the job goes on
+        except Exception as error:
             self._drop(error)
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the JSON of a record."""
+        head = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "elapsed": round(self._clock(), 3),
+            "worker": self.worker,
+            "event": record.event,
+        }
+        about = {k: _plain(v) for k, v in record.about.items()}
+        return json.dumps({**head, **about}, ensure_ascii=False)
+
     def close(self) -> None:
-        """Close the file; later events are dropped."""
+        """Close the file; later records are dropped."""
         if self._file is not None:
             self._file.close()
             self._file = None
+        super().close()
 
     def _write(self, data: bytes) -> None:
         if self._file.write(data) != len(data):
@@ -100,11 +94,68 @@ class JobLog:
         except (OSError, ValueError, AttributeError):  # no stderr either
             pass
 
+
+class JobLog:
+    """Log of one ``worker``, in ``folder/logs``. Opening it writes ``start`` with ``about`` added,
+    such as ``device``.
+
+    Any thread may call `event`. Events also go to the logger ``gen.jobs``: those of single forward
+    batches at the level debug, all others at info.
+    """
+
+    def __init__(self, folder: str | Path, worker: str, **about: Any):
+        self.file = JsonLines(Path(folder) / LOGS / file_name(worker), worker)
+        self.event(
+            "start",
+            gen=gen_version(),
+            torch=installed("torch"),
+            python=platform.python_version(),
+            commit=source_commit(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            argv=list(sys.argv),
+            **{"device": None, **about},
+        )
+
+    def event(self, event: str, **about: Any) -> None:
+        """Log an event with its fields."""
+        level = logging.DEBUG if event in FREQUENT else logging.INFO
+        record = LOGGER.makeRecord(
+            LOGGER.name,
+            level,
+            __file__,
+            0,
+            "%s",
+            (_Line(event, about),),
+            None,
+            extra={"event": event, "about": about},
+        )
+        # a job's own file takes every event, whatever levels the user of the logger sets
+        self.file.handle(record)
+        if LOGGER.isEnabledFor(level):
+            LOGGER.handle(record)
+
+    def close(self) -> None:
+        """Close the file; later events go to the logger alone."""
+        self.file.close()
+
     def __enter__(self) -> JobLog:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class _Line:
+    """An event as one line of text, made only where a handler wants it."""
+
+    event: str
+    about: dict[str, Any]
+
+    def __str__(self) -> str:
+        fields = (f"{k}={json.dumps(_plain(v))}" for k, v in self.about.items() if v is not None)
+        return " ".join([self.event, *fields])
 
 
 def read_log(folder: str | Path) -> list[Event]:
@@ -200,7 +251,7 @@ def _events(data: bytes) -> Iterator[Event]:
     for text in data.split(b"\n"):
         try:
             event = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("event"), str):
             yield event

@@ -14,14 +14,15 @@ the latest claim (``turn``), and among those ``due`` (make the item again) befor
 
 from __future__ import annotations
 
-import json
+import fnmatch
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gen.core.errors import GenError
 from gen.core.files import writing
+from gen.store.sealed import Damaged, parse, parse_plan, problem_of, seal, unseal
 
 MANIFEST, CONFIG, PLAN, CHECK, GALLERY = (
     "manifest.jsonl",
@@ -38,6 +39,7 @@ RUNTIME = (
     "batch",
     "worker",
 )  # the fields of a row that differ from run to run
+MADE_AGAIN = "gen run with the same job makes its item again"
 RANK = {"failed": 0, "ok": 1, "due": 2}
 Row = dict[str, Any]
 
@@ -56,7 +58,7 @@ class Journal:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Append rows durably; lines that do not fit on the disk are taken back."""
-        rest = b"".join(line(r) for r in rows)
+        rest = b"".join(seal(r) for r in rows)
         with writing(self.path):
             self.path.parent.mkdir(exist_ok=True)
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -86,48 +88,72 @@ def _whole(path: Path) -> int:
     return path.read_bytes().rfind(b"\n") + 1
 
 
-def line(row: Row) -> bytes:
-    """Encode a row as one line of JSON."""
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
-
-
 # --- reading
 
 
-def parse_rows(path: Path) -> list[Row]:
-    """Parse a file of lines. A torn last line is no row; a broken one elsewhere is an error,
-    since no crash makes one."""
+def parse_rows(path: Path, damage: list[Damaged] | None = None) -> list[Row]:
+    """Parse a file of lines.
+
+    Args:
+        path: a journal, a table of rows beside a tar, or the manifest. A torn last line of a
+            journal is what a crash leaves, and no row.
+        damage: takes the damaged lines, whose items are then made again.
+
+    Raises:
+        Damaged: for the first damaged line, unless ``damage`` is given.
+    """
     try:
-        lines = path.read_bytes().split(b"\n")
+        *lines, torn = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    whole = [(number, text) for number, text in enumerate(lines[:-1], 1) if text.strip()]
-    try:
-        rows = json.loads(
-            b"[" + b",".join(text for _, text in whole) + b"]"
-        )  # all in one go is a third faster
-    except ValueError:
-        rows = [_parsed(text, f"{path}, line {number}") for number, text in whole]
-    return [r for r in rows if isinstance(r, dict) and isinstance(r.get("id"), str)]
+    found: list[Damaged] = []
+    whole: list[tuple[int, bytes]] = []
 
+    def damaged(number: int, what: str) -> None:
+        found.append(Damaged(path, number, what, MADE_AGAIN))
 
-def _parsed(text: bytes, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise GenError(
-            f"{where} is no JSON; expected one row per line. Remove that line and resume"
-        ) from error
+    for number, text in enumerate(lines, 1):
+        body = unseal(text)
+        if body is None:
+            damaged(number, "its checksum does not fit")
+        else:
+            whole.append((number, body))
+    if torn and path.parent.name != WORK:
+        damaged(len(lines) + 1, "it is cut")
+    # all in one go is a third faster
+    rows, wrong = parse(b"[" + b",".join(text for _, text in whole) + b"]")
+    parsed = [(row, None) for row in rows] if wrong is None else [parse(text) for _, text in whole]
+    good = []
+    for (number, _), (row, wrong) in zip(whole, parsed, strict=True):
+        if wrong := wrong or problem_of(row):
+            damaged(number, wrong)
+        else:
+            good.append(row)
+    if found and damage is None:
+        raise found[0]
+    if damage is not None:
+        damage += found
+    return good
 
 
 def journals(folder: Path, shard: int | None = None) -> list[Path]:
     """List the journals of one shard, or of all."""
-    return sorted((folder / WORK).glob("[0-9]*.jsonl" if shard is None else f"{shard:05d}.*.jsonl"))
+    return _listed(folder / WORK, "[0-9]*.jsonl" if shard is None else f"{shard:05d}.*.jsonl")
 
 
 def tables(folder: Path) -> list[Path]:
     """List the tables of rows beside the tars."""
-    return sorted((folder / SHARDS).glob("[0-9]*.jsonl"))
+    return _listed(folder / SHARDS, "[0-9]*.jsonl")
+
+
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    """List files by name; none if there is no such folder, or none any more: the journals of a
+    complete job go while others look for them."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for name in sorted(fnmatch.filter(names, pattern))]
 
 
 def better(new: Row, old: Row | None) -> bool:
@@ -153,15 +179,21 @@ def latest(rows: Iterable[Row], into: dict[str, Row] | None = None) -> dict[str,
     return found
 
 
-def lines_of(folder: Path) -> dict[str, Row]:
+def lines_of(folder: Path, damage: list[Damaged] | None = None) -> dict[str, Row]:
     """Collect the line that counts of every item, ``due`` lines included. Journals are read
-    before their targets, so that a reader beside a running job misses nothing."""
+    before their targets, so that a reader beside a running job misses nothing. ``damage``: see
+    `parse_rows`."""
     found: dict[str, Row] = {}
-    for path in journals(folder):
-        latest(parse_rows(path), found)
-    for path in tables(folder):
-        latest(parse_rows(path), found)
-    return latest(parse_rows(folder / MANIFEST), found)
+    for path in ledger_files(folder):
+        latest(parse_rows(path, damage), found)
+    return found
+
+
+def ledger_files(folder: Path) -> Iterator[Path]:
+    """Yield all files of rows, in the order in which rows move: journals, tables, manifest."""
+    yield from journals(folder)
+    yield from tables(folder)
+    yield folder / MANIFEST
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -178,34 +210,24 @@ def read_rows(folder: Path) -> list[Row]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read an object from a JSON file; ``{}`` if there is no such file."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        tree, wrong = parse(path.read_bytes()) if path.is_file() else ({}, None)
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise GenError(f"{path} is no JSON ({error}); remove it and resume") from error
+    if wrong:
+        raise GenError(f"{path} is damaged: {wrong}; remove it and resume")
     return tree if isinstance(tree, dict) else {}
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Read the plan of a job. Raises ``GenError`` if the folder holds none, or an unreadable
-    one."""
+    """Read the plan of a job. Raises ``GenError`` if the folder holds none, and ``Damaged`` for
+    one that is not as it was written."""
     try:
-        plan = json.loads((folder / PLAN).read_bytes())
+        data = (folder / PLAN).read_bytes()
     except FileNotFoundError:
         raise GenError(
             f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote"
         ) from None
-    except ValueError as error:
-        raise GenError(
-            f"{folder / PLAN} is no JSON ({error}); a plan is written once and never changed"
-        ) from error
-    if not isinstance(plan, dict) or not all(
-        k in plan for k in ("fingerprint", "items", "shards", "relevant")
-    ):
-        raise GenError(
-            f"{folder / PLAN} is no plan of a job; expected fingerprint, items and shards"
-        )
-    return plan
+    return parse_plan(folder / PLAN, data)
 
 
 def holds(folder: Path, plan: dict[str, Any]) -> bool:
@@ -239,12 +261,18 @@ def require_job(folder: str | Path) -> Path:
 
 def inside(folder: Path, row: Row) -> Path | None:
     """Return the media file of a row, or its shard; None if the row names none in this very
-    folder."""
+    folder, or if a link lies there, which may lead anywhere."""
     name = row.get("file")
     if not isinstance(name, str) or not name:
         return None
     bare = name.removeprefix(f"{SHARDS}/") if "member" in row else name
-    return folder / name if Path(bare).name == bare else None
+    path = folder / name
+    return None if Path(bare).name != bare or is_link(path) else path
+
+
+def is_link(path: Path) -> bool:
+    """Return True for a link, and for a file in a shard's folder that is one."""
+    return path.is_symlink() or (path.parent.name == SHARDS and path.parent.is_symlink())
 
 
 def companions(folder: Path, row: Row) -> list[Path]:

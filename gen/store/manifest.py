@@ -8,6 +8,7 @@ which is the same regardless of the writer. The journals go when everything is i
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from bisect import bisect_right
 from collections import Counter
@@ -40,11 +41,12 @@ from gen.store.ledger import (
     inside,
     journals,
     latest,
-    line,
+    ledger_files,
     lines_of,
     parse_rows,
     tables,
 )
+from gen.store.sealed import Damaged, seal
 
 
 @contextmanager
@@ -70,7 +72,7 @@ def publish(folder: Path, plan: dict[str, Any]) -> bool:
         rows, complete = _committed(folder, plan)
         if not complete and not safe:
             return False
-        text = b"".join(line(r) for r in sorted(rows, key=lambda r: r["index"]))
+        text = b"".join(seal(r) for r in sorted(rows, key=lambda r: r["index"]))
         path = folder / MANIFEST
         with writing(path):
             if not path.is_file() or path.read_bytes() != text:
@@ -84,19 +86,20 @@ def publish(folder: Path, plan: dict[str, Any]) -> bool:
 
 def _committed(folder: Path, plan: dict[str, Any]) -> tuple[list[Row], bool]:
     """The rows of the manifest, and whether nothing is left to do: in layout shards a line may be
-    newer than its tar."""
+    newer than its tar. Damaged lines are none: their items are made again."""
+    damage: list[Damaged] = []
     if plan["relevant"].get("layout") == "shards":
         newest: dict[str, Row] = {}
         for path in journals(folder):  # before the tables, since lines go from there to here
-            latest(parse_rows(path), newest)
-        rows = [r for p in tables(folder) for r in parse_rows(p)]
+            latest(parse_rows(path, damage), newest)
+        rows = [r for p in tables(folder) for r in parse_rows(p, damage)]
         behind = any(better(newest[r["id"]], r) for r in rows if r["id"] in newest)
         return rows, len(rows) == len(plan["items"]) and not behind
-    lines = lines_of(folder)
+    lines = lines_of(folder, damage)
     rivals: dict[str, list[Row]] = {}
     shared = Counter(path.name.partition(".")[0] for path in journals(folder))
     for path in (p for p in journals(folder) if shared[p.name.partition(".")[0]] > 1):
-        for row in parse_rows(path):
+        for row in parse_rows(path, damage):
             won = lines.get(row["id"])  # none of a row that came just now
             if (
                 won
@@ -137,12 +140,28 @@ def mark_due(folder: Path, plan: dict[str, Any], wanted: Callable[[Row], bool]) 
     known = {i["id"] for i in plan["items"]}
     due: dict[int, list[Row]] = {}
     with alone(folder):  # so that nobody finds all complete in between and clears the journals away
-        for row in lines_of(folder).values():
+        for row in lines_of(folder, []).values():
             if row["status"] != "due" and row["id"] in known and wanted(row):
                 due.setdefault(shard_of(plan, row["index"]), []).append(due_again(row))
         for shard, marks in due.items():
             Journal(folder, shard, worker_name()).add(marks)
     return sum(map(len, due.values()))
+
+
+def mend(folder: Path) -> list[Damaged]:
+    """Drop damaged lines, whose items are then made again; returns them. A journal that a living
+    worker may add to is left alone."""
+    found: list[Damaged] = []
+    with alone(folder):
+        for path in ledger_files(folder):
+            damage: list[Damaged] = []
+            good = parse_rows(path, damage)
+            worker = path.name.split(".")[1] if path.parent.name == WORK else ""
+            if damage and (not worker or worker == worker_name() or is_dead(worker)):
+                text = b"".join(seal(row) for row in good)
+                put(path, lambda temporary, text=text: temporary.write_bytes(text))
+            found += damage
+    return found
 
 
 def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
@@ -171,9 +190,17 @@ def damaged(folder: Path, plan: dict[str, Any]) -> Callable[[Row], bool]:
             *([folder / row["tokens_file"]] if row.get("tokens_file") else []),
             path.with_suffix(".json"),
         ]
-        return not all(p.is_file() for p in beside) or _digest(path) != row["sha256"]
+        return _digest(path) != row["sha256"] or digest_of(beside) != row.get("beside_sha256")
 
     return look
+
+
+def digest_of(paths: list[Path]) -> str | None:
+    """Return one digest of several files in their order; None if one is missing."""
+    digests = [_digest(path) for path in paths]
+    if None in digests:
+        return None
+    return hashlib.sha256("".join(map(str, digests)).encode()).hexdigest()
 
 
 def remove_job(folder: Path, plan: dict[str, Any]) -> None:
@@ -195,7 +222,7 @@ def remove_job(folder: Path, plan: dict[str, Any]) -> None:
         for path in folder.iterdir():
             if path.name.partition(".")[0] in stems:
                 path.unlink(missing_ok=True)
-        for name in (WORK, SHARDS, TRACES, LOGS, "preview", "gallery"):
+        for name in (WORK, SHARDS, TRACES, LOGS, "preview", "gallery", "eval"):
             with suppress(FileNotFoundError):
                 shutil.rmtree(folder / name)
         for name in (CONFIG, PLAN):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from gen.core.errors import GenError
 from gen.store.ledger import MANIFEST, PLAN, RANK, SHARDS, WORK, read_plan
+from gen.store.sealed import unseal
 
 
 class Seen(NamedTuple):
@@ -147,7 +148,7 @@ def _read(path: str, known: Any, was: File | None, cache: Cache) -> File:
 
 def _seen(line: bytes, cache: Cache) -> tuple[str, Seen] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(unseal(line) or b"")
         rank = RANK[row["status"]]
         cache.sampler = row.get("sampler") or cache.sampler
         order = row.get("attempt") or 0, row.get("turn") or 0, rank
@@ -157,6 +158,7 @@ def _seen(line: bytes, cache: Cache) -> tuple[str, Seen] | None:
         KeyError,
         TypeError,
         AttributeError,
+        RecursionError,
     ):  # a broken line: the run itself says so
         return None
 

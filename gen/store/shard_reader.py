@@ -30,10 +30,13 @@ class Members:
             yield None
         elif "member" not in row:
             path = there if name is None else self.folder / Path(name).name
-            yield path if path.is_file() else None
+            yield path if path.is_file() and not path.is_symlink() else None
         else:
             member = Path(name or row["member"]).name
             loose = self.folder / WORK / there.stem / member  # of a shard at work
+            if loose.is_symlink():
+                yield None
+                return
             data = None if loose.is_file() else self._read(there, member)
             if data is None:
                 yield loose if loose.is_file() else None

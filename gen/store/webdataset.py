@@ -19,15 +19,16 @@ from typing import Any
 
 from gen.core.files import put, sha256, writing
 from gen.core.processes import worker_name
-from gen.store.ledger import SHARDS, Journal, Row, due_again, line, parse_rows, shard_folder
+from gen.store.ledger import SHARDS, Journal, Row, due_again, parse_rows, shard_folder
 from gen.store.manifest import publish
+from gen.store.sealed import seal
 
 OF_TAR = ("shard_sha256", "shard_bytes")  # what a row says of its tar, and only once that is there
 
 
 def is_committed(folder: Path, shard: int, lines: dict[str, Row]) -> bool:
     """Return True if the rows beside the tar are those that count."""
-    rows = {r["id"]: r for r in parse_rows(folder / SHARDS / f"{shard:05d}.jsonl")}
+    rows = {r["id"]: r for r in parse_rows(folder / SHARDS / f"{shard:05d}.jsonl", [])}
     return rows.keys() == lines.keys() and all(
         rows[i].get("attempt") == r.get("attempt") for i, r in lines.items()
     )
@@ -71,7 +72,7 @@ def commit_shard(folder: Path, plan: dict[str, Any], shard: int, lines: dict[str
         return
     said = dict(zip(OF_TAR, (sha256(tar), tar.stat().st_size), strict=True))
     rows = [{**r, **(said if r["status"] == "ok" else {})} for r in rows]
-    put(table, lambda temporary: temporary.write_bytes(b"".join(line(r) for r in rows)))
+    put(table, lambda temporary: temporary.write_bytes(b"".join(seal(r) for r in rows)))
     shutil.rmtree(source, ignore_errors=True)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from gen.contracts.checkpoint import CheckpointFiles, LoadOptions
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.modalities.checkpoints.masked_text import MaskedText, Rules
+from gen.modalities.checkpoints.masked_text import MaskedText, Rules, newline_tokens
 from gen.models.load.locate import quiet
 from gen.models.load.weights import Weights, fill, without_storage
 
@@ -53,6 +53,11 @@ class Dream(MaskedText):
     )
     turn_end = "<|im_end|>"
     needed, rules = NEEDED, RULES
+
+    def newline_ids(self) -> tuple[int, ...]:
+        """Token ids that end a block by default: all whose text has a newline, as this vocabulary
+        joins it to what stands before it."""
+        return tuple(newline_tokens(self.tokenizer))
 
     @classmethod
     def matches(cls, files: CheckpointFiles) -> bool:

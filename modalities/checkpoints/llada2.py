@@ -9,6 +9,8 @@ finished block, but takes only prompts of whole blocks, all of one length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,6 +73,8 @@ class LLaDA2Text(MaskedText):
         max_new_tokens: as in ``MaskedText``.
         chat: as in ``MaskedText``.
         mask_token_id: as in ``MaskedText``.
+        delimiters: as in ``MaskedText``.
+        token_counts: as in ``MaskedText``.
     """
 
     protocols = ("masked", "blocks")
@@ -94,6 +98,8 @@ class LLaDA2Text(MaskedText):
         max_new_tokens: int = 128,
         chat: bool | None = None,
         mask_token_id: int | None = None,
+        delimiters: Sequence[int | str] | None = None,
+        token_counts: str | Path | None = None,
         block_length: int | None = None,
     ):
         self.block_length = (
@@ -108,6 +114,8 @@ class LLaDA2Text(MaskedText):
             max_new_tokens=max_new_tokens,
             chat=chat,
             mask_token_id=mask_token_id,
+            delimiters=delimiters,
+            token_counts=token_counts,
         )
 
     def network(self, files: CheckpointFiles, load: LoadOptions) -> nn.Module:

@@ -20,6 +20,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.modalities.checkpoints.caption_cleaning import cleaned
 from gen.modalities.checkpoints.options import class_number, require_multiple
 from gen.modalities.open_vocabulary import FreeImage
 from gen.models.load.locate import quiet, readable
@@ -42,7 +43,6 @@ SAMPLING = {
     "c2i": {"guidance_scale": 4.0, "top_k": 2000},
     "t2i": {"guidance_scale": 7.5, "top_k": 1000},
 }
-SIGNS = re.compile(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+")
 
 
 @register("checkpoint", "llamagen")
@@ -198,14 +198,6 @@ class CaptionEncoder(ConditionEncoder):
             cleaned(caption), truncation=True, max_length=self.most, return_tensors="pt"
         )["input_ids"]
         return {"features": self.model(input_ids=ids.to(self.model.device)).last_hidden_state[0]}
-
-
-def cleaned(caption: str) -> str:
-    """Normalise a caption as in training: lower case, no signs such as ``#``, no brackets.
-
-    Training also removed web addresses, file names and article numbers; they are left alone here.
-    """
-    return " ".join(SIGNS.sub(" ", caption.lower()).split())
 
 
 def _holds_model(path: Path) -> bool:

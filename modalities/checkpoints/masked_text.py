@@ -8,7 +8,8 @@ filled with the published weights.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.token_space import TokenSpace
 from gen.modalities.checkpoints.options import is_integer
+from gen.modalities.checkpoints.token_counts import read_rarity
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
 from gen.models.load.pretrained import chat_token_ids, tokenizer_of, uses_chat_template
@@ -31,13 +33,18 @@ Rules = Mapping[str, tuple[Any, tuple[Any, ...]]]
 class MaskedText(Checkpoint):
     """Masked language model whose vocabulary is its tokenizer's.
 
-    Classifier-free guidance compares with a canvas behind one masked position.
+    Classifier-free guidance compares with the prompt masked: as many mask tokens as it has tokens.
 
     Args:
         max_new_tokens: positions of an answer.
         chat: put prompts into the tokenizer's chat template as the user's message. The default is
             to do so where the tokenizer has a template.
         mask_token_id: the default is the config's, else the tokenizer's.
+        delimiters: token ids, or texts of one token each, that end a block where ``blocks`` is
+            ``adaptive``. The default is the family's newline tokens.
+        token_counts: file with how often each token occurs, for the order ``position``: ``.json``
+            with counts by token id, or ``.npy`` with one count per token id
+            (``gen.modalities.checkpoints.token_counts``).
     """
 
     modalities = ("text",)
@@ -65,6 +72,8 @@ class MaskedText(Checkpoint):
         max_new_tokens: int = 128,
         chat: bool | None = None,
         mask_token_id: int | None = None,
+        delimiters: Sequence[int | str] | None = None,
+        token_counts: str | Path | None = None,
     ):
         if not is_integer(max_new_tokens, 1):
             raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
@@ -106,8 +115,11 @@ class MaskedText(Checkpoint):
             legal.expand(max_new_tokens, -1),
             mask,
             eos_token_id=ends[0] if ends else None,
+            end_token_ids=ends,
+            delimiters=self._delimiters(delimiters),
+            rarity=None if token_counts is None else read_rarity(token_counts, size),
         )
-        self.binding = Binding(space, self.prompt, [mask])
+        self.binding = Binding(space, self.prompt, lambda text: [mask] * len(self.prompt(text)))
         self.modality = FreeText(self)
 
     def _ends(self, files: CheckpointFiles) -> tuple[int, ...]:
@@ -119,6 +131,31 @@ class MaskedText(Checkpoint):
         turn = self.tokenizer.get_vocab().get(self.turn_end)
         ids = [] if eos_ids is None else list(eos_ids) if isinstance(eos_ids, list) else [eos_ids]
         return tuple(dict.fromkeys(ids if turn is None else [*ids, turn]))
+
+    def newline_ids(self) -> tuple[int, ...]:
+        """Token ids that end a block by default: the newline alone."""
+        return tuple(i for i, text in newline_tokens(self.tokenizer).items() if text == "\n")
+
+    def _delimiters(self, given: Sequence[int | str] | None) -> tuple[int, ...]:
+        """Token ids that end a block. Raises ``GenError`` for a text that is not one token."""
+        if given is None:
+            return self.newline_ids()
+        if isinstance(given, (str, int)):
+            raise bad_value("delimiters", given, "a list of token ids or texts")
+        found = []
+        for delimiter in given:
+            if is_integer(delimiter):
+                found.append(delimiter)
+                continue
+            ids = (
+                self.tokenizer(delimiter, add_special_tokens=False)["input_ids"]
+                if isinstance(delimiter, str)
+                else []
+            )
+            if len(ids) != 1:
+                raise bad_value("delimiters", delimiter, "a token id, or the text of one token")
+            found += ids
+        return tuple(dict.fromkeys(found))
 
     def prompt(self, text: str) -> list[int]:
         """Token ids of a prompt.
@@ -138,6 +175,18 @@ class MaskedText(Checkpoint):
 
     def adapter(self, protocol: str) -> Any:
         return MaskedLM(self.model)
+
+
+def newline_tokens(tokenizer: Any) -> dict[int, str]:
+    """Text of every token that has a newline in its text, by token id."""
+    # spellings of a newline in vocabularies of characters, of bytes and of SentencePiece
+    ids = [
+        i
+        for token, i in tokenizer.get_vocab().items()
+        if "\n" in token or "\u010a" in token or token == "<0x0A>"
+    ]
+    texts = {i: tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in sorted(ids)}
+    return {i: text for i, text in texts.items() if "\n" in text}
 
 
 def require_fields(files: CheckpointFiles, needed: tuple[str, ...], rules: Rules) -> None:

@@ -38,6 +38,12 @@ from gen.tokenizers.action.base import ActionStatistics, at_least
 from gen.tokenizers.action.edges import ActionEdges
 
 TEMPLATE = "In: What action should the robot take to {instruction}?\nOut:"
+# of checkpoints with "v01" in their name, which were trained on a chat
+TEMPLATE_V01 = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives"
+    " helpful, detailed, and polite answers to the user's questions. USER: What action should the"
+    " robot take to {instruction}? ASSISTANT:"
+)
 # piece of an empty word, 29871 in Llama's tokenizer: every training prompt ends with it
 EMPTY = "\u2581"
 RENAMES = ((r"^language_model\.", ""),)
@@ -121,7 +127,8 @@ class OpenVLA(Checkpoint):
         unnorm_key: data set whose statistics put actions into physical units; needed if there are
             several.
         horizon: actions of a chunk (1).
-        template: prompt around {instruction}.
+        template: prompt around {instruction}; by default that of the checkpoint's name, which
+            differs where it has ``v01``.
     """
 
     modalities = ("action",)
@@ -145,7 +152,7 @@ class OpenVLA(Checkpoint):
         *,
         unnorm_key: str | None = None,
         horizon: int = 1,
-        template: str = TEMPLATE,
+        template: str | None = None,
     ):
         text_config = dict(files.config.get("text_config") or {})
         if text_config.get("model_type", "llama") != "llama":
@@ -153,6 +160,8 @@ class OpenVLA(Checkpoint):
                 f"the language model of {files.name} is a {text_config['model_type']!r}; expected"
                 " 'llama'"
             )
+        if template is None:
+            template = TEMPLATE_V01 if "v01" in files.name else TEMPLATE
         if "{instruction}" not in template:
             raise bad_value("template", template, "a text that holds {instruction}")
         statistics = statistics_of(files, unnorm_key)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, PngImagePlugin, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from gen.contracts.frontend import require_same_frontend
@@ -15,6 +15,7 @@ from gen.contracts.modality import Binding, Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
+from gen.media.images import FORMATS, write_image
 from gen.modalities.image import captions as shapes
 from gen.modalities.image import checker as shapes_check
 from gen.models.load.locate import ZOO
@@ -48,6 +49,7 @@ class ImageModality(Modality):
     name = "image"
     media_kind = "image"
     extension = "png"
+    formats = FORMATS
     models = {
         "causal": "image-causal",
         "masked": "image-masked",
@@ -136,10 +138,7 @@ class ImageModality(Modality):
         return tokens.view(len(tokens), 1, *space.grid)
 
     def save(self, media: Image.Image, path: Path, info: dict[str, Any]) -> None:
-        meta = PngImagePlugin.PngInfo()
-        for key, value in info.items():
-            meta.add_text(key, str(value))
-        as_image(media).save(path, format="PNG", pnginfo=meta)
+        write_image(path, as_image(media), info)
 
     def load(self, path: Path) -> Image.Image:
         try:

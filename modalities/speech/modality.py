@@ -11,7 +11,7 @@ import torch
 from gen.contracts.modality import Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.media.audio import read_wav, write_wav
+from gen.media.audio import FORMATS, read_wav, write_sound
 from gen.modalities.grid_base import GridModality
 from gen.modalities.speech import checker as spoken_check
 from gen.modalities.speech import synth as spoken
@@ -32,6 +32,7 @@ class SpeechModality(GridModality):
     name = "speech"
     media_kind = "audio"
     extension = "wav"
+    formats = FORMATS
     models = {"causal": "speech-causal", "masked": "speech-masked", "causal-draft": "speech-draft"}
     frontends = {"codes": "speech-codec"}
     default_sampling = {"guidance_scale": 2.0, "top_k": 50}
@@ -82,7 +83,7 @@ class SpeechModality(GridModality):
         return media[: loud[-1] + 1 + TAIL] if len(loud) else media[:TAIL]
 
     def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
-        write_wav(path, media, spoken.RATE, info)
+        write_sound(path, media, spoken.RATE, info)
 
     def load(self, path: Path) -> np.ndarray:
         return read_wav(path, spoken.RATE)

@@ -105,6 +105,7 @@ class Oracle:
             legal,
             self.mask_token_id,
             eos_token_id=self.eos_token_id,
+            delimiters=tuple(i for i, word in enumerate(self.words) if word == "="),
             rarity=-(counts / counts.sum()).log(),
         )
 

@@ -11,7 +11,7 @@ import torch
 from gen.contracts.modality import Verdict
 from gen.core.errors import GenError
 from gen.core.registry import register
-from gen.media.video import read_video, write_lossless, write_mp4
+from gen.media.video import FORMATS, read_video, write_lossless, write_video
 from gen.modalities.grid_base import GridModality
 from gen.modalities.video import captions as moving
 from gen.modalities.video import checker as moving_check
@@ -32,6 +32,7 @@ class VideoModality(GridModality):
     name = "video"
     media_kind = "video"
     extension = "mp4"
+    formats = FORMATS
     models = {
         "causal": "video-causal",
         "masked": "video-masked",
@@ -78,7 +79,7 @@ class VideoModality(GridModality):
         return clip[: len(clip) // step * step]
 
     def save(self, media: np.ndarray, path: Path, info: dict[str, Any]) -> None:
-        write_mp4(path, media, moving.FPS, info, scale=SCALE)
+        write_video(path, media, moving.FPS, info, scale=SCALE)
 
     kept = "mkv"
 

@@ -6,8 +6,8 @@ made of them. A ``coupling`` verifies them and makes the next iterate (see ``cou
 ``init`` fills positions that enter the window (see ``initialisers``).
 
 Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative
-Jacobi Decoding" (arXiv 2410.01699); Wiggers & Hoogeboom, "Predictive Sampling with Forecasting
-Autoregressive Models" (arXiv 2002.09928).
+Jacobi Decoding" (arXiv 2410.01699); "Speculative Coupled Decoding" (arXiv 2510.24211); Wiggers &
+Hoogeboom, "Predictive Sampling with Forecasting Autoregressive Models" (arXiv 2002.09928).
 
 Guarantee, for every window, initialiser and batch: couplings ``fresh``, ``maximal`` and
 ``gumbel_shared`` sample from the model's distribution; ``gumbel`` gives the very tokens of plain
@@ -194,13 +194,21 @@ for _preset in (
         "scd_mc",
         "speculative_jacobi",
         {"coupling": "maximal", "window": 64},
-        about="speculative coupled decoding, maximal coupling",
+        about=(
+            "speculative coupled decoding, maximal coupling; its scripts have a window of 32 and"
+            " random drafts"
+        ),
+        paper="2510.24211",
     ),
     Preset(
         "scd_gs",
         "speculative_jacobi",
         {"coupling": "gumbel_shared", "window": 64},
-        about="speculative coupled decoding, Gumbel sharing",
+        about=(
+            "speculative coupled decoding, Gumbel sharing; its scripts have a window of 32 and"
+            " random drafts"
+        ),
+        paper="2510.24211",
     ),
 ):
     register("preset", _preset.name)(_preset)

@@ -29,6 +29,7 @@ class JacobiDrafts(DraftSource):
     ``init``."""
 
     width = "window"
+    params = ("coupling", "window", "init")
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):

@@ -1,5 +1,5 @@
 """Speculative decoding: a small model drafts a few tokens, the target judges them in one forward
-call.
+pass. Any other registered drafter may take the small model's place (``drafter``).
 
 The draft model draws x_i ~ q_i(. | x_<i), i = 1 .. k, from its own final distribution; the target
 gives all p_i at once, and a ``verifier`` keeps the beginning of the chain and adds one token (see
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from gen.core.errors import bad_value
 from gen.core.registry import register, registry
-from gen.samplers.causal.drafters.model import IdChain, ModelDrafted
+from gen.samplers.causal.drafters.base import DraftSource
+from gen.samplers.causal.drafters.model import ModelDrafted
 from gen.samplers.engine.causal_loop import decode_causal
 
 
@@ -32,10 +33,12 @@ class Speculative(ModelDrafted):
     ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
     per round. ``policy``: constant, heuristic or confidence. ``confidence_threshold``: of the
     policy confidence. ``draft_temperature``, ``draft_guidance``: of the distribution that drafts
-    are drawn from; None is what the target has. ``verifier``: token or block.
+    are drawn from; None is what the target has. ``verifier``: token or block. ``drafter``: model,
+    or another registered one, which may need no draft model.
     """
 
     verifier: str = "token"
+    drafter: str = "model"
 
     papers = ("2211.17192", "2302.01318", "2403.10444")
     reference = "plain autoregression"
@@ -53,11 +56,27 @@ class Speculative(ModelDrafted):
                 f"{exact}; relaxed ones belong to the sampler relaxed_acceptance",
             )
 
+        lacking = [name for name in self._source().params if name not in self.__dataclass_fields__]
+        if lacking:
+            raise bad_value(
+                "sampler.drafter",
+                self.drafter,
+                f"one that does not read {', '.join(lacking)}; speculative has no such parameters,"
+                " speculative_jacobi and relaxed_acceptance have",
+            )
+
+    def _source(self) -> type[DraftSource]:
+        return registry.get("drafter", self.drafter, "sampler.drafter")
+
     @property
     def drafted(self) -> bool:
-        return True
+        return self._source().needs_draft_model
+
+    @property
+    def timed(self) -> bool:
+        return self._source().is_timed(self)
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         verifier = registry.get("verifier", self.verifier)().on(target.space, target.device)
-        drafter = self.model_drafter(target, draft, IdChain(verifier, target.legal))
+        drafter = self._source().make(self, target, draft, verifier)
         return decode_causal(target, rng, drafter, trace=trace, callback=callback)

@@ -16,10 +16,9 @@ token too, and is filled without a forward pass.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from gen.core.errors import unknown
 from gen.core.rng import RNG
 from gen.core.stats import SampleOutput
 from gen.models.targets.base import StepOutput, Target
-from gen.models.targets.causal import CausalTarget
+from gen.models.targets.causal import CausalTarget, tree_positions
 from gen.samplers.engine.failed import failed_draws, refuse_failed
 from gen.samplers.engine.host import to_device
 from gen.samplers.engine.rows import RowOwner
@@ -124,7 +123,7 @@ class Draft:
     """Proposed tokens of a step.
 
     Attributes:
-        tokens: drafts [b, L(, C)], L <= W.
+        tokens: drafts [b, L(, C)]; L <= W of a chain, L < ``window`` of a tree.
         exists: drafts that a row has, bool [b, L]; of a chain its first few.
         failed: drafts whose model gave no distribution, bool [b, L]; None without a draft model.
         parents: column of each draft's parent, long [b, L], -1 for the root, which is the last
@@ -145,8 +144,8 @@ class Verdict:
         num_accepted: accepted drafts, long [b].
         tokens: [b, W(, C)]; the accepted drafts, and in column ``num_accepted`` the token that
             follows them: the recovered token after a rejection, else the bonus token.
-        path: columns of the accepted drafts of a tree, from the root on, long [b, L]; None for a
-            chain, whose accepted drafts are its first columns.
+        path: numbers of the accepted drafts of a tree, from the root on, long [b, L]; None for a
+            chain, whose accepted drafts are its first ones.
     """
 
     num_accepted: Tensor
@@ -258,10 +257,14 @@ def decode_causal(
         step = state.next_step()
         # 2. Draft the tokens of the window
         draft = drafter.propose(step, state.committed_tokens())
+        if draft.parents is not None:
+            step = state.branch(step, draft, draft.parents)
         # 3. One forward pass over the last committed token and the drafts
-        output = target.predict(state.inputs(step, draft), step.positions)
+        output = target.predict(state.inputs(step, draft), step.positions, draft.parents)
         # 4. Accept drafts, and draw the recovered or the bonus token
         verdict = drafter.verify(step, output)
+        if verdict.path is not None:
+            target.commit_path(verdict.path, verdict.num_accepted)
         # 5. The one copy to the host, which decides about the course of the rows
         outcome = state.to_host(step, draft, verdict, output)
         drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
@@ -269,7 +272,7 @@ def decode_causal(
         state.truncate_at_eos(outcome)
         state.refuse_failed(outcome)
         state.commit(step, verdict.tokens, outcome)
-        state.record(verdict.tokens, outcome, output)
+        state.record(step, verdict, outcome, output)
         del output, draft, verdict  # the largest tensors of a step
         # 7. Advance, and give finished rows to waiting items
         state.advance(outcome)
@@ -361,6 +364,21 @@ class CausalState:
             slots.items,
         )
 
+    def branch(self, step: CausalStep, draft: Draft, parents: Tensor) -> CausalStep:
+        """Lay the columns of a tree of drafts at the positions of their depth.
+
+        Drafts beyond the last position do not exist (``draft.exists``).
+        """
+        positions = tree_positions(step.start, parents)
+        draft.exists = draft.exists & (positions[:, 1:] < self.total)
+        valid = torch.cat([torch.ones_like(draft.exists[:, :1]), draft.exists], 1)
+        positions = torch.where(valid, positions, positions[:, :1])
+        self.shape, self.is_full = (len(valid), valid.shape[1]), False
+        self.column, self.row = np.arange(valid.shape[1])[None], np.arange(len(valid))
+        self.full_widths = np.full(self.shape[0], self.shape[1])
+        self.all_valid = self.here(np.ones(self.shape, dtype=bool))
+        return replace(step, positions=positions, valid=valid, widths=self.total - self.start)
+
     def committed_tokens(self) -> Tensor:
         """Tokens of the rows, [b, T(, C)]."""
         every = len(self.slots) == len(self.tokens)
@@ -379,10 +397,14 @@ class CausalState:
     ) -> Outcome:
         """Copy the outcome of a step to the host and count what is to be committed."""
         failed = failed_draws(verdict.tokens, output.logprobs)
+        if verdict.path is not None:  # its columns in the order of the tokens
+            failed = torch.cat([failed[:, :1], failed.gather(1, verdict.path + 1)], 1)
         accepted, drafted, ids, failed, draft_failed = copy_outcome_to_host(draft, verdict, failed)
         num_drafted = drafted.sum(1) if drafted.shape[1] else accepted
         committed = np.minimum(accepted + 1, step.widths)
-        columns = np.minimum(step.widths, num_drafted + 1) if drafted.shape[1] else step.widths
+        columns = num_drafted + 1 if drafted.shape[1] else step.widths
+        if verdict.path is None:
+            columns = np.minimum(step.widths, columns)
         return Outcome(
             accepted, drafted, ids, num_drafted, committed, columns, failed, draft_failed
         )
@@ -444,11 +466,14 @@ class CausalState:
             chosen = chosen[here(self.row), here(committed - 1)][:, None]
         self.last = chosen
 
-    def record(self, chosen: Tensor, outcome: Outcome, output: StepOutput) -> None:
+    def record(
+        self, step: CausalStep, verdict: Verdict, outcome: Outcome, output: StepOutput
+    ) -> None:
         """Note the counts of a step, and its trace if one is recorded.
 
         Args:
-            chosen: tokens of the verdict, [b, W(, C)].
+            step: context of the step.
+            verdict: verdict about the drafts.
             outcome: outcome of the step, cut off at the eos token.
             output: outcome of the forward pass.
         """
@@ -460,13 +485,17 @@ class CausalState:
         recorder.add(items, *counts, outcome.num_drafted, output.ran_network)
         if recorder.traces is None:
             return
-        tokens = (chosen if outcome.token_ids is None else outcome.token_ids).tolist()
+        tokens = (verdict.tokens if outcome.token_ids is None else outcome.token_ids).tolist()
+        tree = None if verdict.path is None else (step.positions, step.valid)
         counts = (items, self.start, columns, accepted, committed)
         for i, (item, n, w, a, c) in enumerate(zip(*(x.tolist() for x in counts), strict=True)):
             new = {n + k: tokens[i][k] for k in range(c)}
             if self.eos_token_id is not None and tokens[i][c - 1] == self.eos_token_id:
                 new |= dict.fromkeys(range(n + c, self.total), self.eos_token_id)
-            recorder.add_trace(item, range(n, n + w), range(n, n + a), new)
+            window: list[int] = list(range(n, n + w))
+            if tree is not None:  # branches share their positions
+                window = sorted(set(tree[0][i][tree[1][i]].tolist()))
+            recorder.add_trace(item, window, range(n, n + a), new)
 
     def advance(self, outcome: Outcome) -> None:
         """Move every row behind its new tokens; one that ended is filled up with the eos token."""
@@ -518,23 +547,28 @@ def copy_outcome_to_host(
         Accepted drafts int64 [b], drafts that there were bool [b, L], tokens int64 [b, W], None for
         latents, ``failed``, and ``draft.failed``.
     """
-    parts = [verdict.num_accepted, draft.exists, None, failed, draft.failed]
-    if verdict.tokens.ndim == 2:
-        parts[2] = verdict.tokens
+    accepted, drafted, draft_failed = verdict.num_accepted, draft.exists, draft.failed
+    ids = verdict.tokens if verdict.tokens.ndim == 2 else None
     if failed.device.type == "cpu":
-        arrays = [None if part is None else part.numpy() for part in parts]
-    else:
-        columns = [part if part is None or part.ndim == 2 else part[:, None] for part in parts]
-        there = [part for part in columns if part is not None]
-        joined = torch.cat([part.long() for part in there], 1).cpu().numpy()
-        ends = np.cumsum([0, *(part.shape[1] for part in there)])
-        pieces = iter(joined[:, a:b] for a, b in itertools.pairwise(ends))
-        arrays = [None if part is None else next(pieces).reshape(part.shape) for part in parts]
-    accepted, drafted, ids, failed_here, draft_failed = arrays
+        return (
+            accepted.numpy(),
+            drafted.numpy(),
+            None if ids is None else ids.numpy(),
+            failed.numpy(),
+            None if draft_failed is None else draft_failed.numpy(),
+        )
+    columns = {"accepted": accepted[:, None], "drafted": drafted, "failed": failed}
+    if ids is not None:
+        columns["ids"] = ids
+    if draft_failed is not None:
+        columns["draft_failed"] = draft_failed
+    joined = torch.cat([x.long() for x in columns.values()], 1).cpu().numpy()
+    ends = np.cumsum([x.shape[1] for x in columns.values()])[:-1]
+    found = dict(zip(columns, np.split(joined, ends, axis=1), strict=True))
     return (
-        accepted,
-        drafted.astype(bool, copy=False),
-        ids,
-        failed_here.astype(bool, copy=False),
-        None if draft_failed is None else draft_failed.astype(bool, copy=False),
+        found["accepted"][:, 0],
+        found["drafted"].astype(bool),
+        found.get("ids"),
+        found["failed"].astype(bool),
+        found["draft_failed"].astype(bool) if draft_failed is not None else None,
     )

@@ -9,8 +9,8 @@ for the rules and ``drafting`` for the chains.
 
     exact      the ratio and the residual of whole paths
     relaxed    draft and target share the noise of every position, only the last transitions are
-               compared, and the ratio is flattened: min(1, r^(1 - relaxation)). The first
-               ``prefill_ratio`` of the positions is the target's alone
+               compared, and their exponents are flattened by 1 - relaxation, their scales not. The
+               first ``prefill_ratio`` of the positions is the target's alone
 
 Wang et al., "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv
 2411.11925), who put the relaxed rule in place of the ratio of whole paths, since that is small
@@ -20,8 +20,8 @@ Guarantee. ``exact``: latents have the distribution of the target alone, whateve
 the length of the chains and the batch, up to 1 / (e (max_tries + 1)) in total variation per token
 (0.00037 for 1000), and mostly far less; the proof stands in ``path_verifiers``. ``relaxed``: none,
 and no bound. ``relaxation`` 0 is the paper's rule as it is written, which has the target's
-distribution only if paths have one step; 1 accepts every draft. Equal models give what the target
-alone gives with that seed.
+distribution only if paths have one step; 1 judges drafts by the scales of the transitions alone.
+Equal models give what the target alone gives with that seed.
 """
 
 from __future__ import annotations

@@ -9,8 +9,11 @@ the same r; ``max_tries`` tries at most.
     exact    r = P(path) / Q(path), P and Q the target's and the draft's distribution of a path
              (``gen.models.adapters.denoising_path``)
     aligned  one noise e for both: the draft's path is x^q, the target's own x^p. With S
-             transitions, the draft x = x^q_S, r = ( Sigma p(x | x^p_S-1) / q(x | x^q_S-1) )^(1 -
-             relaxation),  Sigma = prod_{k<S} s_q,k / s_p,k
+             transitions and the draft x = x^q_S, r = Sigma p(x | x^p_S-1) / q(x | x^q_S-1),  Sigma
+             = prod_{k<S} s_q,k / s_p,k. ``relaxation`` flattens the exponents of the two Gaussians
+             alone: exp(-z^2 / 2) becomes exp(-z^2 / 2)^(1 - relaxation); all scales stay
+
+The released code of the paper has Sigma upside down, s_p,k / s_q,k.
 
 Exact: what is lost. Given the tokens before, a draft is accepted with density min(P, Q), and
 rejected with probability R = TV(P, Q). A try is a path from P that is accepted with probability (1
@@ -189,11 +192,12 @@ class Last(NamedTuple):
     log_sigma: Tensor
     before: Tensor  # [...]
 
-    def score(self, x: Tensor) -> Tensor:
+    def score(self, x: Tensor, relaxation: float) -> Tensor:
         """log of the density of x after the path's last but one position, times the product of 1 /
-        s before; constants left out."""
-        z = (x.double() - self.mean.double()) * (-self.log_sigma.double()).exp()
-        return (-0.5 * z.square() - self.log_sigma.double()).sum(-1) - self.before
+        s before; its exponent is flattened, and constants are left out."""
+        log_sigma = self.log_sigma.double()
+        z = (x.double() - self.mean.double()) * (-log_sigma).exp()
+        return (-0.5 * (1 - relaxation) * z.square() - log_sigma).sum(-1) - self.before
 
 
 class AlignedPaths(PathChain):
@@ -230,7 +234,7 @@ class AlignedPaths(PathChain):
         return x, self.compare(x, p, q)
 
     def compare(self, x: Tensor, p: Last, q: Last) -> Tensor:
-        return (1 - self.relaxation) * (p.score(x) - q.score(x))
+        return p.score(x, self.relaxation) - q.score(x, self.relaxation)
 
 
 @torch.no_grad()

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gen.core.params import Params, choice, integer, part
+from gen.core.params import Params, choice, flag, integer, part
 from gen.core.sampler import PartSampler
 
 # Names in other libraries. LLaDA2Pipeline of diffusers: threshold, editing_threshold,
-# num_inference_steps; Fast-dLLM: threshold; LLaDA: remasking; Dream: alg; dInfer: block_size;
-# KLASS: history_length
+# num_inference_steps; Fast-dLLM: threshold; LLaDA: remasking, confidence_eos_eot_inf; Dream: alg;
+# dInfer: block_size; KLASS: history_length
 ALIASES = {
     "threshold": "conf_threshold",
     "editing_threshold": "edit_threshold",
@@ -20,12 +20,15 @@ ALIASES = {
     "alg": "order",
     "block_size": "block_length",
     "history_length": "history",
+    "confidence_eos_eot_inf": "hold_end",
 }
 # and their words for an order
 SPELLINGS = {
     "remasking": {"low_confidence": "confidence", "random": "random"},
     "alg": {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"},
 }
+# LLaDA's guidance, u + (cfg_scale + 1) (c - u); so in Fast-dLLM, KLASS and others on its code
+SAMPLING_ALIASES = {"cfg_scale": ("guidance_scale", 1.0)}
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class LoopParams(Params):
         steps: forward passes at most, where the selector follows the schedule; with blocks, a
             proportional part of them for each.
         block_steps: forward passes per block instead, where it is not 0.
+        hold_end: whether a token that ends a text or a turn (``TokenSpace.ends``) counts as
+            improbable once it is proposed, so that it is committed last; confidence is that of the
+            distribution without such tokens.
         confidence_on: distribution that confidence is read from: ``raw``, the model's own, or
             ``shaped``, with temperature and filters.
         order: part that scores positions; None is confidence for tokens and random for latents.
@@ -50,6 +56,7 @@ class LoopParams(Params):
 
     steps: int = integer(12, least=1)
     block_steps: int = integer(0)
+    hold_end: bool = flag(False)
     confidence_on: str = choice("shaped", ("raw", "shaped"))
     order: str | None = part(None, "order")
     schedule: str = part("cosine", "schedule")
@@ -67,3 +74,4 @@ class MaskedSampler(PartSampler, params=LoopParams):
     protocol = "masked"
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     spellings: ClassVar[Mapping[str, Mapping[str, Any]]] = SPELLINGS
+    sampling_aliases: ClassVar[Mapping[str, tuple[str, float]]] = SAMPLING_ALIASES

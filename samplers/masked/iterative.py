@@ -3,7 +3,7 @@
     step s of S, r = (s + 1) / S, N masked positions at the start:
     propose   x_i ~ p_i for every masked position i
     select    the positions that stay masked are the floor(N schedule(r)) with the lowest score (at
-              least one fewer than before; none after the last step)
+              least one fewer than before; none after the last step; schedule ``arccos`` rounds up)
     revise    a remasker may mask positions that an earlier step committed, fewer than are committed
               now, and none in the last step; those of the given canvas are never touched
 

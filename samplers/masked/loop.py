@@ -159,6 +159,11 @@ def begin_run(
     followers: Sequence,
 ) -> MaskedRun:
     """Look up the parts, set up the cache and give the first items a row; see ``decode_masked``."""
+    if params.hold_end and not target.space.ends:
+        raise GenError(
+            "sampler.hold_end is true, which needs an id that ends a row (TokenSpace.ends); this"
+            " model has none; expected false"
+        )
     parts = make_parts(params, target.space, target.device, overrides)
     target = with_cache(target, params)
     if parts.remasker_reads_left_out and isinstance(target, Block):
@@ -279,7 +284,9 @@ def block_progress(run: MaskedRun, step: MaskedStep) -> BlockProgress:
     progress = ((steps_in_block + 1) / steps).clamp_max(1)
     is_last_step = progress >= 1
     share = torch.where(is_last_step, 0.0, run.parts.schedule(progress, params.exponent))
-    stay = (at_start * share + 1e-9).floor().long()
+    stay = at_start * share
+    stay = (stay - 1e-9).ceil() if run.parts.masks_rounded_up else (stay + 1e-9).floor()
+    stay = stay.long()
     stay = torch.where(share > 0, stay.clamp_min(1), stay)
     quota = (count - torch.minimum(stay, count - 1)).clamp_min(0)
     memory.update(
@@ -319,7 +326,9 @@ def propose(run: MaskedRun, step: MaskedStep) -> TokenProposal:
         logp = torch.zeros(step.masked.shape, dtype=torch.float64, device=step.masked.device)
         return TokenProposal(step.canvas, logp)
     tokens = torch.where(step.masked, run.parts.proposer(step), step.canvas)
-    # the proposer may have changed the log-probabilities of the step
+    if run.params.hold_end:
+        step.hold_back(run.batch.target.space.ends)
+    # the log-probabilities of the step may have changed
     logp = step.confidence_logprobs().gather(-1, tokens[..., None])[..., 0].double()
     return TokenProposal(tokens, logp)
 

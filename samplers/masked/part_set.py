@@ -12,7 +12,7 @@ from torch import Tensor
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.samplers.masked.config import MaskedSampler
-from gen.samplers.masked.step import LEFT_OUT_LOGP, LOGPROBS, MaskedStep, needs_of
+from gen.samplers.masked.step import LEFT_OUT_LOGP, LOGPROBS, ROUNDED_UP, MaskedStep, needs_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class PartSet:
         remasker_reads_left_out: whether the forward pass has one more canvas per committed
             position of the block, with that position masked.
         blocks_read_logprobs: whether the block schedule runs after the forward pass.
+        masks_rounded_up: whether the schedule's number of masked positions is rounded up.
     """
 
     order: Callable[[MaskedStep], Tensor]
@@ -54,6 +55,7 @@ class PartSet:
     revises: bool
     remasker_reads_left_out: bool
     blocks_read_logprobs: bool
+    masks_rounded_up: bool
 
 
 def make_parts(
@@ -77,11 +79,12 @@ def make_parts(
         return found(params, device) if isinstance(found, type) else found
 
     remasker, blocks = part("remasker", "remasker"), part("blocks", "block_schedule")
+    schedule = part("schedule", "schedule")
     default_order = "random" if space.channels else "confidence"
     order: Any = registry.get("order", params.order or default_order)
     return PartSet(
         order=order,
-        schedule=part("schedule", "schedule"),
+        schedule=schedule,
         proposer=part("proposer", "proposer"),
         selector=part("selector", "selector"),
         remasker=remasker,
@@ -90,4 +93,5 @@ def make_parts(
         revises=params.remasker != "none" or "remasker" in overrides,
         remasker_reads_left_out=LEFT_OUT_LOGP in needs_of(remasker),
         blocks_read_logprobs=LOGPROBS in needs_of(blocks),
+        masks_rounded_up=ROUNDED_UP in needs_of(schedule),
     )

@@ -15,7 +15,7 @@ A part that reads more than its phase provides by default declares it with ``nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from gen.samplers.engine.rows import RowStore
 
 LOGPROBS = "logprobs"  # a block schedule with this need runs after the forward pass
 LEFT_OUT_LOGP = "left_out_logp"  # a remasker with this need gets ``MaskedStep.left_out_logp``
+ROUNDED_UP = "rounded_up"  # a schedule with this need has its number of masked positions rounded up
 
 _NEEDS: dict[Callable, frozenset[str]] = {}
 Part = TypeVar("Part", bound=Callable)
@@ -36,10 +37,11 @@ Record = TypeVar("Record")
 
 
 def needs(*names: str) -> Callable[[Part], Part]:
-    """Declare what a part reads beyond the records that its phase has by default.
+    """Declare what a part needs of the loop beyond what its phase has by default.
 
     Args:
-        names: ``LOGPROBS`` for a block schedule, ``LEFT_OUT_LOGP`` for a remasker.
+        names: ``LOGPROBS`` for a block schedule, ``LEFT_OUT_LOGP`` for a remasker, ``ROUNDED_UP``
+            for a schedule.
 
     Returns:
         A decorator that returns the part unchanged.
@@ -280,6 +282,21 @@ class MaskedStep:
         """
         self.prediction = replace(
             self._prediction("logprobs"), logprobs=logprobs, raw_logprobs=raw_logprobs
+        )
+
+    def hold_back(self, ids: Sequence[int]) -> None:
+        """Take the probability of some tokens away, for all later phases of this step."""
+
+        def without(logprobs: Tensor) -> Tensor:
+            index = torch.tensor(ids, device=logprobs.device)
+            rest = logprobs.index_fill(-1, index[index < logprobs.shape[-1]], -torch.inf)
+            # where such a token has all of the mass, nothing has any
+            return rest.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+        prediction = self._prediction("logprobs")
+        raw = prediction.raw_logprobs
+        self.replace_logprobs(
+            without(prediction.logprobs), None if raw is None else lambda: without(raw())
         )
 
     # --- proposal

@@ -126,7 +126,6 @@ def test_a_command_line_job_names_the_folder_and_its_options(llama, tmp_path, ca
         "w1 w2",
         "--model",
         str(llama),
-        "--set",
         "model_options.max_new_tokens=4",
         "--out",
         str(tmp_path / "out"),

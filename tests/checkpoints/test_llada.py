@@ -240,9 +240,12 @@ def test_a_text_goes_up_to_its_first_end(pipes, name):
     )
 
 
-def test_guidance_compares_with_a_canvas_behind_one_empty_place(pipes):
+def test_guidance_compares_with_the_prompt_masked(pipes):
     pipe = pipes["llada"]
-    assert pipe.bound(pipe.model)[1].unconditional == [MASK]
+    binding = pipe.bound(pipe.model)[1]
+    assert [binding.without(p) for p in PROMPTS] == [
+        [MASK] * len(binding.prompt(p)) for p in PROMPTS
+    ]
 
     def run(scale):
         return pipe(PROMPTS, sampler="fast_dllm", **only(guidance_scale=scale)).tokens

@@ -14,7 +14,7 @@ from tiny_openvla import BINS, STATISTICS, TEXT, VISION, written
 
 import gen
 from gen.core.errors import GenError
-from gen.modalities.checkpoints.openvla import EMPTY, TEMPLATE
+from gen.modalities.checkpoints.openvla import EMPTY, TEMPLATE, TEMPLATE_V01
 from gen.tokenizers.action.base import ActionStatistics
 from gen.tokenizers.action.edges import ActionEdges
 
@@ -72,6 +72,14 @@ def test_prompts_are_those_of_the_paper_in_ids(pipe, folder):
         "action", model=folder, template=f"In: {{instruction}} Out: {EMPTY}", **UNITS
     ).modality.checkpoint
     assert model_ids(other, "push")[-1] == empty and model_ids(other, "push")[-2] != empty
+
+
+def test_checkpoints_of_version_01_are_asked_in_their_chat(folder, tmp_path):
+    first = tmp_path / "openvla-v01-7b"
+    first.symlink_to(folder)
+    assert gen.load("action", model=folder, **UNITS).modality.checkpoint.template == TEMPLATE
+    found = gen.load("action", model=first, **UNITS).modality.checkpoint.template
+    assert found == TEMPLATE_V01 and found.endswith("take to {instruction}? ASSISTANT:")
 
 
 def test_logits_are_those_of_the_language_model_over_the_bins_in_order(pipe, llama):

@@ -29,7 +29,7 @@ RING = "a small blue ring in the centre"
 
 class Toy:
     name, extension, media_kind, default_sampling = "toy", "txt", "data", {"top_k": 7}
-    also = ()
+    also, formats = (), ()
     models: dict[str, str] = {}
 
     def condition(self, prompt):
@@ -137,7 +137,7 @@ def refused(capsys, *argv: str) -> str:
         (["ls", "smplers"], "Did you mean 'samplers'"),
         (["sample", "image", RING, "--sed", "3"], "Did you mean '--seed'"),
         (["sample", "image", RING, "--sed=3"], "Did you mean '--seed'"),
-        (["sample", "image", "a", "small", "ring"], "quote a prompt"),
+        (["sample", "image", "a", "small", "ring"], "a prompt of several words in quotes"),
         (["sample", "image"], "PROMPT"),
         (["sample", "imge", RING], "Did you mean 'image'"),
         (["sample", "toy", "x!"], "holds '!'"),
@@ -146,7 +146,7 @@ def refused(capsys, *argv: str) -> str:
         (["sample", "toy", "x", "--seed", "1.5"], "--seed"),
         (["sample", "toy", "x", "--num-samples", "0"], "num_samples is 0"),
         (["sample", "toy", "x", "--sampler", "sjdd"], "Did you mean 'sjd'"),
-        (["sample", "toy", "x", "--set", "sampler.windw=3"], "Did you mean 'window'"),
+        (["sample", "toy", "x", "sampler.windw=3"], "Did you mean 'window'"),
         (["sample", "toy", "x", "--temperature", "-1"], "sampling.temperature"),
         (["sample", "toy", "x", "--source", "absent.png"], "absent.png"),
         (["run", "image/sjdd"], "Did you mean 'image/sjd'"),
@@ -205,7 +205,7 @@ def test_a_request_to_terminate_keeps_what_is_finished_and_the_same_command_resu
     with monkeypatch.context() as m:
         m.setattr(Pipe, "generate", generate)
         code, _out, err = gen(capsys, *argv)
-        assert code == 75 and "SIGTERM came" in err and "stopped with 1 items to make" in err
+        assert code == 75 and "SIGTERM came" in err and "stopped with 1 item to make" in err
     assert [r["seed"] for r in read_rows(Path("o"))] == [0, 1]  # what was at work is finished first
     Pipe.seen.clear()
     assert gen(capsys, *argv)[0] == 0 and len(Pipe.seen) == 1 and len(read_rows(Path("o"))) == 3
@@ -231,7 +231,7 @@ def test_failed_items_are_code_1_and_one_clear_line(capsys, monkeypatch):
     assert "failed" in gen(capsys, "status", "o")[1]
     monkeypatch.setattr(Pipe, "error", None)
     assert gen(capsys, "sample", "toy", "x", "--out", "o")[0] == 1  # only when told to
-    assert gen(capsys, "sample", "toy", "x", "--out", "o", "--set", "retry=failed")[0] == 0
+    assert gen(capsys, "sample", "toy", "x", "--out", "o", "retry=failed")[0] == 0
 
 
 # --- making
@@ -249,13 +249,12 @@ def test_sample_writes_a_folder_and_says_where(capsys):
         "5",
         "--temperature",
         "0.5",
-        "--set",
         "sampler.window=8",
     )
     (folder,) = Path("out/toy").iterdir()
     assert re.fullmatch("x-[0-9a-f]{6}", folder.name)
     assert code == 0 and out.splitlines() == [
-        "speculative_jacobi: 2 items, 3 forward passes and 0.1 s per item (medians)",
+        "speculative_jacobi: 2 items, 3 forward passes and 0.1 s per item (means)",
         f"gallery: {folder}/index.html",
     ]
     assert [r["seed"] for r in read_rows(folder)] == [5, 6] and "2/2 items" in err

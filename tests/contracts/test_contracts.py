@@ -23,6 +23,9 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import GUARANTEES
 from gen.models.targets.causal import CausalTarget
 
+# a spec gives only the parameters that its sampler reads
+pytestmark = pytest.mark.filterwarnings("error:sampler.*nothing reads:UserWarning")
+
 # --- the checks
 
 
@@ -196,6 +199,11 @@ def test_contract_with_the_embedded_architecture(name):
     run = bench(sampler.protocol, "llama")
     for check in CHECKS:
         check(run, sampler, sampling)
+
+
+def test_control_a_parameter_that_nothing_reads_is_an_error_here():
+    with pytest.raises(UserWarning, match="sampler.kl_threshold is 0.5, and nothing reads it"):
+        resolve_sampler({"name": "fast_dllm", "kl_threshold": 0.5})
 
 
 @pytest.mark.parametrize("name", SPECS)

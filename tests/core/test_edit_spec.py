@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ledgers import write_rows
 from toyjob import PROMPTS, Pipe, Toy, leftovers, run
 
 from gen.__main__ import main
@@ -314,7 +315,7 @@ def test_a_page_shows_the_further_file_that_can_be_seen(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
 
     def page(**more) -> str:
-        (tmp_path / "manifest.jsonl").write_text(json.dumps({**row, **more}) + "\n")
+        write_rows(tmp_path / "manifest.jsonl", [{**row, **more}])
         return write_gallery(tmp_path).read_text()
 
     shown = page(also=["a.bvh", "a.png"])

@@ -1,4 +1,4 @@
-"""Documentation site: every page in the navigation, every link with a target, every notebook run."""
+"""Documentation site: its navigation, its links and its notebooks."""
 
 from __future__ import annotations
 

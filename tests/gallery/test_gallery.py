@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from ledgers import add_rows, write_plan, write_rows
 from PIL import Image
 
 from gen.core.errors import GenError
@@ -129,7 +130,7 @@ def folder(tmp_path: Path) -> Path:
     for name in ("000004.wav", "000005.mp4"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "000006.txt").write_text("1 < 2 " + "x" * 1000)
-    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    write_rows(tmp_path / "manifest.jsonl", rows)
     (tmp_path / "config.yaml").write_text("name: a <b> job\nmodality: image\n")
     write_trace(tmp_path, 0, STEPS)
     verdicts = {ident(0): (True, "saw a red circle"), ident(1): (False, "saw nothing")}
@@ -225,9 +226,7 @@ def test_the_player_gets_every_event_of_the_trace(folder):
 
 def test_the_grid_comes_from_the_row_and_must_hold_the_trace(folder):
     def again(grid):
-        return (folder / "manifest.jsonl").write_text(
-            json.dumps(row(0, "000001.png", "a red circle", grid=grid)) + "\n"
-        )
+        write_rows(folder / "manifest.jsonl", [row(0, "000001.png", "a red circle", grid=grid)])
 
     again([2, 5])
     cells = [a for a in page(folder).all("rect") if "data-p" in a]
@@ -348,18 +347,14 @@ def test_marks_follow_the_verdicts_and_are_absent_without_them(folder):
 
 
 def test_methods_of_several_models_are_kept_apart(folder):
-    with (folder / "manifest.jsonl").open("a") as file:
-        file.write(
-            json.dumps(row(7, None, "a red circle", model="another", status="failed", error="no"))
-            + "\n"
-        )
+    another = row(7, None, "a red circle", model="another", status="failed", error="no")
+    add_rows(folder / "manifest.jsonl", [another])
     text = section(folder, "methods")
     assert "autoregressive · a-model" in text and "autoregressive · another" in text
 
 
 def test_the_last_line_of_an_item_counts(folder):
-    with (folder / "manifest.jsonl").open("a") as file:
-        file.write(json.dumps(row(2, "000001.png", "a red circle", "jacobi")) + "\n")
+    add_rows(folder / "manifest.jsonl", [row(2, "000001.png", "a red circle", "jacobi")])
     assert section(folder, "failed") == ""
 
 
@@ -393,7 +388,7 @@ def test_a_folder_without_manifest_and_a_broken_trace_are_refused(folder, tmp_pa
         with pytest.raises(GenError, match=f"{ident(0)}.json {said}.*expected a list of steps"):
             write_gallery(folder)
     (folder / "traces" / f"{ident(0)}.json").write_text('[{"win')
-    with pytest.raises(GenError, match=f"{ident(0)}.json is no JSON"):
+    with pytest.raises(GenError, match=f"{ident(0)}.json is damaged: it is no JSON"):
         write_gallery(folder)
     assert not (folder / "index.html").exists()
     (folder / "check.json").write_text('{"000000": true}')
@@ -434,7 +429,7 @@ def mixed(tmp_path: Path) -> Path:
         ),
         row(4, "4.mp4", "four", label.format("video", 9), modality="video", model="c"),
     ]
-    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    write_rows(tmp_path / "manifest.jsonl", rows)
     for number in (0, 1, 3):
         write_trace(tmp_path, number, STEPS)
     return tmp_path
@@ -510,7 +505,7 @@ def test_what_a_killed_process_left_goes_when_nobody_can_be_at_work(mixed):
     (mixed / "preview").mkdir()
     left = mixed / "preview" / f".tmp-{worker_name().rpartition('-')[0]}-1-2-left.png"
     left.write_bytes(b"")
-    (mixed / "plan.json").write_text(json.dumps({"items": [{}] * 6}))  # five of six are there
+    write_plan(mixed / "plan.json", 6)  # five of six are there
     write_gallery(mixed)
     assert left.exists()
     (mixed / "plan.json").unlink()

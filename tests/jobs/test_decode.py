@@ -10,6 +10,7 @@ from pathlib import Path
 import families
 import pytest
 import torch
+from ledgers import write_rows
 from safetensors.torch import load_file, save_file
 
 from gen.cli.check import check_folder
@@ -61,7 +62,7 @@ def media(folder: Path) -> dict[str, bytes]:
 
 def manifest_without(folder: Path, *indices: int) -> None:
     rows = [r for r in read_rows(folder) if r["index"] not in indices]
-    (folder / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    write_rows(folder / "manifest.jsonl", rows)
 
 
 def other_words(folder: Path) -> Path:
@@ -179,9 +180,7 @@ def test_items_that_come_later_or_were_made_again_are_decoded_by_the_same_comman
         "sha256": "0" * 64,
         "attempt": 2,
     }  # control: as if the source had been made again, to other bytes
-    (source / "manifest.jsonl").write_text(
-        "".join(json.dumps(r) + "\n" for r in [swapped, *rows[1:]])
-    )
+    write_rows(source / "manifest.jsonl", [swapped, *rows[1:]])
     summary = decode_folder(source, out)
     assert (summary["made"], summary["identical"], summary["notes"]) == (2, 3, [])
     assert read_rows(out)[0]["source_sha256"] == "0" * 64
@@ -192,9 +191,7 @@ def test_failed_items_are_rows_and_the_others_go_on(source, tmp_path):
     (source / rows[1]["tokens_file"]).write_bytes(b"PK")
     (source / rows[2]["tokens_file"]).unlink()
     failed = {**rows[3], "file": None, "sha256": None, "status": "failed", "error": "KeyError: x"}
-    (source / "manifest.jsonl").write_text(
-        "".join(json.dumps(r) + "\n" for r in [*rows[:3], failed])
-    )
+    write_rows(source / "manifest.jsonl", [*rows[:3], failed])
     summary = decode_folder(source, out)
     assert (summary["made"], summary["items"], [r["status"] for r in read_rows(out)]) == (
         1,
@@ -232,7 +229,7 @@ def test_what_cannot_be_decoded_is_refused_before_anything_is_written(source, tm
             {k: v for k, v in r.items() if k != "tokens_file" or r["index"] != 2}
             for r in read_rows(source)
         ]
-        (source / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        write_rows(source / "manifest.jsonl", rows)
         decode_folder(source, out)
     manifest_without(source, 0, 1, 2, 3)
     with pytest.raises(GenError, match="has no finished items"):
@@ -368,7 +365,7 @@ def test_the_frontend_of_a_published_checkpoint_can_be_another_folder(tmp_path):
 def test_one_frontend_for_media_of_several_modalities_is_refused(source, tmp_path):
     rows = read_rows(source)
     rows[1]["modality"] = "action"
-    (source / "manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    write_rows(source / "manifest.jsonl", rows)
     with pytest.raises(
         GenError, match="holds media of action, text, and frontend text-words is of one of them"
     ):

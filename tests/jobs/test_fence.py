@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -38,7 +39,8 @@ def stops(function):
     def call(*args, **kwargs):
         if not told:
             told.append(True)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # to this thread: one that is sent to the process may let it go on for a moment
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return function(*args, **kwargs)
 
     return call

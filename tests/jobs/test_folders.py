@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ledgers import write_rows
 from toyjob import PROMPTS, Pipe, Toy, files, job, run
 
 from gen.cli.check import check_folder
@@ -112,7 +113,7 @@ def test_checking_never_follows_a_manifest_out_of_its_folder(tmp_path):
     (tmp_path / "secret.txt").write_text("alpha")
     rows = read_rows(tmp_path / "o")
     rows[0].update(file="../secret.txt", sha256=sha256(tmp_path / "secret.txt"))
-    (tmp_path / "o/manifest.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    write_rows(tmp_path / "o/manifest.jsonl", rows)
     assert "missing" in check_folder(tmp_path / "o")["failed"][0]["detail"]
 
 

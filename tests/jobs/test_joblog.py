@@ -135,7 +135,7 @@ def test_a_log_that_cannot_be_written_is_noted_once_and_dropped(
     log = JobLog(tmp_path, "w")
     if trouble == "later":
         monkeypatch.setattr(
-            log,
+            log.file,
             "_write",
             lambda data: (_ for _ in ()).throw(OSError(28, "No space left on device")),
         )
@@ -180,3 +180,28 @@ def test_the_commit_is_read_wherever_git_keeps_it(tmp_path):
     assert source_commit(tmp_path) == a
     (git / "HEAD").write_text("nonsense")
     assert source_commit(tmp_path) is None
+
+
+def test_events_reach_the_logger_and_the_file_whatever_its_level(tmp_path, caplog):
+    """The control: without a level, events of single batches stay out of the logger."""
+    with caplog.at_level("INFO", logger="gen.jobs"), JobLog(tmp_path, "w") as log:
+        log.event("batch", items=8)
+        log.event("failed", id="a", error="\x1b[31mred", index=None)
+    assert [r.getMessage().split()[0] for r in caplog.records] == ["start", "failed"]
+    assert caplog.records[-1].getMessage() == 'failed id="a" error="\\u001b[31mred"'
+    assert [e["event"] for e in read_log(tmp_path)] == ["start", "batch", "failed"]
+    caplog.clear()
+    with caplog.at_level("ERROR", logger="gen.jobs"), JobLog(tmp_path, "v") as log:
+        log.event("failed", id="a")
+    assert not caplog.records and len(read_log(tmp_path)) == 5
+    with caplog.at_level("DEBUG", logger="gen.jobs"), JobLog(tmp_path, "u") as log:
+        log.event("batch", items=8)
+    assert caplog.records[-1].getMessage() == "batch items=8"
+
+
+def test_workers_of_one_process_write_to_their_own_files(tmp_path):
+    with JobLog(tmp_path, "a") as one, JobLog(tmp_path / "other", "a") as two:
+        one.event("x")
+        two.event("y")
+    assert [e["event"] for e in read_log(tmp_path)] == ["start", "x"]
+    assert [e["event"] for e in read_log(tmp_path / "other")] == ["start", "y"]

@@ -57,7 +57,8 @@ def test_a_job_leaves_media_manifest_config_traces_and_gallery(tmp_path):
         " positions_computed mean_acceptance_length"
     )
     want = set(
-        f"{want} draft_acceptance_rate status error guarantee attempt seconds batch worker".split()
+        f"{want} draft_acceptance_rate status error guarantee beside_sha256"
+        " attempt seconds batch worker".split()
     )
     assert (
         set(rows[0]) == want
@@ -279,12 +280,13 @@ def test_an_item_that_cannot_be_encoded_fails_alone(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b'{"id": "000002", "mod', b'{"id": "000002"}', b"\x00\x00"])
-def test_a_torn_last_line_is_dropped_and_repaired(tmp_path, torn):
+def test_a_cut_last_line_is_named_and_repaired(tmp_path, torn):
     run(tmp_path)
     path = tmp_path / "manifest.jsonl"
     whole = path.read_bytes()
     path.write_bytes(b"".join(whole.splitlines(True)[:2]) + torn)
-    assert len(read_rows(tmp_path)) == 2
+    with pytest.raises(GenError, match="line 3 is damaged: it is cut"):
+        read_rows(tmp_path)
     _, pipe = run(tmp_path)
     assert pipe.batches == [["gamma"]]
     assert [json.loads(line)["index"] for line in path.read_bytes().splitlines()] == [0, 1, 2]
@@ -298,7 +300,9 @@ def test_a_broken_line_in_the_middle_is_no_torn_line(
     lines = path.read_bytes().splitlines(True)
     path.write_bytes(lines[0] + b"{broken\n" + lines[2])
     with pytest.raises(GenError, match="line 2"):
-        run(tmp_path)
+        read_rows(tmp_path)
+    _, pipe = run(tmp_path)
+    assert pipe.batches == [["beta"]]
 
 
 class Killed(BaseException):

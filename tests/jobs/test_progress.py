@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import io
-import json
 import os
 import pty
 import re
@@ -16,6 +15,7 @@ import termios
 import time
 
 import pytest
+from ledgers import add_rows, write_plan
 
 from gen.jobs.progress.report import Lines, Silent, duration, speed
 from gen.jobs.progress.watch import watch
@@ -328,16 +328,12 @@ def test_a_parent_shows_what_its_workers_write(tmp_path):
     journal = tmp_path / WORK / "00000.w.jsonl"
 
     def write(*rows):
-        with journal.open("a") as file:
-            file.writelines(json.dumps(r) + "\n" for r in rows)
+        add_rows(journal, rows)
 
     def plan():
         journal.parent.mkdir()
         write(row(0), row(1, "failed"))
-        items = [{"id": f"{i:016x}"} for i in range(6)]
-        (tmp_path / PLAN).write_text(
-            json.dumps({"fingerprint": "", "relevant": {}, "items": items, "shards": []})
-        )
+        write_plan(tmp_path / PLAN, 6)
 
     # what happens between two looks; the job is planned while somebody looks already
     steps = [

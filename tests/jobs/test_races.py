@@ -133,7 +133,7 @@ def test_a_stopped_worker_that_wakes_up_after_its_shard_was_taken_over_spoils_no
         time.sleep(0.002)
     while True:
         os.kill(child[0], signal.SIGSTOP)
-        with claims.locked(out / "_work/claims/.lock-00000", wait=False) as free:
+        with claims.locked(out / "_work/claims/00000.lock", wait=False) as free:
             if free is not None:  # between two moves it would keep its shard
                 break
         os.kill(child[0], signal.SIGCONT)
@@ -183,8 +183,8 @@ def test_a_row_that_is_journalled_while_the_manifest_is_put_together_waits_for_t
     said = planned(out)
     look = publish.lines_of
 
-    def and_then_another_finishes(folder):
-        rows = look(folder)
+    def and_then_another_finishes(folder, damage=None):
+        rows = look(folder, damage)
         worker.run_worker(out, job=said, load=Pipe().load)
         return rows
 
@@ -406,3 +406,17 @@ def test_the_same_job_started_twice_at_once_is_made_once_by_both(ground, layout)
         made = [m for e in ended for m in e.said]
         assert len(made) == len(set(made)) == 18
         assert not differences(out, want)
+
+
+def test_a_folder_of_journals_that_goes_away_between_two_looks_is_no_error(ground, monkeypatch):
+    run(ground / "o")
+    (ground / "o/_work").mkdir()
+    plain = os.listdir
+
+    def gone(path="."):
+        if str(path).endswith("_work"):  # the job is complete by now
+            shutil.rmtree(path, ignore_errors=True)
+        return plain(path)
+
+    monkeypatch.setattr(os, "listdir", gone)
+    assert len(ledger.read_rows(ground / "o")) == 3 and not (ground / "o/_work").exists()

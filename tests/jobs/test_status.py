@@ -12,9 +12,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from ledgers import ROW, write_plan, write_rows
 
 from gen.__main__ import main
-from gen.core.files import put_text
+from gen.core.files import put
 from gen.core.processes import host, worker_name
 from gen.jobs.progress.report import Lines
 from gen.jobs.progress.watch import watch
@@ -34,9 +35,9 @@ def ident(i: int) -> str:
 
 def row(i: int, status: str = "ok", attempt: int = 1, **more) -> dict:
     return {
+        **ROW,
         "id": ident(i),
         "index": i,
-        "modality": "image",
         "sampler": "ab"[i % 2],
         "prompt": f"p{i}",
         "nfe": i % 7 if status == "ok" else None,
@@ -50,27 +51,19 @@ def row(i: int, status: str = "ok", attempt: int = 1, **more) -> dict:
 def job(folder: Path, items: int = 40) -> Path:
     (folder / WORK).mkdir(parents=True)
     (folder / "config.yaml").write_text("")
-    plan = {
-        "plan": 1,
-        "fingerprint": "f",
-        "labels": ["a", "b"],
-        "shards": [],
-        "relevant": {"entries": [{"modality": "image"}, {"modality": "speech"}]},
-        "items": [
-            {"id": ident(i), "index": i, "entry": i % 2, "prompt": f"p{i}"} for i in range(items)
-        ],
-    }
-    put_text(folder / PLAN, json.dumps(plan))
+    entries = [{"modality": "image"}, {"modality": "speech"}]
+    planned = [{"id": ident(i), "entry": i % 2, "prompt": f"p{i}"} for i in range(items)]
+    put(folder / PLAN, lambda path: write_plan(path, planned, relevant={"entries": entries}))
     return folder
 
 
-def lines(rows) -> str:
-    return "".join(json.dumps(r) + "\n" for r in rows)
+def put_lines(path: Path, rows) -> None:
+    put(path, lambda temporary: write_rows(temporary, rows))
 
 
 def publish(folder: Path) -> None:
     """What is in journals moves to the manifest."""
-    put_text(folder / MANIFEST, lines(read_rows(folder)))
+    put_lines(folder / MANIFEST, read_rows(folder))
     for path in (folder / WORK).glob("*.jsonl"):
         path.unlink()
 
@@ -109,9 +102,9 @@ def live(folder: Path, seed: int) -> None:
             publish(folder)
         else:
             (folder / SHARDS).mkdir(exist_ok=True)
-            put_text(
+            put_lines(
                 folder / SHARDS / f"{i // 8:05d}.jsonl",
-                lines(r for r in read_rows(folder) if r["index"] // 8 == i // 8),
+                [r for r in read_rows(folder) if r["index"] // 8 == i // 8],
             )
         got, rows = counts(folder, cache), [r for r in read_rows(folder) if r["index"] < 40]
         by = Counter(r["status"] for r in rows)
@@ -179,9 +172,9 @@ def test_nothing_that_vanishes_or_is_replaced_meanwhile_is_an_error_or_a_step_ba
             claim(folder, i // 8, worker_name())
             if i % 8 == 7:
                 (folder / SHARDS).mkdir(exist_ok=True)
-                put_text(
+                put_lines(
                     folder / SHARDS / f"{i // 8:05d}.jsonl",
-                    lines(row(k) for k in range(i - 7, i + 1)),
+                    [row(k) for k in range(i - 7, i + 1)],
                 )
                 (folder / WORK / CLAIMS / f"{i // 8:05d}").unlink()
                 publish(folder)
@@ -300,7 +293,7 @@ def test_what_is_left_follows_from_the_pace(tmp_path):
     Journal(folder, 0, "w").add([row(i) for i in range(8)])
     log = JobLog(folder, worker_name())
     log.event("batch", items=8, seconds=1e-9, nfe=40)
-    log._began -= 4
+    log._clock._passed += 4
     log.event("claim", shard=1)
     report = status_of(folder)
     assert report["items_per_second"] == pytest.approx(2, rel=0.05) and report[

@@ -99,7 +99,9 @@ def space() -> TokenSpace:
     legal = torch.zeros(GRID[0] * GRID[1], V, dtype=torch.bool)
     legal[:, :12] = True
     codebook = torch.stack([torch.arange(12) % 4, torch.arange(12) // 4], 1).float()
-    return TokenSpace(GRID, V, legal, MASK, codebook, rarity=torch.arange(1, V + 1) / 2)
+    return TokenSpace(
+        GRID, V, legal, MASK, codebook, delimiters=(2, 4), rarity=torch.arange(1, V + 1) / 2
+    )
 
 
 def of_ids(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:

@@ -32,7 +32,9 @@ def token_space() -> TokenSpace:
     legal[:, :6] = True
     legal[torch.arange(12), torch.arange(12) % 6] = False
     codebook = torch.tensor([[0, 0], [0, 1], [0, 3], [1, 0], [2, 2], [3, 3]]).float()
-    return TokenSpace(GRID, V, legal, MASK, codebook, rarity=torch.arange(1, V + 1) / 2)
+    return TokenSpace(
+        GRID, V, legal, MASK, codebook, delimiters=(2, 4), rarity=torch.arange(1, V + 1) / 2
+    )
 
 
 PROTOCOLS = {

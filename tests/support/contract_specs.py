@@ -31,10 +31,12 @@ SPECS |= {
     for c in registry.table("coupling")
     for i in registry.table("initialiser")
 }
-# an order knows nothing of the schedule, so one of each will do
+# an order knows nothing of the schedule, so one of each will do; a rolled order is the last one, so
+# that the pairs of the others keep their names
+ORDERS = sorted(registry.table("order"), key=lambda name: (name.endswith("_rolled"), name))
 SPECS |= {
     f"{o}-{s}": {"name": "masked_iterative", "order": o, "schedule": s, "steps": 5}
-    for o, s in zip(registry.table("order"), cycle(registry.table("schedule")), strict=False)
+    for o, s in zip(ORDERS, cycle(registry.table("schedule")), strict=False)
 }
 DARING = {
     "conf_threshold": 0.4,
@@ -43,28 +45,36 @@ DARING = {
     "factor": 2.0,
     "kl_threshold": 0.9,
     "block_length": 5,
+    "gap_threshold": 2.0,
     "steps": 5,
+    "filter": "text-filter",
+    "filter_threshold": 0.5,
 }
-DARING |= {"name": "masked_iterative", "filter": "text-filter", "filter_threshold": 0.5}
+
+
+def daring(**parts: str) -> dict:
+    """A spec of ``masked_iterative`` with the values of ``DARING`` that its parts read."""
+    sampler = registry.get("sampler", "masked_iterative")(**parts, **DARING)
+    read = {name: value for name, value in DARING.items() if not sampler.unread(name)}
+    return {"name": "masked_iterative", **parts, **read}
+
+
 SPECS |= {
-    f"selector-{s}-{b}": {"selector": s, "blocks": b, **DARING}
+    f"selector-{s}-{b}": daring(selector=s, blocks=b)
     for s in registry.table("selector")
     for b in ("whole", "fixed")
 }
 SPECS |= {
-    "selector-explore-lookahead": {"selector": "explore", "blocks": "lookahead", **DARING},
-    "selector-threshold-credit": {"selector": "threshold", "proposer": "credit", **DARING},
-    "selector-threshold-argmax": {
-        "selector": "threshold",
-        "proposer": "argmax",
-        "confidence_on": "raw",
-        **DARING,
-    },
+    "selector-explore-lookahead": daring(selector="explore", blocks="lookahead"),
+    "selector-threshold-credit": daring(selector="threshold", proposer="credit"),
+    "selector-threshold-argmax": daring(
+        selector="threshold", proposer="argmax", confidence_on="raw"
+    ),
 }
-SPECS |= {f"blocks-{b}": {"blocks": b, **DARING} for b in registry.table("block_schedule")}
+SPECS |= {f"blocks-{b}": daring(blocks=b) for b in registry.table("block_schedule")}
 # ``end`` wants a space whose rows end: test_stops_blocks.py
 STOPS = set(registry.table("stop")) - {"end"}
-SPECS |= {f"stop-{s}": {"stop": s, "gap_threshold": 2.0, **DARING} for s in sorted(STOPS)}
+SPECS |= {f"stop-{s}": daring(stop=s) for s in sorted(STOPS)}
 SPECS |= {
     f"remask-{m}": {"name": "masked_iterative", "remasker": m, "steps": 5}
     for m in registry.table("remasker")

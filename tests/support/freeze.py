@@ -11,10 +11,10 @@ made of them have to be close: random weights are drawn in float32, and processo
 spec ids and the neutral names below, none of the code's.
 
     python tests/support/freeze.py --check [--only samplers ...]
-    python tests/support/freeze.py --write [--only samplers ...]
+    python tests/support/freeze.py --write [--only samplers ...] [--names bench/halton ...]
 
-Write only where outputs are meant to change, and say why. A spec that got another name keeps its
-entry: put the new name and the frozen one into ``RENAMED``.
+Write only where outputs are meant to change, and say why; ``--names`` leaves all other entries.
+A spec that got another name keeps its entry: put the new name and the frozen one into ``RENAMED``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ from gen.store.ledger import read_rows
 
 FILE = TESTS / "contracts" / "frozen.json"
 CLOSE = 1e-4  # another instruction set moves latents by up to 5e-5; other draws by far more
-RENAMED: dict[str, str] = {}  # the name of a spec today -> the one that the file has
+# the name of a spec today -> the one that the file has
+RENAMED: dict[str, str] = {"remask-below_threshold": "remask-hierarchy_remask"}
 Entry = dict[str, Any]
 
 # --- contact with the code: everything that a change of names there can break. It returns plain
@@ -389,21 +390,24 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def write(sections: list[str]) -> None:
-    """Renew some sections of the file, one line per entry."""
+def write(sections: list[str], names: list[str]) -> None:
+    """Renew some sections of the file, or the entries with some names, one line per entry."""
     entries = held()["entries"] if FILE.exists() else {}
     for section in sections:
-        began = time.perf_counter()
-        entries[section] = {name: make() for name, make in makers(section).items()}
+        began, made = time.perf_counter(), makers(section)
+        renewed = {name: make() for name, make in made.items() if not names or name in names}
+        kept = {name: entry for name, entry in entries.get(section, {}).items() if name in made}
+        entries[section] = {name: {**kept, **renewed}[name] for name in made}
         seconds = time.perf_counter() - began
-        print(f"{section}: {len(entries[section])} entries in {seconds:.1f} s", flush=True)
+        print(f"{section}: {len(renewed)} entries in {seconds:.1f} s", flush=True)
     plain = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
     lines = {
         s: ",\n".join(f"    {plain(n)}: {plain(e)}" for n, e in entries[s].items())
         for s in SECTIONS if s in entries
     }  # fmt: skip
     body = ",\n".join(f'  "{s}": {{\n{text}\n  }}' for s, text in lines.items())
-    head = f'"commit": {plain(commit())},\n"versions": {plain(versions())},\n'
+    origin = held()["commit"] if names else commit()
+    head = f'"commit": {plain(origin)},\n"versions": {plain(versions())},\n'
     FILE.write_text(f'{{\n{head}"entries": {{\n{body}\n}}\n}}\n')
 
 
@@ -429,10 +433,11 @@ def main() -> int:
     group.add_argument("--write", action="store_true")
     group.add_argument("--check", action="store_true")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--names", nargs="+", default=[])
     asked = parser.parse_args()
     if not asked.write:
         return min(check(asked.only), 1)
-    write(asked.only)
+    write(asked.only, asked.names)
     return 0
 
 

@@ -20,7 +20,9 @@ masked_iterative = registry.get("sampler", "masked_iterative")
 IDS, GRID, POSITIONS, MASK, ROWS = 5, (4, 5), 20, 5, 6
 
 
-SPACE = replace(TokenSpace.codes(GRID, IDS, IDS + 1, MASK), rarity=torch.arange(1.0, IDS + 2))
+SPACE = replace(
+    TokenSpace.codes(GRID, IDS, IDS + 1, MASK), delimiters=(2, 4), rarity=torch.arange(1.0, IDS + 2)
+)
 
 
 LAWS = {

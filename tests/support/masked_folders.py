@@ -24,17 +24,22 @@ ENDS = (  # what a folder's own code would do
 
 
 def write_tokenizer(
-    folder: Path, *, chat: bool = False, mask: bool = True, turn: str = "<|turn|>"
+    folder: Path,
+    *,
+    chat: bool = False,
+    mask: bool = True,
+    turn: str = "<|turn|>",
+    newlines: tuple[str, ...] = (),
 ) -> None:
-    """Words and their ids as tokenizer.json and tokenizer_config.json."""
+    """Words and their ids as tokenizer.json and tokenizer_config.json. ``newlines``: tokens after
+    the words."""
     from transformers import PreTrainedTokenizerFast
 
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     names = [turn if s == "<|turn|>" else s for s in SPECIALS]
-    inner = Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate(names + WORDS)}, unk_token="[UNK]")
-    )
+    vocab = {w: i for i, w in enumerate([*names, *WORDS, *newlines])}
+    inner = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     own = PreTrainedTokenizerFast(
         tokenizer_object=inner,

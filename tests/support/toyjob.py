@@ -25,7 +25,7 @@ class Toy:
     """A modality of one-line texts."""
 
     name, extension, media_kind, default_sampling, kept = "toy", "txt", "data", {}, ""
-    also = ()
+    also, formats = (), ()
     models, default_samplers, masked_params = {}, {"causal": "speculative_jacobi"}, {}
 
     def condition(self, prompt):

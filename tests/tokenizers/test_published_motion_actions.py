@@ -236,7 +236,7 @@ def fast_folder(request, tmp_path_factory):
         show_progress=False,
         special_tokens=[],
         max_token_length=10000,
-        initial_alphabet=[chr(i) for i in range(max(high - low + 1, 330))],
+        initial_alphabet=[chr(i) for i in range(high - low + 1)],  # as the published ``fit`` has it
     )
     bpe._tokenizer.train_from_iterator(
         ["".join(map(chr, n - low)) for n in numbers], trainer=trainer
@@ -324,7 +324,9 @@ def test_every_sequence_drawn_by_the_rule_decodes_and_few_others_do(fast_folder)
     deaf = WholeCharacters(
         rule.begun, rule.waits * 0, rule.opens * 0, rule.usable, rule.total, rule.eos_token_id
     )  # to open characters
-    assert decodable(drawn(deaf.legal, 100)) < 90
+    # where every character is one byte, none is left open
+    has_open = bool((frontend.constraint.opens > 0).any())
+    assert (decodable(drawn(deaf.legal, 100)) < 90) == has_open
     junk = torch.randint(-5, 2 * frontend.vocab_size, (50, frontend.positions), generator=generator)
     assert bool(rule.legal(junk, torch.arange(frontend.positions).expand(50, -1)).any(-1).all())
 

@@ -157,10 +157,12 @@ class FastBytes(Frequencies):
         self.constraint = WholeCharacters(
             column(1), column(0), column(2) - column(0), usable, self.total, self.eos_token_id
         )
-        if not {(0, 1, 0), (1, 0, 0)} <= set(states):
+        # a tokenizer that was fitted on fewer than 128 numbers has characters of one byte alone
+        opens = any(state is not None and state[2] for state in states)
+        if (0, 1, 0) not in states or (opens and (1, 0, 0) not in states):
             raise GenError(
-                "the vocabulary of the action tokenizer has no single characters or no bytes that"
-                " end one; expected byte-level BPE"
+                "the vocabulary of the action tokenizer has no single characters, or bytes that"
+                " begin one and none that end it; expected byte-level BPE"
             )
 
     @classmethod

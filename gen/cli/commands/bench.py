@@ -10,7 +10,7 @@ def add_bench(commands: Commands) -> None:
     parser = add_command(
         commands,
         "bench",
-        "gen.bench.run:bench",
+        "gen.cli.quick:bench",
         "forward passes, wall time and prompt accuracy of samplers, side by side",
         "example: gen bench image --batch-sizes 1,8 --samplers speculative_jacobi,sjd --repeats 3"
         " --out bench.json",

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from gen.cli.arguments import Commands, add_command
+from gen.cli.arguments import Commands, add_command, add_json_flag, add_overrides
 
 
 def add_show(commands: Commands) -> None:
     """Add the command ``show``."""
     parser = add_command(
-        commands, "show", "gen.cli.show:show", "print a resolved config and its fingerprint"
+        commands,
+        "show",
+        "gen.cli.show:show",
+        "print a resolved config, or the parameters of a sampler or preset",
+        "examples: gen show image/sjd sampler.window=64\n          gen show speculative_jacobi",
     )
-    parser.add_argument("config", metavar="CONFIG")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument(
+        "config", metavar="CONFIG|SAMPLER", help="see gen ls configs, samplers, presets"
+    )
+    add_overrides(parser, "sampler.window=64")
+    add_json_flag(parser)
 
 
 def add_cp(commands: Commands) -> None:

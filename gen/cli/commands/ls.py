@@ -12,6 +12,7 @@ LISTINGS = {
     "layouts": "gen.cli.listings.registered:layouts",
     "tokenizers": "gen.cli.listings.registered:tokenizers",
     "modalities": "gen.cli.listings.registered:modalities",
+    "metrics": "gen.cli.listings.registered:metrics",
     "models": "gen.cli.listings.files:models",
     "families": "gen.cli.listings.registered:families",
     "configs": "gen.cli.listings.files:configs",
@@ -21,5 +22,7 @@ LISTINGS = {
 def add_ls(commands: Commands) -> None:
     """Add the command ``ls``."""
     parser = add_command(commands, "ls", "gen.cli.ls:ls", "list what there is")
-    parser.add_argument("kind", metavar="KIND", choices=LISTINGS, help=" | ".join(LISTINGS))
+    parser.add_argument(
+        "kind", metavar="KIND", nargs="?", choices=list(LISTINGS), help=" | ".join(LISTINGS)
+    )
     add_json_flag(parser)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gen.cli.arguments import Commands, add_command
+from gen.cli.arguments import Commands, add_command, add_overrides
 
 
 def add_run(commands: Commands) -> None:
@@ -10,7 +10,7 @@ def add_run(commands: Commands) -> None:
     parser = add_command(
         commands,
         "run",
-        "gen.cli.make:run",
+        "gen.cli.quick:run",
         "run a job file",
         "example: gen run image/sjd sampler.window=64 seed=7\nThe same command again makes only"
         " what is missing.",
@@ -18,11 +18,17 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "config", metavar="CONFIG", help="a path, or a packaged config (see gen ls configs)"
     )
+    parser.set_defaults(resumable=True)
+    add_overrides(parser, "sampler=sjd, sampler.window=64, jobs.0.seed=3")
     parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="such as sampler=sjd, sampler.window=64, jobs.0.seed=3",
+        "--prompt-column",
+        metavar="NAME",
+        help="column of the prompts in a data set (prompt); as prompt_column=NAME",
+    )
+    parser.add_argument(
+        "--trust-job",
+        action="store_true",
+        help="accept engine_options of the file that may run commands",
     )
     parser.add_argument(
         "--dry-run",

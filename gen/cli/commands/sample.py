@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gen.cli.arguments import Commands, Parser, add_command, add_model_flags, add_sampling_flags
+from gen.cli.arguments import (
+    Commands,
+    Parser,
+    add_command,
+    add_model_flags,
+    add_overrides,
+    add_sampling_flags,
+)
 
 
 def add_sample(commands: Commands) -> None:
@@ -10,15 +17,21 @@ def add_sample(commands: Commands) -> None:
     parser = add_command(
         commands,
         "sample",
-        "gen.cli.make:sample",
+        "gen.cli.quick:sample",
         "generate media for one prompt",
-        'example: gen sample image "a large red circle at the top left" --num-samples 4 --seed 0'
-        " --out out/first",
+        'examples: gen sample image "a large red circle at the top left" -n 4 --seed 0 --out'
+        ' out/first\n          gen sample image "a red circle" -o ring.webp sampler.window=64',
     )
+    parser.set_defaults(resumable=True)
     parser.add_argument("modality", metavar="MODALITY", help="see gen ls modalities")
     parser.add_argument("prompt", metavar="PROMPT", help="what to generate")
+    add_overrides(parser, "sampler.window=64")
     parser.add_argument(
-        "--num-samples", type=int, metavar="N", help="media per prompt, with seeds S, S+1, ... (1)"
+        "-n",
+        "--num-samples",
+        type=int,
+        metavar="N",
+        help="media per prompt, with seeds S, S+1, ... (1)",
     )
     parser.add_argument("--seed", type=int, metavar="S", help="seed of the first one (0)")
     parser.add_argument(
@@ -29,6 +42,7 @@ def add_sample(commands: Commands) -> None:
             " resumes"
         ),
     )
+    _add_file_flags(parser)
     _add_edit_flags(parser)
     parser.add_argument(
         "--batch-size",
@@ -44,16 +58,26 @@ def add_sample(commands: Commands) -> None:
         metavar="NAME",
         help="see gen ls samplers and gen ls presets (speculative_jacobi)",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="sets",
-        help="any key of a job file, such as sampler.window=64; may be repeated",
-    )
     add_model_flags(parser)
     add_sampling_flags(parser)
+
+
+def _add_file_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        dest="file",
+        metavar="FILE",
+        help=(
+            "write one file and no folder, in the format of its extension; - is stdout; several"
+            " samples are numbered"
+        ),
+    )
+    parser.add_argument(
+        "--format",
+        metavar="EXT",
+        help="png, webp, jpg; wav, flac, mp3; mp4, gif, mkv (the first of its kind)",
+    )
 
 
 def _add_edit_flags(parser: Parser) -> None:

@@ -13,6 +13,7 @@ def add_work(commands: Commands) -> None:
         "gen.cli.make:work",
         "join a job that gen run has begun, from any machine that sees its folder",
     )
+    parser.set_defaults(resumable=True)
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument(
         "--slot",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gen.cli.listings.text import first_sentence
 from gen.config.packaged import packaged
 from gen.core.paths import package_folders
 from gen.core.tables import EMPTY
@@ -18,14 +19,7 @@ def models() -> list[dict[str, Any]]:
     for folder in zoo():
         config = _json_of(folder / "config.json")
         size = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
-        about = next(
-            (
-                line.strip()
-                for line in _readable(folder / "README.md").splitlines()
-                if _is_prose(line)
-            ),
-            "",
-        )
+        about = first_sentence(_first_paragraph(_readable(folder / "README.md")))
         kind = (
             config.get("model_type")
             or config.get("_class_name")
@@ -64,6 +58,14 @@ def _json_of(path: Path) -> dict[str, Any]:
         return json.loads(_readable(path))
     except ValueError:
         return {}
+
+
+def _first_paragraph(card: str) -> str:
+    """Find the first paragraph of a model card, behind its YAML head and headings."""
+    lines = card.splitlines()
+    start = next((i for i, line in enumerate(lines) if _is_prose(line)), len(lines))
+    end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
+    return " ".join(lines[start:end])
 
 
 def _is_prose(line: str) -> bool:

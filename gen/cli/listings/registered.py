@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from gen.cli.listings.text import first_line
+from gen.cli.listings.text import default_of, first_line
 from gen.contracts.checkpoint import options_of
 from gen.core.registry import registry
 
@@ -14,7 +15,7 @@ def modalities() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "files": cls.extension,
+            "files": list(dict.fromkeys((cls.extension, *cls.formats))),
             "default_sampling": dict(cls.default_sampling),
             "about": first_line(cls),
         }
@@ -46,6 +47,20 @@ def families() -> list[dict[str, Any]]:
             "about": first_line(cls),
         }
         for name, cls in registry.table("checkpoint").items()
+    ]
+
+
+def metrics() -> list[dict[str, Any]]:
+    """List the metrics of ``gen eval``; ``needs`` says that one compares with a reference."""
+    return [
+        {
+            "name": name,
+            "media": list(cls.media) or ["all"],
+            "needs": "reference" if cls.reference else "",
+            "params": {f.name: default_of(f) for f in dataclasses.fields(cls)},
+            "about": first_line(cls),
+        }
+        for name, cls in registry.table("metric").items()
     ]
 
 

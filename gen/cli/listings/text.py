@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from typing import Any
 
 
 def first_line(obj: Any) -> str:
     """Take the first sentence of a docstring."""
-    lines = inspect.cleandoc(obj.__doc__ or "").split("\n\n")[0].split()
-    return " ".join(lines).split(". ")[0].removesuffix(".").rstrip() + "." if lines else ""
+    return first_sentence(inspect.cleandoc(obj.__doc__ or "").split("\n\n")[0])
+
+
+def first_sentence(text: str) -> str:
+    """Take the first sentence of a paragraph, as plain text."""
+    words = " ".join(text.replace("`", "").split())
+    return re.split(r"(?<=[.])\s", words)[0].removesuffix(".").rstrip() + "." if words else ""
+
+
+def unquoted(text: str) -> str:
+    """Remove the backticks of a docstring, and its full stop."""
+    return text.replace("`", "").removesuffix(".")
 
 
 def default_of(f: dataclasses.Field) -> Any:

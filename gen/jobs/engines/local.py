@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gen.config.entries import Job
+from gen.core.clock import SteadyClock, pause
 from gen.core.errors import GenError
 from gen.core.files import writing
 from gen.core.processes import usable_cores
@@ -105,7 +105,7 @@ class Crew:
                 # children do
                 child = subprocess.Popen(
                     line,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,  # which tells it when this process ends
                     stdout=log,
                     stderr=log,
                     env=environ,
@@ -147,15 +147,16 @@ class Crew:
     def end(self) -> None:
         """Leave no child behind: those still there have ``QUICKLY`` seconds, which is what Ctrl-C
         means."""
-        until = time.monotonic() + QUICKLY
+        clock = SteadyClock()
         try:
             self._signal(signal.SIGINT)
-            while any(c.poll() is None for c in self.children) and time.monotonic() < until:
-                time.sleep(0.02)
+            while any(c.poll() is None for c in self.children) and clock() < QUICKLY:
+                pause(0.02)
         finally:  # a second Ctrl-C comes here as well
             self._signal(signal.SIGKILL)
             for child in self.children:
                 child.wait()
+                child.stdin.close()
 
     def _signal(self, number: int) -> None:
         for child in self.children:

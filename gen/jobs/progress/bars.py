@@ -136,7 +136,7 @@ class Bars(Tally):
 
     @staticmethod
     def _plain(text: str) -> Any:
-        return Text(text, style="bold")
+        return Text(one_line(text), style="bold")
 
     @staticmethod
     def _bar(done: float, total: float, width: int, colour: str) -> Any:

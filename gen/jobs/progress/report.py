@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gen.core.clock import SteadyClock
+from gen.core.tables import plural
+
 
 class Silent:
     """Says nothing; what the Python API uses."""
@@ -79,7 +82,7 @@ class Tally(Silent):
     """Counts, and puts into words what there is to say. ``clock`` gives seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self.clock, self.unit, self.label = clock, "item", ""
+        self.clock, self.unit, self.label = SteadyClock(clock), "item", ""
         self.total = self.done = self.made = self.failed = self.at_once = 0
         self.nfe, self.inner, self.began = 0.0, {}, None  # inner: what the last forward pass said
 
@@ -144,7 +147,7 @@ class Lines(Tally):
     def start(self, total: int, done: int = 0, unit: str = "item") -> None:
         super().start(total, done, unit)
         self.said, self.told = self.began, 0
-        self.note(f"{total} {unit}s" + (f", {done} done already" if done else ""))
+        self.note(plural(total, unit) + (f", {done} done already" if done else ""))
 
     def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
         super().items(count, failed=failed, nfe=nfe)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
+from gen.core.log import logger
 from gen.jobs.progress.bars import Bars
 from gen.jobs.progress.report import Lines, Silent
 
@@ -12,7 +14,10 @@ NARROW = 40  # columns; bars need more
 
 
 def for_terminal() -> Silent:
-    """Bars if stderr is a terminal that can draw them, else lines."""
+    """Bars if stderr is a terminal that can draw them, else lines; nothing where the log shows
+    errors only."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return Silent()
     if not is_terminal():
         return Lines()
     bars = Bars()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gen.core.clock import SteadyClock, pause
 from gen.jobs.progress.report import Silent
 from gen.store.row_counts import Cache, counts
 
@@ -40,6 +40,6 @@ def watch(
             told = cache.rows
         if last:
             return
-        until = time.monotonic() + every
-        while not stop() and time.monotonic() < until:
-            time.sleep(0.05)
+        clock = SteadyClock()
+        while not stop() and clock() < every:
+            pause(0.05)

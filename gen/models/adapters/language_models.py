@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
+from gen.models.adapters.protocols import CountsKnown
 from gen.models.adapters.slot_cache import SlotCache, hide
 from gen.models.load.locate import config_field
 
@@ -29,12 +30,14 @@ class ModelAdapter:
         keeps: a causal model takes ``keep=n``: logits of the last n tokens alone.
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
+        counts_known: a masked model of latents takes the positions known after a step.
     """
 
     model: torch.nn.Module
     keeps: bool = False
     ragged: bool = False
     shift: int = 0
+    counts_known: bool = False
     features: Sequence[dict[str, Tensor]] = ()
 
     def condition_token(self, number: int) -> int:
@@ -325,9 +328,16 @@ class MaskedLatentLM(_Latent):
     vectors [B, T, D].
     """
 
+    @property
+    def counts_known(self) -> bool:
+        """True if the guidance grows with the positions known after the step."""
+        return isinstance(self.model, CountsKnown)
+
     @torch.no_grad()
-    def forward(self, words: Tensor, canvas: Tensor) -> Tensor:
-        return self.model(words, canvas.to(self.dtype))
+    def forward(self, words: Tensor, canvas: Tensor, num_known: Tensor | None = None) -> Tensor:
+        """Compute conditioning vectors; ``num_known`` long [B] goes to a network that counts."""
+        more = {"num_known": num_known} if self.counts_known else {}
+        return self.model(words, canvas.to(self.dtype), **more)
 
 
 def compiled_forward(adapter: Any, backend: str = "inductor") -> None:

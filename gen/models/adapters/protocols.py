@@ -89,6 +89,14 @@ class MaskedModel(Protocol):
 
 
 @runtime_checkable
+class CountsKnown(Protocol):
+    """Masked network of latents whose ``forward`` takes ``num_known``, the positions known after a
+    step, which its guidance grows with."""
+
+    counts_known: bool
+
+
+@runtime_checkable
 class PartialModel(Protocol):
     """Masked model that computes some of the positions, see ``CacheableModel``."""
 

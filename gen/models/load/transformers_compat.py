@@ -17,7 +17,7 @@ from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 __all__ = ["CAUSAL_LM_TYPES", "TESTED", "Cache", "CacheLayerMixin"]
-TESTED = ("5.23.0", "5.23.0")  # oldest and newest version
+TESTED = ("5.16.0", "5.23.0")  # oldest and newest version
 CAUSAL_LM_TYPES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # model type -> class name
 
 

@@ -7,9 +7,7 @@ with its published keys: a masked transformer of latents with a diffusion head (
 
 Blocks are those of a vision transformer: pre-norm, full attention, exact GELU. The published
 evaluation raises guidance with the known positions: with k of T known after a step, its scale is 1
-+ (s - 1) k / T. Here k counts the positions known before the step, plus one, so the distribution
-depends on the canvas alone; both agree if a step fills one position. With ``constant`` the scale is
-s throughout.
++ (s - 1) k / T, where k is at most T - 1. With ``constant`` the scale is s throughout.
 """
 
 from __future__ import annotations
@@ -143,7 +141,9 @@ class MAR(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.mask_token.dtype
 
-    def forward(self, words: Tensor, latents: Tensor) -> Tensor:
+    counts_known = True
+
+    def forward(self, words: Tensor, latents: Tensor, num_known: Tensor | None = None) -> Tensor:
         """Compute conditioning vectors [B, T, D + 1] of all positions.
 
         The last number of each is the share of the guidance that applies. The vectors are float32
@@ -152,6 +152,7 @@ class MAR(nn.Module):
         Args:
             words: Class words int64 [B, 1].
             latents: [B, T, C], NaN at unknown positions.
+            num_known: Positions known after the step, int64 [B]; by default one more than now.
         """
         if words.shape[1:] != (1,) or latents.shape[1:] != (
             self.config.positions,
@@ -166,7 +167,9 @@ class MAR(nn.Module):
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         share = torch.ones_like(known[:, 0], dtype=z.dtype)
         if self.config.guidance_schedule == "linear":
-            share = ((known.sum(1) + 1) / self.config.positions).clamp_max(1).to(z.dtype)
+            num_known = known.sum(1) + 1 if num_known is None else num_known
+            positions = self.config.positions
+            share = (num_known.clamp_max(positions - 1) / positions).to(z.dtype)
         return torch.cat([z, share[:, None, None].expand(-1, self.config.positions, 1)], -1)
 
     def _encode(self, words: Tensor, latents: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

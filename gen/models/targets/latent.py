@@ -7,6 +7,8 @@ them where the distribution is guided.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -50,14 +52,25 @@ class MaskedLatentTarget(LatentTarget):
     """Masked model of latents: a forward pass of a canvas [B, T, C], NaN at masked positions, gives
     conditioning vectors [B, T, H, D]."""
 
+    num_known: Tensor | None = None  # positions known after the next step, long [B]
+
     @property
     def replaces(self) -> bool:
         return self.prompts.has_one_length
+
+    def prepare(self, step: Any) -> None:
+        """Note how many positions the schedule makes known, for guidance that grows with them."""
+        if self.model.counts_known and step.block is not None:
+            self.num_known = (~step.masked).sum(1) + step.block.quota
 
     def predict(self, canvas: Tensor) -> StepOutput:
         """Run the network on a canvas [B, T, C]."""
         if int(self.prompt_length.min()) != self.prompt.shape[1]:
             raise ValueError("masked models need conditions of one length")
-        out = self.model.forward(self.prompt, canvas.repeat(self.branches, 1, 1))
+        more = {}
+        if self.num_known is not None:
+            more["num_known"] = self.num_known.repeat(self.branches)
+        out = self.model.forward(self.prompt, canvas.repeat(self.branches, 1, 1), **more)
+        self.num_known = None
         num_computed = (self.prompt.shape[1] + canvas.shape[1]) * self.branches
         return StepOutput(self._pair(out), num_computed, num_computed)

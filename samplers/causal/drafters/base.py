@@ -1,7 +1,7 @@
 """Source of drafts: how a sampler that verifies drafts of token ids gets its drafter.
 
-``@register("drafter", name)`` on a subclass in one file is all that a new one takes; the sampler
-``relaxed_acceptance`` then accepts ``drafter: name``.
+``@register("drafter", name)`` on a subclass in one file is all that a new one takes; the samplers
+``speculative`` and ``relaxed_acceptance`` then accept ``drafter: name``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ class DraftSource:
 
     Attributes:
         needs_draft_model: whether the sampler must be given a draft model.
+        params: parameters of the sampler that it reads, where not every sampler has them.
         width: the sampler's parameter that says how many drafts a forward pass verifies; empty for
             a fixed number.
     """
 
     needs_draft_model: ClassVar[bool] = False
+    params: ClassVar[tuple[str, ...]] = ()
     width: ClassVar[str] = ""
 
     @classmethod

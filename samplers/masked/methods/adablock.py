@@ -6,13 +6,14 @@
                                   is at least ``delimiter_threshold``, the block ends with it, else
                                   after ``block_length`` positions
 
-Without delimiters it is ``fixed``.
+Refused where the model's tokens have no known delimiter.
 
 Reference: "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size" (arXiv
 2509.26432).
 Guarantee: approximate.
 Parameters: ``block_length``, ``delimiter_threshold`` (above 1: blocks ``fixed``).
-Preset: ``adablock``, all positions above a confidence.
+Preset: ``adablock``, all positions above a confidence. The paper has ``delimiter_threshold`` 0.5
+for Dream.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gen.core.errors import GenError
 from gen.core.method import Limit, method
 from gen.core.params import number
 from gen.core.registry import register
@@ -41,7 +43,8 @@ class AdaptiveParams(BlockParams):
     "adablock",
     paper="2509.26432",
     title="AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size",
-    about="AdaBlock: blocks that end with a delimiter; all positions above a threshold",
+    about="AdaBlock: blocks that end with a delimiter; all positions above a threshold. Published"
+    " delimiter_threshold: LLaDA 0.3, Dream 0.5",
     params=greedy(
         selector="threshold",
         conf_threshold=0.9,
@@ -55,7 +58,13 @@ class AdaptiveParams(BlockParams):
 @needs(LOGPROBS)
 def adaptive(step: MaskedStep) -> tuple[Tensor, Tensor]:
     """Opens the block at work, which ends with a delimiter. Its number is the position after its
-    last."""
+    last. Raises ``GenError`` for a space without delimiters."""
+    if not step.space.delimiters:
+        raise GenError(
+            "sampler.blocks is 'adaptive', which needs tokens that end a unit of text"
+            " (TokenSpace.delimiters); this model has none; expected fixed, or the option"
+            " delimiters of a published text model"
+        )
     size, position = step.params.block_length, step.positions
     start, end = (
         step.recall(f"adaptive_{name}", torch.zeros_like(step.rows)) for name in ("start", "end")

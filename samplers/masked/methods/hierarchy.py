@@ -1,13 +1,15 @@
 """Hierarchical decoding of dInfer: gaps between known positions are halved everywhere at once.
 
-    selector ``runs``               c_i >= ``conf_threshold``, and in each run of adjacent masked
-                                    positions the one of highest c, if its c >= ``low_threshold``
-    remasker ``hierarchy_remask``   committed positions of the block with c_i <
-                                    ``remask_threshold``, lowest first, at most one fewer than are
-                                    masked. Where they are as many as the step commits or more, one
-                                    more than they are is committed
+    selector ``runs``              c_i >= ``conf_threshold``, and in each run of adjacent masked
+                                   positions the one of highest c, if its c >= ``low_threshold``
+    remasker ``below_threshold``   committed positions of the block with c_i < ``remask_threshold``,
+                                   lowest first, at most one fewer than are masked. Where they are
+                                   as many as the step commits or more, one more than they are is
+                                   committed
 
-The preset uses the selector alone.
+The preset uses the selector alone. ``below_threshold`` is after dInfer's remasking and not the same
+rule: c_i is the probability of the token that stands at a committed position, where dInfer reads
+that of the likeliest token there, and may give such a position a new token in the same step.
 
 Reference: "dInfer: An Efficient Inference Framework for Diffusion Language Models" (arXiv
 2510.08666).
@@ -52,8 +54,8 @@ def runs(step: MaskedStep) -> Tensor:
     return confident(step) | (best & (step.confidence >= step.params.low_threshold))
 
 
-@register("remasker", "hierarchy_remask", params=RemaskThresholdParams)
-def hierarchy_remask(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
+@register("remasker", "below_threshold", params=RemaskThresholdParams)
+def below_threshold(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
     """Masks what falls below a threshold, however many these are."""
     doubtful = step.remaskable & (step.logp.exp() < step.params.remask_threshold)
     removed = lowest(step.logp, doubtful & ~step.is_last_step[:, None], step.eligible.sum(1) - 1)

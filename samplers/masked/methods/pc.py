@@ -53,8 +53,8 @@ def position(step: MaskedStep) -> Tensor:
     if rarity is None:
         raise GenError(
             "sampler.order is 'position', which needs to know how rare each id is"
-            " (TokenSpace.rarity); this model does not say; expected another order, such as"
-            " confidence"
+            " (TokenSpace.rarity); this model does not say; expected the option token_counts of a"
+            " published text model, or another order, such as confidence"
         )
     surprise = step.confidence * rarity.to(step.logp)[step.proposed_tokens]
     return surprise.clamp(0, BOUND).log() - step.params.position_decay * step.positions

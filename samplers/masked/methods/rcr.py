@@ -5,7 +5,9 @@
                        more are committed as are masked again
 
 b_i is the probability of the token at position i when it was committed, c_i that of the token which
-is proposed now.
+is proposed now. Only positions of the block at work are masked again. The authors keep the running
+confidence of the whole row, so that with blocks they mask positions of earlier blocks as well;
+without blocks, as in the preset, the two are one rule.
 
 Reference: "MDPO: Overcoming the Training-Inference Divide of Masked Diffusion Language Models"
 (arXiv 2508.13148).

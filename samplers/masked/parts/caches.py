@@ -5,8 +5,8 @@ refreshed (``gen.models.targets.cached_masked``).
     none            all positions                              in every forward pass
     prefix          the open block and all behind it           when a block begins
     dual            the open block                             when a block begins
-    delayed         masked positions, and those that the last  when a block begins, and every
-                    pass committed                             8 passes
+    delayed         masked positions, and those that the last  in the first two passes of a block,
+                    pass committed                             and every 8 passes
     delayed_greedy  positions about to be committed, masked    when a block begins, and every
                     ones within ``cache_radius`` of them, and  2 passes
                     those that the last pass committed
@@ -143,7 +143,7 @@ def delayed(step: MaskedStep, slots: Slots) -> Plan:
     return Plan(
         as_columns(step.masked, slots) | _turned(slots),
         _all(slots),
-        step.is_first_step | is_due(step, slots, 8),
+        (step.steps_in_block < 2) | is_due(step, slots, 8),
     )
 
 

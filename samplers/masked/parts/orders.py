@@ -9,12 +9,12 @@
     density      p(x_i), weighted by how many positions around i are known: a Gaussian mean over
                  ``density_width`` positions. Certainty density of d2Cache (arXiv 2509.23094), where
                  it ranks what to compute
-    random, halton, raster, streams
+    random, halton, halton_rolled, raster, streams
 
 ``top``, ``margin`` and ``entropy`` look at the distribution of a position, not at what was drawn
-from it; ``random``, ``halton`` and ``raster`` at neither, so that with one position per step they
-sample exactly from the model's distribution in that order. Ties go to the first position. Orders of
-one paper are in ``gen.samplers.masked.methods``.
+from it; ``random``, ``halton``, ``halton_rolled`` and ``raster`` at neither, so that with one
+position per step they sample exactly from the model's distribution in that order. Ties go to the
+first position. Orders of one paper are in ``gen.samplers.masked.methods``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gen.samplers.engine.host import may_be_any, to_device
 from gen.samplers.masked.step import MaskedStep
 
 # orders that look at no distribution
-BLIND = ("random", "halton", "raster")
+BLIND = ("random", "halton", "halton_rolled", "raster")
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,23 @@ def random(step: MaskedStep) -> Tensor:
 def halton(step: MaskedStep) -> Tensor:
     """A low-discrepancy sequence over the grid: what is committed together lies far apart (arXiv
     2503.17076)."""
+    return -halton_rank(step).double()
+
+
+@register("order", "halton_rolled")
+def halton_rolled(step: MaskedStep) -> Tensor:
+    """The same sequence, begun at a random cell of its own for every item."""
+    num_cells = step.space.length
+    first = step.rng.uniform(step.rows, step.positions[:, :1] * 0, "roll", None)
+    return -((halton_rank(step) + (first * num_cells).long()) % num_cells).double()
+
+
+def halton_rank(step: MaskedStep) -> Tensor:
+    """Number of each position in the Halton sequence over the grid: [b, T]."""
     order = to_device(np.array(halton_cells(tuple(step.space.grid))), step.rows.device)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
-    return -rank[step.positions].double()
+    return rank[step.positions]
 
 
 @register("order", "streams", params=NoiseParams)

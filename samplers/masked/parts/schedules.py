@@ -1,7 +1,8 @@
 """Schedules: the share of positions that is still masked after a share r of the steps.
 
 A schedule takes r, float64 [b], and ``exponent``, and returns the share, float64 [b]. All fall from
-1 to 0.
+1 to 0. The loop rounds the number of masked positions down, unless the schedule declares
+``ROUNDED_UP``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gen.core.params import Params, number
 from gen.core.registry import register
+from gen.samplers.masked.step import ROUNDED_UP, needs
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ def power(r: Tensor, exponent: float) -> Tensor:
 
 
 @register("schedule", "arccos")
+@needs(ROUNDED_UP)
 def arccos(r: Tensor, exponent: float) -> Tensor:
-    """Falls as arccos(r) / (pi / 2): Halton-MaskGIT's."""
-    return torch.acos(r) / (math.pi / 2)
+    """Falls as arccos(r) / (pi / 2): Halton-MaskGIT's, which rounds down how many are known."""
+    # in single precision, as published: a third of the positions may come out one short
+    known = 1 - torch.acos(r.float()) / (math.pi / 2)
+    return 1 - known.double()

@@ -4,6 +4,11 @@
 
 C is x and the r tokens next to it in the ranking by p, if they are as likely and look alike.
 
+The preset is a hybrid: the rule is the paper's, the drafts are those of coupled decoding with
+repetition (``coupling: gumbel_shared``, ``init: repeat``, a window of 64). The paper's scripts
+draft with ``coupling: fresh``, ``init: random`` and a window of 16. They compare rows of the
+language model's embedding, where gen compares vectors of the codebook.
+
 Reference: So et al., "Grouped Speculative Decoding for Autoregressive Image Generation" (ICCV
 2025).
 Guarantee: r = 0 is exact. A step is never further from p than the draft was
@@ -43,7 +48,10 @@ def _possible(q: Tensor) -> tuple[Tensor, Tensor]:
     sampler="relaxed_acceptance",
     paper="ICCV 2025",
     title="Grouped Speculative Decoding for Autoregressive Image Generation",
-    about="grouped speculative decoding: a cluster of similar codes is accepted as one",
+    about=(
+        "grouped speculative decoding, a hybrid: the paper's clusters of similar codes, with"
+        " drafts of coupled decoding"
+    ),
     params={"verifier": "gsd", "init": "repeat"},
     limit=Limit("plain autoregression", {"relaxation": 0}),
 )

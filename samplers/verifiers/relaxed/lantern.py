@@ -4,6 +4,9 @@
                  at most r
     lantern_pp   the same, to at most r p(x)
 
+The release compares the codebook's rows as they are stored; gen compares the vectors that the
+decoder sees, which are unit vectors in LlamaGen.
+
 Reference: Jang et al., "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative
 Decoding" (arXiv 2410.03355); Park et al., "LANTERN++" (arXiv 2502.06352).
 Guarantee: r = 0 is exact. With a draft that was not random a step is at most r off

@@ -32,7 +32,7 @@ GREEDY = {
 KNOBS = {  # so that each of them does something to a model that says something else in every step
     "edit": {"edit_threshold": 0.45, "max_post_steps": 3},
     "wino": {"remask_threshold": 0.2, "selector": "wide_in", "conf_threshold": 0.3},
-    "hierarchy_remask": {"remask_threshold": 0.3},
+    "below_threshold": {"remask_threshold": 0.3},
     "rcr": {},
     "remdm": {"remask_count": 2},
     "remdm_cap": {"remask_rate": 0.4},
@@ -40,7 +40,7 @@ KNOBS = {  # so that each of them does something to a model that says something 
 OFF = {
     "edit": {"edit_threshold": 1.0},
     "wino": {"remask_threshold": 0.0},
-    "hierarchy_remask": {"remask_threshold": 0.0},
+    "below_threshold": {"remask_threshold": 0.0},
     "remdm": {"remask_count": 0},
     "remdm_cap": {"remask_rate": 0.0},
 }
@@ -78,7 +78,7 @@ def wino(s, k, params):
     )
 
 
-def hierarchy_remask(s, k, params):
+def below_threshold(s, k, params):
     gone = sorted(
         (n for n in s["filled"] if math.exp(s["p"][n]) < params.remask_threshold),
         key=lambda n: (s["p"][n], n),
@@ -120,7 +120,7 @@ def remdm_cap(s, k, params):
     return gone, k + (0 if s["last"] else len(gone)), {}, False
 
 
-RULES = {f.__name__: f for f in (edit, wino, hierarchy_remask, rcr, remdm, remdm_cap)}
+RULES = {f.__name__: f for f in (edit, wino, below_threshold, rcr, remdm, remdm_cap)}
 
 
 def wide_in(s, params):

@@ -74,6 +74,13 @@ def even(s: Row) -> set[int]:
     return s.best(left, s.score)
 
 
+def dream(s: Row) -> set[int]:
+    times = [1 - (1 - s.k.last_time) * i / s.steps for i in range(s.steps + 1)]
+    if s.since + 1 >= s.steps:
+        return set(s.eligible)
+    return s.best(int(len(s.eligible) * (1 - times[s.since + 1] / times[s.since])), s.score)
+
+
 def factor(s: Row) -> set[int]:
     sizes = [
         n
@@ -130,7 +137,8 @@ def klass(s: Row) -> set[int]:
             moved = sum(p * math.log(p / b) for p, b in zip(step, before[i], strict=True) if p > 0)
         count[i] = count[i] + 1 if moved < s.k.kl_threshold else 0
     s.memory["sampling"] = s.sampling
-    return {i for i in s.sure if count[i] >= s.k.history}
+    has_history = s.since >= s.k.history - 1
+    return {i for i in s.sure if has_history and count[i] >= s.k.history}
 
 
 def same_id(s: Row, among) -> list[int]:
@@ -174,6 +182,7 @@ def regions(s: Row) -> set[int]:
 
 RULES = {
     "even": even,
+    "dream": dream,
     "factor": factor,
     "entropy_bound": entropy_bound,
     "local": local,

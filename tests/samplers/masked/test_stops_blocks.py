@@ -175,13 +175,13 @@ def leads(step: MaskedStep, i: int, made: list[int]) -> bool:
         asked = (
             params.answer_start <= n < params.answer_start + params.answer_length
             if params.answer_length
-            else made[n] == MASK and bool(step.open[i, n])
+            else made[n] == MASK
         )
         first, second = sorted(step.raw_logprobs()[i, n].tolist())[:-3:-1]
         if asked and second > -math.inf:
             gaps.append(first - second)
-    share = int(step.step_index[i]) / params.steps
-    need = params.gap_threshold * (1 if share < 1 / 3 else 2 / 3 if share < 2 / 3 else 1 / 3)
+    share = (int(step.step_index[i]) + 1) / params.steps
+    need = params.gap_threshold * (1 if share < 0.33 else 2 / 3 if share < 0.67 else 1 / 3)
     return bool(gaps) and sum(gaps) / len(gaps) >= need
 
 
@@ -220,8 +220,8 @@ class Ahead(ModelAdapter):
         return out
 
 
-@pytest.mark.parametrize(("gap", "calls"), [(7.6, 1), (7.4, 5), (4.9, 9), (2.4, 12)])
-def test_prophet_asks_for_less_in_each_third(gap, calls):
+@pytest.mark.parametrize(("gap", "calls"), [(7.6, 1), (7.4, 4), (4.9, 9), (2.4, 12)])
+def test_prophet_asks_for_less_in_each_phase(gap, calls):
     def sampler(stop):
         return masked_iterative(steps=12, schedule="linear", stop=stop)
 
@@ -313,10 +313,14 @@ def test_adaptive_blocks_end_with_the_surest_delimiter_that_is_near():
         check_adaptive(lambda step: registry.get("block_schedule", "fixed")(step))
 
 
-@pytest.mark.parametrize("given", [BARE, SPACE], ids=["none", "none sure"])
-def test_without_delimiters_adaptive_blocks_are_fixed_ones(given):
-    params = {"steps": 9, "block_length": 5, "delimiter_threshold": 0.3 if given is BARE else 1.1}
-    fixed, adaptive = (run(space=given, blocks=name, **params) for name in ("fixed", "adaptive"))
+def test_without_delimiters_adaptive_blocks_are_refused():
+    with pytest.raises(GenError, match="'adaptive', which needs tokens that end a unit of text"):
+        run(space=BARE, blocks="adaptive", block_length=5)
+
+
+def test_without_a_confident_delimiter_adaptive_blocks_are_fixed_ones():
+    params = {"steps": 9, "block_length": 5, "delimiter_threshold": 1.1}
+    fixed, adaptive = (run(blocks=name, **params) for name in ("fixed", "adaptive"))
     assert torch.equal(fixed.tokens, adaptive.tokens) and [s.nfe for s in fixed.stats] == [
         s.nfe for s in adaptive.stats
     ]

@@ -1,0 +1,42 @@
+"""``gen eval``."""
+
+from __future__ import annotations
+
+from gen.cli.arguments import Commands, add_command, add_json_flag
+
+
+def add_eval(commands: Commands) -> None:
+    """Add the command ``eval``."""
+    parser = add_command(
+        commands,
+        "eval",
+        "gen.cli.eval:evaluate_folder",
+        "compute metrics over the media of a job folder",
+        "example: gen eval out/first --metrics fid,clip_score --reference photos"
+        " fid.features=inception.py:features clip_score.model=openai/clip-vit-base-patch32\nThe"
+        " same command again measures only what is missing.",
+    )
+    parser.add_argument("folder", metavar="DIR")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="METRIC.PARAMETER=VALUE",
+        help="parameters of metrics, as gen ls metrics --json lists them",
+    )
+    parser.add_argument("--metrics", metavar="A,B", help="names, see gen ls metrics")
+    parser.add_argument(
+        "--reference",
+        metavar="DIR",
+        help="job folder, folder of media, or .npz with mu and sigma, to compare with",
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=int, default=1, help="processes (1); the figures stay equal"
+    )
+    parser.add_argument("--device", metavar="NAME", help="device of the metrics' models (cpu)")
+    parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
+    parser.add_argument(
+        "--write-geneval",
+        metavar="OUT",
+        help="write the images in GenEval's layout instead, for its evaluate_images.py",
+    )
+    add_json_flag(parser)

@@ -1,0 +1,112 @@
+"""Word and character error rates of transcribed speech against its text.
+
+    WER = (substitutions + deletions + insertions) / words of the reference
+
+Errors are counted over all items, as jiwer does for a list of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gen.core.errors import GenError
+from gen.core.params import choice, text
+from gen.core.registry import register
+from gen.eval.features import is_import_path, load_object
+from gen.eval.metric import Item, Metric, Scores, State
+from gen.eval.readers import read_wave, text_of
+
+EXPECTED = "module:name or file.py:name of a function (wave, rate) -> text, or a folder or hub id"
+COUNTS = ("hits", "substitutions", "deletions", "insertions")
+
+
+@register("metric", "wer")
+@dataclass(frozen=True)
+class WER(Metric):
+    """Word and character error rate of speech by a speech recogniser; lower is better. ``asr``:
+    pipeline of transformers, or a function of a wave float32 [n] and its rate. ``text``:
+    ``prompt``, or the key of ``meta`` that holds the words. ``normalize``: ``words`` (lower case,
+    no punctuation) or ``none``."""
+
+    asr: str = text("", EXPECTED)
+    text: str = text("prompt", "prompt, or a key of meta")
+    normalize: str = choice("words", ("words", "none"))
+
+    name, media = "wer", ("audio",)
+    packages = ("jiwer",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.asr:
+            raise GenError(f"wer.asr is missing; expected {EXPECTED} of a transformers ASR model")
+
+    def open(self, device: torch.device) -> Callable[[np.ndarray, int], str]:
+        if is_import_path(self.asr):
+            found = load_object(self.asr, "wer.asr")
+            if not callable(found):
+                raise GenError(
+                    f"wer.asr is {self.asr!r}, a {type(found).__name__}; expected a"
+                    " function (wave, rate) -> text"
+                )
+            return found
+        # heavy, and only checkpoints need it
+        from transformers import pipeline
+
+        try:
+            recognise = pipeline("automatic-speech-recognition", model=self.asr, device=device)
+        except (OSError, ValueError, KeyError) as error:
+            raise GenError(
+                f"wer.asr is {self.asr!r}, which cannot be loaded:"
+                f" {' '.join(str(error).split())[:200]}; expected {EXPECTED}"
+            ) from None
+        return lambda wave, rate: recognise({"raw": wave, "sampling_rate": rate})["text"]
+
+    def skip(self, row: Mapping[str, Any], folder: Any, model: Any) -> str | None:
+        words = text_of(row, self.text)
+        if words is None:
+            return f"its meta has no {self.text!r}"
+        return None if self._normal(words) else "its text has no words"
+
+    def read(self, item: Item, model: Any) -> tuple[np.ndarray, int]:
+        return read_wave(item.path)
+
+    def measure(self, samples: Iterator[tuple[Item, Any]], model: Any) -> State:
+        # an extra: imported when it is asked for
+        from jiwer import process_characters, process_words
+
+        words = np.zeros(len(COUNTS), dtype=np.int64)
+        characters = np.zeros(len(COUNTS), dtype=np.int64)
+        for item, (wave, rate) in samples:
+            heard = model(wave, rate)
+            if not isinstance(heard, str):
+                raise GenError(f"wer.asr returned a {type(heard).__name__}; expected a text")
+            said, heard = self._normal(str(text_of(item.row, self.text))), self._normal(heard)
+            words += _counts(process_words(said, heard))
+            characters += _counts(process_characters(said, heard))
+        return {"words": words, "characters": characters}
+
+    def scores(self, total: State, reference: Any) -> Scores:
+        return {"wer": _rate(total["words"]), "cer": _rate(total["characters"])}
+
+    def _normal(self, words: str) -> str:
+        # an extra: imported when it is asked for
+        import jiwer
+
+        steps = [jiwer.RemoveMultipleSpaces(), jiwer.Strip()]
+        if self.normalize == "words":
+            steps = [jiwer.ToLowerCase(), jiwer.RemovePunctuation(), *steps]
+        return jiwer.Compose(steps)(words)
+
+
+def _counts(output: Any) -> np.ndarray:
+    return np.asarray([getattr(output, key) for key in COUNTS], dtype=np.int64)
+
+
+def _rate(counts: np.ndarray) -> float:
+    hits, substitutions, deletions, insertions = map(int, counts)
+    return (substitutions + deletions + insertions) / (hits + substitutions + deletions)
