@@ -33,6 +33,15 @@ def run(args: argparse.Namespace) -> int:
     return run(args)
 
 
+def show(args: argparse.Namespace) -> int:
+    """Carry out ``gen show``; return the exit code."""
+    if args.config.endswith(".yaml"):
+        find_config(args.config)
+    from gen.cli.show import show  # heavy
+
+    return show(args)
+
+
 def bench(args: argparse.Namespace) -> int:
     """Carry out ``gen bench``; return the exit code."""
     if args.modality not in ("all", "jobs"):

@@ -8,9 +8,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from gen.cli.names import source_names
+from gen.cli.listings.parameters import describe_sampler
+from gen.config.entries import fingerprint
+from gen.config.job import load_config
 from gen.config.packaged import find_config, packaged
 from gen.core.errors import GenError, unknown
+from gen.core.registry import registry
 from gen.core.tables import columns
 
 WIDTH = 100
@@ -19,27 +22,20 @@ WIDTH = 100
 def show(args: argparse.Namespace) -> int:
     """Carry out ``gen show``; return the exit code."""
     name = str(args.config)
-    is_config = Path(name).exists() or name.removesuffix(".yaml") in packaged()
-    if not is_config and (name in source_names("sampler") or _is_plugin(name)):
+    samplers = [*registry.table("sampler"), *registry.table("preset")]
+    if Path(name).exists() or name.removesuffix(".yaml") in packaged():
+        return _show_config(args)
+    if name in samplers:
         return _show_sampler(name, args)
-    if not is_config and "/" not in name and "." not in name:
-        options = [*packaged(), *source_names("sampler")]
-        raise unknown("config or sampler", name, options, "the working directory, gen ls")
+    if "/" not in name and "." not in name:
+        raise unknown(
+            "config or sampler", name, [*packaged(), *samplers], "the working directory, gen ls"
+        )
     return _show_config(args)
 
 
-def _is_plugin(name: str) -> bool:
-    """Return True for a sampler or preset that only the registry knows."""
-    from gen.core.registry import registry  # a look-up imports torch
-
-    return name in registry.table("sampler") or name in registry.table("preset")
-
-
 def _show_config(args: argparse.Namespace) -> int:
-    find_config(args.config)  # a mistyped name is answered before torch is imported
-    from gen.config.entries import fingerprint  # heavy
-    from gen.config.job import load_config  # heavy
-
+    find_config(args.config)
     job = load_config(args.config, args.overrides, args.allow_env)
     if args.json:
         tree = {**job.to_dict(), "fingerprint": fingerprint(job)}
@@ -50,8 +46,6 @@ def _show_config(args: argparse.Namespace) -> int:
 
 
 def _show_sampler(name: str, args: argparse.Namespace) -> int:
-    from gen.cli.listings.parameters import describe_sampler  # imports torch
-
     if args.overrides:
         raise GenError(
             f"{args.overrides[0]!r} came with the sampler {name!r}; expected overrides with a"

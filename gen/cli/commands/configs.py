@@ -10,7 +10,7 @@ def add_show(commands: Commands) -> None:
     parser = add_command(
         commands,
         "show",
-        "gen.cli.show:show",
+        "gen.cli.quick:show",
         "print a resolved config, or the parameters of a sampler or preset",
         "examples: gen show image/sjd sampler.window=64\n          gen show speculative_jacobi",
     )
