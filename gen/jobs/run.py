@@ -61,8 +61,6 @@ def run_job(
     """
     progress = progress or Silent()
     folder, here = Path(job.out), process_rank()
-    for note in job.notes() if not is_job(folder) else ():
-        progress.note(note)
     spoilt: Damaged | None = None
     try:
         plan = (
@@ -141,6 +139,8 @@ def _once(load: Callable[..., Any] | None) -> Callable[..., Any]:
 def _replan(folder: Path, job: Job, progress: Silent) -> dict[str, Any] | None:
     """Return the plan in the folder; None if the folder is free, or freed because the job says
     ``overwrite``."""
+    for note in job.notes() if not is_job(folder) else ():
+        progress.note(note)
     if job.run.overwrite and is_job(folder):
         old = read_plan(folder)
         if old["fingerprint"] != fingerprint(job):
