@@ -74,11 +74,8 @@ def run_job(
     if job.run.engine == "local" and job.run.workers == 1:
         load = _once(load)
     if new:
-        device = (
-            own_device("cuda", here.local_rank)
-            if here.launched and any(e.device == "cuda" for e in job.entries)
-            else None
-        )
+        on_cuda = here.launched and any(e.device == "cuda" for e in job.entries)
+        device = own_device("cuda", here.local_rank) if on_cuda else None
         plan = make_plan(job, Pipes(load, device).of)
         if spoilt is not None:
             mend_plan(folder, plan, spoilt)
