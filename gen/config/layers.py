@@ -70,7 +70,7 @@ def read_yaml(path: Path, allow_env: Collection[str] = ()) -> dict[str, Any]:
     if not isinstance(tree, dict):
         held = "a list" if isinstance(tree, list) else shown(tree)
         raise GenError(f"{path} holds {held}; expected keys such as modality, sampler and prompts")
-    return References(tree, allow_env, str(path)).resolved(tree)
+    return References(tree, allow_env, str(path)).resolved()
 
 
 def merge_layers(
@@ -190,7 +190,8 @@ def _override(text: str, jobs: int, allow_env: Collection[str]) -> tuple[list[st
         )
     try:
         said = {keys[-1]: load_yaml(value)}
-        parsed = References({}, allow_env, "the override").resolved(said)[keys[-1]]
+        references = References(said, allow_env, "the override", names_keys=False)
+        parsed = references.resolved()[keys[-1]]
     except GenError as error:
         raise GenError(f"override {shown(text)} has no readable value: {error}") from error
     inner = keys

@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from gen.config.yaml_text import ALIASED
 from gen.core.errors import GenError, shown
 
@@ -20,44 +22,52 @@ LITERAL = "prompts"  # key whose values are texts of the user
 
 
 class References:
-    """References of one tree.
+    """References of one tree. OmegaConf resolves them, once each is known to be harmless: to one
+    value of a key, or to a variable that is allowed.
 
     Args:
         tree: keys of a job file, or of one override.
         allow_env: names of environment variables that may be read.
         where: origin of the tree, for messages.
+        names_keys: references may name other keys of the tree.
     """
 
-    def __init__(self, tree: Mapping[str, Any], allow_env: Collection[str], where: str):
+    def __init__(
+        self,
+        tree: Mapping[str, Any],
+        allow_env: Collection[str],
+        where: str,
+        names_keys: bool = True,
+    ):
         self.tree, self.allow_env, self.where, self.length = tree, allow_env, where, 0
+        self.keys = tree if names_keys else {}
 
-    def resolved(self, value: Any, key: str = "") -> Any:
-        """Return plain data with its references replaced.
+    def resolved(self) -> dict[str, Any]:
+        """Return the tree as plain data with its references replaced.
 
         Raises:
             GenError: a reference to no key, to a list or a mapping, to another reference, or to
                 an environment variable that is not allowed or not set.
         """
-        if isinstance(value, str) and "${" in value:
-            return self._text(value, key)
+        if not self._check(self.tree, ""):
+            return dict(self.tree)
+        config = OmegaConf.create(_without_prompts(self.tree), flags={"allow_objects": True})
+        return _with_prompts(OmegaConf.to_container(config, resolve=True), self.tree)
+
+    def _check(self, value: Any, key: str) -> bool:
+        """Check all references of a value; return True if there are any."""
+        if isinstance(value, str):
+            found = [self._check_one(match, value, key) for match in REFERENCE.finditer(value)]
+            return bool(found)
         if isinstance(value, Mapping):
-            return {
-                k: v if k == LITERAL else self.resolved(v, f"{key}.{k}" if key else str(k))
-                for k, v in value.items()
-            }
-        if isinstance(value, list):
-            return [self.resolved(v, f"{key}.{i}") for i, v in enumerate(value)]
-        return value
+            named = [(f"{key}.{k}" if key else str(k), v) for k, v in value.items() if k != LITERAL]
+        else:
+            named = [(f"{key}.{i}", v) for i, v in enumerate(value)] if _is_list(value) else []
+        return any([self._check(v, name) for name, v in named])
 
-    def _text(self, text: str, key: str) -> Any:
-        whole = REFERENCE.fullmatch(text)
-        if whole is not None and whole[1] is not None:
-            return self._value(whole, text, key)
-        return REFERENCE.sub(
-            lambda m: "${" if m[0].startswith("\\") else str(self._value(m, text, key)), text
-        )
-
-    def _value(self, match: re.Match[str], text: str, key: str) -> Any:
+    def _check_one(self, match: re.Match[str], text: str, key: str) -> None:
+        if match[0].startswith("\\"):
+            return
         name, at = (match[1] or "").strip(), f"{key} in {self.where}"
         if not name:
             raise GenError(
@@ -77,7 +87,6 @@ class References:
                 f"the references in {self.where} stand for {self.length:,} characters; expected at"
                 f" most {ALIASED:,}"
             )
-        return value
 
     def _environment(self, argument: str, at: str) -> str:
         name, comma, default = (part.strip() for part in argument.partition(","))
@@ -95,7 +104,7 @@ class References:
         return value
 
     def _key(self, name: str, at: str) -> Any:
-        value: Any = self.tree
+        value: Any = self.keys
         for part in name.split("."):
             if isinstance(value, Mapping) and part in value:
                 value = value[part]
@@ -109,6 +118,26 @@ class References:
             held = "another reference" if isinstance(value, str) else "several values"
             raise GenError(f"{at} refers to ${{{name}}}, which holds {held}; expected one value")
         return value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _without_prompts(value: Any) -> Any:
+    """Return a tree whose prompts are None: they are texts, and may be many."""
+    if isinstance(value, Mapping):
+        return {k: None if k == LITERAL else _without_prompts(v) for k, v in value.items()}
+    return [_without_prompts(v) for v in value] if _is_list(value) else value
+
+
+def _with_prompts(value: Any, tree: Any) -> Any:
+    """Return a resolved tree with the prompts of the tree it was made from."""
+    if isinstance(tree, Mapping):
+        return {k: tree[k] if k == LITERAL else _with_prompts(v, tree[k]) for k, v in value.items()}
+    if _is_list(tree):
+        return [_with_prompts(v, t) for v, t in zip(value, tree, strict=True)]
+    return value
 
 
 def escape(value: Any) -> Any:

@@ -24,6 +24,7 @@ from gen.contracts.condition import Condition
 from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Binding, Modality
 from gen.core.errors import GenError, unknown
+from gen.core.paths import exists, expand_user
 from gen.core.registry import registry
 from gen.core.token_space import TokenSpace
 from gen.models.load.locate import pick_device, zoo
@@ -47,8 +48,8 @@ class CheckpointFiles:
         local cache, or downloaded. Raises ``GenError``."""
         if str(name) in zoo():
             return cls(name, zoo()[str(name)])
-        path = Path(name).expanduser()
-        if path.is_dir() or path.is_file():
+        path = expand_user(name)
+        if exists(path):
             return cls(name, path)
         text = str(name)
         if (
@@ -135,7 +136,7 @@ def _fetched(name: str) -> Path:
     ) as error:  # whatever the hub's errors are, they are one of these
         raise GenError(
             f"model {name!r} is no folder here, is not in the local cache, and the hub does not"
-            f" give it ({' '.join(str(error).split())[:160]}); expected a folder, a file or the id"
+            f" give it ({' '.join(str(error).split())[:600]}); expected a folder, a file or the id"
             " of a repository"
         ) from None
     return path

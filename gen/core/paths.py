@@ -21,6 +21,14 @@ def is_file(path: str | Path) -> bool:
         return False
 
 
+def exists(path: str | Path) -> bool:
+    """Return True for a file or folder that is there; a name that no system takes is none."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long; half a surrogate pair
+        return False
+
+
 def expand_user(path: str | Path) -> Path:
     """Replace ``~`` and ``~NAME`` at the beginning of a path by the home folder.
 

@@ -220,8 +220,8 @@ def write_cards(zoo: Path, result: dict) -> None:
         " of their reconstructions.\n"
     )
     (zoo / "image-draft" / "README.md").write_text(
-        f"{CARD_HEAD}# image-draft\n\nThe architecture of `image-causal`, smaller: it drafts for it"
-        f" in speculative decoding. {made}"
+        f"{CARD_HEAD}# image-draft\n\nThe architecture of `image-causal`, smaller: the draft"
+        f" model of its speculative decoding. {made}"
     )
     for kind, names in (("causal", CAUSAL), ("masked", MASKED)):
         (zoo / f"image-{kind}" / "README.md").write_text(

@@ -413,7 +413,9 @@ def test_batch_size_counts_where_the_bits_depend_on_it():
 def test_run_keys_load_again_and_defaults_go_unsaid(tmp_path):
     keys = [*COUNTED, "workers=4", "engine=ray", "engine_options.partition=gpu"]
     (tmp_path / "config.yaml").write_text(job(*keys).to_yaml())
-    assert load_config(tmp_path / "config.yaml") == stored_job(tmp_path) == job(*keys)
+    assert (
+        load_config(tmp_path / "config.yaml", trust_job=True) == stored_job(tmp_path) == job(*keys)
+    )
     assert not set(yaml.safe_load(job().to_yaml())) & {
         k.partition("=")[0].partition(".")[0] for k in (*COUNTED, *RUNTIME)
     }
