@@ -77,6 +77,31 @@ def test_clip_score_equals_torchmetrics(tmp_path, clip):
     assert found["scores"]["clip_score"] == pytest.approx(float(100 * cosines.mean()), abs=1e-4)
 
 
+def test_clip_score_of_a_job_of_a_published_layout_equals_torchmetrics(tmp_path, clip):
+    import families
+    from torchmetrics.multimodal.clip_score import CLIPScore
+    from transformers import AutoProcessor, CLIPModel
+
+    import gen
+    from gen.eval.check import check_folder
+    from gen.eval.metrics.clip_score import Embeddings
+
+    (tmp_path / "model").mkdir()
+    case = families.WRITERS["llamagen:captions"](tmp_path / "model")
+    pipe = gen.load("image", model=case.path, **case.options)
+    out = pipe(list(case.prompts), "autoregressive", num_samples=2)
+    job = tmp_path / "job"
+    out.save(job)
+    assert sum(check_folder(job)["unjudged"].values()) == 4
+    found = result(job, "clip_score", f"clip_score.model={clip}")
+    model, processor = CLIPModel.from_pretrained(clip), AutoProcessor.from_pretrained(clip)
+    planes = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in out.media]
+    texts = [item.prompt for item in out.items]
+    expected = float(CLIPScore(lambda: (Embeddings(model), processor))(planes, texts))
+    assert found["items"] == 4
+    assert found["scores"]["clip_score"] == pytest.approx(expected, abs=1e-4)
+
+
 ASR = """
 def scripted(wave, rate):
     words = ["one two three", "one too three", "", "One, three!"]
