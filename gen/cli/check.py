@@ -50,4 +50,5 @@ def _print_report(report: dict[str, Any]) -> None:
     if len(report["failed"]) > 10:
         print(f"... and {len(report['failed']) - 10} more (--json lists all)")
     for reason, count in report["unjudged"].items():
-        print(f"{count} items not judged: {reason}; gen eval measures them (gen ls metrics)")
+        said = f"{count} items not judged: {reason}; gen eval measures them (gen ls metrics)"
+        print(printable(said))

@@ -8,6 +8,7 @@ from typing import Any
 
 from gen.core.checks import check_int
 from gen.core.errors import GenError
+from gen.core.printable import printable
 from gen.core.tables import EMPTY, columns
 from gen.eval.geneval import write_geneval
 from gen.eval.metric import parse_metrics
@@ -31,7 +32,7 @@ def evaluate_folder(args: argparse.Namespace) -> int:
         fresh=args.fresh,
     )
     if args.json:
-        print(json.dumps(results, ensure_ascii=False, indent=2))
+        print(printable(json.dumps(results, ensure_ascii=False, indent=2)))
     else:
         _print_results(results)
     return 1 if results["broken"] else 0
@@ -57,16 +58,16 @@ def _print_results(results: dict[str, Any]) -> None:
         for group, part in groups:
             figures = part["scores"].items() or [(EMPTY, EMPTY)]
             rows += [(name, group, str(part["items"]), key, _value(v)) for key, v in figures]
-    print(columns(rows))
+    print(printable(columns(rows)))
     for name, found in results["metrics"].items():
         for reason, count in found["skipped"].items():
-            print(f"{name}: {count} items not judged: {reason}")
+            print(printable(f"{name}: {count} items not judged: {reason}"))
         for group, part in found["by_sampler"].items():
             if "problem" in part:
-                print(f"{group}: {part['problem']}")
+                print(printable(f"{group}: {part['problem']}"))
     broken = list(results["broken"].items())
     for item, reason in broken[:10]:
-        print(f"{item}: {reason}")
+        print(printable(f"{item}: {reason}"))
     if len(broken) > 10:
         print(f"... and {len(broken) - 10} more (--json lists all)")
 

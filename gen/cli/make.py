@@ -26,7 +26,7 @@ from gen.jobs.progress.terminal import for_terminal
 from gen.jobs.rank import process_rank
 from gen.jobs.run import join_job, run_job
 from gen.jobs.signals import STOPPED, stoppable
-from gen.media.formats import KINDS_OF_FILES
+from gen.media.kinds import EXTENSIONS
 from gen.store.ledger import read_plan, read_rows
 
 
@@ -56,7 +56,7 @@ def sample(args: argparse.Namespace) -> int:
     _refuse_twice(args, tree)
     if args.file is not None:
         return _sample_files(args, tree)
-    if args.out is not None and Path(args.out).suffix.lstrip(".") in KINDS_OF_FILES:
+    if args.out is not None and Path(args.out).suffix.lstrip(".") in EXTENSIONS:
         raise GenError(f"--out is {args.out!r}; expected a folder (-o {args.out} writes one file)")
     job = make_job(tree, args.overrides, where="the command line", allow_env=args.allow_env)
     if args.out is None and not any(s.startswith("out=") for s in args.overrides):

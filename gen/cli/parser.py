@@ -47,7 +47,7 @@ COMMANDS = (
     add_completion,
 )
 # arguments that are paths; a shell expands ~ only where it begins a word
-PATHS = ("config", "dest", "file", "folder", "out", "parquet")
+PATHS = ("config", "dataset", "dest", "file", "folder", "out", "parquet")
 
 
 def build() -> Parser:

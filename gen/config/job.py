@@ -214,11 +214,7 @@ def _resolve(
     if v["dtype"] not in DTYPES:
         raise unknown("dtype", v["dtype"], DTYPES, at("dtype"))
     _check_device(v["device"], at("device"))
-    for key, least in (("num_samples", 1), ("seed", 0), ("batch_size", 1), ("trace", 0)):
-        if not isinstance(v[key], int) or isinstance(v[key], bool) or v[key] < least:
-            raise bad_value(key, v[key], f"an integer of at least {least}", at(key))
-        if v[key] >= 2**62:
-            raise bad_value(key, v[key], "an integer below 2**62", at(key))
+    _check_counts(v, at)
     for key in FILES:
         many = key == "prompts_file" and v[key] is not None and prompt_paths(v[key])
         if v[key] is not None and not many and not is_file(v[key]):
@@ -240,6 +236,15 @@ def _resolve(
     if foreign:
         entry.__dict__["census"] = replace(entry.census, foreign=tuple(foreign))
     return entry
+
+
+def _check_counts(v: Mapping[str, Any], at: Callable[[str], str]) -> None:
+    """Check the keys that are integers."""
+    for key, least in (("num_samples", 1), ("seed", 0), ("batch_size", 1), ("trace", 0)):
+        if not isinstance(v[key], int) or isinstance(v[key], bool) or v[key] < least:
+            raise bad_value(key, v[key], f"an integer of at least {least}", at(key))
+        if v[key] >= 2**62:
+            raise bad_value(key, v[key], "an integer below 2**62", at(key))
 
 
 def _rows_of_data_set(v: dict[str, Any], at: Callable[[str], str], shared: _Shared) -> list[str]:

@@ -136,7 +136,7 @@ def _fetched(name: str) -> Path:
     ) as error:  # whatever the hub's errors are, they are one of these
         raise GenError(
             f"model {name!r} is no folder here, is not in the local cache, and the hub does not"
-            f" give it ({' '.join(str(error).split())[:160]}); expected a folder, a file or the id"
+            f" give it ({' '.join(str(error).split())[:600]}); expected a folder, a file or the id"
             " of a repository"
         ) from None
     return path

@@ -7,7 +7,7 @@ their defaults from ``Defaults.complete``, so a request means the same at every 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,9 @@ class Defaults:
             return cls.of(own, own.default_sampling, protocols_of(model), model_kind(model))
         family = family_of(files, modality)
         said = family.sampling_of(files, options or {})
-        return cls.of(own, said, family.protocols_of(files), family.kind)
+        # parameters that suit the embedded models need not suit a published one
+        found = cls.of(own, said, family.protocols_of(files), family.kind)
+        return replace(found, models={}, masked_params={})
 
     def sampler(self) -> str:
         """Return the default sampler: the one of the model's protocol and kind.

@@ -78,9 +78,11 @@ class SamplingParams:
             raise bad_value("sampling.top_p", self.top_p, "a number above 0 and at most 1")
         if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
             raise bad_value("sampling.min_p", self.min_p, "a number between 0 and 1")
-        if not _is_number(self.guidance_scale) or abs(self.guidance_scale) == math.inf:
+        if not _is_number(self.guidance_scale) or not 0 <= self.guidance_scale < math.inf:
             raise bad_value(
-                "sampling.guidance_scale", self.guidance_scale, "a finite number (1 is no guidance)"
+                "sampling.guidance_scale",
+                self.guidance_scale,
+                "a number of at least 0 (1 is no guidance)",
             )
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
+
 from gen.contracts.checkpoint import published
 from gen.core.errors import GenError
 from gen.models.load.locate import zoo
@@ -37,9 +39,6 @@ def _is_hub_id(model: str) -> bool:
 
 
 def _cached_type(model: str) -> str:
-    # heavy, and only hub ids need it
-    from huggingface_hub import try_to_load_from_cache
-
     found = try_to_load_from_cache(model, "config.json")
     if not isinstance(found, str):
         return ""

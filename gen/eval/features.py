@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from gen.core.errors import GenError
 from gen.eval.metric import Item
+from gen.models.load.libraries import LOADING, transformers
 
 EXPECTED = (
     "module:name, file.py:name, a TorchScript file, a folder or hub id of transformers, or identity"
@@ -135,11 +136,10 @@ def _torchscript(path: Path, device: torch.device, where: str) -> nn.Module:
 def _pretrained(text: str, device: torch.device, where: str) -> Features:
     """Load a model of transformers with its processor; its features are the pooled output, or the
     mean of the last hidden states."""
-    # heavy, and only checkpoints need it
-    from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModel
-
+    library = transformers()
     try:
-        model = AutoModel.from_pretrained(text).eval().to(device)
+        with LOADING:
+            model = library.AutoModel.from_pretrained(text).eval().to(device)
     # whatever a folder or hub id lacks
     except Exception as error:
         raise GenError(
@@ -147,11 +147,11 @@ def _pretrained(text: str, device: torch.device, where: str) -> Features:
             f" expected {EXPECTED}"
         ) from None
     try:
-        process: Any = AutoImageProcessor.from_pretrained(text)
+        process: Any = library.AutoImageProcessor.from_pretrained(text)
         is_image = True
     except (OSError, ValueError):
         try:
-            process, is_image = AutoFeatureExtractor.from_pretrained(text), False
+            process, is_image = library.AutoFeatureExtractor.from_pretrained(text), False
         except (OSError, ValueError):
             raise GenError(
                 f"{where} is {text!r}, which has no image processor and no feature extractor"

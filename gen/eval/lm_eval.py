@@ -14,6 +14,7 @@ log-likelihoods is refused. Contexts of texts are prompts: white space around th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from gen.core.checks import check_int
 from gen.core.errors import GenError
+from gen.eval.metric import missing_package
 
 STOPS = ("until", "stop")
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
@@ -199,19 +201,15 @@ def harness_model(pipe: Any, **options: Any) -> Any:
         GenError: ``lm_eval`` is not installed, or the pipeline does not serve.
     """
     try:
-        # an extra: imported when it is asked for
-        from lm_eval.api.model import LM
+        base = import_module("lm_eval.api.model").LM  # an extra: imported when it is asked for
     except ImportError:
-        raise GenError(
-            "the harness needs the package lm_eval; install it with: pip install"
-            ' "gen-toolkit[lm-eval]"'
-        ) from None
+        raise missing_package("the harness", "lm_eval", "lm-eval") from None
 
-    class PipelineLM(HarnessModel, LM):
+    class PipelineLM(HarnessModel, base):
         """Pipeline as a model of the harness."""
 
         def __init__(self) -> None:
-            LM.__init__(self)
+            base.__init__(self)
             HarnessModel.__init__(self, pipe, **options)
 
     return PipelineLM()

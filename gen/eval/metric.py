@@ -147,10 +147,24 @@ def require_packages(name: str, packages: Iterable[str]) -> None:
     """Raise ``GenError`` with a pip line for a package that is not installed."""
     for package in packages:
         if find_spec(package) is None:
-            raise GenError(
-                f"metric {name} needs the package {package}; install it with: pip install"
-                ' "gen-toolkit[eval]"'
-            )
+            raise missing_package(f"metric {name}", package, "eval")
+
+
+class Unavailable(GenError):
+    """Raised where a package is not installed; no item is to blame."""
+
+
+def missing_package(user: str, package: str, extra: str) -> Unavailable:
+    """Return the error of a package that is not installed.
+
+    Args:
+        user: what needs the package.
+        package: name of the package.
+        extra: extra of gen that brings it.
+    """
+    return Unavailable(
+        f'{user} needs the package {package}; install it with: pip install "gen-toolkit[{extra}]"'
+    )
 
 
 def parse_metrics(names: str, assignments: Iterable[str] = ()) -> list[Metric]:

@@ -12,7 +12,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.eval.metric import Unavailable
 from gen.media.audio import open_sound
+from gen.media.resample import resample
 from gen.media.video import read_video
 
 
@@ -37,21 +39,19 @@ def read_wave(path: Path, rate: int | None = None) -> tuple[np.ndarray, int]:
         Float32 [n], and its samples per second.
 
     Raises:
-        GenError: unreadable file, or another rate where torchaudio is not installed.
+        GenError: unreadable file.
+        Unavailable: another rate, where torchaudio is not installed.
     """
     wave, found = open_sound(path)
     mono = wave.mean(1, dtype=np.float64).astype(np.float32)
     if rate is None or rate == found:
         return mono, found
     try:
-        # optional: the extra "audio"
-        from torchaudio.functional import resample
-    except (ImportError, OSError):
-        raise GenError(
-            f"sound {path} has {found} samples per second; expected {rate}. Resampling needs"
-            ' torchaudio; install it with: pip install "gen-toolkit[audio]"'
+        return resample(mono[:, None], found, rate)[:, 0], rate
+    except GenError as error:
+        raise Unavailable(
+            f"sound {path} has {found} samples per second; expected {rate}. {error}"
         ) from None
-    return resample(torch.from_numpy(mono), found, rate).numpy(), rate
 
 
 def read_clip(path: Path) -> Tensor:

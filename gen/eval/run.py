@@ -25,7 +25,7 @@ import torch
 from gen.core.errors import GenError, describe
 from gen.core.files import put, put_text, sweep_temporaries, writing
 from gen.eval.folders import Broken, JobFolder, MediaFolder, digest, kind_of_file, open_reference
-from gen.eval.metric import Item, Metric, State, make_metric
+from gen.eval.metric import Item, Metric, State, Unavailable, make_metric
 from gen.eval.stamps import settings_stamp
 from gen.eval.threads import one_thread
 from gen.media.npz import read_npz, write_npz
@@ -162,6 +162,8 @@ class Measurement:
                 with self.folder.media(row) as path:
                     try:
                         sample = self.metric.read(Item(row, path), self._model)
+                    except Unavailable:
+                        raise
                     except Exception as problem:  # a decoder may raise anything on a broken file
                         raise Broken(
                             f"file {path.name} cannot be checked: {describe(problem)}"

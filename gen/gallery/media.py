@@ -1,9 +1,10 @@
 """View of an item in a gallery: its output, a preview image, or a box with the reason why there is
 none.
 
-In layout ``files`` the page refers to the output files; sound has a spectrogram and video its first
-frame in ``preview/``. A page cannot open a file inside a tar, so there the worker writes a preview
-(`preview_of`) while the output is still a file, and the page names its tar.
+In layout ``files`` the page refers to the output files; sound has a spectrogram and video its
+middle frame in ``preview/``, since a motion begins like any other. A page cannot open a file inside
+a tar, so there the worker writes a preview (`preview_of`) while the output is still a file, and the
+page names its tar. The first sounds and videos of a job are copied beside their previews.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +25,7 @@ from gen.core.files import TEMPORARY, writing
 from gen.core.processes import worker_name
 from gen.media.audio import open_sound
 from gen.media.spectrogram import spectrogram_png
-from gen.media.video import first_frame
+from gen.media.video import middle_frame
 from gen.store.ledger import SHARDS
 
 ENDINGS = {
@@ -34,6 +36,7 @@ ENDINGS = {
 KINDS = {ending: kind for kind, endings in ENDINGS.items() for ending in endings}
 PREVIEW = "preview"  # folder of the images of outputs that a page cannot show
 LARGEST = 256  # pixels of a preview
+PLAYED, PLAYED_BYTES = 200, 1 << 20  # items of a job in tars that can be played, and their size
 SMALL = 160  # pixels; smaller images are enlarged with their pixels kept square
 EXCERPT = 400  # characters of a text that are shown
 Row = dict[str, Any]
@@ -136,6 +139,10 @@ def _in_tar(files: Files, row: Row) -> View:
     tar, name = quote(row["file"]) if there else "", preview_name(str(row["member"]))
     if name in files.previews:
         image = f"{PREVIEW}/{quote(name)}"
+        stem = name.rpartition(".")[0]
+        for played in (f"{stem}.{ending}" for k in ("audio", "video") for ending in ENDINGS[k]):
+            if played in files.previews:
+                return View(kind_of(played), f"{PREVIEW}/{quote(played)}", image, tar=tar)
         return View("image", image, image, tar=tar)
     if isinstance(row.get("text"), str):
         return View("text", tar, note=_cut(row["text"]), tar=tar)
@@ -167,9 +174,10 @@ def preview_name(medium: str) -> str:
 def preview_of(path: Path, folder: Path, row: Row) -> None:
     """Write a preview of an output to ``folder/preview``, while the output is still a file.
 
-    The preview is an image of at most 256 pixels: the image itself, the first frame of a video, or
-    the spectrogram of a sound. Other and unreadable files have none. A further file of the item
-    (``also``) is used if it lies beside ``path`` and can be shown while the output cannot.
+    The preview is an image of at most 256 pixels: the image itself, the middle frame of a video, or
+    the spectrogram of a sound. The first sounds and videos of a job are copied too. Other and
+    unreadable files have none. A further file of the item (``also``) is used if it lies beside
+    ``path`` and can be shown while the output cannot.
 
     Args:
         path: file of the output.
@@ -181,8 +189,13 @@ def preview_of(path: Path, folder: Path, row: Row) -> None:
     """
     beside = (path, *(path.with_name(Path(str(name)).name) for name in row.get("also") or ()))
     seen = next((p for p in beside if kind_of(p.name) and p.is_file()), None)
-    if seen is not None:
-        _draw(seen, folder / PREVIEW / preview_name(str(row.get("member") or path.name)))
+    if seen is None:
+        return
+    image = folder / PREVIEW / preview_name(str(row.get("member") or path.name))
+    drawn = _draw(seen, image)
+    short = seen.stat().st_size <= PLAYED_BYTES and int(row.get("index") or 0) < PLAYED
+    if drawn and short and kind_of(seen.name) in ("audio", "video"):
+        _put(image.with_suffix(seen.suffix), lambda temporary: shutil.copyfile(seen, temporary))
 
 
 def _preview(files: Files, name: str) -> str:
@@ -204,19 +217,24 @@ def _draw(path: Path, image: Path) -> bool:
     except (GenError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         image.unlink(missing_ok=True)  # preview of an earlier output
         return False
-    # Not `put`: a preview may be lost in a crash of the machine, so no item waits for the disk.
-    temporary = image.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{image.name}")
-    with writing(image):
-        image.parent.mkdir(exist_ok=True)
+    if drawn is None:
+        _put(image, lambda temporary: shutil.copyfile(path, temporary))
+    else:
+        _put(image, lambda temporary: drawn.save(temporary, format="PNG", compress_level=1))
+    return True
+
+
+def _put(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a preview. Not `put`: a preview may be lost in a crash of the machine, so no item waits
+    for the disk."""
+    temporary = path.with_name(f"{TEMPORARY}{worker_name()}-{threading.get_ident()}-{path.name}")
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
         try:
-            if drawn is None:
-                shutil.copyfile(path, temporary)
-            else:
-                drawn.save(temporary, format="PNG", compress_level=1)
-            os.replace(temporary, image)
+            write(temporary)
+            os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-    return True
 
 
 def _is_small(path: Path) -> bool:
@@ -240,6 +258,6 @@ def _small(image: Image.Image) -> Image.Image:
 
 DRAW = {
     "image": _thumbnail,
-    "video": lambda path: _small(Image.fromarray(first_frame(path))),
+    "video": lambda path: _small(Image.fromarray(middle_frame(path))),
     "audio": lambda path: spectrogram_png(*open_sound(path)),
 }

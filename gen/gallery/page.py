@@ -55,9 +55,12 @@ def filters(rows: list[Row], large: bool) -> Values:
     prompts = (len(group_by(g, "prompt")) for g in group_by(rows, "modality").values())
     fields = (("sampler", "method"), ("modality", "modality"), ("status", "status"))
     found = [(name, list(group_by(rows, key))) for name, key in fields]
+    if any(r["verdict"] for r in rows):
+        found.append(("verdict", ["passed", "not passed"]))
     return {
         "find": large or max(prompts, default=0) > MANY,
         "choices": [(name, values) for name, values in found if len(values) > 1],
+        "views": large and len(group_by(rows, "method")) > 1,
     }
 
 
@@ -208,7 +211,8 @@ def _size(files: Files, address: str) -> tuple[int, int, bool] | None:
     try:
         with Image.open(files.folder / unquote(address)) as image:  # reads the header alone
             width, height = image.size
-    except OSError:
+    # Pillow raises any of these for a broken image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
     return width, height, max(width, height) <= SMALL
 
@@ -216,7 +220,8 @@ def _size(files: Files, address: str) -> tuple[int, int, bool] | None:
 def traces(files: Files, rows: list[Row], most: int | None = None) -> Values:
     """Cards of the first ``most`` traced items."""
     folder = files.folder / TRACES
-    known = {p.stem for p in folder.glob("*.json")}
+    linked = folder.is_symlink()
+    known = {p.stem for p in folder.glob("*.json") if not linked and not p.is_symlink()}
     drawn = [r for r in rows if r["id"] in known and r.get("status") == "ok"]
     cards, several = [], len(group_by(rows, "modality")) > 1
     for row in drawn[:most]:
@@ -237,11 +242,24 @@ def traces(files: Files, rows: list[Row], most: int | None = None) -> Values:
                 "prompt": str(row.get("prompt")),
                 "facts": " · ".join(words),
                 "media": media(files, row),
-                **draw_trace(_steps(path), row.get("grid"), str(path), _kind(files, row)),
+                **draw_trace(
+                    _steps(path),
+                    row.get("grid"),
+                    str(path),
+                    _kind(files, row),
+                    row.get("tokens"),
+                    _text(files, row),
+                ),
             }
         )
     rest = f"The first {most} of {len(drawn):,} that were traced."
     return {"cards": cards, "more": rest if len(drawn) > len(cards) else ""}
+
+
+def _text(files: Files, row: Row) -> str:
+    """Return the text that the page shows of an item, if it shows all of one."""
+    v = view(files, row)
+    return v.note if v.kind == "text" and not v.note.endswith("…") else ""
 
 
 def _steps(path: Path) -> Any:

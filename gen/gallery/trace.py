@@ -4,6 +4,7 @@ JSON for the player."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from math import ceil, prod, sqrt
 from typing import Any
 
@@ -25,6 +26,7 @@ RAMP = (
 GAP = 1  # cells between two planes, such as the frames of a video
 ACROSS = 128  # cells beside each other before planes begin a new line
 ROW = 64  # cells of a line where the grid of an output other than an image is unknown
+FEWEST = 8  # bars that a chart has room for, so that a single one does not fill it
 BAND = 96  # steps of sound beside each other
 
 
@@ -80,9 +82,9 @@ class Layout:
 def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
     """Choose the drawing of a token grid.
 
-    A grid of three axes is a row of frames; a grid of sound, [T, Q], has a column per step and a
-    row per code stream. Without a grid, an image is drawn as a square, or nearly one, and all else
-    as one line that wraps. ``kind`` is that of the output.
+    A grid of three axes is a row of frames; a grid of sound, motion or actions, [T, Q], has a
+    column per step and a row per code stream. Without a grid, an image is drawn as a square, or
+    nearly one, and all else as one line that wraps. ``kind`` is that of the output.
     """
     if grid is None:
         columns = ceil(sqrt(length)) if kind == "image" else min(length, ROW)
@@ -93,7 +95,7 @@ def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
         raise bad_value("grid", grid, f"sizes that hold the {length} positions of {where}")
     if len(sizes) == 1 and kind != "image":
         return layout(None, sizes[0], where, kind)
-    if len(sizes) == 2 and kind == "audio" and sizes[0] >= sizes[1]:
+    if len(sizes) == 2 and kind != "image" and sizes[0] >= sizes[1]:
         lines = ceil(sizes[0] / BAND)
         return Layout(lines, sizes[1], ceil(sizes[0] / lines), 1, prod(sizes), turned=True)
     *outer, rows, columns = [1, 1, *sizes]
@@ -102,7 +104,14 @@ def layout(grid: Any, length: int, where: str, kind: str = "image") -> Layout:
     return Layout(planes, rows, columns, ceil(planes / lines), prod(sizes))
 
 
-def draw_trace(steps: Any, grid: Any, where: str, kind: str = "image") -> dict[str, Any]:
+def draw_trace(
+    steps: Any,
+    grid: Any,
+    where: str,
+    kind: str = "image",
+    own: int | None = None,
+    text: str = "",
+) -> dict[str, Any]:
     """Draw the tokens and the steps of one trace, for its card.
 
     Args:
@@ -110,6 +119,9 @@ def draw_trace(steps: Any, grid: Any, where: str, kind: str = "image") -> dict[s
         grid: sizes of the token grid; None where they are not known.
         where: the file of the trace, for the message.
         kind: kind of the output, such as ``audio``.
+        own: tokens of the output itself, its end included; what was committed behind them fills
+            the row and is not counted.
+        text: the output, if it is one; its words are named where each is a token.
 
     Returns:
         ``grid`` and ``chart``, drawings of numbers as markup; ``events`` for the player; the number
@@ -120,10 +132,16 @@ def draw_trace(steps: Any, grid: Any, where: str, kind: str = "image") -> dict[s
     """
     final, events, length = _read_steps(steps, where)
     plan = layout(grid, length, where, kind)
+    filling = set(sorted(final)[own:]) if own else set()
+    final = {p: step for p, step in final.items() if p not in filling}
+    for event in events:
+        event["c"] = [pair for pair in event["c"] if pair[0] not in filling]
+    counts = [len(event["c"]) for event in events]
+    names = _names(final, events, text.split())
     wide = kind != "image" or plan.planes > 1
     return {
-        "grid": Markup(_token_grid(plan, final, len(steps), wide)),
-        "chart": Markup(_chart([len(s["committed"]) for s in steps])),
+        "grid": Markup(_token_grid(plan, final, len(steps), wide, names)),
+        "chart": Markup(_chart(counts)),
         "events": events,
         "steps": len(steps),
         "wide": wide,
@@ -159,7 +177,27 @@ def _read_steps(steps: Any, where: str) -> tuple[dict[int, int], list[dict[str, 
     return final, events, max(ends, default=0) + 1
 
 
-def _token_grid(plan: Layout, final: dict[int, int], count: int, wide: bool) -> str:
+def _names(final: dict[int, int], events: list[dict[str, Any]], words: list[str]) -> dict[int, str]:
+    """Say of each position which token it is and which pass committed it."""
+    tokens = {p: token for event in events for p, token in event["c"]}
+    positions = sorted(final)
+    said = dict(zip(positions, words, strict=True)) if len(words) == len(positions) else {}
+    return {
+        p: ", ".join(
+            [
+                *([repr(said[p])] if p in said else []),
+                f"position {p}",
+                *([f"token {tokens[p]}"] if tokens.get(p) is not None else []),
+                f"pass {final[p]}",
+            ]
+        )
+        for p in positions
+    }
+
+
+def _token_grid(
+    plan: Layout, final: dict[int, int], count: int, wide: bool, names: dict[int, str]
+) -> str:
     """Draw a cell per position, coloured by the step that decided it, of ``count``."""
     cells = ""
     for p in range(plan.count):
@@ -169,7 +207,11 @@ def _token_grid(plan: Layout, final: dict[int, int], count: int, wide: bool) -> 
             if p in final
             else 'class="off"'
         )
-        cells += f'<rect data-p="{p}" x="{x:.2f}" y="{y:.2f}" width=".9" height=".9" {done}/>'
+        title = f"<title>{escape(names[p])}</title>" if p in names else ""
+        cells += (
+            f'<rect data-p="{p}" x="{x:.2f}" y="{y:.2f}" width=".9" height=".9" {done}>'
+            f"{title}</rect>"
+        )
     width, height = plan.size
     # a short line does not become a banner
     most = f' style="max-width:{1.6 * width:g}rem"' if wide else ""
@@ -195,8 +237,8 @@ def _chart(counts: list[int]) -> str:
     ramp = ", ".join(colour(1 + i, len(RAMP)) for i in range(len(RAMP)))
     return (
         f'<div class="most">{said}</div>'
-        f'<svg class="bars" viewBox="0 0 {max(n, 1)} {top}" preserveAspectRatio="none" role="img" '
-        f'aria-label="tokens committed by each of {n} forward passes">{bars}</svg>'
+        f'<svg class="bars" viewBox="0 0 {max(n, FEWEST)} {top}" preserveAspectRatio="none"'
+        f' role="img" aria-label="tokens committed by each of {n} forward passes">{bars}</svg>'
         f'<div class="ramp" style="background:linear-gradient(90deg, {ramp})"></div>'
         f'<div class="ends"><span>step 1</span><span>{n}</span></div>'
     )

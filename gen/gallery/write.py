@@ -99,7 +99,7 @@ def _write(folder: Path) -> None:
     contents = (_large if large else _small)(files, rows, planned)
     page = render(
         "gallery",
-        title=_name(folder) or folder.resolve().name,
+        title=_title(_name(folder) or folder.resolve().name, rows),
         facts=facts(rows, planned, large),
         filters=filters(rows, large),
         files=[n for n in (CONFIG, PLAN, MANIFEST, CHECK) if (folder / n).is_file()],
@@ -150,6 +150,13 @@ def _rows(folder: Path) -> list[Row]:
         row["verdict"] = verdicts.get(row["id"], row if "passed" in row else None)
     _name_methods(rows)
     return rows
+
+
+def _title(name: str, rows: list[Row]) -> str:
+    """Put the modality before the name of a job that has one: ``action/fast``."""
+    several = {str(r.get("modality")) for r in rows}
+    modality = several.pop() if len(several) == 1 else ""
+    return f"{modality}/{name}" if modality and modality not in name else name
 
 
 def _name(folder: Path) -> str:

@@ -28,6 +28,7 @@ from gen.core.registry import registry
 from gen.core.sampler import Sampler, SamplerSpec, spell
 from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.pipeline import Pipeline
+from gen.pipeline.progress import Progress, ProgressBar
 from gen.tokenizers.action.base import at_least
 
 COUNTS = {
@@ -85,6 +86,26 @@ class DiffusersPipeline:
         self.pipe = pipe
         self.output: PipelineOutput | None = None
         self.num_timesteps, self._interrupt = 0, False
+        self._progress: Progress = "auto"
+
+    def to(self, *places: Any, **named: Any) -> DiffusersPipeline:
+        """Move the pipeline to a device or dtype, as ``Pipeline.to``; return it."""
+        self.pipe.to(*places, **named)
+        return self
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """Network and frontend of the default sampler's model, and others loaded by now."""
+        return self.pipe.components
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Facts about the pipeline as plain data."""
+        return self.pipe.config
+
+    def set_progress_bar_config(self, *, disable: bool = False) -> None:
+        """Show the progress bar of calls, or none; by default one in terminals and notebooks."""
+        self._progress = not disable
 
     @property
     def interrupt(self) -> bool:
@@ -162,7 +183,12 @@ class DiffusersPipeline:
         items = self._items(pipe, prompt, count, generator)
         self.output, self.num_timesteps, self._interrupt = None, 0, False
         step = self._following(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        out = pipe.generate(items, spec, sampling, callback=step)
+        bar = ProgressBar(self._progress, len(items))
+        try:
+            step = bar.following(step, len(items))
+            out = pipe.generate(items, spec, sampling, callback=step)
+        finally:
+            bar.close()
         self.output = None if out.interrupted else out
         outcome = self._outcome(out.media, out.tokens, output_type)
         return outcome if return_dict else outcome.to_tuple()

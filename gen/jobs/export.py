@@ -5,20 +5,22 @@ table. What has parts of its own (overrides, meta, the grid) is JSON text, and s
 everything a row says that has no column. ``passed``, ``valid`` and ``detail`` are what ``gen
 check`` found, and empty where it has not been asked. Rows are written in groups, and the file
 appears under its name when it is whole.
+
+With ``--media``, images, sounds or videos are in a column of that name, with the metadata by which
+``datasets.load_dataset`` shows them; media of other or several kinds are bytes in ``media``.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gen.core.errors import GenError
 from gen.core.files import put, writing
+from gen.media.kinds import kind_of_file
 from gen.store.ledger import CHECK, Row, read_json, read_plan, read_rows, require_job
 from gen.store.shard_reader import Members
 
@@ -67,6 +69,15 @@ COLUMNS = {
     "detail": TEXT,
     "other": PARTS,
 }
+FOLDER_COLUMNS = (  # columns about files of the job folder, of no use beside a copy of the media
+    "file",
+    "member",
+    "shard_sha256",
+    "shard_bytes",
+    "tokens_file",
+    "also",
+)
+DTYPES = {TEXT: "string", WHOLE: "int64", NUMBER: "float64", FLAG: "bool", PARTS: "string"}
 FITS = {
     TEXT: lambda v: isinstance(v, str),
     FLAG: lambda v: isinstance(v, bool),
@@ -94,15 +105,15 @@ def export_parquet(folder: str | Path, path: str | Path, *, media: bool = False)
         raise GenError(
             f"{path} is a folder; expected the name of a file, such as {path / 'items.parquet'}"
         )
-    plan, verdicts = read_plan(folder), read_json(folder / CHECK)
-    rows = [
-        {**(v if isinstance(v := verdicts.get(r["id"]), dict) else {}), **r}
-        for r in read_rows(folder)
-    ]
+    if path.exists():
+        raise GenError(f"{path} exists; expected a name that is free")
+    plan, rows = read_plan(folder), export_rows(folder)
+    kind = one_kind(rows) if media else None
     lost: list[str] = []
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    put(path, lambda temporary: _write(pa, temporary, folder, rows, media, lost))
+    columns = schema(pa, media, kind)
+    put(path, lambda temporary: _write(pa, temporary, folder, rows, columns, lost))
     return {
         "file": str(path),
         "rows": len(rows),
@@ -113,8 +124,30 @@ def export_parquet(folder: str | Path, path: str | Path, *, media: bool = False)
     }
 
 
-def schema(pa: Any, media: bool = False) -> pyarrow.Schema:
-    """Return the columns in their order; all but id may be empty."""
+def export_rows(folder: Path) -> list[Row]:
+    """Read the rows of a job with the verdicts of its check."""
+    verdicts = read_json(folder / CHECK)
+    return [
+        {**(v if isinstance(v := verdicts.get(r["id"]), dict) else {}), **r}
+        for r in read_rows(folder)
+    ]
+
+
+def one_kind(rows: list[Row]) -> str | None:
+    """Find the kind of all media; None of several or other kinds."""
+    names = [str(r.get("member") or r["file"]) for r in rows if r.get("file")]
+    kinds = {kind_of_file(name) for name in names}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def schema(pa: Any, media: bool = False, kind: str | None = None) -> pyarrow.Schema:
+    """Return the columns in their order; all but id may be empty.
+
+    Args:
+        pa: pyarrow.
+        media: with the media themselves.
+        kind: ``image``, ``audio`` or ``video``, as which ``datasets`` shows the media.
+    """
     types = {
         TEXT: pa.string(),
         WHOLE: pa.int64(),
@@ -123,31 +156,42 @@ def schema(pa: Any, media: bool = False) -> pyarrow.Schema:
         PARTS: pa.string(),
     }
     fields = [pa.field(name, types[kind], nullable=name != "id") for name, kind in COLUMNS.items()]
-    return pa.schema([*fields, *([pa.field("media", pa.binary())] if media else [])])
+    if kind is None:
+        return pa.schema([*fields, *([pa.field("media", pa.binary())] if media else [])])
+    shown = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    features = {
+        **{name: {"dtype": DTYPES[k], "_type": "Value"} for name, k in COLUMNS.items()},
+        kind: {"_type": kind.capitalize()},
+    }
+    about = json.dumps({"info": {"features": features}})
+    return pa.schema([*fields, pa.field(kind, shown)], metadata={"huggingface": about})
 
 
 def _write(
-    pa: Any, path: Path, folder: Path, rows: list[Row], media: bool, lost: list[str]
+    pa: Any, path: Path, folder: Path, rows: list[Row], columns: Any, lost: list[str]
 ) -> None:
-    columns = schema(pa, media)
+    extra = [name for name in columns.names if name not in COLUMNS]
     with (
         pa.parquet.ParquetWriter(path, columns, compression="zstd") as file,
         Members(folder) as files,
     ):
-        for group in _groups(folder, rows, files if media else None, lost):
+        for group in _groups(folder, rows, files, extra, lost):
             file.write_table(pa.Table.from_pylist(group, schema=columns))
 
 
 def _groups(
-    folder: Path, rows: list[Row], files: Members | None, lost: list[str]
+    folder: Path, rows: list[Row], files: Members, extra: list[str], lost: list[str]
 ) -> Iterator[list[Row]]:
     """Yield the rows as cells, in groups that fit into memory."""
     group, size = [], 0
     for row in rows:
-        cells = _cells(folder, row)
-        if files is not None:
-            cells["media"] = _bytes_of(files, row, lost)
-            size += len(cells["media"] or b"")
+        cells = cells_of(folder, row)
+        for name in extra:
+            data = _bytes_of(files, row, lost)
+            size += len(data or b"")
+            named = str(row.get("member") or row.get("file"))
+            whole = None if data is None else {"bytes": data, "path": Path(named).name}
+            cells[name] = data if name == "media" else whole
         group.append(cells)
         if len(group) >= GROUP_ROWS or size >= GROUP_BYTES:
             yield group
@@ -156,8 +200,9 @@ def _groups(
         yield group
 
 
-def _cells(folder: Path, row: Row) -> dict[str, Any]:
-    """Raises ``GenError`` for a value of another type than its column's."""
+def cells_of(folder: Path, row: Row) -> dict[str, Any]:
+    """Return the values of a row by column. Raises ``GenError`` for a value of another type than
+    its column's."""
     other = {k: v for k, v in row.items() if k not in COLUMNS}
     cells = {}
     for name, kind in COLUMNS.items():
@@ -192,20 +237,3 @@ def _pyarrow() -> Any:
             ' "gen-toolkit[parquet]"'
         ) from None
     return pyarrow
-
-
-def export(args: argparse.Namespace) -> int:
-    """Carry out ``gen export DIR --parquet FILE``; return 1 if requested media are missing or
-    altered."""
-    found = export_parquet(args.folder, args.parquet, media=args.media)
-    failed = f", {found['failed']} of them failed" if found["failed"] else ""
-    pending = f"; {found['pending']} items are still pending" if found["pending"] else ""
-    print(f"{found['file']}: {found['rows']} rows{failed}, {found['bytes']} bytes{pending}")
-    if found["lost"]:
-        more = f" and {len(found['lost']) - 3} more" if len(found["lost"]) > 3 else ""
-        print(
-            f"gen: the media of {', '.join(found['lost'][:3])}{more} are missing or altered and"
-            " have no bytes in the file; gen run makes them again",
-            file=sys.stderr,
-        )
-    return 1 if found["lost"] else 0

@@ -61,6 +61,8 @@ def run_job(
     """
     progress = progress or Silent()
     folder, here = Path(job.out), process_rank()
+    for note in job.notes() if not is_job(folder) else ():
+        progress.note(note)
     spoilt: Damaged | None = None
     try:
         plan = (
@@ -73,8 +75,6 @@ def run_job(
     new = plan is None
     if job.run.engine == "local" and job.run.workers == 1:
         load = _once(load)
-    for note in job.notes() if new else ():
-        progress.note(note)
     if new:
         device = (
             own_device("cuda", here.local_rank)
@@ -89,9 +89,8 @@ def run_job(
         if spoilt is None and not new:  # another process was first
             plan = check_target(folder, job)
         elif new and plan["duplicates"]:
-            progress.note(
-                f"{plan['duplicates']} items were asked for more than once; each is made once"
-            )
+            twice = f"{plan['duplicates']} items were asked for more than once"
+            progress.note(f"{twice}; each is made once")
     job = keep_rows(job, folder)
     for damage in open_folder(folder, job, plan, new):
         progress.note(f"{damage.path}, line {damage.line} was damaged; its item is made again")

@@ -52,7 +52,7 @@ def _encode(
     path: Path, suffix: str, samples: np.ndarray, rate: int, info: dict[str, Any] | None
 ) -> None:
     """Encode samples, int16 [n, channels], on one thread."""
-    av = av_module()
+    av = av_module(f"a file of {suffix.upper()} sound")
     codec, kind = ("flac", "s16") if suffix == "flac" else ("libmp3lame", "s16p")
     rates = av.Codec(codec, "w").audio_rates
     if rates and rate not in rates:

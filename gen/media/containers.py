@@ -38,9 +38,9 @@ def soundfile_module() -> ModuleType:
     return require_package("soundfile", "soundfile", "a sound file")
 
 
-def av_module() -> ModuleType:
+def av_module(needed_by: str = "a video file") -> ModuleType:
     """Import PyAV. Raises ``GenError`` if it is missing."""
-    return require_package("av", '"gen-toolkit[video]"', "a video file")
+    return require_package("av", '"gen-toolkit[video]"', needed_by)
 
 
 def existing_file(path: str | Path, label: str) -> Path:

@@ -249,14 +249,20 @@ def read_video(
     return np.stack(frames)
 
 
-def first_frame(path: str | Path) -> np.ndarray:
-    """Read the first frame, uint8 [h, w, 3], and ignore the rest. Raises ``GenError`` if there is
-    none."""
+def middle_frame(path: str | Path) -> np.ndarray:
+    """Read the frame in the middle, uint8 [h, w, 3], and ignore the rest; the first one where the
+    file does not say how many there are. Raises ``GenError`` if there is none."""
     av, path = av_module(), existing_file(path, "video")
+    last = None
     try:
         with av.open(str(path), metadata_errors="replace") as container:
-            for frame in container.decode(_video_stream(av, container, path)):
-                return _frame_to_rgb(frame, 1)
+            stream = _video_stream(av, container, path)
+            for number, frame in enumerate(container.decode(stream)):
+                last = frame
+                if number >= stream.frames // 2:
+                    break
+            if last is not None:
+                return _frame_to_rgb(last, 1)
     except av.FFmpegError as error:
         raise GenError(
             f"video {path} cannot be read: {_reason(error)}; expected a video file such as MP4"

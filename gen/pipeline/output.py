@@ -66,7 +66,7 @@ class PipelineOutput:
         frontend: frontend that decoded the tokens.
         interrupted: a callback has ended the call. The media then show what was known; positions
             that were not hold any allowed token. Statistics of the last batch count its forward
-            passes and known tokens, and items of later batches are absent.
+            passes and known tokens alone, and items of later batches are absent.
 
     An output is a list of its media: ``len(out)``, ``out[0]``, ``for image in out``; a slice of it
     is an output. ``out.images``, ``out.audios``, ``out.videos``, ``out.texts``, ``out.motions`` and

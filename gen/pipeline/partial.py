@@ -39,7 +39,16 @@ class LastStep:
         tokens, known, steps = self.info["tokens"], self.info["known"], self.info["step"]
         known = known.to(tokens.device)
         counts = known.sum(1).tolist()
-        stats = [Stats(steps, count, 0, count / max(1, steps)) for count in counts]
+        stats = [
+            Stats(
+                nfe=steps,
+                tokens=count,
+                tokens_computed=0,
+                positions_computed=0,
+                mean_acceptance_length=count / max(1, steps),
+            )
+            for count in counts
+        ]
         return SampleOutput(fill(tokens, known, space, in_order), stats)
 
 

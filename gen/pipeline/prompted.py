@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from gen.models.targets.base import Target
 from gen.pipeline.models import ModalityModels, same_frontend
 from gen.pipeline.output import ItemPlan
 from gen.pipeline.request import GenerationRequest
+
+LOG = logging.getLogger("gen")
 
 
 class PromptedModels(ModalityModels):
@@ -92,10 +95,13 @@ class PromptedModels(ModalityModels):
                 f" {space.vocab_size}, as its target has"
             )
         if self.compile:
+            if name not in self._learned:
+                LOG.warning("model %s is compiled in its first passes, which takes minutes", name)
             compiled_forward(adapter)
         batch = PromptBatch.of(
             [binding.prompt(i.condition) for i in items], before, adapter.condition_token
         )
+        self._require_positions(name, adapter, batch, space)
         if batch.features:
             adapter = adapter.conditioned(batch.features)
         uncond, uncond_lengths = None, None
@@ -107,6 +113,19 @@ class PromptedModels(ModalityModels):
         )
         target.learned, target.name = self._learned.setdefault(name, {}), name
         return target
+
+    def _require_positions(
+        self, name: str, adapter: Any, batch: PromptBatch, space: TokenSpace
+    ) -> None:
+        """Raise ``GenError`` where prompt and output take more positions than the model has."""
+        # adapters of third parties need not know
+        limit = getattr(adapter, "max_positions", None)
+        longest = int(batch.lengths.max())
+        if limit is not None and longest + space.length > limit:
+            raise GenError(
+                f"the prompt has {longest} tokens and the output {space.length} positions; expected"
+                f" at most {limit} together, the positions of model {name}"
+            )
 
     def _draft_target(
         self,

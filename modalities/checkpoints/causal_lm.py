@@ -7,10 +7,10 @@ import transformers
 
 from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
-from gen.core.errors import GenError, bad_value
+from gen.core.errors import GenError
 from gen.core.registry import register
 from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import is_integer
+from gen.modalities.checkpoints.options import answer_length
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.cache_probe import require_slots
 from gen.models.adapters.language_models import CausalLM
@@ -28,7 +28,7 @@ class CausalText(Checkpoint):
     Classifier-free guidance compares a prompt with its own first token, a text that has only begun.
 
     Args:
-        max_new_tokens: positions of an answer.
+        max_new_tokens: positions of an answer (128, or half of the model's where that is less).
         chat: put prompts into the tokenizer's chat template as the user's message. The default is
             to do so where the tokenizer has a template.
     """
@@ -53,11 +53,10 @@ class CausalText(Checkpoint):
         modality: str,
         load: LoadOptions,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         chat: bool | None = None,
     ):
-        if not is_integer(max_new_tokens, 1):
-            raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
+        max_new_tokens = answer_length(files, max_new_tokens)
         needs_code = "auto_map" in files.config and files.model_type not in CAUSAL_LM_TYPES
         if needs_code and not load.trust_remote_code:
             raise GenError(

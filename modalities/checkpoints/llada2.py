@@ -95,7 +95,7 @@ class LLaDA2Text(MaskedText):
         modality: str,
         load: LoadOptions,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         chat: bool | None = None,
         mask_token_id: int | None = None,
         delimiters: Sequence[int | str] | None = None,

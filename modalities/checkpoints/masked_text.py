@@ -19,7 +19,7 @@ from gen.contracts.checkpoint import Checkpoint, CheckpointFiles, LoadOptions
 from gen.contracts.modality import Binding
 from gen.core.errors import GenError, bad_value
 from gen.core.token_space import TokenSpace
-from gen.modalities.checkpoints.options import is_integer
+from gen.modalities.checkpoints.options import answer_length, is_integer
 from gen.modalities.checkpoints.token_counts import read_rarity
 from gen.modalities.open_vocabulary import FreeText
 from gen.models.adapters.language_models import MaskedLM
@@ -36,7 +36,7 @@ class MaskedText(Checkpoint):
     Classifier-free guidance compares with the prompt masked: as many mask tokens as it has tokens.
 
     Args:
-        max_new_tokens: positions of an answer.
+        max_new_tokens: positions of an answer (128, or half of the model's where that is less).
         chat: put prompts into the tokenizer's chat template as the user's message. The default is
             to do so where the tokenizer has a template.
         mask_token_id: the default is the config's, else the tokenizer's.
@@ -69,14 +69,13 @@ class MaskedText(Checkpoint):
         modality: str,
         load: LoadOptions,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         chat: bool | None = None,
         mask_token_id: int | None = None,
         delimiters: Sequence[int | str] | None = None,
         token_counts: str | Path | None = None,
     ):
-        if not is_integer(max_new_tokens, 1):
-            raise bad_value("max_new_tokens", max_new_tokens, "an integer of at least 1")
+        max_new_tokens = answer_length(files, max_new_tokens)
         require_fields(files, self.needed, self.rules)
         self.tokenizer = self.tokenize(files, load)
         self.chat = uses_chat_template(self.tokenizer, chat, files.name)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gen.core.errors import unknown_word
+from gen.core.errors import cut, unknown_word
 from gen.modalities.small_language import (
     draw_conditions,
 )
@@ -171,8 +171,13 @@ def _parse_item(phrase: str, text: str) -> Item:
             attributes[kind] = words[i]
             i += 1
     if "shape" not in attributes:
-        got = words[i] if i < len(words) else "the end of the phrase"
-        raise unknown_word(got, (*SIZES, *COLOURS, *SHAPES), f"caption {text!r}, phrase {phrase!r}")
+        if i == len(words):
+            raise ValueError(
+                f"caption {cut(text)!r}: the phrase {cut(phrase)!r} ends before its shape; expected"
+                f" {', '.join(SHAPES[:-1])} or {SHAPES[-1]}"
+            )
+        known = (*SIZES, *COLOURS, *SHAPES)
+        raise unknown_word(words[i], known, f"caption {text!r}, phrase {phrase!r}")
     rest = words[i:]
     if rest:
         if len(rest) > 2 and rest[0] in ("at", "in", "on") and rest[1] == "the":

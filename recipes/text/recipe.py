@@ -123,7 +123,7 @@ def masked_samplers(zoo: Path) -> dict[str, dict]:
             continue
         if name in COUNTED:
             samplers[f"{name}, {POSITIONS // 2} steps"] = {"name": name, "steps": POSITIONS // 2}
-        elif name == "prophet":  # its thirds are thirds of the steps
+        elif name == "prophet":  # its phases are shares of the steps
             samplers[name] = {"name": name, "steps": POSITIONS}
         elif name == "learn2pd":
             samplers[name] = {"name": name, "filter": str(zoo / "text-filter")}

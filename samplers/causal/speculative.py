@@ -1,5 +1,5 @@
 """Speculative decoding: a small model drafts a few tokens, the target judges them in one forward
-pass. Any other registered drafter may take the small model's place (``drafter``).
+pass. Any other registered drafter may draft instead of the small model (``drafter``).
 
 The draft model draws x_i ~ q_i(. | x_<i), i = 1 .. k, from its own final distribution; the target
 gives all p_i at once, and a ``verifier`` keeps the beginning of the chain and adds one token (see

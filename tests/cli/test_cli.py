@@ -21,6 +21,7 @@ from gen.bench import run as bench
 from gen.contracts.modality import Modality, Verdict
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.sampler import resolve_sampler
 from gen.core.stats import Stats
 from gen.store.ledger import read_rows
 
@@ -31,6 +32,8 @@ class Toy:
     name, extension, media_kind, default_sampling = "toy", "txt", "data", {"top_k": 7}
     also, formats = (), ()
     models: dict[str, str] = {}
+    default_samplers = Modality.default_samplers
+    masked_params = Modality.masked_params
 
     def condition(self, prompt):
         if "!" in prompt:
@@ -73,8 +76,8 @@ class Pipe:
             for j in range(num_samples)
         ]
 
-    def model_name(self, sampler):
-        if sampler.protocol == "masked":
+    def model_name(self, spec):
+        if resolve_sampler(spec)[0].protocol == "masked":
             raise GenError("no masked model")
         return "toy-model"
 

@@ -94,3 +94,13 @@ def test_check_and_eval_agree_in_either_layout(tmp_path):
         found = evaluate(out, parse_metrics("checker"))["metrics"]["checker"]
         assert found["scores"] == {k: report[k] for k in ("passed", "valid")}
         assert found["items"] == report["items"] == 4
+
+
+def test_no_control_character_of_a_job_reaches_the_terminal(tmp_path, capsys):
+    escape = "\x1b[31mred"
+    job = images(tmp_path / "job", prompts=(escape,), samplers=(f"s{escape}",), model=escape)
+    (job / "000002-item.png").unlink()
+    assert main(["check", str(job)]) == 1
+    assert main(["eval", str(job), "--metrics", "checker"]) == 1
+    said = capsys.readouterr().out
+    assert "[31mred" in said and "\x1b" not in said

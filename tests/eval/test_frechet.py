@@ -9,6 +9,8 @@ from evaljob import write_job
 from PIL import Image
 from scipy import linalg
 
+from gen.core.errors import GenError
+from gen.eval import readers
 from gen.eval.frechet import Moments, frechet_distance
 from gen.eval.metric import parse_metrics
 from gen.eval.run import evaluate
@@ -132,6 +134,34 @@ def test_fad_with_identity_features_equals_the_closed_form(tmp_path):
         write_wav(real / f"{i}.wav", waves[i], 8000)
     found = figures(job, "fad", "fad.features=identity", reference=real)
     assert found["fad"] == pytest.approx(closed_form(waves[16:], waves[:16]), abs=1e-6)
+
+
+def test_sounds_of_another_rate_are_resampled_or_an_error_and_never_broken(tmp_path, monkeypatch):
+    wave = np.sin(np.arange(64) / 5)
+    job = write_job(
+        tmp_path / "job",
+        lambda i, path: write_wav(path, wave * (i + 1) / 8, 8000),
+        4,
+        modality="speech",
+        extension="wav",
+    )
+    settings = ("fad.features=identity", "fad.rate=4000")
+    called = []
+
+    def halved(signal, rate, target):
+        called.append((rate, target))
+        return signal[:: rate // target]
+
+    monkeypatch.setattr(readers, "resample", halved)
+    assert abs(figures(job, "fad", *settings, reference=job)["fad"]) < 1e-6
+    assert set(called) == {(8000, 4000)}
+
+    def missing(*_):
+        raise GenError("resampling needs torchaudio")
+
+    monkeypatch.setattr(readers, "resample", missing)
+    with pytest.raises(GenError, match="has 8000 samples per second; expected 4000"):
+        figures(job, "fad", *settings, reference=job, fresh=True)
 
 
 def test_fvd_with_identity_features_equals_the_closed_form(tmp_path):

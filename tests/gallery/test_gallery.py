@@ -179,7 +179,7 @@ def test_pictures_keep_their_size_and_small_ones_their_pixels(folder):
 def test_prompts_names_and_errors_are_inert(folder):
     html = page(folder)
     assert EVIL in html.text  # shown letter by letter, its braces included
-    assert "a <b> job" in html.text and "RuntimeError: <NaN> at 3" in html.text
+    assert "image/a <b> job" in html.text and "RuntimeError: <NaN> at 3" in html.text
     assert not html.all("img", src="x") and not any("alert(" in s for s in html.scripts)
     assert not any(name.startswith("on") for _, attributes in html.elements for name in attributes)
 

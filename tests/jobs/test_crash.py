@@ -111,7 +111,7 @@ def test_whatever_the_moments_are(ground, layout, seed):
 def test_the_same_kills_find_a_worker_that_commits_before_it_writes(ground, monkeypatch):
     def commit(self, out, batch, keep):
         puts = files.Puts(self._syncs)
-        self._add([self._save(out, i, w, puts) for i, w in enumerate(batch)])
+        self._add([self._save(out, i, w, puts, []) for i, w in enumerate(batch)])
         time.sleep(0.05)
         puts.commit()
 

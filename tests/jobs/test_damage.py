@@ -88,7 +88,7 @@ def spoil(path: Path, kind: str, dice: random.Random) -> int:
 def test_a_damaged_plan_or_row_is_named_by_every_reader_and_made_again_by_a_run(calm, kind):
     pytest.importorskip("pyarrow.parquet")
     layout, want, dice = layout_of(calm), contents(calm), random.Random(kind)
-    for name in FILES[layout] * 4:
+    for name in FILES[layout] * 2:
         out = copy(calm)
         line, whole = spoil(out / name, kind, dice), (calm / name).read_bytes()
         if (out / name).read_bytes() == whole:
@@ -122,6 +122,7 @@ class Notes(Silent):
         self.notes.append(text)
 
 
+@pytest.mark.slow
 def test_without_checksums_flipped_bits_are_kept_in_silence(calm, monkeypatch):
     layout, dice = layout_of(calm), random.Random(3)
     monkeypatch.setattr("gen.store.ledger.unseal", lambda line: line[: -sealed.SIZE] + b"}")
@@ -164,6 +165,7 @@ def test_rows_that_somebody_made_with_their_checksums_are_no_internal_error(calm
     assert not differences(out, want)
 
 
+@pytest.mark.slow
 def test_rows_without_a_key_are_no_internal_error(calm):
     """Whatever the key is: a reader that needs it says so, and the others do their work."""
     pytest.importorskip("pyarrow.parquet")
@@ -183,6 +185,7 @@ def test_rows_without_a_key_are_no_internal_error(calm):
     assert refused > 20
 
 
+@pytest.mark.slow
 def test_plans_without_a_key_are_no_internal_error(calm):
     layout, whole = layout_of(calm), read_plan(calm)
     cases = [{k: v for k, v in whole.items() if k != key} for key in whole]

@@ -13,9 +13,10 @@ from ledgers import write_plan, write_rows
 from pyarrow import parquet
 
 import gen.jobs.export
+from gen.cli.export import export
 from gen.core.errors import GenError
 from gen.core.files import sha256
-from gen.jobs.export import COLUMNS, export, export_parquet, schema
+from gen.jobs.export import COLUMNS, export_parquet, schema
 
 
 def folder_of(out: Path, count: int = 4, **changes) -> Path:
@@ -161,16 +162,16 @@ def test_media_are_a_column_where_asked_for_and_only_whole_ones(layout, tmp_path
         "media"
         not in parquet.read_table(export_parquet(out, tmp_path / "a.parquet")["file"]).column_names
     )
-    assert export_parquet(out, tmp_path / "a.parquet", media=True)["lost"] == []
-    rows = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert export_parquet(out, tmp_path / "b.parquet", media=True)["lost"] == []
+    rows = parquet.read_table(tmp_path / "b.parquet").to_pylist()
     assert [len(r["media"]) for r in rows] == [r["bytes"] for r in rows] and len(rows) == 2
     if layout == "files":
         (out / rows[0]["file"]).write_text("altered")
         (out / rows[1]["file"]).unlink()
-        assert export_parquet(out, tmp_path / "a.parquet", media=True)["lost"] == [
+        assert export_parquet(out, tmp_path / "c.parquet", media=True)["lost"] == [
             r["id"] for r in read_rows(out)
         ]
-        assert [r["media"] for r in parquet.read_table(tmp_path / "a.parquet").to_pylist()] == [
+        assert [r["media"] for r in parquet.read_table(tmp_path / "c.parquet").to_pylist()] == [
             None,
             None,
         ]
@@ -193,20 +194,26 @@ def test_a_value_of_another_type_is_one_line_and_no_file(tmp_path):
     assert not list(tmp_path.glob("*.parquet")) and not list(tmp_path.glob(".tmp*"))
 
 
-def test_a_file_that_was_there_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
+def test_an_export_that_fails_leaves_no_file(tmp_path, monkeypatch):
     out, path = folder_of(tmp_path / "job"), tmp_path / "a.parquet"
-    export_parquet(out, path)
-    before = path.read_bytes()
-    monkeypatch.setattr(gen.jobs.export, "_cells", lambda folder, row: 1 / 0)
+    monkeypatch.setattr(gen.jobs.export, "cells_of", lambda folder, row: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_parquet(out, path)
-    assert path.read_bytes() == before and not list(tmp_path.glob(".tmp*"))
+    assert not path.exists() and not list(tmp_path.glob(".tmp*"))
     monkeypatch.setattr(
         gen.jobs.export, "put", lambda path, write: write(path)
-    )  # control: without the temporary name it is lost
+    )  # control: without the temporary name a part of it is left
     with pytest.raises(ZeroDivisionError):
         export_parquet(out, path)
-    assert path.read_bytes() != before
+    assert path.exists()
+
+
+def test_a_file_that_exists_is_refused_and_stays(tmp_path):
+    out, path = folder_of(tmp_path / "job"), tmp_path / "job.yaml"
+    path.write_text("modality: image")
+    with pytest.raises(GenError, match="job.yaml exists; expected a name that is free"):
+        export_parquet(out, path)
+    assert path.read_text() == "modality: image"
 
 
 def test_what_cannot_be_exported_is_one_line(tmp_path, monkeypatch):
@@ -227,12 +234,14 @@ def test_what_cannot_be_exported_is_one_line(tmp_path, monkeypatch):
 
 def test_the_command_says_what_is_in_the_file_and_what_is_not(tmp_path, capsys):
     out = folder_of(tmp_path / "job")
-    args = argparse.Namespace(folder=str(out), parquet=str(tmp_path / "a.parquet"), media=False)
+    args = argparse.Namespace(
+        folder=str(out), parquet=str(tmp_path / "a.parquet"), media=False, dataset=None
+    )
     assert export(args) == 0
     said = capsys.readouterr().out
-    assert "a.parquet: 4 rows, 1 of them failed, " in said and "; 2 items are still pending" in said
+    assert "a.parquet: 4 rows, 1 of them failed, " in said and "; 2 items still pending" in said
     (out / "000000-x.txt").unlink()
-    args.media = True
+    args.media, args.parquet = True, str(tmp_path / "b.parquet")
     assert export(args) == 1
     assert "gen: the media of 0000000000000000 are missing or altered" in capsys.readouterr().err
 

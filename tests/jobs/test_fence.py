@@ -99,8 +99,11 @@ def planned(out, layout):
     return said
 
 
-@pytest.mark.parametrize("layout", ["files", "shards"])
-@pytest.mark.parametrize("point", ["fence", "row", "beat"])
+SHARDS = pytest.param("shards", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("layout", ["files", SHARDS])
+@pytest.mark.parametrize("point", ["fence", "row", pytest.param("beat", marks=pytest.mark.slow)])
 def test_a_worker_whose_claim_was_taken_changes_nothing_that_its_successor_left(
     ground, layout, point
 ):
@@ -120,7 +123,7 @@ def test_a_worker_whose_claim_was_taken_changes_nothing_that_its_successor_left(
     assert not [k for k in now if k not in left and not k.startswith("_work")]
 
 
-@pytest.mark.parametrize("layout", ["files", "shards"])
+@pytest.mark.parametrize("layout", ["files", SHARDS])
 def test_a_worker_stopped_between_two_moves_keeps_its_shard_until_it_goes_on(ground, layout):
     out = ground / "o"
     child = stranger(out, planned(out, layout), "move")

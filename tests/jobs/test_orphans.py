@@ -49,6 +49,7 @@ def seconds_until_the_end(stdin, parent="str(__import__('os').getpid())"):
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stdin", ["subprocess.PIPE", "subprocess.DEVNULL"])
 def test_a_worker_ends_soon_after_its_parent_was_killed(stdin):
     assert seconds_until_the_end(stdin) < 6

@@ -293,7 +293,7 @@ def test_what_is_left_follows_from_the_pace(tmp_path):
     Journal(folder, 0, "w").add([row(i) for i in range(8)])
     log = JobLog(folder, worker_name())
     log.event("batch", items=8, seconds=1e-9, nfe=40)
-    log._clock._passed += 4
+    log.file._clock._passed += 4
     log.event("claim", shard=1)
     report = status_of(folder)
     assert report["items_per_second"] == pytest.approx(2, rel=0.05) and report[

@@ -69,7 +69,7 @@ def test_slots_hold_each_stated_attribute_and_mark_the_rest():
         ("a large rad circle", ("'rad'", "'red'")),
         ("a red squaer", ("'squaer'", "'square'")),
         ("a red circle at the top lift", ("'top lift'", "'top left'")),
-        ("a red", ("the end of the phrase", "circle")),
+        ("a red", ("ends before its shape", "circle")),
         ("", ("empty", "a large red circle")),
         ("a ring and a cross and a circle", ("3 shapes", "one or two")),
         ("a red ring and a red cross", ("'red'", "two colours")),

@@ -172,8 +172,8 @@ def test_what_goes_wrong_in_a_stream_is_raised_where_it_is_read(pipes):
         next(pipes["speech"].stream("three lemons"))
     with pytest.raises(GenError, match="has no blocks model"):
         next(pipes["speech"].stream("three", "frame_blocks"))
-    with pytest.raises(GenError, match="modality 'image' cannot be streamed"):
-        next(gen.load("image").stream("a red circle"))
+    with pytest.raises(GenError, match="modality 'motion' cannot be streamed"):
+        next(gen.load("motion").stream("a person walks forward"))
 
 
 # --- continuation

@@ -60,6 +60,8 @@ class Crash:
         {},
         "",
     )
+    formats = ()
+    models, default_samplers, masked_params = {}, {"causal": "speculative_jacobi"}, {}
 
     def condition(self, prompt):
         return prompt

@@ -45,12 +45,9 @@ class Mimi(Mono, Codec):
             + 2
             + sum(2 + 2 * c.dilation_growth_rate**j for j in range(c.num_residual_layers))
         )
-        self.context = (
-            math.ceil(
-                (c.num_hidden_layers * (c.sliding_window - 1) + convolutions) / c.latent_stride
-            )
-            + 1
-        )
+        steps = int(c.encodec_frame_rate / c.frame_rate)  # of the transformer, per frame
+        attention = c.num_hidden_layers * (c.sliding_window - 1)
+        self.context = math.ceil((attention + convolutions) / steps) + 1
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -21,6 +22,7 @@ from gen.core.params import integer, text
 from gen.core.registry import register
 from gen.eval.metric import Item, Metric, Scores, State
 from gen.eval.readers import read_image, text_of
+from gen.models.load.libraries import LOADING, transformers
 
 EXPECTED = "a folder or hub id of a CLIP model, such as openai/clip-vit-base-patch32"
 
@@ -45,19 +47,19 @@ class CLIPScore(Metric):
             raise GenError(f"clip_score.model is missing; expected {EXPECTED}")
 
     def open(self, device: torch.device) -> Any:
-        # heavy, and an extra: imported when they are asked for
-        from torchmetrics.multimodal.clip_score import CLIPScore as Score
-        from transformers import AutoProcessor, CLIPModel
-
+        library = transformers()
         try:
-            model = CLIPModel.from_pretrained(self.model).eval().to(device)
-            processor = AutoProcessor.from_pretrained(self.model)
+            with LOADING:
+                model = library.CLIPModel.from_pretrained(self.model).eval().to(device)
+                processor = library.AutoProcessor.from_pretrained(self.model)
         except (OSError, ValueError) as error:
             raise GenError(
                 f"clip_score.model is {self.model!r}, which cannot be loaded:"
                 f" {' '.join(str(error).split())[:200]}; expected {EXPECTED}"
             ) from None
-        return Score(lambda: (Embeddings(model), processor)), device
+        # an extra: imported when it is asked for
+        score = import_module("torchmetrics.multimodal.clip_score").CLIPScore
+        return score(lambda: (Embeddings(model), processor)), device
 
     def skip(self, row: Mapping[str, Any], folder: Any, model: Any) -> str | None:
         return None if text_of(row, self.text) is not None else f"its meta has no {self.text!r}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -82,12 +83,11 @@ class KID(Metric):
         return value, count
 
     def _kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        # an extra: imported when it is asked for
-        from torchmetrics.image.kid import poly_kernel
-
         if x.shape[1] != y.shape[1]:
             raise GenError(f"kid: features of {x.shape[1]} and of {y.shape[1]} dimensions")
-        return poly_kernel(x, y, degree=self.degree)
+        # an extra: imported when it is asked for
+        library = import_module("torchmetrics.image.kid")
+        return library.poly_kernel(x, y, degree=self.degree)
 
 
 def _shards(states: Iterable[State], first: int = 0) -> Iterator[Tensor]:

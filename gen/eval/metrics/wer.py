@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from gen.core.registry import register
 from gen.eval.features import is_import_path, load_object
 from gen.eval.metric import Item, Metric, Scores, State
 from gen.eval.readers import read_wave, text_of
+from gen.models.load.libraries import LOADING, transformers
 
 EXPECTED = "module:name or file.py:name of a function (wave, rate) -> text, or a folder or hub id"
 COUNTS = ("hits", "substitutions", "deletions", "insertions")
@@ -54,11 +56,11 @@ class WER(Metric):
                     " function (wave, rate) -> text"
                 )
             return found
-        # heavy, and only checkpoints need it
-        from transformers import pipeline
-
         try:
-            recognise = pipeline("automatic-speech-recognition", model=self.asr, device=device)
+            with LOADING:
+                recognise = transformers().pipeline(
+                    "automatic-speech-recognition", model=self.asr, device=device
+                )
         except (OSError, ValueError, KeyError) as error:
             raise GenError(
                 f"wer.asr is {self.asr!r}, which cannot be loaded:"
@@ -76,9 +78,6 @@ class WER(Metric):
         return read_wave(item.path)
 
     def measure(self, samples: Iterator[tuple[Item, Any]], model: Any) -> State:
-        # an extra: imported when it is asked for
-        from jiwer import process_characters, process_words
-
         words = np.zeros(len(COUNTS), dtype=np.int64)
         characters = np.zeros(len(COUNTS), dtype=np.int64)
         for item, (wave, rate) in samples:
@@ -86,21 +85,24 @@ class WER(Metric):
             if not isinstance(heard, str):
                 raise GenError(f"wer.asr returned a {type(heard).__name__}; expected a text")
             said, heard = self._normal(str(text_of(item.row, self.text))), self._normal(heard)
-            words += _counts(process_words(said, heard))
-            characters += _counts(process_characters(said, heard))
+            words += _counts(jiwer().process_words(said, heard))
+            characters += _counts(jiwer().process_characters(said, heard))
         return {"words": words, "characters": characters}
 
     def scores(self, total: State, reference: Any) -> Scores:
         return {"wer": _rate(total["words"]), "cer": _rate(total["characters"])}
 
     def _normal(self, words: str) -> str:
-        # an extra: imported when it is asked for
-        import jiwer
-
-        steps = [jiwer.RemoveMultipleSpaces(), jiwer.Strip()]
+        library = jiwer()
+        steps = [library.RemoveMultipleSpaces(), library.Strip()]
         if self.normalize == "words":
-            steps = [jiwer.ToLowerCase(), jiwer.RemovePunctuation(), *steps]
-        return jiwer.Compose(steps)(words)
+            steps = [library.ToLowerCase(), library.RemovePunctuation(), *steps]
+        return library.Compose(steps)(words)
+
+
+def jiwer() -> Any:
+    """Import the package ``jiwer``, which is an extra."""
+    return import_module("jiwer")
 
 
 def _counts(output: Any) -> np.ndarray:

@@ -30,6 +30,7 @@ class ModelAdapter:
         keeps: a causal model takes ``keep=n``: logits of the last n tokens alone.
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
+        max_positions: positions that the model was made for; None where there is no such number.
         counts_known: a masked model of latents takes the positions known after a step.
     """
 
@@ -37,6 +38,7 @@ class ModelAdapter:
     keeps: bool = False
     ragged: bool = False
     shift: int = 0
+    max_positions: int | None = None
     counts_known: bool = False
     features: Sequence[dict[str, Tensor]] = ()
 
@@ -72,6 +74,7 @@ class LanguageModel(ModelAdapter):
         self.model = model.eval()
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
+        self.max_positions = config_field(self.config, "max_position_embeddings")
         self._lean = LeanLlama.of(model)
         self._compiled: Callable[..., Tensor] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from gen.core.errors import GenError, bad_type, unknown
-from gen.models.load.libraries import diffusers, transformers
+from gen.models.load.libraries import LOADING, diffusers, transformers
 
 ZOO = Path(__file__).parents[2] / "zoo"
 DTYPES = {
@@ -103,7 +103,13 @@ def readable(kind: str, path: str | Path):
 
 @contextlib.contextmanager
 def quiet():
-    """Silence progress bars and warnings of the loaders inside."""
+    """Silence progress bars and warnings of the loaders inside, one thread at a time."""
+    with LOADING:
+        yield from _quiet()
+
+
+def _quiet() -> Iterator[None]:
+    """Change the verbosity of the libraries, which is one for all threads, and restore it."""
     diffusers_logging = diffusers().utils.logging
     transformers_logging = transformers().utils.logging
     verbosity = transformers_logging.get_verbosity(), diffusers_logging.get_verbosity()

@@ -9,8 +9,8 @@
                              last one: a temperature that falls to 1 / ``sharpness_end``
 
 Reference: Besnier et al., "Halton Scheduler For Masked Generative Image Transformer" (arXiv
-2503.17076). Steps, roll and sharpness are those of their README, which guides with w = 2, that is
-``guidance_scale`` 3.
+2503.17076). Roll and sharpness are those of their README, which takes 32 steps and guides with w =
+2, that is ``guidance_scale`` 3.
 Guarantee: approximate; with one position per forward pass and proposer ``categorical``, the model's
 distribution in that order.
 Parameters: ``steps``, ``order``, ``sharpness_start``, ``sharpness_end`` (both 1: ``categorical``).
@@ -43,7 +43,7 @@ class SharpeningParams(Params):
     "halton",
     paper="2503.17076",
     title="Halton Scheduler For Masked Generative Image Transformer",
-    about="Halton scheduler: low-discrepancy order. Published at guidance 3",
+    about="Halton scheduler: low-discrepancy order. Published at 32 steps, guidance 3",
     params={
         "order": "halton_rolled",
         "schedule": "arccos",

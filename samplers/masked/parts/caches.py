@@ -20,7 +20,8 @@ refreshed (``gen.models.targets.cached_masked``).
 
 Published as: prefix and dual in Fast-dLLM (arXiv 2505.22618), delayed and delayed_greedy as
 dKV-Cache-Decode and dKV-Cache-Greedy (arXiv 2505.15781), freecache as FreeCache (arXiv 2505.21467),
-vicinity in dInfer (arXiv 2510.08666), window as Window-Diffusion.
+vicinity in dInfer (arXiv 2510.08666), whose code has 0 for all three numbers, window as
+Window-Diffusion.
 
 All policies attend to all positions, except ``window``: it attends to the condition, the committed
 positions and the first ``cache_window`` masked positions. ``cache_refresh`` is the largest number
