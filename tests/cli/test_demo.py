@@ -11,6 +11,7 @@ from PIL import Image
 from gen.cli.demo import COMPARED, summary
 from gen.config.job import load_config
 from gen.store.ledger import CHECK, MANIFEST
+from tests.support.ledgers import write_rows
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def folder(tmp_path):
             )
     rows.append({**rows[0], "id": "text", "index": 6, "modality": "text"})
     verdicts = {r["id"]: {"passed": r["id"] != "maskgit1"} for r in rows}
-    (tmp_path / MANIFEST).write_text("".join(json.dumps(r) + "\n" for r in rows))
+    write_rows(tmp_path / MANIFEST, rows)
     (tmp_path / CHECK).write_text(json.dumps(verdicts))
     return tmp_path
 
