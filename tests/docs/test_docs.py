@@ -109,7 +109,7 @@ def shortened(command: str, quick: bool = True) -> str:
     elif command.startswith("gen run ") and "--dry-run" not in command and "prompts" not in command:
         command += " " + shlex.join(one_of_each(find_config(shlex.split(command)[2])))
         command = re.sub(r" workers=\d+", "", command) if quick else command
-    return re.sub(r"--num-samples \d+", "--num-samples 1", command)
+    return re.sub(r"(--num-samples|-n) \d+", r"\1 1", command)
 
 
 def one_job_per_modality(demo: Path) -> None:
