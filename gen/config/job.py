@@ -226,10 +226,7 @@ def _resolve(
         raise GenError(f"{error} ({location})") from None
     if all(v[key] is None for key in PROMPTS):
         raise bad_value("prompts", None, "at least one prompt", at("prompts"))
-    defaults = Defaults.named(v["modality"], v["model"], v["model_options"], at("model"))
-    v["sampler"], v["sampling"] = _resolve_sampler(
-        defaults, v["sampler"], v["sampling"], locations, location
-    )
+    v["sampler"], v["sampling"] = _resolve_sampler(v, locations, location)
     foreign = _rows_of_data_set(v, at, shared)
     entry = Entry(**v | {"prompts": v["prompts"] or []})
     _check_rows(entry, at("prompts"), shared.counted)
@@ -304,16 +301,13 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
 
 
 def _resolve_sampler(
-    defaults: Defaults,
-    node: dict,
-    sampling: dict,
-    locations: Mapping[str, str],
-    location: str,
+    values: Mapping[str, Any], locations: Mapping[str, str], location: str
 ) -> tuple[dict, dict]:
     """Resolve every parameter of the sampler, under the name the user wrote, and every sampling
     parameter. What the job does not say is the default of its modality or model."""
     try:
-        node, sampling = defaults.complete(node, sampling)
+        defaults = Defaults.named(values["modality"], values["model"], values["model_options"])
+        node, sampling = defaults.complete(values["sampler"], values["sampling"])
         sampler, full = resolve_sampler(node, sampling)
     except GenError as error:
         text = str(error)  # with the location that set the key the message is about

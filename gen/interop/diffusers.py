@@ -26,6 +26,7 @@ from torch import Tensor
 from gen.core.errors import GenError, Interrupt, bad_value, unknown
 from gen.core.registry import registry
 from gen.core.sampler import Sampler, SamplerSpec, spell
+from gen.core.sampling_params import SamplingParams
 from gen.pipeline.output import ItemPlan, PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.pipeline.progress import Progress, ProgressBar
@@ -173,25 +174,26 @@ class DiffusersPipeline:
         output_type = self._output_type(output_type)
         self._check_callback_inputs(callback_on_step_end_tensor_inputs)
         spec = _with_steps(self.pipe, sampler, num_inference_steps)
-        values = (temperature, top_k, top_p, min_p, guidance_scale)
-        asked = {k: v for k, v in zip(SAMPLING, values, strict=True) if v is not None}
+        sampling = self._sampling(spec, (temperature, top_k, top_p, min_p, guidance_scale))
         pipe = self.pipe
-        sampling = replace(pipe.resolve(spec, None)[1], **asked)
-        if 0 <= sampling.guidance_scale < 1:
-            sampling = replace(sampling, guidance_scale=1.0)
         pipe = pipe if negative_prompt is None else _against(pipe, negative_prompt, sampling.guided)
         items = self._items(pipe, prompt, count, generator)
         self.output, self.num_timesteps, self._interrupt = None, 0, False
         step = self._following(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        bar = ProgressBar(self._progress, len(items))
-        try:
-            step = bar.following(step, len(items))
-            out = pipe.generate(items, spec, sampling, callback=step)
-        finally:
-            bar.close()
+        with ProgressBar(self._progress, len(items)) as bar:
+            callback = bar.following(step, len(items))
+            out = pipe.generate(items, spec, sampling, callback=callback)
         self.output = None if out.interrupted else out
         outcome = self._outcome(out.media, out.tokens, output_type)
         return outcome if return_dict else outcome.to_tuple()
+
+    def _sampling(self, spec: SamplerSpec | None, values: Sequence[Any]) -> SamplingParams:
+        """Return the defaults with the values of ``SAMPLING`` that came."""
+        asked = {k: v for k, v in zip(SAMPLING, values, strict=True) if v is not None}
+        sampling = replace(self.pipe.resolve(spec, None)[1], **asked)
+        if 0 <= sampling.guidance_scale < 1:  # diffusers guides above 1 alone
+            return replace(sampling, guidance_scale=1.0)
+        return sampling
 
     def _output_type(self, output_type: str | None) -> str:
         """Return the type of output, by default the kind's first. Raises ``GenError`` for another

@@ -159,7 +159,9 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def check_callable(name: str, value: Any) -> None:
-    """Raise ``WrongType`` for a callback that cannot be called."""
-    if value is not None and not callable(value):
-        raise bad_type(name, value, "a function")
+def check_types(callback: Any, trace: Any) -> None:
+    """Raise ``WrongType`` for a callback that cannot be called, and a trace that is no bool."""
+    if callback is not None and not callable(callback):
+        raise bad_type("callback", callback, "a function")
+    if not isinstance(trace, bool):
+        raise bad_type("trace", trace, "true or false")

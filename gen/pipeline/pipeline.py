@@ -29,7 +29,7 @@ from gen.contracts.frontend import TokenFrontend
 from gen.contracts.modality import Modality
 from gen.contracts.protocol import ModelProtocol
 from gen.core.edit_spec import EditSpec
-from gen.core.errors import GenError, Interrupt, bad_type
+from gen.core.errors import GenError, Interrupt
 from gen.core.memory import free_memory
 from gen.core.registry import registry
 from gen.core.rng import CounterRNG, OffsetRNG
@@ -41,7 +41,7 @@ from gen.core.token_space import TokenSpace
 from gen.models.load.locate import AUTO
 from gen.pipeline.arguments import (
     CallOptions,
-    check_callable,
+    check_types,
     read_count,
     read_integer,
     read_prompts,
@@ -102,10 +102,6 @@ class Pipeline(PromptedModels):
     ) -> PipelineOutput:
         """Make ``num_samples`` outputs per prompt.
 
-        A callback that raises ``gen.Interrupt`` ends the call, which returns what is known so far
-        (``PipelineOutput.interrupted``). Where memory runs out, fewer items are decoded together;
-        the outputs are the same.
-
         Args:
             prompts: one prompt or several, text or ``Condition``; also as ``prompt``.
             sampler: name of a sampler or preset, ``{"name": ..., parameter: value}`` or a sampler;
@@ -114,10 +110,10 @@ class Pipeline(PromptedModels):
                 ``num_return_sequences``.
             seed: seed of the first output of every prompt; None draws one from torch's generator.
                 ``out.seeds`` has it.
-            batch_size: items decoded together (8); changes no random number.
+            batch_size: items decoded together (8), fewer where memory runs out; changes no output.
             trace: record every step.
             callback: called once per forward pass with ``{"step", "done", "total", "tokens",
-                "known"}``.
+                "known"}``. ``gen.Interrupt`` raised in it ends the call with what is known.
             progress: show a progress bar; ``auto`` does in terminals and notebooks.
             source: media to edit, or its path; with ``mask`` or ``span``.
             mask: region of an image that is made anew, as an image or its path.
@@ -125,7 +121,7 @@ class Pipeline(PromptedModels):
             prefix: media, or its path, that every output begins with.
             frames: length of the outputs, where the modality has no fixed one.
             options: ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``guidance_scale``; absent
-                ones are the modality's default. And the other names of arguments above.
+                ones are the modality's default; and other names of arguments above.
 
         Returns:
             Media, tokens and statistics, one of each per item.
@@ -134,11 +130,8 @@ class Pipeline(PromptedModels):
             GenError: anything that cannot be done.
             WrongType: an argument of another type, or an unknown keyword; also a ``TypeError``.
         """
-        check_callable("callback", callback)
-        if not isinstance(trace, bool):
-            raise bad_type("trace", trace, "true or false")
-        if frames is not None:
-            frames = read_integer("frames", frames, 1)
+        check_types(callback, trace)
+        frames = None if frames is None else read_integer("frames", frames, 1)
         size = BATCH_SIZE if batch_size is None else read_integer("batch_size", batch_size, 1)
         request = replace(
             self._request(prompts, sampler, num_samples, seed, dict(options)),
@@ -147,11 +140,8 @@ class Pipeline(PromptedModels):
             callback=callback,
             max_batch=size,
         )
-        bar = ProgressBar(progress, len(request.items))
-        try:
+        with ProgressBar(progress, len(request.items)) as bar:
             return self._make_all(request, bar)
-        finally:
-            bar.close()
 
     def _request(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from tqdm.auto import tqdm
 
@@ -66,8 +66,10 @@ class ProgressBar:
         if self._bar is not None:
             self._move(self._done)
 
-    def close(self) -> None:
-        """Remove the bar."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

@@ -95,9 +95,7 @@ class PromptedModels(ModalityModels):
                 f" {space.vocab_size}, as its target has"
             )
         if self.compile:
-            if name not in self._learned:
-                LOG.warning("model %s is compiled in its first passes, which takes minutes", name)
-            compiled_forward(adapter)
+            self._compile(name, adapter)
         batch = PromptBatch.of(
             [binding.prompt(i.condition) for i in items], before, adapter.condition_token
         )
@@ -113,6 +111,12 @@ class PromptedModels(ModalityModels):
         )
         target.learned, target.name = self._learned.setdefault(name, {}), name
         return target
+
+    def _compile(self, name: str, adapter: Any) -> None:
+        """Let an adapter's forward be compiled, and say so once for every model."""
+        if name not in self._learned:
+            LOG.warning("model %s is compiled in its first passes, which takes minutes", name)
+        compiled_forward(adapter)
 
     def _require_positions(
         self, name: str, adapter: Any, batch: PromptBatch, space: TokenSpace
