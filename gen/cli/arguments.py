@@ -104,7 +104,7 @@ def add_model_flags(parser: Parser) -> None:
         metavar="NAME",
         help="zoo name, folder or hub id (the modality's own small model)",
     )
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps (cpu)")
+    parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps (cpu)")
     parser.add_argument(
         "--dtype", metavar="NAME", help="float32, bfloat16, float16, float64 (float32)"
     )

@@ -34,6 +34,7 @@ from gen.core.errors import GenError, bad_value, shown, unknown
 from gen.core.paths import expand_user, is_file
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
+from gen.models.load.locate import AUTO, dtype_name, pick_device
 
 LOADED = (
     "modality",
@@ -211,9 +212,10 @@ def _resolve(
         )
     if not isinstance(v["compile"], bool):
         raise bad_value("compile", v["compile"], "true or false", at("compile"))
+    v["dtype"] = dtype_name(v["dtype"])
     if v["dtype"] not in DTYPES:
         raise unknown("dtype", v["dtype"], DTYPES, at("dtype"))
-    _check_device(v["device"], at("device"))
+    v["device"] = _device(v["device"], at("device"))
     _check_counts(v, at)
     for key in FILES:
         many = key == "prompts_file" and v[key] is not None and prompt_paths(v[key])
@@ -277,11 +279,15 @@ def _format(said: Any, modality: str, where: str) -> str | None:
     return None if name == cls.extension else name
 
 
-def _check_device(device: str, where: str) -> None:
+def _device(device: str, where: str) -> str:
+    """Return the name of a device; ``auto`` is the kind that this machine has."""
+    if device == AUTO:
+        return str(pick_device(AUTO))
     try:
         torch.device(device)
     except RuntimeError as error:
-        raise bad_value("device", device, "cpu, cuda, cuda:0, mps ...", where) from error
+        raise bad_value("device", device, "auto, cpu, cuda, cuda:0, mps ...", where) from error
+    return device
 
 
 def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:

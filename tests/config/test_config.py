@@ -466,3 +466,11 @@ def test_difference_says_how_many_rows_there_were():
     assert difference(two, job(jobs=[{"seed": 1}, {"seed": 3}]).relevant()) == [
         "jobs.1.seed: was 2, now 3"
     ]
+
+
+def test_devices_and_dtypes_have_the_spellings_of_the_python_api():
+    tree = {"modality": "text", "prompts": ["sort 3 1 2 ="]}
+    made = make_job({**tree, "device": "auto", "dtype": "bf16"}, where="t").entries[0]
+    assert made.device in ("cpu", "cuda") and made.dtype == "bfloat16"
+    with pytest.raises(GenError, match="auto, cpu, cuda"):
+        make_job({**tree, "device": "automatic"}, where="t")
