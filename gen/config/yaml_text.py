@@ -15,6 +15,12 @@ from typing import Any
 
 import yaml
 
+try:  # the parsers in C are optional parts of PyYAML
+    from yaml import CSafeDumper as SafeDumper
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:
+    from yaml import SafeDumper, SafeLoader
+
 from gen.core.errors import GenError
 
 DEEPEST = 100  # lists and mappings inside of each other
@@ -44,14 +50,13 @@ def _resolvers(kept: Mapping[str, list]) -> dict[str, list]:
     return rules
 
 
-# the parsers in C are optional parts of PyYAML
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Loader(SafeLoader):
     """Loader of plain data."""
 
     yaml_implicit_resolvers = _resolvers(yaml.SafeLoader.yaml_implicit_resolvers)
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+class _Dumper(SafeDumper):
     """Dumper that quotes each text that the loader would read as something else."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers

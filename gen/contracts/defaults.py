@@ -187,12 +187,6 @@ class Defaults:
             for key, value in self.masked_params.items()
             if key in parameter_names(cls) and key not in stated
         }
-        if added and _reads_steps(resolve_sampler(spec)[0]):
+        if added and resolve_sampler(spec)[0].counts_steps:
             return {**spec, **added}
         return spec
-
-
-def _reads_steps(sampler: Sampler) -> bool:
-    """Return True for a sampler that commits by a schedule of steps."""
-    # foreign to samplers without parts
-    return getattr(sampler, "selector", "schedule") == "schedule"

@@ -52,6 +52,17 @@ class TokenFrontend(ABC):
     grid: tuple[int, ...] = ()
     rate: int = 0
 
+    @classmethod
+    def from_pretrained(cls, folder: Any, *args: Any, **options: Any) -> Any:
+        """Load the frontend of a folder; subclasses say what else they take.
+
+        Raises:
+            GenError: frontends of this kind are part of another model's folder.
+        """
+        raise GenError(
+            f"frontend {folder} cannot replace a {cls.__name__}, which is no folder of its own"
+        )
+
     @abstractmethod
     def preprocess(self, media: Any) -> Tensor:
         """Return one image, waveform, ... in the range of the model, without a batch axis."""

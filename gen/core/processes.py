@@ -13,8 +13,10 @@ import psutil
 
 def usable_cores() -> int:
     """Number of processor cores that this process may use."""
-    # only Linux tells; elsewhere all of them count
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        return len(psutil.Process().cpu_affinity())
+    except AttributeError:  # macOS does not tell
+        return os.cpu_count() or 1
 
 
 @lru_cache

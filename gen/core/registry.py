@@ -79,7 +79,7 @@ class Registry:
         """
 
         def add(obj: T) -> T:
-            module = getattr(obj, "__module__", "gen.")
+            module = obj.__module__ if callable(obj) else type(obj).__module__
             if module.split(".")[0] in ("samplers", "tokenizers", "modalities", "recipes"):
                 raise ValueError(
                     f"{kind} {name!r} was imported as {module}; import gen.{module} instead"

@@ -66,6 +66,11 @@ class Sampler(ABC):
         return False
 
     @property
+    def counts_steps(self) -> bool:
+        """True where the parameter ``steps``, if there is one, sets the number of steps."""
+        return True
+
+    @property
     def reproducible(self) -> bool:
         """True where the same seed always gives the same tokens. A timed sampler does so only if
         the tokens do not depend on the clock."""

@@ -166,7 +166,7 @@ def _pretrained(text: str, device: torch.device, where: str) -> Features:
             inputs = process(waves, sampling_rate=rate, return_tensors="pt")
         with torch.inference_mode():
             outputs = model(**{k: v.to(device) for k, v in inputs.items()})
-        pooled = getattr(outputs, "pooler_output", None)
+        pooled = outputs.get("pooler_output")
         if pooled is None:
             pooled = outputs.last_hidden_state.mean(1)
         return _checked(pooled.flatten(1), samples, where)

@@ -89,9 +89,9 @@ class DiffusersPipeline:
         self.num_timesteps, self._interrupt = 0, False
         self._progress: Progress = "auto"
 
-    def to(self, *places: Any, **named: Any) -> DiffusersPipeline:
+    def to(self, *targets: Any, **named: Any) -> DiffusersPipeline:
         """Move the pipeline to a device or dtype, as ``Pipeline.to``; return it."""
-        self.pipe.to(*places, **named)
+        self.pipe.to(*targets, **named)
         return self
 
     @property

@@ -134,11 +134,6 @@ class Decoder:
                 self.pipe.frontend_dtype,
                 where,
             )
-        if not hasattr(type(self.own), "from_pretrained"):
-            raise GenError(
-                f"frontend {name} cannot take the place of a {type(self.own).__name__}, which is no"
-                " folder of its own"
-            )
         return type(self.own).from_pretrained(where, self.pipe.device, self.own.fingerprint.dtype)
 
     def medium(self, stored: StoredTokens) -> Any:

@@ -62,8 +62,8 @@ def read_image_info(path: str | Path) -> dict[str, Any]:
     try:
         with Image.open(existing_file(path, "image")) as image:
             image.load()
-            if image.format == "PNG":
-                return dict(getattr(image, "text", {}))
+            if isinstance(image, PngImagePlugin.PngImageFile):
+                return dict(image.text)
             text = image.getexif().get(DESCRIPTION, "")
     except OSError as error:
         raise GenError(f"image {path} cannot be read: {error}") from None

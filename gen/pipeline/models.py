@@ -182,7 +182,7 @@ class ModalityModels:
 
     def to(
         self,
-        *places: str | torch.device | torch.dtype,
+        *targets: str | torch.device | torch.dtype,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
     ) -> Self:
@@ -191,19 +191,19 @@ class ModalityModels:
         Its models are loaded again where they are next needed, from their files.
 
         Args:
-            places: device, dtype or both, in any order.
+            targets: device, dtype or both, in any order.
             device: the device, by name.
             dtype: the dtype, by name.
 
         Raises:
             GenError: an unknown device or dtype, or a model that lies on several devices.
         """
-        for place in places:
-            spelled = place if isinstance(place, str) else None
-            is_dtype = isinstance(place, torch.dtype) or dtype_name(spelled or "") in DTYPES
+        for target in targets:
+            spelled = target if isinstance(target, str) else None
+            is_dtype = isinstance(target, torch.dtype) or dtype_name(spelled or "") in DTYPES
             if (dtype if is_dtype else device) is not None:
-                raise bad_value("to", place, "one device and one dtype")
-            device, dtype = (device, place) if is_dtype else (place, dtype)
+                raise bad_value("to", target, "one device and one dtype")
+            device, dtype = (device, target) if is_dtype else (target, dtype)
         if self._load_options.device_map is not None:
             raise GenError("device_map has placed the model; expected a pipeline on one device")
         to_device = self.device if device is None else pick_device(device)

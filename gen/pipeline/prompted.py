@@ -22,7 +22,7 @@ from gen.core.rng import item_key
 from gen.core.sampler import Sampler, SamplerSpec
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
-from gen.models.adapters.language_models import compiled_forward
+from gen.models.adapters.language_models import ModelAdapter, compiled_forward
 from gen.models.load.locate import AUTO
 from gen.models.targets.base import Target
 from gen.pipeline.models import ModalityModels, same_frontend
@@ -123,7 +123,7 @@ class PromptedModels(ModalityModels):
     ) -> None:
         """Raise ``GenError`` where prompt and output take more positions than the model has."""
         # adapters of third parties need not know
-        limit = getattr(adapter, "max_positions", None)
+        limit = adapter.max_positions if isinstance(adapter, ModelAdapter) else None
         longest = int(batch.lengths.max())
         if limit is not None and longest + space.length > limit:
             raise GenError(

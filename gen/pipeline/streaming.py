@@ -261,11 +261,7 @@ def stream_of(
     if isinstance(frontend, StreamingFrontend):
         return ChunkStream(modality, frontend, space, rows, on_chunk)
     if isinstance(frontend, TextBytes):
-        # a tokenizer of another library, which not every one has
-        tidies = getattr(
-            getattr(frontend, "tokenizer", None), "clean_up_tokenization_spaces", False
-        )
-        return TextStream(on_chunk, rows, decode, bool(tidies))
+        return TextStream(on_chunk, rows, decode, frontend.rewrites_spaces)
     if modality.media_kind == "image":
         return ImageStream(on_chunk, rows, decode, space, in_order, previews)
     raise GenError(

@@ -2,10 +2,10 @@
 in one forward pass.
 
 The draft model walks a denoising path per position; the target computes the conditioning vectors of
-all positions at once, compares the paths, keeps the beginning of the chain and adds one latent: in
-place of the first rejected draft, or after the last one with the target's own distribution. Drafts
-behind a rejection were conditioned on what was rejected, and are dropped. See ``path_verifiers``
-for the rules and ``drafting`` for the chains.
+all positions at once, compares the paths, keeps the beginning of the chain and adds one latent: it
+replaces the first rejected draft, or follows the last one with the target's own distribution.
+Drafts behind a rejection were conditioned on what was rejected, and are dropped. See
+``path_verifiers`` for the rules and ``drafting`` for the chains.
 
     exact      the ratio and the residual of whole paths
     relaxed    draft and target share the noise of every position, only the last transitions are

@@ -45,6 +45,11 @@ class MaskedIterative(MaskedSampler):
     reference = "one position per step in the same order"
     guarantee = "approximate"
 
+    @property
+    def counts_steps(self) -> bool:
+        """True where the selector follows the schedule of ``steps``."""
+        return self.selector == "schedule"
+
     def __call__(
         self, target, rng, *, draft=None, canvas: Tensor | None = None, trace=False, callback=None
     ):

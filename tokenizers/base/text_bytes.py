@@ -11,9 +11,15 @@ from gen.core.errors import GenError
 
 
 class TextBytes(TokenFrontend):
-    """Text frontend over UTF-8 bytes. ``device``: device of signals and token ids."""
+    """Text frontend over UTF-8 bytes.
+
+    Attributes:
+        device: device of signals and token ids.
+        rewrites_spaces: later tokens may change spaces of the text before them.
+    """
 
     device: torch.device
+    rewrites_spaces: bool = False
 
     def _bytes(self, text: str) -> Tensor:
         return torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)

@@ -40,6 +40,8 @@ class HFText(TextBytes):
         """Wrap a tokenizer. Raises ``GenError`` if it has tokens that the model does not have."""
         self.tokenizer, self.device = tokenizer, torch.device(device)
         self.size = len(tokenizer)
+        # not every tokenizer has the setting
+        self.rewrites_spaces = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         vocab_size = vocab_size or self.size
         if self.size > vocab_size:
             raise GenError(
