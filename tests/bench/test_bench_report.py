@@ -22,6 +22,7 @@ from gen.cli.parser import build
 from gen.contracts.modality import Verdict
 from gen.core.errors import GenError
 from gen.core.registry import registry
+from gen.core.sampler import sampler_class
 from gen.core.stats import Stats
 from gen.jobs.progress.report import Silent
 
@@ -30,6 +31,7 @@ SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidanc
 
 class Toy:
     name, default_sampling, models = "toy", {"top_k": 7}, {"causal": "toy-causal"}
+    default_samplers, masked_params = {"causal": "speculative_jacobi"}, {}
 
     def check(self, media, prompt):
         return Verdict(prompt in media, True)
@@ -64,7 +66,7 @@ class Pipe:
         return [SimpleNamespace(prompt=p, seed=seed) for p in prompts]
 
     def model_name(self, sampler):
-        if sampler.protocol == "masked":
+        if sampler_class(sampler).protocol == "masked":
             raise GenError("no masked model")
         return "toy"
 

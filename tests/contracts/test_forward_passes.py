@@ -23,7 +23,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,6 @@ def jobs() -> dict[str, Callable[[], Calls]]:
 
 # --- models of the zoo
 
-USUAL = signature(Pipeline.__call__).parameters["sampler"].default
 JACOBI = [
     name
     for name, preset in registry.table("preset").items()
@@ -82,7 +80,7 @@ JACOBI = [
 ]
 HEADLINE = list(
     dict.fromkeys(
-        [USUAL, "autoregressive", "speculative_jacobi", *JACOBI, "speculative", "maskgit", "halton"]
+        ["autoregressive", "speculative_jacobi", *JACOBI, "speculative", "maskgit", "halton"]
     )
 )
 COUNT = {"image": 1, "text": 12, "action": 6}  # prompts; two of the other modalities

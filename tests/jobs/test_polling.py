@@ -148,7 +148,7 @@ def test_a_reader_never_sees_a_partial_file_or_a_row_without_its_file(ground, la
     assert polls > 20 and len(between) >= 2 and ITEMS in sizes, (polls, sizes)
 
 
-def in_place(self):
+def in_place(self, fence=None):
     """What `gen.core.files.Puts.commit` must not be."""
     for temporary, path in self._files:
         data = temporary.read_bytes()
@@ -157,12 +157,13 @@ def in_place(self):
             time.sleep(0.005)
             file.write(data[len(data) // 2 :])
     self.drop()
+    return True
 
 
 def rows_first(self, out, batch, keep):
     """What `gen.jobs.writer.Writer._commit` must not be."""
     puts = files.Puts(self._syncs)
-    self._add([self._save(out, i, w, puts) for i, w in enumerate(batch)])
+    self._add([self._save(out, i, w, puts, []) for i, w in enumerate(batch)])
     time.sleep(0.03)
     puts.commit()
 

@@ -89,7 +89,7 @@ def test_a_sound_that_is_not_what_is_needed_is_refused(tmp_path):
         "44100",
         "expected 16000",
         "ffmpeg",
-        "torchaudio.functional.resample",
+        "gen-toolkit[audio]",
     )
     write_wav(path, wave(channels=2), RATE)
     refused(lambda: read_wav(path, RATE), "2 channels", "expected 1")

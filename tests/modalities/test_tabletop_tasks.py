@@ -94,7 +94,7 @@ def test_a_bad_task_names_what_is_wrong_and_what_was_expected(text, names):
 @pytest.mark.parametrize(
     ("make", "names"),
     [
-        (lambda: Task("pull"), ("'pull'", "'push'")),
+        (lambda: Task("pull"), ("'pull'", "push")),
         (lambda: Task("reach", block=(0.4, 0.4)), ("block", "push")),
         (lambda: Task("push", wall=0.4), ("wall", "avoid")),
         (lambda: Task("reach", goal=(0.5, float("nan"))), ("goal y", "nan")),

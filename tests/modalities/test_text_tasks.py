@@ -80,7 +80,7 @@ def test_a_prompt_says_its_task():
         ("sort 3", "'sort' got 1 numbers; expected 2 to 8"),
         ("copy 0 1 2 3 4 5 6 7 8", "9 numbers; expected 2 to 8"),
         ("sort 3 1 3", "the list '3 1 3' has the number '3' already"),
-        ("insert 7 ot 1 in 3 1", "'ot' is outside .*Did you mean 'at'"),
+        ("insert 7 ot 1 in 3 1", "'ot' is outside .*Known: at, in"),
         ("insert 3 in 3 1", "has the number '3' already"),
         ("insert 7", "'the end of the prompt'"),
         ("insert 7 at 3 in 3 1", "'insert at' got index 3; expected 0 to 2 for a list of 2"),

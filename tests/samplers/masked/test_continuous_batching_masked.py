@@ -515,7 +515,7 @@ def test_parts_of_media_are_told_with_the_number_of_their_item(replaces, monkeyp
     out = pipe.generate(
         items,
         {"name": "maskgit", "steps": 1},
-        on_chunk=lambda row, media: parts.setdefault(row, []).append(media),
+        on_chunk=lambda row, media, preview=False: parts.setdefault(row, []).append(media),
         max_batch=1,
     )
     assert all(
