@@ -5,6 +5,7 @@ through them takes longer than most tests.
 
 import gc
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,19 @@ arguments.DRAWN_SEEDS = 1
 # A shell starts so what runs in the background, and children would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave every n-th case of a ``thinned(n)`` test in the fast tier; the others are slow."""
+    seen = Counter()
+    for item in items:
+        thinned = item.get_closest_marker("thinned")
+        if thinned is not None and not item.get_closest_marker("slow"):
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % thinned.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -55,6 +55,7 @@ def ours(pipe, items, sampling: SamplingParams, sampler: str = "autoregressive")
 @pytest.mark.parametrize(
     "label", ["generate (greedy)", "reference (autoregression)", "reference (Jacobi)"]
 )
+@pytest.mark.thinned(3)
 def test_at_temperature_0_tokens_are_those_of_autoregression(pipes, name, sampling, label):
     pipe, other = pipes[name], replace(sampling, guidance_scale=4.0)
     items = items_of(pipe, 2)

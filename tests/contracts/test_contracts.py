@@ -185,6 +185,7 @@ def test_all_parts_are_exercised():
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("name", SPECS)
+@pytest.mark.thinned(2)
 def test_contract(name, check):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     check(bench(sampler.protocol, model_for(sampler)), sampler, sampling)
@@ -194,6 +195,7 @@ def test_contract(name, check):
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] if i % 2 else []) for i, n in enumerate(NAMES)],
 )
+@pytest.mark.thinned(3)
 def test_contract_with_the_embedded_architecture(name):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     run = bench(sampler.protocol, "llama")
@@ -225,6 +227,7 @@ def test_presets_are_samplers_with_knobs(name):
 
 
 @pytest.mark.parametrize("name", MASKED)
+@pytest.mark.thinned(3)
 def test_a_canvas_keeps_what_it_holds(name):
     sampler, sampling = resolve_sampler(SPECS[name], sampling_for(name))
     run = bench("masked", model_for(sampler))

@@ -173,6 +173,7 @@ def listed(name: str, key: str, said: str) -> bool:
     return any(re.search(rf"(?<![\w]){re.escape(s)}(?!\w)", said) for s in spellings)
 
 
+@pytest.mark.thinned(3)
 def test_missing_extra_and_mis_shaped_weights_are_listed(name, case, tmp_path):
     broken, over = case.copied(tmp_path / "spoiled"), PASSED_OVER.get(name, {})
     seen = set()

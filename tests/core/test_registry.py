@@ -151,6 +151,7 @@ def test_a_module_that_cannot_be_imported_is_named_by_every_look_up(tmp_path):
 HEAVY = ("transformers", "diffusers", "gen.models.nets", "gen.models.published", "gen.tokenizers")
 
 
+@pytest.mark.slow
 def test_listing_samplers_imports_no_model():
     code = (
         "import sys; from gen.__main__ import main; main(['ls', {!r}]);"

@@ -2,8 +2,8 @@
 page.
 
 What takes long runs here with less of everything, one sample of a prompt and of a modality, and in
-a longer form under ``-m slow``, where the pages about training, drafts and latents, commands that
-start processes and five of six configs run at all. Measurements in full are under ``-m long``.
+a longer form under ``-m slow``, where the pages of ``SLOW_PAGES``, commands that start processes
+and most configs run at all. Measurements in full are under ``-m long``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,18 @@ from gen.recipes.video.recipe import main as video_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW_PAGES = ("training", "drafts", "latents")
+SLOW_PAGES = (
+    "bench",
+    "drafts",
+    "image",
+    "latents",
+    "motion",
+    "results",
+    "speech",
+    "streaming",
+    "training",
+    "video",
+)
 ON_PAGES = [
     pytest.param(
         p,
@@ -263,7 +274,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*/*.yaml"))
     "config",
     [
         pytest.param(
-            p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 12 else []
+            p, id=str(p.relative_to(ROOT)), marks=[pytest.mark.slow] if (i + 2) % 24 else []
         )
         for i, p in enumerate(CONFIGS)
     ],

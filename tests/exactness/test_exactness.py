@@ -151,6 +151,7 @@ def test_autoregressive_law(sampling):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
+@pytest.mark.thinned(3)
 def test_jacobi_law_for_every_window(coupling, window):
     """Of four tokens; the widest window has two ids to keep the number of outcomes small."""
     sampling, ids = (
@@ -164,6 +165,7 @@ def test_jacobi_law_for_every_window(coupling, window):
 
 @pytest.mark.parametrize("init", registry.table("initialiser"))
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
+@pytest.mark.thinned(2)
 def test_jacobi_law_for_every_initialiser(coupling, init):
     assert (
         causal_error(jacobi(coupling=coupling, window=3, init=init), COMBINED, space_of((2, 2), 3))
@@ -173,6 +175,7 @@ def test_jacobi_law_for_every_initialiser(coupling, init):
 
 @pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
+@pytest.mark.thinned(3)
 def test_jacobi_law_for_every_law(coupling, sampling):
     assert causal_error(jacobi(coupling=coupling, window=3), sampling, space_of((3,), 3)) < EXACT
 

@@ -122,6 +122,7 @@ def killed_everywhere(scene: Scene, step: int = 1, first: int = 1) -> tuple[int,
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", SCENES)
+@pytest.mark.thinned(2)
 def test_a_kill_between_two_system_calls_loses_nothing_and_leaves_nothing(ground, name, layout):
     kills, wrong = killed_everywhere(
         Scene(ground, name, layout), step=29, first=1 + len(name + layout)
@@ -174,6 +175,7 @@ def refused_everywhere(scene: Scene, number: int, step: int, first: int) -> tupl
 @pytest.mark.parametrize("layout", ["files", "shards"])
 @pytest.mark.parametrize("name", ["new", "overwrite"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.thinned(3)
 def test_a_disk_that_refuses_is_one_clear_error_and_the_next_run_goes_on(
     ground, name, layout, number
 ):

@@ -88,6 +88,7 @@ def resume(out, layout, workers=3, **pipe):
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
+@pytest.mark.thinned(2)
 def test_fifty_workers_killed_at_random_leave_the_job_of_an_undisturbed_run(ground, layout):
     want = undisturbed(ground / "calm", layout)
     killed, wrong = kill_at_random(ground / "o", layout, seed=1)

@@ -118,6 +118,7 @@ def one(tmp_path_factory):
 # --- local
 
 
+@pytest.mark.slow
 def test_two_workers_make_what_one_makes(tmp_path, one):
     summary, notes = go(tmp_path / "two", workers=2)
     assert (

@@ -29,6 +29,7 @@ def made(out, **tree):
 
 
 @pytest.mark.parametrize("modality", QUICK)
+@pytest.mark.thinned(3)
 def test_the_job_in_a_file_makes_the_same_file(modality, tmp_path):
     sampler = {"name": QUICK[modality], **({"steps": 4} if modality != "text" else {})}
     rows, media = made(

@@ -95,6 +95,7 @@ def test_absent(name):
         pytest.param(BROKEN, id="broken"),
     ],
 )
+@pytest.mark.slow
 def test_present(extension, tmp_path):
     done = python(
         IMPORTS

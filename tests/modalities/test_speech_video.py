@@ -106,6 +106,7 @@ def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_r
 
 
 @pytest.mark.parametrize("modality", ["speech", slowly("video")])
+@pytest.mark.slow
 def test_jacobi_gives_the_tokens_of_autoregression(modality):
     pipe = gen.load(modality, dtype="float64")
     prompt = PROMPTS[modality][0]
@@ -120,6 +121,7 @@ def test_jacobi_gives_the_tokens_of_autoregression(modality):
 
 
 @pytest.mark.parametrize(("modality", "sampler"), STREAMED, ids=IDS)
+@pytest.mark.thinned(2)
 def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
     pipe = pipes[modality]
     whole = pipe(PROMPTS[modality], sampler, seed=3)
@@ -145,6 +147,7 @@ def test_chunks_put_together_are_the_medium(modality, sampler, pipes):
     ],
     ids=IDS,
 )
+@pytest.mark.thinned(2)
 def test_the_first_chunk_is_out_before_a_quarter_of_the_forward_passes(modality, sampler, pipes):
     """Counted, not timed: how many calls were made when the first chunk came. Speculative decoding
     of video is not among them: the first frame holds nearly all that is left to chance, and takes
@@ -180,6 +183,7 @@ def test_what_goes_wrong_in_a_stream_is_raised_where_it_is_read(pipes):
 
 
 @pytest.mark.parametrize(("modality", "sampler"), STREAMED, ids=IDS)
+@pytest.mark.thinned(2)
 def test_a_continued_medium_keeps_its_tokens_and_follows_them(modality, sampler, pipes):
     pipe = pipes[modality]
     frames = {"speech": 20, "video": 4}[modality]

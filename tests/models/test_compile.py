@@ -111,6 +111,7 @@ def masked(net, backend: str | None) -> MaskedTarget:
 
 
 @pytest.mark.parametrize("spec", MASKED, ids=str)
+@pytest.mark.slow
 def test_the_graph_of_a_masked_forward_decodes_what_the_forward_does(spec):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -194,6 +195,7 @@ def test_compiled_kernels_decode_the_same_pictures():
         assert torch.equal(fast(prompts, spec).tokens, plain(prompts, spec).tokens)
 
 
+@pytest.mark.slow
 def test_control_a_graph_that_forgets_the_mask_is_found():
     torch._dynamo.reset()
     net = small_llama(V, layers=1)

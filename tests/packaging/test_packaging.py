@@ -64,6 +64,7 @@ def wheel(tmp_path_factory) -> set[str]:
     return set(zipfile.ZipFile(file).namelist())
 
 
+@pytest.mark.slow
 def test_holds_every_file(wheel):
     files = files_of_the_package()
     assert len(files) > 20

@@ -45,6 +45,7 @@ def pipes(quick):
     }
 
 
+@pytest.mark.slow
 def test_the_quick_recipe_makes_a_complete_zoo(quick):
     figures = json.loads((quick / "evaluation.json").read_text())
     assert figures["samplers"]["gumbel"]["same_as_autoregressive_float64"] == 1.0
@@ -109,6 +110,7 @@ def test_a_resumed_training_run_ends_where_an_uninterrupted_one_does(tmp_path):
         {"name": "maskgit", "steps": 3},
     ],
 )
+@pytest.mark.thinned(2)
 def test_an_item_is_the_same_alone_and_in_batches_of_8_and_32(pipes, sampler):
     pipe = pipes["masked" if "steps" in sampler else "causal"]
     items = pipe.plan(PROMPTS[:2], num_samples=16, seed=5)

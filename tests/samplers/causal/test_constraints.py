@@ -61,6 +61,7 @@ def test_law_of_autoregression(space, sampling):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.thinned(3)
 def test_law_of_jacobi_for_every_window(coupling, window):
     spaces = (
         (exact_length(4, 4), with_end(4))
@@ -87,6 +88,7 @@ def test_law_of_jacobi_for_every_law(coupling, sampling):
 @pytest.mark.parametrize("told", [True, False], ids=["drafts obey", "drafts do not"])
 @pytest.mark.parametrize("policy", registry.table("length_policy"))
 @pytest.mark.parametrize("verifier", ["token", "block"])
+@pytest.mark.thinned(3)
 def test_law_of_speculative_decoding(verifier, policy, told):
     """Also with a draft model that knows nothing of the constraint."""
     size = 4 if told and policy == "constant" else 3

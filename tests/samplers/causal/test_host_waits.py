@@ -239,12 +239,14 @@ def none(rounds: list[list[str]]) -> bool:
 
 
 @pytest.mark.parametrize(("spec", "space"), cases(PLAIN + JACOBI))
+@pytest.mark.thinned(3)
 def test_what_drafts_for_itself_never_waits(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.proposed) and none(drafter.verified)
 
 
 @pytest.mark.parametrize(("spec", "space"), cases(CHAINS))
+@pytest.mark.thinned(3)
 def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.verified) and sum(drafter.calls) > 2
@@ -356,6 +358,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.thinned(3)
 def test_a_step_of_a_masked_network_waits_once_in_all(name):
     """To know which rows are done. The law, what is proposed and chosen and the schedule are in
     it."""

@@ -250,6 +250,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "shape", "rows", "window"), CASES)
+@pytest.mark.thinned(4)
 def test_decoding_holds_little_more_than_weights_keys_and_one_law(name, shape, rows, window):
     """Or as many laws as the method compares. Where the model's own forward takes more, as with
     many rows of a narrow model, hardly more than that."""
@@ -301,6 +302,7 @@ def test_control_one_law_more_is_too_much(rows, window):
 @pytest.mark.parametrize(
     "name", [name for name in SAMPLERS if name != "autoregressive"]
 )  # of which the law is small beside its weights
+@pytest.mark.thinned(3)
 def test_control_a_sampler_that_keeps_the_last_law_is_found(name):
     """Whatever a sampler holds by itself, one law more is one law more, and too much."""
     this, sampler = case("sampling", 8, 32, LAWS.get(name, 1)), sampler_of(name, 32)

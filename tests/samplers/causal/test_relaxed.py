@@ -263,6 +263,7 @@ LAWS = {
     ],
 )
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, sampling):
     run = runs(sampling)
     for coupling in COUPLINGS:
@@ -313,6 +314,7 @@ def sequence_error(sampler) -> float:
     ids=lambda d: "-".join(d.values()),
 )
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thinned(3)
 def test_relaxation_accepts_more_and_changes_the_law(name, drafter):
     param = {"lantern": 0.5, "gsd": 3, "distance": 1}.get(name)
 

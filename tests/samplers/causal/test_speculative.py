@@ -68,6 +68,7 @@ def error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
 @pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.thinned(3)
 def test_law_for_every_policy_and_length(verifier, policy, length, sampling):
     sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=length)
     assert error(sampler, sampling, space_of((4,), 3)) < EXACT
@@ -94,6 +95,7 @@ def test_law_over_many_rounds(verifier):
     ids=str,
 )
 @pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.thinned(2)
 def test_law_when_drafts_have_a_law_of_their_own(verifier, draft):
     sampling = SamplingParams(temperature=0.7, guidance_scale=2.0)
     for policy in POLICIES:

@@ -88,6 +88,7 @@ def test_the_default_law_has_nothing_that_is_about_ids():
         ("image-mar", {"name": "mar", "steps": 6}),
     ],
 )
+@pytest.mark.thinned(2)
 def test_an_item_is_the_same_alone_and_in_a_batch(model, sampler):
     pipe = Pipeline("image", model, dtype="float64")
     prompts = [RING, "a large red circle at the top left"]

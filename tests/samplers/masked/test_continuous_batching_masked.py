@@ -208,6 +208,7 @@ def same(name: str, out: SampleOutput) -> bool:
 
 
 @pytest.mark.parametrize("name", MARKED)
+@pytest.mark.thinned(3)
 def test_tokens_calls_and_traces_are_those_of_each_item_alone(name):
     out, sizes = decode(name, at_most=2)
     assert same(name, out)

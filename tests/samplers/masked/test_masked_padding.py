@@ -55,6 +55,7 @@ def run(name: str, rows: list[int], extra: int = 0, adapter=None):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thinned(3)
 def test_padding_is_nothing_to_a_sampler(name):
     whole, more = run(name, list(range(ROWS))), run(name, list(range(ROWS)), extra=3)
     assert torch.equal(whole.tokens, more.tokens)
@@ -68,6 +69,7 @@ def test_padding_is_nothing_to_a_sampler(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thinned(3)
 def test_no_call_goes_backwards(name):
     """But for calls in a full block, of which a remasker may ask for ``max_post_steps``."""
     out, sampler = run(name, list(range(ROWS))), resolve_sampler(name)[0]

@@ -86,6 +86,7 @@ def check_pace(sampler) -> None:
     [("whole", {}), ("fixed", SUREST), ("lookahead", {"choice_temperature": 0.0})],
 )
 @pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.thinned(3)
 def test_what_every_selector_keeps(name, blocks, params):
     """Rows alone and in a batch are compared by the contract as well; here on blocks that rows go
     through at different speeds."""
