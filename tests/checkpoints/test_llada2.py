@@ -239,6 +239,7 @@ SAMPLERS = [
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.thinned(3)
 def test_samplers_make_the_same_text_alone_and_in_a_batch(pipe, sampler):
     whole = pipe(PROMPTS, sampler=sampler, seed=3)
     assert whole.tokens.shape == (3, POSITIONS) and all(isinstance(m, str) for m in whole.media)

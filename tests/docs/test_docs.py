@@ -44,6 +44,7 @@ SLOW_PAGES = (
     "latents",
     "motion",
     "results",
+    "sampling",
     "speech",
     "streaming",
     "training",

@@ -140,6 +140,7 @@ def watched(folder, layout, disturb=lambda: None, items=ITEMS):
 
 
 @pytest.mark.parametrize("layout", ["files", "shards"])
+@pytest.mark.thinned(2)
 def test_a_reader_never_sees_a_partial_file_or_a_row_without_its_file(ground, layout):
     ended, wrong, polls, sizes = watched(ground / "o", layout)
     assert [e.how for e in ended] == ["done", "done"], ended

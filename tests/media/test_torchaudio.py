@@ -141,6 +141,7 @@ def test_every_package_that_imports_transformers_or_diffusers_looks_after_torcha
     assert len(found) > 20
 
 
+@pytest.mark.slow
 def test_a_sound_in_another_rate_is_resampled_or_refused(tmp_path):
     """With the package of the tests, which drops every other sample, and without torchaudio."""
     code = """

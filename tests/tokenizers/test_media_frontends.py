@@ -41,6 +41,7 @@ def codes_of(frontend, media) -> torch.Tensor:
 @pytest.mark.parametrize(
     "name", [pytest.param(m, marks=[pytest.mark.slow] if m == "video" else []) for m in MODALITIES]
 )
+@pytest.mark.slow
 def test_real_media_survive_the_codec(name, frontends):
     conditions, media, check_many = media_of(name, 24)
     frontend = registry.get("modality", name)().frontend()

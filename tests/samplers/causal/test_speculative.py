@@ -214,6 +214,7 @@ def accepted_on_average(verifier: str, policy: str, length: int) -> list[float]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thinned(3)
 def test_block_accepts_at_least_as_many_drafts(policy):
     for length in (1, 2, 3):
         token, block = (accepted_on_average(v, policy, length) for v in VERIFIERS)

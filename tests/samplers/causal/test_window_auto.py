@@ -188,6 +188,7 @@ def jacobi_error(
 
 @pytest.mark.parametrize("init", ["uniform", "repeat"])
 @pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.thinned(2)
 def test_windows_that_follow_what_was_accepted_keep_the_law(coupling, init):
     assert jacobi_error(coupling, init, ByHistory) < EXACT
 

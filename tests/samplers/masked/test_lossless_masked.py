@@ -222,6 +222,7 @@ def run(
         ("confidence", "combined"),
     ],
 )
+@pytest.mark.thinned(3)
 def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, sampling):
     calls, fewer, sampling = 0, 0, LAWS[sampling]
     for model in models(SPACE):
