@@ -257,20 +257,17 @@ def decode_causal(
         step = state.next_step()
         # 2. Draft the tokens of the window
         draft = drafter.propose(step, state.committed_tokens())
-        if draft.parents is not None:
-            step = state.branch(step, draft, draft.parents)
+        step = state.branch(step, draft)
         # 3. One forward pass over the last committed token and the drafts
         output = target.predict(state.inputs(step, draft), step.positions, draft.parents)
         # 4. Accept drafts, and draw the recovered or the bonus token
         verdict = drafter.verify(step, output)
-        if verdict.path is not None:
-            target.commit_path(verdict.path, verdict.num_accepted)
+        state.commit_path(verdict)
         # 5. The one copy to the host, which decides about the course of the rows
         outcome = state.to_host(step, draft, verdict, output)
         drafter.observe(step, outcome.num_accepted, outcome.num_drafted)
         # 6. Commit the accepted drafts and the token after them, up to the eos token
         state.truncate_at_eos(outcome)
-        state.refuse_failed(outcome)
         state.commit(step, verdict.tokens, outcome)
         state.record(step, verdict, outcome, output)
         del output, draft, verdict  # the largest tensors of a step
@@ -364,12 +361,14 @@ class CausalState:
             slots.items,
         )
 
-    def branch(self, step: CausalStep, draft: Draft, parents: Tensor) -> CausalStep:
-        """Lay the columns of a tree of drafts at the positions of their depth.
+    def branch(self, step: CausalStep, draft: Draft) -> CausalStep:
+        """Lay the columns of a tree of drafts at the positions of their depth; a chain lies there.
 
         Drafts beyond the last position do not exist (``draft.exists``).
         """
-        positions = tree_positions(step.start, parents)
+        if draft.parents is None:
+            return step
+        positions = tree_positions(step.start, draft.parents)
         draft.exists = draft.exists & (positions[:, 1:] < self.total)
         valid = torch.cat([torch.ones_like(draft.exists[:, :1]), draft.exists], 1)
         positions = torch.where(valid, positions, positions[:, :1])
@@ -378,6 +377,11 @@ class CausalState:
         self.full_widths = np.full(self.shape[0], self.shape[1])
         self.all_valid = self.here(np.ones(self.shape, dtype=bool))
         return replace(step, positions=positions, valid=valid, widths=self.total - self.start)
+
+    def commit_path(self, verdict: Verdict) -> None:
+        """Move the keys and values of the accepted branch of a tree to their positions."""
+        if verdict.path is not None:
+            self.target.commit_path(verdict.path, verdict.num_accepted)
 
     def committed_tokens(self) -> Tensor:
         """Tokens of the rows, [b, T(, C)]."""
@@ -444,7 +448,12 @@ class CausalState:
         refuse_failed(target, self.slots.items, position)
 
     def commit(self, step: CausalStep, chosen: Tensor, outcome: Outcome) -> None:
-        """Write the new tokens, ``chosen`` [b, W(, C)], and remember the last one of each row."""
+        """Write the new tokens, ``chosen`` [b, W(, C)], and remember the last one of each row.
+
+        Raises:
+            GenError: a token stands at a position without a distribution, or is not allowed there.
+        """
+        self.refuse_failed(outcome)
         target, here, width = self.target, self.here, self.shape[1]
         items, start, committed = self.slots.items, self.start, outcome.num_committed
         if target.is_history_dependent:
