@@ -41,7 +41,7 @@ types: $(STAMP)
 docs: $(STAMP)
 	@$(BIN)/python -c 'import mkdocs' 2>/dev/null || $(PIP) --quiet -e '.[docs]'
 	@PYTHONPATH=. $(BIN)/python docs/tables.py --check
-	@PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
 	@echo "site: $(CURDIR)/out/site/index.html"
 
 format: $(STAMP)
