@@ -3,7 +3,7 @@ damage is found where it is, and named with file and line.
 
 A line of the ledger ends with ``"crc"``, the CRC-32 of the row without it. The last line of a plan
 holds the CRC-32 of every line before it, and of itself. A checksum guards against bits that flip
-and lines that are cut; whoever writes files on purpose can make the checksums too, so the values
+and lines that are cut; a writer of such files can make the checksums too, so the values
 behind them are looked at as well.
 """
 
