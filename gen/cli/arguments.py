@@ -84,6 +84,13 @@ def add_overrides(parser: Parser, example: str) -> None:
         help=f"any key of a job file, such as {example}",
     )
     parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="the same as KEY=VALUE without --set; may be repeated",
+    )
+    parser.add_argument(
         "--allow-env",
         action="append",
         default=[],

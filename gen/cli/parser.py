@@ -81,7 +81,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = build()
     args, extra = parser.parse_known_args([_hyphenated(x) for x in argv])
     if args.overrides is not None:  # argparse drops positionals that follow a flag
-        said = [*args.overrides, *(x for x in extra if not x.startswith("-"))]
+        said = [*args.overrides, *args.set, *(x for x in extra if not x.startswith("-"))]
         args.overrides = [x for x in said if "=" in x]
         extra = [x for x in said if "=" not in x] + [x for x in extra if x.startswith("-")]
     if extra:
