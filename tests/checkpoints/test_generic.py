@@ -91,7 +91,7 @@ def test_causal_logits_are_the_models_own(folders):
         ("causal", "speculative_jacobi"),
     ],
 )
-def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(folders, name, sampler):
+def test_samplers_make_images_and_an_item_does_not_depend_on_its_batch(folders, name, sampler):
     pipe = load(folders[name])
     out = pipe(["3", "class 0", "2"], sampler=sampler, seed=3)
     assert (
@@ -138,7 +138,7 @@ def test_clips_without_a_condition(folders, name, sampler):
         )
 
 
-def test_a_picture_is_edited(folders):
+def test_an_image_is_edited(folders):
     pipe = load(folders["masked"])
     source = Image.fromarray(np.random.default_rng(1).integers(0, 256, (6, 8, 3), dtype=np.uint8))
     marks = np.zeros((6, 8), bool)

@@ -279,7 +279,7 @@ def test_flags_of_the_model_reach_the_pipeline(capsys):
     )
 
 
-def test_the_law_of_a_preset_stands_over_the_modalitys(capsys, monkeypatch):
+def test_the_distribution_of_a_preset_stands_over_the_modalitys(capsys, monkeypatch):
     monkeypatch.setattr(Toy, "default_sampling", {"temperature": 0.9, "top_k": 7})
     assert gen(capsys, "sample", "toy", "x", "--sampler", "jacobi")[0] == 0
     assert Pipe.seen[0][1]["temperature"] == 0 and Pipe.seen[0][1]["top_k"] == 7

@@ -182,7 +182,7 @@ def test_editing_needs_image_and_mask(tmp_path):
 # --- merging
 
 
-def test_a_sampler_by_name_replaces_the_node_and_a_knob_extends_it():
+def test_a_sampler_by_name_replaces_the_node_and_a_parameter_extends_it():
     node = {"name": "speculative_jacobi", "coupling": "fresh", "window": 8}
     assert job("sampler.window=16", sampler=node).entries[0].sampler == {
         **node,
@@ -204,7 +204,7 @@ def test_entries_inherit_and_overrides_win_over_both():
     assert [e.seed for e in job("jobs.1.seed=8", seed=1, jobs=jobs).entries] == [1, 8]
 
 
-def test_a_knob_that_one_entry_lacks_is_refused_rather_than_ignored():
+def test_a_parameter_that_one_entry_lacks_is_refused_rather_than_ignored():
     assert "'window'" in refusal(
         "sampler.window=8", jobs=[{"sampler": "sjd"}, {"sampler": "autoregressive"}]
     )
@@ -355,7 +355,7 @@ def test_the_fingerprint_sees_what_the_media_depend_on(override):
     assert difference(job().relevant(), job().relevant()) == []
 
 
-def test_the_fingerprint_sees_the_content_of_a_picture_and_not_its_path(tmp_path):
+def test_the_fingerprint_sees_the_content_of_an_image_and_not_its_path(tmp_path):
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
         (tmp_path / name).write_bytes(content)
     prints = [

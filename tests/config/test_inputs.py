@@ -308,7 +308,7 @@ def test_rows_of_a_table_with_other_cells_than_the_header_are_wrong(tmp_path):
     assert "line 8: seed is 'x'" in rows[4].error and "line 10: no CSV" in rows[6].error
 
 
-def test_cells_are_read_as_yaml_only_where_they_are_knobs(tmp_path):
+def test_cells_are_read_as_yaml_only_where_they_are_parameters(tmp_path):
     head = "prompt,id,span,source,sampler.x,sampler.y,sampler.z,sampler.w,meta.n"
     (tmp_path / "a.csv").write_text(f"{head}\n12,07,1:2,s,1e-4,true,null,abc,3\n")
     assert trees(tmp_path / "a.csv") == [
@@ -378,7 +378,7 @@ def test_media_of_a_row_are_relative_to_its_file_and_count_by_their_content(tmp_
     assert fingerprint(made[0]) == fingerprint(made[1]) != fingerprint(made[2])
 
 
-def test_two_names_of_one_knob_are_one_row(tmp_path):
+def test_two_names_of_one_parameter_are_one_row(tmp_path):
     own = job(sampler="llada2", prompts=[{"prompt": "a", "sampler": {"block_steps": 4}}])
     said = job(sampler="llada2", prompts=[{"prompt": "a", "sampler": {"num_inference_steps": 4}}])
     assert next(said.entries[0].rows()).sampler == {"block_steps": 4} and fingerprint(

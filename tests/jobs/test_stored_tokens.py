@@ -123,15 +123,15 @@ def test_what_an_item_started_from_is_stored_as_far_as_it_can_be(texts, tmp_path
 
 # --- the same medium again
 
-PICTURE, WALK, CLOSE = "a large red circle at the top left", "a person walks forward", "close ( [ {"
+IMAGE, WALK, CLOSE = "a large red circle at the top left", "a person walks forward", "close ( [ {"
 FAST = {"name": "maskgit", "steps": 2}
 CASES = {
-    "codes": ("image", None, PICTURE, FAST, {}),
-    "latents": ("image", "image-mar", PICTURE, {"name": "masked_iterative", "steps": 2}, {}),
+    "codes": ("image", None, IMAGE, FAST, {}),
+    "latents": ("image", "image-mar", IMAGE, {"name": "masked_iterative", "steps": 2}, {}),
     "latents in double precision": (
         "image",
         "image-mar",
-        PICTURE,
+        IMAGE,
         {"name": "masked_iterative", "steps": 2},
         {"dtype": "float64"},
     ),
@@ -198,9 +198,7 @@ def test_edits_are_laid_over_their_source_again(tmp_path):
     mask[:, 32:] = True
     for name, medium in (("source.png", source), ("mask.png", mask)):
         images.modality.save(medium, tmp_path / name, {})
-    out = images(
-        PICTURE, FAST, source=str(tmp_path / "source.png"), mask=str(tmp_path / "mask.png")
-    )
+    out = images(IMAGE, FAST, source=str(tmp_path / "source.png"), mask=str(tmp_path / "mask.png"))
     first, second = again(out, tmp_path)
     assert first == second
     save_tokens(
@@ -223,7 +221,7 @@ def test_an_edit_that_cannot_be_made_again_says_so_in_one_line(tmp_path):
     elsewhere.mkdir()
     for name, medium in (("source.png", source), ("mask.png", mask)):
         pipe.modality.save(medium, elsewhere / name, {})
-    out = pipe(PICTURE, FAST, source=elsewhere / "source.png", mask=elsewhere / "mask.png")
+    out = pipe(IMAGE, FAST, source=elsewhere / "source.png", mask=elsewhere / "mask.png")
     assert len(set(again(out, job))) == 1
     (elsewhere / "source.png").rename(job / "inputs" / "source.png")  # as a job keeps it
     assert (

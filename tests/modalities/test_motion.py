@@ -164,7 +164,7 @@ class Known:
         return StepOutput(self.sampling.expand(len(canvas), -1, -1), 7, 7)
 
 
-def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
+def test_lengths_follow_the_distribution_of_the_end_and_the_seed_alone():
     target, keys = Known([0.0, 0.0, 0.1, 0.4, 0.3, 0.7]), range(4000)
 
     def of(keys):
@@ -183,7 +183,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
     )  # what has ended stays so: 0.4 is not taken back by 0.3
     assert (
         off([0, 0.1, 0.3, 0, 0.3, 0.3, 0]) > 0.1 and off([0, 0, 0.1, 0.4, 0.3, 0.2, 0]) > 0.1
-    )  # controls: a frame off; no such law
+    )  # controls: a frame off; no such distribution
     assert torch.equal(canvas[7:9], of(range(7, 9))[0])
     assert not torch.equal(canvas, of(range(4000, 8000))[0])
     given = target.space.empty(4000)

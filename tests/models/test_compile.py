@@ -188,7 +188,7 @@ def test_compiled_kernels_give_the_logits_of_a_masked_model():
 
 @pytest.mark.slow
 @needs_compiler
-def test_compiled_kernels_decode_the_same_pictures():
+def test_compiled_kernels_decode_the_same_images():
     plain, fast = load("image", dtype="float64"), load("image", dtype="float64", compile=True)
     prompts = ["a small blue ring in the centre", "a red circle"]
     for spec in ("autoregressive", {"name": "speculative_jacobi", "window": 16}, "halton"):

@@ -2,9 +2,8 @@
 their own.
 
 They behave like production models where it matters. The causal cache is a buffer with one slot per
-absolute position that later calls overwrite, so a stale or missing slot changes the law, and so
-does any mistake in a row's positions.
-"""
+absolute position that later calls overwrite, so a stale or missing slot changes the distribution,
+and so does any mistake in a row's positions."""
 
 from __future__ import annotations
 
@@ -64,8 +63,8 @@ class _Model(ModelAdapter):
 
     @classmethod
     def with_params(cls, sampling: SamplingParams, vocab_size: int):
-        """One that leaves the law some choice: guidance would make a model with impossible tokens
-        nearly certain."""
+        """One that leaves the distribution some choice: guidance would make a model with impossible
+        tokens nearly certain."""
         return cls(vocab_size, low=0.0, spread=1.5) if sampling.guided else cls(vocab_size)
 
     def _states(self, ids: Tensor) -> Tensor:
@@ -153,8 +152,8 @@ class TabularMasked(_Model):
 
 
 class TabularBlocks(_Model):
-    """Implements ``gen.models.adapters.protocols.BlockModel``: a place's law depends on its block
-    as it stands and on all before it."""
+    """Implements ``gen.models.adapters.protocols.BlockModel``: a place's distribution depends on
+    its block as it stands and on all before it."""
 
     def __init__(self, *args, block_length: int = 4, **kwargs):
         super().__init__(*args, **kwargs)
@@ -210,7 +209,7 @@ def masked_target(
     return MaskedTarget(model, prompt, space, sampling, uncond if sampling.guided else None)
 
 
-def causal_law(
+def causal_distribution(
     model: TabularCausal,
     space: TokenSpace,
     sampling: SamplingParams,
@@ -218,7 +217,7 @@ def causal_law(
     prompts=PROMPTS,
     empty=EMPTY,
 ) -> dict[tuple[int, ...], float]:
-    """The law of plain autoregression, straight from its definition."""
+    """The distribution of plain autoregression, straight from its definition."""
 
     def extend(prefix: tuple[int, ...], mass: float, out: dict) -> dict:
         n = len(prefix)
@@ -235,14 +234,14 @@ def causal_law(
     return extend((), 1.0, {})
 
 
-def masked_law(
+def masked_distribution(
     model: TabularMasked,
     space: TokenSpace,
     sampling: SamplingParams,
     context: int,
     order: list[int],
 ) -> dict[tuple[int, ...], float]:
-    """The law of filling one place after the other in that order."""
+    """The distribution of filling one place after the other in that order."""
 
     def extend(canvas: tuple[int, ...], mass: float, left: list[int], out: dict) -> dict:
         if not left:

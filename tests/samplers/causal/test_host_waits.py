@@ -332,8 +332,8 @@ WHOLE = [
 
 @pytest.mark.parametrize("spec", WHOLE, ids=lambda x: x if isinstance(x, str) else x["coupling"])
 def test_a_round_of_a_network_waits_once_in_all(spec):
-    """For one copy to the host, which is then an array there. The forward call, the law and
-    guidance are in it."""
+    """For one copy to the host, which is then an array there. The forward call, the distribution
+    and guidance are in it."""
     assert all(waits == ["cpu", "numpy"] for waits in causal_rounds(spec))
 
 
@@ -360,8 +360,8 @@ STEPS = [
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.thinned(3)
 def test_a_step_of_a_masked_network_waits_once_in_all(name):
-    """To know which rows are done. The law, what is proposed and chosen and the schedule are in
-    it."""
+    """To know which rows are done. The distribution, what is proposed and chosen and the schedule
+    are in it."""
     sampler, sampling = resolve_sampler(name, GUIDED)
     space = replace(TokenSpace.codes((4, 5), 24, 20), mask_token_id=22)
     steps = between_calls(
