@@ -157,6 +157,7 @@ def test_all_parts_are_exercised():
         "schedule": 4,
         "verifier": 8,
         "length_policy": 3,
+        "shape": 7,
         "remasker": 3,
     }
     assert all(len(registry.table(kind)) >= n for kind, n in least.items())
@@ -170,6 +171,8 @@ def test_all_parts_are_exercised():
         "order": "order",
         "schedule": "schedule",
         "verifier": "verifier",
+        "shape": "shape",
+        "drafter": "drafter",
         "length_policy": "policy",
         "remasker": "remasker",
         "selector": "selector",

@@ -225,22 +225,23 @@ class ModelNodes(Nodes):
     def nfe(self) -> list[int]:
         return self.num_passes.tolist()
 
+    def count_passes(self, step, passes):
+        self.num_passes.index_add_(0, step.rows, passes)
+
     def begin(self, step, tokens):
-        self.num_passes.index_add_(0, step.rows, torch.ones_like(step.rows))
         given, at = unseen(step, tokens, self.known)
         self.root, self.known = given[:, -1:], step.starts
         return self.draft.predict(given, at).logprobs[:, -1]
 
     def extend(self, step, tree, first):
-        exists = tree.exists[:, first:]
-        self.num_passes.index_add_(0, step.rows, exists.any(1).long())
         if tree.is_chain:
+            exists = tree.exists[:, first:]
             at = torch.where(
                 exists, step.start[:, None] + tree.depth[:, first:], step.start[:, None]
             )
             given = torch.where(exists, tree.tokens[:, first:], self.root)
             return self.draft.predict(given, at).logprobs
-        valid = torch.cat([torch.ones_like(exists[:, :1]), tree.exists], 1)
+        valid = torch.cat([torch.ones_like(tree.exists[:, :1]), tree.exists], 1)
         depth = torch.cat([torch.zeros_like(tree.depth[:, :1]), tree.depth], 1)
         at = step.start[:, None] + torch.where(valid, depth, 0)
         given = torch.where(valid, torch.cat([self.root, tree.tokens], 1), self.root)
