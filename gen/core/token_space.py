@@ -92,7 +92,7 @@ class TokenSpace:
     def __post_init__(self) -> None:
         if self.channels and self.is_history_dependent:
             raise GenError(
-                "a space of latents came with a constraint or an end; expected neither, both are"
+                "a space of latents has a constraint or an eos token; expected neither, both are"
                 " about ids"
             )
         for delimiter in self.delimiters:

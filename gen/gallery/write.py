@@ -167,7 +167,7 @@ def _name(folder: Path) -> str:
         found = NAME.search(path.read_text(encoding="utf-8")) if path.is_file() else None
         return str(safe_load(found[0])["name"] or "") if found else ""
     except (YAMLError, UnicodeDecodeError) as error:
-        raise GenError(f"{path} is no valid job file: {' '.join(str(error).split())}") from error
+        raise GenError(f"{path} is not a valid job file: {' '.join(str(error).split())}") from error
 
 
 def _name_methods(rows: list[Row]) -> None:

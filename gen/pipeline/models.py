@@ -123,7 +123,7 @@ class ModalityModels:
         elif self.model_options:
             key = next(iter(self.model_options))
             raise GenError(
-                f"model {self.model or 'of the zoo'} came with the options"
+                f"model {self.model or 'of the zoo'} got the options"
                 f" {', '.join(self.model_options)}; expected none: they are for published"
                 f" checkpoints.{hint(key, LOAD_KEYWORDS)}"
             )

@@ -115,7 +115,7 @@ class PromptedModels(ModalityModels):
     def _compile(self, name: str, adapter: Any) -> None:
         """Let an adapter's forward be compiled, and say so once for every model."""
         if name not in self._learned:
-            LOG.warning("model %s is compiled in its first passes, which takes minutes", name)
+            LOG.warning("the first passes compile model %s, which takes minutes", name)
         compiled_forward(adapter)
 
     def _require_positions(

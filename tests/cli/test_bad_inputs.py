@@ -93,8 +93,8 @@ FILES = [
     (RING + "jobs: [1]", "jobs.0 is 1"),
     (RING + "jobs: [{}, {}]", "same job"),
     (RING + "jobs: [{workers: 3}]", "a key of the whole run"),
-    (RING + "source: nowhere.png\nmask: nowhere.png", "no file"),
-    (RING + f"source: {'a' * 5000}\nspan: '1:2'", "no file"),
+    (RING + "source: nowhere.png\nmask: nowhere.png", "not a file"),
+    (RING + f"source: {'a' * 5000}\nspan: '1:2'", "not a file"),
     (RING + "frames: 0", "frames is 0"),
     (RING + "span: 3", "span"),
     (RING + "prompt_column: x", "none beside prompts"),
@@ -106,7 +106,7 @@ FILES = [
     (HEAD + "prompts: [{prompt: a, sede: 1}]", "Did you mean 'seed'"),
     (HEAD + "prompts: [{prompt: [a]}]", "prompt is ['a']"),
     (HEAD + "prompts: [{seed: 1}]", "no prompt"),
-    (HEAD + "prompts: [{prompt: a, id: x}, {prompt: b, id: x}]", "second time"),
+    (HEAD + "prompts: [{prompt: a, id: x}, {prompt: b, id: x}]", "is a duplicate"),
     (HEAD + "prompts_file: nowhere.txt", "no file"),
     (HEAD + "prompts_file: '*.nothing'", "no file"),
     (HEAD + "prompts_file: [a]", "a path"),
@@ -141,7 +141,7 @@ COMMANDS = [
     (["show", "nowhere"], "unknown config or sampler"),
     (["status", "."], "expected a folder"),
     (["export", ".", "--parquet", "a"], "expected a folder"),
-    (["export", "nowhere", "--dataset", "a"], "is no folder"),
+    (["export", "nowhere", "--dataset", "a"], "is not a folder"),
     (["cp", "image/sjd", "taken.yaml"], "exists"),
 ]
 

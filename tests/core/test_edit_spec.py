@@ -35,7 +35,7 @@ from gen.store.ledger import Journal, read_rows
         ({"mask": "m", "span": "2:3"}, "mask, span came"),
         (
             {"source": "a", "span": "2:3", "prefix": "b"},
-            "a source to edit and a prefix to continue came together",
+            "source and prefix are both given",
         ),
         ({"source": "a", "span": "2:3", "frames": 8}, "what is edited keeps its length"),
         ({"source": "a", "span": ""}, "span is ''; expected text such as '20:60'"),
@@ -159,7 +159,7 @@ def test_files_that_hold_no_arrays_are_one_clear_line(tmp_path):
     write_npz(path, {"x": np.random.default_rng(0).normal(size=400)})
     whole = path.read_bytes()
     assert len(read_npz(path, ("x",))["x"]) == 400
-    with pytest.raises(GenError, match=r"a.npz holds no 'y'; it has x$"):
+    with pytest.raises(GenError, match=r"a.npz has no 'y'; it has x$"):
         read_npz(path, ("x", "y"))
     with pytest.raises(GenError, match=r"b.npz does not exist; expected an .npz file$"):
         read_npz(tmp_path / "b.npz", ("x",))

@@ -244,7 +244,7 @@ def test_a_folder_that_holds_something_else_is_refused(source, made, tmp_path):
             decode_folder(made, source, force=force)
         (tmp_path / "full").mkdir(exist_ok=True)
         (tmp_path / "full" / "note.txt").write_text("mine")
-        with pytest.raises(GenError, match="full is not empty and holds no decoded media"):
+        with pytest.raises(GenError, match="full is not empty and has no decoded media"):
             decode_folder(source, tmp_path / "full", force=force)
     decode_folder(source, out)
     with pytest.raises(GenError, match=f"was itself decoded, from {source}"):

@@ -169,7 +169,11 @@ GOOD_ROOT, GOOD = np.zeros((3, 3)), np.tile(np.eye(3), (3, 22, 1, 1))
         ("here", GOOD, "array of real numbers"),
         (_with(GOOD_ROOT, (1, 0), np.nan), GOOD, "not finite at frame 1"),
         (GOOD_ROOT, _with(GOOD, (2, 5, 0, 0), np.inf), "frame 2, joint right_knee"),
-        (GOOD_ROOT, _with(GOOD, (2, 15, 0, 0), 1.01), "matrix of head in frame 2 is no rotation"),
+        (
+            GOOD_ROOT,
+            _with(GOOD, (2, 15, 0, 0), 1.01),
+            "matrix of head in frame 2 is not a rotation",
+        ),
         (GOOD_ROOT, _with(GOOD, (0, 15, 0, 0), -1), "mirrors"),
     ],
 )

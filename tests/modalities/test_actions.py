@@ -296,7 +296,7 @@ def test_the_checker_rolls_a_chunk_out_from_its_own_state(tmp_path):
     other = ActionChunk(chunk.action, replace(chunk.situation, state=states[1]))
     assert not modality.check(other, "push the block").passed  # control
     write_npz(tmp_path / "b.npz", {"root": np.zeros((40, 3))})
-    with pytest.raises(GenError, match="holds no 'action'; it has root"):
+    with pytest.raises(GenError, match="has no 'action'; it has root"):
         modality.load(tmp_path / "b.npz")
 
 

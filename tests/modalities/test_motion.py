@@ -342,7 +342,7 @@ def test_an_edit_is_a_job_that_can_be_run_again(pipes, clip, tmp_path):
             {"root": np.full((40, 3), np.nan), "rotations": np.tile(np.eye(3), (40, 22, 1, 1))},
             "not finite at frame 0",
         ),
-        ("action.npz", {"action": np.zeros((16, 2), np.float32)}, "holds no 'root'; it has action"),
+        ("action.npz", {"action": np.zeros((16, 2), np.float32)}, "has no 'root'; it has action"),
         ("text.npz", {"root": np.array("x"), "rotations": np.array("y")}, "array of real numbers"),
         (
             "short.npz",
@@ -351,7 +351,7 @@ def test_an_edit_is_a_job_that_can_be_run_again(pipes, clip, tmp_path):
         ),
         ("cut.npz", b"PK\x03\x04", "cannot be read as an .npz file"),
         ("a.bvh", b"no motion", "BVH"),
-        ("a.wav", b"RIFF", "is no motion; expected an .npz or .bvh file"),
+        ("a.wav", b"RIFF", "is not a motion file; expected an .npz or .bvh file"),
     ],
 )
 def test_files_and_media_that_are_no_motion_are_refused(name, content, words, pipes, tmp_path):

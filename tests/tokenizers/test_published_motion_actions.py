@@ -396,5 +396,5 @@ def test_what_is_open_or_wrong_in_a_fast_folder_is_named(fast_folder, tmp_path):
     short[1, 0, 0] = frontend.eos_token_id
     with pytest.raises(GenError, match="row 1: its ids stand for 0 coefficients"):
         frontend.decode(short)
-    with pytest.raises(GenError, match="came for action-fast; expected none"):
+    with pytest.raises(GenError, match="given for action-fast; expected none"):
         ActionFast.from_pretrained("action-fast", horizon=3)

@@ -154,8 +154,8 @@ class Judge:
     def __init__(self, rule: GuidedDiffusion, target, draft: CausalTarget | None):
         if draft is None:
             raise GenError(
-                "guided_diffusion judges with a causal model and got none; expected its name in"
-                " sampler.draft_model"
+                "guided_diffusion needs a causal model to verify tokens and got none;"
+                " expected its name in sampler.draft_model"
             )
         ours, theirs = target.space, draft.space
         if ours.vocab_size != theirs.vocab_size or ours.length != theirs.length:

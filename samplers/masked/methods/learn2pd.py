@@ -152,7 +152,7 @@ class PositionFilter(nn.Module):
                 "filter",
                 str(folder),
                 embedded() or ["none that is embedded"],
-                "the zoo; it is no folder with a config.json either",
+                "the zoo; it is not a folder with a config.json either",
             )
         config = read_config(path)
         known = config if isinstance(config, dict) else {}
