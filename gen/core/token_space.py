@@ -18,7 +18,7 @@ GUARANTEES = {
     "same_tokens": "the same tokens as the reference with that seed",
     "same_distribution": "the same distribution as the reference",
     "group": "exact over stated groups of tokens",
-    "approximate": "relaxed; states its bound where it has one",
+    "approximate": "a distribution that deviates from the reference",
 }
 
 

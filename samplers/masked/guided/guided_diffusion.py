@@ -45,7 +45,7 @@ from gen.samplers.masked.step import MaskedStep
 @register("sampler", "guided_diffusion")
 @dataclass(frozen=True)
 class GuidedDiffusion(Sampler):
-    """Masked model that proposes, and a causal one that accepts the beginning of it.
+    """Propose tokens with a masked model and commit those that a causal model accepts.
 
     Attributes:
         draft_model: the judge, a causal model's name; None for the modality's own.

@@ -31,7 +31,7 @@ BOUND = 10.0
 
 @dataclass(frozen=True)
 class PositionParams(Params):
-    """``position_decay``: nats that a position loses to the one before it."""
+    """``position_decay``: nats by which the score falls from one position to the next."""
 
     position_decay: float = number(0.0)
 
