@@ -41,7 +41,7 @@ class DreamParams(Params):
     "dream",
     paper="2508.15487",
     title="Dream 7B: Diffusion Large Language Models",
-    about="Dream: about as many positions in every step, lowest entropy first; no blocks."
+    about="Dream: about equal numbers of positions per step, lowest entropy first; no blocks."
     " Published at temperature 0.2, top-p 0.95",
     params=GREEDY
     | {
