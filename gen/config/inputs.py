@@ -54,7 +54,7 @@ def iter_rows(path: str | Path, column: str | None = None) -> Iterator[Row]:
             empty = False
             here = origin or f"line {row.line}"
             if row.id is not None and not row.error and first.setdefault(row.id, here) != here:
-                problem = f"id {row.id!r} comes a second time; {first[row.id]} has it already"
+                problem = f"id {row.id!r} is a duplicate; {first[row.id]} has the same id"
                 row = replace(row, error=located(one, row.line, problem))
             yield replace(row, line=line, origin=origin) if origin else row
     if empty:

@@ -345,7 +345,7 @@ def test_sharded_weights_are_read_by_their_index(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     assert gen.load("text", model=tmp_path, max_new_tokens=4)(["w1"]).media
     weight_files(tmp_path)[0].unlink()
-    with pytest.raises(GenError, match="is not available"):
+    with pytest.raises(GenError, match="is missing"):
         weight_files(tmp_path)
 
 

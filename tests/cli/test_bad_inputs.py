@@ -107,8 +107,8 @@ FILES = [
     (HEAD + "prompts: [{prompt: [a]}]", "prompt is ['a']"),
     (HEAD + "prompts: [{seed: 1}]", "no prompt"),
     (HEAD + "prompts: [{prompt: a, id: x}, {prompt: b, id: x}]", "is a duplicate"),
-    (HEAD + "prompts_file: nowhere.txt", "no file"),
-    (HEAD + "prompts_file: '*.nothing'", "no file"),
+    (HEAD + "prompts_file: nowhere.txt", "not a file"),
+    (HEAD + "prompts_file: '*.nothing'", "not a file"),
     (HEAD + "prompts_file: [a]", "a path"),
     (HEAD + "prompts_dataset: {pth: x}", "a path, or"),
 ]
@@ -124,8 +124,8 @@ TABLES = [
     ("p.csv", b"Prompt\na\n", "prompt_column=Prompt"),
     ("p.csv", b"prompt,prompt\na,b\n", "comes twice"),
     ("p.csv", b'prompt\n"a', "never closed"),
-    ("p.csv", b"prompt,seed\na\n", "1 cells came"),
-    ("p.parquet", b"PAR1", "no Parquet"),
+    ("p.csv", b"prompt,seed\na\n", "number of cells is 1"),
+    ("p.parquet", b"PAR1", "not a readable Parquet"),
     ("p.txt.gz", b"no gzip", "cannot be read"),
     ("p.txt.gz", gzip.compress(b"a ring\n" * 100)[:20], "cannot be read"),
 ]

@@ -158,7 +158,7 @@ def test_a_changed_file_is_another_job_and_a_rewritten_one_is_not(tmp_path):
     rows = was.entries[0].rows()
     jsonl(path, [*ROWS, "one more"])
     assert fingerprint(of(path)) != mark
-    with pytest.raises(GenError, match="a.jsonl has changed while it was read"):
+    with pytest.raises(GenError, match="a.jsonl changed while it was being read"):
         list(rows)
 
 
@@ -226,7 +226,7 @@ OF_AN_ENTRY = [
     ('{"prompt": "a", "sampling.top_p": 2}', "sampling.top_p is 2"),
     ('{"prompt": "a", "source": "absent.png"}', "source is not a file"),
     ('{"prompt": "a", "prefix": "absent.png"}', "prefix is not a file"),
-    ('{"prompt": "a", "span": "1:2"}', "span came"),
+    ('{"prompt": "a", "span": "1:2"}', "got span"),
 ]
 
 
@@ -303,7 +303,8 @@ def test_rows_of_a_table_with_other_cells_than_the_header_are_wrong(tmp_path):
         (9, "six", 7),
     ]
     assert (
-        "line 3: 1 cells came; expected 2" in rows[1].error and "line 4: 3 cells" in rows[2].error
+        "line 3: the number of cells is 1; expected 2" in rows[1].error
+        and "line 4: the number of cells is 3" in rows[2].error
     )
     assert "line 8: seed is 'x'" in rows[4].error and "line 10: no CSV" in rows[6].error
 
@@ -339,7 +340,7 @@ def test_cells_are_read_as_yaml_only_where_they_are_parameters(tmp_path):
         ("a.jsonl", '{"prompt": "a", "sampler.windw": 1}', "no valid row"),
         ("a.json", "a", ".txt, .jsonl, .csv, .tsv, .parquet"),
         ("prompts", "a", ".txt, .jsonl, .csv, .tsv, .parquet"),
-        ("a.parquet", "no table", "no Parquet file"),
+        ("a.parquet", "no table", "not a readable Parquet file"),
     ],
 )
 def test_a_file_of_no_use_is_refused_as_a_whole(tmp_path, name, text, words):

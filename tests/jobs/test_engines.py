@@ -319,7 +319,7 @@ def test_a_loader_of_ones_own_is_refused_where_workers_are_other_processes(
     monkeypatch, tmp_path, engine
 ):
     monkeypatch.setattr(engines, "find_spec", lambda package: object())
-    with pytest.raises(GenError, match="a load function came"):
+    with pytest.raises(GenError, match="a load function is given"):
         run_engine(engine, tmp_path, job_of(workers=2), load=lambda *a, **k: None)
 
 

@@ -272,7 +272,7 @@ def test_tokens_of_another_length_prompt_or_model_are_refused(texts, tmp_path):
         decoder.medium(replace(stored, tokens=stored.tokens[1:]))
     with pytest.raises(
         GenError,
-        match="the prompt and the seed say 'close .*', the output was made for 'something else'",
+        match="prompt and seed give 'close .*', but the output was made for 'something else'",
     ):
         decoder.medium(replace(stored, meta={**stored.meta, "condition": "something else"}))
     with pytest.raises(

@@ -278,7 +278,7 @@ def ending_in(text: str, word: str) -> str:
         (lambda t: t.replace("MOTION", "}\nMOTION"), "has '}' after"),
         (lambda t: ending_in(t, "nan"), "NaN or infinity in frame 11"),
         (lambda t: ending_in(t, "-inf"), "NaN or infinity in frame 11"),
-        (lambda t: ending_in(t, "far"), "something else than numbers"),
+        (lambda t: ending_in(t, "far"), "values that are not numbers"),
     ],
 )
 def test_a_file_that_is_not_this_is_refused_in_one_line(

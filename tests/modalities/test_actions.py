@@ -381,7 +381,7 @@ def test_policies_that_cannot_work_are_refused_before_the_first_action(pipes):
     ):
         with pytest.raises(GenError, match=words):
             Policy(pipes["causal"], **params)
-    with pytest.raises(GenError, match="takes observations, such as 'action'; 'image' came"):
+    with pytest.raises(GenError, match="takes observations, such as 'action'; got 'image'"):
         Policy(gen.load("image"))
     with pytest.raises(GenError, match="n_action_steps is 17; expected at most 16"):
         Policy(pipes["causal"], JACOBI, n_action_steps=17).select_action(SEEN)
