@@ -179,7 +179,9 @@ def _csv(path: Path, column: str | None = None, delimiter: str = ",") -> Iterato
                 header = _columns(cells, path, column) if error is None else _no_header(path, error)
             elif error or any(c.strip() for c in cells):
                 if not error and len(cells) != len(header):
-                    error = f"the number of cells is {len(cells)}; expected {len(header)}, as in the header"
+                    error = (
+                        f"the number of cells is {len(cells)}; expected {len(header)}, the columns"
+                    )
                 yield number, None if error else _typed(header, cells), raw.strip(), error
 
 

@@ -90,6 +90,8 @@ class ModalityModels:
         loading = (("device_map", device_map), ("trust_remote_code", trust_remote_code))
         explicit = {**{k: v for k, v in loading if v}, **options}
         self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in explicit.items()}
+        # what samplers learned of each model and want to know in the next call
+        self._learned: dict[str, dict[Any, Any]] = {}
         self._forget()
         self._attach()
 

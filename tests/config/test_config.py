@@ -216,8 +216,8 @@ def test_the_same_job_twice_is_refused():
 
 def test_what_a_loader_is_told_anyway_is_no_option_of_a_model():
     assert (
-        "model_options.compile is given in override 'model_options.compile=true'; expected compile as"
-        " a key" in refusal("model_options.compile=true", model="m")
+        "model_options.compile is given in override 'model_options.compile=true'; expected compile"
+        " outside model_options" in refusal("model_options.compile=true", model="m")
     )
 
 
