@@ -77,15 +77,15 @@ class _AfterPrefill(LengthPolicy):
 @register("sampler", "continuous_speculative")
 @dataclass(frozen=True)
 class ContinuousSpeculative(ModelDrafted):
-    """A small model drafts latents, the target judges several drafts per forward pass.
+    """Draft latents with a small model and verify several drafts per forward pass.
 
     ``mode``: exact or relaxed. ``max_tries``: draws from the target's side to replace a rejected
-    draft; what the exact mode may be off by falls with it. Of the relaxed mode: ``relaxation`` (0
-    the paper's rule, 1 accepts everything) and ``prefill_ratio``, the share of positions that is
-    not drafted. ``draft_model``: a model's name; None for the modality's own.
+    draft; the error of the exact mode decreases with it. ``relaxation``: of the relaxed mode, from
+    0 (the paper's rule) to 1 (accepts everything). ``prefill_ratio``: share of positions that the
+    relaxed mode does not draft. ``draft_model``: a model's name; None for the modality's own.
     ``num_speculative_tokens``: drafts per round. ``policy``: constant or heuristic.
-    ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
-    is what the target has.
+    ``draft_temperature``, ``draft_guidance``: sampling parameters of the draft model; None takes
+    those of the target.
     """
 
     num_speculative_tokens: int | str = 4
@@ -152,8 +152,8 @@ _preset = Preset(
     "continuous_speculative",
     {"mode": "relaxed", "num_speculative_tokens": 8, "relaxation": 0.9994},
     about=(
-        "continuous speculative decoding with shared noise, its ratio as flat as the released code"
-        " makes it (by 42^2)"
+        "continuous speculative decoding with shared noise and an acceptance ratio flattened by"
+        " 42^2, as in the released code"
     ),
     paper="2411.11925",
 )

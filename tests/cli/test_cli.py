@@ -208,7 +208,7 @@ def test_a_request_to_terminate_keeps_what_is_finished_and_the_same_command_resu
     with monkeypatch.context() as m:
         m.setattr(Pipe, "generate", generate)
         code, _out, err = gen(capsys, *argv)
-        assert code == 75 and "SIGTERM came" in err and "stopped with 1 item to make" in err
+        assert code == 75 and "SIGTERM received" in err and "stopped with 1 item left" in err
     assert [r["seed"] for r in read_rows(Path("o"))] == [0, 1]  # what was at work is finished first
     Pipe.seen.clear()
     assert gen(capsys, *argv)[0] == 0 and len(Pipe.seen) == 1 and len(read_rows(Path("o"))) == 3

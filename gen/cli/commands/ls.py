@@ -24,7 +24,9 @@ LISTINGS = {
 
 def add_ls(commands: Commands) -> None:
     """Add the command ``ls``."""
-    parser = add_command(commands, "ls", "gen.cli.ls:ls", "list what there is")
+    parser = add_command(
+        commands, "ls", "gen.cli.ls:ls", "list samplers, models and everything else registered"
+    )
     parser.add_argument(
         "kind", metavar="KIND", nargs="?", choices=list(LISTINGS), help=" | ".join(LISTINGS)
     )

@@ -347,11 +347,11 @@ def test_spaces_that_make_no_sense_are_refused_in_one_line():
         ),
         (
             lambda: replace(TokenSpace.latents((4,), 2), eos_token_id=0),
-            "latents came with a constraint or an end",
+            "latents has a constraint or an eos token",
         ),
         (
             lambda: replace(TokenSpace.latents((4,), 2), constraint=ExactLength(2, 3)),
-            "latents came with a constraint or an end",
+            "latents has a constraint or an eos token",
         ),
     ):
         with pytest.raises(GenError) as caught:
