@@ -30,8 +30,9 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.length_policies import AutoLength, LengthPolicy
+from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
+from gen.samplers.causal.length_policies.auto import AutoLength
+from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
@@ -142,6 +143,7 @@ class ModelDrafter(Drafter):
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
         failed = torch.zeros_like(drafted)
         self.chain.begin(step, length)
+        self.policy.begin()
         given, at = unseen(step, tokens, self.known)
         asked, most = (
             to_device(np.arange(length) < wanted[:, None], tokens.device),
@@ -156,7 +158,7 @@ class ModelDrafter(Drafter):
             failed[:, column] = active & failed_draws(drawn[:, None], logprobs[:, None])[:, 0]
             if column + 1 == most:
                 break
-            active, stop = active & asked[:, column + 1], self.policy.stop(mass)
+            active, stop = active & asked[:, column + 1], self.policy.stop(mass, logprobs)
             if stop is not None:
                 active = active & ~stop
                 if not bool(active.any()):
@@ -253,7 +255,6 @@ class DraftsWithModel:
     draft_model: str | None
     num_speculative_tokens: int | str
     policy: str
-    confidence_threshold: float
     draft_temperature: float | None
     draft_guidance: float | None
 
@@ -263,7 +264,7 @@ class DraftsWithModel:
         def number(x):
             return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < float("inf")
 
-        k, threshold = self.num_speculative_tokens, self.confidence_threshold
+        k = self.num_speculative_tokens
         if self.draft_model is not None and not isinstance(self.draft_model, str):
             raise bad_value(
                 "sampler.draft_model",
@@ -272,14 +273,13 @@ class DraftsWithModel:
             )
         checked(k, "sampler.num_speculative_tokens")
         registry.get("length_policy", self.policy, "sampler.policy")
+        part_params(self, "length_policy", self.policy)
         if k == AUTO and self.policy != "constant":
             raise bad_value(
                 "sampler.policy",
                 self.policy,
                 "constant, because sampler.num_speculative_tokens is auto",
             )
-        if not number(threshold) or not 0 <= threshold <= 1:
-            raise bad_value("sampler.confidence_threshold", threshold, "a number between 0 and 1")
         if self.draft_temperature is not None and (
             not number(self.draft_temperature) or self.draft_temperature < 0
         ):
@@ -305,7 +305,9 @@ class DraftsWithModel:
         if self.num_speculative_tokens == AUTO:
             return AutoLength(auto_width(self, target), rows)
         policy = registry.get("length_policy", self.policy)
-        return policy(rows, self.num_speculative_tokens, self.confidence_threshold)
+        return policy(
+            rows, self.num_speculative_tokens, part_params(self, "length_policy", self.policy)
+        )
 
     def draft_target(self, target: CausalTarget, draft: TargetT | None) -> TargetT:
         """Make a fresh target of the draft model, under the distribution that drafts are drawn
@@ -361,8 +363,9 @@ class ModelDrafted(DraftsWithModel, Sampler):
     """The parameters of samplers that may draft with a model, and the drafter they mean.
 
     ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
-    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``:
-    constant, heuristic or confidence; ``confidence_threshold``: of the latter.
+    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``: a
+    length policy; ``confidence_threshold``: of the policy confidence, and other policies have their
+    declared parameters.
     ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
     is what the target has, and a ``draft_guidance`` of 1 spares the draft its unconditional half.
     """
@@ -378,6 +381,11 @@ class ModelDrafted(DraftsWithModel, Sampler):
 
     def __post_init__(self) -> None:
         self.check_drafting()
+        known = registry.table("length_policy")
+        if known[self.policy].needs_same_tokens:
+            others = [name for name, policy in known.items() if not policy.needs_same_tokens]
+            expected = f"{' or '.join(others)}: here the tokens depend on the drafts"
+            raise bad_value("sampler.policy", self.policy, expected)
 
     @property
     def timed(self) -> bool:
