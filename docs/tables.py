@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def shapes() -> str:
         for name, shape in registry.table("shape").items()
     ]
     return table(["shape", "ways to draw siblings", "drafts"], rows)
+
+
+def policies() -> str:
+    """Lists the length policies."""
+    rows = []
+    for name, policy in registry.table("length_policy").items():
+        declared = registry.params_of("length_policy", name)
+        params = ", ".join(f"`{f.name}`" for f in fields(declared)) if declared else ""
+        rows.append([f"`{name}`", first_line(policy), params])
+    return table(["policy", "drafts of a step", "parameters"], rows)
 
 
 def drafters() -> str:
@@ -171,6 +182,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "parts": parts,
     "methods": methods,
     "verifiers": verifiers,
+    "policies": policies,
     "drafters": drafters,
     "shapes": shapes,
     "samplers": samplers,

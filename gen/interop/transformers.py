@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,6 +94,9 @@ def transformers_generate(
             model_kwargs,
         )
         sampler, sampling = resolve_sampler(sampler, request.sampling)
+        if sampler.deterministic and not generation_config.do_sample:
+            # its scores are those of the model, as in ``generate(num_beams=...)``
+            sampling = replace(sampling, temperature=1.0)
         _require_sampler(sampler, draft_model, request.space.vocab_size)
         target, put = _target(model, request, sampling), None
         draft = None if draft_model is None else _target(draft_model, request, sampling)
@@ -209,7 +212,7 @@ def _refuse_call(generation_config: Any, synced_gpus: bool) -> None:
     """Refuse a call that is not ``generate``'s, and the ways of generating it cannot honour."""
     if generation_config is None:
         raise GenError(
-            "gen.transformers_generate came without a generation_config; expected a call of"
+            "gen.transformers_generate got no generation_config; expected a call of"
             " model.generate(..., custom_generate=gen.transformers_generate)"
         )
     if argument_of_generate("assistant_model") is not None:
@@ -244,7 +247,7 @@ def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
         )
     if draft_model is not None and not sampler.drafted:
         raise GenError(
-            f"draft_model came with sampler {name}, which drafts without one; expected a sampler"
+            f"draft_model is given, but sampler {name} drafts without one; expected a sampler"
             " such as 'speculative'"
         )
     if draft_model is not None and CausalLM(draft_model).vocab_size != vocab_size:

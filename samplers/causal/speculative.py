@@ -28,11 +28,12 @@ from gen.core.sampler import PartSampler
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import DraftsWithModel
 from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.chain import Chain
 from gen.samplers.engine.causal_loop import Drafter, decode_causal
 from gen.samplers.engine.tree import DRAWS
-from gen.samplers.engine.window import AUTO
+from gen.samplers.engine.window import AUTO, auto_width
 from gen.samplers.verifiers.base import Verifier
 
 
@@ -50,7 +51,6 @@ class SpeculativeParams(Params):
         policy: part that decides how long the chains of a draft model are.
         num_speculative_tokens: drafts of a chain per round; auto for a draft model alone.
         draft_model: name of a model; None for the modality's own.
-        confidence_threshold: threshold of the policy confidence.
         draft_temperature: temperature of the drafts' distribution; None is the target's.
         draft_guidance: guidance scale of the drafts' distribution; None is the target's, and 1
             spares the draft model its unconditional half.
@@ -63,7 +63,6 @@ class SpeculativeParams(Params):
     policy: str = part("constant", "length_policy")
     num_speculative_tokens: int | str = 5
     draft_model: str | None = None
-    confidence_threshold: float = 0.4
     draft_temperature: float | None = None
     draft_guidance: float | None = None
 
@@ -107,7 +106,19 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
             )  # fmt: skip
         if not shape.is_chain and not source.shapes:
             raise bad_value("sampler.shape", self.shape, f"chain with the drafter {self.drafter}")
+        if self.nodes == AUTO and not shape.has_budget:
+            known = registry.table("shape").items()
+            budgets = " or ".join(name for name, kind in known if kind.has_budget)
+            raise bad_value(
+                "sampler.nodes", AUTO, f"a number, because sampler.shape is not {budgets}"
+            )
         self._draws()
+        policy = registry.get("length_policy", self.policy)
+        if policy.needs_same_tokens and verifier.guarantee != "same_tokens":
+            known = registry.table("verifier").items()
+            same = [name for name, v in known if v.guarantee == "same_tokens"]
+            reason = f"because sampler.policy {self.policy} looks at the batch"
+            raise bad_value("sampler.verifier", self.verifier, f"{' or '.join(same)}, {reason}")
         if self._drafts_nodes() and self.num_speculative_tokens == AUTO:
             raise bad_value(
                 "sampler.num_speculative_tokens", AUTO, "a number, but for chains of a draft model"
@@ -164,7 +175,11 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
 
     @property
     def timed(self) -> bool:
-        return self._source().is_timed(self)
+        return self._source().is_timed(self) or self._has_auto_budget()
+
+    def _has_auto_budget(self) -> bool:
+        """Whether a clock decides how many drafts a tree has."""
+        return self._shape_type().has_budget and self.nodes == AUTO
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
         verifier = self._rule()().on(target.space, target.device)
@@ -181,6 +196,12 @@ class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
         kind = self._shape_type()
         declared = registry.params_of("shape", self.shape)
         params = None if declared is None else subset(declared, vars(self))
-        shape = Chain(None, int(self.num_speculative_tokens)) if kind is Chain else kind(params)
+        if self._has_auto_budget():
+            auto = auto_width(self, target, 1 + most_nodes(kind, params))
+            shape = AutoShape(kind, params, auto)
+        elif kind is Chain:
+            shape = Chain(None, int(self.num_speculative_tokens))
+        else:
+            shape = kind(params)
         nodes = source.nodes(self, target, draft)
         return NodeDrafter(target, nodes, shape, self._draws(), verifier)

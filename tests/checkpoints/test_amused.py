@@ -224,7 +224,7 @@ def test_the_family_is_recognised_by_its_pipeline(folder, tmp_path):
     )
     with pytest.raises(GenError, match="'StableDiffusionPipeline', which no family recognises"):
         gen.load("image", model=tmp_path)
-    with pytest.raises(GenError, match="asked for was 'video'"):
+    with pytest.raises(GenError, match="requested was 'video'"):
         gen.load("video", model=folder)
 
 

@@ -178,7 +178,7 @@ def test_the_family_is_recognised_by_its_file(folders, tmp_path):
         ({"grid": [3, 0]}, "grid is .*rows and columns"),
         ({"grid": [2, 3, 4]}, "expected 2 integers"),
         ({"mask_token_id": None}, "mask_token_id is None"),
-        ({"mask_token_id": 20}, "an id that is no code"),
+        ({"mask_token_id": 20}, "an id that is not a code"),
         ({"mask_token_id": 99}, "ids below 48"),
         ({"codes": {"start": 9, "sise": 32}}, "Did you mean 'size'"),
         ({"codes": {"start": 9, "size": 31}}, "has 31 codes and its frontend 32"),

@@ -400,9 +400,7 @@ def test_weights_that_do_not_fit_are_listed(folders, tmp_path):
         gen.load("text", model=folder)
     folder = copied(folders, tmp_path, "llada")
     (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(
-        GenError, match="names model-00002-of-00003.safetensors, which is not there"
-    ):
+    with pytest.raises(GenError, match="names model-00002-of-00003.safetensors, which is missing"):
         gen.load("text", model=folder)
 
 

@@ -296,5 +296,5 @@ def test_what_is_missing_or_wrong_is_named(folder, tmp_path):
     refused("1 missing: lm_head.weight", unnorm_key="table")
     save_quietly(tiny_tokenizer(TEXT), tmp_path / "f")
     refused("no piece", unnorm_key="table")
-    with pytest.raises(GenError, match="openvla serves action; asked for was 'image'"):
+    with pytest.raises(GenError, match="openvla serves action; requested was 'image'"):
         gen.load("image", model=folder)

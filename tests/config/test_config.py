@@ -169,7 +169,7 @@ def test_an_unknown_config_names_the_nearest_packaged_one():
 def test_editing_needs_image_and_mask(tmp_path):
     (tmp_path / "x.png").write_bytes(b"x")
     x = str(tmp_path / "x.png")
-    assert "one of mask and span; source came" in refusal(source=x)
+    assert "one of mask and span; got source" in refusal(source=x)
     assert "one of mask and span; mask came" in refusal(mask=x)
     assert "one of mask and span; source, mask, span came" in refusal(source=x, mask=x, span="1:2")
     assert "a source to edit and a prefix to continue" in refusal(source=x, mask=x, prefix=x)
@@ -216,8 +216,8 @@ def test_the_same_job_twice_is_refused():
 
 def test_what_a_loader_is_told_anyway_is_no_option_of_a_model():
     assert (
-        "model_options.compile came in override 'model_options.compile=true'; expected compile as"
-        " a key" in refusal("model_options.compile=true", model="m")
+        "model_options.compile is given in override 'model_options.compile=true'; expected compile"
+        " outside model_options" in refusal("model_options.compile=true", model="m")
     )
 
 

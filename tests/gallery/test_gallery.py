@@ -380,15 +380,15 @@ def test_a_folder_without_manifest_and_a_broken_trace_are_refused(folder, tmp_pa
     with pytest.raises(GenError, match="has no manifest.jsonl"):
         write_gallery(tmp_path / "nowhere")
     for wrong, said in (
-        ([{"committed": 3}], "is no trace"),
-        ({}, "is no trace"),
-        ([3], "is no trace"),
+        ([{"committed": 3}], "is not a trace"),
+        ({}, "is not a trace"),
+        ([3], "is not a trace"),
     ):
         write_trace(folder, 0, wrong)
         with pytest.raises(GenError, match=f"{ident(0)}.json {said}.*expected a list of steps"):
             write_gallery(folder)
     (folder / "traces" / f"{ident(0)}.json").write_text('[{"win')
-    with pytest.raises(GenError, match=f"{ident(0)}.json is damaged: it is no JSON"):
+    with pytest.raises(GenError, match=f"{ident(0)}.json is damaged: it is not JSON"):
         write_gallery(folder)
     assert not (folder / "index.html").exists()
     (folder / "check.json").write_text('{"000000": true}')

@@ -359,7 +359,7 @@ def test_models_without_masks_are_refused_and_long_rows_beyond_a_window():
     bloom = BloomForCausalLM(
         BloomConfig(vocab_size=24, hidden_size=32, n_layer=1, n_head=2)
     ).double()
-    with pytest.raises(GenError, match="BloomForCausalLM.*cache of slots"):
+    with pytest.raises(GenError, match="BloomForCausalLM.*KV cache"):
         ours(bloom)
     shape = {**SHAPE, "hidden_size": 32, "intermediate_size": 64, "num_key_value_heads": 1}
     mistral = MistralForCausalLM(MistralConfig(sliding_window=5 + NEW, **shape)).double().eval()

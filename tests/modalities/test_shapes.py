@@ -72,7 +72,7 @@ def test_slots_hold_each_stated_attribute_and_mark_the_rest():
         ("a red", ("ends before its shape", "circle")),
         ("", ("empty", "a large red circle")),
         ("a ring and a cross and a circle", ("3 shapes", "one or two")),
-        ("a red ring and a red cross", ("'red'", "two colours")),
+        ("a red ring and a red cross", ("'red'", "two different colours")),
         ("a red ring at the top and a blue cross in the centre", ("'top'", "'centre'", "apart")),
     ],
 )

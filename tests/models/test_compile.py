@@ -226,13 +226,13 @@ def test_what_is_not_compiled_is_refused():
         )
     ).eval()
     with pytest.raises(
-        GenError, match="compile came with MistralForCausalLM; expected a plain Llama"
+        GenError, match="compile does not support MistralForCausalLM; expected a plain Llama"
     ):
         compiled_forward(CausalLM(other))
     assert compiled("cpu", "eager") is compiled("cpu", "eager")
     latents = CausalLatentLM.__new__(CausalLatentLM)
     latents.model = torch.nn.Identity()
-    with pytest.raises(GenError, match="compile came with Identity; expected"):
+    with pytest.raises(GenError, match="compile does not support Identity; expected"):
         compiled_forward(latents)
     with pytest.raises(GenError, match="compile is 1; expected true or false"):
         load("text", compile=1)

@@ -191,7 +191,7 @@ def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
         (lambda p: p([]), ["no prompts"]),
         (
             lambda p: p("a red circle", source=Image.new("RGB", (64, 64))),
-            ["one of mask and span", "source came"],
+            ["one of mask and span", "got source"],
         ),
         (
             lambda p: p(

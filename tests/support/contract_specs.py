@@ -83,7 +83,14 @@ CHAINS = [v for v in EXACT if not registry.get("verifier", v).judges_trees]
 SPECS |= {
     f"{v}-{p}": {"name": "speculative", "verifier": v, "policy": p, "num_speculative_tokens": 3}
     for v in CHAINS
-    for p in registry.table("length_policy")
+    for p, policy in registry.table("length_policy").items()
+    if not policy.needs_same_tokens
+}
+# tokens that do not depend on the drafts
+SPECS |= {
+    f"follow-{p}": {"name": "speculative", "verifier": "follow", "policy": p}
+    for p, policy in registry.table("length_policy").items()
+    if policy.needs_same_tokens
 }
 TREES = {
     "chain": {"num_speculative_tokens": 3},

@@ -115,8 +115,19 @@ class TokenBuffer(ModelCache):
 class TabularCausal(_Model):
     """Implements ``gen.models.adapters.protocols.CausalModel``."""
 
+    superposes = True
+
     def new_cache(self, slots: int) -> TokenBuffer:
         return TokenBuffer(slots)
+
+    def forward_superposed(self, tokens, weights, positions, cache) -> Tensor:
+        """The mixture of the distributions; the cache keeps the token that there is most of."""
+        parts = [
+            self.forward(ids, positions, cache).softmax(-1) * share[..., None]
+            for ids, share in zip(tokens.unbind(-1), weights.unbind(-1), strict=True)
+        ]
+        cache.write(tokens.gather(-1, weights.argmax(-1, keepdim=True))[..., 0], positions)
+        return sum(parts).clamp_min(1e-300).log()
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: TokenBuffer) -> Tensor:
         ids = cache.write(tokens, positions)

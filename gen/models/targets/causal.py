@@ -3,12 +3,20 @@ of everything that is committed."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.adapters.protocols import CausalModel, HiddenStateModel, TreeModel
+from gen.models.adapters.language_models import ModelAdapter
+from gen.models.adapters.protocols import (
+    CausalModel,
+    HiddenStateModel,
+    SuperposedModel,
+    TreeModel,
+)
 from gen.models.targets.base import StepOutput, Target, legal_at, take
 
 
@@ -99,6 +107,27 @@ class CausalTarget(Target):
         self.model.check_layers(layers)
         self.hidden_layers = tuple(layers)
 
+    def require_superposition(self, method: str) -> None:
+        """Refuse a model or a token space that cannot take several tokens as one input.
+
+        Args:
+            method: name of the method that needs them.
+
+        Raises:
+            GenError: the model takes token ids alone, or a constraint reads the tokens before.
+        """
+        if not (isinstance(self.model, ModelAdapter) and self.model.superposes):
+            raise GenError(
+                f"{method} needs a model that takes weighted sums of embeddings, and"
+                f" {type(self.model).__name__} takes token ids alone; expected a causal language"
+                " model of transformers"
+            )
+        if self.space.constraint is not None:
+            raise GenError(
+                f"{method} came with a constraint, which reads one token per position; expected a"
+                " token space without one"
+            )
+
     def predict(
         self, tokens: Tensor, positions: Tensor, parents: Tensor | None = None
     ) -> StepOutput:
@@ -154,6 +183,37 @@ class CausalTarget(Target):
         ran = self.cache.ran
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
         return StepOutput(self._outcome(out, grid), num_computed, num_positions, ran, hidden)
+
+    def predict_superposed(self, tokens: Tensor, weights: Tensor, positions: Tensor) -> StepOutput:
+        """Run one forward pass as ``predict`` does, with several tokens as one input.
+
+        Args:
+            tokens: tokens one position before each, long [B, L, K].
+            weights: weights of their embeddings, [B, L, K], which sum to 1.
+            positions: long [B, L].
+
+        Returns:
+            Log-probabilities [B, L, V].
+        """
+        if self.history is not None:
+            self._note(tokens[..., 0], positions)
+        model, fresh, width = cast(SuperposedModel, self.model), self._fresh, tokens.shape[1]
+        repeats = self.branches, 1
+        slots = positions.repeat(repeats) + self._shift
+        start = (slots == self._shift)[..., None]
+        before = take(self.prompt, self._shift)[..., None]
+        inputs = torch.where(start, before, tokens.repeat(*repeats, 1))
+        num_computed = num_positions = width * self.branches
+        if self._has_fresh:
+            if self.prompt.shape[1] > 1:
+                self._prefill(self.prompt, fresh)
+            prompts = self._prompt_positions[self.prompts.row_items]
+            num_computed = num_computed + np.where(fresh, prompts, 0)
+            padded = (self.prompt.shape[1] - 1) * self.branches
+            num_positions = num_positions + np.where(fresh, padded, 0)
+            self._fresh, self._has_fresh = np.zeros_like(fresh), False
+        out = model.forward_superposed(inputs, weights.repeat(*repeats, 1), slots, self.cache)
+        return StepOutput(self._outcome(out, positions), num_computed, num_positions)
 
     def _forward(
         self, tokens: Tensor, slots: Tensor, keep: int, parents: Tensor | None

@@ -8,6 +8,7 @@ with them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from gen.core.errors import GenError
+from gen.core.registry import registry
 from gen.models.targets.base import StepOutput, Target
 from gen.samplers.engine.causal_loop import CausalStep, Drafter
 from gen.samplers.engine.rows import RowOwner
@@ -125,3 +127,22 @@ class DraftSource:
             verifier: decides which drafts are accepted.
         """
         raise NotImplementedError
+
+
+def part_params(sampler: Any, kind: str, name: str) -> Any:
+    """Make the parameters of a part: those that the sampler has, and the part's own defaults of the
+    others. A sampler that is not made of parts has few of them.
+
+    Args:
+        sampler: the sampler, with its parameters.
+        kind: kind of the part.
+        name: name of the part.
+
+    Returns:
+        The declared dataclass; None for a part without parameters.
+    """
+    declared = registry.params_of(kind, name)
+    if declared is None:
+        return None
+    values, names = vars(sampler), [f.name for f in dataclasses.fields(declared)]
+    return declared(**{name: values[name] for name in names if name in values})

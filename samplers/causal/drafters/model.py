@@ -30,8 +30,9 @@ from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.drafters.base import DraftSource, Nodes
-from gen.samplers.causal.length_policies import AutoLength, LengthPolicy
+from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
+from gen.samplers.causal.length_policies.auto import AutoLength
+from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
@@ -142,6 +143,7 @@ class ModelDrafter(Drafter):
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
         failed = torch.zeros_like(drafted)
         self.chain.begin(step, length)
+        self.policy.begin()
         given, at = unseen(step, tokens, self.known)
         asked, most = (
             to_device(np.arange(length) < wanted[:, None], tokens.device),
@@ -156,7 +158,7 @@ class ModelDrafter(Drafter):
             failed[:, column] = active & failed_draws(drawn[:, None], logprobs[:, None])[:, 0]
             if column + 1 == most:
                 break
-            active, stop = active & asked[:, column + 1], self.policy.stop(mass)
+            active, stop = active & asked[:, column + 1], self.policy.stop(mass, logprobs)
             if stop is not None:
                 active = active & ~stop
                 if not bool(active.any()):
@@ -204,6 +206,41 @@ def unseen(step: CausalStep, tokens: Tensor, known: np.ndarray) -> tuple[Tensor,
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """``one`` in the rows ``at`` (bool [b]), which may have channels."""
     return torch.where(at.view(-1, *[1] * (one.ndim - 1)), one, other)
+
+
+def require_same_tokens(target: CausalTarget, draft: TargetT | None) -> TargetT:
+    """Return the target of the draft model.
+
+    Args:
+        target: the model.
+        draft: target of the draft model for the same items.
+
+    Raises:
+        GenError: the draft model is missing, or speaks of other ids.
+    """
+    if draft is None:
+        raise GenError(
+            "this sampler drafts with a second model and got none; name one in sampler.draft_model"
+        )
+    ours, theirs = target.space, draft.space
+    if (
+        ours.kind != theirs.kind
+        or ours.channels != theirs.channels
+        or ours.vocab_size != theirs.vocab_size
+    ):
+
+        def size(s):
+            return f"{s.channels} channels" if s.channels else f"{s.vocab_size} ids"
+
+        raise GenError(f"the draft model has {size(theirs)}; expected the target's {size(ours)}")
+    if target.legal.shape != draft.legal.shape or not torch.equal(
+        target.legal, draft.legal.to(target.device)
+    ):
+        raise GenError(
+            "the draft model's positions or legal ids are not the target's; expected a model of"
+            " the same tokens"
+        )
+    return draft
 
 
 class ModelNodes(Nodes):
@@ -254,7 +291,6 @@ class DraftsWithModel:
     draft_model: str | None
     num_speculative_tokens: int | str
     policy: str
-    confidence_threshold: float
     draft_temperature: float | None
     draft_guidance: float | None
 
@@ -264,7 +300,7 @@ class DraftsWithModel:
         def number(x):
             return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < float("inf")
 
-        k, threshold = self.num_speculative_tokens, self.confidence_threshold
+        k = self.num_speculative_tokens
         if self.draft_model is not None and not isinstance(self.draft_model, str):
             raise bad_value(
                 "sampler.draft_model",
@@ -273,14 +309,13 @@ class DraftsWithModel:
             )
         checked(k, "sampler.num_speculative_tokens")
         registry.get("length_policy", self.policy, "sampler.policy")
+        part_params(self, "length_policy", self.policy)
         if k == AUTO and self.policy != "constant":
             raise bad_value(
                 "sampler.policy",
                 self.policy,
                 "constant, because sampler.num_speculative_tokens is auto",
             )
-        if not number(threshold) or not 0 <= threshold <= 1:
-            raise bad_value("sampler.confidence_threshold", threshold, "a number between 0 and 1")
         if self.draft_temperature is not None and (
             not number(self.draft_temperature) or self.draft_temperature < 0
         ):
@@ -306,7 +341,9 @@ class DraftsWithModel:
         if self.num_speculative_tokens == AUTO:
             return AutoLength(auto_width(self, target), rows)
         policy = registry.get("length_policy", self.policy)
-        return policy(rows, self.num_speculative_tokens, self.confidence_threshold)
+        return policy(
+            rows, self.num_speculative_tokens, part_params(self, "length_policy", self.policy)
+        )
 
     def draft_target(self, target: CausalTarget, draft: TargetT | None) -> TargetT:
         """Make a fresh target of the draft model, under the distribution that drafts are drawn
@@ -319,31 +356,7 @@ class DraftsWithModel:
         Raises:
             GenError: the draft model is missing, or speaks of other ids.
         """
-        if draft is None:
-            raise GenError(
-                "this sampler drafts with a second model and got none; name one in"
-                " sampler.draft_model"
-            )
-        ours, theirs = target.space, draft.space
-        if (
-            ours.kind != theirs.kind
-            or ours.channels != theirs.channels
-            or ours.vocab_size != theirs.vocab_size
-        ):
-
-            def size(s):
-                return f"{s.channels} channels" if s.channels else f"{s.vocab_size} ids"
-
-            raise GenError(
-                f"the draft model has {size(theirs)}; expected the target's {size(ours)}"
-            )
-        if target.legal.shape != draft.legal.shape or not torch.equal(
-            target.legal, draft.legal.to(target.device)
-        ):
-            raise GenError(
-                "the draft model's positions or legal ids are not the target's; expected a model of"
-                " the same tokens"
-            )
+        draft = require_same_tokens(target, draft)
         chosen = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
         sampling = dataclasses.replace(
             draft.sampling, **{k: v for k, v in chosen.items() if v is not None}
@@ -362,8 +375,9 @@ class ModelDrafted(DraftsWithModel, Sampler):
     """The parameters of samplers that may draft with a model, and the drafter they mean.
 
     ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
-    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``:
-    constant, heuristic or confidence; ``confidence_threshold``: of the latter.
+    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``: a
+    length policy; ``confidence_threshold``: of the policy confidence, and other policies have their
+    declared parameters.
     ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
     is what the target has, and a ``draft_guidance`` of 1 spares the draft its unconditional half.
     """
@@ -379,6 +393,11 @@ class ModelDrafted(DraftsWithModel, Sampler):
 
     def __post_init__(self) -> None:
         self.check_drafting()
+        known = registry.table("length_policy")
+        if known[self.policy].needs_same_tokens:
+            others = [name for name, policy in known.items() if not policy.needs_same_tokens]
+            expected = f"{' or '.join(others)}: here the tokens depend on the drafts"
+            raise bad_value("sampler.policy", self.policy, expected)
 
     @property
     def timed(self) -> bool:

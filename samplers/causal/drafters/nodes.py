@@ -78,3 +78,5 @@ class NodeDrafter(Drafter):
 
     def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
         self.nodes.observe(step, num_accepted, num_drafted)
+        committed = np.minimum(num_accepted + 1, step.widths)
+        self.shape.over(step.positions.shape[1], step.starts, committed)

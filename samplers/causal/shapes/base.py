@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
+
 from gen.samplers.engine.tree import (
     POSITION,
     RANKS,
@@ -26,11 +28,13 @@ class Shape:
 
     Attributes:
         is_chain: whether every node has one child.
+        has_budget: whether the parameter ``nodes`` says how many drafts a round has.
         takes: ways to draw siblings (``gen.samplers.engine.tree``) that it can use, its usual one
             first.
     """
 
     is_chain: ClassVar[bool] = False
+    has_budget: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = (WITHOUT_REPLACEMENT, WITH_REPLACEMENT, RANKS, POSITION)
 
     def __init__(self, params: Any):
@@ -54,3 +58,6 @@ class Shape:
             builder: the tree, which has only a root.
         """
         raise NotImplementedError
+
+    def over(self, width: int, starts: np.ndarray, tokens: np.ndarray) -> None:
+        """Learn how long a step took; see ``LengthPolicy.over``."""

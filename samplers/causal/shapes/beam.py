@@ -41,6 +41,7 @@ class BeamParams(BudgetParams):
 class Beam(Shape):
     """The most probable paths of every depth, and of all their nodes the most probable."""
 
+    has_budget = True
     takes = (RANKS,)
 
     @property

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gen.core.params import Params, integer
+from gen.core.params import Params, integer, integer_or
 from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.engine.tree import RANKS, WITHOUT_REPLACEMENT, TreeBuilder
+from gen.samplers.engine.window import AUTO
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,19 @@ class BudgetParams(Params):
     """Parameters of trees with a budget.
 
     Attributes:
-        nodes: drafts of a round.
+        nodes: drafts of a round; auto for as many as make the time per token least.
         tree_depth: drafts of a path at most.
     """
 
-    nodes: int = integer(16, least=1)
+    nodes: int | str = integer_or(16, AUTO, least=1)
     tree_depth: int = integer(8, least=1)
 
 
 @register("shape", "best_first", params=BudgetParams)
 class BestFirst(Shape):
     """The next child at the node where it is likeliest to be accepted."""
+
+    has_budget = True
 
     takes = (WITHOUT_REPLACEMENT, RANKS)
 

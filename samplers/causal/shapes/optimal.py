@@ -20,6 +20,7 @@ from gen.core.registry import register
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.causal.shapes.best_first import BudgetParams
 from gen.samplers.engine.tree import TreeBuilder
+from gen.samplers.engine.window import AUTO
 
 Levels = tuple[tuple[tuple[int, ...], ...], ...]
 MOST_NODES = 128  # the time to plan grows with its square
@@ -51,13 +52,15 @@ class OptimalParams(BudgetParams):
 
     def check_chosen(self, param: str, part: str) -> None:
         self.rates()
-        if self.nodes > MOST_NODES:
+        if self.nodes != AUTO and int(self.nodes) > MOST_NODES:
             raise bad_value("sampler.nodes", self.nodes, f"1 to {MOST_NODES} with {param} {part}")
 
 
 @register("shape", "optimal", params=OptimalParams)
 class Optimal(Shape):
     """The static tree that accepts most for given acceptance rates by rank."""
+
+    has_budget = True
 
     @property
     def nodes(self) -> int:

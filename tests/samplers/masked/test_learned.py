@@ -353,7 +353,7 @@ def test_an_embedded_filter_goes_by_its_name(folders, tmp_path, monkeypatch):
     )
     for name, said in {
         "shape-filtre": (
-            "unknown filter 'shape-filtre' in the zoo; it is no folder .* Did you mean"
+            "unknown filter 'shape-filtre' in the zoo; it is not a folder .* Did you mean"
             " 'shape-filter'. Known: shape-filter$"
         ),
         "": (

@@ -363,11 +363,11 @@ def test_names_of_other_libraries_are_understood():
     [
         (
             {"name": "fast_dllm", "threshold": 0.7, "conf_threshold": 0.8},
-            "got 'threshold' and 'conf_threshold' in a.yaml, which are one parameter",
+            "got 'threshold' and 'conf_threshold' in a.yaml, which are names of the same parameter",
         ),
         (
             {"name": "fast_dllm", "remasking": "random", "alg": "entropy"},
-            "got 'remasking' and 'alg' in a.yaml, which are one parameter, order",
+            "got 'remasking' and 'alg' in a.yaml, which are names of the same parameter, order",
         ),
         (
             {"name": "fast_dllm", "remasking": "entropy"},
