@@ -82,7 +82,7 @@ class SamplingParams:
             raise bad_value(
                 "sampling.guidance_scale",
                 self.guidance_scale,
-                "a number of at least 0 (1 is no guidance)",
+                "a number of at least 0 (1 turns guidance off)",
             )
 
     @property

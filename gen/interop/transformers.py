@@ -218,7 +218,7 @@ def _refuse_call(generation_config: Any, synced_gpus: bool) -> None:
     """Refuse a call that is not ``generate``'s, and the ways of generating it cannot honour."""
     if generation_config is None:
         raise GenError(
-            "gen.transformers_generate came without a generation_config; expected a call of"
+            "gen.transformers_generate got no generation_config; expected a call of"
             " model.generate(..., custom_generate=gen.transformers_generate)"
         )
     if argument_of_generate("assistant_model") is not None:
@@ -253,7 +253,7 @@ def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
         )
     if draft_model is not None and not sampler.drafted:
         raise GenError(
-            f"draft_model came with sampler {name}, which drafts without one; expected a sampler"
+            f"draft_model is given, but sampler {name} drafts without one; expected a sampler"
             " such as 'speculative'"
         )
     if draft_model is not None and CausalLM(draft_model).vocab_size != vocab_size:

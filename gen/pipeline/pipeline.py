@@ -158,7 +158,8 @@ class Pipeline(PromptedModels):
         spec, sampling = self.defaults.complete(sampler, explicit)
         if explicit.get("guidance_scale") == 0:
             warnings.warn(
-                "guidance_scale is 0, so the prompt has no effect; 1 is no guidance", stacklevel=3
+                "guidance_scale is 0, so the prompt has no effect; 1 turns guidance off",
+                stacklevel=3,
             )
         resolved, params = resolve_sampler(spec, sampling)
         self.model_name(spec)  # a wrong model fails before prompts are parsed
@@ -192,7 +193,7 @@ class Pipeline(PromptedModels):
                     continue
                 if made.out_of_memory:
                     raise GenError(
-                        "out of memory with one item at a time; expected a smaller model, a"
+                        "out of memory with one item at a time; use a smaller model, a"
                         " smaller dtype or a larger device"
                     ) from made.error
                 assert made.error is not None, "a batch without a result has an error"

@@ -425,7 +425,7 @@ def test_sweeps_make_a_grid(toys):
             grid_of(texts)
 
 
-def test_laws_that_differ_are_said():
+def test_distributions_that_differ_are_said():
     runs = [measured("autoregressive"), measured("sjd"), measured("other")]
     other = Variant("other", {}, {**SAMPLING, "temperature": 0.0}, "other")
     text = render(tabulate(runs, {}, [variant("autoregressive"), variant("sjd"), other]))

@@ -123,7 +123,7 @@ def test_a_pattern_stands_for_all_its_files_in_order(tmp_path):
     made = job(tmp_path / "b-*.jsonl")
     (tmp_path / "one.jsonl").write_text((tmp_path / "b-1.jsonl").read_text())
     assert made.entries[0].census.rows == 4
-    assert "no file" in refusal(tmp_path / "c-*.jsonl")
+    assert "not a file" in refusal(tmp_path / "c-*.jsonl")
     before = fingerprint(made)
     jsonl(tmp_path / "b-3.jsonl", [{"prompt": "three"}])
     assert fingerprint(job(tmp_path / "b-*.jsonl")) != before

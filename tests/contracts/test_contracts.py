@@ -24,7 +24,7 @@ from gen.core.token_space import GUARANTEES
 from gen.models.targets.causal import CausalTarget
 
 # a spec gives only the parameters that its sampler reads
-pytestmark = pytest.mark.filterwarnings("error:sampler.*nothing reads:UserWarning")
+pytestmark = pytest.mark.filterwarnings("error:sampler.*has no effect:UserWarning")
 
 # --- the checks
 
@@ -64,7 +64,7 @@ def check_keys(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
     )
     if sampler.protocol == "masked" and not certain(
         sampler, sampling
-    ):  # places that a filtered law is sure of, taken first, may settle all others
+    ):  # places that a filtered distribution is sure of, taken first, may settle all others
         wide = replace(sampling, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, guidance_scale=1.0)
         out = run(sampler, wide, [2] * 6, [11, 12, 13, 11, 14, 15]).tokens
     assert certain(sampler, sampling) or len(out.unique(dim=0)) >= 4, (
@@ -134,7 +134,7 @@ def check_declaration(sampler: Sampler) -> None:
     said = describe_guarantee(sampler)
     assert GUARANTEES[sampler.guarantee] in said and sampler.reference in said
     assert (type(sampler).__doc__ or "").strip()
-    with pytest.raises(AttributeError):  # knobs are what the manifest says they are, for good
+    with pytest.raises(AttributeError):  # parameters are what the manifest says they are, for good
         sampler.guarantee = "same_tokens"
 
 
@@ -204,7 +204,7 @@ def test_contract_with_the_embedded_architecture(name):
 
 
 def test_control_a_parameter_that_nothing_reads_is_an_error_here():
-    with pytest.raises(UserWarning, match="sampler.kl_threshold is 0.5, and nothing reads it"):
+    with pytest.raises(UserWarning, match="sampler.kl_threshold is 0.5 but has no effect"):
         resolve_sampler({"name": "fast_dllm", "kl_threshold": 0.5})
 
 
@@ -214,7 +214,7 @@ def test_declaration(name):
 
 
 @pytest.mark.parametrize("name", registry.table("preset"))
-def test_presets_are_samplers_with_knobs(name):
+def test_presets_are_samplers_with_parameters(name):
     preset = registry.get("preset", name)
     assert preset.name == name and preset.about
     assert set(preset.params) <= set(params(registry.get("sampler", preset.sampler)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from closed_form import GRID, KNOBS, of_ids, of_numbers
+from closed_form import GRID, PARAMETERS, of_ids, of_numbers
 
 from gen.core.method import GREEDY_DECODING, SEQUENTIAL, Preset
 from gen.core.registry import registry
@@ -25,7 +25,7 @@ def at_limit(name: str) -> dict:
     """Parameters of a preset at its limit."""
     limit = PRESETS[name].limit
     steps = {"steps": POSITIONS} if "as many `steps` as positions" in limit.note else {}
-    return {"name": name, **KNOBS.get(name, {}), **MORE.get(name, {}), **limit.params, **steps}
+    return {"name": name, **PARAMETERS.get(name, {}), **MORE.get(name, {}), **limit.params, **steps}
 
 
 def run(spec: dict):

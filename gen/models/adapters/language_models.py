@@ -53,7 +53,7 @@ class ModelAdapter:
             GenError: the model takes conditions as token ids alone.
         """
         raise GenError(
-            f"a condition with features came for {type(self).__name__}, which takes token ids alone"
+            f"the condition has features, and {type(self).__name__} takes only token ids"
         )
 
     def conditioned(self, features: Sequence[dict[str, Tensor]]) -> Self:
@@ -377,15 +377,15 @@ def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
     if not isinstance(adapter, (CausalLM, MaskedLM, BlockLM)) or adapter._lean is None:
         named = adapter.model if isinstance(adapter, ModelAdapter) else adapter
         raise GenError(
-            f"compile came with {type(named).__name__}; expected a"
-            " plain Llama or one of the embedded models of codes, whose forward can be compiled"
+            f"compile does not support {type(named).__name__}; expected a"
+            " plain Llama or a built-in model of codes, whose forward can be compiled"
         )
     kind = adapter.device.type
     compiler = os.environ.get("CXX", "g++")
     if backend == "inductor" and kind == "cpu" and shutil.which(compiler) is None:
         raise GenError(
-            f"compile came where no C++ compiler is ({compiler!r}); expected one, which"
-            " torch.compile needs on a CPU, or no compile"
+            f"compile found no C++ compiler {compiler!r}, which torch.compile needs on a CPU;"
+            " install one or leave compile off"
         )
     adapter._compiled = compiled(kind, backend)
     if isinstance(adapter, MaskedLM):

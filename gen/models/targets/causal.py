@@ -45,6 +45,8 @@ class CausalTarget(Target):
         if self.is_history_dependent:
             self.history = torch.zeros(shape, dtype=torch.long, device=self.device)
         self.allowed: Tensor | None = None
+        # of a tree, the history of every column's branch, [B, L, T + 1]
+        self._branches: Tensor | None = None
         self.hidden_layers: tuple[str, ...] = ()
         self._fresh = np.ones(self.rows, dtype=bool)  # rows whose prompt is not in the cache
         self._has_fresh = True
@@ -144,8 +146,11 @@ class CausalTarget(Target):
         Returns:
             Log-probabilities [B, L, V], or of latents conditioning vectors [B, L, H, D].
         """
-        if self.history is not None:
+        self._branches = None
+        if self.history is not None and parents is None:
             self._note(tokens, positions)
+        elif self.history is not None:
+            self._note_tree(tokens, positions, parents)
         width, grid, fresh, prefix = tokens.shape[1], positions, self._fresh, None
         if self.branches > 1:
             repeats = [1] * (tokens.ndim - 1)
@@ -221,11 +226,10 @@ class CausalTarget(Target):
             parents: long [B, L - 1]; None means a chain.
         """
         if parents is not None:
-            if not isinstance(self.model, TreeModel) or self.history is not None:
+            if not isinstance(self.model, TreeModel):
                 raise GenError(
-                    f"the draft is a tree, and {type(self.model).__name__} with this token space"
-                    " takes chains; expected a causal language model of transformers and a space"
-                    " without a constraint"
+                    f"the draft is a tree, and {type(self.model).__name__} takes chains; expected"
+                    " a causal language model of transformers"
                 )
             parents = parents.repeat(self.branches, 1)
             return self.model.forward_tree(tokens, slots, parents, self.cache), None
@@ -246,6 +250,12 @@ class CausalTarget(Target):
         """
         repeats = self.branches, 1
         self.cache.commit_path(path.repeat(repeats), num_accepted.repeat(self.branches))
+        if self._branches is None:
+            return
+        row = torch.arange(len(path), device=path.device)
+        columns = torch.cat([torch.zeros_like(path[:, :1]), path + 1], 1)
+        self.history = self._branches[row, columns[row, num_accepted]]
+        self.allowed = self.allowed[row[:, None], columns]
 
     def _before(self) -> Tensor:
         """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat
@@ -285,8 +295,10 @@ class CausalTarget(Target):
             return logprobs
         # behind the eos token stands another one, whatever the logits are
         column = torch.arange(self.history.shape[1] - 1, device=self.device)
-        is_eos = self.history[:, 1:] == end
-        first = torch.where(is_eos, column, len(column)).amin(1, keepdim=True)
+        # of a tree every column has a history of its own
+        history = self.history[:, None] if self._branches is None else self._branches
+        is_eos = history[..., 1:] == end
+        first = torch.where(is_eos, column, len(column)).amin(-1)
         ended = first < positions
         logprobs.masked_fill_(ended[..., None], -torch.inf)
         logprobs[..., end].masked_fill_(ended, 0.0)
@@ -296,13 +308,26 @@ class CausalTarget(Target):
         """Write the tokens [B, L] one position before positions [B, L] into the history."""
         self.history.scatter_(1, positions, tokens)
 
+    def _note_tree(self, tokens: Tensor, positions: Tensor, parents: Tensor) -> None:
+        """Write the root of a tree into the history, and all of a branch into its own."""
+        self.history.scatter_(1, positions[:, :1], tokens[:, :1])
+        branches = self.history[:, None].repeat(1, tokens.shape[1], 1)
+        row = torch.arange(len(tokens), device=tokens.device)
+        for column in range(1, tokens.shape[1]):
+            branch = branches[row, parents[:, column - 1] + 1]
+            at = positions[:, column, None]
+            branches[:, column] = branch.scatter(1, at, tokens[:, column, None])
+        self._branches = branches
+
     def _legal(self, positions: Tensor) -> Tensor | None:
         """Look up the allowed tokens of positions [B, L]: bool [B, L, V]; None where all are."""
         if self.history is None:
             return legal_at(self.legal, positions) if self._narrow else None
-        self.allowed = self.space.apply_constraint(
-            self.legal[positions], self.history[:, 1:], positions
-        )
+        history, at = self.history, positions
+        if self._branches is not None:
+            history, at = self._branches.flatten(0, 1), positions.reshape(-1, 1)
+        allowed = self.space.apply_constraint(self.legal[at], history[:, 1:], at)
+        self.allowed = allowed.view(*positions.shape, -1)
         return self.allowed
 
     def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from enumeration import distance, enumerate_law
-from tabular import TabularCausal, causal_law, causal_target
+from enumeration import distance, enumerate_distribution
+from tabular import TabularCausal, causal_distribution, causal_target
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -18,7 +18,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
 from gen.samplers.causal.drafters.model import IdChain, ModelDrafter
-from gen.samplers.causal.jacobi import JacobiDrafter
+from gen.samplers.causal.jacobi import JacobiDrafter, SpeculativeJacobi
 from gen.samplers.engine import window as auto_width
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.window import LADDER, AutoWidth, Widths
@@ -176,20 +176,23 @@ def jacobi_error(
     model, sampling, space = TabularCausal(ids), SamplingParams(), space_of(length, ids)
 
     def decode(rng, context):
-        part, first = registry.get("coupling", coupling)(), registry.get("initialiser", init)
         target = causal_target(model, space, sampling, context)
+        part = registry.get("coupling", coupling)()
+        first = registry.get("initialiser", init).make(SpeculativeJacobi(), target, None)
         return decode_causal(
             target, rng, drafter(window(3), part, first, space, target.legal)
         ).tokens
 
-    found = enumerate_law(decode, CONTEXTS, rows=1)
-    return max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
+    found = enumerate_distribution(decode, CONTEXTS, rows=1)
+    return max(
+        distance(found[c], causal_distribution(model, space, sampling, c)) for c in range(CONTEXTS)
+    )
 
 
 @pytest.mark.parametrize("init", ["uniform", "repeat"])
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.thinned(2)
-def test_windows_that_follow_what_was_accepted_keep_the_law(coupling, init):
+def test_windows_that_follow_what_was_accepted_keep_the_distribution(coupling, init):
     assert jacobi_error(coupling, init, ByHistory) < EXACT
 
 
@@ -207,7 +210,7 @@ def test_control_drafts_left_out_for_their_value_do_not(coupling):
     assert jacobi_error(coupling, "uniform", ByHistory, ByValue) > WRONG
 
 
-def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
+def test_chains_whose_length_follows_what_was_accepted_keep_the_distribution():
     model, small, sampling, space = (
         TabularCausal(2),
         TabularCausal(2, seed=5),
@@ -222,9 +225,12 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
             target, rng, ModelDrafter(draft, IdChain(TOKEN, target.legal), lengths)
         ).tokens
 
-    found = enumerate_law(decode, CONTEXTS, rows=1)
+    found = enumerate_distribution(decode, CONTEXTS, rows=1)
     assert (
-        max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
+        max(
+            distance(found[c], causal_distribution(model, space, sampling, c))
+            for c in range(CONTEXTS)
+        )
         < EXACT
     )
 
