@@ -170,7 +170,7 @@ def test_editing_needs_image_and_mask(tmp_path):
     (tmp_path / "x.png").write_bytes(b"x")
     x = str(tmp_path / "x.png")
     assert "one of mask and span; got source" in refusal(source=x)
-    assert "one of mask and span; mask came" in refusal(mask=x)
+    assert "one of mask and span; got mask" in refusal(mask=x)
     assert "one of mask and span; source, mask, span came" in refusal(source=x, mask=x, span="1:2")
     assert "a source to edit and a prefix to continue" in refusal(source=x, mask=x, prefix=x)
     assert "keeps its length" in refusal(source=x, span="1:2", frames=4)
