@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def verifiers() -> str:
         for name, verifier in registry.table("verifier").items()
     ]
     return table(["verifier", "guarantee", "rule"], rows)
+
+
+def policies() -> str:
+    """Lists the length policies."""
+    rows = []
+    for name, policy in registry.table("length_policy").items():
+        declared = registry.params_of("length_policy", name)
+        params = ", ".join(f"`{f.name}`" for f in fields(declared)) if declared else ""
+        rows.append([f"`{name}`", first_line(policy), params])
+    return table(["policy", "drafts of a step", "parameters"], rows)
 
 
 def drafters() -> str:
@@ -152,6 +163,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "parts": parts,
     "methods": methods,
     "verifiers": verifiers,
+    "policies": policies,
     "drafters": drafters,
     "samplers": samplers,
     "presets": presets,

@@ -75,13 +75,21 @@ def add_command(
 
 
 def add_overrides(parser: Parser, example: str) -> None:
-    """Add ``KEY=VALUE`` arguments, and the flag that lets them read the environment."""
+    """Add ``KEY=VALUE`` arguments, their flag, and the flag that lets them read the environment."""
     parser.add_argument(
         "overrides",
         nargs="*",
         default=[],
         metavar="KEY=VALUE",
         help=f"any key of a job file, such as {example}",
+    )
+    parser.add_argument(
+        "--set",
+        dest="set_values",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="the same as a flag; may be repeated",
     )
     parser.add_argument(
         "--allow-env",

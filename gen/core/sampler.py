@@ -66,6 +66,11 @@ class Sampler(ABC):
         return False
 
     @property
+    def deterministic(self) -> bool:
+        """True where a rule chooses the tokens without drawing: no seed changes them."""
+        return False
+
+    @property
     def counts_steps(self) -> bool:
         """True where the parameter ``steps``, if there is one, sets the number of steps."""
         return True

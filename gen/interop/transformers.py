@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -94,6 +94,9 @@ def transformers_generate(
             model_kwargs,
         )
         sampler, sampling = resolve_sampler(sampler, request.sampling)
+        if sampler.deterministic and not generation_config.do_sample:
+            # its scores are those of the model, as in ``generate(num_beams=...)``
+            sampling = replace(sampling, temperature=1.0)
         _require_sampler(sampler, draft_model, request.space.vocab_size)
         target, put = _target(model, request, sampling), None
         draft = None if draft_model is None else _target(draft_model, request, sampling)

@@ -32,10 +32,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gen.core.errors import GenError, bad_value, unknown
-from gen.core.registry import register
+from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.samplers.causal.drafters.model import ModelDrafted, ModelDrafter
-from gen.samplers.causal.length_policies import LengthPolicy
+from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.rows import RowState
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths
@@ -61,8 +61,11 @@ class _AfterPrefill(LengthPolicy):
     def lengths(self):
         return np.where(self.left > 0, 0, self.policy.lengths)
 
-    def stop(self, mass):
-        return self.policy.stop(mass)
+    def begin(self):
+        self.policy.begin()
+
+    def stop(self, mass, logprobs):
+        return self.policy.stop(mass, logprobs)
 
     def observe(self, drafted, accepted):
         before = self.policy.lengths
@@ -83,8 +86,8 @@ class ContinuousSpeculative(ModelDrafted):
     draft; the error of the exact mode decreases with it. ``relaxation``: of the relaxed mode, from
     0 (the paper's rule) to 1 (accepts everything). ``prefill_ratio``: share of positions that the
     relaxed mode does not draft. ``draft_model``: a model's name; None for the modality's own.
-    ``num_speculative_tokens``: drafts per round. ``policy``: constant or heuristic.
-    ``draft_temperature``, ``draft_guidance``: sampling parameters of the draft model; None takes
+    ``num_speculative_tokens``: drafts per round. ``policy``: a length policy that
+    reads no probability. ``draft_temperature``, ``draft_guidance``: sampling parameters of the draft model; None takes
     those of the target.
     """
 
@@ -102,10 +105,15 @@ class ContinuousSpeculative(ModelDrafted):
         super().__post_init__()
         if self.mode not in MODES:
             raise unknown("sampler.mode", self.mode, MODES)
-        if self.policy == "confidence":
-            raise bad_value(
-                "sampler.policy", self.policy, "constant or heuristic: a latent has no probability"
-            )
+        known = registry.table("length_policy")
+        if known[self.policy].needs_probability:
+            others = [
+                name
+                for name, p in known.items()
+                if not p.needs_probability and not p.needs_same_tokens
+            ]
+            expected = f"{' or '.join(others)}: a latent has no probability"
+            raise bad_value("sampler.policy", self.policy, expected)
         if (
             not isinstance(self.max_tries, int)
             or isinstance(self.max_tries, bool)

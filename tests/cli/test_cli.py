@@ -270,6 +270,14 @@ def test_sample_writes_a_folder_and_says_where(capsys):
     )
 
 
+def test_set_is_a_key_of_the_job_file_as_a_flag(capsys):
+    flags = ("--set", "sampler.window=8", "--set", "sampler.init=repeat")
+    assert gen(capsys, "sample", "toy", "x", "--seed", "1", *flags)[0] == 0
+    sampler = Pipe.seen[0][0]
+    assert (sampler["window"], sampler["init"]) == (8, "repeat")
+    assert "expected KEY=VALUE" in refused(capsys, "sample", "toy", "x", "--set", "sampler")
+
+
 def test_flags_of_the_model_reach_the_pipeline(capsys):
     for command in (("sample", "toy", "x"), ("bench", "toy", "--quick", "--samplers", "sjd")):
         assert gen(capsys, *command, "--compile")[0] == gen(capsys, *command, "--seed", "2")[0] == 0

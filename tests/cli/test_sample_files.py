@@ -123,7 +123,7 @@ def test_a_file_that_exists_stays(capsys):
         (["seed=5", "--seed", "6"], "seed comes as --seed 6 and as 'seed=5'"),
         (["sampler=sjd", "--sampler", "maskgit"], "expected one of them"),
         (["sampling.top_k=5", "--top-k", "6"], "sampling.top_k comes as --top-k 6"),
-        (["--set", "seed=5"], "unknown flag '--set'"),
+        (["--put", "seed=5"], "unknown flag '--put'"),
         (["--sampler", "sjd", "sampler.windw=3"], "Did you mean 'window'"),
     ],
 )

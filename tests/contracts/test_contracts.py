@@ -74,7 +74,7 @@ def check_keys(run: Bench, sampler: Sampler, sampling: SamplingParams) -> None:
 
 def certain(sampler: Sampler, sampling: SamplingParams) -> bool:
     """Whether ids are not drawn: keys may change nothing."""
-    return (
+    return sampler.deterministic or (
         sampling.temperature == 0
         if sampler.protocol == "causal"
         else getattr(sampler, "proposer", None) in ("argmax", "credit")

@@ -82,7 +82,14 @@ SPECS |= {
 SPECS |= {
     f"{v}-{p}": {"name": "speculative", "verifier": v, "policy": p, "num_speculative_tokens": 3}
     for v in EXACT
-    for p in registry.table("length_policy")
+    for p, policy in registry.table("length_policy").items()
+    if not policy.needs_same_tokens
+}
+# tokens that do not depend on the drafts
+SPECS |= {
+    f"follow-{p}": {"name": "speculative", "verifier": "follow", "policy": p}
+    for p, policy in registry.table("length_policy").items()
+    if policy.needs_same_tokens
 }
 SPECS |= {
     "speculative-unguided": {

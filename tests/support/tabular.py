@@ -92,18 +92,56 @@ class TokenBuffer(ModelCache):
     def keep(self, rows: Tensor) -> None:
         self.ids = None if self.ids is None else self.ids[rows]
 
+    def tree(self, tokens: Tensor, positions: Tensor, parents: Tensor) -> Tensor:
+        """Write the root, and return what every column of a tree stands on, [B, L, slots]."""
+        ids = self.write(tokens[:, :1], positions[:, :1])
+        self.branches = ids[:, None].repeat(1, tokens.shape[1], 1)
+        row = torch.arange(len(tokens))
+        for column in range(1, tokens.shape[1]):
+            branch = self.branches[row, parents[:, column - 1] + 1].clone()
+            # what a branch stands on ends at its own position
+            branch.scatter_(1, positions[:, column, None], tokens[:, column, None])
+            self.branches[:, column] = branch
+        self.root = positions[:, 0]
+        return self.branches
+
+    def commit_path(self, nodes: Tensor, count: Tensor) -> None:
+        """Copy the tokens of accepted drafts to their slots."""
+        row = torch.arange(len(nodes))
+        columns = torch.cat([torch.zeros_like(nodes[:, :1]), nodes + 1], 1)
+        self.ids = self.branches[row, columns[row, count]]
+
 
 class TabularCausal(_Model):
     """Implements ``gen.models.adapters.protocols.CausalModel``."""
 
+    superposes = True
+
     def new_cache(self, slots: int) -> TokenBuffer:
         return TokenBuffer(slots)
+
+    def forward_superposed(self, tokens, weights, positions, cache) -> Tensor:
+        """The mixture of the distributions; the cache keeps the token that there is most of."""
+        parts = [
+            self.forward(ids, positions, cache).softmax(-1) * share[..., None]
+            for ids, share in zip(tokens.unbind(-1), weights.unbind(-1), strict=True)
+        ]
+        cache.write(tokens.gather(-1, weights.argmax(-1, keepdim=True))[..., 0], positions)
+        return sum(parts).clamp_min(1e-300).log()
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: TokenBuffer) -> Tensor:
         ids = cache.write(tokens, positions)
         return _logits(
             self._states(ids).gather(1, positions), self.vocab_size, self.low, self.spread
         )
+
+    def forward_tree(
+        self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: TokenBuffer
+    ) -> Tensor:
+        branches = cache.tree(tokens, positions, parents)
+        states = self._states(branches.flatten(0, 1)).view(branches.shape)
+        states = states.gather(2, positions[..., None])[..., 0]
+        return _logits(states, self.vocab_size, self.low, self.spread)
 
     def after(self, sequence: list[int]) -> Tensor:
         """The logits [V] after a sequence, without any cache."""

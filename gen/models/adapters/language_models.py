@@ -19,6 +19,7 @@ from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attentio
 from gen.models.adapters.protocols import CountsKnown
 from gen.models.adapters.slot_cache import SlotCache, hide
 from gen.models.load.locate import config_field
+from gen.models.nets.grid import GridLlamaForCausalLM
 
 
 class ModelAdapter:
@@ -28,6 +29,8 @@ class ModelAdapter:
         model: the network.
         features: features of each distinct condition of the batch.
         keeps: a causal model takes ``keep=n``: logits of the last n tokens alone.
+        superposes: a causal model takes weighted sums of embeddings as inputs
+            (``gen.models.adapters.protocols.SuperposedModel``).
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
         max_positions: positions that the model was made for; None where there is no such number.
@@ -36,6 +39,7 @@ class ModelAdapter:
 
     model: torch.nn.Module
     keeps: bool = False
+    superposes: bool = False
     ragged: bool = False
     shift: int = 0
     max_positions: int | None = None
@@ -126,6 +130,7 @@ class CausalLM(LanguageModel):
     """Causal language model of transformers: a 4-D attention mask and explicit positions."""
 
     keeps = True
+    superposes = True
 
     def new_cache(self, slots: int) -> SlotCache:
         """Return an empty cache.
@@ -170,6 +175,28 @@ class CausalLM(LanguageModel):
             raise GenError("the draft is a tree and the model's forward compiled; expected one")
         mask = cache.tree(positions, parents, self.dtype)
         return self._logits(tokens, positions, mask, cache)
+
+    def _embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embed token ids [B, L] as the network does at positions [B, L]: [B, L, D]."""
+        embedded = self.model.get_input_embeddings()(ids)
+        if isinstance(self.model, GridLlamaForCausalLM):
+            embedded = embedded + self.model.locate(positions)
+        return embedded
+
+    @torch.no_grad()
+    def forward_superposed(
+        self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: SlotCache
+    ) -> Tensor:
+        """See ``SuperposedModel``. The module's own forward runs: the lean one takes token ids."""
+        parts = [self._embedded(ids, positions) for ids in tokens.unbind(-1)]
+        mixed = (torch.stack(parts, -1) * weights[..., None, :].to(parts[0])).sum(-1)
+        return self.model(
+            inputs_embeds=mixed,
+            position_ids=positions,
+            attention_mask=cache.at(positions, self.dtype),
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
 
     def check_layers(self, layers: Sequence[str]) -> None:
         """See ``HiddenStateModel``."""

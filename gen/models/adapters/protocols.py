@@ -57,6 +57,23 @@ class TreeModel(Protocol):
         ...
 
 
+class SuperposedModel(Protocol):
+    """Causal model whose adapter says ``superposes``: it takes mixtures of tokens as inputs."""
+
+    def forward_superposed(
+        self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: Any
+    ) -> Tensor:
+        """Compute the logits [B, L, V] after inputs that are weighted sums of embeddings.
+
+        Args:
+            tokens: long [B, L, K].
+            weights: weights of their embeddings, [B, L, K], which sum to 1.
+            positions: absolute positions, long [B, L].
+            cache: made by ``new_cache``.
+        """
+        ...
+
+
 @runtime_checkable
 class HiddenStateModel(Protocol):
     """Causal model that can return the hidden states of its layers."""

@@ -283,7 +283,9 @@ def test_without_relaxation_the_tokens_are_those_of_the_exact_sampler(name, samp
             relaxed_acceptance(verifier=name, relaxation=0, coupling="maximal", window=4, init=init)
         )
         assert torch.equal(a.tokens, run(jacobi(coupling="maximal", window=4, init=init)).tokens)
-    for policy in registry.table("length_policy"):
+    for policy, kind in registry.table("length_policy").items():
+        if kind.needs_same_tokens:
+            continue
         a = run(relaxed_acceptance(verifier=name, relaxation=0, drafter="model", policy=policy))
         assert torch.equal(a.tokens, run(speculative(policy=policy)).tokens)
 
