@@ -100,9 +100,9 @@ def test_a_string_is_the_text_of_a_condition_and_other_parts_are_refused_by_name
     assert str(modality.parse(Condition(text="a red circle"))) == str(
         modality.condition("a red circle")
     )
-    with pytest.raises(GenError, match="'image' takes text as its condition; images came"):
+    with pytest.raises(GenError, match="'image' takes text as its condition; got images"):
         modality.parse(Condition(images=("a.png",)))
-    with pytest.raises(GenError, match="nothing came"):
+    with pytest.raises(GenError, match="got nothing"):
         modality.parse(Condition())
     with pytest.raises(GenError, match="expected a string"):
         Condition.of(7)
