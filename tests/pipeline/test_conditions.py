@@ -88,7 +88,7 @@ def test_a_model_of_token_ids_refuses_features():
     class Plain(ModelAdapter):
         pass
 
-    with pytest.raises(GenError, match="takes token ids alone"):
+    with pytest.raises(GenError, match="takes only token ids"):
         PromptBatch.of([Prompt([CONDITION], (1,), Brightness())], (), Plain().condition_token)
     batch = PromptBatch.of([[1, 2], [3]], [9], Plain().condition_token)  # control
     assert batch.tokens.tolist() == [[1, 2, 9], [3, 9, 9]] and batch.lengths.tolist() == [3, 2]
