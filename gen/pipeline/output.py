@@ -69,8 +69,8 @@ class PipelineOutput:
             forward passes and known tokens only, and items of later batches are absent.
 
     An output behaves like a list of its media: ``len(out)``, ``out[0]``, ``for image in out``; a
-    slice of it is an output. ``out.images``, ``out.audios``, ``out.videos``, ``out.texts``, ``out.motions`` and
-    ``out.actions`` are the media under the name of their kind.
+    slice of it is an output. ``out.images``, ``out.audios``, ``out.videos``, ``out.texts``,
+    ``out.motions`` and ``out.actions`` are the media under the name of their kind.
     """
 
     media: list[Any]
