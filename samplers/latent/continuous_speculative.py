@@ -86,9 +86,9 @@ class ContinuousSpeculative(ModelDrafted):
     draft; the error of the exact mode decreases with it. ``relaxation``: of the relaxed mode, from
     0 (the paper's rule) to 1 (accepts everything). ``prefill_ratio``: share of positions that the
     relaxed mode does not draft. ``draft_model``: a model's name; None for the modality's own.
-    ``num_speculative_tokens``: drafts per round. ``policy``: a length policy that
-    reads no probability. ``draft_temperature``, ``draft_guidance``: sampling parameters of the draft model; None takes
-    those of the target.
+    ``num_speculative_tokens``: drafts per round. ``policy``: a length policy that reads no
+    probability. ``draft_temperature``, ``draft_guidance``: sampling parameters of the draft model;
+    None takes those of the target.
     """
 
     num_speculative_tokens: int | str = 4
