@@ -90,6 +90,20 @@ class HiddenStateModel(Protocol):
         ...
 
 
+@runtime_checkable
+class LayeredModel(Protocol):
+    """Causal model some of whose layers can be left out."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        ...
+
+    def with_layers(self, layers: Sequence[int]) -> CausalModel:
+        """Return the same model with some of its layers, by their numbers from 0, upwards."""
+        ...
+
+
 class MaskedModel(Protocol):
     """ids [B, P + T], a condition and a partly filled canvas -> logits [B, T, V] of the canvas.
 

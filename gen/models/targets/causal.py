@@ -3,7 +3,7 @@ of everything that is committed."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -87,6 +87,13 @@ class CausalTarget(Target):
         self._has_fresh = bool(self._fresh.any())
         if self.history is not None:
             self.history = self.history[rows]
+
+    def with_model(self, model: CausalModel) -> Self:
+        """Make a fresh target of the same items and sampling parameters with another model."""
+        fresh = type(self)(model, *self._init_args(self.sampling)[1:])
+        fresh.name = self.name
+        fresh.at_most(self.rows)
+        return fresh
 
     def require_hidden_states(self, layers: tuple[str, ...], method: str) -> None:
         """Return the hidden states of these layers from now on (``StepOutput.hidden_states``).
