@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ DECIDES = {
     "stop": "early end of a row before all positions are committed",
     "blocks": "the positions eligible for committing",
     "cache": "the positions that a pass computes ([below](#caches))",
+}
+
+GUARANTEED = {
+    "same_tokens": "same tokens",
+    "same_distribution": "exact",
 }
 
 
@@ -65,10 +71,34 @@ def methods() -> str:
 def verifiers() -> str:
     """Lists the verifiers of drafts."""
     rows = [
-        [f"`{name}`", "approximate" if verifier.relaxed else "exact", first_line(verifier)]
+        [
+            f"`{name}`",
+            "approximate" if verifier.relaxed else GUARANTEED[verifier.guarantee],
+            "chains, trees" if verifier.judges_trees else "chains",
+            first_line(verifier),
+        ]
         for name, verifier in registry.table("verifier").items()
     ]
-    return table(["verifier", "guarantee", "rule"], rows)
+    return table(["verifier", "guarantee", "judges", "rule"], rows)
+
+
+def shapes() -> str:
+    """Lists the shapes of drafts, and how each can draw siblings."""
+    rows = [
+        [f"`{name}`", ", ".join(f"`{way}`" for way in shape.takes), first_line(shape)]
+        for name, shape in registry.table("shape").items()
+    ]
+    return table(["shape", "ways to draw siblings", "drafts"], rows)
+
+
+def policies() -> str:
+    """Lists the length policies."""
+    rows = []
+    for name, policy in registry.table("length_policy").items():
+        declared = registry.params_of("length_policy", name)
+        params = ", ".join(f"`{f.name}`" for f in fields(declared)) if declared else ""
+        rows.append([f"`{name}`", first_line(policy), params])
+    return table(["policy", "drafts of a step", "parameters"], rows)
 
 
 def drafters() -> str:
@@ -152,7 +182,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "parts": parts,
     "methods": methods,
     "verifiers": verifiers,
+    "policies": policies,
     "drafters": drafters,
+    "shapes": shapes,
     "samplers": samplers,
     "presets": presets,
     "papers": papers,

@@ -66,7 +66,7 @@ class FreePrompts:
     def check(self, media: Any, prompt: str) -> Verdict:
         raise GenError(
             f"no checker can tell whether the media of this {self.name} model match the prompt;"
-            " expected an embedded model, whose language has a checker"
+            " expected a built-in model, whose language has a checker"
         )
 
 
@@ -140,7 +140,7 @@ class FreeText(FreePrompts, TextModality):
 
     def edit(self, source, where, frontend, space):
         raise GenError(
-            "texts of published models cannot be edited; expected the embedded text model"
+            "texts of published models cannot be edited; expected the built-in text model"
         )
 
 

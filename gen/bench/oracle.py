@@ -289,8 +289,8 @@ def _checked_sweep(args: argparse.Namespace) -> tuple[str | None, list[Any]]:
     grid = grid_of(args.sweep)
     if len(grid) > 1:
         raise GenError(
-            f"--sweep came with the parameters {', '.join(grid)}, with --oracle; expected one, a"
-            " sampler is drawn along one dial"
+            f"--sweep has the parameters {', '.join(grid)}, with --oracle; expected one, since a"
+            " sampler is plotted along one parameter"
         )
     return next(iter(grid.items()), (None, []))
 

@@ -43,7 +43,7 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
     for key in ("items", "modalities"):
         if vars(args).get(key) not in (None, False):
             raise GenError(
-                f"--{key} came with gen bench {args.modality}; expected it with gen bench jobs"
+                f"--{key} is given to gen bench {args.modality}; expected it with gen bench jobs"
             )
     usual = (
         (QUICK_ORACLE if args.quick else ORACLE) if args.oracle else QUICK if args.quick else USUAL
@@ -67,7 +67,7 @@ def bench(args: argparse.Namespace, load: Callable[..., Any] | None = None) -> i
     else:
         if args.model:
             raise GenError(
-                f"--model came with gen bench {ALL}; expected it with one modality, which is all"
+                f"--model is given to gen bench {ALL}; expected it with one modality, which is all"
                 " that a model serves"
             )
         found = {
@@ -153,7 +153,7 @@ def _measurable(
         )
     if not variants:
         raise GenError(
-            f"nothing is left to measure: the model serves none of {REFERENCE}, {DEFAULT}; expected"
-            " --samplers that it serves"
+            f"nothing is left to measure: the model supports none of {REFERENCE}, {DEFAULT};"
+            " expected --samplers that it supports"
         )
     return variants, errors

@@ -75,7 +75,7 @@ def choose(args: argparse.Namespace) -> list[Variant]:
     for param in grid:
         if param not in used:
             raise GenError(
-                f"--sweep is about {param!r}, a parameter that none of {', '.join(names)} has"
+                f"--sweep names {param!r}, a parameter that none of {', '.join(names)} has"
             )
     return variants
 
@@ -91,7 +91,7 @@ def grid_of(texts: Sequence[str] | None) -> dict[str, list[Any]]:
         param, values = swept(text)
         if param in grid:
             raise GenError(
-                f"--sweep came twice with the parameter {param!r}; expected its values in one,"
+                f"--sweep names the parameter {param!r} twice; expected all values in one,"
                 f" such as {param}=V,V"
             )
         grid[param] = values

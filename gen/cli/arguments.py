@@ -67,15 +67,15 @@ def add_command(
     parser = commands.add_parser(name, help=text, description=text, epilog=epilog)
     parser.set_defaults(command=deferred(implementation), parser=parser)
     loudness = parser.add_mutually_exclusive_group()
-    loudness.add_argument("--verbose", action="store_true", help="log what happens to stderr")
+    loudness.add_argument("--verbose", action="store_true", help="log events to stderr")
     loudness.add_argument(
-        "--quiet", action="store_true", help="no progress and no warnings on stderr, only errors"
+        "--quiet", action="store_true", help="print only errors to stderr, no progress or warnings"
     )
     return parser
 
 
 def add_overrides(parser: Parser, example: str) -> None:
-    """Add ``KEY=VALUE`` arguments, and the flag that lets them read the environment."""
+    """Add ``KEY=VALUE`` arguments, their flag, and the flag that lets them read the environment."""
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -85,23 +85,24 @@ def add_overrides(parser: Parser, example: str) -> None:
     )
     parser.add_argument(
         "--set",
+        dest="set_values",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="the same as KEY=VALUE without --set; may be repeated",
+        help="the same as a flag; may be repeated",
     )
     parser.add_argument(
         "--allow-env",
         action="append",
         default=[],
         metavar="NAME",
-        help="let ${oc.env:NAME} stand for this environment variable; may be repeated",
+        help="allow ${oc.env:NAME} to read this environment variable; may be repeated",
     )
 
 
 def add_json_flag(parser: Parser) -> None:
     """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_model_flags(parser: Parser) -> None:
@@ -109,7 +110,7 @@ def add_model_flags(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="zoo name, folder or hub id (the modality's own small model)",
+        help="zoo name, folder or hub id (default: the built-in model of the modality)",
     )
     parser.add_argument("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps (cpu)")
     parser.add_argument(
@@ -120,7 +121,7 @@ def add_model_flags(parser: Parser) -> None:
         action="store_true",
         default=None,
         help=(
-            "run models through torch.compile: the first forward passes take long, later ones less"
+            "compile models with torch.compile: first forward passes are slow, later ones faster"
         ),
     )
 
@@ -135,5 +136,8 @@ def add_sampling_flags(parser: Parser) -> None:
         ("min_p", float),
     ):
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=kind, metavar="X", help="default: the modality's"
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            metavar="X",
+            help="default: that of the model or modality",
         )

@@ -20,6 +20,6 @@ def cp(args: argparse.Namespace) -> int:
             with dest.open("xb") as file:
                 file.write(source.read_bytes())
         except FileExistsError as error:
-            raise GenError(f"{dest} exists; expected a name that is free") from error
+            raise GenError(f"{dest} exists already; expected an unused name") from error
     print(dest)
     return 0

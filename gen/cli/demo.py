@@ -29,7 +29,7 @@ def demo(args: argparse.Namespace) -> int:
         made = run_job(job, progress=progress, stop=stop)
     if made["pending"]:
         print(
-            f"gen: stopped with {made['pending']} items to make; the same command goes on",
+            f"gen: stopped with {made['pending']} items left; run the same command to resume",
             file=sys.stderr,
         )
         return STOPPED

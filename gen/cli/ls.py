@@ -11,7 +11,18 @@ from gen.cli.commands.ls import LISTINGS
 from gen.core.tables import EMPTY, columns
 
 # for --json and the pages; a line must fit a terminal
-LONG = ("params", "reference", "papers", "paper", "title", "presets", "options", "tested", "limit")
+LONG = (
+    "params",
+    "draws",
+    "reference",
+    "papers",
+    "paper",
+    "title",
+    "presets",
+    "options",
+    "tested",
+    "limit",
+)
 
 
 def ls(args: argparse.Namespace) -> int:

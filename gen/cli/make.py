@@ -135,8 +135,8 @@ def _run(job: Job, *, quiet: bool = False, shows_texts: bool = False) -> int:
     _tell(summary, quiet)
     if summary["pending"]:
         print(
-            f"gen: stopped with {plural(summary['pending'], 'item')} to make; the same command"
-            " goes on",
+            f"gen: stopped with {plural(summary['pending'], 'item')} left; run the same command"
+            " to resume",
             file=sys.stderr,
         )
         return STOPPED
@@ -159,7 +159,7 @@ def _tell(summary: dict[str, Any], quiet: bool) -> None:
     failed = summary["failed"]
     if failed:
         first = cut(" ".join(f"{failed[0]['index']:06d}: {failed[0]['error']}".split()))
-        again = "" if quiet else "; retry=failed tries just them again"
+        again = "" if quiet else "; retry=failed retries only those"
         print(
             f"gen: {len(failed)} of {summary['items']} items failed ({printable(first)}){again}",
             file=sys.stderr,
@@ -172,7 +172,7 @@ def passes(count: float) -> str:
 
 
 def _nothing_to_do(items: int) -> str:
-    there = "the item is there" if items == 1 else f"all {items} items are there"
+    there = "the item exists" if items == 1 else f"all {items} items exist"
     return f"{there}, nothing to do"
 
 
@@ -191,7 +191,7 @@ def work(args: argparse.Namespace) -> int:
         rows, planned = read_rows(Path(args.folder)), read_plan(Path(args.folder))["items"]
         left = len(planned) - len(rows)
         print(
-            f"{plural(left, 'item')} of {len(planned)} left, all in the hands of other workers"
+            f"{plural(left, 'item')} of {len(planned)} left, all claimed by other workers"
             if left
             else _nothing_to_do(len(rows))
         )
@@ -221,10 +221,10 @@ def _dry_run(job: Job) -> int:
         rows.append((label, entry.modality, str(len({i["line"] for i in mine})), str(len(mine))))
     print(printable(columns(rows)))
     for line in cut_list([i["error"] for i in plan["items"] if "error" in i]):
-        print(f"cannot be made: {printable(line)}")
+        print(f"invalid: {printable(line)}")
     print(
         f"items: {len(plan['items'])} in {plural(len(plan['shards']), 'shard')}"
-        + (f", {plan['duplicates']} asked for twice" if plan["duplicates"] else "")
+        + (f", {plural(plan['duplicates'], 'duplicate')}" if plan["duplicates"] else "")
     )
     print(f"out: {job.out}  fingerprint: {fingerprint(job)}")
     return 0

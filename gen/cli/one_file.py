@@ -37,7 +37,7 @@ def file_names(file: str, count: int) -> list[Path]:
         names = [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]
     for name in names:
         if name.exists():
-            raise GenError(f"{name} exists; expected a name that is free")
+            raise GenError(f"{name} exists already; expected an unused name")
     return names
 
 

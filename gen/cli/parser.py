@@ -61,7 +61,8 @@ def build() -> Parser:
         action="version",
         version=f"gen {gen_version()}",
     )
-    parser.set_defaults(command=None, parser=parser, overrides=None, prompt=None, resumable=False)
+    parser.set_defaults(command=None, parser=parser, prompt=None, resumable=False)
+    parser.set_defaults(overrides=None, set_values=())
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
     for add in COMMANDS:
         add(commands)
@@ -81,8 +82,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = build()
     args, extra = parser.parse_known_args([_hyphenated(x) for x in argv])
     if args.overrides is not None:  # argparse drops positionals that follow a flag
-        said = [*args.overrides, *args.set, *(x for x in extra if not x.startswith("-"))]
-        args.overrides = [x for x in said if "=" in x]
+        said = [*args.overrides, *(x for x in extra if not x.startswith("-"))]
+        args.overrides = [*(x for x in said if "=" in x), *_set_values(args)]
         extra = [x for x in said if "=" not in x] + [x for x in extra if x.startswith("-")]
     if extra:
         raise _unexpected(extra, args)
@@ -93,6 +94,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.print_help()
         raise SystemExit(0)
     return args
+
+
+def _set_values(args: argparse.Namespace) -> list[str]:
+    """List the values of ``--set``. Raises ``GenError`` for one without a key."""
+    for value in args.set_values:
+        if "=" not in value:
+            raise GenError(f"--set {shown(value)}; expected KEY=VALUE, such as sampler.window=64")
+    return list(args.set_values)
 
 
 def _hyphenated(word: str) -> str:

@@ -48,7 +48,7 @@ def _show_config(args: argparse.Namespace) -> int:
 def _show_sampler(name: str, args: argparse.Namespace) -> int:
     if args.overrides:
         raise GenError(
-            f"{args.overrides[0]!r} came with the sampler {name!r}; expected overrides with a"
+            f"{args.overrides[0]!r} is given with the sampler {name!r}; expected overrides with a"
             " config only"
         )
     found = describe_sampler(name)

@@ -113,7 +113,7 @@ class Entry:
             and self.own_census(self.said_census()).sha256 != self.census.sha256
         ):
             raise GenError(
-                f"{self.prompts_file} has changed while it was read; give the same command again"
+                f"{self.prompts_file} changed while it was being read; run the command again"
             )
 
     def row_check(self) -> Callable[[Row], Row]:

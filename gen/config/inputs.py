@@ -54,7 +54,7 @@ def iter_rows(path: str | Path, column: str | None = None) -> Iterator[Row]:
             empty = False
             here = origin or f"line {row.line}"
             if row.id is not None and not row.error and first.setdefault(row.id, here) != here:
-                problem = f"id {row.id!r} comes a second time; {first[row.id]} has it already"
+                problem = f"id {row.id!r} is a duplicate; {first[row.id]} has the same id"
                 row = replace(row, error=located(one, row.line, problem))
             yield replace(row, line=line, origin=origin) if origin else row
     if empty:
@@ -98,14 +98,14 @@ def inline_rows(prompts: Any, base: Path, where: str) -> list[str | dict[str, An
             raise bad_value(
                 f"prompts.{i}",
                 got,
-                "a text that is not empty (quote it if YAML reads it otherwise)",
+                "a non-empty text (quote it if YAML reads it as something else)",
                 where,
             )
         try:
             row = parse_row(got, i, base)
             if row.id is not None and first.setdefault(row.id, i) != i:
                 raise GenError(
-                    f"id {row.id!r} comes a second time; prompts.{first[row.id]} has it already"
+                    f"id {row.id!r} is a duplicate; prompts.{first[row.id]} has the same id"
                 )
         except GenError as error:
             raise GenError(f"prompts.{i} in {where}: {error}") from None
@@ -130,7 +130,7 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             for row in rows:
                 if row.error:
-                    raise GenError(f"a wrong row cannot be written to {path}: {row.error}")
+                    raise GenError(f"an invalid row cannot be written to {path}: {row.error}")
                 file.write(json.dumps(row.tree(), ensure_ascii=False) + "\n")
 
     put(path, write)

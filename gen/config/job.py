@@ -100,7 +100,7 @@ def make_job(
     name: str | None = None,
     allow_env: Collection[str] = (),
 ) -> Job:
-    """Make the job of a tree with the layout of a file.
+    """Build a job from a tree with the keys of a job file.
 
     Args:
         tree: the keys of a job file.
@@ -164,14 +164,14 @@ def _refuse_other_bits(entries: list[Entry], where: str) -> None:
     for i, entry in enumerate(entries):
         if entry.compile:
             raise GenError(
-                f"compile of jobs.{i} in {where} is true, and compiled kernels round in their own"
-                " way; expected false, because deterministic is true"
+                f"compile of jobs.{i} in {where} is true, and compiled kernels round differently;"
+                " expected false, because deterministic is true"
             )
         if resolve_sampler(entry.sampler, entry.sampling)[0].timed:
             param = next(k for k, v in entry.sampler.items() if v == "auto")
             raise GenError(
-                f"sampler.{param} of jobs.{i} in {where} is 'auto', which a clock decides; expected"
-                " a number, because deterministic is true"
+                f"sampler.{param} of jobs.{i} in {where} is 'auto', which depends on timing;"
+                " expected a number, because deterministic is true"
             )
 
 
@@ -207,8 +207,8 @@ def _resolve(
     v["model_options"] = plain(v["model_options"])
     if own := [k for k in v["model_options"] if k in LOADED]:
         raise GenError(
-            f"model_options.{own[0]} came in {at('model_options')}; expected {own[0]} as a key of"
-            " its own"
+            f"model_options.{own[0]} is given in {at('model_options')}; expected {own[0]} outside"
+            " model_options"
         )
     if not isinstance(v["compile"], bool):
         raise bad_value("compile", v["compile"], "true or false", at("compile"))
@@ -220,7 +220,7 @@ def _resolve(
     for key in FILES:
         many = key == "prompts_file" and v[key] is not None and prompt_paths(v[key])
         if v[key] is not None and not many and not is_file(v[key]):
-            raise GenError(f"{key} in {at(key)} is no file: {shown(v[key])}")
+            raise GenError(f"{key} in {at(key)} is not a file: {shown(v[key])}")
     v["format"] = _format(v["format"], v["modality"], at("format"))
     try:
         EditSpec(*(v[k] for k in EDIT_FIELDS))
@@ -301,8 +301,7 @@ def _check_rows(entry: Entry, where: str, counted: dict[Any, Census]) -> None:
         raise GenError(f"{errors[0]} ({where})")
     if len(errors) == len(said.first):
         raise GenError(
-            f"{entry.prompts_file} holds no row that can be made; the first one:"
-            f" {said.error or errors[0]}"
+            f"{entry.prompts_file} has no valid row; the first error: {said.error or errors[0]}"
         )
 
 

@@ -60,10 +60,10 @@ def read_yaml(path: Path, allow_env: Collection[str] = ()) -> dict[str, Any]:
     try:
         tree = load_yaml(path.read_text(encoding="utf-8-sig"))
     except GenError as error:
-        raise GenError(f"{path} is no valid job file: {error}") from error
+        raise GenError(f"{path} is not a valid job file: {error}") from error
     except UnicodeDecodeError as error:
         raise GenError(
-            f"{path} is no valid job file: no UTF-8 text ({error.reason} at byte {error.start + 1})"
+            f"{path} is not a valid job file: not UTF-8 ({error.reason} at byte {error.start + 1})"
         ) from error
     except OSError as error:
         raise GenError(f"{path} cannot be read as a job file: {error.strerror or error}") from error

@@ -65,11 +65,11 @@ def read_values(path: Path, column: str | None = None) -> Iterator[Read]:
     suffix = (path.with_suffix("") if is_packed else path).suffix.lower()
     if suffix not in readers or (is_packed and suffix == ".parquet"):
         raise GenError(
-            f"{path} is no file of prompts that can be read; expected a name that ends in"
+            f"{path} is not a supported prompt file; expected a name that ends in"
             f" {', '.join(readers)}, or one of the first four and .gz"
         )
     if suffix == ".txt" and column is not None:
-        raise GenError(f"prompt_column came for {path}, which has no columns; expected none")
+        raise GenError(f"prompt_column is given for {path}, which has no columns; expected none")
     options = {} if suffix in (".txt", ".jsonl") else {"column": column}
     try:
         yield from readers[suffix](path, **options)
@@ -179,7 +179,9 @@ def _csv(path: Path, column: str | None = None, delimiter: str = ",") -> Iterato
                 header = _columns(cells, path, column) if error is None else _no_header(path, error)
             elif error or any(c.strip() for c in cells):
                 if not error and len(cells) != len(header):
-                    error = f"{len(cells)} cells came; expected {len(header)}, as in the header"
+                    error = (
+                        f"the number of cells is {len(cells)}; expected {len(header)}, the columns"
+                    )
                 yield number, None if error else _typed(header, cells), raw.strip(), error
 
 
@@ -264,7 +266,7 @@ def _parquet(path: Path, column: str | None = None) -> Iterator[Read]:
                     yield number, values, json.dumps(values, ensure_ascii=False, default=str), None
     except pyarrow.ArrowException as error:
         raise GenError(
-            f"{path} is no Parquet file that can be read: {' '.join(str(error).split())}"
+            f"{path} is not a readable Parquet file: {' '.join(str(error).split())}"
         ) from error
 
 

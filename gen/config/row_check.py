@@ -77,6 +77,6 @@ def _own_params(
 def _check_start(start: EditSpec, own: Mapping[str, Any]) -> None:
     for key in MEDIA:
         if key in own and not is_file(own[key]):
-            raise GenError(f"{key} is no file: {shown(own[key])}")
+            raise GenError(f"{key} is not a file: {shown(own[key])}")
     if own:
         EditSpec(**{**vars(start), **own})

@@ -116,7 +116,7 @@ def make_run(values: Mapping[str, Any], locations: Mapping[str, str], where: str
     run = Run(**v)
     if run.retry and run.overwrite:
         raise GenError(
-            f"retry and overwrite came together in {at('overwrite')}; expected one of them:"
+            f"retry and overwrite are both given in {at('overwrite')}; expected one of them:"
             " overwriting keeps nothing to retry"
         )
     return run

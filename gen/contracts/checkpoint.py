@@ -58,7 +58,7 @@ class CheckpointFiles:
             or text.endswith(("/", *PICKLES, ".safetensors"))
         ):
             raise unknown(
-                "model", text, zoo(), "the zoo; it is no folder, no file and no hub id either"
+                "model", text, zoo(), "the zoo; it is not a folder, a file or a hub id either"
             )
         return cls(name, _fetched(text))
 
@@ -135,7 +135,7 @@ def _fetched(name: str) -> Path:
         ValueError,
     ) as error:  # whatever the hub's errors are, they are one of these
         raise GenError(
-            f"model {name!r} is no folder here, is not in the local cache, and the hub does not"
+            f"model {name!r} is not a local folder, is not in the local cache, and the hub does not"
             f" give it ({' '.join(str(error).split())[:600]}); expected a folder, a file or the id"
             " of a repository"
         ) from None
@@ -276,7 +276,7 @@ def family_of(files: CheckpointFiles, modality: str) -> type[Checkpoint]:
         serves = "; ".join(
             f"{name} serves {' and '.join(table[name].modalities)}" for name in known
         )
-        raise GenError(f"model {files.name} is a {kind!r}: {serves}; asked for was {modality!r}")
+        raise GenError(f"model {files.name} is a {kind!r}: {serves}; requested was {modality!r}")
     if not files.has(*CONFIGS) and not files.path.is_file():
         raise GenError(
             f"model folder {files.path} has no config.json, no model_index.json and no weights that"
@@ -297,7 +297,7 @@ def load_checkpoint(
     for key in options:
         if not options_of(cls):
             raise GenError(
-                f"model {files.name} came with the option {key!r}; expected none, its family has no"
+                f"model {files.name} got the option {key!r}; expected none, its family has no"
                 " options"
             )
         if key not in options_of(cls):

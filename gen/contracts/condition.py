@@ -73,7 +73,7 @@ class Condition:
         for part in self.parts or ("nothing",):
             if part not in accepted:
                 raise GenError(
-                    f"{taker} takes {' and '.join(sorted(accepted))} as its condition; {part} came"
+                    f"{taker} takes {' and '.join(sorted(accepted))} as its condition; got {part}"
                 )
 
 

@@ -35,15 +35,15 @@ class EditSpec:
             parts = {"source": self.source, "mask": self.mask, "span": self.span}
             came = ", ".join(name for name, part in parts.items() if part is not None)
             raise GenError(
-                f"editing needs a source and one of mask and span; {came or 'none of them'} came"
+                f"editing needs a source and one of mask and span; got {came or 'none of them'}"
             )
         if self.source is not None and self.prefix is not None:
             raise GenError(
-                "a source to edit and a prefix to continue came together; expected one of them"
+                "source and prefix are both given; expected one of them, to edit or to continue"
             )
         if self.source is not None and self.frames is not None:
             raise GenError(
-                "a source to edit and a number of frames came together; what is edited keeps its"
+                "source and frames are both given; expected no frames, since an edit keeps its"
                 " length"
             )
         if self.span is not None and (not isinstance(self.span, str) or not self.span.strip()):

@@ -24,6 +24,7 @@ from gen.core.registry import register
 
 T = TypeVar("T")
 SEQUENTIAL = "one position per forward pass"
+GREEDY_DECODING = "greedy decoding"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Limit:
     """Values at which a method becomes a simpler one.
 
     Attributes:
-        equals: what it becomes: ``SEQUENTIAL``, or the name of a preset.
+        equals: what it becomes: ``SEQUENTIAL``, ``GREEDY_DECODING``, or the name of a preset.
         params: the values, over those of the preset.
         preset: the values of the simpler preset that go with them, such as no blocks.
         note: the values in words, where they depend on the number of positions.

@@ -56,6 +56,17 @@ def integer(default: int, least: int = 0) -> Any:
     return field(default=default, metadata={"check": check})
 
 
+def integer_or(default: int, word: str, least: int = 0) -> Any:
+    """Declares an integer of at least ``least``, or one word."""
+
+    def check(name: str, value: Any) -> None:
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if value != word and not (is_integer and value >= least):
+            raise bad_value(name, value, f"an integer of at least {least}, or {word}")
+
+    return field(default=default, metadata={"check": check})
+
+
 def number(default: float, least: float = 0.0, most: float = inf) -> Any:
     """Declares a finite number between ``least`` and ``most``, both included."""
     if most < inf:

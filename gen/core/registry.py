@@ -26,6 +26,7 @@ PART_KINDS = (  # parts that samplers are made of
     "coupling",
     "initialiser",
     "drafter",
+    "shape",
     "length_policy",
     "verifier",
     "proposer",

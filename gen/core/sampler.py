@@ -66,6 +66,11 @@ class Sampler(ABC):
         return False
 
     @property
+    def deterministic(self) -> bool:
+        """True where a rule chooses the tokens without drawing: no seed changes them."""
+        return False
+
+    @property
     def counts_steps(self) -> bool:
         """True where the parameter ``steps``, if there is one, sets the number of steps."""
         return True
@@ -387,8 +392,8 @@ def _warn_of_unread(sampler: Sampler, given: Mapping[str, Any], where: str) -> N
         if owners and value != type(sampler).__dataclass_fields__[key].default:
             kinds = dict.fromkeys(kind for kind, _ in owners)
             warnings.warn(
-                f"sampler.{key} is {value!r}{f' in {where}' if where else ''}, and nothing reads"
-                f" it: it belongs to {', '.join(f'{k} {n!r}' for k, n in owners)}; here"
+                f"sampler.{key} is {value!r}{f' in {where}' if where else ''} but has no"
+                f" effect: it belongs to {', '.join(f'{k} {n!r}' for k, n in owners)}; here"
                 f" {', '.join(f'{k} is {used[k]!r}' for k in kinds)}",
                 stacklevel=3,
             )
@@ -405,8 +410,8 @@ def _own_names(
         own = key if key in parameter_names(cls) else {**cls.aliases, **aliases}.get(key, key)
         if own in found:
             raise GenError(
-                f"sampler {name!r} got {found[own][0]!r} and {key!r}{position}, which are one"
-                f" parameter, {own}; expected one of them"
+                f"sampler {name!r} got {found[own][0]!r} and {key!r}{position}, which are names"
+                f" of the same parameter, {own}; expected one of them"
             )
         if own != key and key in cls.spellings:
             if not isinstance(value, str) or value not in cls.spellings[key]:

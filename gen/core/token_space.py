@@ -18,7 +18,7 @@ GUARANTEES = {
     "same_tokens": "the same tokens as the reference with that seed",
     "same_distribution": "the same distribution as the reference",
     "group": "exact over stated groups of tokens",
-    "approximate": "relaxed; states its bound where it has one",
+    "approximate": "a distribution that deviates from the reference",
 }
 
 
@@ -92,7 +92,7 @@ class TokenSpace:
     def __post_init__(self) -> None:
         if self.channels and self.is_history_dependent:
             raise GenError(
-                "a space of latents came with a constraint or an end; expected neither, both are"
+                "a space of latents has a constraint or an eos token; expected neither, both are"
                 " about ids"
             )
         for delimiter in self.delimiters:

@@ -77,7 +77,7 @@ def load_object(text: str, where: str) -> Any:
 def _module_of_file(path: Path) -> Any:
     spec = spec_from_file_location(f"gen_eval_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles of the file look it up
     spec.loader.exec_module(module)
@@ -129,7 +129,8 @@ def _torchscript(path: Path, device: torch.device, where: str) -> nn.Module:
         return torch.jit.load(str(path), map_location=device).eval()
     except RuntimeError as error:
         raise GenError(
-            f"{where} is {path}, which is no TorchScript file: {str(error).splitlines()[0][:200]}"
+            f"{where} is {path}, which is not a TorchScript file:"
+            f" {str(error).splitlines()[0][:200]}"
         ) from None
 
 

@@ -139,7 +139,7 @@ class PlainFolder(MediaFolder):
             if not kinds or kind_of_file(p.name) in kinds
         ]
         if not self.rows:
-            raise GenError(f"--reference {path} holds no {' or '.join(kinds) or 'media'} file")
+            raise GenError(f"--reference {path} has no {' or '.join(kinds) or 'media'} file")
 
     def shards(self) -> dict[int, list[dict[str, Any]]]:
         starts = range(0, len(self.rows), CHUNK)

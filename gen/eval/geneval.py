@@ -116,8 +116,8 @@ def read_verdicts(path: str | Path) -> dict[tuple[int, int], dict[str, Any]]:
             correct, tag = verdict["correct"], verdict["tag"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GenError(
-                f"{path}, line {number} is no verdict of GenEval ({type(error).__name__}: {error});"
-                " expected filename, tag and correct"
+                f"{path}, line {number} is not a verdict of GenEval ({type(error).__name__}:"
+                f" {error}); expected filename, tag and correct"
             ) from None
         if match is None or not isinstance(correct, bool):
             raise GenError(

@@ -219,7 +219,7 @@ def measured(measurement: Measurement, workers: int, *, fresh: bool = False) -> 
     if changed := [n for n, state in found.items() if state is None]:
         raise GenError(
             f"the files of shard {changed[0]} of {measurement.folder.path} changed while they were"
-            " measured; the same command again measures them"
+            " measured; run the command again to measure them"
         )
     return [state for state in found.values() if state is not None]
 

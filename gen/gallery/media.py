@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from PIL import Image
 
+from gen.core.edit_spec import EditSpec
 from gen.core.errors import GenError
 from gen.core.files import TEMPORARY, writing
 from gen.core.processes import worker_name
@@ -39,6 +40,7 @@ LARGEST = 256  # pixels of a preview
 PLAYED, PLAYED_BYTES = 200, 1 << 20  # items of a job in tars that can be played, and their size
 SMALL = 160  # pixels; smaller images are enlarged with their pixels kept square
 EXCERPT = 400  # characters of a text that are shown
+STARTS = ("source", "mask")  # images that an edit starts from
 Row = dict[str, Any]
 
 
@@ -196,6 +198,39 @@ def preview_of(path: Path, folder: Path, row: Row) -> None:
     short = seen.stat().st_size <= PLAYED_BYTES and int(row.get("index") or 0) < PLAYED
     if drawn and short and kind_of(seen.name) in ("audio", "video"):
         _put(image.with_suffix(seen.suffix), lambda temporary: shutil.copyfile(seen, temporary))
+
+
+def start_name(medium: str, start: str) -> str:
+    """``000000-alpha-s0.png`` and ``mask`` -> ``000000-alpha-s0.mask.png``, in ``preview``."""
+    return f"{preview_name(medium).removesuffix('.png')}.{start}.png"
+
+
+def preview_start(start: EditSpec, folder: Path, row: Row) -> None:
+    """Write previews of the source and the mask of an edited image, for the first items of a job.
+
+    Only the worker that reads both does so: a page never opens files outside its folder.
+
+    Args:
+        start: source and mask.
+        folder: folder of the job.
+        row: row of the item.
+
+    Raises:
+        GenError: the disk is full.
+    """
+    if int(row.get("index") or 0) >= PLAYED:
+        return
+    for name, path in zip(STARTS, (start.source, start.mask), strict=True):
+        if isinstance(path, (str, Path)) and kind_of(str(path)) == "image":
+            medium = str(row.get("member") or row["file"])
+            _draw(Path(path), folder / PREVIEW / start_name(medium, name))
+
+
+def starts(files: Files, row: Row) -> list[tuple[str, str]]:
+    """List the source and the mask of an edited image, with the addresses of their previews."""
+    medium = str(row.get("member") or row.get("file"))
+    names = ((name, start_name(medium, name)) for name in STARTS)
+    return [(name, f"{PREVIEW}/{quote(image)}") for name, image in names if image in files.previews]
 
 
 def _preview(files: Files, name: str) -> str:

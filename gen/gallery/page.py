@@ -17,7 +17,7 @@ from PIL import Image
 from gen.core.errors import GenError
 from gen.core.files import slug
 from gen.core.token_space import GUARANTEES
-from gen.gallery.media import SMALL, Files, Row, kind_of, view
+from gen.gallery.media import SMALL, Files, Row, kind_of, starts, view
 from gen.gallery.trace import draw_trace
 from gen.media.spectrogram import HEIGHT, WIDTH
 from gen.store.ledger import TRACES
@@ -186,6 +186,7 @@ def media(files: Files, row: Row) -> Values:
         "image": v.image,
         "note": v.note,
         "prompt": str(row.get("prompt")),
+        "starts": [],  # source and mask of an edited image
     }
     if v.kind == "image":
         words = [
@@ -198,6 +199,7 @@ def media(files: Files, row: Row) -> Values:
         if verdict:
             words.append(("✓ " if verdict["passed"] else "✗ ") + verdict["detail"])
         shown["info"] = " · ".join(words)
+        shown["starts"] = [(n, image, _size(files, image)) for n, image in starts(files, row)]
     if v.kind == "audio":
         shown["size"] = (WIDTH, HEIGHT)
     elif v.kind in ("image", "video") and v.image:

@@ -171,7 +171,7 @@ def _read_steps(steps: Any, where: str) -> tuple[dict[int, int], list[dict[str, 
         ]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise GenError(
-            f"{where} is no trace ({type(error).__name__}: {error}); "
+            f"{where} is not a trace ({type(error).__name__}: {error}); "
             "expected a list of steps with window and committed"
         ) from error
     return final, events, max(ends, default=0) + 1

@@ -25,7 +25,7 @@ from gen.core.files import TEMPORARY, put_text, sweep_temporaries
 from gen.core.processes import is_dead
 from gen.gallery.items import FIELDS, KINDS, SHARED, write_items
 from gen.gallery.items import FOLDER as ITEMS
-from gen.gallery.media import EXCERPT, PREVIEW, SMALL, Files, Row, preview_of
+from gen.gallery.media import EXCERPT, PREVIEW, SMALL, Files, Row, preview_of, preview_start
 from gen.gallery.page import (
     FIRST_FAILURES,
     FIRST_TRACES,
@@ -51,7 +51,7 @@ from gen.store.ledger import (
     read_rows,
 )
 
-__all__ = ["EXCERPT", "PAGE", "preview_of", "write_gallery"]
+__all__ = ["EXCERPT", "PAGE", "preview_of", "preview_start", "write_gallery"]
 PAGE = 200  # items that one page shows whole
 TURNS = 3  # attempts to write a page while the manifest changes
 PARAM = re.compile(r" (?=[\w.]+=)")  # between the parts of a label
@@ -167,7 +167,7 @@ def _name(folder: Path) -> str:
         found = NAME.search(path.read_text(encoding="utf-8")) if path.is_file() else None
         return str(safe_load(found[0])["name"] or "") if found else ""
     except (YAMLError, UnicodeDecodeError) as error:
-        raise GenError(f"{path} is no valid job file: {' '.join(str(error).split())}") from error
+        raise GenError(f"{path} is not a valid job file: {' '.join(str(error).split())}") from error
 
 
 def _name_methods(rows: list[Row]) -> None:

@@ -239,7 +239,7 @@ class DiffusersPipeline:
             if key not in own:
                 raise unknown("argument of the pipeline:", key, known)
         if len(said) > 1:
-            raise GenError(f"{' and '.join(sorted(said))} came together; expected one of them")
+            raise GenError(f"{' and '.join(sorted(said))} are both given; expected one of them")
         key, count = next(iter(said.items()), ("num_images_per_prompt", 1))
         return at_least(key, count, 1)
 
@@ -258,8 +258,8 @@ class DiffusersPipeline:
             for key, value in changed.items():
                 if key not in info or not torch.equal(value.nan_to_num(), info[key].nan_to_num()):
                     raise GenError(
-                        f"callback_on_step_end returned other {key!r} than it was given; expected"
-                        " the same: committed tokens stay"
+                        f"callback_on_step_end returned different {key!r}; expected those it"
+                        " received, since committed tokens cannot change"
                     )
             if self._interrupt:
                 raise Interrupt
@@ -310,7 +310,7 @@ def _with_steps(
     if "steps" not in type(found).__dataclass_fields__:
         raise GenError(
             f"num_inference_steps is {steps}, and sampler {spec['name']!r} has no number of steps;"
-            " expected a masked one, such as 'maskgit'"
+            " expected a masked sampler, such as 'maskgit'"
         )
     if isinstance(sampler, Sampler):
         return replace(sampler, steps=steps)
@@ -331,7 +331,7 @@ def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:
         raise bad_value("negative_prompt", negative, "one text, for all prompts")
     if not guided:
         raise GenError(
-            "negative_prompt came without guidance; expected a guidance_scale other than 1"
+            "negative_prompt is given without guidance; expected a guidance_scale other than 1"
         )
     view, modality = copy.copy(pipe), pipe.modality
     condition, other = (
@@ -339,8 +339,8 @@ def _against(pipe: Pipeline, negative: str, guided: bool) -> Pipeline:
     )
     if str(condition) != str(other):
         raise GenError(
-            f"negative_prompt {negative!r} leaves open what a seed decides; expected one that says"
-            " everything"
+            f"negative_prompt {negative!r} omits attributes that a seed would choose;"
+            " expected a complete prompt"
         )
     view.negative_condition = condition
     return view

@@ -52,7 +52,7 @@ class Policy:
         if "observation" not in pipeline.modality.accepts:
             raise GenError(
                 "a policy needs a modality that takes observations, such as 'action';"
-                f" {pipeline.modality.name!r} came"
+                f" got {pipeline.modality.name!r}"
             )
         if n_action_steps is not None:
             n_action_steps = read_integer("n_action_steps", n_action_steps, 1)
@@ -80,7 +80,7 @@ class Policy:
         item = ItemPlan(0, str(condition), self.seed + self._chunks, condition)
         actions = np.asarray(self.pipeline.generate([item], self.sampler, self.sampling).media[0])
         if not np.isfinite(actions).all():
-            raise GenError("the predicted actions hold NaN or inf; nothing can be done with them")
+            raise GenError("the predicted actions hold NaN or inf; expected finite numbers")
         self._chunks += 1
         return actions
 

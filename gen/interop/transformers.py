@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def transformers_generate(
             CausalLM(model).vocab_size,
             model_kwargs,
         )
-        sampler, sampling = resolve_sampler(sampler, request.sampling)
+        sampler, sampling = _resolved(sampler, request, generation_config.do_sample)
         _require_sampler(sampler, draft_model, request.space.vocab_size)
         target, put = _target(model, request, sampling), None
         draft = None if draft_model is None else _target(draft_model, request, sampling)
@@ -104,6 +104,15 @@ def transformers_generate(
     if streamer is not None:
         streamer.end()
     return _result(input_ids, out, request.ends, generation_config)
+
+
+def _resolved(spec: Any, request: Request, draws: bool) -> tuple[Sampler, SamplingParams]:
+    """Make the sampler and its sampling parameters; arguments as in ``resolve_sampler``."""
+    sampler, sampling = resolve_sampler(spec, request.sampling)
+    if sampler.deterministic and not draws:
+        # it reads the distribution of the model, as ``generate(num_beams=...)`` does
+        sampling = replace(sampling, temperature=1.0)
+    return sampler, sampling
 
 
 @contextmanager
@@ -209,7 +218,7 @@ def _refuse_call(generation_config: Any, synced_gpus: bool) -> None:
     """Refuse a call that is not ``generate``'s, and the ways of generating it cannot honour."""
     if generation_config is None:
         raise GenError(
-            "gen.transformers_generate came without a generation_config; expected a call of"
+            "gen.transformers_generate got no generation_config; expected a call of"
             " model.generate(..., custom_generate=gen.transformers_generate)"
         )
     if argument_of_generate("assistant_model") is not None:
@@ -244,7 +253,7 @@ def _require_sampler(sampler: Sampler, draft_model, vocab_size: int) -> None:
         )
     if draft_model is not None and not sampler.drafted:
         raise GenError(
-            f"draft_model came with sampler {name}, which drafts without one; expected a sampler"
+            f"draft_model is given, but sampler {name} drafts without one; expected a sampler"
             " such as 'speculative'"
         )
     if draft_model is not None and CausalLM(draft_model).vocab_size != vocab_size:

@@ -230,7 +230,14 @@ def make_space(length: int, width: int, vocab_size: int, ends: Tensor, rules: li
     end, several = int(possible[0]), None
     if len(possible) > 1:
         several = SeveralEnds(possible, end, int(legal[:, end].long().argmax()), vocab_size)
-    return TokenSpace((length,), vocab_size, legal, eos_token_id=end, constraint=several)
+    return TokenSpace(
+        (length,),
+        vocab_size,
+        legal,
+        eos_token_id=end,
+        constraint=several,
+        end_token_ids=tuple(possible.tolist()),
+    )
 
 
 def unpadded(ids: Tensor, mask: Tensor | None, name: str) -> list[list[int]]:

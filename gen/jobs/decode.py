@@ -339,14 +339,14 @@ def open_target(out: Path, plan: dict[str, Any], force: bool) -> None:
                 )
 
             raise GenError(
-                f"{out} holds what was decoded from {origin(there)[0]} with {origin(there)[1]}, and"
-                f" now it is {origin(plan)[0]} with {origin(plan)[1]}; choose another folder, or"
-                " say --force to replace it"
+                f"{out} holds media decoded from {origin(there)[0]} with {origin(there)[1]}; this"
+                f" command decodes {origin(plan)[0]} with {origin(plan)[1]}. Choose another folder,"
+                " or pass --force to replace it"
             )
         remove_job(out, there)
     elif out.is_dir() and any(not p.name.startswith(TEMPORARY) for p in out.iterdir()):
         raise GenError(
-            f"{out} is not empty and holds no decoded media; expected a new or empty folder"
+            f"{out} is not empty and has no decoded media; expected a new or empty folder"
         )
     write_plan(out, plan)
     if read_plan(out)["fingerprint"] != plan["fingerprint"]:
@@ -363,7 +363,7 @@ def decode(args: argparse.Namespace) -> int:
         print(f"gen: {printable(note)}", file=sys.stderr)
     good = summary["items"] - len(summary["failed"])
     print(
-        f"{summary['made']} media made of stored tokens, {summary['skipped']} were there already; "
+        f"{summary['made']} media decoded from stored tokens, {summary['skipped']} already there; "
         f"{summary['identical']} of {good} equal the originals to the byte"
     )
     print(f"gallery: {summary['gallery']}")

@@ -71,7 +71,7 @@ class Decoder:
         }  # a file cannot allow this, only the user
         if meta["model_options"].get("trust_remote_code") and not trust_remote_code:
             raise GenError(
-                f"the tokens were made by {meta['model']} with trust_remote_code; say"
+                f"the tokens were made by {meta['model']} with trust_remote_code; pass"
                 " --trust-remote-code to run its code again"
             )
         if trust_remote_code:
@@ -94,8 +94,8 @@ class Decoder:
             raise GenError(
                 f"the frontend of {name} has codebook {facts['digest']}, the tokens were made with"
                 f" {made.get('digest')} "
-                f"({made.get('name')}); say with --model where the model they were made with"
-                " lies now" + other_dtype
+                f"({made.get('name')}); pass the folder of the model of the tokens with --model"
+                + other_dtype
             )
         facts = self._choose(frontend, facts, str(made.get("name")))
         self.facts = {
@@ -152,8 +152,8 @@ class Decoder:
             condition = modality.as_stated(condition)
         if str(condition) != meta["condition"]:
             raise GenError(
-                f"the prompt and the seed say {str(condition)!r}, the output was made for"
-                f" {meta['condition']!r}; it cannot be made again"
+                f"prompt and seed give {str(condition)!r}, but the output was made for"
+                f" {meta['condition']!r}; it cannot be reproduced"
             )
         overlay = self._lay_over(meta["start"])
         if "frames" in meta["start"]:
@@ -184,19 +184,18 @@ class Decoder:
             return said["text"]
         if "path" not in said:
             raise GenError(
-                f"the edit cannot be made again: its {key} was a {said.get('unsaved')} in memory,"
+                f"the edit cannot be reproduced: its {key} was a {said.get('unsaved')} in memory,"
                 " and no file"
             )
         positions = [Path(said["path"]), self.folder / INPUTS / Path(said["path"]).name]
         path = next((p for p in positions if p.is_file()), None)
         if path is None:
             raise GenError(
-                f"the edit cannot be made again: its {key} {said['path']} is not there any more"
+                f"the edit cannot be reproduced: its {key} {said['path']} no longer exists"
             )
         if sha256(path) != said["sha256"]:
             raise GenError(
-                f"the edit cannot be made again: its {key} {path} is another file now (its sha256"
-                " differs)"
+                f"the edit cannot be reproduced: its {key} {path} has changed (its sha256 differs)"
             )
         return path
 

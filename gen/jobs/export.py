@@ -106,7 +106,7 @@ def export_parquet(folder: str | Path, path: str | Path, *, media: bool = False)
             f"{path} is a folder; expected the name of a file, such as {path / 'items.parquet'}"
         )
     if path.exists():
-        raise GenError(f"{path} exists; expected a name that is free")
+        raise GenError(f"{path} exists already; expected an unused name")
     plan, rows = read_plan(folder), export_rows(folder)
     kind = one_kind(rows) if media else None
     lost: list[str] = []

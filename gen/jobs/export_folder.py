@@ -39,7 +39,7 @@ def export_dataset(folder: str | Path, out: str | Path) -> dict[str, Any]:
     """
     folder, out = require_job(folder), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise GenError(f"{out} exists; expected a name that is free, or an empty folder")
+        raise GenError(f"{out} exists already; expected an unused name, or an empty folder")
     rows = [r for r in export_rows(folder) if r.get("status") == "ok"]
     kind = one_kind(rows)
     if kind is None:

@@ -81,7 +81,7 @@ class Microbatches:
                 if full and size > 1:
                     less = self.worker.sizes.lower(self.number, bucket, size)
                     self.worker.progress.note(
-                        f"out of memory with {size} items at once; going on with {less}"
+                        f"out of memory with {size} items at once; continuing with {less}"
                     )
                     self.worker.log.event("oom", items=size, next=less, length=bucket)
                 elif len(batch) > size > 1:

@@ -67,7 +67,7 @@ def make_plan(job: Job, pipe_of: Callable[[Entry], Any]) -> dict[str, Any]:
             )
     if items and all("error" in i for i in items):
         raise GenError(
-            f"none of the {len(items)} rows can be made; the first one: {items[0]['error']}"
+            f"none of the {len(items)} rows is valid; the first error: {items[0]['error']}"
         )
     return {
         "plan": 1,
@@ -239,7 +239,7 @@ def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
             more = f"; and {len(lines) - 4} more" if len(lines) > 4 else ""
             raise GenError(
                 f"{folder} holds a different job ({'; '.join(lines[:4])}{more}). Choose another out"
-                " folder, or say overwrite=true to remove what is there"
+                " folder, or pass overwrite=true to delete its contents"
             )
         was, now = plan.get("weights", {}), weights_of(job)
         if other := [name for name in now if was.get(name) != now[name]]:
@@ -258,7 +258,7 @@ def check_target(folder: Path, job: Job) -> dict[str, Any] | None:
         if is_job(folder):  # somebody began one between the two looks
             return check_target(folder, job)
         raise GenError(
-            f"{folder} is not empty and holds no job; expected a new or empty folder, or one to"
+            f"{folder} is not empty and has no job; expected a new or empty folder, or one to"
             " resume"
         )
     return None

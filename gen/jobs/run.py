@@ -52,12 +52,12 @@ def run_job(
     load: Callable[..., Any] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Make everything of a job that is not there yet; returns the summary (see `summarise`).
+    """Generate all missing items of a job and return the summary (see `summarise`).
 
-    ``stop``: asked between microbatches; once it is true, what is at work is finished and kept, and
+    ``stop``: asked between microbatches; once it is true, current microbatches are finished, and
     the summary says ``stopped``. Raises ``GenError`` before anything is written if a prompt or
-    value is wrong or the folder holds something else, and later if it cannot be written. Items that
-    fail become rows with ``status`` ``failed``; the others go on.
+    value is invalid or the folder holds another job, and later if it cannot be written. Items that
+    fail become rows with ``status`` ``failed``; the others continue.
     """
     progress = progress or Silent()
     folder, here = Path(job.out), process_rank()
@@ -79,16 +79,16 @@ def run_job(
         plan = make_plan(job, Pipes(load, device).of)
         if spoilt is not None:
             mend_plan(folder, plan, spoilt)
-            progress.note(f"{spoilt.path}, line {spoilt.line} was damaged; the plan is made again")
+            progress.note(f"{spoilt.path}, line {spoilt.line} is damaged; rebuilding the plan")
         new = spoilt is None and write_plan(folder, plan)
         if spoilt is None and not new:  # another process was first
             plan = check_target(folder, job)
         elif new and plan["duplicates"]:
-            twice = f"{plan['duplicates']} items were asked for more than once"
+            twice = f"{plan['duplicates']} items were requested more than once"
             progress.note(f"{twice}; each is made once")
     job = keep_rows(job, folder)
     for damage in open_folder(folder, job, plan, new):
-        progress.note(f"{damage.path}, line {damage.line} was damaged; its item is made again")
+        progress.note(f"{damage.path}, line {damage.line} is damaged; generating its item again")
     done = len(read_rows(folder))
     progress.start(len(plan["items"]), done)
     try:
@@ -320,8 +320,8 @@ def whole_run(items: list[Any], modality: Any) -> tuple[list[str], int]:
         if seeds == [(i.prompt, i.seed) for i in items]:
             return prompts, samples
     raise GenError(
-        "the items to save are no whole run; expected every prompt with the same number of seeds in"
-        " a row"
+        "the items to save are not a whole run; expected every prompt with the same number of"
+        " consecutive seeds"
     )
 
 

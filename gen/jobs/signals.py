@@ -33,7 +33,7 @@ def stoppable(note: Callable[[str], None] = lambda text: None) -> Iterator[Calla
             return
         asked.set()
         since = time.monotonic()
-        note(f"{signal.Signals(number).name} came: finishing the microbatch")
+        note(f"{signal.Signals(number).name} received: finishing the microbatch")
 
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set

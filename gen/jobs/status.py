@@ -143,7 +143,7 @@ def text_of(report: dict[str, Any]) -> str:
 def _now(report: dict[str, Any]) -> str:
     alive = sum(w["state"] == "alive" for w in report["workers"])
     forwards, left = report["forwards_per_item"], report["seconds_left"]
-    mean = "" if forwards is None else f"{forwards:.1f} forwards/item"
+    mean = "" if forwards is None else f"{forwards:.1f} forward passes/item"
     if report["at_work"]:
         words = [
             f"{alive} worker{'s' * (alive > 1)}",
@@ -151,9 +151,9 @@ def _now(report: dict[str, Any]) -> str:
             mean,
             "" if left is None else f"{duration(left)} left",
         ]
-        return "at work: " + ", ".join(w for w in words if w)
+        return "running: " + ", ".join(w for w in words if w)
     state = (
-        f"no run is at work; gen run with the same job goes on, or gen work {report['folder']}"
+        f"no run is active; gen run with the same job resumes, or gen work {report['folder']}"
         if report["pending"]
         else "all done"
     )

@@ -211,8 +211,8 @@ class Worker:
         try:
             if not holds(self.folder, self.plan):
                 raise GenError(
-                    f"{self.folder} holds another job by now; somebody has overwritten the one that"
-                    " this worker was at"
+                    f"{self.folder} now holds another job; another process has overwritten the job"
+                    " of this worker"
                 )
             if not self.is_done(shard):  # somebody may have finished it in between
                 self.log.event("stolen" if how == "stolen" else "claim", shard=shard)
@@ -327,7 +327,7 @@ class Worker:
         """Commit an output whose items are those of the plan, in its order."""
         if self.claims.take("00000") is None:
             raise GenError(
-                f"somebody is at work in {self.folder}; expected a folder to save to alone"
+                f"another process is writing to {self.folder}; expected a folder to save to alone"
             )
         attempt = {i: r["attempt"] + 1 for i, r in self.lines(0).items()}
         works = [

@@ -177,6 +177,7 @@ class Writer:
         row["beside_sha256"] = digest_of([*beside, sidecar])
         if self.worker.tars:
             gallery.preview_of(medium, self.worker.folder, row)
+        gallery.preview_start(work.entry.start, self.worker.folder, row)
         return row
 
     def _row(self, work: Work, out: Any, i: int, status: str, error: str | None) -> Row:

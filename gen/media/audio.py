@@ -57,13 +57,13 @@ def _encode(
     rates = av.Codec(codec, "w").audio_rates
     if rates and rate not in rates:
         raise GenError(
-            f"a sound of {rate} samples per second came for {suffix.upper()}; expected"
+            f"the sound has {rate} samples per second, which {suffix.upper()} cannot hold; expected"
             f" {', '.join(map(str, sorted(rates)))}, or .wav or .flac"
         )
     layout = "mono" if samples.shape[1] == 1 else "stereo"
     if samples.shape[1] > 2:
         raise GenError(
-            f"a sound of {samples.shape[1]} channels came; expected 1 or 2 in {suffix.upper()}"
+            f"the sound has {samples.shape[1]} channels; expected 1 or 2 in {suffix.upper()}"
         )
     with av.open(str(path), "w", format=suffix) as container:
         container.flags |= av.container.Flags.bitexact.value  # no random ids, no library versions

@@ -32,7 +32,7 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             missing = [n for n in names if n not in file.files]
             if missing:
                 raise GenError(
-                    f"{path} holds no {missing[0]!r}; it has {', '.join(file.files) or 'nothing'}"
+                    f"{path} has no {missing[0]!r}; it has {', '.join(file.files) or 'nothing'}"
                 )
             return {n: file[n] for n in names}
     except GenError:

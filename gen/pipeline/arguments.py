@@ -46,7 +46,7 @@ def read_prompts(prompts: Any, prompt: Any = None) -> list[Condition]:
         WrongType: something else came.
     """
     if prompts is not None and prompt is not None:
-        raise GenError("prompt and prompts came together; expected one of them")
+        raise GenError("prompt and prompts are both given; expected one of them")
     given = prompt if prompts is None else prompts
     if isinstance(given, (str, Condition)):
         return [Condition.of(given)]
@@ -100,7 +100,7 @@ def read_count(num_samples: Any, options: dict[str, Any]) -> int:
     counts = {k: read_integer(k, v, 1) for k, v in given.items() if v is not None}
     if len(set(counts.values())) > 1:
         said = " and ".join(f"{k}={v}" for k, v in counts.items())
-        raise GenError(f"{said} came together, which are one argument; expected one of them")
+        raise GenError(f"{said} are names of the same argument; expected one of them")
     return next(iter(counts.values()), 1)
 
 

@@ -90,6 +90,8 @@ class ModalityModels:
         loading = (("device_map", device_map), ("trust_remote_code", trust_remote_code))
         explicit = {**{k: v for k, v in loading if v}, **options}
         self.model_options = {k: str(v) if isinstance(v, Path) else v for k, v in explicit.items()}
+        # what samplers learned of each model and want to know in the next call
+        self._learned: dict[str, dict[Any, Any]] = {}
         self._forget()
         self._attach()
 
@@ -123,7 +125,7 @@ class ModalityModels:
         elif self.model_options:
             key = next(iter(self.model_options))
             raise GenError(
-                f"model {self.model or 'of the zoo'} came with the options"
+                f"model {self.model or 'of the zoo'} got the options"
                 f" {', '.join(self.model_options)}; expected none: they are for published"
                 f" checkpoints.{hint(key, LOAD_KEYWORDS)}"
             )

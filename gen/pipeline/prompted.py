@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gen.contracts.checkpoint import Checkpoint
 from gen.contracts.condition import PromptBatch
 from gen.contracts.frontend import TokenFrontend
-from gen.contracts.modality import Modality
 from gen.contracts.protocol import ModelProtocol
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -23,7 +20,6 @@ from gen.core.sampler import Sampler, SamplerSpec
 from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.models.adapters.language_models import ModelAdapter, compiled_forward
-from gen.models.load.locate import AUTO
 from gen.models.targets.base import Target
 from gen.pipeline.models import ModalityModels, same_frontend
 from gen.pipeline.output import ItemPlan
@@ -34,23 +30,6 @@ LOG = logging.getLogger("gen")
 
 class PromptedModels(ModalityModels):
     """Models of a modality that are bound to prompts."""
-
-    def __init__(
-        self,
-        modality: str | Modality,
-        model: str | Path | None = None,
-        device: str | torch.device = AUTO,
-        dtype: str | torch.dtype = "float32",
-        device_map: str | Mapping[str, Any] | None = None,
-        trust_remote_code: bool = False,
-        compile: bool = False,
-        **options: Any,
-    ):
-        super().__init__(
-            modality, model, device, dtype, device_map, trust_remote_code, compile, **options
-        )
-        # what samplers learned of each model and want to know in the next call
-        self._learned: dict[str, dict[Any, Any]] = {}
 
     def target(
         self,
@@ -115,7 +94,7 @@ class PromptedModels(ModalityModels):
     def _compile(self, name: str, adapter: Any) -> None:
         """Let an adapter's forward be compiled, and say so once for every model."""
         if name not in self._learned:
-            LOG.warning("model %s is compiled in its first passes, which takes minutes", name)
+            LOG.warning("the first passes compile model %s, which takes minutes", name)
         compiled_forward(adapter)
 
     def _require_positions(

@@ -128,8 +128,7 @@ class StartingPoint:
             prefix = modality.prefix(start.prefix, frontend, space)
             if start.frames is not None and len(prefix) >= int((space.legal.sum(1) > 1).sum()):
                 raise GenError(
-                    f"frames is {start.frames}, which the sample to continue fills by itself;"
-                    " expected more"
+                    f"frames is {start.frames}, which the prefix already fills; expected more"
                 )
         if protocol.left_to_right or (prefix is None and start.frames is None):
             return cls(space, prefix)
@@ -161,7 +160,7 @@ class StartingPoint:
         region, where = ("mask", start.mask) if start.span is None else ("span", start.span)
         if region != modality.edited_by:
             raise GenError(
-                f"modality {modality.name!r} is edited with a {modality.edited_by}; a {region} came"
+                f"modality {modality.name!r} is edited with a {modality.edited_by}; got a {region}"
             )
         canvas, overlay = modality.edit(start.source, where, frontend, space)
         return cls(space, None, canvas.expand(len(request.items), *canvas.shape), overlay)

@@ -133,8 +133,8 @@ class TextStream(Stream):
         for row, text in enumerate(media):
             if not text.startswith(self.sent[row]):
                 raise GenError(
-                    f"the tokenizer has changed the text {self.sent[row][-40:]!r} after more tokens"
-                    " came; expected one whose texts only grow"
+                    f"the tokenizer changed the text {self.sent[row][-40:]!r}, which was already"
+                    " sent; expected a tokenizer whose texts only grow"
                 )
             self._send(row, text)
 
@@ -265,7 +265,7 @@ def stream_of(
     if modality.media_kind == "image":
         return ImageStream(on_chunk, rows, decode, space, in_order, previews)
     raise GenError(
-        f"modality {modality.name!r} cannot be streamed: its decoder looks at all tokens at once"
+        f"modality {modality.name!r} cannot be streamed: its decoder needs all tokens at once"
     )
 
 

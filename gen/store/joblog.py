@@ -80,14 +80,14 @@ class JsonLines(logging.Handler):
 
     def _write(self, data: bytes) -> None:
         if self._file.write(data) != len(data):
-            raise OSError("the disk took only a part of a line")
+            raise OSError("the disk wrote only a part of a line")
 
     def _drop(self, error: BaseException) -> None:
         self.close()
         reason = (isinstance(error, OSError) and error.strerror) or error
         try:
             print(
-                f"gen: {self.path} cannot be written ({reason}); the job goes on without this log",
+                f"gen: {self.path} cannot be written ({reason}); the job continues without it",
                 file=sys.stderr,
                 flush=True,
             )

@@ -248,7 +248,7 @@ def require_job(folder: str | Path) -> Path:
     """Return the folder as a path. Raises ``GenError`` if it holds no job."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise GenError(f"{folder} is no folder; expected one that gen run or gen sample wrote")
+        raise GenError(f"{folder} is not a folder; expected one that gen run or gen sample wrote")
     if not is_job(folder):
         raise GenError(
             f"{folder} holds no {PLAN}; expected a folder that gen run or gen sample wrote"

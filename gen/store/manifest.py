@@ -66,8 +66,8 @@ def publish(folder: Path, plan: dict[str, Any]) -> bool:
     with alone(folder) as safe:
         if not holds(folder, plan):
             raise GenError(
-                f"{folder} holds another job than the one that was at work in it; somebody has"
-                " overwritten it"
+                f"{folder} now holds another job; another process has overwritten the job of this"
+                " worker"
             )
         rows, complete = _committed(folder, plan)
         if not complete and not safe:
@@ -210,7 +210,7 @@ def remove_job(folder: Path, plan: dict[str, Any]) -> None:
         said = read_claim(path) or {}
         if is_dead(str(said.get("worker"))) is False:
             raise GenError(
-                f"a worker (process {said.get('pid')}) is at work in {folder}; stop it before"
+                f"a worker (process {said.get('pid')}) is writing to {folder}; stop it before"
                 " overwriting"
             )
     stems = {i["stem"] for i in plan["items"]}

@@ -108,7 +108,7 @@ def parse(text: bytes) -> tuple[Any, str | None]:
     except UnicodeEncodeError:
         return None, "it holds half a surrogate pair"
     except ValueError as error:
-        return None, f"it is no JSON ({error})"
+        return None, f"it is not JSON ({error})"
     except RecursionError:
         return None, "it is nested too deeply"
     return tree, None
@@ -155,7 +155,7 @@ def parse_plan(path: Path, data: bytes) -> dict[str, Any]:
     *lines, last, rest = data.split(b"\n") if b"\n" in data else (data, b"")
     said = SUMS.fullmatch(last)
     if said is None or rest or said[1][-8:] != b"%08x" % crc32(said[1][:-8]):
-        raise damaged(len(lines) + 1, "it holds no checksums of the lines before it")
+        raise damaged(len(lines) + 1, "it has no checksum of the lines before it")
     sums = [said[1][i : i + 8] for i in range(0, len(said[1]) - 8, 8)]
     for number, line in enumerate(lines, 1):
         if number > len(sums) or b"%08x" % crc32(line) != sums[number - 1]:
@@ -174,7 +174,7 @@ def parse_plan(path: Path, data: bytes) -> dict[str, Any]:
         isinstance(s, list) and len(s) == 2 and all(isinstance(n, int) for n in s)
         for s in plan["shards"]
     ):
-        raise damaged(len(lines), "shards are no pairs of integers")
+        raise damaged(len(lines), "shards are not pairs of integers")
     return {k: v for k, v in plan.items() if k != "lines"}
 
 

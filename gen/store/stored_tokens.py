@@ -101,10 +101,10 @@ def load_tokens(path: Path) -> StoredTokens:
     except ValueError as error:
         if isinstance(error, GenError):
             raise
-        raise GenError(f"{path} is no file of tokens: its meta is no JSON ({error})") from None
+        raise GenError(f"{path} is not a token file: its meta is not JSON ({error})") from None
     if not isinstance(meta, dict) or not isinstance(meta.get("version"), int):
         raise GenError(
-            f"{path} is no file of tokens: its meta names no version; expected one that a job with"
+            f"{path} is not a token file: its meta names no version; expected one that a job with"
             " tokens: true wrote"
         )
     if meta["version"] > VERSION:
@@ -115,11 +115,11 @@ def load_tokens(path: Path) -> StoredTokens:
     for key, kind in NEEDED.items():
         if not isinstance(meta.get(key), kind) or isinstance(meta[key], bool):
             raise GenError(
-                f"{path} is no file of tokens: {key} is {meta.get(key)!r}; expected {KINDS[kind]}"
+                f"{path} is not a token file: {key} is {meta.get(key)!r}; expected {KINDS[kind]}"
             )
     if meta["kind"] not in ARRAYS:
         raise GenError(
-            f"{path} is no file of tokens: kind is {meta['kind']!r}; expected {' or '.join(ARRAYS)}"
+            f"{path} is not a token file: kind is {meta['kind']!r}; expected {' or '.join(ARRAYS)}"
         )
     latents = meta["kind"] == "latents"
     array = read_npz(path, (ARRAYS[meta["kind"]],))[ARRAYS[meta["kind"]]]

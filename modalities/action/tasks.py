@@ -150,12 +150,12 @@ def parse(text: str) -> Task:
         word = words.pop(0)
         options = [w for w, count in counts.items() if count and w not in numbers_of]
         if word in numbers_of:
-            raise ValueError(f"{where} says {word!r} twice; expected it once")
+            raise ValueError(f"{where} has {word!r} twice; expected it once")
         if word not in options:
             raise (
                 unknown_word(word, options, where, "the vocabulary here")
                 if options
-                else ValueError(f"{where} goes on with {word!r} after its end")
+                else ValueError(f"{where} continues with {word!r} after its end")
             )
         numbers_of[word] = tuple(
             _number(words.pop(0) if words else "the end of the task", word, counts[word], where)

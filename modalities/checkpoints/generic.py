@@ -270,7 +270,7 @@ def _described_ids(contents: Mapping[str, Any], where: str) -> dict[str, Any]:
             "mask_token_id", mask, "an id for a masked model, and none for a causal one", where
         )
     if mask is not None and (not is_integer(mask) or mask in codes):
-        raise bad_value("mask_token_id", mask, "an id that is no code", where)
+        raise bad_value("mask_token_id", mask, "an id that is not a code", where)
     condition = contents.get("condition") or {}
     _require_keys(
         condition, f"condition in {where}", ("classes",) if condition else (), ("unconditional",)

@@ -218,7 +218,7 @@ def _model_file(files: CheckpointFiles, ar: str | None) -> Path:
     if files.path.is_file():
         if ar is not None:
             raise GenError(
-                f"model {files.name} is one file and came with the option ar={ar!r}; expected a"
+                f"model {files.name} is one file and got the option ar={ar!r}; expected a"
                 " folder, or no such option"
             )
         return files.path

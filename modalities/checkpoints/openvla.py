@@ -86,6 +86,7 @@ class SeeingLM(MappedLM):
     """
 
     keeps = False
+    superposes = False  # some inputs are features of a condition
 
     def __init__(self, model, vocabulary: Vocabulary, conditions: Conditions):
         super().__init__(model, vocabulary)

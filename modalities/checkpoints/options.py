@@ -66,7 +66,7 @@ def require_one_device(files: CheckpointFiles, load: LoadOptions) -> None:
     """
     if load.device_map is not None:
         raise GenError(
-            f"model {files.name} came with a device_map; expected none, models of this family run"
+            f"model {files.name} got a device_map; expected none, models of this family run"
             " on one device"
         )
 

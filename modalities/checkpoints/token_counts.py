@@ -64,7 +64,7 @@ def _of_array(counts: np.ndarray, path: Path, vocab_size: int) -> tuple[np.ndarr
 def _of_json(tree: Any, path: Path, vocab_size: int) -> tuple[np.ndarray, float]:
     given = tree.get("p_baseline_dict", tree) if isinstance(tree, Mapping) else None
     if not isinstance(given, Mapping):
-        raise GenError(f"the token counts {path} are no mapping; expected {EXPECTED}")
+        raise GenError(f"the token counts {path} are not a mapping; expected {EXPECTED}")
     found = np.zeros(vocab_size)
     for key, count in given.items():
         is_count = isinstance(count, (int, float)) and not isinstance(count, bool)

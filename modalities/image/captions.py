@@ -139,7 +139,8 @@ def parse(text: str) -> Caption:
     colours = [i.colour for i in items if i.colour]
     if len(colours) != len(set(colours)):
         raise ValueError(
-            f"caption {text!r} gives both shapes the colour {colours[0]!r}; expected two colours"
+            f"caption {text!r} gives both shapes the colour {colours[0]!r}; expected two different"
+            " colours"
         )
     if (
         len(items) == 2

@@ -103,7 +103,7 @@ def _judge(regions: list[Region], stray: int, caption: Caption) -> Verdict:
     if unclear:
         f = unclear[0]
         nearest = f"nearest: {f.shape}, radius {f.radius:.1f}, overlap {f.iou:.2f}"
-        return Verdict(False, False, f"the {f.colour} region is no clean shape ({nearest})")
+        return Verdict(False, False, f"the {f.colour} region is not a clean shape ({nearest})")
     if not valid:
         return Verdict(
             False,

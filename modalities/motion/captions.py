@@ -326,7 +326,7 @@ def _longest(words: list[str], phrases: dict, where: str, verb: str) -> tuple[in
     )
     if not expected:
         raise ValueError(
-            f"{where} goes on with {words[0]!r} after its end; a person who {verb} has no"
+            f"{where} continues with {words[0]!r} after its end; a person who {verb} has no"
             " further attributes"
         )
     raise _refused(

@@ -158,7 +158,7 @@ class MotionModality(GridModality):
         if path.suffix.lower() == ".bvh":
             return read_bvh(path)
         if path.suffix.lower() != ".npz":
-            raise GenError(f"{path} is no motion; expected an .npz or .bvh file")
+            raise GenError(f"{path} is not a motion file; expected an .npz or .bvh file")
         arrays = read_npz(path, ("root", "rotations"))
         return Motion(arrays["root"], arrays["rotations"])
 
@@ -185,7 +185,7 @@ def spans(text: str, poses: int) -> np.ndarray:
         match = re.fullmatch(r"\s*(lower|upper)?\s*(?:(\d*):(\d*))?\s*", piece)
         if not match or not piece.strip():
             raise GenError(
-                f"span {piece.strip()!r} names no poses; expected such as '20:60', ':40',"
+                f"span {piece.strip()!r} names no poses; expected a range such as '20:60', ':40',"
                 " 'upper' or 'upper 20:60'"
             )
         part, first, last = match.groups()

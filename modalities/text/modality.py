@@ -179,7 +179,9 @@ def span(text: str, words: int, positions: int) -> tuple[int, int]:
     """
     match = re.fullmatch(r"\s*(\d*):(\d*)\s*", text)
     if not match:
-        raise GenError(f"span {text!r} names no words; expected such as '1:3', ':2' or '2:'")
+        raise GenError(
+            f"span {text!r} names no words; expected a range such as '1:3', ':2' or '2:'"
+        )
     first, last = int(match[1] or 0), int(match[2] or words)
     if not 0 <= first < last <= positions or first > words:
         raise GenError(

@@ -155,7 +155,7 @@ def parse(text: str) -> Caption:
 def _unknown(got: str, options: tuple[str, ...], text: str) -> ValueError:
     if not options:
         return ValueError(
-            f"caption {text!r} goes on with {got!r} after its end; expected nothing after 'and"
+            f"caption {text!r} continues with {got!r} after its end; expected nothing after 'and"
             " bounces'"
         )
     options = tuple("and bounces" if o == "and" else o for o in options)

@@ -142,7 +142,7 @@ def _fault(found: MovingShape | None) -> str:
     nearest = f"nearest: {found.shape}, radius {found.radius:.1f}, overlap {found.iou:.2f}"
     radii = moving.RADII.values()
     if found.iou < MIN_IOU or not min(radii) - SLACK <= found.radius <= max(radii) + SLACK:
-        return f"the {found.colour} region is no clean shape ({nearest})"
+        return f"the {found.colour} region is not a clean shape ({nearest})"
     if found.clean < MIN_FRAMES:
         return (
             f"{FRAMES - found.clean} of {FRAMES} frames do not show exactly one {found.colour}"

@@ -16,9 +16,18 @@ import torch
 
 from gen.modalities.image import captions as shapes
 from gen.modalities.image.checker import check_many
+from gen.pipeline.output import PipelineOutput
 from gen.pipeline.pipeline import Pipeline
 from gen.recipes.common.grid_evaluation import CARD_HEAD
-from gen.recipes.image.figures import HELD_OUT_SEED, SHORT_SEED, Figures
+from gen.recipes.image.figures import (
+    BATCH,
+    HELD_OUT_SEED,
+    Figures,
+    any_length,
+    mean,
+    measure_samplers,
+    measure_short,
+)
 from gen.tokenizers.image.vq import VQ
 
 SAMPLING = {"guidance_scale": 2.0, "top_k": 100}
@@ -64,83 +73,49 @@ def evaluate(zoo: Path, held_out: int, log=print) -> dict:
     if "frontend" not in figures.values:
         figures.save("frontend", frontend_figures(vq, max(held_out, 8)))
     captions = shapes.captions(held_out, HELD_OUT_SEED, held=True)
-    for samplers in (CAUSAL, MASKED, {**DRAFTED, **RELAXED, **DRAFTED_RELAXED}):
-        sampler_figures(zoo, captions, samplers, figures, log)
-    for name, sampler in SHORT.items():
-        if "any_length" not in figures.rows[name]:
-            pipe = Pipeline("image", str(zoo / models[name][0]))
-            share = short_figures(pipe, captions, sampler, SAMPLING)
-            figures.save_row(name, {"any_length": share})
-            log(f"{name}, captions of every length: {share}")
+    for kind, samplers in (
+        ("causal", CAUSAL),
+        ("masked", MASKED),
+        ("causal", {**DRAFTED, **RELAXED, **DRAFTED_RELAXED}),
+    ):
+        folder = zoo / f"image-{kind}"
+        measure_samplers(figures, folder, captions, samplers, SAMPLING, describe, log)
+    measure_short(figures, zoo, captions, SHORT, SAMPLING, log)
     if "same_as_autoregressive_float64" not in figures.rows["gumbel"]:
         figures.save_row("gumbel", identity_figures(zoo, captions, log))
     write_cards(zoo, figures.values)
     return figures.values
 
 
-def sampler_figures(
-    zoo: Path,
-    captions: list[shapes.Caption],
-    samplers: dict,
-    figures: Figures,
-    log=print,
-    batch: int = 25,
-) -> None:
-    """Add to ``figures``, per sampler: share of passed captions and forward passes; for causal
-    samplers also the share of items with the tokens of autoregression.
-    """
-    missing = {name: sampler for name, sampler in samplers.items() if name not in figures.rows}
-    if not missing:
-        return
-    reference, prompts = None, [str(c) for c in captions]
-    pipe = Pipeline("image", str(zoo / f"image-{'masked' if samplers is MASKED else 'causal'}"))
-    if samplers is CAUSAL and "autoregressive" not in missing:
-        reference = pipe(prompts, "autoregressive", **SAMPLING, seed=0, batch_size=batch).tokens
-    for name, sampler in missing.items():
-        out = pipe(prompts, sampler, **SAMPLING, seed=0, batch_size=batch)
-        verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), captions)
+def describe(name: str, out: PipelineOutput, verdicts: list, reference: Any) -> dict[str, Any]:
+    """Return the shares by number of shapes, the passes of the draft model, and for causal samplers
+    the share of items with the tokens of autoregression."""
+    counts = [len(shapes.parse(item.prompt).items) for item in out.items]
 
-        def share(n, v=verdicts):
-            return mean([x.passed for x, c in zip(v, captions, strict=True) if len(c.items) == n])
+    def share(n: int) -> float | None:
+        return mean([v.passed for v, c in zip(verdicts, counts, strict=True) if c == n])
 
-        nfe = [s.nfe for s in out.stats]
-        row = {
-            "passed": mean([v.passed for v in verdicts]),
-            "valid": mean([v.valid for v in verdicts]),
-            "one_shape": share(1),
-            "two_shapes": share(2),
-            "nfe_median": statistics.median(nfe),
-            "nfe_mean": mean(nfe),
-            "nfe_max": max(nfe),
-        }
-        if any(s.draft_nfe for s in out.stats):
-            row["draft_nfe_mean"] = mean([s.draft_nfe for s in out.stats])
-        reference = out.tokens if name == "autoregressive" else reference
-        if name in CAUSAL and reference is not None:
-            same = (out.tokens == reference).all(1)
-            row["same_as_autoregressive_float32"] = same.double().mean().item()
-        figures.save_row(name, row)
-        log(f"{name}: {json.dumps(row)}")
+    row = {
+        "valid": mean([v.valid for v in verdicts]),
+        "one_shape": share(1),
+        "two_shapes": share(2),
+    }
+    if any(s.draft_nfe for s in out.stats):
+        row["draft_nfe_mean"] = mean([s.draft_nfe for s in out.stats])
+    if name in CAUSAL and reference is not None:
+        same = (out.tokens == reference.tokens).all(1)
+        row["same_as_autoregressive_float32"] = same.double().mean().item()
+    return row
 
 
-def short_figures(
-    pipe: Pipeline, captions: list[shapes.Caption], sampler: Any, sampling: dict, batch: int = 25
-) -> float:
-    """Share of passed captions after words were left out of them."""
-    short = shapes.shortened(captions, SHORT_SEED)
-    out = pipe([str(c) for c in short], sampler, **sampling, seed=0, batch_size=batch)
-    verdicts = check_many(np.stack([np.asarray(m) for m in out.media]), short)
-    return statistics.mean(v.passed for v in verdicts)
-
-
-def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch: int = 25) -> dict:
+def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print) -> dict:
     """Share of items, in float64, for which the ``gumbel`` coupling gave the tokens of
     autoregression, and its forward passes.
     """
     double = Pipeline("image", str(zoo / "image-causal"), dtype="float64")
     prompts = [str(c) for c in captions]
     reference, jacobi = (
-        double(prompts, s, **SAMPLING, seed=0, batch_size=batch)
+        double(prompts, s, **SAMPLING, seed=0, batch_size=BATCH)
         for s in ("autoregressive", CAUSAL["gumbel"])
     )
     nfe = [s.nfe for s in jacobi.stats]
@@ -153,11 +128,6 @@ def identity_figures(zoo: Path, captions: list[shapes.Caption], log=print, batch
     }
     log(f"gumbel in float64: {json.dumps(figures)}")
     return figures
-
-
-def mean(values: list) -> float | None:
-    """Mean of the values, None without any."""
-    return statistics.mean(values) if values else None
 
 
 def frontend_figures(frontend, images: int) -> dict:
@@ -181,11 +151,6 @@ def frontend_figures(frontend, images: int) -> dict:
         "psnr_mean": float(np.mean([10 * math.log10(255**2 / e) for e in error])),
         "psnr_min": float(min(10 * math.log10(255**2 / e) for e in error)),
     }
-
-
-def any_length(row: dict) -> str:
-    """Cell of the share of passed captions of every length."""
-    return f"{row['any_length']:.3f}" if "any_length" in row else "–"
 
 
 def write_cards(zoo: Path, result: dict) -> None:

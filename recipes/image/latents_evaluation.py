@@ -5,20 +5,26 @@
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from gen.modalities.image import captions as shapes
-from gen.modalities.image.checker import check_many
-from gen.pipeline.pipeline import Pipeline
+from gen.pipeline.output import PipelineOutput
 from gen.recipes.common.grid_evaluation import CARD_HEAD
-from gen.recipes.image.evaluation import any_length, frontend_figures, mean, short_figures
-from gen.recipes.image.figures import HELD_OUT_SEED, Figures
+from gen.recipes.image.evaluation import frontend_figures
+from gen.recipes.image.figures import (
+    HELD_OUT_SEED,
+    Figures,
+    any_length,
+    mean,
+    measure_samplers,
+    measure_short,
+    pixels_of,
+)
 from gen.tokenizers.image.kl import KL
 
 SAMPLING = {"guidance_scale": 2.0}
@@ -30,7 +36,7 @@ CAUSAL = {
     },
 }
 DRAFTED = {
-    "cspd": "cspd",
+    "cspd": {"name": "cspd"},
     "continuous_speculative exact": {"name": "continuous_speculative", "mode": "exact"},
 }
 MASKED = {f"mar {n}": {"name": "mar", "steps": n} for n in (64, 32, 16)}
@@ -51,66 +57,26 @@ def evaluate(zoo: Path, held_out: int, log=print) -> dict:
         kl = KL.from_pretrained(zoo / "image-kl")
         figures.save("frontend", frontend_figures(kl, max(held_out, 8)))
     captions = shapes.captions(held_out, HELD_OUT_SEED, held=True)
-    for samplers in (MASKED, {**CAUSAL, **DRAFTED}):
-        sampler_figures(zoo, captions, samplers, figures, log)
-    for name, sampler in SHORT.items():
-        if "any_length" not in figures.rows[name]:
-            pipe = Pipeline("image", str(zoo / models[name][0]))
-            share = short_figures(pipe, captions, sampler, SAMPLING)
-            figures.save_row(name, {"any_length": share})
-            log(f"{name}, captions of every length: {share}")
+    draft = {"draft_model": str(zoo / "image-causal-latents-draft")}
+    drafted = {name: {**spec, **draft} for name, spec in DRAFTED.items()}
+    for folder, samplers in (("image-mar", MASKED), ("image-causal-latents", CAUSAL | drafted)):
+        measure_samplers(figures, zoo / folder, captions, samplers, SAMPLING, describe, log)
+    measure_short(figures, zoo, captions, SHORT, SAMPLING, log)
     write_cards(zoo, figures.values)
     return figures.values
 
 
-def sampler_figures(
-    zoo: Path,
-    captions: list[shapes.Caption],
-    samplers: dict,
-    figures: Figures,
-    log=print,
-    batch: int = 25,
-) -> None:
-    """Add to ``figures``, per sampler: share of passed captions, forward passes of model and draft
-    model, and the deviation of latents and pixels from ``autoregressive`` with the same seed.
-    """
-    missing = {name: sampler for name, sampler in samplers.items() if name not in figures.rows}
-    if not missing:
-        return
-    prompts, reference = [str(c) for c in captions], None
-    pipe = Pipeline(
-        "image", str(zoo / ("image-mar" if samplers is MASKED else "image-causal-latents"))
-    )
-    if samplers is not MASKED and "autoregressive" not in missing:
-        out = pipe(prompts, "autoregressive", **SAMPLING, seed=0, batch_size=batch)
-        reference = out.tokens, np.stack([np.asarray(m) for m in out.media])
-    for name, sampler in missing.items():
-        spec = {"name": sampler} if isinstance(sampler, str) else sampler
-        if spec["name"] in ("cspd", "continuous_speculative"):
-            sampler = {**spec, "draft_model": str(zoo / "image-causal-latents-draft")}
-        out = pipe(prompts, sampler, **SAMPLING, seed=0, batch_size=batch)
-        pixels = np.stack([np.asarray(m) for m in out.media])
-        verdicts = check_many(pixels, captions)
-        nfe, drafts = (
-            [s.nfe for s in out.stats],
-            [s.draft_nfe for s in out.stats if s.draft_nfe is not None],
-        )
-        row = {
-            "passed": mean([v.passed for v in verdicts]),
-            "nfe_mean": mean(nfe),
-            "nfe_median": statistics.median(nfe),
-            "nfe_max": max(nfe),
-            "draft_nfe_mean": mean(drafts),
-            "acceptance": mean(
-                [s.draft_acceptance_rate for s in out.stats if s.draft_acceptance_rate is not None]
-            ),
-        }
-        if name == "autoregressive":
-            reference = out.tokens, pixels
-        elif reference is not None:
-            row.update(deviation(out.tokens, pixels, *reference))
-        figures.save_row(name, row)
-        log(f"{name}: {json.dumps(row)}")
+def describe(name: str, out: PipelineOutput, verdicts: list, reference: Any) -> dict[str, Any]:
+    """Return the passes and acceptance rate of the draft model, and the deviation of latents and
+    pixels from ``autoregressive`` with the same seed."""
+    rates = [s.draft_acceptance_rate for s in out.stats]
+    row = {
+        "draft_nfe_mean": mean([s.draft_nfe for s in out.stats if s.draft_nfe is not None]),
+        "acceptance": mean([rate for rate in rates if rate is not None]),
+    }
+    if name != "autoregressive" and reference is not None:
+        row |= deviation(out.tokens, pixels_of(out), reference.tokens, pixels_of(reference))
+    return row
 
 
 def deviation(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.model import IdChain, ModelDrafted
+from gen.samplers.causal.drafters.model import ModelDrafted
 from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.window import width_of
@@ -30,24 +30,12 @@ class JacobiDrafts(DraftSource):
 
     width = "window"
     params = ("coupling", "window", "init")
+    shapes = False
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):
         window = width_of(sampler.window, sampler, target)
         return sampler.jacobi().drafter(target, draft, verifier, window)
-
-
-@register("drafter", "model")
-class ModelDrafts(DraftSource):
-    """Drafts with a smaller model. Parameters: ``draft_model``, ``num_speculative_tokens``,
-    ``policy``, ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``."""
-
-    needs_draft_model = True
-    width = "num_speculative_tokens"
-
-    @classmethod
-    def make(cls, sampler, target, draft, verifier):
-        return sampler.model_drafter(target, draft, IdChain(verifier, target.legal))
 
 
 @register("sampler", "relaxed_acceptance")

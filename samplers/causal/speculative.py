@@ -1,52 +1,86 @@
-"""Speculative decoding: a small model drafts a few tokens, the target judges them in one forward
-pass. Any other registered drafter may draft instead of the small model (``drafter``).
+"""Speculative decoding: a drafter proposes a chain or a tree of tokens, the target judges all of
+them in one forward pass, and a verifier keeps a path of them and adds one token.
 
-The draft model draws x_i ~ q_i(. | x_<i), i = 1 .. k, from its own final distribution; the target
-gives all p_i at once, and a ``verifier`` keeps the beginning of the chain and adds one token (see
-``verifiers`` and ``drafting``). How long the chains are is up to a ``policy`` (see
-``length_policies``).
+    drafter    which distribution follows a node (``drafters``): a small model, or no model at all
+    shape      which nodes get children (``shapes``): a chain, or a tree
+    draws      how the children of a node are drawn from that distribution
+    policy     how long chains are (``length_policies``)
+    verifier   which path is accepted (``gen.samplers.verifiers``)
 
 Leviathan, Kalman & Matias, "Fast Inference from Transformers via Speculative Decoding" (arXiv
 2211.17192); Chen et al. (arXiv 2302.01318); Sun et al., "Block Verification Accelerates Speculative
-Decoding" (arXiv 2403.10444).
+Decoding" (arXiv 2403.10444). Papers whose method is a choice of these parts are presets.
 
-Guarantee: the tokens are distributed as the target's, whatever the draft model, its temperature and
-guidance, the length of the chains and the batch. At temperature 0 they are the argmax tokens.
+Guarantee: that of the verifier. With ``token``, ``block``, ``recursive``, ``k_seq`` and
+``traversal`` the tokens are distributed as the target's, whatever the drafter, the shape and the
+batch; with ``follow`` they are the very tokens of plain autoregression with the same seed. At
+temperature 0 all of them give the argmax tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gen.core.errors import bad_value
+from gen.core.errors import GenError, bad_value
+from gen.core.params import Params, part, subset
 from gen.core.registry import register, registry
+from gen.core.sampler import PartSampler
 from gen.samplers.causal.drafters.base import DraftSource
-from gen.samplers.causal.drafters.model import ModelDrafted
-from gen.samplers.engine.causal_loop import decode_causal
+from gen.samplers.causal.drafters.model import DraftsWithModel
+from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.shapes.auto import AutoShape, most_nodes
+from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.causal.shapes.chain import Chain
+from gen.samplers.engine.causal_loop import Drafter, decode_causal
+from gen.samplers.engine.tree import DRAWS
+from gen.samplers.engine.window import AUTO, auto_width
+from gen.samplers.verifiers.base import Verifier
+
+
+@dataclass(frozen=True)
+class SpeculativeParams(Params):
+    """Parameters of speculative decoding itself.
+
+    Attributes:
+        drafter: part that says which distribution follows a node.
+        shape: part that says which nodes get children.
+        draws: how the children of a node are drawn, with_replacement, without_replacement, ranks,
+            top_and_random or position_noise; None is the first that shape, verifier and drafter
+            can all use.
+        verifier: part that decides which drafts are accepted.
+        policy: part that decides how long the chains of a draft model are.
+        num_speculative_tokens: drafts of a chain per round; auto for a draft model alone.
+        draft_model: name of a model; None for the modality's own.
+        draft_temperature: temperature of the drafts' distribution; None is the target's.
+        draft_guidance: guidance scale of the drafts' distribution; None is the target's, and 1
+            spares the draft model its unconditional half.
+    """
+
+    drafter: str = part("model", "drafter")
+    shape: str = part("chain", "shape")
+    draws: str | None = None
+    verifier: str = part("token", "verifier")
+    policy: str = part("constant", "length_policy")
+    num_speculative_tokens: int | str = 5
+    draft_model: str | None = None
+    draft_temperature: float | None = None
+    draft_guidance: float | None = None
 
 
 @register("sampler", "speculative")
-@dataclass(frozen=True)
-class Speculative(ModelDrafted):
-    """A small model drafts, the target judges several drafts per forward pass.
+class Speculative(DraftsWithModel, PartSampler, params=SpeculativeParams):
+    """A drafter proposes tokens, the target judges several of them per forward pass. The parameters
+    are those of ``SpeculativeParams`` and of all drafters, shapes and verifiers."""
 
-    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
-    per round. ``policy``: constant, heuristic or confidence. ``confidence_threshold``: of the
-    policy confidence. ``draft_temperature``, ``draft_guidance``: of the distribution that drafts
-    are drawn from; None is what the target has. ``verifier``: token or block. ``drafter``: model,
-    or another registered one, which may need no draft model.
-    """
-
-    verifier: str = "token"
-    drafter: str = "model"
-
+    protocol = "causal"
     papers = ("2211.17192", "2302.01318", "2403.10444")
     reference = "plain autoregression"
-    guarantee = "same_distribution"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if registry.get("verifier", self.verifier, "sampler.verifier").relaxed:
+    def __init__(self, **values):
+        super().__init__(**values)
+        self.check_drafting()
+        verifier, source, shape = self._rule(), self._source(), self._shape_type()
+        if verifier.relaxed:
             exact = " or ".join(
                 name for name, v in registry.table("verifier").items() if not v.relaxed
             )
@@ -55,8 +89,7 @@ class Speculative(ModelDrafted):
                 self.verifier,
                 f"{exact}; relaxed ones belong to the sampler relaxed_acceptance",
             )
-
-        lacking = [name for name in self._source().params if name not in self.__dataclass_fields__]
+        lacking = [name for name in source.params if name not in type(self).__dataclass_fields__]
         if lacking:
             raise bad_value(
                 "sampler.drafter",
@@ -64,9 +97,77 @@ class Speculative(ModelDrafted):
                 f"one that does not read {', '.join(lacking)}; speculative has no such parameters,"
                 " speculative_jacobi and relaxed_acceptance have",
             )
+        if not shape.is_chain and not verifier.judges_trees:
+            known = registry.table("verifier").items()
+            trees = ", ".join(name for name, v in known if v.judges_trees)
+            raise bad_value(
+                "sampler.verifier", self.verifier, f"one that judges trees ({trees}), because"
+                f" sampler.shape is {self.shape}"
+            )  # fmt: skip
+        if not shape.is_chain and not source.shapes:
+            raise bad_value("sampler.shape", self.shape, f"chain with the drafter {self.drafter}")
+        if self.nodes == AUTO and not shape.has_budget:
+            known = registry.table("shape").items()
+            budgets = " or ".join(name for name, kind in known if kind.has_budget)
+            raise bad_value(
+                "sampler.nodes", AUTO, f"a number, because sampler.shape is not {budgets}"
+            )
+        self._draws()
+        policy = registry.get("length_policy", self.policy)
+        if policy.needs_same_tokens and verifier.guarantee != "same_tokens":
+            known = registry.table("verifier").items()
+            same = [name for name, v in known if v.guarantee == "same_tokens"]
+            reason = f"because sampler.policy {self.policy} looks at the batch"
+            raise bad_value("sampler.verifier", self.verifier, f"{' or '.join(same)}, {reason}")
+        if self._drafts_nodes() and self.num_speculative_tokens == AUTO:
+            raise bad_value(
+                "sampler.num_speculative_tokens", AUTO, "a number, but for chains of a draft model"
+            )
+        if self._drafts_nodes() and self.policy != "constant":
+            raise bad_value(
+                "sampler.policy", self.policy, "constant, but for chains of a draft model"
+            )
 
     def _source(self) -> type[DraftSource]:
         return registry.get("drafter", self.drafter, "sampler.drafter")
+
+    def _rule(self) -> type[Verifier]:
+        return registry.get("verifier", self.verifier, "sampler.verifier")
+
+    def _shape_type(self) -> type[Shape]:
+        return registry.get("shape", self.shape, "sampler.shape")
+
+    def _drafts_nodes(self) -> bool:
+        """Whether drafts are drawn node by node, and not by a drafter of chains."""
+        source = self._source()
+        makes_chains = source.make.__func__ is not DraftSource.make.__func__
+        return not (self._shape_type().is_chain and self.draws is None and makes_chains)
+
+    def _draws(self) -> str:
+        """Choose how siblings are drawn.
+
+        Raises:
+            GenError: shape, verifier and drafter have no way in common, or not the one asked for.
+        """
+        users = {
+            f"sampler.shape {self.shape}": self._shape_type().takes,
+            f"sampler.verifier {self.verifier}": self._rule().draws,
+            f"sampler.drafter {self.drafter}": self._source().draws,
+        }
+        asked = self._shape_type().takes if self.draws is None else (self.draws,)
+        if self.draws is not None and self.draws not in DRAWS:
+            raise bad_value("sampler.draws", self.draws, " or ".join(DRAWS))
+        for one in asked:
+            if all(one in known for known in users.values()):
+                return one
+        words = "; ".join(f"{user} takes {', '.join(known)}" for user, known in users.items())
+        if self.draws is None:
+            raise GenError(f"the drafts can be drawn in no way that all parts take: {words}")
+        raise bad_value("sampler.draws", self.draws, f"a way that all parts take: {words}")
+
+    @property
+    def guarantee(self) -> str:
+        return self._rule().guarantee
 
     @property
     def drafted(self) -> bool:
@@ -74,9 +175,33 @@ class Speculative(ModelDrafted):
 
     @property
     def timed(self) -> bool:
-        return self._source().is_timed(self)
+        return self._source().is_timed(self) or self._has_auto_budget()
+
+    def _has_auto_budget(self) -> bool:
+        """Whether a clock decides how many drafts a tree has."""
+        return self._shape_type().has_budget and self.nodes == AUTO
 
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        verifier = registry.get("verifier", self.verifier)().on(target.space, target.device)
-        drafter = self._source().make(self, target, draft, verifier)
+        verifier = self._rule()().on(target.space, target.device)
+        if verifier.needs_greedy and target.sampling.temperature > 0:
+            expected = f"0 with sampler.verifier {self.verifier}"
+            raise bad_value("sampling.temperature", target.sampling.temperature, expected)
+        drafter = self._make(target, draft, verifier)
         return decode_causal(target, rng, drafter, trace=trace, callback=callback)
+
+    def _make(self, target, draft, verifier: Verifier) -> Drafter:
+        source = self._source()
+        if not self._drafts_nodes():
+            return source.make(self, target, draft, verifier)
+        kind = self._shape_type()
+        declared = registry.params_of("shape", self.shape)
+        params = None if declared is None else subset(declared, vars(self))
+        if self._has_auto_budget():
+            auto = auto_width(self, target, 1 + most_nodes(kind, params))
+            shape = AutoShape(kind, params, auto)
+        elif kind is Chain:
+            shape = Chain(None, int(self.num_speculative_tokens))
+        else:
+            shape = kind(params)
+        nodes = source.nodes(self, target, draft)
+        return NodeDrafter(target, nodes, shape, self._draws(), verifier)

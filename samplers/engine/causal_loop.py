@@ -458,7 +458,7 @@ class CausalState:
         items, start, committed = self.slots.items, self.start, outcome.num_committed
         if target.is_history_dependent:
             new = here(self.column < committed[:, None])
-            target.refuse_illegal(chosen, step.positions, new)
+            target.refuse_illegal(chosen, here(start[:, None] + self.column), new)
         ids = outcome.token_ids
         if self.host_tokens is not None and ids is not None:
             counts = zip(items.tolist(), start.tolist(), committed.tolist(), strict=True)

@@ -136,14 +136,24 @@ class BatchSlots:
         Returns:
             The change; copies stand behind their row.
         """
-        counts = np.where(rows, copies, 1)
-        index = np.repeat(np.arange(len(rows)), counts)
-        is_copy = np.concatenate([[False], index[1:] == index[:-1]])
-        branches, items = self.branches[index], self.items[index]
+        return self.reorder(np.repeat(np.arange(len(rows)), np.where(rows, copies, 1)))
+
+    def reorder(self, rows: np.ndarray) -> SlotChange:
+        """Make the batch of these rows, in this order.
+
+        A number that comes again is a copy, cache and state included: a new branch of its item. A
+        number that does not come is a row that is dropped; no waiting item replaces it.
+
+        Args:
+            rows: numbers of the present rows, int64 [n], n at least 1.
+        """
+        is_copy = np.ones(len(rows), dtype=bool)
+        is_copy[np.unique(rows, return_index=True)[1]] = False
+        branches, items = self.branches[rows], self.items[rows]
         for row in is_copy.nonzero()[0]:
             branches[row] = self._next_branch[items[row]]
             self._next_branch[items[row]] += 1
-        return self._gather(RowSelection(index, len(rows)), branches)
+        return self._gather(RowSelection(rows, len(self)), branches)
 
     def prune(self, rows: np.ndarray) -> SlotChange:
         """Drop rows (bool [b]) within their items, such as branches that scored low.

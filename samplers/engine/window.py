@@ -250,9 +250,13 @@ def width_of(value: int | str, sampler: Any, target: Any) -> int | AutoWidth:
     return auto_width(sampler, target)
 
 
-def auto_width(sampler: Any, target: Any) -> AutoWidth:
-    """Make the width that a sampler finds while it decodes. What is seen is kept in
-    ``target.learned``."""
-    return AutoWidth(
-        target.learned.setdefault((sampler, target.sampling), Widths()), target.rows, target.length
-    )
+def auto_width(sampler: Any, target: Any, most: int | None = None) -> AutoWidth:
+    """Make the width that a sampler finds while it decodes.
+
+    Args:
+        sampler: the sampler, which is timed.
+        target: the model; what is seen is kept in its ``learned``.
+        most: most positions of a step; None for those of the target.
+    """
+    known = target.learned.setdefault((sampler, target.sampling), Widths())
+    return AutoWidth(known, target.rows, target.length if most is None else most)

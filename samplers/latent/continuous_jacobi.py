@@ -102,7 +102,7 @@ class LatentJacobiDrafter(Windowed):
 @register("sampler", "continuous_jacobi")
 @dataclass(frozen=True)
 class ContinuousJacobi(Sampler):
-    """Several latents per forward pass, drafted by the model's own previous iterate.
+    """Decode several latents per forward pass, drafted by the model's own previous iterate.
 
     ``window``: positions computed per forward pass, or auto (``auto_width``). ``tolerance``: how
     far an iterate may still move, in its largest component, to be committed; 0 gives plain

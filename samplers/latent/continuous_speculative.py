@@ -32,10 +32,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gen.core.errors import GenError, bad_value, unknown
-from gen.core.registry import register
+from gen.core.registry import register, registry
 from gen.core.sampler import Preset
 from gen.samplers.causal.drafters.model import ModelDrafted, ModelDrafter
-from gen.samplers.causal.length_policies import LengthPolicy
+from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.rows import RowState
 from gen.samplers.latent.path_verifiers import AlignedPaths, ExactPaths
@@ -61,8 +61,11 @@ class _AfterPrefill(LengthPolicy):
     def lengths(self):
         return np.where(self.left > 0, 0, self.policy.lengths)
 
-    def stop(self, mass):
-        return self.policy.stop(mass)
+    def begin(self):
+        self.policy.begin()
+
+    def stop(self, mass, logprobs):
+        return self.policy.stop(mass, logprobs)
 
     def observe(self, drafted, accepted):
         before = self.policy.lengths
@@ -77,15 +80,15 @@ class _AfterPrefill(LengthPolicy):
 @register("sampler", "continuous_speculative")
 @dataclass(frozen=True)
 class ContinuousSpeculative(ModelDrafted):
-    """A small model drafts latents, the target judges several drafts per forward pass.
+    """Draft latents with a small model and verify several drafts per forward pass.
 
     ``mode``: exact or relaxed. ``max_tries``: draws from the target's side to replace a rejected
-    draft; what the exact mode may be off by falls with it. Of the relaxed mode: ``relaxation`` (0
-    the paper's rule, 1 accepts everything) and ``prefill_ratio``, the share of positions that is
-    not drafted. ``draft_model``: a model's name; None for the modality's own.
-    ``num_speculative_tokens``: drafts per round. ``policy``: constant or heuristic.
-    ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
-    is what the target has.
+    draft; the error of the exact mode decreases with it. ``relaxation``: of the relaxed mode, from
+    0 (the paper's rule) to 1 (accepts everything). ``prefill_ratio``: share of positions that the
+    relaxed mode does not draft. ``draft_model``: a model's name; None for the modality's own.
+    ``num_speculative_tokens``: drafts per round. ``policy``: a length policy that reads no
+    probability. ``draft_temperature``, ``draft_guidance``: sampling parameters of the draft model;
+    None takes those of the target.
     """
 
     num_speculative_tokens: int | str = 4
@@ -102,10 +105,15 @@ class ContinuousSpeculative(ModelDrafted):
         super().__post_init__()
         if self.mode not in MODES:
             raise unknown("sampler.mode", self.mode, MODES)
-        if self.policy == "confidence":
-            raise bad_value(
-                "sampler.policy", self.policy, "constant or heuristic: a latent has no probability"
-            )
+        known = registry.table("length_policy")
+        if known[self.policy].needs_probability:
+            others = [
+                name
+                for name, p in known.items()
+                if not p.needs_probability and not p.needs_same_tokens
+            ]
+            expected = f"{' or '.join(others)}: a latent has no probability"
+            raise bad_value("sampler.policy", self.policy, expected)
         if (
             not isinstance(self.max_tries, int)
             or isinstance(self.max_tries, bool)
@@ -152,8 +160,8 @@ _preset = Preset(
     "continuous_speculative",
     {"mode": "relaxed", "num_speculative_tokens": 8, "relaxation": 0.9994},
     about=(
-        "continuous speculative decoding with shared noise, its ratio as flat as the released code"
-        " makes it (by 42^2)"
+        "continuous speculative decoding with shared noise and an acceptance ratio flattened by"
+        " 42^2, as in the released code"
     ),
     paper="2411.11925",
 )

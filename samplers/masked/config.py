@@ -36,22 +36,22 @@ class LoopParams(Params):
     """Parameters of the masked loop.
 
     Attributes:
-        steps: forward passes at most, where the selector follows the schedule; with blocks, a
-            proportional part of them for each.
-        block_steps: forward passes per block instead, where it is not 0.
+        steps: maximum number of forward passes, if the selector follows the schedule; blocks share
+            them in proportion to their length.
+        block_steps: forward passes per block; 0 divides ``steps`` among the blocks.
         hold_end: whether a token that ends a text or a turn (``TokenSpace.ends``) counts as
             improbable once it is proposed, so that it is committed last; confidence is that of the
             distribution without such tokens.
         confidence_on: distribution that confidence is read from: ``raw``, the model's own, or
             ``shaped``, with temperature and filters.
         order: part that scores positions; None is confidence for tokens and random for latents.
-        schedule: part that says how many positions are masked after each step.
-        proposer: part that says which token each masked position would get.
-        selector: part that says which positions are committed now.
+        schedule: part that sets how many positions are masked after each step.
+        proposer: part that proposes a token for each masked position.
+        selector: part that selects the positions to commit in this step.
         remasker: part that masks or changes committed positions.
         stop: part that ends rows early.
-        blocks: part that says which positions are at work.
-        cache: part that says which positions a forward pass computes.
+        blocks: part that sets which positions may be committed.
+        cache: part that sets which positions a forward pass computes.
     """
 
     steps: int = integer(12, least=1)

@@ -37,7 +37,7 @@ from gen.samplers.masked.parts.orders import BLIND
 
 @register("sampler", "masked_iterative")
 class MaskedIterative(MaskedSampler):
-    """Predict all masked positions at once and commit some, again and again. The parameters are
+    """Predict all masked positions, commit some of them, and repeat. The parameters are
     those of ``gen.samplers.masked.config.LoopParams`` and of all parts."""
 
     kinds = ("codes", "latents")

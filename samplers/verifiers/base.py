@@ -37,6 +37,7 @@ from gen.core.registry import register
 from gen.core.token_space import TokenSpace
 from gen.samplers.engine.causal_loop import StepContext, Verdict
 from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.tree import RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Tree
 
 ROW, UNIFORM, POINT = 0, 1, 2
 
@@ -144,10 +145,16 @@ class Verifier:
     Attributes:
         guarantee: what the rule does to the distribution.
         relaxed: whether it trades the distribution for acceptance; it then has ``relaxation``.
+        judges_trees: whether it judges trees as well as chains (``verify_tree``).
+        draws: ways to draw the drafts that the rule is right for (``gen.samplers.engine.tree``).
+        needs_greedy: whether it asks for temperature 0.
     """
 
     guarantee = "same_distribution"
     relaxed: ClassVar[bool] = False
+    judges_trees: ClassVar[bool] = False
+    draws: ClassVar[tuple[str, ...]] = (RANKS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
+    needs_greedy: ClassVar[bool] = False
 
     def on(self, space: TokenSpace, device: torch.device | str = "cpu") -> Verifier:
         """Make the verifier for these tokens.
@@ -156,6 +163,19 @@ class Verifier:
             GenError: the tokens lack what it needs.
         """
         return self
+
+    def verify_tree(self, step: StepContext, tree: Tree, logp: Tensor) -> Verdict:
+        """Accept a path of a tree of drafts.
+
+        Args:
+            step: context of the step, whose positions are those of the root and the drafts.
+            tree: L drafts.
+            logp: log-probabilities [b, L + 1, V] of the target after the root and each draft.
+
+        Returns:
+            The accepted drafts; tokens [b, L + 1] are right up to the token after them.
+        """
+        raise NotImplementedError
 
     def verify(
         self, step: StepContext, proposal: Proposal, drafted: Tensor, logp: Tensor

@@ -71,7 +71,7 @@ def test_at_temperature_0_tokens_are_those_of_autoregression(pipes, name, sampli
         assert not torch.equal(peer(pipe, label, other).make(items).tokens, want.tokens)
 
 
-def test_control_another_law_gives_generate_other_tokens(pipes):
+def test_control_another_distribution_gives_generate_other_tokens(pipes):
     pipe = pipes["action"]
     items, want = items_of(pipe, 2), ours(pipes["action"], items_of(pipe, 2), GREEDY).tokens
     warm = peer(pipe, "generate (sampling)", SamplingParams(temperature=1.0)).make(items).tokens
@@ -95,7 +95,7 @@ def test_drafts_of_generate_change_no_greedy_token(pipes, name, label):
     )
 
 
-def test_drafts_of_generate_are_not_offered_under_guidance_where_they_break_the_law(pipes):
+def test_drafts_of_generate_are_not_offered_under_guidance_where_they_break_the_distribution(pipes):
     pipe, sampling = pipes["action"], replace(GREEDY, guidance_scale=2.0)
     assert (
         peer(pipe, "generate (assisted)", sampling).missing == "not under guidance"
@@ -132,7 +132,7 @@ def test_the_half_without_the_condition_stands_where_it_belongs(pipes):
         ("motion", SamplingParams(temperature=0.7, guidance_scale=1.5, top_k=50, min_p=0.02)),
     ],
 )
-def test_the_law_of_generate_is_the_samplers(pipes, name, sampling):
+def test_the_distribution_of_generate_is_the_samplers(pipes, name, sampling):
     pipe = pipes[name]
     net, items = network(pipe, "causal", CausalLM), items_of(pipe)
 
@@ -227,7 +227,7 @@ def far(loop, count: int = 1500) -> float:
     return float((seen / count - want).abs().sum() / 2)
 
 
-def test_the_plain_loops_draw_from_the_law():
+def test_the_plain_loops_draw_from_the_distribution():
     assert far(reference.autoregression) < 0.06 and far(reference.jacobi) < 0.06
 
     def trusting(item, generator):
@@ -448,7 +448,7 @@ def test_the_pipeline_of_llada2_gives_the_presets_tokens_on_the_same_network(fol
     )
 
 
-def test_the_pipeline_of_amused_makes_pictures_in_the_presets_calls(folders):
+def test_the_pipeline_of_amused_makes_images_in_the_presets_calls(folders):
     pipe = gen.load("image", model=folders["amused"])
     items = pipe.plan(["a cat", "two dogs"])
     row = peer(pipe, "AmusedPipeline", SamplingParams(guidance_scale=10.0))

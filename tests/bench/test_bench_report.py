@@ -417,7 +417,7 @@ def test_sweeps_make_a_grid(toys):
     }
     assert len({v.label for v in found}) == 4
     for texts, says in (
-        (["window=4", "window=8"], "came twice"),
+        (["window=4", "window=8"], "twice"),
         (["window"], "PARAM=VALUE"),
         (["window=4,[1]"], "--sweep"),
     ):
@@ -425,7 +425,7 @@ def test_sweeps_make_a_grid(toys):
             grid_of(texts)
 
 
-def test_laws_that_differ_are_said():
+def test_distributions_that_differ_are_said():
     runs = [measured("autoregressive"), measured("sjd"), measured("other")]
     other = Variant("other", {}, {**SAMPLING, "temperature": 0.0}, "other")
     text = render(tabulate(runs, {}, [variant("autoregressive"), variant("sjd"), other]))

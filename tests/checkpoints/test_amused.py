@@ -1,4 +1,4 @@
-"""aMUSEd folders in the published layout, with tiny random weights: logits, pictures, editing, and
+"""aMUSEd folders in the published layout, with tiny random weights: logits, images, editing, and
 what is refused."""
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_the_model_is_told_width_height_and_score_in_this_order(folder, theirs):
 @pytest.mark.parametrize(
     "sampler", ["amused", "maskgit", "halton", "maskgit_remask", "exact_speculative"]
 )
-def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(pipe, sampler):
+def test_samplers_make_images_and_an_item_does_not_depend_on_its_batch(pipe, sampler):
     spec = {"name": sampler} if sampler == "exact_speculative" else {"name": sampler, "steps": 4}
     out = pipe(PROMPTS, sampler=spec, seed=5)
     assert (
@@ -142,10 +142,10 @@ def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(pipe, s
         ).tokens
         for seed in (5, 6)
     )
-    assert not torch.equal(one, other)  # control, under a law that leaves some doubt
+    assert not torch.equal(one, other)  # control, under a distribution that leaves some doubt
 
 
-def test_pictures_are_those_of_diffusers_pipeline_for_the_same_codes(folder, pipe, theirs):
+def test_images_are_those_of_diffusers_pipeline_for_the_same_codes(folder, pipe, theirs):
     latents = theirs(
         PROMPTS[0],
         num_inference_steps=3,
@@ -224,7 +224,7 @@ def test_the_family_is_recognised_by_its_pipeline(folder, tmp_path):
     )
     with pytest.raises(GenError, match="'StableDiffusionPipeline', which no family recognises"):
         gen.load("image", model=tmp_path)
-    with pytest.raises(GenError, match="asked for was 'video'"):
+    with pytest.raises(GenError, match="requested was 'video'"):
         gen.load("video", model=folder)
 
 

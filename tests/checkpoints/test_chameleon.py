@@ -213,7 +213,7 @@ def test_guidance_compares_with_the_published_unconditional_prompt(kind, pipes, 
 
 @pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi", "scd_mc"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_samplers_make_pictures_of_the_size_that_was_asked_for(kind, sampler, pipes):
+def test_samplers_make_images_of_the_size_that_was_asked_for(kind, sampler, pipes):
     pipe = pipes[kind]
     out = pipe(PROMPTS[:2], sampler=sampler, num_samples=2, seed=3)
     assert [m.size for m in out.media] == [
@@ -416,7 +416,7 @@ def test_what_is_missing_or_does_not_fit_is_one_clear_error(vq, folders, tmp_pat
     refused(meta, "the layout of Meta's own code")
 
 
-def test_prompts_that_hold_parts_of_pictures_or_are_too_long_are_refused(pipes):
+def test_prompts_that_hold_parts_of_images_or_are_too_long_are_refused(pipes):
     _, binding, _ = pipes["chameleon"].bound(pipes["chameleon"].model)
     for text, message in (
         ("a <racm3:break> dog", "a token of images"),

@@ -153,7 +153,7 @@ def test_models_that_are_not_there_are_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refused("nobody/nothing", "local cache", model="nobody/nothing")
-    refused("no folder, no file and no hub id", model=str(tmp_path / "absent" / "x" / "y"))
+    refused("not a folder, a file or a hub id", model=str(tmp_path / "absent" / "x" / "y"))
     refused("no config.json", model=tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_a_foreign_architecture_is_refused_with_what_it_is(llama, tmp_path):
         json.dumps({**config, "model_type": "vit", "architectures": ["ViTModel"]})
     )
     refused("'vit'", "no family recognises", model=path)
-    with pytest.raises(GenError, match="causal_lm serves text; asked for was 'image'"):
+    with pytest.raises(GenError, match="causal_lm serves text; requested was 'image'"):
         gen.load("image", model=llama)
 
 
@@ -197,7 +197,7 @@ def test_architectures_without_a_cache_of_slots_are_refused(kind, tmp_path):
     save_quietly(model, tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     if kind == "mamba":
-        refused("cache of slots", model=tmp_path)
+        refused("gen's KV cache", model=tmp_path)
         return
     pipe = gen.load("text", model=tmp_path, max_new_tokens=POSITIONS)
     assert pipe(["w1"], **only(temperature=0.0)).tokens.shape == (
@@ -345,7 +345,7 @@ def test_sharded_weights_are_read_by_their_index(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     assert gen.load("text", model=tmp_path, max_new_tokens=4)(["w1"]).media
     weight_files(tmp_path)[0].unlink()
-    with pytest.raises(GenError, match="is not there"):
+    with pytest.raises(GenError, match="is missing"):
         weight_files(tmp_path)
 
 
@@ -355,7 +355,7 @@ def test_a_device_map_places_modules_and_changes_nothing(llama):
         "text", model=llama, dtype="float64", max_new_tokens=POSITIONS, device_map={"": "cpu"}
     )
     assert torch.equal(plain(PROMPTS, seed=1).tokens, mapped(PROMPTS, seed=1).tokens)
-    refused("'cuda:7' is not there", model=llama, device_map={"": "cuda:7"})
+    refused("'cuda:7' is not available", model=llama, device_map={"": "cuda:7"})
     refused("device_map", "'auto'", model=llama, device_map="outo")
     placed = fill(
         without_storage(linear), linear().state_dict(), device_map={"0": "cpu", "1": "cpu"}

@@ -225,8 +225,8 @@ def test_a_frame_of_zeros_ends_an_utterance_and_nothing_else_does(brief):
 
 
 def test_the_end_changes_nothing_before_it(brief, monkeypatch):
-    """The law of the codes is that of a space without an end; a rule that ends early is another
-    law."""
+    """The distribution of the codes is that of a space without an end; a rule that ends early is
+    another distribution."""
 
     def draw():
         return brief(

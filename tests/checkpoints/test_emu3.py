@@ -142,7 +142,7 @@ def test_samplers_make_media_of_the_asked_size(pipes, modality, sampler, tmp_pat
     assert out.save(tmp_path / "out").is_file()
 
 
-def test_pictures_and_their_ids_are_those_of_the_class(pipes, theirs):
+def test_images_and_their_ids_are_those_of_the_class(pipes, theirs):
     own, binding, frontend = pipes["image"].bound(pipes["image"].model)
     space = binding.space
     tokens = random_tokens(space, 2)

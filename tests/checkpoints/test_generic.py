@@ -91,7 +91,7 @@ def test_causal_logits_are_the_models_own(folders):
         ("causal", "speculative_jacobi"),
     ],
 )
-def test_samplers_make_pictures_and_an_item_does_not_depend_on_its_batch(folders, name, sampler):
+def test_samplers_make_images_and_an_item_does_not_depend_on_its_batch(folders, name, sampler):
     pipe = load(folders[name])
     out = pipe(["3", "class 0", "2"], sampler=sampler, seed=3)
     assert (
@@ -138,7 +138,7 @@ def test_clips_without_a_condition(folders, name, sampler):
         )
 
 
-def test_a_picture_is_edited(folders):
+def test_an_image_is_edited(folders):
     pipe = load(folders["masked"])
     source = Image.fromarray(np.random.default_rng(1).integers(0, 256, (6, 8, 3), dtype=np.uint8))
     marks = np.zeros((6, 8), bool)
@@ -178,7 +178,7 @@ def test_the_family_is_recognised_by_its_file(folders, tmp_path):
         ({"grid": [3, 0]}, "grid is .*rows and columns"),
         ({"grid": [2, 3, 4]}, "expected 2 integers"),
         ({"mask_token_id": None}, "mask_token_id is None"),
-        ({"mask_token_id": 20}, "an id that is no code"),
+        ({"mask_token_id": 20}, "an id that is not a code"),
         ({"mask_token_id": 99}, "ids below 48"),
         ({"codes": {"start": 9, "sise": 32}}, "Did you mean 'size'"),
         ({"codes": {"start": 9, "size": 31}}, "has 31 codes and its frontend 32"),

@@ -141,7 +141,7 @@ def test_greedy_codes_without_guidance_are_the_largest_logits(pipe, theirs):
 
 
 @pytest.mark.parametrize("sampler", ("autoregressive", "speculative_jacobi", "scd_mc"))
-def test_samplers_make_pictures_of_the_one_size(pipe, sampler, tmp_path):
+def test_samplers_make_images_of_the_one_size(pipe, sampler, tmp_path):
     out = pipe(PROMPTS[:2], sampler=sampler, seed=1)
     assert (
         out.sampling.guidance_scale == 5

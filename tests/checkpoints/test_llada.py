@@ -1,5 +1,5 @@
-"""LLaDA and Dream, tiny and random, in their published layout: the laws against forward passes
-written out here, and texts by several samplers."""
+"""LLaDA and Dream, tiny and random, in their published layout: the distributions against forward
+passes written out here, and texts by several samplers."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_logits_equal_a_plain_forward(folders, name, dtype):
 
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_padding_is_not_seen(pipes, name):
-    """A row behind two columns of nothing has the law it has alone."""
+    """A row behind two columns of nothing has the distribution it has alone."""
     adapter = pipes[name].bound(pipes[name].model)[0].adapter("masked")
     ids = sequences(VOCAB)[:1, 2:]
     alone, padded = adapter.forward(ids, POSITIONS), torch.cat([ids[:, :1].repeat(1, 2), ids], 1)
@@ -400,9 +400,7 @@ def test_weights_that_do_not_fit_are_listed(folders, tmp_path):
         gen.load("text", model=folder)
     folder = copied(folders, tmp_path, "llada")
     (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(
-        GenError, match="names model-00002-of-00003.safetensors, which is not there"
-    ):
+    with pytest.raises(GenError, match="names model-00002-of-00003.safetensors, which is missing"):
         gen.load("text", model=folder)
 
 

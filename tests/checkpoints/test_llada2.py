@@ -1,5 +1,5 @@
-"""LLaDA2, tiny and random, in its published layout: the law against a forward pass written out
-here, caches, blocks, and texts by several samplers.
+"""LLaDA2, tiny and random, in its published layout: the distribution against a forward pass written
+out here, caches, blocks, and texts by several samplers.
 
 Decoding against ``diffusers`` is in test_block_refinement.py.
 """
@@ -209,7 +209,7 @@ def test_later_blocks_change_nothing_in_earlier_ones(checkpoint):
     )
 
 
-def test_blocks_against_a_cache_have_the_law_of_the_whole(checkpoint):
+def test_blocks_against_a_cache_have_the_distribution_of_the_whole(checkpoint):
     blocks, ids = checkpoint.adapter("blocks"), ids_of(2, 24)
     assert (
         isinstance(blocks, AlignedBlockLM)

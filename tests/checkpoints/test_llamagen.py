@@ -258,7 +258,7 @@ def text_folder(tmp_path_factory):
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("sampler", ["autoregressive", "speculative_jacobi"])
-def test_greedy_pictures_are_those_of_a_plain_loop_alone_and_in_a_batch(folder, sampler, scale):
+def test_greedy_images_are_those_of_a_plain_loop_alone_and_in_a_batch(folder, sampler, scale):
     pipe = gen.load("image", model=folder, **OPTIONS)
     prompts = {"3": 3, "class 7": 7, "0": 0, "Class 9": 9}
     out = pipe(list(prompts), sampler=sampler, **only(**GREEDY, guidance_scale=scale))
@@ -290,7 +290,7 @@ def features_as_published(path, caption: str) -> Tensor:
     return states[: int(given["attention_mask"].sum())]
 
 
-def test_greedy_pictures_of_captions_are_those_of_a_plain_loop(text_folder):
+def test_greedy_images_of_captions_are_those_of_a_plain_loop(text_folder):
     pipe, w = gen.load("image", model=text_folder, **OPTIONS), ar_weights(text=True)
     prompts = ["W1 [w2]  w3", "w40", "w9 w8 w7 w6 w5 w4 w3 w2 w1"]
     features = [
@@ -311,7 +311,7 @@ def test_greedy_pictures_of_captions_are_those_of_a_plain_loop(text_folder):
     assert [greedy(w, f, 3.0, "padding seen") for f in features] != want  # control
 
 
-def test_guided_laws_of_captions_equal_the_plain_ones(text_folder):
+def test_guided_distributions_of_captions_equal_the_plain_ones(text_folder):
     """Rows leave the batch, and what they hide leaves with them."""
     pipe, w = gen.load("image", model=text_folder, **OPTIONS), ar_weights(text=True)
     prompts = ["w1 w2 w3", "w40", "w9 w8 w7 w6 w5 w4 w3 w2 w1"]
@@ -346,7 +346,7 @@ def test_guided_laws_of_captions_equal_the_plain_ones(text_folder):
 @pytest.mark.parametrize(
     "sampler", ["autoregressive", "speculative_jacobi", "sjd", "scd_mc", "lantern", "gsd"]
 )
-def test_samplers_make_pictures_of_the_size_asked_for(folder, sampler):
+def test_samplers_make_images_of_the_size_asked_for(folder, sampler):
     pipe = gen.load("image", model=folder, **OPTIONS)
     out = pipe(["1", "2"], sampler=sampler, seed=3)
     assert [m.size for m in out.media] == [

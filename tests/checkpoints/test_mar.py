@@ -1,5 +1,5 @@
 """MAR from its published layout: the trunk against a plain forward, the head against the
-posterior's formula, and pictures."""
+posterior's formula, and images."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def block(w, at, x, order="qkv"):
 
 
 def plain_z(w, label, latents, order="qkv", leave=True, position=True, hide=True):
-    """z [T, D] of one picture from its label and latents [T, C], NaN at unknown places. The
+    """z [T, D] of one image from its label and latents [T, C], NaN at unknown places. The
     switches are controls."""
     known = torch.cat([torch.ones(BUFFER, dtype=torch.bool), ~latents.isnan().any(-1)])
     word = w["class_emb.weight"][label] if label < CLASSES else w["fake_latent"][0]
@@ -167,7 +167,7 @@ def pipe(folder):
 
 @pytest.fixture(scope="module")
 def canvas():
-    """Pictures of which 0, 1, 7 and all places are known."""
+    """Images of which 0, 1, 7 and all places are known."""
     random = numbers(3)
     latents = torch.randn(4, POSITIONS, CHANNELS, generator=random, dtype=torch.float64)
     for row, count in enumerate((0, 1, 7, POSITIONS)):
@@ -327,7 +327,7 @@ def test_a_path_has_a_density_that_is_its_noises(model):
     )
 
 
-def test_pictures_come_out_of_the_folder_by_every_sampler_for_masked_latents(pipe):
+def test_images_come_out_of_the_folder_by_every_sampler_for_masked_latents(pipe):
     made = {}
     for sampler in (
         "mar",
@@ -413,7 +413,7 @@ def test_an_item_is_the_same_alone_and_in_a_batch(pipe):
     )  # the same class again has a seed of its own
 
 
-def test_a_part_of_a_picture_is_made_anew_and_the_rest_is_kept(pipe):
+def test_a_part_of_an_image_is_made_anew_and_the_rest_is_kept(pipe):
     image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     mask = np.zeros((16, 16), dtype=bool)
     mask[4:8, 8:16] = True

@@ -205,7 +205,7 @@ def test_counts_are_read_from_json_and_npy_alike(folders, tmp_path):
     ("name", "content", "words"),
     [
         ("gone.json", None, "cannot be read"),
-        ("a.json", "[1]", "are no mapping"),
+        ("a.json", "[1]", "are not a mapping"),
         ("a.json", "{", "cannot be read"),
         ("a.json", '{"x": 1}', "hold 1 for 'x'; expected a count"),
         ("a.json", '{"48": 1}', "hold 1 for '48'; expected a count of at least 0 for .* below 48"),

@@ -179,7 +179,7 @@ def test_three_samplers_write_files_and_a_chunk_has_as_many_steps_as_asked_for(f
     )  # greedy unless something else is said
 
 
-def test_features_of_a_picture_stand_behind_the_first_word(folder, llama, tmp_path):
+def test_features_of_an_image_stand_behind_the_first_word(folder, llama, tmp_path):
     from safetensors.torch import load_file
 
     pipe = gen.load("action", model=folder, **UNITS)
@@ -218,11 +218,9 @@ def test_features_of_a_picture_stand_behind_the_first_word(folder, llama, tmp_pa
     for sampler in ("autoregressive", "speculative_jacobi"):
         assert (
             pipe(prompts, sampler=sampler).tokens.tolist() == expected
-        )  # of one batch, with and without pictures
+        )  # of one batch, with and without images
     assert [want(None, text) for _, text in asked] != expected  # control: what is seen matters
-    np.save(
-        tmp_path / "a.npy", rng.normal(size=(5, VISION))
-    )  # the next picture under the same name
+    np.save(tmp_path / "a.npy", rng.normal(size=(5, VISION)))  # the next image under the same name
     assert pipe(prompts[0]).tokens[0].tolist() == want("a", PROMPTS[0])
     for file, message in (
         ("absent.npy", "no existing .npy file"),
@@ -298,5 +296,5 @@ def test_what_is_missing_or_wrong_is_named(folder, tmp_path):
     refused("1 missing: lm_head.weight", unnorm_key="table")
     save_quietly(tiny_tokenizer(TEXT), tmp_path / "f")
     refused("no piece", unnorm_key="table")
-    with pytest.raises(GenError, match="openvla serves action; asked for was 'image'"):
+    with pytest.raises(GenError, match="openvla serves action; requested was 'image'"):
         gen.load("image", model=folder)

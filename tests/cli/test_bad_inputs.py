@@ -93,8 +93,8 @@ FILES = [
     (RING + "jobs: [1]", "jobs.0 is 1"),
     (RING + "jobs: [{}, {}]", "same job"),
     (RING + "jobs: [{workers: 3}]", "a key of the whole run"),
-    (RING + "source: nowhere.png\nmask: nowhere.png", "no file"),
-    (RING + f"source: {'a' * 5000}\nspan: '1:2'", "no file"),
+    (RING + "source: nowhere.png\nmask: nowhere.png", "not a file"),
+    (RING + f"source: {'a' * 5000}\nspan: '1:2'", "not a file"),
     (RING + "frames: 0", "frames is 0"),
     (RING + "span: 3", "span"),
     (RING + "prompt_column: x", "none beside prompts"),
@@ -106,9 +106,9 @@ FILES = [
     (HEAD + "prompts: [{prompt: a, sede: 1}]", "Did you mean 'seed'"),
     (HEAD + "prompts: [{prompt: [a]}]", "prompt is ['a']"),
     (HEAD + "prompts: [{seed: 1}]", "no prompt"),
-    (HEAD + "prompts: [{prompt: a, id: x}, {prompt: b, id: x}]", "second time"),
-    (HEAD + "prompts_file: nowhere.txt", "no file"),
-    (HEAD + "prompts_file: '*.nothing'", "no file"),
+    (HEAD + "prompts: [{prompt: a, id: x}, {prompt: b, id: x}]", "is a duplicate"),
+    (HEAD + "prompts_file: nowhere.txt", "not a file"),
+    (HEAD + "prompts_file: '*.nothing'", "not a file"),
     (HEAD + "prompts_file: [a]", "a path"),
     (HEAD + "prompts_dataset: {pth: x}", "a path, or"),
 ]
@@ -124,8 +124,8 @@ TABLES = [
     ("p.csv", b"Prompt\na\n", "prompt_column=Prompt"),
     ("p.csv", b"prompt,prompt\na,b\n", "comes twice"),
     ("p.csv", b'prompt\n"a', "never closed"),
-    ("p.csv", b"prompt,seed\na\n", "1 cells came"),
-    ("p.parquet", b"PAR1", "no Parquet"),
+    ("p.csv", b"prompt,seed\na\n", "number of cells is 1"),
+    ("p.parquet", b"PAR1", "not a readable Parquet"),
     ("p.txt.gz", b"no gzip", "cannot be read"),
     ("p.txt.gz", gzip.compress(b"a ring\n" * 100)[:20], "cannot be read"),
 ]
@@ -141,7 +141,7 @@ COMMANDS = [
     (["show", "nowhere"], "unknown config or sampler"),
     (["status", "."], "expected a folder"),
     (["export", ".", "--parquet", "a"], "expected a folder"),
-    (["export", "nowhere", "--dataset", "a"], "is no folder"),
+    (["export", "nowhere", "--dataset", "a"], "is not a folder"),
     (["cp", "image/sjd", "taken.yaml"], "exists"),
 ]
 

@@ -208,7 +208,7 @@ def test_a_request_to_terminate_keeps_what_is_finished_and_the_same_command_resu
     with monkeypatch.context() as m:
         m.setattr(Pipe, "generate", generate)
         code, _out, err = gen(capsys, *argv)
-        assert code == 75 and "SIGTERM came" in err and "stopped with 1 item to make" in err
+        assert code == 75 and "SIGTERM received" in err and "stopped with 1 item left" in err
     assert [r["seed"] for r in read_rows(Path("o"))] == [0, 1]  # what was at work is finished first
     Pipe.seen.clear()
     assert gen(capsys, *argv)[0] == 0 and len(Pipe.seen) == 1 and len(read_rows(Path("o"))) == 3
@@ -270,6 +270,14 @@ def test_sample_writes_a_folder_and_says_where(capsys):
     )
 
 
+def test_set_is_a_key_of_the_job_file_as_a_flag(capsys):
+    flags = ("--set", "sampler.window=8", "--set", "sampler.init=repeat")
+    assert gen(capsys, "sample", "toy", "x", "--seed", "1", *flags)[0] == 0
+    sampler = Pipe.seen[0][0]
+    assert (sampler["window"], sampler["init"]) == (8, "repeat")
+    assert "expected KEY=VALUE" in refused(capsys, "sample", "toy", "x", "--set", "sampler")
+
+
 def test_flags_of_the_model_reach_the_pipeline(capsys):
     for command in (("sample", "toy", "x"), ("bench", "toy", "--quick", "--samplers", "sjd")):
         assert gen(capsys, *command, "--compile")[0] == gen(capsys, *command, "--seed", "2")[0] == 0
@@ -279,7 +287,7 @@ def test_flags_of_the_model_reach_the_pipeline(capsys):
     )
 
 
-def test_the_law_of_a_preset_stands_over_the_modalitys(capsys, monkeypatch):
+def test_the_distribution_of_a_preset_stands_over_the_modalitys(capsys, monkeypatch):
     monkeypatch.setattr(Toy, "default_sampling", {"temperature": 0.9, "top_k": 7})
     assert gen(capsys, "sample", "toy", "x", "--sampler", "jacobi")[0] == 0
     assert Pipe.seen[0][1]["temperature"] == 0 and Pipe.seen[0][1]["top_k"] == 7

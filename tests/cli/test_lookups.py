@@ -34,6 +34,12 @@ def test_every_parameter_of_every_sampler_has_a_default_and_a_meaning(name):
     assert not missing and found["about"] and found["guarantee"]
 
 
+@pytest.mark.parametrize("name", ["masked_iterative", "frame_blocks"])
+def test_a_statement_of_a_parameter_goes_before_a_sentence_that_mentions_its_name(name):
+    meaning = {p["name"]: p["meaning"] for p in describe_sampler(name)["params"]}
+    assert "may be committed" in meaning["blocks"]  # not the protocols causal, masked or blocks
+
+
 def test_a_parameter_is_looked_up_by_the_name_of_its_sampler_or_preset(capsys):
     code, out, _ = gen(capsys, "show", "speculative_jacobi")
     line = next(line for line in out.splitlines() if line.startswith("window"))

@@ -132,7 +132,7 @@ def test_half_a_surrogate_pair_is_refused(key):
 
 
 def test_a_path_that_no_system_takes_is_no_file():
-    assert "is no file" in refusal(source="a" * 5000, span="1:2")
+    assert "is not a file" in refusal(source="a" * 5000, span="1:2")
 
 
 def test_numbers_dates_and_spans_are_read_as_people_write_them():

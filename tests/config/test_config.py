@@ -169,10 +169,10 @@ def test_an_unknown_config_names_the_nearest_packaged_one():
 def test_editing_needs_image_and_mask(tmp_path):
     (tmp_path / "x.png").write_bytes(b"x")
     x = str(tmp_path / "x.png")
-    assert "one of mask and span; source came" in refusal(source=x)
-    assert "one of mask and span; mask came" in refusal(mask=x)
-    assert "one of mask and span; source, mask, span came" in refusal(source=x, mask=x, span="1:2")
-    assert "a source to edit and a prefix to continue" in refusal(source=x, mask=x, prefix=x)
+    assert "one of mask and span; got source" in refusal(source=x)
+    assert "one of mask and span; got mask" in refusal(mask=x)
+    assert "one of mask and span; got source, mask, span" in refusal(source=x, mask=x, span="1:2")
+    assert "source and prefix are both given" in refusal(source=x, mask=x, prefix=x)
     assert "keeps its length" in refusal(source=x, span="1:2", frames=4)
     assert "span is 7; expected text" in refusal(source=x, span=7)
     assert "frames is 0; expected an integer of at least 1" in refusal(frames=0)
@@ -182,7 +182,7 @@ def test_editing_needs_image_and_mask(tmp_path):
 # --- merging
 
 
-def test_a_sampler_by_name_replaces_the_node_and_a_knob_extends_it():
+def test_a_sampler_by_name_replaces_the_node_and_a_parameter_extends_it():
     node = {"name": "speculative_jacobi", "coupling": "fresh", "window": 8}
     assert job("sampler.window=16", sampler=node).entries[0].sampler == {
         **node,
@@ -204,7 +204,7 @@ def test_entries_inherit_and_overrides_win_over_both():
     assert [e.seed for e in job("jobs.1.seed=8", seed=1, jobs=jobs).entries] == [1, 8]
 
 
-def test_a_knob_that_one_entry_lacks_is_refused_rather_than_ignored():
+def test_a_parameter_that_one_entry_lacks_is_refused_rather_than_ignored():
     assert "'window'" in refusal(
         "sampler.window=8", jobs=[{"sampler": "sjd"}, {"sampler": "autoregressive"}]
     )
@@ -216,8 +216,8 @@ def test_the_same_job_twice_is_refused():
 
 def test_what_a_loader_is_told_anyway_is_no_option_of_a_model():
     assert (
-        "model_options.compile came in override 'model_options.compile=true'; expected compile as"
-        " a key" in refusal("model_options.compile=true", model="m")
+        "model_options.compile is given in override 'model_options.compile=true'; expected compile"
+        " outside model_options" in refusal("model_options.compile=true", model="m")
     )
 
 
@@ -355,7 +355,7 @@ def test_the_fingerprint_sees_what_the_media_depend_on(override):
     assert difference(job().relevant(), job().relevant()) == []
 
 
-def test_the_fingerprint_sees_the_content_of_a_picture_and_not_its_path(tmp_path):
+def test_the_fingerprint_sees_the_content_of_an_image_and_not_its_path(tmp_path):
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
         (tmp_path / name).write_bytes(content)
     prints = [

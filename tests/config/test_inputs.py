@@ -158,7 +158,7 @@ def test_a_changed_file_is_another_job_and_a_rewritten_one_is_not(tmp_path):
     rows = was.entries[0].rows()
     jsonl(path, [*ROWS, "one more"])
     assert fingerprint(of(path)) != mark
-    with pytest.raises(GenError, match="a.jsonl has changed while it was read"):
+    with pytest.raises(GenError, match="a.jsonl changed while it was being read"):
         list(rows)
 
 
@@ -203,7 +203,7 @@ WRONG = [
     ('{"prompt": "a", "seed": true}', "seed is True"),
     ('{"prompt": "a", "num_samples": 0}', "num_samples is 0"),
     ('{"prompt": "a", "frames": 0}', "frames is 0"),
-    ('{"prompt": "a", "id": "first"}', "id 'first' comes a second time; line 1 has it already"),
+    ('{"prompt": "a", "id": "first"}', "id 'first' is a duplicate; line 1 has the same id"),
     ('{"prompt": "a", "id": []}', "id is []"),
     ('{"prompt": "a", "prompt": "b"}', "key 'prompt' comes twice"),
     ('{"prompt": "\\ud800"}', "surrogate"),
@@ -224,9 +224,9 @@ OF_AN_ENTRY = [
     ('{"prompt": "a", "sampler.windw": 8}', "Did you mean 'window'?"),
     ('{"prompt": "a", "sampler.window": 0}', "window is 0"),
     ('{"prompt": "a", "sampling.top_p": 2}', "sampling.top_p is 2"),
-    ('{"prompt": "a", "source": "absent.png"}', "source is no file"),
-    ('{"prompt": "a", "prefix": "absent.png"}', "prefix is no file"),
-    ('{"prompt": "a", "span": "1:2"}', "span came"),
+    ('{"prompt": "a", "source": "absent.png"}', "source is not a file"),
+    ('{"prompt": "a", "prefix": "absent.png"}', "prefix is not a file"),
+    ('{"prompt": "a", "span": "1:2"}', "got span"),
 ]
 
 
@@ -262,9 +262,9 @@ def test_a_wrong_row_of_a_file_is_named_with_its_line_and_the_others_go_on(tmp_p
         (3, "prompts.1 is 3"),
         ({}, "there is no prompt"),
         ({"prompt": "a", "sede": 1}, "'seed'"),
-        ({"prompt": "b", "id": "x"}, "prompts.0 has it"),
+        ({"prompt": "b", "id": "x"}, "prompts.0 has the same id"),
         ({"prompt": "a", "sampler.windw": 8}, "'window'"),
-        ({"prompt": "a", "prefix": "no.png"}, "prefix is no file"),
+        ({"prompt": "a", "prefix": "no.png"}, "prefix is not a file"),
         ({"prompt": "a", "meta": {"x": object()}}, "no plain data"),
     ],
 )
@@ -303,12 +303,13 @@ def test_rows_of_a_table_with_other_cells_than_the_header_are_wrong(tmp_path):
         (9, "six", 7),
     ]
     assert (
-        "line 3: 1 cells came; expected 2" in rows[1].error and "line 4: 3 cells" in rows[2].error
+        "line 3: the number of cells is 1; expected 2" in rows[1].error
+        and "line 4: the number of cells is 3" in rows[2].error
     )
     assert "line 8: seed is 'x'" in rows[4].error and "line 10: no CSV" in rows[6].error
 
 
-def test_cells_are_read_as_yaml_only_where_they_are_knobs(tmp_path):
+def test_cells_are_read_as_yaml_only_where_they_are_parameters(tmp_path):
     head = "prompt,id,span,source,sampler.x,sampler.y,sampler.z,sampler.w,meta.n"
     (tmp_path / "a.csv").write_text(f"{head}\n12,07,1:2,s,1e-4,true,null,abc,3\n")
     assert trees(tmp_path / "a.csv") == [
@@ -335,11 +336,11 @@ def test_cells_are_read_as_yaml_only_where_they_are_knobs(tmp_path):
         ("a.csv", 'prompt\na\n"b\nc\n', "line 3: a quote is opened and never closed"),
         ("a.txt", "\n \n", "at least one prompt"),
         ("a.jsonl", "", "at least one prompt"),
-        ("a.jsonl", "{\n[\n", "no row that can be made; the first one: a.jsonl, line 1"),
-        ("a.jsonl", '{"prompt": "a", "sampler.windw": 1}', "no row that can be made"),
+        ("a.jsonl", "{\n[\n", "no valid row; the first error: a.jsonl, line 1"),
+        ("a.jsonl", '{"prompt": "a", "sampler.windw": 1}', "no valid row"),
         ("a.json", "a", ".txt, .jsonl, .csv, .tsv, .parquet"),
         ("prompts", "a", ".txt, .jsonl, .csv, .tsv, .parquet"),
-        ("a.parquet", "no table", "no Parquet file"),
+        ("a.parquet", "no table", "not a readable Parquet file"),
     ],
 )
 def test_a_file_of_no_use_is_refused_as_a_whole(tmp_path, name, text, words):
@@ -378,7 +379,7 @@ def test_media_of_a_row_are_relative_to_its_file_and_count_by_their_content(tmp_
     assert fingerprint(made[0]) == fingerprint(made[1]) != fingerprint(made[2])
 
 
-def test_two_names_of_one_knob_are_one_row(tmp_path):
+def test_two_names_of_one_parameter_are_one_row(tmp_path):
     own = job(sampler="llada2", prompts=[{"prompt": "a", "sampler": {"block_steps": 4}}])
     said = job(sampler="llada2", prompts=[{"prompt": "a", "sampler": {"num_inference_steps": 4}}])
     assert next(said.entries[0].rows()).sampler == {"block_steps": 4} and fingerprint(

@@ -67,7 +67,7 @@ def test_options_of_a_model_can_be_swept():
     assert [e.model_options for e in made.entries] == [{"height": 256}, {"height": 512}]
 
 
-def test_a_swept_sampler_comes_before_its_swept_knobs_in_whatever_order_they_stand():
+def test_a_swept_sampler_comes_before_its_swept_parameters_in_whatever_order_they_stand():
     for sweep in (
         {"sampler.window": [4], "sampler": ["sjd", "scd_mc"]},
         {"sampler": ["sjd", "scd_mc"], "sampler.window": [4]},

@@ -77,7 +77,7 @@ def test_a_checkpoint_is_recognised_by_its_family_alone(name, family, case):
         with pytest.raises(
             GenError,
             match=(
-                f"{name.partition(':')[0]} serves {' and '.join(family.modalities)}; asked for was"
+                f"{name.partition(':')[0]} serves {' and '.join(family.modalities)}; requested was"
                 f" '{other}'"
             ),
         ):

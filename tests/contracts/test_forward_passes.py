@@ -3,7 +3,8 @@ them than ``forward_passes.json`` says has become worse.
 
     closed  models in closed form, float64 (``tabular``): nothing depends on the processor, so a
             figure that rose at all is a failure
-    zoo     the embedded models in float64 under the modality's own law, for the samplers that pages
+    zoo     the embedded models in float64 under the modality's own distribution, for the samplers
+    that pages
             talk about. Another processor rounds differently, which may turn a draw: a rise of 2 %
             is allowed
 
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from closed_form import GRID, KNOBS, ROWS, of_ids, of_numbers
+from closed_form import GRID, PARAMETERS, ROWS, of_ids, of_numbers
 from contract_specs import NAMES, SPECS, sampling_for
 from latent_bench import of_latents
 from torch import Tensor
@@ -62,7 +63,8 @@ def jobs() -> dict[str, Callable[[], Calls]]:
         return lambda: counted(run(*resolve_sampler(spec, sampling)))
 
     found = {
-        name: job(of_ids, SPECS[name] | KNOBS.get(name, {}), sampling_for(name)) for name in NAMES
+        name: job(of_ids, SPECS[name] | PARAMETERS.get(name, {}), sampling_for(name))
+        for name in NAMES
     }
     plain = {name: spec for name, spec in of_latents().items() if set(spec) == {"name"}}
     return found | {

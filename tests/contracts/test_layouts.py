@@ -1,5 +1,5 @@
-"""Every registered layout, on random grids, streams and knobs: there and back, legal ids, and the
-arithmetic of known models."""
+"""Every registered layout, on random grids, streams and parameters: there and back, legal ids, and
+the arithmetic of known models."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ DRAWS = 12  # random layouts per name
 
 
 def random_params(cls: type[Layout], rng: random.Random) -> dict:
-    """Values for every field. A knob that is not known here fails the test, so that a new one is
-    tested too."""
+    """Values for every field. A parameter that is not known here fails the test, so that a new one
+    is tested too."""
     streams = 1 if cls.one_stream else rng.randint(1, 4)
     grid = tuple(rng.randint(1, 5) for _ in range(rng.randint(1, 3)))
     strides = None
@@ -58,8 +58,8 @@ def random_params(cls: type[Layout], rng: random.Random) -> dict:
 
 
 def random_layouts(name: str) -> list[Layout]:
-    """Seeded by the name. Knobs that do not go together, such as frames and a grid of one axis, are
-    drawn again."""
+    """Seeded by the name. Parameters that do not go together, such as frames and a grid of one
+    axis, are drawn again."""
     rng, found = random.Random(name), []
     for _ in range(10 * DRAWS):
         try:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from closed_form import GRID, KNOBS, of_ids, of_numbers
+from closed_form import GRID, PARAMETERS, of_ids, of_numbers
 
-from gen.core.method import SEQUENTIAL, Preset
+from gen.core.method import GREEDY_DECODING, SEQUENTIAL, Preset
 from gen.core.registry import registry
 from gen.core.sampler import resolve_sampler
 
@@ -25,7 +25,7 @@ def at_limit(name: str) -> dict:
     """Parameters of a preset at its limit."""
     limit = PRESETS[name].limit
     steps = {"steps": POSITIONS} if "as many `steps` as positions" in limit.note else {}
-    return {"name": name, **KNOBS.get(name, {}), **MORE.get(name, {}), **limit.params, **steps}
+    return {"name": name, **PARAMETERS.get(name, {}), **MORE.get(name, {}), **limit.params, **steps}
 
 
 def run(spec: dict):
@@ -50,6 +50,17 @@ def test_a_simpler_preset(name):
     assert [s.nfe for s in found.stats] == [s.nfe for s in simple.stats]
 
 
+@pytest.mark.parametrize(
+    "name", [n for n, p in PRESETS.items() if p.limit.equals == GREEDY_DECODING]
+)
+def test_greedy_decoding(name):
+    found = run(at_limit(name))
+    greedy = of_ids(*resolve_sampler("autoregressive", {"temperature": 0.0}))
+    assert found.tokens.equal(greedy.tokens)
+    assert [s.nfe for s in found.stats] == [s.nfe for s in greedy.stats]
+    assert not run({"name": name}).tokens.equal(greedy.tokens), "the limit changes nothing"
+
+
 @pytest.mark.parametrize("name", [n for n, p in PRESETS.items() if p.limit.equals == PLAIN])
 def test_the_exact_sampler(name):
     """With the same drafter and verifier ``token``, whose distribution is the model's."""
@@ -63,7 +74,7 @@ def test_the_exact_sampler(name):
 
 def test_every_limit_is_of_a_kind_that_is_tested():
     for name, preset in PRESETS.items():
-        assert preset.limit.equals in (*KINDS, PLAIN, *PRESETS), name
+        assert preset.limit.equals in (*KINDS, PLAIN, GREEDY_DECODING, *PRESETS), name
 
 
 def test_control_a_method_away_from_its_limit_is_another():

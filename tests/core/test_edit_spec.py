@@ -28,16 +28,16 @@ from gen.store.ledger import Journal, read_rows
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        ({"source": "a.png"}, "editing needs a source and one of mask and span; source came"),
-        ({"mask": "m.png"}, "mask came"),
-        ({"span": "2:3"}, "span came"),
-        ({"source": "a", "mask": "m", "span": "2:3"}, "source, mask, span came"),
-        ({"mask": "m", "span": "2:3"}, "mask, span came"),
+        ({"source": "a.png"}, "editing needs a source and one of mask and span; got source"),
+        ({"mask": "m.png"}, "got mask"),
+        ({"span": "2:3"}, "got span"),
+        ({"source": "a", "mask": "m", "span": "2:3"}, "got source, mask, span"),
+        ({"mask": "m", "span": "2:3"}, "got mask, span"),
         (
             {"source": "a", "span": "2:3", "prefix": "b"},
-            "a source to edit and a prefix to continue came together",
+            "source and prefix are both given",
         ),
-        ({"source": "a", "span": "2:3", "frames": 8}, "what is edited keeps its length"),
+        ({"source": "a", "span": "2:3", "frames": 8}, "an edit keeps its length"),
         ({"source": "a", "span": ""}, "span is ''; expected text such as '20:60'"),
         ({"source": "a", "span": " "}, "expected text"),
         ({"source": "a", "span": 3}, "span is 3"),
@@ -159,7 +159,7 @@ def test_files_that_hold_no_arrays_are_one_clear_line(tmp_path):
     write_npz(path, {"x": np.random.default_rng(0).normal(size=400)})
     whole = path.read_bytes()
     assert len(read_npz(path, ("x",))["x"]) == 400
-    with pytest.raises(GenError, match=r"a.npz holds no 'y'; it has x$"):
+    with pytest.raises(GenError, match=r"a.npz has no 'y'; it has x$"):
         read_npz(path, ("x", "y"))
     with pytest.raises(GenError, match=r"b.npz does not exist; expected an .npz file$"):
         read_npz(tmp_path / "b.npz", ("x",))
@@ -361,9 +361,9 @@ def test_the_command_line_says_what_a_start_lacks(tmp_path, capsys, monkeypatch)
     Path("a.png").write_bytes(b"")
     for words, said in (
         (["--source", "a.png"], "one of mask and span"),
-        (["--span", "2:3"], "span came"),
+        (["--span", "2:3"], "got span"),
         (["--frames", "0"], "frames is 0"),
-        (["--source", "b.png", "--span", "2:3"], "is no file"),
+        (["--source", "b.png", "--span", "2:3"], "is not a file"),
     ):
         assert main(["sample", "image", "a red circle", *words, "--out", "o"]) == 2
         assert said in capsys.readouterr().err and not Path("o").exists()

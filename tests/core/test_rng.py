@@ -35,7 +35,8 @@ def chi_square(cells: torch.Tensor, bins: int = 100) -> float:
 
 
 def all_three(rng: CounterRNG, rows, positions, purpose, round) -> list[torch.Tensor]:
-    """What the three methods answer; the law differs by id, and neither by row nor by place."""
+    """What the three methods answer; the distribution differs by id, and neither by row nor by
+    place."""
     logp = torch.linspace(0, 2, 16, dtype=torch.float64).log_softmax(0).expand(*positions.shape, 16)
     on = torch.ones_like(positions, dtype=torch.bool)
     return [
@@ -160,9 +161,9 @@ def test_flip_frequencies_and_certainties():
     assert not bool(flip(0.0).any()) and bool(flip(1.0).all())
 
 
-def test_noise_without_a_round_couples_laws():
-    """Asked again with a slightly different law, shared noise nearly always gives the same id;
-    other rounds do not."""
+def test_noise_without_a_round_couples_distributions():
+    """Asked again with a slightly different distribution, shared noise nearly always gives the same
+    id; other rounds do not."""
     n = 20_000
     rows, positions = torch.tensor([0]), torch.arange(n)[None]
     one = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log().expand(1, n, 3)

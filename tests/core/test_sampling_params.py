@@ -1,4 +1,5 @@
-"""The law: each part against its definition, the order of the parts, and what it refuses."""
+"""The distribution: each part against its definition, the order of the parts, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def kept(sampling: SamplingParams, logits=LOGITS, **kwargs) -> list[int]:
     return [i for i, p in enumerate(probabilities(sampling, logits, **kwargs)) if p > 0]
 
 
-def test_plain_law_is_softmax():
+def test_plain_distribution_is_softmax():
     assert probabilities(SamplingParams()) == pytest.approx(LOGITS.softmax(0).tolist(), abs=1e-16)
 
 
@@ -35,7 +36,7 @@ def test_plain_law_is_softmax():
         SamplingParams(min_p=1),
     ],
 )
-def test_every_law_sums_to_one_in_the_precision_of_the_logits(sampling):
+def test_every_distribution_sums_to_one_in_the_precision_of_the_logits(sampling):
     logits = torch.randn(4, 3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     out = sampling(logits, logits.flip(0))
     assert out.dtype == torch.float64 and out.shape == logits.shape
@@ -127,7 +128,7 @@ def test_order_of_the_parts():
     assert kept(SamplingParams(top_k=2), legal=legal) == [1, 4]
     # guidance before top-k: it is the guided logits whose largest is kept
     assert kept(SamplingParams(top_k=1, guidance_scale=2.0), uncond=u) == [4]
-    # temperature before top-p and min-p: a hot law keeps more ids
+    # temperature before top-p and min-p: a hot distribution keeps more ids
     assert kept(SamplingParams(top_p=0.6)) == [0, 4] and kept(
         SamplingParams(temperature=4.0, top_p=0.6)
     ) == [0, 1, 4]

@@ -95,7 +95,7 @@ def commands(page: Path) -> list[str]:
 
 def shortened(command: str, quick: bool = True) -> str:
     """The same with one prompt, sample, repeat and value of a sweep. ``quick``: also of several
-    samplers the first and the last alone, action chunks in place of pictures to measure, and no
+    samplers the first and the last alone, action chunks in place of images to measure, and no
     further processes: `test_engines_real.py` has two workers, `test_bench_jobs.py` the layouts.
     """
     if command.startswith("gen bench jobs"):

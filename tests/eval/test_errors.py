@@ -67,7 +67,7 @@ WRONG = [
     ),
     (
         ["--metrics", "fid", "fid.features=identity", "--reference", "{}/texts"],
-        "texts holds no image file",
+        "texts has no image file",
     ),
     (
         ["--metrics", "fid", "fid.features=identity", "--reference", "{}/half.npz"],
@@ -87,7 +87,7 @@ WRONG = [
     ),
     (
         ["--metrics", "fid", "fid.features={}/note.txt", "--reference", "{}/job"],
-        "note.txt, which is no TorchScript file",
+        "note.txt, which is not a TorchScript file",
     ),
     (
         ["--metrics", "fid", "fid.features={}/gone", "--reference", "{}/job"],
@@ -110,7 +110,7 @@ def test_wrong_arguments_are_one_error_each(job, capsys, arguments, message):
 
 
 def test_folders_without_a_job_are_refused(job, capsys):
-    for folder, message in (("empty", "holds no plan.json"), ("gone", "is no folder")):
+    for folder, message in (("empty", "holds no plan.json"), ("gone", "is not a folder")):
         assert main(["eval", str(job / folder), "--metrics", "checker"]) == 2
         assert message in capsys.readouterr().err
 

@@ -1,5 +1,5 @@
-"""What samplers promise about the law, computed exactly: their production code is run on every
-outcome of its draws.
+"""What samplers promise about the distribution, computed exactly: their production code is run on
+every outcome of its draws.
 
 Errors of correct samplers are around 1e-16. The controls break one part each and must miss by more
 than 1e-3, so the test would see what is wrong in most public implementations of these methods.
@@ -13,15 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from enumeration import Noise, ScriptedRNG, distance, enumerate_law, hashed
+from enumeration import Noise, ScriptedRNG, distance, enumerate_distribution, hashed
 from tabular import (
     EMPTY,
     PROMPTS,
     TabularCausal,
     TabularMasked,
-    causal_law,
+    causal_distribution,
     causal_target,
-    masked_law,
+    masked_distribution,
     masked_target,
     space_of,
 )
@@ -42,7 +42,7 @@ from gen.samplers.verifiers.base import ROW
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
 COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
-LAWS = {
+SAMPLING_CASES = {
     "plain": SamplingParams(),
     "guidance": SamplingParams(guidance_scale=2.0),
     "temperature_top_k": SamplingParams(temperature=0.7, top_k=2),
@@ -50,7 +50,7 @@ LAWS = {
     "top_p": SamplingParams(top_p=0.8),
     "min_p": SamplingParams(min_p=0.2),
 }
-LAW_COUPLINGS = [
+DISTRIBUTION_COUPLINGS = [
     name for name, c in registry.table("coupling").items() if c.guarantee == "same_distribution"
 ]
 autoregressive = registry.get("sampler", "autoregressive")
@@ -70,10 +70,10 @@ def causal_error(sampler, sampling: SamplingParams, space: TokenSpace, **prompts
         )
         return sampler(target, rng, draft=draft if sampler.drafted else None).tokens
 
-    found = enumerate_law(decode, CONTEXTS)
-    expected = [causal_law(model, space, sampling, c, **prompts) for c in range(CONTEXTS)]
+    found = enumerate_distribution(decode, CONTEXTS)
+    expected = [causal_distribution(model, space, sampling, c, **prompts) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
-        "the law is too simple to test anything"
+        "the distribution is too simple to test anything"
     )
     assert distance(expected[0], expected[1]) > WRONG, (
         "contexts must differ, or mixing up rows would go unseen"
@@ -84,7 +84,7 @@ def causal_error(sampler, sampling: SamplingParams, space: TokenSpace, **prompts
 # --- the harness itself
 
 
-def test_one_law_asked_of_shared_noise_is_that_law():
+def test_one_distribution_asked_of_shared_noise_is_that_distribution():
     p = torch.tensor([0.3, -1.0, 1.2, 0.1], dtype=torch.float64).softmax(0)
     chances, _ = Noise.unknown(4).split(tuple(p.tolist()))
     assert max(abs(a - b) for a, b in zip(chances, p.tolist(), strict=True)) < 1e-15
@@ -96,7 +96,7 @@ def test_one_law_asked_of_shared_noise_is_that_law():
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.3, 0.8), (0.8, 0.3), (0.5, 0.5), (0.1, 0.999)])
-def test_two_laws_asked_of_shared_noise_in_closed_form(a, b):
+def test_two_distributions_asked_of_shared_noise_in_closed_form(a, b):
     """For two ids the joint of the answers is the comonotone one: both are 0 with probability
     min(a, b)."""
     chances, parts = Noise.unknown(2).split((a, 1 - a))
@@ -148,15 +148,15 @@ def test_the_harness_refuses_noise_used_twice():
 # --- causal samplers
 
 
-@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
-def test_autoregressive_law(sampling):
+@pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
+def test_autoregressive_distribution(sampling):
     assert causal_error(autoregressive(), sampling, space_of((4,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 @pytest.mark.thinned(3)
-def test_jacobi_law_for_every_window(coupling, window):
+def test_jacobi_distribution_for_every_window(coupling, window):
     """Of four tokens; the widest window has two ids to keep the number of outcomes small."""
     sampling, ids = (
         (COMBINED, 3) if window < 4 else (SamplingParams(temperature=0.7, guidance_scale=2.0), 2)
@@ -170,23 +170,23 @@ def test_jacobi_law_for_every_window(coupling, window):
 @pytest.mark.parametrize("init", registry.table("initialiser"))
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 @pytest.mark.thinned(2)
-def test_jacobi_law_for_every_initialiser(coupling, init):
+def test_jacobi_distribution_for_every_initialiser(coupling, init):
     """A draft model that corrects the iterate has many more outcomes; three tokens are enough."""
     sampler = jacobi(coupling=coupling, window=3, init=init)
     grid = (3,) if sampler.drafted else (2, 2)
     assert causal_error(sampler, COMBINED, space_of(grid, 3)) < EXACT
 
 
-@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 @pytest.mark.thinned(3)
-def test_jacobi_law_for_every_law(coupling, sampling):
+def test_jacobi_distribution_for_every_distribution(coupling, sampling):
     assert causal_error(jacobi(coupling=coupling, window=3), sampling, space_of((3,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("init", registry.table("initialiser"))
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
-def test_jacobi_law_where_legal_ids_depend_on_the_place(coupling, init):
+def test_jacobi_distribution_where_legal_ids_depend_on_the_place(coupling, init):
     legal = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
     space = TokenSpace((3,), 4, legal)
     assert (
@@ -211,9 +211,9 @@ def test_guided_prompts_may_end_differently(sampler):
 # --- controls: each breaks one part of production code
 
 
-class StaleLaws(speculative_jacobi.JacobiDrafter):
-    """Drafts kept past the first rejection keep the law they were first drawn from, instead of q :=
-    p."""
+class StaleDistributions(speculative_jacobi.JacobiDrafter):
+    """Drafts kept past the first rejection keep the distribution they were first drawn from,
+    instead of q := p."""
 
     def verify(self, step, output):
         old, drafted, logp = self.proposal, self.drafted, output.logprobs
@@ -250,22 +250,22 @@ class LockStep(speculative_jacobi.JacobiDrafter):
 
 
 class StaleLockStep(LockStep):
-    """... with the law they had before they were accepted."""
+    """... with the distribution they had before they were accepted."""
 
     stale = True
 
 
 def test_lock_step_itself_is_exact(monkeypatch):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", LockStep)
-    for coupling in LAW_COUPLINGS:
+    for coupling in DISTRIBUTION_COUPLINGS:
         assert (
             causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3))
             < EXACT
         )
 
 
-@pytest.mark.parametrize("coupling", LAW_COUPLINGS)
-def test_control_lock_step_with_stale_laws(monkeypatch, coupling):
+@pytest.mark.parametrize("coupling", DISTRIBUTION_COUPLINGS)
+def test_control_lock_step_with_stale_distributions(monkeypatch, coupling):
     monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", StaleLockStep)
     assert (
         causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3))
@@ -273,15 +273,15 @@ def test_control_lock_step_with_stale_laws(monkeypatch, coupling):
     )
 
 
-def test_control_stale_laws_of_kept_drafts(monkeypatch):
-    monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", StaleLaws)
+def test_control_stale_distributions_of_kept_drafts(monkeypatch):
+    monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", StaleDistributions)
     assert (
         causal_error(jacobi(coupling="maximal", window=3), SamplingParams(), space_of((4,), 3))
         > WRONG
     )
 
 
-@pytest.mark.parametrize("coupling", LAW_COUPLINGS)
+@pytest.mark.parametrize("coupling", DISTRIBUTION_COUPLINGS)
 def test_control_residual_warped_again(monkeypatch, coupling):
     def warped(*args, _true=verifiers.Token.residual):
         return (_true(*args) / 0.7).log_softmax(-1)
@@ -295,8 +295,8 @@ def test_control_residual_warped_again(monkeypatch, coupling):
     )
 
 
-@pytest.mark.parametrize("coupling", LAW_COUPLINGS)
-def test_control_residual_replaced_by_the_law(monkeypatch, coupling):
+@pytest.mark.parametrize("coupling", DISTRIBUTION_COUPLINGS)
+def test_control_residual_replaced_by_the_distribution(monkeypatch, coupling):
     monkeypatch.setattr(verifiers.Token, "residual", lambda self, proposal, logp: logp)
     assert (
         causal_error(jacobi(coupling=coupling, window=3), SamplingParams(), space_of((3,), 3))
@@ -354,7 +354,7 @@ def llama_runs(items: int, sampling: SamplingParams):
     return run
 
 
-@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
 def test_gumbel_gives_the_tokens_of_autoregression(sampling):
     run = tabular_runs(60, sampling)
     expected = run(autoregressive())
@@ -374,13 +374,13 @@ def test_a_window_of_one_is_plain_autoregression(coupling):
     expected = run(autoregressive()).tokens
     assert torch.equal(run(jacobi(coupling=coupling, window=1)).tokens, expected)
     assert torch.equal(run(jacobi(coupling=coupling, window=4)).tokens, expected) == (
-        coupling not in LAW_COUPLINGS
+        coupling not in DISTRIBUTION_COUPLINGS
     )
 
 
 @pytest.mark.parametrize("coupling", registry.table("coupling"))
 def test_at_temperature_zero_every_coupling_gives_the_argmax_tokens(coupling):
-    """Laws of one id leave no choice: whatever is drafted, verified and redrawn."""
+    """Distributions of one id leave no choice: whatever is drafted, verified and redrawn."""
     run = tabular_runs(30, SamplingParams(temperature=0.0))
     expected = run(autoregressive()).tokens
     for window in (1, 2, 4, 12):
@@ -401,7 +401,7 @@ def test_gumbel_gives_the_tokens_of_autoregression_with_the_embedded_architectur
 
 @pytest.mark.parametrize("runs", [tabular_runs, llama_runs])
 def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
-    """Still the right law, no longer the same tokens."""
+    """Still the right distribution, no longer the same tokens."""
 
     def step(self, now, proposal, drafted, logp, next_logprobs):
         ids = now.categorical(logp, "token", now.valid)
@@ -419,7 +419,7 @@ def test_control_noise_of_the_round_gives_other_tokens(monkeypatch, runs):
     )
 
 
-def test_autoregression_is_the_argmax_of_law_and_noise_of_the_place():
+def test_autoregression_is_the_argmax_of_distribution_and_noise_of_the_place():
     sampling, space, model = COMBINED, space_of((3, 4), 6), TabularCausal.with_params(COMBINED, 6)
     rng = CounterRNG([77])
     tokens = autoregressive()(causal_target(model, space, sampling, [1]), rng).tokens[0].tolist()
@@ -445,7 +445,7 @@ def masked_error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
     def decode(rng, context):
         return sampler(masked_target(model, space, sampling, context), rng).tokens
 
-    found = enumerate_law(decode, CONTEXTS)
+    found = enumerate_distribution(decode, CONTEXTS)
 
     def order(context: int) -> list[int]:
         positions = range(space.length)
@@ -453,7 +453,7 @@ def masked_error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
             return sorted(positions, key=lambda n: -hashed(context, n, "order", None))
         return list(registry_order(sampler.order, space.grid))
 
-    expected = [masked_law(model, space, sampling, c, order(c)) for c in range(CONTEXTS)]
+    expected = [masked_distribution(model, space, sampling, c, order(c)) for c in range(CONTEXTS)]
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 

@@ -168,7 +168,7 @@ def test_every_ok_item_is_referenced_by_a_relative_quoted_path(folder):
     assert all(a["loading"] == "lazy" for a in html.all("img") if a.get("src"))
 
 
-def test_pictures_keep_their_size_and_small_ones_their_pixels(folder):
+def test_images_keep_their_size_and_small_ones_their_pixels(folder):
     (image,) = page(folder).all("img", src="000001.png")
     assert (image["width"], image["height"], image["class"]) == ("64", "48", "px")
     Image.new("RGB", (512, 512)).save(folder / "000001.png")
@@ -241,7 +241,7 @@ def positions(grid, length, kind="image"):
     return [plan.cell(p) for p in range(plan.count)], plan.size
 
 
-def test_a_picture_is_drawn_as_its_grid_and_a_square_where_nobody_says_it():
+def test_an_image_is_drawn_as_its_grid_and_a_square_where_nobody_says_it():
     assert positions([2, 3], 6) == ([(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)], (3, 2))
     assert positions(None, 256)[1] == (16, 16) and len(positions(None, 250)[0]) == 256
 
@@ -380,15 +380,15 @@ def test_a_folder_without_manifest_and_a_broken_trace_are_refused(folder, tmp_pa
     with pytest.raises(GenError, match="has no manifest.jsonl"):
         write_gallery(tmp_path / "nowhere")
     for wrong, said in (
-        ([{"committed": 3}], "is no trace"),
-        ({}, "is no trace"),
-        ([3], "is no trace"),
+        ([{"committed": 3}], "is not a trace"),
+        ({}, "is not a trace"),
+        ([3], "is not a trace"),
     ):
         write_trace(folder, 0, wrong)
         with pytest.raises(GenError, match=f"{ident(0)}.json {said}.*expected a list of steps"):
             write_gallery(folder)
     (folder / "traces" / f"{ident(0)}.json").write_text('[{"win')
-    with pytest.raises(GenError, match=f"{ident(0)}.json is damaged: it is no JSON"):
+    with pytest.raises(GenError, match=f"{ident(0)}.json is damaged: it is not JSON"):
         write_gallery(folder)
     assert not (folder / "index.html").exists()
     (folder / "check.json").write_text('{"000000": true}')
@@ -403,7 +403,7 @@ def test_an_empty_manifest_makes_an_empty_page(folder):
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """A job of a picture, two sounds and two clips, one of each kind broken."""
+    """A job of an image, two sounds and two clips, one of each kind broken."""
     write_wav(tmp_path / "1 #.wav", np.sin(np.arange(8000) / 9), 8000)
     write_mp4(tmp_path / "3.mp4", np.full((4, 16, 12, 3), 90, np.uint8), 8, scale=4)
     Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
@@ -470,7 +470,7 @@ def test_every_address_on_a_page_of_several_modalities_is_there(mixed):
     assert not any(re.match(r"/|\w+:|\.\.", n) for n in named)
 
 
-def test_sounds_and_clips_have_players_and_a_picture_where_they_can_be_read(mixed):
+def test_sounds_and_clips_have_players_and_an_image_where_they_can_be_read(mixed):
     html = page(mixed)
     assert {a["src"] for a in html.all("audio", preload="metadata")} == {"1%20%23.wav", "2.wav"}
     clips = {a["src"]: a for a in html.all("video", preload="metadata")}

@@ -82,7 +82,7 @@ def large(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 
 class Images(HTMLParser):
-    """The attributes of every picture in a piece of a page."""
+    """The attributes of every image in a piece of a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -334,7 +334,7 @@ def test_failures_and_traces_of_a_large_job_are_the_first_of_many(tmp_path):
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """A job whose media are in a tar: a picture, a sound, a clip, a text and numbers with a picture
+    """A job whose media are in a tar: an image, a sound, a clip, a text and numbers with an image
     beside them."""
     (tmp_path / "shards").mkdir()
     work = tmp_path / "work"
@@ -345,7 +345,7 @@ def shards(tmp_path: Path) -> Path:
     (work / "3-d.txt").write_text("words")
     (work / "4-e.npz").write_bytes(b"numbers")
     Image.new("RGB", (9, 9)).save(work / "4-e.jpg")
-    (work / "5-f.png").write_bytes(b"no picture")
+    (work / "5-f.png").write_bytes(b"no image")
     Image.new("L", (7, 5)).save(work / "6-g.png")
     rows = []
     for i, path in enumerate(sorted(p for p in work.iterdir() if p.suffix != ".jpg")):
@@ -366,7 +366,7 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_preview_is_a_small_picture_of_what_can_be_seen(shards):
+def test_a_preview_is_a_small_image_of_what_can_be_seen(shards):
     sizes = {p.name: Image.open(p).size for p in (shards / "preview").glob("*.png")}
     assert sizes == {
         "0-a.png": (LARGEST, LARGEST // 2),

@@ -54,16 +54,16 @@ def test_the_state_of_a_generator_decides_and_goes_on(image):
 def test_items_are_those_of_the_pipeline_with_the_drawn_seeds(image):
     out = image([CIRCLE, RING], num_images_per_prompt=2, generator=seeded(3), **QUICK)
     assert [i.prompt for i in image.output.items] == [CIRCLE, CIRCLE, RING, RING]
-    for item, picture in zip(image.output.items, out.images, strict=True):
+    for item, expected in zip(image.output.items, out.images, strict=True):
         alone = image.pipe(item.prompt, sampler={"name": "maskgit", "steps": 2}, seed=item.seed)
-        assert same(alone.media, [picture])
+        assert same(alone.media, [expected])
     other = image.pipe(
         CIRCLE, sampler={"name": "maskgit", "steps": 2}, seed=image.output.items[0].seed + 1
     )
     assert not same(other.media, out.images[:1])  # control
 
 
-def test_the_law_changes_in_what_is_said_alone(image):
+def test_the_distribution_changes_in_what_is_said_alone(image):
     usual = image.pipe.resolve("maskgit", None)[1]
     image(CIRCLE, guidance_scale=3.5, top_p=0.9, **QUICK)
     assert (
@@ -108,7 +108,7 @@ def test_a_negative_prompt_takes_the_place_of_none(image, monkeypatch):
     ):
         with pytest.raises(GenError, match=message):
             image(CIRCLE, **settings, **QUICK)
-    with pytest.raises(GenError, match="what a seed decides"):
+    with pytest.raises(GenError, match="that a seed would choose"):
         diffusers_pipeline(gen.load("action"))(
             "reach", negative_prompt="push", guidance_scale=2.0, **QUICK
         )
@@ -208,7 +208,7 @@ def test_an_interrupted_call_gives_what_is_there(modality, prompt, sampler):
 # --- what comes out
 
 
-def test_pictures_come_as_diffusers_names_them(image):
+def test_images_come_as_diffusers_names_them(image):
     from diffusers import ImagePipelineOutput
 
     calls = {
@@ -291,7 +291,7 @@ def test_what_is_not_supported_is_named(image):
             "num_inference_steps is 3.*masked",
         ),
         ({"num_inference_steps": 3, "sampler": {"name": "maskgit", "steps": 2}}, "one of them"),
-        ({"callback_on_step_end": changing}, "returned other 'tokens'"),
+        ({"callback_on_step_end": changing}, "returned different 'tokens'"),
         ({"callback_on_step_end_tensor_inputs": ["latents"]}, "'latents'"),
         ({"guidance_scale": "high"}, "guidance_scale is 'high'"),
     ):

@@ -1,5 +1,5 @@
-"""``model.generate(..., custom_generate=gen.transformers_generate)``: the ids, the law, the padding
-and the streams of transformers itself."""
+"""``model.generate(..., custom_generate=gen.transformers_generate)``: the ids, the distribution,
+the padding and the streams of transformers itself."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ def test_settings_change_greedy_ids_as_they_do_there(llama, rules):
         assert not torch.equal(want, own(llama, **common))  # control: the setting is not idle
 
 
-# --- the same law
+# --- the same distribution
 
 
 @dataclass(frozen=True)
 class Watched(Autoregressive):
-    """Keeps the law of the first place."""
+    """Keeps the distribution of the first place."""
 
     def __call__(self, target, rng, **kwargs):
         zero = torch.zeros(target.rows, 1, dtype=torch.long)
@@ -164,7 +164,7 @@ class Watched(Autoregressive):
         },
     ],
 )
-def test_the_law_is_that_of_generate(llama, settings):
+def test_the_distribution_is_that_of_generate(llama, settings):
     want = (
         own(
             llama,
@@ -359,7 +359,7 @@ def test_models_without_masks_are_refused_and_long_rows_beyond_a_window():
     bloom = BloomForCausalLM(
         BloomConfig(vocab_size=24, hidden_size=32, n_layer=1, n_head=2)
     ).double()
-    with pytest.raises(GenError, match="BloomForCausalLM.*cache of slots"):
+    with pytest.raises(GenError, match="BloomForCausalLM.*KV cache"):
         ours(bloom)
     shape = {**SHAPE, "hidden_size": 32, "intermediate_size": 64, "num_key_value_heads": 1}
     mistral = MistralForCausalLM(MistralConfig(sliding_window=5 + NEW, **shape)).double().eval()

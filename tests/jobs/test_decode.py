@@ -244,7 +244,7 @@ def test_a_folder_that_holds_something_else_is_refused(source, made, tmp_path):
             decode_folder(made, source, force=force)
         (tmp_path / "full").mkdir(exist_ok=True)
         (tmp_path / "full" / "note.txt").write_text("mine")
-        with pytest.raises(GenError, match="full is not empty and holds no decoded media"):
+        with pytest.raises(GenError, match="full is not empty and has no decoded media"):
             decode_folder(source, tmp_path / "full", force=force)
     decode_folder(source, out)
     with pytest.raises(GenError, match=f"was itself decoded, from {source}"):
@@ -252,7 +252,7 @@ def test_a_folder_that_holds_something_else_is_refused(source, made, tmp_path):
     with pytest.raises(
         GenError,
         match=(
-            r'decoded from .* with \{"frontend": "its own"\}, and now it is .*"dtype":'
+            r'decoded from .* with \{"frontend": "its own"\}; this command decodes .*"dtype":'
             r' "float64".*--force'
         ),
     ):
@@ -314,7 +314,7 @@ def test_a_decoder_that_was_trained_further_makes_other_media_of_the_same_codes(
     weights["decoder.conv_out.bias"] = torch.zeros(3)
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(
-        GenError, match=r"out holds what was decoded .*weights"
+        GenError, match=r"out holds media decoded .*weights"
     ):  # and two decoders' media are never mixed
         decode_folder(job, tmp_path / "out", frontend=str(better))
     with pytest.raises(GenError, match="weights of tokenizer"):
@@ -389,7 +389,7 @@ def test_the_command_says_what_it_did_and_exits_with_1_if_items_failed(source, t
     assert decode(args) == 0
     said = capsys.readouterr()
     assert (
-        "4 media made of stored tokens, 0 were there already; 4 of 4 equal the originals to the"
+        "4 media decoded from stored tokens, 0 already there; 4 of 4 equal the originals to the"
         " byte" in said.out
     )
     assert f"gallery: {tmp_path / 'out' / 'index.html'}" in said.out

@@ -139,7 +139,9 @@ def test_work_that_nobody_is_left_to_do_is_one_error_with_the_last_words(crew):
         GenError, match="1 of 2 items left: one ended with exit code 2: gen: cannot write x"
     ) as error:
         crew.go(said, said, done=1)
-    assert "yesterday" not in str(error.value) and "same command goes on" in str(error.value)
+    assert "yesterday" not in str(error.value) and "run the same command to resume" in str(
+        error.value
+    )
     assert "yesterday" in (crew.folder / "logs/worker-0.txt").read_text()
 
 
@@ -317,7 +319,7 @@ def test_a_loader_of_ones_own_is_refused_where_workers_are_other_processes(
     monkeypatch, tmp_path, engine
 ):
     monkeypatch.setattr(engines, "find_spec", lambda package: object())
-    with pytest.raises(GenError, match="a load function came"):
+    with pytest.raises(GenError, match="a load function is given"):
         run_engine(engine, tmp_path, job_of(workers=2), load=lambda *a, **k: None)
 
 

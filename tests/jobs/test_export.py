@@ -211,7 +211,7 @@ def test_an_export_that_fails_leaves_no_file(tmp_path, monkeypatch):
 def test_a_file_that_exists_is_refused_and_stays(tmp_path):
     out, path = folder_of(tmp_path / "job"), tmp_path / "job.yaml"
     path.write_text("modality: image")
-    with pytest.raises(GenError, match="job.yaml exists; expected a name that is free"):
+    with pytest.raises(GenError, match="job.yaml exists already; expected an unused name"):
         export_parquet(out, path)
     assert path.read_text() == "modality: image"
 

@@ -141,7 +141,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a").write_text("b")
     for taken in (tmp_path / "mine", tmp_path / "mine" / "a", out):
-        with pytest.raises(GenError, match="expected a name that is free"):
+        with pytest.raises(GenError, match="expected an unused name"):
             export_dataset(out, taken)
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["a"]
 

@@ -103,9 +103,9 @@ def test_checking_reports_broken_media_instead_of_crashing(tmp_path, monkeypatch
     ] == [True] * 3
     run(tmp_path)
     monkeypatch.setattr(
-        Toy, "load", lambda self, path: (_ for _ in ()).throw(SyntaxError("not a picture"))
+        Toy, "load", lambda self, path: (_ for _ in ()).throw(SyntaxError("not an image"))
     )
-    assert "not a picture" in check_folder(tmp_path)["failed"][0]["detail"]
+    assert "not an image" in check_folder(tmp_path)["failed"][0]["detail"]
 
 
 def test_checking_never_follows_a_manifest_out_of_its_folder(tmp_path):

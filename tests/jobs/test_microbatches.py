@@ -158,7 +158,7 @@ def test_what_no_item_survives_ends_the_job(tmp_path):  # the negative control o
     assert len(pipe.batches) == 3 and not (tmp_path / "o").exists()
 
 
-def test_rows_with_knobs_of_their_own_fail_on_their_own(tmp_path):
+def test_rows_with_parameters_of_their_own_fail_on_their_own(tmp_path):
     rows = [{"prompt": "a", "sampling": {"top_k": 3}}, "b"]
     summary, pipe = run(tmp_path, Refusing(bad=["a"]), prompts=rows)
     assert [f["prompt"] for f in summary["failed"]] == ["a"] and pipe.batches == [["a"], ["b"]]

@@ -65,8 +65,8 @@ def test_a_line_says_all_there_is_to_say(lines):
     clock.now += 10
     progress.items(412, failed=3, nfe=409 * 50.1)
     assert said() == [
-        "gen: 2000 items, 100 done already",
-        "gen: 512/2000 items, sjd, 41.2 items/s, 50.1 forwards/item, 3 failed, 0:36 left",
+        "gen: 2000 items, 100 already done",
+        "gen: 512/2000 items, sjd, 41.2 items/s, 50.1 forward passes/item, 3 failed, 0:36 left",
     ]
 
 
@@ -261,12 +261,13 @@ def test_a_pipe_gets_lines_only_whatever_colours_are_asked_for():
 def assert_lines(data: bytes) -> None:
     said = data.decode().splitlines()
     assert said[:3] == [
-        "gen: 40 items, 8 done already",
+        "gen: 40 items, 8 already done",
         "from a library",
         "gen: item 00ff failed: boom [31m next",
     ]
     assert re.fullmatch(
-        r"gen: 40/40 items, sjd, \S+ items/s, 4.1 forwards/item, 1 failed, took 0:0\d", said[3]
+        r"gen: 40/40 items, sjd, \S+ items/s, 4.1 forward passes/item, 1 failed, took 0:0\d",
+        said[3],
     ) and said[4:] == ["end"]
     assert b"\x1b" not in data and b"\r" not in data
 

@@ -360,7 +360,7 @@ def test_of_two_different_jobs_started_at_once_one_is_refused_and_nothing_is_mix
     [
         ("the same", ""),
         ("another", "holds a different job .*seed: was 7, now 0"),
-        ("nobody", "holds no job"),
+        ("nobody", "has no job"),
     ],
 )
 def test_a_job_that_is_begun_between_two_looks_at_the_folder_is_seen(

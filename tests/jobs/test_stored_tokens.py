@@ -70,11 +70,11 @@ def test_the_same_tokens_make_the_same_file_whenever_they_are_written(texts, tmp
         ({"seed": True}, "seed is True; expected an integer"),
         ({"frontend": "vq"}, "frontend is 'vq'; expected an object"),
         ({"kind": "sounds"}, "kind is 'sounds'; expected codes or latents"),
-        ({"kind": "latents"}, "holds no 'latents'; it has tokens, meta"),
+        ({"kind": "latents"}, "has no 'latents'; it has tokens, meta"),
         ({"tokens": np.zeros((2, 2), np.int32)}, r"int32 \(2, 2\); expected int32 \[T\]"),
         ({"tokens": np.zeros(3, np.float32)}, r"float32 \(3,\); expected int32"),
         ({"tokens": np.zeros(0, np.int32)}, r"\(0,\)"),
-        ({"meta": "{"}, "its meta is no JSON"),
+        ({"meta": "{"}, "its meta is not JSON"),
         ({"meta": "[]"}, "its meta names no version"),
     ],
 )
@@ -123,15 +123,15 @@ def test_what_an_item_started_from_is_stored_as_far_as_it_can_be(texts, tmp_path
 
 # --- the same medium again
 
-PICTURE, WALK, CLOSE = "a large red circle at the top left", "a person walks forward", "close ( [ {"
+IMAGE, WALK, CLOSE = "a large red circle at the top left", "a person walks forward", "close ( [ {"
 FAST = {"name": "maskgit", "steps": 2}
 CASES = {
-    "codes": ("image", None, PICTURE, FAST, {}),
-    "latents": ("image", "image-mar", PICTURE, {"name": "masked_iterative", "steps": 2}, {}),
+    "codes": ("image", None, IMAGE, FAST, {}),
+    "latents": ("image", "image-mar", IMAGE, {"name": "masked_iterative", "steps": 2}, {}),
     "latents in double precision": (
         "image",
         "image-mar",
-        PICTURE,
+        IMAGE,
         {"name": "masked_iterative", "steps": 2},
         {"dtype": "float64"},
     ),
@@ -198,9 +198,7 @@ def test_edits_are_laid_over_their_source_again(tmp_path):
     mask[:, 32:] = True
     for name, medium in (("source.png", source), ("mask.png", mask)):
         images.modality.save(medium, tmp_path / name, {})
-    out = images(
-        PICTURE, FAST, source=str(tmp_path / "source.png"), mask=str(tmp_path / "mask.png")
-    )
+    out = images(IMAGE, FAST, source=str(tmp_path / "source.png"), mask=str(tmp_path / "mask.png"))
     first, second = again(out, tmp_path)
     assert first == second
     save_tokens(
@@ -223,7 +221,7 @@ def test_an_edit_that_cannot_be_made_again_says_so_in_one_line(tmp_path):
     elsewhere.mkdir()
     for name, medium in (("source.png", source), ("mask.png", mask)):
         pipe.modality.save(medium, elsewhere / name, {})
-    out = pipe(PICTURE, FAST, source=elsewhere / "source.png", mask=elsewhere / "mask.png")
+    out = pipe(IMAGE, FAST, source=elsewhere / "source.png", mask=elsewhere / "mask.png")
     assert len(set(again(out, job))) == 1
     (elsewhere / "source.png").rename(job / "inputs" / "source.png")  # as a job keeps it
     assert (
@@ -242,19 +240,19 @@ def test_an_edit_that_cannot_be_made_again_says_so_in_one_line(tmp_path):
     assert Decoder(stored.meta, job).medium(stored).tobytes() == out.media[0].tobytes()
     pipe.modality.save(source + 1, job / "inputs" / "source.png", {})
     with pytest.raises(
-        GenError, match=r"cannot be made again: its source .*inputs/source.png is another file now"
+        GenError, match=r"cannot be reproduced: its source .*inputs/source.png has changed"
     ):
         Decoder(stored.meta, job).medium(stored)
     (job / "inputs" / "source.png").unlink()
     with pytest.raises(
         GenError,
-        match=r"cannot be made again: its source /nowhere/source.png is not there any more",
+        match=r"cannot be reproduced: its source /nowhere/source.png no longer exists",
     ):
         Decoder(stored.meta, job).medium(stored)
     save_tokens(job / "tokens.npz", replace(out, start=EditSpec(source=source, mask=mask)), 0)
     stored = load_tokens(job / "tokens.npz")
     with pytest.raises(
-        GenError, match="cannot be made again: its source was a ndarray in memory, and no file"
+        GenError, match="cannot be reproduced: its source was a ndarray in memory, and no file"
     ):
         Decoder(stored.meta, job).medium(stored)
 
@@ -274,7 +272,7 @@ def test_tokens_of_another_length_prompt_or_model_are_refused(texts, tmp_path):
         decoder.medium(replace(stored, tokens=stored.tokens[1:]))
     with pytest.raises(
         GenError,
-        match="the prompt and the seed say 'close .*', the output was made for 'something else'",
+        match="prompt and seed give 'close .*', but the output was made for 'something else'",
     ):
         decoder.medium(replace(stored, meta={**stored.meta, "condition": "something else"}))
     with pytest.raises(
@@ -295,7 +293,7 @@ def test_a_file_cannot_allow_the_code_of_a_model_to_run(texts, tmp_path):
     save_tokens(tmp_path / "a.npz", texts, 0)
     meta = load_tokens(tmp_path / "a.npz").meta
     with pytest.raises(
-        GenError, match="with trust_remote_code; say --trust-remote-code to run its code again"
+        GenError, match="with trust_remote_code; pass --trust-remote-code to run its code again"
     ):
         Decoder({**meta, "model_options": {"trust_remote_code": True}}, tmp_path)
 

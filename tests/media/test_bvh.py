@@ -208,7 +208,7 @@ def ending_in(text: str, word: str) -> str:
     [
         (lambda t: "", "does not start with HIERARCHY"),
         (lambda t: "a walk", "expected a BVH file"),
-        (lambda t: b"\x89PNG\xff\xfe\x00", "is no text"),
+        (lambda t: b"\x89PNG\xff\xfe\x00", "is not text"),
         (lambda t: t[: t.index("right_knee")], "is cut off: it has no MOTION"),
         (lambda t: t[: t.index("MOTION")], "is cut off: it has no MOTION"),
         (lambda t: t[: t.index("Frames")], "is cut off in its MOTION part; expected Frames"),
@@ -275,10 +275,10 @@ def ending_in(text: str, word: str) -> str:
         ),
         (lambda t: t.replace("CHANNELS 3", "CHANNELS three", 1), "'three' CHANNELS"),
         (lambda t: t.replace("End Site", "Start Site", 1), "'Start' in its skeleton"),
-        (lambda t: t.replace("MOTION", "}\nMOTION"), "goes on with '}'"),
+        (lambda t: t.replace("MOTION", "}\nMOTION"), "has '}' after"),
         (lambda t: ending_in(t, "nan"), "NaN or infinity in frame 11"),
         (lambda t: ending_in(t, "-inf"), "NaN or infinity in frame 11"),
-        (lambda t: ending_in(t, "far"), "something else than numbers"),
+        (lambda t: ending_in(t, "far"), "values that are not numbers"),
     ],
 )
 def test_a_file_that_is_not_this_is_refused_in_one_line(

@@ -169,7 +169,11 @@ GOOD_ROOT, GOOD = np.zeros((3, 3)), np.tile(np.eye(3), (3, 22, 1, 1))
         ("here", GOOD, "array of real numbers"),
         (_with(GOOD_ROOT, (1, 0), np.nan), GOOD, "not finite at frame 1"),
         (GOOD_ROOT, _with(GOOD, (2, 5, 0, 0), np.inf), "frame 2, joint right_knee"),
-        (GOOD_ROOT, _with(GOOD, (2, 15, 0, 0), 1.01), "matrix of head in frame 2 is no rotation"),
+        (
+            GOOD_ROOT,
+            _with(GOOD, (2, 15, 0, 0), 1.01),
+            "matrix of head in frame 2 is not a rotation",
+        ),
         (GOOD_ROOT, _with(GOOD, (0, 15, 0, 0), -1), "mirrors"),
     ],
 )
@@ -228,7 +232,7 @@ def test_any_six_numbers_but_flat_ones_give_a_rotation():
         and error(np.linalg.det(made), 1) < 1e-9
     )
     for flat in ([0, 0, 0, 0, 1, 0], [1, 2, 3, 2, 4, 6], [np.nan, 0, 0, 0, 1, 0]):
-        with pytest.raises(GenError, match="span no plane"):
+        with pytest.raises(GenError, match="do not span a plane"):
             from_six(np.array(flat, float))
     with pytest.raises(GenError, match=r"\[5\]"):
         from_six(np.zeros(5))
@@ -424,7 +428,7 @@ def test_what_are_no_features_is_refused(rows, says):
     for read in (mf.recover, mf.recover_joints, lambda r: mf.statistics([r])):
         with pytest.raises(GenError, match=says):
             read(rows)
-    with pytest.raises(GenError, match="span no plane"):
+    with pytest.raises(GenError, match="do not span a plane"):
         mf.recover(np.zeros((4, 263)))
 
 

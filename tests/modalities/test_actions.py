@@ -296,7 +296,7 @@ def test_the_checker_rolls_a_chunk_out_from_its_own_state(tmp_path):
     other = ActionChunk(chunk.action, replace(chunk.situation, state=states[1]))
     assert not modality.check(other, "push the block").passed  # control
     write_npz(tmp_path / "b.npz", {"root": np.zeros((40, 3))})
-    with pytest.raises(GenError, match="holds no 'action'; it has root"):
+    with pytest.raises(GenError, match="has no 'action'; it has root"):
         modality.load(tmp_path / "b.npz")
 
 
@@ -381,7 +381,7 @@ def test_policies_that_cannot_work_are_refused_before_the_first_action(pipes):
     ):
         with pytest.raises(GenError, match=words):
             Policy(pipes["causal"], **params)
-    with pytest.raises(GenError, match="takes observations, such as 'action'; 'image' came"):
+    with pytest.raises(GenError, match="takes observations, such as 'action'; got 'image'"):
         Policy(gen.load("image"))
     with pytest.raises(GenError, match="n_action_steps is 17; expected at most 16"):
         Policy(pipes["causal"], JACOBI, n_action_steps=17).select_action(SEEN)

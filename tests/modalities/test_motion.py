@@ -164,7 +164,7 @@ class Known:
         return StepOutput(self.sampling.expand(len(canvas), -1, -1), 7, 7)
 
 
-def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
+def test_lengths_follow_the_distribution_of_the_end_and_the_seed_alone():
     target, keys = Known([0.0, 0.0, 0.1, 0.4, 0.3, 0.7]), range(4000)
 
     def of(keys):
@@ -183,7 +183,7 @@ def test_lengths_follow_the_law_of_the_end_and_the_seed_alone():
     )  # what has ended stays so: 0.4 is not taken back by 0.3
     assert (
         off([0, 0.1, 0.3, 0, 0.3, 0.3, 0]) > 0.1 and off([0, 0, 0.1, 0.4, 0.3, 0.2, 0]) > 0.1
-    )  # controls: a frame off; no such law
+    )  # controls: a frame off; no such distribution
     assert torch.equal(canvas[7:9], of(range(7, 9))[0])
     assert not torch.equal(canvas, of(range(4000, 8000))[0])
     given = target.space.empty(4000)
@@ -342,7 +342,7 @@ def test_an_edit_is_a_job_that_can_be_run_again(pipes, clip, tmp_path):
             {"root": np.full((40, 3), np.nan), "rotations": np.tile(np.eye(3), (40, 22, 1, 1))},
             "not finite at frame 0",
         ),
-        ("action.npz", {"action": np.zeros((16, 2), np.float32)}, "holds no 'root'; it has action"),
+        ("action.npz", {"action": np.zeros((16, 2), np.float32)}, "has no 'root'; it has action"),
         ("text.npz", {"root": np.array("x"), "rotations": np.array("y")}, "array of real numbers"),
         (
             "short.npz",
@@ -351,7 +351,7 @@ def test_an_edit_is_a_job_that_can_be_run_again(pipes, clip, tmp_path):
         ),
         ("cut.npz", b"PK\x03\x04", "cannot be read as an .npz file"),
         ("a.bvh", b"no motion", "BVH"),
-        ("a.wav", b"RIFF", "is no motion; expected an .npz or .bvh file"),
+        ("a.wav", b"RIFF", "is not a motion file; expected an .npz or .bvh file"),
     ],
 )
 def test_files_and_media_that_are_no_motion_are_refused(name, content, words, pipes, tmp_path):
@@ -462,9 +462,9 @@ def test_spans_that_say_nothing_are_refused(span, words, pipes, clip):
 def test_edits_that_cannot_be_are_refused(pipes, clip):
     with pytest.raises(GenError, match="'autoregressive' decodes left to right and cannot edit"):
         pipes["causal"](PROMPTS[0], "autoregressive", source=clip, span=":8")
-    with pytest.raises(GenError, match="'motion' is edited with a span; a mask came"):
+    with pytest.raises(GenError, match="'motion' is edited with a span; got a mask"):
         pipes["masked"](PROMPTS[0], MASKGIT, source=clip, mask=np.zeros((4, 4), bool))
-    with pytest.raises(GenError, match="'image' is edited with a mask; a span came"):
+    with pytest.raises(GenError, match="'image' is edited with a mask; got a span"):
         gen.load("image")(
             "a red circle", "maskgit", source=np.zeros((64, 64, 3), np.uint8), span="2:3"
         )
@@ -522,9 +522,7 @@ def test_a_continued_motion_keeps_its_tokens_and_follows_them(kind, sampler, pip
     assert len(set(lengths)) > 1 and all(n % 2 == 0 and n >= 30 for n in lengths)
     assert torch.equal(fixed.tokens[0, :30], known) and ends(fixed.tokens, end) == [50]
     for frames in (40, 60):
-        with pytest.raises(
-            GenError, match=f"frames is {frames}, which the sample to continue fills by itself"
-        ):
+        with pytest.raises(GenError, match=f"frames is {frames}, which the prefix already fills"):
             pipe(PROMPTS[0], sampler, prefix=clip.cut(0, 63), frames=frames)
     with pytest.raises(GenError, match="49 frames of codes; expected fewer than 49"):
         pipe(PROMPTS[0], sampler, prefix=motion_recipe.follow(clip, clip).cut(0, 197))

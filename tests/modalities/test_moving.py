@@ -135,7 +135,7 @@ def test_the_held_out_tenth_is_disjoint_and_about_a_tenth():
 # --- Motion and drawing
 
 
-def test_every_path_stays_in_the_picture_and_only_one_that_bounces_touches_the_wall_ahead():
+def test_every_path_stays_in_the_image_and_only_one_that_bounces_touches_the_wall_ahead():
     for caption in moving.every_caption()[::3]:
         wall, step = (
             moving.walls(caption.shape, caption.size),

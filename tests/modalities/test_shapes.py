@@ -1,4 +1,4 @@
-"""The caption language, the drawing program, and the checker that judges every picture gen reports
+"""The caption language, the drawing program, and the checker that judges every image gen reports
 a quality for."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_slots_hold_each_stated_attribute_and_mark_the_rest():
         ("a red", ("ends before its shape", "circle")),
         ("", ("empty", "a large red circle")),
         ("a ring and a cross and a circle", ("3 shapes", "one or two")),
-        ("a red ring and a red cross", ("'red'", "two colours")),
+        ("a red ring and a red cross", ("'red'", "two different colours")),
         ("a red ring at the top and a blue cross in the centre", ("'top'", "'centre'", "apart")),
     ],
 )
@@ -101,7 +101,7 @@ def test_two_shapes_never_share_a_colour_or_overlap():
 # --- Drawing
 
 
-def test_the_same_seed_draws_the_same_picture_and_another_seed_another_one():
+def test_the_same_seed_draws_the_same_image_and_another_seed_another_one():
     caption = parse("a large red circle at the top left")
     first, again, other = (shapes.draw(caption, np.random.default_rng(s)) for s in (1, 1, 2))
     assert first.shape == (64, 64, 3) and first.dtype == np.uint8
@@ -112,18 +112,18 @@ def test_the_same_seed_draws_the_same_picture_and_another_seed_another_one():
 # --- The checker
 
 
-def test_drawn_pictures_fulfil_their_captions(data):
+def test_drawn_images_fulfil_their_captions(data):
     captions, images = data
     assert all(v.passed and v.valid for v in check_many(images, captions))
 
 
-def test_drawn_pictures_do_not_fulfil_other_captions(data):
+def test_drawn_images_do_not_fulfil_other_captions(data):
     captions, images = data
     verdicts = check_many(images, captions[1:] + captions[:1])
     other = [str(a) != str(b) for a, b in zip(captions, captions[1:] + captions[:1], strict=True)]
     assert sum(other) > 140
     assert not any(v.passed for v, o in zip(verdicts, other, strict=True) if o)
-    assert all(v.valid for v in verdicts)  # valid judges the picture alone
+    assert all(v.valid for v in verdicts)  # valid judges the image alone
 
 
 def test_changing_any_one_stated_attribute_turns_the_verdict():
@@ -225,7 +225,7 @@ def test_noise_and_specks_do_not_turn_the_verdict(data):
     assert all(v.passed for v in check_many(noisy, captions))
 
 
-def test_a_blurred_picture_still_reads(data):
+def test_a_blurred_image_still_reads(data):
     captions, images = data[0][:60], data[1][:60].astype(np.float32)
     for axis in (1, 2):  # binomial, sigma 1
         for _ in range(2):
@@ -233,7 +233,7 @@ def test_a_blurred_picture_still_reads(data):
     assert all(v.passed for v in check_many(images.round().astype(np.uint8), captions))
 
 
-def test_pil_pictures_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(data):
+def test_pil_images_and_parsed_captions_are_welcome_and_wrong_sizes_are_not(data):
     from PIL import Image
 
     captions, images = data

@@ -70,7 +70,7 @@ def test_every_sampler_of_ids_has_a_config_and_every_other_is_refused_with_the_r
     told = {
         (p.stem, json.dumps(p.read_text())) for p in (ROOT / "configs" / modality).glob("*.yaml")
     }
-    # decoders of language models, whose parts test_selector_by_modality.py has, and of pictures
+    # decoders of language models, whose parts test_selector_by_modality.py has, and of images
     elsewhere = {
         p.stem for room in ("text", "image") for p in (ROOT / "configs" / room).glob("*.yaml")
     }

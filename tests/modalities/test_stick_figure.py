@@ -1,4 +1,4 @@
-"""Pictures of motions: they are stable, and what moves in the motion moves in the picture."""
+"""Images of motions: they are stable, and what moves in the motion moves in the image."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_same_motion_makes_the_same_bytes_and_another_does_not():
     assert not np.array_equal(render(wave, 80)[1:], render(standing(4), 80)[1:])
 
 
-def test_a_figure_stands_upright_in_the_middle_of_a_light_picture():
+def test_a_figure_stands_upright_in_the_middle_of_a_light_image():
     frame = render(standing(1))[0]
     figure = np.concatenate([where(frame, c) for c in (LEFT, RIGHT, BODY)])
     low, high = figure.min(0), figure.max(0)
@@ -50,7 +50,7 @@ def test_a_figure_stands_upright_in_the_middle_of_a_light_picture():
 
 
 def test_edges_are_smooth(monkeypatch):
-    """Between a limb and the ground there are shades of both, and none where the picture is drawn
+    """Between a limb and the ground there are shades of both, and none where the image is drawn
     at its own size."""
 
     def blended() -> int:
@@ -109,7 +109,7 @@ def test_the_floor_shows_translation_that_the_camera_follows():
     assert np.abs(floor(gliding[30]) - floor(gliding[33])).max() > 10
 
 
-def test_a_camera_that_does_not_follow_sees_the_figure_cross_the_picture():
+def test_a_camera_that_does_not_follow_sees_the_figure_cross_the_image():
     steps = np.arange(30)[:, None] * (0.1, 0, 0)
     clip = render(posed(30, UP + steps), 120, azimuth=0, follow=False)
     xs = [where(f, BODY)[:, 0].mean() for f in clip]
@@ -118,7 +118,7 @@ def test_a_camera_that_does_not_follow_sees_the_figure_cross_the_picture():
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_every_limb_stays_inside_the_picture(follow: bool):
+def test_every_limb_stays_inside_the_image(follow: bool):
     """However far and fast it goes; the border holds floor alone."""
     rng = np.random.default_rng(0)
     root = UP + np.cumsum(rng.normal(size=(20, 3)) * (0.6, 0.1, 0.6), 0)

@@ -1,4 +1,4 @@
-"""The tabletop: its world, its demonstrator, the checker and the pictures."""
+"""The tabletop: its world, its demonstrator, the checker and the images."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def test_a_state_of_another_task_or_shape_is_refused_by_the_checker():
         check_many(np.zeros((2, 16, 2)), [REACH], ["reach"])
 
 
-# --- Pictures
+# --- Images
 
 
 def changed(state: np.ndarray, name: str, value: float) -> np.ndarray:

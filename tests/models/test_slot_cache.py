@@ -41,7 +41,7 @@ EXACT, WRONG = 1e-9, 1e-6
 
 
 class AllIds(ChameleonForConditionalGeneration):
-    """Chameleon without its rule that no id of a picture may come."""
+    """Chameleon without its rule that no id of an image may come."""
 
     def forward(self, **inputs):
         return CausalLMOutput(logits=self.lm_head(self.model(**inputs).last_hidden_state))
@@ -228,8 +228,8 @@ def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 def expected(
     model, sampling: SamplingParams, row: list[int], uncond: list[int], tokens: list[int]
 ) -> Tensor:
-    """The law [L, V] of grid positions 0, 1, ... of one row alone; ``tokens`` stand from position 0
-    on."""
+    """The distribution [L, V] of grid positions 0, 1, ... of one row alone; ``tokens`` stand from
+    position 0 on."""
     cond = plain(model, torch.tensor(row + tokens))[len(row) - 1 :]
     return sampling(
         cond,
@@ -240,8 +240,8 @@ def expected(
 @pytest.mark.parametrize("last", [1, 2], ids=["same last token", "other last token"])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_ragged_prompts(scale, last):
-    """Every row of a batch has the law that it has alone, also where the halves of guidance differ
-    in length."""
+    """Every row of a batch has the distribution that it has alone, also where the halves of
+    guidance differ in length."""
     model, sampling = build("llama"), SamplingParams(temperature=0.8, guidance_scale=scale)
     uncond = [[*u[:-1], last] for u in UNCOND]
     (prompt, n), (un, m) = padded(PROMPTS), padded(uncond)

@@ -128,7 +128,7 @@ def test_a_prompt_given_twice_gets_different_samples(pipes):
     assert [i.seed for i in items] == [3, 4, 5, 6]
 
 
-def test_without_a_law_the_modality_default_is_used(pipes):
+def test_without_a_distribution_the_modality_default_is_used(pipes):
     out = pipes["causal"]("a red circle", JACOBI)
     assert (out.sampling.guidance_scale, out.sampling.top_k) == (2.0, 100)
     said = pipes["causal"]("a red circle", JACOBI, guidance_scale=1.0).sampling
@@ -191,7 +191,7 @@ def test_editing_keeps_every_pixel_outside_the_mask_and_every_code(pipes):
         (lambda p: p([]), ["no prompts"]),
         (
             lambda p: p("a red circle", source=Image.new("RGB", (64, 64))),
-            ["one of mask and span", "source came"],
+            ["one of mask and span", "got source"],
         ),
         (
             lambda p: p(
@@ -255,7 +255,7 @@ def test_a_model_is_refused_beside_a_frontend_it_was_not_trained_with(quick, tmp
         Pipeline("image", folder / "image-causal")("a red circle")
 
 
-def test_codes_decode_to_pictures_and_the_grid_is_a_quarter(quick):
+def test_codes_decode_to_images_and_the_grid_is_a_quarter(quick):
     vq = VQ.from_pretrained(quick / "image-vq")
     codes = torch.randint(0, CODES, (3, 1, 16, 16), generator=torch.Generator().manual_seed(0))
     assert vq.decode(codes).shape == (3, 3, 64, 64)
@@ -274,12 +274,12 @@ def test_both_spellings_of_the_published_class_decode_alike(quick, tmp_path):
     other = VQ.from_pretrained(tmp_path / "other")
     codes = torch.randint(0, CODES, (2, 1, 16, 16), generator=torch.Generator().manual_seed(0))
     assert torch.allclose(vq.decode(codes), other.decode(codes), atol=1e-5)
-    # negative control: decoding latents the class quantises again is another picture
+    # negative control: decoding latents the class quantises again is another image
     latents = vq.codebooks[0][codes[:, 0]].permute(0, 3, 1, 2) + 0.3
     assert not torch.allclose(vq.model.decode(latents).sample, vq.decode(codes), atol=1e-3)
 
 
-def test_pictures_survive_saving_and_carry_what_made_them(tmp_path):
+def test_images_survive_saving_and_carry_what_made_them(tmp_path):
     modality = ImageModality()
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     modality.save(

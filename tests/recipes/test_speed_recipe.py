@@ -13,7 +13,7 @@ from gen.recipes import speed
 
 
 @pytest.mark.slow
-def test_every_model_batch_and_sampler_is_a_row_and_a_picture(tmp_path, capsys):
+def test_every_model_batch_and_sampler_is_a_row_and_an_image(tmp_path, capsys):
     assert speed.main(["--quick", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "speed.json").read_text())["found"]
     assert [(r["rows"], r["sampler"]) for r in found] == [

@@ -33,7 +33,10 @@ SMALL = {
 }
 
 
-LAWS = {"plain": SamplingParams(), "guided": SamplingParams(temperature=0.9, guidance_scale=1.6)}
+SAMPLING_CASES = {
+    "plain": SamplingParams(),
+    "guided": SamplingParams(temperature=0.9, guidance_scale=1.6),
+}
 
 
 SPACE = TokenSpace.codes(GRID, 8, V, MASK)
@@ -83,7 +86,7 @@ def conditions(
 
 def target(
     net,
-    sampling: SamplingParams = LAWS["plain"],
+    sampling: SamplingParams = SAMPLING_CASES["plain"],
     rows: list[int] | None = None,
     ragged: bool = False,
     extra: int = 0,

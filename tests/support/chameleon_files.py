@@ -181,7 +181,7 @@ def write_chameleon(
     **config,
 ) -> Path:
     """A folder of ``ChameleonForConditionalGeneration``. ``vq``: what ``vqgan.ckpt`` holds, if
-    there is one. ``lumina``: as those of Lumina-mGPT: without the encoder of pictures, one row of
+    there is one. ``lumina``: as those of Lumina-mGPT: without the encoder of images, one row of
     norms for all heads, another name of the class."""
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 

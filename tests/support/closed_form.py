@@ -19,7 +19,7 @@ from gen.models.targets.latent import CausalLatentTarget, MaskedLatentTarget
 
 
 class Leaning:
-    """Of a place's law, a good part is the place's own and does not depend on what stands
+    """Of a place's distribution, a good part is the place's own and does not depend on what stands
     elsewhere: so drafts are often right, as real ones are, and a sampler that makes less of them is
     seen. ``own``: how much."""
 
@@ -105,8 +105,8 @@ def space() -> TokenSpace:
 
 
 def of_ids(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
-    """A job on models in closed form. A draft model is the target's kin: the law of a place is the
-    same in its greater part."""
+    """A job on models in closed form. A draft model is the target's kin: the distribution of a
+    place is the same in its greater part."""
     uncond = torch.tensor([13, 14, 12]).expand(ROWS, -1) if sampling.guided else None
 
     def make(protocol, seed):
@@ -138,4 +138,4 @@ def of_numbers(sampler: Sampler, sampling: SamplingParams) -> SampleOutput:
     return sampler(made(0.0), CounterRNG(KEYS), draft=made(0.2) if sampler.drafted else None)
 
 
-KNOBS = {"prophet": {"gap_threshold": 3.0, "steps": 24}}  # what twelve ids can be sure of
+PARAMETERS = {"prophet": {"gap_threshold": 3.0, "steps": 24}}  # what twelve ids can be sure of

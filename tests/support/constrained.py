@@ -1,5 +1,5 @@
-"""Toy languages with a history: ids that must add up to a length, rows that end, and their laws
-from the definition."""
+"""Toy languages with a history: ids that must add up to a length, rows that end, and their
+distributions from the definition."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ends_at(ids: list[int], end: int) -> int:
 def sampling_of(
     model, space: TokenSpace, sampling: SamplingParams, context: int, given: tuple[int, ...] = ()
 ) -> dict[tuple[int, ...], float]:
-    """The law of what follows ``given``, place after place."""
+    """The distribution of what follows ``given``, place after place."""
 
     def extend(before: tuple[int, ...], mass: float, out: dict) -> dict:
         if len(before) == space.length:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from constrained import exact_length, sampling_of
-from enumeration import distance, enumerate_law
+from enumeration import distance, enumerate_distribution
 from tabular import (
     PROMPTS,
     TabularCausal,
@@ -24,7 +24,7 @@ CONTEXTS = len(PROMPTS)
 COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
 
 
-LAWS = {
+SAMPLING_CASES = {
     "plain": SamplingParams(),
     "guided": SamplingParams(guidance_scale=2.0),
     "combined": COMBINED,
@@ -55,7 +55,7 @@ def models(space: TokenSpace, sampling: SamplingParams):
 def error(
     sampler,
     space: TokenSpace,
-    sampling: SamplingParams = LAWS["plain"],
+    sampling: SamplingParams = SAMPLING_CASES["plain"],
     draft_space: TokenSpace | None = None,
 ) -> float:
     """The largest error of a probability, over three contexts of different lengths that are decoded
@@ -70,10 +70,10 @@ def error(
         )
         return sampler(causal_target(model, space, sampling, context), rng, draft=draft).tokens
 
-    found = enumerate_law(decode, CONTEXTS)
+    found = enumerate_distribution(decode, CONTEXTS)
     expected = [sampling_of(model, space, sampling, c) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
-        "the law is too simple to test anything"
+        "the distribution is too simple to test anything"
     )
     assert distance(expected[0], expected[1]) > WRONG, (
         "contexts must differ, or mixing up rows would go unseen"
@@ -87,7 +87,7 @@ LONG = exact_length(12, 9)
 def run(
     sampler,
     space: TokenSpace = LONG,
-    sampling: SamplingParams = LAWS["guided"],
+    sampling: SamplingParams = SAMPLING_CASES["guided"],
     rows: list[int] | None = None,
     **kwargs,
 ):

@@ -123,8 +123,8 @@ def latent_target(
 
 
 def teacher_forced(model, latents: Tensor, context: list[int]) -> Tensor:
-    """z [B, T, C] of every place from the latents before it, without a cache. For a law that is not
-    guided."""
+    """z [B, T, C] of every place from the latents before it, without a cache. For a distribution
+    that is not guided."""
     z = torch.empty_like(latents)
     for c in set(context):
         rows = torch.tensor([k == c for k in context])
@@ -141,8 +141,8 @@ def teacher_forced(model, latents: Tensor, context: list[int]) -> Tensor:
 
 
 def ks(x: Tensor) -> float:
-    """The probability of a larger distance between the empirical law of x [N] and the standard
-    normal one."""
+    """The probability of a larger distance between the empirical distribution of x [N] and the
+    standard normal one."""
     n = len(x)
     cdf = torch.special.ndtr(x.double().sort().values)
     at = torch.arange(n + 1, dtype=torch.float64) / n

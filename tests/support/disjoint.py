@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from constrained import with_end
-from enumeration import distance, enumerate_law
+from enumeration import distance, enumerate_distribution
 from tabular import LOW, PROMPTS, TabularCausal, _logits, causal_target
 from torch import Tensor
 
@@ -86,8 +86,10 @@ def space_of(length: int, end: bool) -> TokenSpace:
     return replace(space, codebook=CODES)
 
 
-def exact_law(model: Limited, space: TokenSpace, sampling: SamplingParams, context: int) -> dict:
-    """The law of plain autoregression, from its definition."""
+def exact_distribution(
+    model: Limited, space: TokenSpace, sampling: SamplingParams, context: int
+) -> dict:
+    """The distribution of plain autoregression, from its definition."""
 
     def extend(before: tuple[int, ...], mass: float, out: dict) -> dict:
         if len(before) == space.length:
@@ -112,7 +114,9 @@ def error(sampler, pair: Pair, space: TokenSpace, sampling: SamplingParams) -> f
         draft = causal_target(small, space, sampling, context) if sampler.drafted else None
         return sampler(causal_target(model, space, sampling, context), rng, draft=draft).tokens
 
-    found = enumerate_law(decode, len(PROMPTS))
-    expected = [exact_law(model, space, sampling, c) for c in range(len(PROMPTS))]
-    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), "a law without choice"
+    found = enumerate_distribution(decode, len(PROMPTS))
+    expected = [exact_distribution(model, space, sampling, c) for c in range(len(PROMPTS))]
+    assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
+        "a distribution without choice"
+    )
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))

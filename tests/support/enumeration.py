@@ -1,5 +1,5 @@
-"""The exact law of a sampler, by running its production code on every possible outcome of its
-random decisions.
+"""The exact distribution of a sampler, by running its production code on every possible outcome of
+its random decisions.
 
 ``ScriptedDraws`` stands in for ``gen.core.rng.CounterDraws``. Every row of a batch follows a
 script: the outcomes of its decisions, in order. Where a script ends, the row takes the first
@@ -7,12 +7,11 @@ possible outcome and the others are noted as further scripts, so each row is one
 decision tree, with its probability. Rows advance independently, so thousands of leaves are decoded
 in one batch.
 
-Noise that belongs to a position (``round=None``) is asked again and again with different laws. It
-is never sampled, and it is not approximated either: with E_v independent Exp(1) variables,
-argmax(log p_v + G_v) = argmin(E_v / p_v), so what the answers so far say about E is a cone {E : E_v
-p_k >= E_k p_v}. A simplicial cone with generators r_i that each sum to one has probability |det R|;
-cones are cut by bisecting edges, so they stay simplicial.
-"""
+Noise that belongs to a position (``round=None``) is asked again and again with different
+distributions. It is never sampled, and it is not approximated either: with E_v independent Exp(1)
+variables, argmax(log p_v + G_v) = argmin(E_v / p_v), so what the answers so far say about E is a
+cone {E : E_v p_k >= E_k p_v}. A simplicial cone with generators r_i that each sum to one has
+probability |det R|; cones are cut by bisecting edges, so they stay simplicial."""
 
 from __future__ import annotations
 
@@ -75,8 +74,8 @@ class Noise:
         return Noise([tuple(tuple(float(i == j) for j in range(size)) for i in range(size))])
 
     def split(self, p: tuple[float, ...]) -> tuple[list[float], list[Noise]]:
-        """Per id k: the probability that k wins under the law p given what is known, and what is
-        known then."""
+        """Per id k: the probability that k wins under the distribution p given what is known, and
+        what is known then."""
         if p not in self._splits:
             parts = []
             for k, mass in enumerate(p):
@@ -211,11 +210,11 @@ def hashed(key: int, position: int, purpose: str, round: int | None) -> float:
 Decode = Callable[[ScriptedRNG, list[int]], Tensor]
 
 
-def enumerate_law(
+def enumerate_distribution(
     decode: Decode, contexts: int, rows: int = 4096
 ) -> list[dict[tuple[int, ...], float]]:
-    """The law of the tokens in every context. ``decode(draws, context)`` runs the sampler on a
-    batch whose row i has the context ``context[i]`` and returns tokens [n, T]."""
+    """The distribution of the tokens in every context. ``decode(draws, context)`` runs the sampler
+    on a batch whose row i has the context ``context[i]`` and returns tokens [n, T]."""
     found: list[dict[tuple[int, ...], list[float]]] = [defaultdict(list) for _ in range(contexts)]
     todo: list[tuple[int, tuple[int, ...]]] = [(c, ()) for c in range(contexts)]
     roots: dict[int, Noise] = {}

@@ -223,7 +223,7 @@ WRITERS: dict[str, Callable[[Path], Case]] = {
 # what a file of weights may hold and lack, by design: patterns of keys, and why
 PASSED_OVER: dict[str, dict[str, str]] = {
     "chameleon": {
-        r"^model\.vqmodel\.": "the encoder of pictures, which vqgan.ckpt has too",
+        r"^model\.vqmodel\.": "the encoder of images, which vqgan.ckpt has too",
         r"^(encoder|quantize|quant_conv|post_quant_conv)\.": "the same, the other way round",
         r"^loss\.": "of the training",
     },

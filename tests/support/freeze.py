@@ -208,7 +208,7 @@ def samplers() -> Makers:
     for name in NAMES:
         spec = SPECS[name]
         made[f"architecture/{name}"] = partial(on_bench, spec, name, "llama")
-        made[f"leaning/{name}"] = partial(on_leaning, spec | closed.KNOBS.get(name, {}), name)
+        made[f"leaning/{name}"] = partial(on_leaning, spec | closed.PARAMETERS.get(name, {}), name)
     for name, spec in latent.SPECS.items():
         made[f"latents/{name}"] = partial(on_latents, spec)
     for name, spec in latent.of_latents().items():
@@ -246,7 +246,7 @@ ZOO: dict[str, list[Any]] = {
 }
 COUNT = {"text": 4, "action": 3}
 MODELS = {"mar": "image-mar"}  # where it is not the modality's own
-LEFT = np.tile(np.arange(64) < 24, (64, 1))  # of a picture
+LEFT = np.tile(np.arange(64) < 24, (64, 1))  # of an image
 STARTS: dict[str, tuple[str, str, Callable[[Any], dict]]] = {
     "motion/maskgit from a source": ("motion", "maskgit", lambda m: {"source": m, "span": "10:30"}),
     "motion/sjd from a prefix": ("motion", "sjd", lambda m: {"prefix": m.cut(0, 39)}),
@@ -269,7 +269,7 @@ def zoo_models() -> Makers:
 
 
 WORDS = ["shuffle 4 0 7 5 =", "close ( [ {"]
-PICTURE = ["a small blue ring in the centre"]
+IMAGE = ["a small blue ring in the centre"]
 JOBS: dict[str, dict[str, Any]] = {
     "text": {
         "modality": "text", "prompts": WORDS, "num_samples": 2, "seed": 3, "trace": 2,
@@ -281,7 +281,7 @@ JOBS: dict[str, dict[str, Any]] = {
         ],
     },
     "image": {
-        "modality": "image", "prompts": PICTURE, "tokens": True,
+        "modality": "image", "prompts": IMAGE, "tokens": True,
         SAMPLING: {"guidance_scale": 2.0, "top_k": 100},
         "jobs": [{"sampler": "scd_mc"}, {"sampler": {"name": "halton", "steps": 6}}],
     },

@@ -25,7 +25,7 @@ SPACE = replace(
 )
 
 
-LAWS = {
+SAMPLING_CASES = {
     "plain": SamplingParams(),
     "guided": SamplingParams(temperature=0.9, top_k=3, guidance_scale=1.5),
 }
@@ -42,7 +42,10 @@ def canvas() -> Tensor:
 
 
 def run(
-    sampler, sampling: SamplingParams = LAWS["plain"], rows: list[int] | None = None, **kwargs
+    sampler,
+    sampling: SamplingParams = SAMPLING_CASES["plain"],
+    rows: list[int] | None = None,
+    **kwargs,
 ) -> SampleOutput:
     rows = list(range(ROWS)) if rows is None else rows
     rng = CounterRNG([31 * r + 7 for r in rows])

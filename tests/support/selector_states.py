@@ -33,8 +33,8 @@ B, T, V = 24, 10, 4
 
 
 def states(seed: int, sampler, steps: int = 4) -> list[MaskedStep]:
-    """Steps that follow each other, of rows whose blocks begin anew now and then and whose laws
-    move a little; many values are equal."""
+    """Steps that follow each other, of rows whose blocks begin anew now and then and whose
+    distributions move a little; many values are equal."""
     g = torch.Generator().manual_seed(seed)
     kind = torch.randint(0, 3, (B, T), generator=g)  # prefilled, masked, committed
     memory, out = RowStore(), []

@@ -2,9 +2,8 @@
 their own.
 
 They behave like production models where it matters. The causal cache is a buffer with one slot per
-absolute position that later calls overwrite, so a stale or missing slot changes the law, and so
-does any mistake in a row's positions.
-"""
+absolute position that later calls overwrite, so a stale or missing slot changes the distribution,
+and so does any mistake in a row's positions."""
 
 from __future__ import annotations
 
@@ -64,8 +63,8 @@ class _Model(ModelAdapter):
 
     @classmethod
     def with_params(cls, sampling: SamplingParams, vocab_size: int):
-        """One that leaves the law some choice: guidance would make a model with impossible tokens
-        nearly certain."""
+        """One that leaves the distribution some choice: guidance would make a model with impossible
+        tokens nearly certain."""
         return cls(vocab_size, low=0.0, spread=1.5) if sampling.guided else cls(vocab_size)
 
     def _states(self, ids: Tensor) -> Tensor:
@@ -93,18 +92,63 @@ class TokenBuffer(ModelCache):
     def keep(self, rows: Tensor) -> None:
         self.ids = None if self.ids is None else self.ids[rows]
 
+    def tree(self, tokens: Tensor, positions: Tensor, parents: Tensor) -> Tensor:
+        """Write the root, and return what every column of a tree stands on, [B, L, slots]."""
+        ids = self.write(tokens[:, :1], positions[:, :1])
+        self.branches = ids[:, None].repeat(1, tokens.shape[1], 1)
+        row = torch.arange(len(tokens))
+        for column in range(1, tokens.shape[1]):
+            branch = self.branches[row, parents[:, column - 1] + 1].clone()
+            # what a branch stands on ends at its own position
+            branch.scatter_(1, positions[:, column, None], tokens[:, column, None])
+            self.branches[:, column] = branch
+        self.root = positions[:, 0]
+        return self.branches
+
+    def commit_path(self, nodes: Tensor, count: Tensor) -> None:
+        """Copy the tokens of accepted drafts to their slots."""
+        row = torch.arange(len(nodes))
+        columns = torch.cat([torch.zeros_like(nodes[:, :1]), nodes + 1], 1)
+        self.ids = self.branches[row, columns[row, count]]
+
 
 class TabularCausal(_Model):
     """Implements ``gen.models.adapters.protocols.CausalModel``."""
 
+    superposes = True
+
     def new_cache(self, slots: int) -> TokenBuffer:
         return TokenBuffer(slots)
+
+    def forward_superposed(self, tokens, weights, positions, cache) -> Tensor:
+        """The mixture of the distributions; the cache keeps the token that there is most of."""
+        parts = [
+            self.forward(ids, positions, cache).softmax(-1) * share[..., None]
+            for ids, share in zip(tokens.unbind(-1), weights.unbind(-1), strict=True)
+        ]
+        cache.write(tokens.gather(-1, weights.argmax(-1, keepdim=True))[..., 0], positions)
+        return sum(parts).clamp_min(1e-300).log()
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: TokenBuffer) -> Tensor:
         ids = cache.write(tokens, positions)
         return _logits(
             self._states(ids).gather(1, positions), self.vocab_size, self.low, self.spread
         )
+
+    def forward_tree(
+        self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: TokenBuffer
+    ) -> Tensor:
+        branches = cache.tree(tokens, positions, parents)
+        states = self._states(branches.flatten(0, 1)).view(branches.shape)
+        states = states.gather(2, positions[..., None])[..., 0]
+        return _logits(states, self.vocab_size, self.low, self.spread)
+
+    num_layers = 3
+
+    def with_layers(self, layers) -> TabularCausal:
+        """Another model for every plan."""
+        seed = self.seed + 100 + sum(2**n for n in layers)
+        return TabularCausal(self.vocab_size, seed, self.low, self.spread)
 
     def after(self, sequence: list[int]) -> Tensor:
         """The logits [V] after a sequence, without any cache."""
@@ -126,8 +170,8 @@ class TabularMasked(_Model):
 
 
 class TabularBlocks(_Model):
-    """Implements ``gen.models.adapters.protocols.BlockModel``: a place's law depends on its block
-    as it stands and on all before it."""
+    """Implements ``gen.models.adapters.protocols.BlockModel``: a place's distribution depends on
+    its block as it stands and on all before it."""
 
     def __init__(self, *args, block_length: int = 4, **kwargs):
         super().__init__(*args, **kwargs)
@@ -183,7 +227,7 @@ def masked_target(
     return MaskedTarget(model, prompt, space, sampling, uncond if sampling.guided else None)
 
 
-def causal_law(
+def causal_distribution(
     model: TabularCausal,
     space: TokenSpace,
     sampling: SamplingParams,
@@ -191,7 +235,7 @@ def causal_law(
     prompts=PROMPTS,
     empty=EMPTY,
 ) -> dict[tuple[int, ...], float]:
-    """The law of plain autoregression, straight from its definition."""
+    """The distribution of plain autoregression, straight from its definition."""
 
     def extend(prefix: tuple[int, ...], mass: float, out: dict) -> dict:
         n = len(prefix)
@@ -208,14 +252,14 @@ def causal_law(
     return extend((), 1.0, {})
 
 
-def masked_law(
+def masked_distribution(
     model: TabularMasked,
     space: TokenSpace,
     sampling: SamplingParams,
     context: int,
     order: list[int],
 ) -> dict[tuple[int, ...], float]:
-    """The law of filling one place after the other in that order."""
+    """The distribution of filling one place after the other in that order."""
 
     def extend(canvas: tuple[int, ...], mass: float, left: list[int], out: dict) -> dict:
         if not left:

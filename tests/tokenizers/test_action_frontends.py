@@ -264,7 +264,7 @@ def test_a_folder_without_statistics_or_with_anything_amiss_is_refused(name, fro
     for other, message in (
         (folder, "expected an action tokenizer"),
         (tmp_path / "nowhere", "nowhere"),
-        ("some/body", "no folder on this machine"),
+        ("some/body", "not a folder on this machine"),
     ):
         with pytest.raises(GenError, match=message):
             ActionFrontend.from_pretrained(other)

@@ -1,4 +1,4 @@
-"""The picture tokenizers of Chameleon and MoVQGAN against other classes with the same weights, from
+"""The image tokenizers of Chameleon and MoVQGAN against other classes with the same weights, from
 files as they are published."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_decoding_is_that_of_diffusers_with_the_same_weights(name, models, front
     assert got.shape == (3, 3, 16, 24) and torch.allclose(got, want, atol=1e-9)
     assert (
         float((got - frontends[name].decode((codes + 1) % CODES)).abs().max()) > 0.1
-    )  # control: other codes, another picture
+    )  # control: other codes, another image
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -218,7 +218,7 @@ def test_sizes_are_read_off_the_published_shapes():
         assert Sizes.of(shapes) != replace(sizes, codes=sizes.codes + 1)
 
 
-def test_what_is_no_picture_tokenizer_is_refused(models, files, tmp_path):
+def test_what_is_no_image_tokenizer_is_refused(models, files, tmp_path):
     tensors = vqgan_keys(models["chameleon"])
     cases = {
         "lack 'decoder.conv_in.weight'": {
@@ -245,7 +245,7 @@ def test_what_is_no_picture_tokenizer_is_refused(models, files, tmp_path):
     )  # control
 
 
-def test_codes_and_pictures_that_do_not_fit_are_refused(frontends):
+def test_codes_and_images_that_do_not_fit_are_refused(frontends):
     frontend = frontends["chameleon"]
     for bad in (codes_of() - 1, codes_of() + 1, codes_of()[:, 0]):
         with pytest.raises(GenError, match="expected"):

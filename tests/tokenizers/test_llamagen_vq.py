@@ -140,7 +140,7 @@ def codes():
     return torch.randint(24, (3, 1, 4, 6), generator=torch.Generator().manual_seed(2))
 
 
-def test_latents_codes_and_pictures_equal_a_plain_forward(vq, weights, images, codes):
+def test_latents_codes_and_images_equal_a_plain_forward(vq, weights, images, codes):
     plain = Plain(weights)
     with torch.no_grad():
         latents = vq.model.quant_conv(vq.model.encoder(images))

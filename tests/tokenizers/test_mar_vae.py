@@ -104,7 +104,7 @@ def far(a, b):
     return float((a - b).abs().max())
 
 
-def test_latents_and_pictures_equal_a_plain_forward_over_the_published_keys(kl, weights, images):
+def test_latents_and_images_equal_a_plain_forward_over_the_published_keys(kl, weights, images):
     w = {k: v.double() for k, v in weights.items()}
     z = kl.encode(images)
     assert (
@@ -135,7 +135,7 @@ def test_latents_are_those_of_single_precision_too(file, kl, images):
     assert far(single.decode(kl.encode(images).float()), kl.decode(kl.encode(images))) < 1e-4
 
 
-def test_a_picture_has_its_latents_alone_and_in_a_batch(kl, images):
+def test_an_image_has_its_latents_alone_and_in_a_batch(kl, images):
     z = kl.encode(images)
     out = kl.decode(z)
     for i in range(3):

@@ -178,7 +178,7 @@ def test_what_is_no_such_checkpoint_is_refused(motion_folder, tmp_path):
         {"net": {k: v for k, v in good.items() if not k.endswith("4.bias")}}, "missing: .*4.bias"
     )
     refused({"net": {**good, "vqvae.odd": torch.ones(2)}}, "1 extra: vqvae.odd")
-    refused({"net": {"a.weight": torch.ones(2)}}, "none of a T2M-GPT")
+    refused({"net": {"a.weight": torch.ones(2)}}, "not those of a T2M-GPT")
     refused(
         {"net": {**good, "vqvae.encoder.model.0.weight": torch.ones(WIDTH, 251, 3)}},
         "251 features per frame; expected 263",
@@ -396,5 +396,5 @@ def test_what_is_open_or_wrong_in_a_fast_folder_is_named(fast_folder, tmp_path):
     short[1, 0, 0] = frontend.eos_token_id
     with pytest.raises(GenError, match="row 1: its ids stand for 0 coefficients"):
         frontend.decode(short)
-    with pytest.raises(GenError, match="came for action-fast; expected none"):
+    with pytest.raises(GenError, match="given for action-fast; expected none"):
         ActionFast.from_pretrained("action-fast", horizon=3)

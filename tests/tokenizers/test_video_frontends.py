@@ -96,7 +96,7 @@ def test_a_clip_comes_back_with_its_frames_and_its_grid_is_the_stated_one(name, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_slice_is_that_of_the_picture_alone_and_nothing_looks_ahead(name, frontends):
+def test_the_first_slice_is_that_of_the_image_alone_and_nothing_looks_ahead(name, frontends):
     frontend, r = frontends[name], R[name]
     x = signal(frontend, 1 + 3 * r)
     codes = frontend.encode(x)

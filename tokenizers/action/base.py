@@ -317,7 +317,7 @@ class ActionFrontend(TokenFrontend):
         path = locate(folder, "frontend")
         if not isinstance(path, Path):
             raise GenError(
-                f"frontend {folder} is no folder on this machine; expected one with config.json"
+                f"frontend {folder} is not a folder on this machine; expected one with config.json"
             )
         config = read_config(path)
         if not isinstance(config, dict):

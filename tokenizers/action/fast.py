@@ -312,7 +312,7 @@ class ActionFast(Frequencies):
             )
         if options:
             raise GenError(
-                f"{', '.join(options)} came for {folder}; expected none: only folders with"
+                f"{', '.join(options)} given for {folder}; expected none: only folders with"
                 " processor_config.json take them"
             )
         return super().from_pretrained(folder, device, dtype)

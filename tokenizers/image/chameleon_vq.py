@@ -111,7 +111,7 @@ class ChameleonVQ(RGB):
         try:
             sizes = Sizes.of(tensors.shapes)
         except GenError as error:
-            raise GenError(f"{name} is no image tokenizer: {error}") from None
+            raise GenError(f"{name} is not an image tokenizer: {error}") from None
         return cls(
             fill(
                 without_storage(lambda: TamingVQ(sizes)),

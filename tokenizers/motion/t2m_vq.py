@@ -54,7 +54,7 @@ class T2MVQTokens(MotionVQ):
         path = Path(path)
         if path.suffix not in PICKLES or not path.is_file():
             raise GenError(
-                f"frontend {path} is no file that ends in {', '.join(PICKLES)}; expected a"
+                f"frontend {path} is not a file that ends in {', '.join(PICKLES)}; expected a"
                 " checkpoint of T2M-GPT's VQ-VAE"
             )
         content = unpickled(path)

@@ -124,8 +124,8 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     first = by_key.get("encoder.model.0.weight")
     if table is None or first is None or len(first) != 3 or len(table) != 2:
         raise GenError(
-            f"the weights ({', '.join(list(shapes)[:4])} ...) are none of a T2M-GPT motion VQ-VAE;"
-            " expected vqvae.encoder.model.0.weight and vqvae.quantizer.codebook among them"
+            f"the weights ({', '.join(list(shapes)[:4])} ...) are not those of a T2M-GPT motion"
+            " VQ-VAE; expected vqvae.encoder.model.0.weight and vqvae.quantizer.codebook among them"
         )
     stage = re.compile(r"encoder\.model\.(\d+)\.1\.model\.")
     stages = {m[1] for key in by_key if (m := stage.match(key))}

@@ -67,8 +67,8 @@ def bench_jobs(args: argparse.Namespace) -> int:
     ):
         if getattr(args, key, None) not in (None, False, ""):
             raise GenError(
-                f"--{key.replace('_', '-')} came with gen bench jobs, which measures the job layer;"
-                " expected it with a modality"
+                f"--{key.replace('_', '-')} is given to gen bench jobs, which"
+                " measures the job layer; expected it with a modality"
             )
     usual = QUICK if args.quick else {"items": ITEMS, "prompts": PROMPTS, "repeats": REPEATS}
     given = {

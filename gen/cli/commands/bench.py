@@ -11,19 +11,19 @@ def add_bench(commands: Commands) -> None:
         commands,
         "bench",
         "gen.cli.quick:bench",
-        "forward passes, wall time and prompt accuracy of samplers, side by side",
+        "compare samplers by forward passes, wall time and prompt accuracy",
         "example: gen bench image --batch-sizes 1,8 --samplers speculative_jacobi,sjd --repeats 3"
         " --out bench.json",
     )
     parser.add_argument(
         "modality",
         metavar="MODALITY",
-        help="see gen ls modalities; all: each in turn; or jobs: what the job layer costs",
+        help="a modality (see gen ls modalities), all for each in turn, or jobs for the job layer",
     )
     parser.add_argument(
         "--samplers",
         metavar="A,B",
-        help="names; autoregressive is always measured, as the reference",
+        help="names; autoregressive is always included as the reference",
     )
     parser.add_argument(
         "--batch-sizes", default="1,8", metavar="N,N", help="items decoded together (1,8)"
@@ -33,23 +33,23 @@ def add_bench(commands: Commands) -> None:
         action="append",
         metavar="PARAM=V,V",
         help=(
-            "measure samplers that have this parameter with each of these values; may be"
-            " repeated: a grid"
+            "measure every sampler that has this parameter with each value; repeat the flag for a"
+            " grid"
         ),
     )
     parser.add_argument(
         "--peers",
         metavar="A,B",
         help=(
-            "other implementations on the same weights: transformers, diffusers, reference, or all"
+            "other implementations of the same models: transformers, diffusers, reference, or all"
         ),
     )
     parser.add_argument(
         "--oracle",
         action="store_true",
         help=(
-            "measure every masked sampler, preset and selector against models whose distribution"
-            " is known, in place of a network"
+            "measure masked samplers, presets and selectors on models with a known distribution"
+            " instead of a network"
         ),
     )
     _add_amount_flags(parser)
@@ -63,39 +63,41 @@ def _add_amount_flags(parser: Parser) -> None:
         "--items",
         type=int,
         metavar="N",
-        help="with jobs: items without a model, per layout (10000)",
+        help="with jobs: number of items without a model, per layout (10000)",
     )
     parser.add_argument(
-        "--modalities", metavar="A,B", help="with jobs: modalities whose models are measured (all)"
+        "--modalities",
+        metavar="A,B",
+        help="with jobs: modalities to measure with their models (all)",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="less of everything: fewer prompts, repeats, items"
-    )
+    parser.add_argument("--quick", action="store_true", help="fewer prompts, repeats and items")
     parser.add_argument(
         "--prompts",
         type=int,
         metavar="N",
-        help="prompts per repeat (8, 2 with --quick); with --oracle, tasks of a kind (96)",
+        help="prompts per repeat (8, 2 with --quick); with --oracle, tasks of each kind (96)",
     )
     parser.add_argument(
         "--repeats",
         type=int,
         metavar="N",
         help=(
-            "interleaved repeats, with fresh seeds (3, 1 with --quick); with --oracle, seeds per"
+            "interleaved repeats with fresh seeds (3, 1 with --quick); with --oracle, seeds per"
             " task (1)"
         ),
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="first seed of the first repeat (0)"
+    )
 
 
 def _add_report_flags(parser: Parser) -> None:
-    parser.add_argument("--out", metavar="FILE.json", help="write every measurement, run by run")
+    parser.add_argument("--out", metavar="FILE.json", help="write the measurements of every run")
     parser.add_argument(
         "--json",
         action="store_true",
         help=(
-            "for programs: the same as one line on standard output; the table goes to standard"
+            "print the report as one line of JSON on standard output, and the table on standard"
             " error"
         ),
     )
@@ -103,8 +105,8 @@ def _add_report_flags(parser: Parser) -> None:
         "--gallery",
         metavar="DIR",
         help=(
-            "draw prompt accuracy, forward passes, wall time and acceptance as a page in this"
-            " folder"
+            "write a page with plots of prompt accuracy, forward passes, wall time and acceptance"
+            " to this folder"
         ),
     )
-    parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")

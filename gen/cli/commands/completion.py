@@ -13,7 +13,7 @@ def add_completion(commands: Commands) -> None:
         commands,
         "completion",
         "gen.cli.completion:completion",
-        "print a script that completes gen in a shell",
+        "print a script for shell completion",
         'example: eval "$(gen completion bash)", or with zsh: gen completion zsh >'
         ' "${fpath[1]}/_gen"',
     )

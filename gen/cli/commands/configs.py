@@ -15,7 +15,7 @@ def add_show(commands: Commands) -> None:
         "examples: gen show image/sjd sampler.window=64\n          gen show speculative_jacobi",
     )
     parser.add_argument(
-        "config", metavar="CONFIG|SAMPLER", help="see gen ls configs, samplers, presets"
+        "config", metavar="CONFIG|SAMPLER", help="a config, sampler or preset (see gen ls)"
     )
     add_overrides(parser, "sampler.window=64")
     add_json_flag(parser)
@@ -23,6 +23,6 @@ def add_show(commands: Commands) -> None:
 
 def add_cp(commands: Commands) -> None:
     """Add the command ``cp``."""
-    parser = add_command(commands, "cp", "gen.cli.cp:cp", "copy a config to edit it")
-    parser.add_argument("config", metavar="CONFIG")
-    parser.add_argument("dest", metavar="DEST")
+    parser = add_command(commands, "cp", "gen.cli.cp:cp", "copy a config for editing")
+    parser.add_argument("config", metavar="CONFIG", help="a path, or a config (see gen ls configs)")
+    parser.add_argument("dest", metavar="DEST", help="file to write")

@@ -11,10 +11,13 @@ def add_demo(commands: Commands) -> None:
         commands,
         "demo",
         "gen.cli.demo:demo",
-        "make, check and compare samples of all modalities in about a minute",
+        "generate, check and compare samples of all modalities in about a minute",
         "Runs the packaged config `demo`, checks its outputs, and compares speculative Jacobi"
         " decoding with\nautoregression: the same images from the same seeds.",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="such as out=out/mine or seed=7"
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="any key of a job file, such as out=out/mine or seed=7",
     )

@@ -8,6 +8,9 @@ from gen.cli.arguments import Commands, add_command, add_json_flag
 def add_doctor(commands: Commands) -> None:
     """Add the command ``doctor``."""
     parser = add_command(
-        commands, "doctor", "gen.cli.doctor:doctor", "check what this machine can run"
+        commands,
+        "doctor",
+        "gen.cli.doctor:doctor",
+        "report packages, devices, models and what is missing",
     )
     add_json_flag(parser)

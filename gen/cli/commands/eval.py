@@ -13,27 +13,33 @@ def add_eval(commands: Commands) -> None:
         "gen.cli.eval:evaluate_folder",
         "compute metrics over the media of a job folder",
         "example: gen eval out/first --metrics fid,clip_score --reference photos"
-        " fid.features=inception.py:features clip_score.model=openai/clip-vit-base-patch32\nThe"
-        " same command again measures only what is missing.",
+        " fid.features=inception.py:features clip_score.model=openai/clip-vit-base-patch32\n"
+        "Repeating the command measures only what is missing.",
     )
-    parser.add_argument("folder", metavar="DIR")
+    parser.add_argument("folder", metavar="DIR", help="job folder")
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="METRIC.PARAMETER=VALUE",
-        help="parameters of metrics, as gen ls metrics --json lists them",
+        help="parameters of metrics (see gen ls metrics --json)",
     )
-    parser.add_argument("--metrics", metavar="A,B", help="names, see gen ls metrics")
+    parser.add_argument("--metrics", metavar="A,B", help="names (see gen ls metrics)")
     parser.add_argument(
         "--reference",
         metavar="DIR",
-        help="job folder, folder of media, or .npz with mu and sigma, to compare with",
+        help="reference: job folder, folder of media, or .npz with mu and sigma",
     )
     parser.add_argument(
-        "--workers", metavar="N", type=int, default=1, help="processes (1); the figures stay equal"
+        "--workers",
+        metavar="N",
+        type=int,
+        default=1,
+        help="processes (1); the figures do not depend on it",
     )
     parser.add_argument("--device", metavar="NAME", help="device of the metrics' models (cpu)")
-    parser.add_argument("--fresh", action="store_true", help="measure again what was measured")
+    parser.add_argument(
+        "--fresh", action="store_true", help="discard stored results and measure again"
+    )
     parser.add_argument(
         "--write-geneval",
         metavar="OUT",

@@ -8,6 +8,9 @@ from gen.cli.arguments import Commands, add_command, add_json_flag
 LISTINGS = {
     "samplers": "gen.cli.listings.methods:samplers",
     "presets": "gen.cli.listings.methods:presets",
+    "drafters": "gen.cli.listings.methods:drafters",
+    "shapes": "gen.cli.listings.methods:shapes",
+    "verifiers": "gen.cli.listings.methods:verifiers",
     "parts": "gen.cli.listings.methods:parts",
     "layouts": "gen.cli.listings.registered:layouts",
     "tokenizers": "gen.cli.listings.registered:tokenizers",
@@ -21,7 +24,9 @@ LISTINGS = {
 
 def add_ls(commands: Commands) -> None:
     """Add the command ``ls``."""
-    parser = add_command(commands, "ls", "gen.cli.ls:ls", "list what there is")
+    parser = add_command(
+        commands, "ls", "gen.cli.ls:ls", "list samplers, models and everything else registered"
+    )
     parser.add_argument(
         "kind", metavar="KIND", nargs="?", choices=list(LISTINGS), help=" | ".join(LISTINGS)
     )

@@ -12,8 +12,8 @@ def add_run(commands: Commands) -> None:
         "run",
         "gen.cli.quick:run",
         "run a job file",
-        "example: gen run image/sjd sampler.window=64 seed=7\nThe same command again makes only"
-        " what is missing.",
+        "example: gen run image/sjd sampler.window=64 seed=7\nRepeating the command generates only"
+        " missing items.",
     )
     parser.add_argument(
         "config", metavar="CONFIG", help="a path, or a packaged config (see gen ls configs)"
@@ -23,15 +23,15 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "--prompt-column",
         metavar="NAME",
-        help="column of the prompts in a data set (prompt); as prompt_column=NAME",
+        help="name of the prompt column (prompt); same as prompt_column=NAME",
     )
     parser.add_argument(
         "--trust-job",
         action="store_true",
-        help="accept engine_options of the file that may run commands",
+        help="accept engine_options of the job file that can run commands",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check everything, list what would be made, write nothing",
+        help="check the job and list its items without generating or writing anything",
     )

@@ -23,22 +23,22 @@ def add_sample(commands: Commands) -> None:
         ' out/first\n          gen sample image "a red circle" -o ring.webp sampler.window=64',
     )
     parser.set_defaults(resumable=True)
-    parser.add_argument("modality", metavar="MODALITY", help="see gen ls modalities")
-    parser.add_argument("prompt", metavar="PROMPT", help="what to generate")
+    parser.add_argument("modality", metavar="MODALITY", help="a modality (see gen ls modalities)")
+    parser.add_argument("prompt", metavar="PROMPT", help="text that describes the output")
     add_overrides(parser, "sampler.window=64")
     parser.add_argument(
         "-n",
         "--num-samples",
         type=int,
         metavar="N",
-        help="media per prompt, with seeds S, S+1, ... (1)",
+        help="number of samples, with seeds S, S+1, ... (1)",
     )
-    parser.add_argument("--seed", type=int, metavar="S", help="seed of the first one (0)")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of the first sample (0)")
     parser.add_argument(
         "--out",
         metavar="DIR",
         help=(
-            "folder to write (out/MODALITY/PROMPT-XXXXXX, one per job); the same command again"
+            "folder to write (out/MODALITY/PROMPT-XXXXXX, one per job); repeating the command"
             " resumes"
         ),
     )
@@ -48,15 +48,18 @@ def add_sample(commands: Commands) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help="items decoded together (8); changes the speed only",
+        help="items decoded together (8); affects only the speed",
     )
     parser.add_argument(
-        "--trace", type=int, metavar="N", help="items whose decoding steps are recorded (1)"
+        "--trace",
+        type=int,
+        metavar="N",
+        help="number of items whose decoding steps are recorded (1)",
     )
     parser.add_argument(
         "--sampler",
         metavar="NAME",
-        help="see gen ls samplers and gen ls presets (speculative_jacobi)",
+        help="a sampler or preset (see gen ls samplers, gen ls presets; default: the model's)",
     )
     add_model_flags(parser)
     add_sampling_flags(parser)
@@ -69,14 +72,14 @@ def _add_file_flags(parser: Parser) -> None:
         dest="file",
         metavar="FILE",
         help=(
-            "write one file and no folder, in the format of its extension; - is stdout; several"
-            " samples are numbered"
+            "write a single file instead of a folder, in the format of its extension; - is stdout;"
+            " several samples are numbered"
         ),
     )
     parser.add_argument(
         "--format",
         metavar="EXT",
-        help="png, webp, jpg; wav, flac, mp3; mp4, gif, mkv (the first of its kind)",
+        help="file format: png, webp, jpg; wav, flac, mp3; mp4, gif, mkv (default: the first)",
     )
 
 
@@ -84,18 +87,18 @@ def _add_edit_flags(parser: Parser) -> None:
     parser.add_argument(
         "--source",
         metavar="FILE",
-        help="edit this file: only what --mask or --span covers is generated anew",
+        help="file to edit: only the region of --mask or --span is regenerated",
     )
-    parser.add_argument("--mask", metavar="FILE", help="an image, white where to generate anew")
+    parser.add_argument("--mask", metavar="FILE", help="image whose white pixels are regenerated")
     parser.add_argument(
-        "--span", metavar="SPAN", help="frames to generate anew, such as 20:60, or 'upper 20:60'"
+        "--span", metavar="SPAN", help="frames to regenerate, such as 20:60, or 'upper 20:60'"
     )
     parser.add_argument(
-        "--prefix", metavar="FILE", help="continue this file: every result begins with it"
+        "--prefix", metavar="FILE", help="file to continue: every output begins with it"
     )
     parser.add_argument(
         "--frames",
         type=int,
         metavar="N",
-        help="length of the results, where a modality lets you choose it",
+        help="length of the outputs, for modalities of variable length",
     )

@@ -11,12 +11,12 @@ def add_status(commands: Commands) -> None:
         commands,
         "status",
         "gen.jobs.status:status",
-        "progress of a job folder, also while a run is at work",
+        "show the progress of a job folder, also during a run",
     )
-    parser.add_argument("folder", metavar="DIR")
+    parser.add_argument("folder", metavar="DIR", help="job folder")
     add_json_flag(parser)
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="show the progress until all is made; with --json, one report per line",
+        help="keep showing the progress until the job is complete; with --json, a report per line",
     )

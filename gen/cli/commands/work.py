@@ -11,19 +11,19 @@ def add_work(commands: Commands) -> None:
         commands,
         "work",
         "gen.cli.make:work",
-        "join a job that gen run has begun, from any machine that sees its folder",
+        "join a job as another worker, from any machine that can access its folder",
     )
     parser.set_defaults(resumable=True)
-    parser.add_argument("folder", metavar="DIR")
+    parser.add_argument("folder", metavar="DIR", help="folder of a job that gen run has started")
     parser.add_argument(
         "--slot",
         type=int,
         default=0,
         metavar="N",
-        help="number of this worker among several: they begin at different shards (0)",
+        help="index of this worker; workers with different indices begin at different shards (0)",
     )
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="where the job says cuda: the device of this worker, such as cuda:1",
+        help="device of this worker, such as cuda:1, if the job's device is cuda",
     )

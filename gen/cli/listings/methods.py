@@ -57,18 +57,64 @@ def presets() -> list[dict[str, Any]]:
     ]
 
 
+def drafters() -> list[dict[str, Any]]:
+    """List drafters, and whether each needs a draft model."""
+    return [
+        {
+            "name": name,
+            "draft_model": source.needs_draft_model,
+            "draws": list(source.draws) if source.shapes else [],
+            "params": _part_params("drafter", name),
+            "about": first_line(source),
+        }
+        for name, source in registry.table("drafter").items()
+    ]
+
+
+def shapes() -> list[dict[str, Any]]:
+    """List shapes of drafts, and how each can draw siblings."""
+    return [
+        {
+            "name": name,
+            "draws": list(shape.takes),
+            "params": _part_params("shape", name),
+            "about": first_line(shape),
+        }
+        for name, shape in registry.table("shape").items()
+    ]
+
+
+def verifiers() -> list[dict[str, Any]]:
+    """List verifiers with their guarantees, and whether each judges trees."""
+    return [
+        {
+            "name": name,
+            "guarantee": verifier().guarantee,
+            "trees": verifier.judges_trees,
+            "draws": list(verifier.draws),
+            "params": _part_params("verifier", name),
+            "about": first_line(verifier),
+        }
+        for name, verifier in registry.table("verifier").items()
+    ]
+
+
+def _part_params(kind: str, name: str) -> dict[str, Any]:
+    """Parameters that a part declares, with their defaults."""
+    declared = registry.params_of(kind, name)
+    return {f.name: default_of(f) for f in dataclasses.fields(declared)} if declared else {}
+
+
 def parts() -> list[dict[str, Any]]:
     """List the parts that samplers are made of, with the parameters that they declare."""
     table = []
     for kind in PARTS:
         for name, obj in registry.table(kind).items():
-            declared = registry.params_of(kind, name)
-            fields = dataclasses.fields(declared) if declared else ()
             table.append(
                 {
                     "kind": kind,
                     "name": name,
-                    "params": {f.name: default_of(f) for f in fields},
+                    "params": _part_params(kind, name),
                     "about": first_line(obj),
                 }
             )

@@ -56,25 +56,35 @@ def meanings_of(cls: type) -> dict[str, str]:
                 params = registry.params_of(kind, name)
                 declaring += params.__mro__ if params else ()
     found: dict[str, str] = {}
+    mentioned: dict[str, str] = {}  # used only where no docstring states the parameter
     names = [f.name for f in dataclasses.fields(cls)]
     for source in declaring:
         # of the class itself; an inherited text comes in its turn
         text = inspect.cleandoc(source.__dict__.get("__doc__") or "")
-        for key, said in _stated(text, names).items():
-            found.setdefault(key, said)
-    return found
+        stated, named = _stated(text, names)
+        found = {**stated, **found}
+        mentioned = {**named, **mentioned}
+    return {**mentioned, **found}
 
 
-def _stated(text: str, names: list[str]) -> dict[str, str]:
-    """Read the parameters that a docstring states: ``name: meaning`` under "Attributes", or
-    ````name``: meaning`` in its sentences; else the sentence that names one."""
+def _stated(text: str, names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Read the parameters of a docstring.
+
+    Returns:
+        Those that it states, as ``name: meaning`` under "Attributes" or as ````name``: meaning`` in
+        its sentences; and those that it only mentions, with the first sentence that does.
+    """
     found = {m[1]: " ".join(m[2].split()) for m in ATTRIBUTE.finditer(text)}
     prose = " ".join(text.split())
     parts = NAMES.split(prose)
     for named, said in zip(parts[1::2], parts[2::2], strict=True):
         for name in re.findall(r"``(\w+)``", named):
             found.setdefault(name, said.strip())
+    mentioned: dict[str, str] = {}
     for sentence in re.split(r"(?<=[.:])\s", prose):
         for name in re.findall(r"``(\w+)``", sentence):
-            found.setdefault(name, sentence)
-    return {k: unquoted(v) for k, v in found.items() if k in names}
+            mentioned.setdefault(name, sentence)
+    stated, named = (
+        {k: unquoted(v) for k, v in texts.items() if k in names} for texts in (found, mentioned)
+    )
+    return stated, named

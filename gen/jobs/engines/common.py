@@ -80,8 +80,8 @@ def refuse_load(engine: str, load: Any) -> None:
     """Refuse the caller's own loader, which lives in this process only."""
     if load is not None and load.__module__ != "gen.pipeline.pipeline":
         raise GenError(
-            f"a load function came with engine {engine} and workers in other processes, which load"
-            " models by their names; expected engine local with workers=1"
+            f"a load function is given with engine {engine} and workers in other processes,"
+            " which load models by their names; expected engine local with workers=1"
         )
 
 
@@ -99,9 +99,9 @@ def ended(folder: Path, before: Tally, stopped: bool, what: str, reasons: Iterab
     """
     after = tally(folder, before.items)
     if after.left and not stopped:
-        said = "; ".join(dict.fromkeys(r for r in reasons if r)) or "none of them said why"
+        said = "; ".join(dict.fromkeys(r for r in reasons if r)) or "no reason given"
         raise GenError(
-            f"{what} ended with {after.left} of {after.items} items left: {said}. What is done is"
-            " kept, and the same command goes on"
+            f"{what} ended with {after.left} of {after.items} items left: {said}. Finished items"
+            " are kept; run the same command to resume"
         )
     return after.since(before, stopped)

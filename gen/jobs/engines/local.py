@@ -141,7 +141,7 @@ class Crew:
         others = sum(c is None for c in self.codes)
         self.progress.note(
             f"worker {slot} {how}{hint}{'; the others take over its shards' if others else ''}. "
-            + (f"Its last lines: {last}" if last else f"It said nothing ({path})")
+            + (f"Its last lines: {last}" if last else f"Its log is empty ({path})")
         )
 
     def end(self) -> None:

@@ -197,10 +197,9 @@ class Pool:
         if self.told:
             return
         if self.deaths[slot] >= DEATHS:
-            self.reasons.append(f"one actor died {DEATHS} times while nobody finished an item")
+            self.reasons.append(f"one actor died {DEATHS} times while no item was finished")
             self.progress.note(
-                f"Ray actor {slot} died {DEATHS} times while nobody finished an item; it is"
-                " given up"
+                f"Ray actor {slot} died {DEATHS} times while no item was finished; it is given up"
             )
             return
         self.progress.note(f"Ray actor {slot} died; Ray starts it again")

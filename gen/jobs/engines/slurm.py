@@ -135,8 +135,8 @@ def run(
     )
     if not wait:
         progress.note(
-            "not waiting for them (wait: false); gen status says how far they are, and the same"
-            " command goes on"
+            "not waiting for the tasks (wait: false); gen status shows their progress, and the same"
+            " command resumes"
         )
         return before.since(before, stopped=True)
     watching = Tasks(tasks, progress, stop)

@@ -91,7 +91,7 @@ class Bars(Tally):
             info = self.inner
             said = {
                 "count": f"{info['done']}/{info['total']} tokens",
-                "forwards": f"{info['step']} forward{'s' * (info['step'] != 1)}",
+                "forwards": f"{info['step']} forward pass{'es' * (info['step'] != 1)}",
                 "rate": f"{self.at_once} at once" if self.at_once else "",
             }
             lines.append(

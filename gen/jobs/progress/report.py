@@ -118,7 +118,7 @@ class Tally(Silent):
                 "count": f"{self.done}/{self.total} {self.unit}s",
                 "rate": speed(rate, self.unit),
                 "forwards": (
-                    f"{self.nfe / good:.1f} forwards/{self.unit}" if self.nfe and good else ""
+                    f"{self.nfe / good:.1f} forward passes/{self.unit}" if self.nfe and good else ""
                 ),
                 "failed": f"{self.failed} failed" if self.failed else "",
                 "left": (
@@ -147,7 +147,7 @@ class Lines(Tally):
     def start(self, total: int, done: int = 0, unit: str = "item") -> None:
         super().start(total, done, unit)
         self.said, self.told = self.began, 0
-        self.note(plural(total, unit) + (f", {done} done already" if done else ""))
+        self.note(plural(total, unit) + (f", {done} already done" if done else ""))
 
     def items(self, count: int, *, failed: int = 0, nfe: float = 0.0) -> None:
         super().items(count, failed=failed, nfe=nfe)

@@ -107,7 +107,7 @@ def read_bvh(path: str | Path) -> Motion:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise GenError(f"{where} is no text; expected a BVH file") from None
+        raise GenError(f"{where} is not text; expected a BVH file") from None
     except OSError as error:
         raise GenError(f"{where} cannot be read: {error.strerror}") from None
     if text.split(maxsplit=1)[:1] != ["HIERARCHY"]:
@@ -131,9 +131,7 @@ class _Hierarchy:
         self.word("ROOT")
         self.joint(None)
         if self.index < len(words):
-            raise GenError(
-                f"{where} goes on with {words[self.index]!r} after its skeleton; expected MOTION"
-            )
+            raise GenError(f"{where} has {words[self.index]!r} after its skeleton; expected MOTION")
 
     def next(self, expected: str) -> str:
         """Return the next word. Raises ``GenError`` at the end."""
@@ -267,7 +265,7 @@ def _frames(text: str, width: int, where: str) -> np.ndarray:
     try:
         out = np.array([[float(v) for v in row.split()] for row in rows])
     except ValueError as error:
-        raise GenError(f"{where} has something else than numbers in its frames ({error})") from None
+        raise GenError(f"{where} has values that are not numbers in its frames ({error})") from None
     if not np.isfinite(out).all():
         raise GenError(
             f"{where} has NaN or infinity in frame {np.argwhere(~np.isfinite(out))[0][0]}; expected"

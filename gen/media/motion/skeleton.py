@@ -143,7 +143,7 @@ def _require_rotations(rotations: np.ndarray) -> None:
             "mirrors" if mirrored[frame, j] else f"is {error[frame, j]:.2g} away from orthonormal"
         )
         raise GenError(
-            f"the matrix of {JOINTS[j]} in frame {frame} is no rotation: it {fault}; expected at"
+            f"the matrix of {JOINTS[j]} in frame {frame} is not a rotation: it {fault}; expected at"
             f" most {TOLERANCE:g} and no mirror"
         )
 
@@ -250,8 +250,8 @@ def _unit(vector: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(vector, axis=-1, keepdims=True)
     if not (np.isfinite(length) & (length > 1e-8)).all():
         raise GenError(
-            "the six numbers of a rotation span no plane; expected two finite columns that are not"
-            " parallel"
+            "the six numbers of a rotation do not span a plane; expected two finite columns"
+            " that are not parallel"
         )
     return vector / length
 

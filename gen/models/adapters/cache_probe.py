@@ -45,7 +45,7 @@ def require_slots(adapter, name: str, plain: Callable[[Tensor], Tensor]) -> None
         NotImplementedError,
     ) as error:
         raise GenError(
-            f"model {name} ({type(adapter.model).__name__}) does not work with a cache of slots:"
+            f"model {name} ({type(adapter.model).__name__}) does not work with gen's KV cache:"
             f" {' '.join(str(error).split())[:200]}; expected an architecture whose attention takes"
             " a 4-D mask and position ids"
         ) from None
@@ -53,7 +53,7 @@ def require_slots(adapter, name: str, plain: Callable[[Tensor], Tensor]) -> None
     limit = TOLERANCE[adapter.dtype] * max(1.0, float(whole.abs().max()))
     if not far <= limit:
         raise GenError(
-            f"model {name} ({type(adapter.model).__name__}) does not keep its distribution with a"
-            f" cache of slots (it changes by {far:.2g}); expected an architecture whose attention"
+            f"model {name} ({type(adapter.model).__name__}) changes its log-probabilities with"
+            f" gen's KV cache (by {far:.2g}); expected an architecture whose attention"
             " takes a 4-D mask and position ids"
         )

@@ -88,6 +88,14 @@ class MappedLM(CausalLM):
         logits = super().forward(self.vocabulary.to_model(tokens), positions, cache, keep)
         return logits[..., self.vocabulary.ids.to(logits.device)]
 
+    @torch.no_grad()
+    def forward_superposed(
+        self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: Any
+    ) -> Tensor:
+        ids = self.vocabulary.to_model(tokens)
+        logits = super().forward_superposed(ids, weights, positions, cache)
+        return logits[..., self.vocabulary.ids.to(logits.device)]
+
 
 class Conditions:
     """Conditions as numbers in prompts. ``encode`` maps one condition to its tensors by name,

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from gen.core.errors import GenError, unknown
 from gen.models.adapters.fast_llama import LeanLlama, among_themselves, attention, compiled
+from gen.models.adapters.layer_plans import keep_layers
 from gen.models.adapters.protocols import CountsKnown
 from gen.models.adapters.slot_cache import SlotCache, hide
 from gen.models.load.locate import config_field
+from gen.models.nets.grid import GridLlamaForCausalLM
 
 
 class ModelAdapter:
@@ -28,6 +30,8 @@ class ModelAdapter:
         model: the network.
         features: features of each distinct condition of the batch.
         keeps: a causal model takes ``keep=n``: logits of the last n tokens alone.
+        superposes: a causal model takes weighted sums of embeddings as inputs
+            (``gen.models.adapters.protocols.SuperposedModel``).
         ragged: a masked model takes prompts of several lengths, with padding on the left.
         shift: logits of a masked model at position i are about position i + ``shift``.
         max_positions: positions that the model was made for; None where there is no such number.
@@ -36,6 +40,7 @@ class ModelAdapter:
 
     model: torch.nn.Module
     keeps: bool = False
+    superposes: bool = False
     ragged: bool = False
     shift: int = 0
     max_positions: int | None = None
@@ -49,7 +54,7 @@ class ModelAdapter:
             GenError: the model takes conditions as token ids alone.
         """
         raise GenError(
-            f"a condition with features came for {type(self).__name__}, which takes token ids alone"
+            f"the condition has features, and {type(self).__name__} takes only token ids"
         )
 
     def conditioned(self, features: Sequence[dict[str, Tensor]]) -> Self:
@@ -126,6 +131,7 @@ class CausalLM(LanguageModel):
     """Causal language model of transformers: a 4-D attention mask and explicit positions."""
 
     keeps = True
+    superposes = True
 
     def new_cache(self, slots: int) -> SlotCache:
         """Return an empty cache.
@@ -170,6 +176,41 @@ class CausalLM(LanguageModel):
             raise GenError("the draft is a tree and the model's forward compiled; expected one")
         mask = cache.tree(positions, parents, self.dtype)
         return self._logits(tokens, positions, mask, cache)
+
+    def _embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Embed token ids [B, L] as the network does at positions [B, L]: [B, L, D]."""
+        embedded = self.model.get_input_embeddings()(ids)
+        if isinstance(self.model, GridLlamaForCausalLM):
+            embedded = embedded + self.model.locate(positions)
+        return embedded
+
+    @torch.no_grad()
+    def forward_superposed(
+        self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: SlotCache
+    ) -> Tensor:
+        """See ``SuperposedModel``. The module's own forward runs: the lean one takes token ids."""
+        parts = [self._embedded(ids, positions) for ids in tokens.unbind(-1)]
+        mixed = (torch.stack(parts, -1) * weights[..., None, :].to(parts[0])).sum(-1)
+        return self.model(
+            inputs_embeds=mixed,
+            position_ids=positions,
+            attention_mask=cache.at(positions, self.dtype),
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return self.config.num_hidden_layers
+
+    def with_layers(self, layers: Sequence[int]) -> Self:
+        """See ``LayeredModel``."""
+        other = copy.copy(self)
+        other.model = keep_layers(self.model, layers, self.num_layers)
+        # a compiled forward is the whole network's
+        other._lean, other._compiled = LeanLlama.of(other.model), None
+        return other
 
     def check_layers(self, layers: Sequence[str]) -> None:
         """See ``HiddenStateModel``."""
@@ -350,15 +391,15 @@ def compiled_forward(adapter: Any, backend: str = "inductor") -> None:
     if not isinstance(adapter, (CausalLM, MaskedLM, BlockLM)) or adapter._lean is None:
         named = adapter.model if isinstance(adapter, ModelAdapter) else adapter
         raise GenError(
-            f"compile came with {type(named).__name__}; expected a"
-            " plain Llama or one of the embedded models of codes, whose forward can be compiled"
+            f"compile does not support {type(named).__name__}; expected a"
+            " plain Llama or a built-in model of codes, whose forward can be compiled"
         )
     kind = adapter.device.type
     compiler = os.environ.get("CXX", "g++")
     if backend == "inductor" and kind == "cpu" and shutil.which(compiler) is None:
         raise GenError(
-            f"compile came where no C++ compiler is ({compiler!r}); expected one, which"
-            " torch.compile needs on a CPU, or no compile"
+            f"compile found no C++ compiler {compiler!r}, which torch.compile needs on a CPU;"
+            " install one or leave compile off"
         )
     adapter._compiled = compiled(kind, backend)
     if isinstance(adapter, MaskedLM):

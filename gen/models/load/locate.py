@@ -54,7 +54,7 @@ def locate(name: str | Path, kind: str = "model") -> str | Path:
     text = str(name)
     if text.count("/") == 1 and not text.startswith((".", "/", "~")):
         return text  # a Hub id
-    raise unknown(kind, text, zoo(), "the zoo; it is no folder and no Hub id either")
+    raise unknown(kind, text, zoo(), "the zoo; it is not a folder or a Hub id either")
 
 
 def read_config(name: str | Path) -> dict:
@@ -144,11 +144,11 @@ def pick_device(device: str | torch.device) -> torch.device:
         not torch.cuda.is_available() or (picked.index or 0) >= torch.cuda.device_count()
     ):
         raise GenError(
-            f"device {str(device)!r} is not there: torch sees {torch.cuda.device_count()} CUDA"
+            f"device {str(device)!r} is not available: torch sees {torch.cuda.device_count()} CUDA"
             " devices; expected 'cpu'"
         )
     if picked.type == "mps" and not torch.backends.mps.is_available():
-        raise GenError("device 'mps' is not there; expected 'cpu'")
+        raise GenError("device 'mps' is not available; expected 'cpu'")
     return picked
 
 

@@ -61,7 +61,7 @@ def weight_files(folder: str | Path) -> list[Path]:
         if files:
             return files
     raise GenError(
-        f"{folder} holds no weights; expected a file *.safetensors, or"
+        f"{folder} has no weights; expected a file *.safetensors, or"
         f" {', '.join('*' + p for p in PICKLES)}"
     )
 
@@ -73,7 +73,7 @@ def _files_of_index(index: Path) -> list[Path]:
     for name in names:
         if not (index.parent / name).is_file():
             raise GenError(
-                f"{index} names {name}, which is not there; expected all {len(names)} files in the"
+                f"{index} names {name}, which is missing; expected all {len(names)} files in the"
                 " index"
             )
     return [index.parent / n for n in names]
@@ -147,8 +147,7 @@ class Weights(LazyWeights):
         tensors = {k: v for k, v in items if isinstance(v, Tensor)}
         if not tensors:
             raise GenError(
-                f"{file} holds no tensors by name; expected some, alone or under"
-                f" {', '.join(WRAPPERS)}"
+                f"{file} has no named tensors; expected some, alone or under {', '.join(WRAPPERS)}"
             )
         for key, value in tensors.items():
             self.shapes[key] = tuple(value.shape)
@@ -169,8 +168,8 @@ def unpickled(file: Path) -> Any:
                 return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise GenError(
-                f"{file} is no pickle of plain tensors ({_one_line(error)}); gen reads nothing that"
-                " could run code: expected tensors alone, best as safetensors"
+                f"{file} is not a pickle of plain tensors ({_one_line(error)}); gen reads no file"
+                " that could run code; expected tensors only, preferably as safetensors"
             ) from None
         except (OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
             raise GenError(f"{file} cannot be read: {_one_line(error)}") from None

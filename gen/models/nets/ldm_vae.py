@@ -87,7 +87,7 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict:
             if i not in first_blocks
         ]
         raise GenError(
-            "the weights are none of an autoencoder with the keys of latent diffusion:"
+            "the weights are not those of an autoencoder with the keys of latent diffusion:"
             f" {', '.join(missing)} are missing or have another number of axes"
         )
     levels = len(first_blocks)

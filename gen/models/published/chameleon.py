@@ -34,6 +34,7 @@ class ChameleonLM(MappedLM):
     only."""
 
     keeps = False
+    superposes = False  # the module's own forward hides the image codes
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary):
         super().__init__(model, vocabulary)

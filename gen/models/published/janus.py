@@ -20,6 +20,7 @@ class JanusLM(CausalLM):
     number of codes."""
 
     keeps = False
+    superposes = False  # its inputs and its outputs are other layers than a language model's
 
     def __init__(self, model: torch.nn.Module):
         super().__init__(model)

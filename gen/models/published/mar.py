@@ -240,7 +240,7 @@ def _count(shapes: Mapping[str, tuple[int, ...]], name: str) -> int:
 def _heads(width: int, heads: int | None) -> int:
     if heads is None and width not in HEADS:
         raise GenError(
-            f"the model has width {width}, which is none of the published ones"
+            f"the model has width {width}, which is not one of the published widths"
             f" ({', '.join(map(str, HEADS))}); expected the option heads, the number of attention"
             " heads, which the weights do not show"
         )

@@ -3,12 +3,19 @@ of everything that is committed."""
 
 from __future__ import annotations
 
+from typing import Self, cast
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.adapters.protocols import CausalModel, HiddenStateModel, TreeModel
+from gen.models.adapters.protocols import (
+    CausalModel,
+    HiddenStateModel,
+    SuperposedModel,
+    TreeModel,
+)
 from gen.models.targets.base import StepOutput, Target, legal_at, take
 
 
@@ -38,6 +45,8 @@ class CausalTarget(Target):
         if self.is_history_dependent:
             self.history = torch.zeros(shape, dtype=torch.long, device=self.device)
         self.allowed: Tensor | None = None
+        # of a tree, the history of every column's branch, [B, L, T + 1]
+        self._branches: Tensor | None = None
         self.hidden_layers: tuple[str, ...] = ()
         self._fresh = np.ones(self.rows, dtype=bool)  # rows whose prompt is not in the cache
         self._has_fresh = True
@@ -79,6 +88,13 @@ class CausalTarget(Target):
         if self.history is not None:
             self.history = self.history[rows]
 
+    def with_model(self, model: CausalModel) -> Self:
+        """Make a fresh target of the same items and sampling parameters with another model."""
+        fresh = type(self)(model, *self._init_args(self.sampling)[1:])
+        fresh.name = self.name
+        fresh.at_most(self.rows)
+        return fresh
+
     def require_hidden_states(self, layers: tuple[str, ...], method: str) -> None:
         """Return the hidden states of these layers from now on (``StepOutput.hidden_states``).
 
@@ -96,6 +112,27 @@ class CausalTarget(Target):
             )
         self.model.check_layers(layers)
         self.hidden_layers = tuple(layers)
+
+    def require_superposition(self, method: str) -> None:
+        """Refuse a model or a token space that cannot take several tokens as one input.
+
+        Args:
+            method: name of the method that needs them.
+
+        Raises:
+            GenError: the model takes token ids alone, or a constraint reads the tokens before.
+        """
+        if not self.model.superposes:
+            raise GenError(
+                f"{method} needs a model that takes weighted sums of embeddings, and"
+                f" {type(self.model).__name__} takes token ids alone; expected a causal language"
+                " model of transformers"
+            )
+        if self.space.constraint is not None:
+            raise GenError(
+                f"{method} came with a constraint, which reads one token per position; expected a"
+                " token space without one"
+            )
 
     def predict(
         self, tokens: Tensor, positions: Tensor, parents: Tensor | None = None
@@ -116,8 +153,11 @@ class CausalTarget(Target):
         Returns:
             Log-probabilities [B, L, V], or of latents conditioning vectors [B, L, H, D].
         """
-        if self.history is not None:
+        self._branches = None
+        if self.history is not None and parents is None:
             self._note(tokens, positions)
+        elif self.history is not None:
+            self._note_tree(tokens, positions, parents)
         width, grid, fresh, prefix = tokens.shape[1], positions, self._fresh, None
         if self.branches > 1:
             repeats = [1] * (tokens.ndim - 1)
@@ -150,6 +190,37 @@ class CausalTarget(Target):
         ran = None if ran is None else ran.view(self.branches, -1).any(0)
         return StepOutput(self._outcome(out, grid), num_computed, num_positions, ran, hidden)
 
+    def predict_superposed(self, tokens: Tensor, weights: Tensor, positions: Tensor) -> StepOutput:
+        """Run one forward pass as ``predict`` does, with several tokens as one input.
+
+        Args:
+            tokens: tokens one position before each, long [B, L, K].
+            weights: weights of their embeddings, [B, L, K], which sum to 1.
+            positions: long [B, L].
+
+        Returns:
+            Log-probabilities [B, L, V].
+        """
+        if self.history is not None:
+            self._note(tokens[..., 0], positions)
+        model, fresh, width = cast(SuperposedModel, self.model), self._fresh, tokens.shape[1]
+        repeats = self.branches, 1
+        slots = positions.repeat(repeats) + self._shift
+        start = (slots == self._shift)[..., None]
+        before = take(self.prompt, self._shift)[..., None]
+        inputs = torch.where(start, before, tokens.repeat(*repeats, 1))
+        num_computed = num_positions = width * self.branches
+        if self._has_fresh:
+            if self.prompt.shape[1] > 1:
+                self._prefill(self.prompt, fresh)
+            prompts = self._prompt_positions[self.prompts.row_items]
+            num_computed = num_computed + np.where(fresh, prompts, 0)
+            padded = (self.prompt.shape[1] - 1) * self.branches
+            num_positions = num_positions + np.where(fresh, padded, 0)
+            self._fresh, self._has_fresh = np.zeros_like(fresh), False
+        out = model.forward_superposed(inputs, weights.repeat(*repeats, 1), slots, self.cache)
+        return StepOutput(self._outcome(out, positions), num_computed, num_positions)
+
     def _forward(
         self, tokens: Tensor, slots: Tensor, keep: int, parents: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor] | None]:
@@ -162,11 +233,10 @@ class CausalTarget(Target):
             parents: long [B, L - 1]; None means a chain.
         """
         if parents is not None:
-            if not isinstance(self.model, TreeModel) or self.history is not None:
+            if not isinstance(self.model, TreeModel):
                 raise GenError(
-                    f"the draft is a tree, and {type(self.model).__name__} with this token space"
-                    " takes chains; expected a causal language model of transformers and a space"
-                    " without a constraint"
+                    f"the draft is a tree, and {type(self.model).__name__} takes chains; expected"
+                    " a causal language model of transformers"
                 )
             parents = parents.repeat(self.branches, 1)
             return self.model.forward_tree(tokens, slots, parents, self.cache), None
@@ -187,6 +257,12 @@ class CausalTarget(Target):
         """
         repeats = self.branches, 1
         self.cache.commit_path(path.repeat(repeats), num_accepted.repeat(self.branches))
+        if self._branches is None:
+            return
+        row = torch.arange(len(path), device=path.device)
+        columns = torch.cat([torch.zeros_like(path[:, :1]), path + 1], 1)
+        self.history = self._branches[row, columns[row, num_accepted]]
+        self.allowed = self.allowed[row[:, None], columns]
 
     def _before(self) -> Tensor:
         """Positions of the prompts without their last token, [H B, P - 1]; shorter prompts repeat
@@ -226,8 +302,10 @@ class CausalTarget(Target):
             return logprobs
         # behind the eos token stands another one, whatever the logits are
         column = torch.arange(self.history.shape[1] - 1, device=self.device)
-        is_eos = self.history[:, 1:] == end
-        first = torch.where(is_eos, column, len(column)).amin(1, keepdim=True)
+        # of a tree every column has a history of its own
+        history = self.history[:, None] if self._branches is None else self._branches
+        is_eos = history[..., 1:] == end
+        first = torch.where(is_eos, column, len(column)).amin(-1)
         ended = first < positions
         logprobs.masked_fill_(ended[..., None], -torch.inf)
         logprobs[..., end].masked_fill_(ended, 0.0)
@@ -237,13 +315,26 @@ class CausalTarget(Target):
         """Write the tokens [B, L] one position before positions [B, L] into the history."""
         self.history.scatter_(1, positions, tokens)
 
+    def _note_tree(self, tokens: Tensor, positions: Tensor, parents: Tensor) -> None:
+        """Write the root of a tree into the history, and all of a branch into its own."""
+        self.history.scatter_(1, positions[:, :1], tokens[:, :1])
+        branches = self.history[:, None].repeat(1, tokens.shape[1], 1)
+        row = torch.arange(len(tokens), device=tokens.device)
+        for column in range(1, tokens.shape[1]):
+            branch = branches[row, parents[:, column - 1] + 1]
+            at = positions[:, column, None]
+            branches[:, column] = branch.scatter(1, at, tokens[:, column, None])
+        self._branches = branches
+
     def _legal(self, positions: Tensor) -> Tensor | None:
         """Look up the allowed tokens of positions [B, L]: bool [B, L, V]; None where all are."""
         if self.history is None:
             return legal_at(self.legal, positions) if self._narrow else None
-        self.allowed = self.space.apply_constraint(
-            self.legal[positions], self.history[:, 1:], positions
-        )
+        history, at = self.history, positions
+        if self._branches is not None:
+            history, at = self._branches.flatten(0, 1), positions.reshape(-1, 1)
+        allowed = self.space.apply_constraint(self.legal[at], history[:, 1:], at)
+        self.allowed = allowed.view(*positions.shape, -1)
         return self.allowed
 
     def refuse_illegal(self, ids: Tensor, positions: Tensor, new: Tensor) -> None:

@@ -1,18 +1,84 @@
 """Source of drafts: how a sampler that verifies drafts of token ids gets its drafter.
 
-``@register("drafter", name)`` on a subclass in one file is all that a new one takes; the samplers
-``speculative`` and ``relaxed_acceptance`` then accept ``drafter: name``.
+``@register("drafter", name, params=...)`` on a subclass in one file is all that a new one takes;
+the samplers ``speculative`` and ``relaxed_acceptance`` then accept ``drafter: name``. Most sources
+only say which distribution follows each node (``Nodes``): every shape and every verifier then works
+with them.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gen.samplers.engine.causal_loop import Drafter
+import numpy as np
+from torch import Tensor
+
+from gen.core.errors import GenError
+from gen.core.registry import registry
+from gen.models.targets.base import StepOutput, Target
+from gen.samplers.engine.causal_loop import CausalStep, Drafter
+from gen.samplers.engine.rows import RowOwner
+from gen.samplers.engine.tree import DRAWS, Tree
 from gen.samplers.engine.window import AUTO
 
 if TYPE_CHECKING:
     from gen.samplers.verifiers.base import Verifier
+
+
+class Nodes(RowOwner):
+    """Distributions that the drafts of a tree are drawn from, node by node.
+
+    State with one entry per row is declared as ``RowState``. A distribution that is -inf everywhere
+    means that nothing is known there: the node gets no children.
+
+    Attributes:
+        targets: draft models of the same items, whose rows follow the batch.
+        nfe: forward passes of the draft model, of every item; None without one.
+    """
+
+    targets: Iterable[Target] = ()
+    nfe: list[int] | None = None
+
+    def begin(self, step: CausalStep, tokens: Tensor) -> Tensor:
+        """Return the log-probabilities [b, V] of the token after the last committed one.
+
+        Args:
+            step: context of the step.
+            tokens: committed tokens of the rows, long [b, T].
+        """
+        raise NotImplementedError
+
+    def extend(self, step: CausalStep, tree: Tree, first: int) -> Tensor:
+        """Return the log-probabilities [b, L - first, V] after the last columns of a tree.
+
+        Args:
+            step: context of the step.
+            tree: drafts so far.
+            first: first column that is asked about.
+        """
+        raise NotImplementedError
+
+    def count_passes(self, step: CausalStep, passes: Tensor) -> None:
+        """Add the forward passes that the drafts of a step took, where ``nfe`` has them.
+
+        Args:
+            step: context of the step.
+            passes: times that each row asked ``begin`` and ``extend``, long [b].
+        """
+
+    def learn(self, step: CausalStep, tree: Tree, output: StepOutput) -> None:
+        """Read what the target said after the root and each draft of the step.
+
+        Args:
+            step: context of the step.
+            tree: drafts of the step.
+            output: distributions of the root and the drafts.
+        """
+
+    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
+        """Learn the outcome of the step; see ``Drafter.observe``."""
 
 
 class DraftSource:
@@ -20,14 +86,19 @@ class DraftSource:
 
     Attributes:
         needs_draft_model: whether the sampler must be given a draft model.
+        draws: ways to draw siblings (``gen.samplers.engine.tree``) that its distributions are good
+            for; ``("ranks",)`` for a source that has tokens and no distribution.
         params: parameters of the sampler that it reads, where not every sampler has them.
         width: the sampler's parameter that says how many drafts a forward pass verifies; empty for
             a fixed number.
+        shapes: whether it is made of ``Nodes``, so that every shape fits.
     """
 
     needs_draft_model: ClassVar[bool] = False
+    draws: ClassVar[tuple[str, ...]] = DRAWS
     params: ClassVar[tuple[str, ...]] = ()
     width: ClassVar[str] = ""
+    shapes: ClassVar[bool] = True
 
     @classmethod
     def is_timed(cls, sampler: Any) -> bool:
@@ -35,8 +106,19 @@ class DraftSource:
         return bool(cls.width) and getattr(sampler, cls.width) == AUTO
 
     @classmethod
+    def nodes(cls, sampler: Any, target: Any, draft: Any) -> Nodes:
+        """Makes the distributions of the drafts.
+
+        Args:
+            sampler: the sampler, with its parameters.
+            target: the model.
+            draft: target of the draft model, where one is needed.
+        """
+        raise GenError(f"{cls.__name__} drafts chains alone; expected sampler.shape chain")
+
+    @classmethod
     def make(cls, sampler: Any, target: Any, draft: Any, verifier: Verifier) -> Drafter:
-        """Makes the drafter.
+        """Makes the drafter of chains.
 
         Args:
             sampler: the sampler, with its parameters.
@@ -45,3 +127,22 @@ class DraftSource:
             verifier: decides which drafts are accepted.
         """
         raise NotImplementedError
+
+
+def part_params(sampler: Any, kind: str, name: str) -> Any:
+    """Make the parameters of a part: those that the sampler has, and the part's own defaults of the
+    others. A sampler that is not made of parts has few of them.
+
+    Args:
+        sampler: the sampler, with its parameters.
+        kind: kind of the part.
+        name: name of the part.
+
+    Returns:
+        The declared dataclass; None for a part without parameters.
+    """
+    declared = registry.params_of(kind, name)
+    if declared is None:
+        return None
+    values, names = vars(sampler), [f.name for f in dataclasses.fields(declared)]
+    return declared(**{name: values[name] for name in names if name in values})

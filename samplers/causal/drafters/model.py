@@ -19,18 +19,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gen.core.errors import GenError, bad_value
-from gen.core.registry import registry
+from gen.core.registry import register, registry
 from gen.core.sampler import Sampler
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
-from gen.samplers.causal.length_policies import AutoLength, LengthPolicy
+from gen.samplers.causal.drafters.base import DraftSource, Nodes, part_params
+from gen.samplers.causal.length_policies.auto import AutoLength
+from gen.samplers.causal.length_policies.base import LengthPolicy
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
 from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.host import to_device
@@ -141,7 +143,8 @@ class ModelDrafter(Drafter):
         drafted = torch.zeros(len(tokens), length, dtype=torch.bool, device=tokens.device)
         failed = torch.zeros_like(drafted)
         self.chain.begin(step, length)
-        given, at = self._news(step, tokens)
+        self.policy.begin()
+        given, at = unseen(step, tokens, self.known)
         asked, most = (
             to_device(np.arange(length) < wanted[:, None], tokens.device),
             int(wanted.max()),
@@ -155,7 +158,7 @@ class ModelDrafter(Drafter):
             failed[:, column] = active & failed_draws(drawn[:, None], logprobs[:, None])[:, 0]
             if column + 1 == most:
                 break
-            active, stop = active & asked[:, column + 1], self.policy.stop(mass)
+            active, stop = active & asked[:, column + 1], self.policy.stop(mass, logprobs)
             if stop is not None:
                 active = active & ~stop
                 if not bool(active.any()):
@@ -164,16 +167,6 @@ class ModelDrafter(Drafter):
             at = torch.where(active, step.start + column + 1, at[:, -1])[:, None]
         self.draft_tokens = Draft(drafts, drafted, failed=failed)
         return self.draft_tokens
-
-    def _news(self, step: CausalStep, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Committed tokens that the draft has not seen, and the positions after them; shorter rows
-        repeat their first."""
-        back = np.arange(int((step.starts - self.known).max()) - 1, -1, -1)
-        at = to_device(
-            np.maximum(step.starts[:, None] - back, self.known[:, None] + 1), tokens.device
-        )
-        row = torch.arange(len(tokens), device=tokens.device)[:, None]
-        return tokens[row, (at - 1).clamp_min(0)], at
 
     def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
         drafts, drafted = self.draft_tokens.tokens, self.draft_tokens.exists
@@ -190,6 +183,24 @@ class ModelDrafter(Drafter):
         np.add.at(self.num_passes, step.items, num_drafted)
         committed = np.minimum(num_accepted + 1, step.widths)
         self.policy.over(step.positions.shape[1], step.starts, committed)
+
+
+def unseen(step: CausalStep, tokens: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Find the committed tokens that a draft model has not seen.
+
+    Args:
+        step: context of the step.
+        tokens: committed tokens of the rows, [b, T(, C)].
+        known: furthest position of each row whose distribution it has been asked for, int64 [b].
+
+    Returns:
+        The tokens [b, n(, C)], and the positions after them, long [b, n]; rows with fewer repeat
+        their first.
+    """
+    back = np.arange(int((step.starts - known).max()) - 1, -1, -1)
+    at = to_device(np.maximum(step.starts[:, None] - back, known[:, None] + 1), tokens.device)
+    row = torch.arange(len(tokens), device=tokens.device)[:, None]
+    return tokens[row, (at - 1).clamp_min(0)], at
 
 
 def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -232,31 +243,64 @@ def require_same_tokens(target: CausalTarget, draft: TargetT | None) -> TargetT:
     return draft
 
 
-@dataclass(frozen=True)
-class ModelDrafted(Sampler):
-    """The parameters of samplers that may draft with a model, and the drafter they mean.
+class ModelNodes(Nodes):
+    """Distributions of a draft model.
 
-    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
-    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``:
-    constant, heuristic or confidence; ``confidence_threshold``: of the latter.
-    ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
-    is what the target has, and a ``draft_guidance`` of 1 spares the draft its unconditional half.
+    A tree is computed again whenever it has grown: the draft model's cache holds what is committed,
+    and branches live for one forward pass. Every row has one pass for the root, and one for each
+    time that the tree grew where the row has new drafts.
     """
 
-    draft_model: str | None = None
-    num_speculative_tokens: int | str = 5
-    policy: str = "constant"
-    confidence_threshold: float = 0.4
-    draft_temperature: float | None = None
-    draft_guidance: float | None = None
+    known = RowState(start=-1)  # as in ``ModelDrafter``
 
-    protocol = "causal"
+    def __init__(self, draft: CausalTarget):
+        self.draft, self.targets = draft, (draft,)
+        self.known = np.full(draft.rows, -1)
+        self.num_passes = torch.zeros(draft.items, dtype=torch.long, device=draft.device)
 
-    def __post_init__(self) -> None:
+    @property
+    def nfe(self) -> list[int]:
+        return self.num_passes.tolist()
+
+    def count_passes(self, step, passes):
+        self.num_passes.index_add_(0, step.rows, passes)
+
+    def begin(self, step, tokens):
+        given, at = unseen(step, tokens, self.known)
+        self.root, self.known = given[:, -1:], step.starts
+        return self.draft.predict(given, at).logprobs[:, -1]
+
+    def extend(self, step, tree, first):
+        if tree.is_chain:
+            exists = tree.exists[:, first:]
+            at = torch.where(
+                exists, step.start[:, None] + tree.depth[:, first:], step.start[:, None]
+            )
+            given = torch.where(exists, tree.tokens[:, first:], self.root)
+            return self.draft.predict(given, at).logprobs
+        valid = torch.cat([torch.ones_like(tree.exists[:, :1]), tree.exists], 1)
+        depth = torch.cat([torch.zeros_like(tree.depth[:, :1]), tree.depth], 1)
+        at = step.start[:, None] + torch.where(valid, depth, 0)
+        given = torch.where(valid, torch.cat([self.root, tree.tokens], 1), self.root)
+        return self.draft.predict(given, at, tree.parents).logprobs[:, first + 1 :]
+
+
+class DraftsWithModel:
+    """Methods of samplers that may draft with a model. Parameters: those of ``ModelDrafted``."""
+
+    draft_model: str | None
+    num_speculative_tokens: int | str
+    policy: str
+    draft_temperature: float | None
+    draft_guidance: float | None
+
+    def check_drafting(self) -> None:
+        """Check the parameters. Raises ``GenError``."""
+
         def number(x):
             return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < float("inf")
 
-        k, threshold = self.num_speculative_tokens, self.confidence_threshold
+        k = self.num_speculative_tokens
         if self.draft_model is not None and not isinstance(self.draft_model, str):
             raise bad_value(
                 "sampler.draft_model",
@@ -265,14 +309,13 @@ class ModelDrafted(Sampler):
             )
         checked(k, "sampler.num_speculative_tokens")
         registry.get("length_policy", self.policy, "sampler.policy")
+        part_params(self, "length_policy", self.policy)
         if k == AUTO and self.policy != "constant":
             raise bad_value(
                 "sampler.policy",
                 self.policy,
                 "constant, because sampler.num_speculative_tokens is auto",
             )
-        if not number(threshold) or not 0 <= threshold <= 1:
-            raise bad_value("sampler.confidence_threshold", threshold, "a number between 0 and 1")
         if self.draft_temperature is not None and (
             not number(self.draft_temperature) or self.draft_temperature < 0
         ):
@@ -286,10 +329,6 @@ class ModelDrafted(Sampler):
                 "sampler.draft_guidance", self.draft_guidance, "a finite number, or None"
             )
 
-    @property
-    def timed(self) -> bool:
-        return self.num_speculative_tokens == AUTO
-
     def model_drafter(
         self, target: CausalTarget, draft: CausalTarget | None, chain: Chain
     ) -> ModelDrafter:
@@ -302,7 +341,9 @@ class ModelDrafted(Sampler):
         if self.num_speculative_tokens == AUTO:
             return AutoLength(auto_width(self, target), rows)
         policy = registry.get("length_policy", self.policy)
-        return policy(rows, self.num_speculative_tokens, self.confidence_threshold)
+        return policy(
+            rows, self.num_speculative_tokens, part_params(self, "length_policy", self.policy)
+        )
 
     def draft_target(self, target: CausalTarget, draft: TargetT | None) -> TargetT:
         """Make a fresh target of the draft model, under the distribution that drafts are drawn
@@ -327,3 +368,61 @@ class ModelDrafted(Sampler):
                 "None or 1, because sampling.guidance_scale is 1",
             )
         return draft.with_params(sampling)
+
+
+@dataclass(frozen=True)
+class ModelDrafted(DraftsWithModel, Sampler):
+    """The parameters of samplers that may draft with a model, and the drafter they mean.
+
+    ``draft_model``: a model's name; None for the modality's own. ``num_speculative_tokens``: drafts
+    per round, or auto: as many as make the time per token least (``auto_width``). ``policy``: a
+    length policy; ``confidence_threshold``: of the policy confidence, and other policies have their
+    declared parameters.
+    ``draft_temperature``, ``draft_guidance``: of the distribution that drafts are drawn from; None
+    is what the target has, and a ``draft_guidance`` of 1 spares the draft its unconditional half.
+    """
+
+    draft_model: str | None = None
+    num_speculative_tokens: int | str = 5
+    policy: str = "constant"
+    confidence_threshold: float = 0.4
+    draft_temperature: float | None = None
+    draft_guidance: float | None = None
+
+    protocol = "causal"
+
+    def __post_init__(self) -> None:
+        self.check_drafting()
+        known = registry.table("length_policy")
+        if known[self.policy].needs_same_tokens:
+            others = [name for name, policy in known.items() if not policy.needs_same_tokens]
+            expected = f"{' or '.join(others)}: here the tokens depend on the drafts"
+            raise bad_value("sampler.policy", self.policy, expected)
+
+    @property
+    def timed(self) -> bool:
+        return self.num_speculative_tokens == AUTO
+
+
+@register("drafter", "model")
+class ModelDrafts(DraftSource):
+    """Drafts with a smaller model. Parameters: ``draft_model``, ``num_speculative_tokens``,
+    ``policy``, ``confidence_threshold``, ``draft_temperature``, ``draft_guidance``."""
+
+    needs_draft_model = True
+    width = "num_speculative_tokens"
+
+    @classmethod
+    def draft_of(cls, sampler: Any, target: CausalTarget, draft: Any) -> CausalTarget:
+        """Return the target of the model that drafts; arguments as in ``make``."""
+        return draft
+
+    @classmethod
+    def nodes(cls, sampler, target, draft):
+        draft = cls.draft_of(sampler, target, draft)
+        return ModelNodes(sampler.draft_target(target, draft))
+
+    @classmethod
+    def make(cls, sampler, target, draft, verifier):
+        draft = cls.draft_of(sampler, target, draft)
+        return sampler.model_drafter(target, draft, IdChain(verifier, target.legal))

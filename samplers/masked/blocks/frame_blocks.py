@@ -38,8 +38,8 @@ class FrameParams(LoopParams):
 
 @register("sampler", "frame_blocks")
 class FrameBlocks(MaskedIterative, params=FrameParams):
-    """Decodes frames in order, the positions of a frame in ``steps`` forward passes. The other
-    parameters are those of ``masked_iterative``."""
+    """Decodes frames in order, and the positions of each frame in parallel. ``steps``: forward
+    passes per frame. The other parameters are those of ``masked_iterative``."""
 
     papers = ("2503.09573", "2412.14169")
     protocol = "blocks"

@@ -42,7 +42,7 @@ from gen.samplers.verifiers.base import Proposal, first_rejected, resample_rejec
 @register("sampler", "exact_speculative")
 @dataclass(frozen=True)
 class ExactSpeculative(ChainSampler):
-    """Distribution of one position per step, in fewer forward passes.
+    """Sample from the distribution of one position per step, in fewer forward passes.
 
     Drafts from an earlier distribution are accepted or corrected one after the other.
 

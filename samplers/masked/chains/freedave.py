@@ -38,7 +38,7 @@ from gen.samplers.verifiers.base import Proposal, num_accepted
 @register("sampler", "freedave")
 @dataclass(frozen=True)
 class FreeDave(ChainSampler):
-    """Tokens of one position per step, in fewer forward passes.
+    """Return the tokens of one position per step, in fewer forward passes.
 
     Drafts of the coming steps are accepted while they are what the step itself would have given.
 

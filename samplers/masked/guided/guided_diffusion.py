@@ -45,7 +45,7 @@ from gen.samplers.masked.step import MaskedStep
 @register("sampler", "guided_diffusion")
 @dataclass(frozen=True)
 class GuidedDiffusion(Sampler):
-    """Masked model that proposes, and a causal one that accepts the beginning of it.
+    """Propose tokens with a masked model and commit those that a causal model accepts.
 
     Attributes:
         draft_model: the judge, a causal model's name; None for the modality's own.
@@ -154,8 +154,8 @@ class Judge:
     def __init__(self, rule: GuidedDiffusion, target, draft: CausalTarget | None):
         if draft is None:
             raise GenError(
-                "guided_diffusion judges with a causal model and got none; expected its name in"
-                " sampler.draft_model"
+                "guided_diffusion needs a causal model to verify tokens and got none;"
+                " expected its name in sampler.draft_model"
             )
         ours, theirs = target.space, draft.space
         if ours.vocab_size != theirs.vocab_size or ours.length != theirs.length:

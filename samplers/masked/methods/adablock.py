@@ -43,8 +43,8 @@ class AdaptiveParams(BlockParams):
     "adablock",
     paper="2509.26432",
     title="AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size",
-    about="AdaBlock: blocks that end with a delimiter; all positions above a threshold. Published"
-    " delimiter_threshold: LLaDA 0.3, Dream 0.5",
+    about="AdaBlock: blocks that end at a delimiter; all positions above a confidence threshold."
+    " Published delimiter_threshold: LLaDA 0.3, Dream 0.5",
     params=greedy(
         selector="threshold",
         conf_threshold=0.9,

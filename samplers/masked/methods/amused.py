@@ -28,7 +28,7 @@ from gen.samplers.masked.step import MaskedStep
     "amused",
     paper="2401.01808",
     title="aMUSEd: An open MUSE reproduction",
-    about="aMUSEd: confidence order, noise that falls to zero",
+    about="aMUSEd: confidence order with noise that decays to zero",
     params={
         "steps": 12,
         "order": "annealed",
@@ -41,7 +41,7 @@ from gen.samplers.masked.step import MaskedStep
 )
 @register("order", "annealed", params=NoiseParams)
 def annealed(step: MaskedStep) -> Tensor:
-    """Scores positions by log p(x_i), plus noise that is gone in the last step."""
+    """Scores positions by log p(x_i), plus noise that is zero in the last step."""
     steps = (step.steps_in_block + 1) / step.progress
     return noisy(step, (steps - 1 - step.steps_in_block).clamp_min(0) / (steps - 1).clamp_min(1))
 

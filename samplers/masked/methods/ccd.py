@@ -38,13 +38,13 @@ class CoherentParams(HistoryParams):
     "ccd",
     paper="2512.02044",
     title="Beyond Confidence: Adaptive and Coherent Decoding for Diffusion Language Models",
-    about="CCD: positions among the best with the same token step after step; no blocks",
+    about="CCD: positions that keep a top score and their token for several steps; no blocks",
     params=greedy(selector="coherent", order="entropy", history=2, buffer_size=4),
     limit=Limit(SEQUENTIAL, {"buffer_size": 1}),
 )
 @register("selector", "coherent", params=CoherentParams)
 def coherent(step: MaskedStep) -> Tensor:
-    """Takes positions that stay among the best, with the same token."""
+    """Selects positions that stay among the best with the same token."""
     size = torch.full_like(step.rows, step.params.buffer_size)
     top = highest(step.score, step.eligible, size)
     return top & (steps_unchanged(step, "coherent", top) >= step.params.history)

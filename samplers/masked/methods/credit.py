@@ -31,9 +31,9 @@ from gen.samplers.masked.step import MaskedStep
 
 @dataclass(frozen=True)
 class CreditParams(Params):
-    """``credit_weight``: exponent of the credit in the fused distribution. ``credit_decay``: share
-    of a credit that a step leaves. ``credit_power``: exponent of a probability that is
-    credited."""
+    """``credit_weight``: exponent of the credit in the fused distribution. ``credit_decay``: factor
+    by which a step multiplies the credit. ``credit_power``: exponent of the probability that is
+    added to the credit."""
 
     credit_weight: float = number(0.7)
     credit_decay: float = number(0.8, most=1.0)
@@ -59,8 +59,8 @@ class CreditParams(Params):
 )
 @register("proposer", "credit", params=CreditParams)
 def credit(step: MaskedStep) -> Tensor:
-    """Takes the likeliest token of the fused distribution [b, T], which the step has from here
-    on."""
+    """Takes the likeliest token of the fused distribution [b, T], which replaces that of the
+    step."""
     params, judged = step.params, step.confidence_logprobs()
     credits = step.recall("credit", torch.zeros_like(judged))
     credits = credits.masked_fill(step.is_first_step[:, None, None], 0) * params.credit_decay

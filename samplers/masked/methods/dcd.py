@@ -31,7 +31,7 @@ from gen.samplers.masked.step import MaskedStep
     "dcd",
     paper="2601.02076",
     title="Deferred Commitment Decoding",
-    about="deferred commitment: a window over the first masked positions; all above a threshold",
+    about="deferred commitment: positions above a threshold, in a window of the first masked ones",
     params=greedy(selector="threshold", conf_threshold=0.9, blocks="sliding", block_length=32),
     limit=Limit(SEQUENTIAL, {"conf_threshold": 1.1}),
 )

@@ -31,7 +31,7 @@ from gen.samplers.masked.step import MaskedStep, lowest
 
 @dataclass(frozen=True)
 class SecondaryParams(RemaskThresholdParams):
-    """``remask_margin``: drop of a token's probability from which it is doubtful."""
+    """``remask_margin``: drop of a token's probability from which it may be remasked."""
 
     remask_margin: float = number(0.3, most=1.0)
 
@@ -51,7 +51,7 @@ class SecondaryParams(RemaskThresholdParams):
 )
 @register("remasker", "secondary", params=SecondaryParams)
 def secondary(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks what falls below a rising threshold, or by more than a margin."""
+    """Masks tokens whose probability falls below a rising threshold, or by more than a margin."""
     p = step.logp.exp()
     doubtful = (p < step.params.remask_threshold * step.progress[:, None]) | (
         step.committed_logp.exp() - p > step.params.remask_margin

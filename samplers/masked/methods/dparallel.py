@@ -36,5 +36,5 @@ from gen.samplers.masked.step import MaskedStep
 )
 @register("selector", "entropy", params=EntropyParams)
 def entropy(step: MaskedStep) -> Tensor:
-    """Takes all positions whose distribution leaves little choice."""
+    """Selects all positions whose distribution has low entropy."""
     return step.eligible & (-certainty(step) <= step.params.entropy_bound)

@@ -41,7 +41,7 @@ class DreamParams(Params):
     "dream",
     paper="2508.15487",
     title="Dream 7B: Diffusion Large Language Models",
-    about="Dream: about equally many positions in every step, least entropy first; no blocks."
+    about="Dream: about equal numbers of positions per step, lowest entropy first; no blocks."
     " Published at temperature 0.2, top-p 0.95",
     params=GREEDY
     | {
@@ -56,7 +56,7 @@ class DreamParams(Params):
 )
 @register("selector", "dream", params=DreamParams)
 def dream(step: MaskedStep) -> Tensor:
-    """Takes as many as the time between two steps says, highest score first."""
+    """Selects a number of positions set by the time between two steps, highest score first."""
     steps, done = (step.steps_in_block + 1) / step.progress, step.steps_in_block
     fall = (1 - step.params.last_time) / steps
     # 1 - t_s+1 / t_s; the last step has no rule of its own

@@ -1,4 +1,4 @@
-"""EB-Sampler: a bound on the entropy that is committed at once.
+"""EB-Sampler: a bound on the entropy of the positions committed in one step.
 
     committed   the k positions of highest score, k the largest with sum H - max H <=
                 ``entropy_bound`` over them, H_i the entropy of p_i: a bound on what they say about
@@ -27,7 +27,7 @@ from gen.samplers.masked.step import MaskedStep, ranked
     "eb",
     paper="2505.24857",
     title="Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking",
-    about="EB-Sampler: a bound on the entropy that is committed at once",
+    about="EB-Sampler: as many positions per step as a bound on their joint entropy allows",
     params=greedy(selector="entropy_bound", order="entropy", entropy_bound=0.001, **fixed_blocks()),
     limit=Limit(
         SEQUENTIAL,
@@ -37,7 +37,7 @@ from gen.samplers.masked.step import MaskedStep, ranked
 )
 @register("selector", "entropy_bound", params=EntropyParams)
 def entropy_bound(step: MaskedStep) -> Tensor:
-    """Takes positions as long as what they could say about each other stays small."""
+    """Selects positions while a bound on their mutual information holds."""
     order = ranked(step.score, step.eligible).argsort(1)
     eligible = step.eligible.gather(1, order)
     nats = -certainty(step).gather(1, order).masked_fill(~eligible, 0)

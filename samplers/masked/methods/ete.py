@@ -29,15 +29,15 @@ from gen.samplers.masked.step import MaskedStep, highest
 
 @method(
     "ete",
-    about="after ETE: confident positions of this block and the next, and an uncertain one where"
-    " these are few",
+    about="after ETE: confident positions of this block and the next, plus an uncertain one if few"
+    " are confident",
     params=greedy(selector="explore", conf_threshold=0.9, blocks="lookahead", block_length=32),
     limit=Limit("two positions per forward pass", {"conf_threshold": 1.1}),
 )
 @register("selector", "explore", params=ThresholdParams)
 def explore(step: MaskedStep) -> Tensor:
-    """Takes what is confident; where that is a single position, also the least certain one, which
-    tells the most."""
+    """Selects confident positions; if there is only one, also the least certain position, which is
+    the most informative."""
     chosen = confident_or_best(step)
     rest = step.eligible & ~chosen
     return chosen | highest(-certainty(step), rest, (chosen.sum(1) < 2).long())

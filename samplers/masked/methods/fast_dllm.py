@@ -48,7 +48,7 @@ class FactorParams(Params):
 )
 @register("selector", "factor", params=FactorParams)
 def factor(step: MaskedStep) -> Tensor:
-    """Takes more positions only where the last of them is more confident."""
+    """Selects more positions only if the least confident of them is more confident."""
     number = ranked(step.confidence, step.eligible) + 1
     return step.eligible & ((number + 1) * (1 - step.confidence) < step.params.factor)
 

@@ -42,21 +42,21 @@ from gen.samplers.masked.step import MaskedStep, lowest
     "hierarchy",
     paper="2510.08666",
     title="dInfer: An Efficient Inference Framework for Diffusion Language Models",
-    about="dInfer's hierarchical decoder: the most confident position of every gap, and all above"
-    " a threshold",
+    about="dInfer's hierarchical decoder: the most confident position of every masked gap, and all"
+    " positions above a threshold",
     params=greedy(selector="runs", conf_threshold=0.9, low_threshold=0.4, **fixed_blocks()),
     limit=Limit(SEQUENTIAL, {"conf_threshold": 1.1, "low_threshold": 1.1}),
 )
 @register("selector", "runs", params=TwoThresholdParams)
 def runs(step: MaskedStep) -> Tensor:
-    """Takes one position of every gap between known ones, and all that are confident."""
+    """Selects one position of every gap between known ones, and all confident positions."""
     best = best_of_each(step.confidence, step.eligible, runs_of(step.eligible))
     return confident(step) | (best & (step.confidence >= step.params.low_threshold))
 
 
 @register("remasker", "below_threshold", params=RemaskThresholdParams)
 def below_threshold(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks what falls below a threshold, however many these are."""
+    """Masks every token whose probability falls below a threshold."""
     doubtful = step.remaskable & (step.logp.exp() < step.params.remask_threshold)
     removed = lowest(step.logp, doubtful & ~step.is_last_step[:, None], step.eligible.sum(1) - 1)
     return removed, torch.maximum(count, removed.sum(1) + 1)

@@ -31,7 +31,8 @@ from gen.samplers.masked.step import MaskedStep
 
 @dataclass(frozen=True)
 class KlassParams(ThresholdParams):
-    """``kl_threshold``: in nats. ``history``: steps through which it must hold."""
+    """``kl_threshold``: largest KL divergence of a stable position between two steps, in nats.
+    ``history``: number of steps for which it must hold."""
 
     kl_threshold: float = number(0.01)
     history: int = integer(2, least=1)
@@ -51,7 +52,7 @@ class KlassParams(ThresholdParams):
 )
 @register("selector", "klass", params=KlassParams)
 def klass(step: MaskedStep) -> Tensor:
-    """Takes what is confident and stable."""
+    """Selects positions that are confident and stable."""
     logprobs = step.confidence_logprobs()
     # in the first step nothing is close to what came before
     before = step.recall("klass_logprobs", torch.full_like(logprobs, -torch.inf))

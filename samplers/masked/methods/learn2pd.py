@@ -152,7 +152,7 @@ class PositionFilter(nn.Module):
                 "filter",
                 str(folder),
                 embedded() or ["none that is embedded"],
-                "the zoo; it is no folder with a config.json either",
+                "the zoo; it is not a folder with a config.json either",
             )
         config = read_config(path)
         known = config if isinstance(config, dict) else {}
@@ -178,7 +178,7 @@ class PositionFilter(nn.Module):
 
 @dataclass(frozen=True)
 class LearnedParams(Params):
-    """``filter``: folder of a trained filter, or the name of an embedded one.
+    """``filter``: folder of a trained filter, or the name of a built-in one.
     ``filter_threshold``: probability from which a proposal is final; above 1 means one position per
     forward pass, 0 one forward pass per block."""
 
@@ -196,7 +196,7 @@ def embedded() -> list[str]:
     paper="2509.25188",
     title="Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable"
     " Parallel Decoding",
-    about="Learn2PD: commit what a small trained filter classifies as final; stop at the eos token",
+    about="Learn2PD: positions that a trained filter classifies as final; stops at the eos token",
     params=greedy(
         selector="learned",
         filter="text-filter",

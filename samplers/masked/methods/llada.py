@@ -24,13 +24,13 @@ from gen.samplers.masked.step import MaskedStep, highest
     "llada",
     paper="2502.09992",
     title="Large Language Diffusion Models",
-    about="LLaDA: equally many positions in every step, the most confident first",
+    about="LLaDA: the same number of positions in every step, the most confident first",
     params=greedy(selector="even", steps=128, **fixed_blocks()),
     limit=Limit(SEQUENTIAL, note="as many `steps` as positions"),
 )
 @register("selector", "even")
 def even(step: MaskedStep) -> Tensor:
-    """Takes the same number in every step; the first steps have what is left over."""
+    """Selects the same number of positions in every step; the first steps take the remainder."""
     steps = ((step.steps_in_block + 1) / step.progress).round().long()
     extra = step.steps_in_block < step.num_masked_at_start % steps
     count = step.num_masked_at_start // steps + extra

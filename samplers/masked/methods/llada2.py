@@ -43,7 +43,7 @@ from gen.samplers.masked.step import MaskedStep, highest
 
 @dataclass(frozen=True)
 class ScheduledThresholdParams(ThresholdParams):
-    """``block_length``: positions that ``block_steps`` are shared among."""
+    """``block_length``: positions per block, which share ``block_steps``."""
 
     block_length: int = integer(0)
 
@@ -51,7 +51,7 @@ class ScheduledThresholdParams(ThresholdParams):
 @dataclass(frozen=True)
 class EditParams(Params):
     """``edit_threshold``: probability above which a token replaces another one.
-    ``max_post_steps``: forward passes of a full block at most."""
+    ``max_post_steps``: maximum number of forward passes after a block is full."""
 
     edit_threshold: float = number(0.5)
     max_post_steps: int = integer(16)
@@ -59,7 +59,7 @@ class EditParams(Params):
 
 @register("selector", "scheduled_threshold", params=ScheduledThresholdParams)
 def scheduled_threshold(step: MaskedStep) -> Tensor:
-    """Takes what is confident, but never less than the schedule says."""
+    """Selects confident positions, and never fewer than the schedule."""
     size, steps = step.params.block_length, step.params.block_steps
     chosen, count = confident(step), step.quota
     if steps:
@@ -72,8 +72,8 @@ def scheduled_threshold(step: MaskedStep) -> Tensor:
     "llada2",
     paper="2512.15745",
     title="LLaDA2.0: Scaling Up Diffusion Language Models to 100B",
-    about="LLaDA2.1: more positions than scheduled where confident; tokens that have become"
-    " unlikely are edited",
+    about="LLaDA2.1: more positions than scheduled if confident; edits tokens that have become"
+    " unlikely",
     params=greedy(
         selector="scheduled_threshold",
         conf_threshold=0.7,
@@ -89,7 +89,7 @@ def scheduled_threshold(step: MaskedStep) -> Tensor:
 )
 @register("remasker", "edit", params=EditParams)
 def edit(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Replaces what has become unlikely."""
+    """Replaces tokens that have become unlikely."""
     top, ids = step.confidence_logprobs().max(-1)
     likely = top.double().exp() > step.params.edit_threshold
     doubtful = step.remaskable & (ids != step.canvas) & likely

@@ -51,7 +51,7 @@ class LocalParams(TwoThresholdParams):
 )
 @register("selector", "local", params=LocalParams)
 def local(step: MaskedStep) -> Tensor:
-    """Takes anchors, and what is less confident around them."""
+    """Selects confident anchors, and less confident positions around them."""
     anchor, radius = confident(step), step.params.radius
     spread = torch.nn.functional.max_pool1d(anchor.double()[:, None], 2 * radius + 1, 1, radius)
     near = spread[:, 0] > 0

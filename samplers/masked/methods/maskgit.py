@@ -43,7 +43,7 @@ method(
 
 @method(
     "maskgit_remask",
-    about="MaskGIT with a remasker of tokens that have become unlikely",
+    about="MaskGIT that remasks tokens that have become unlikely",
     params=MASKGIT | {"remasker": "low_confidence"},
 )
 @register("remasker", "low_confidence")

@@ -31,7 +31,7 @@ BOUND = 10.0
 
 @dataclass(frozen=True)
 class PositionParams(Params):
-    """``position_decay``: nats that a position loses to the one before it."""
+    """``position_decay``: nats by which the score falls from one position to the next."""
 
     position_decay: float = number(0.0)
 
@@ -52,7 +52,7 @@ def position(step: MaskedStep) -> Tensor:
     rarity = step.space.rarity
     if rarity is None:
         raise GenError(
-            "sampler.order is 'position', which needs to know how rare each id is"
+            "sampler.order is 'position', which needs the frequencies of token ids"
             " (TokenSpace.rarity); this model does not say; expected the option token_counts of a"
             " published text model, or another order, such as confidence"
         )

@@ -39,7 +39,7 @@ PHASES = 0.33, 0.67  # shares of the steps from which less of a gap is enough
 
 @dataclass(frozen=True)
 class ProphetParams(Params):
-    """``gap_threshold``: in logits. ``answer_start``, ``answer_length``: region that is looked at,
+    """``gap_threshold``: in logits. ``answer_start``, ``answer_length``: region of the answer,
     in positions."""
 
     gap_threshold: float = number(7.5)
@@ -51,14 +51,14 @@ class ProphetParams(Params):
     "prophet",
     paper="2508.19982",
     title="Diffusion Language Models Know the Answer Before Decoding",
-    about="Prophet: the most confident positions step by step, and all once the gap between the two"
-    " best tokens is large",
+    about="Prophet: the most confident positions in every step; all remaining ones once the gap"
+    " between the two best tokens is large",
     params=greedy(selector="even", stop="prophet", gap_threshold=7.5, steps=128, **fixed_blocks()),
     limit=Limit("llada", {"gap_threshold": 1e9}, note="a `gap_threshold` that nothing reaches"),
 )
 @register("stop", "prophet", params=ProphetParams)
 def prophet(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
-    """Stops when the leading tokens will not be overtaken."""
+    """Stops when the mean gap between the two best tokens is large."""
     params = step.params
     region = step.space.is_masked(canvas)
     if params.answer_length:

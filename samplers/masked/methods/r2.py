@@ -43,7 +43,7 @@ WINDOW, KNOWN = 3, 1  # positions in a row, and how many of them may be known
 
 @dataclass(frozen=True)
 class RegionsParams(TwoThresholdParams):
-    """``history``: steps through which the proposed token must stay the same."""
+    """``history``: number of steps for which the proposed token must stay the same."""
 
     history: int = integer(2, least=1)
 
@@ -52,7 +52,7 @@ class RegionsParams(TwoThresholdParams):
     "r2",
     paper="2604.18995",
     title="R2-dLLM",
-    about="R2-dLLM: positions that their neighbours or their past already determine",
+    about="R2-dLLM: positions that their neighbours or earlier steps already determine",
     params=greedy(
         selector="regions", conf_threshold=0.9, low_threshold=0.8, history=3, **fixed_blocks()
     ),
@@ -60,7 +60,7 @@ class RegionsParams(TwoThresholdParams):
 )
 @register("selector", "regions", params=RegionsParams)
 def regions(step: MaskedStep) -> Tensor:
-    """Takes what the four rules find."""
+    """Selects positions by the four rules of R2-dLLM."""
     confidence, low = step.confidence, step.params.low_threshold
     chosen = confident_or_best(step)
     chosen = chosen | _windows(step, step.eligible & ~chosen)

@@ -30,7 +30,7 @@ from gen.samplers.masked.step import MaskedStep, lowest
     "rcr",
     paper="2508.13148",
     title="MDPO: Overcoming the Training-Inference Divide of Masked Diffusion Language Models",
-    about="running confidence: all positions are committed, the least likely of all are remasked",
+    about="running confidence: commits all positions, then remasks the least likely of them",
     params=greedy(selector="schedule", schedule="linear", remasker="rcr", steps=64),
 )
 @register("remasker", "rcr")

@@ -35,14 +35,14 @@ from gen.samplers.masked.step import MaskedStep, lowest
 
 @dataclass(frozen=True)
 class RemdmParams(Params):
-    """``remask_count``: positions that one step masks again."""
+    """``remask_count``: positions that one step remasks."""
 
     remask_count: int = integer(1)
 
 
 @dataclass(frozen=True)
 class RemdmCapParams(Params):
-    """``remask_rate``: probability at most with which a step masks a position again."""
+    """``remask_rate``: largest probability that a step remasks a position."""
 
     remask_rate: float = number(0.1, most=1.0)
 
@@ -51,7 +51,7 @@ class RemdmCapParams(Params):
     "remdm",
     paper="2503.00307",
     title="Remasking Discrete Diffusion Models with Inference-Time Scaling",
-    about="ReMDM for LLaDA: late in a block, the least likely positions are remasked",
+    about="ReMDM for LLaDA: remasks the least likely positions late in a block",
     params=greedy(selector="even", remasker="remdm", remask_count=4, steps=128, **fixed_blocks()),
     limit=Limit("llada", {"remask_count": 0}),
 )

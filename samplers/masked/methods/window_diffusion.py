@@ -43,8 +43,8 @@ class WindowParams(CacheParams):
     "window_diffusion",
     paper="2601.20332",
     title="Window-Diffusion",
-    about="Window-Diffusion: far masked positions are left out, of the near ones only the first"
-    " are computed; no blocks",
+    about="Window-Diffusion: leaves distant masked positions out and computes only the first of"
+    " the near ones; no blocks",
     params=greedy(
         selector="even",
         steps=256,

@@ -44,7 +44,7 @@ SHARE, LEAST, MOST = (7, 10), 5, 20  # positions that one step commits at most
 
 @register("selector", "wide_in", params=ThresholdParams)
 def wide_in(step: MaskedStep) -> Tensor:
-    """Takes what is confident, up to a share of the masked positions."""
+    """Selects confident positions, up to a share of the masked ones."""
     count = step.eligible.sum(1)
     limit = (count * SHARE[0] // SHARE[1]).clamp(LEAST, MOST)
     return highest(step.confidence, confident(step), limit)
@@ -54,7 +54,7 @@ def wide_in(step: MaskedStep) -> Tensor:
     "wino",
     paper="2507.18578",
     title="Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs",
-    about="WINO: commit many positions, remask those that their neighbours alone do not confirm;"
+    about="WINO: commits many positions, remasks those that the other tokens do not confirm;"
     " blocks of 128. Published conf_threshold: 0.6 (GSM8K), 0.5 (ARC, Countdown), 0.7 (MATH,"
     " HumanEval, Sudoku), 0.8 (MBPP)",
     params=greedy(
@@ -70,6 +70,6 @@ def wide_in(step: MaskedStep) -> Tensor:
 @register("remasker", "wino", params=RemaskThresholdParams)
 @needs(LEFT_OUT_LOGP)
 def wino(step: MaskedStep, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks what its neighbours alone would not have said."""
+    """Masks tokens that the other tokens alone do not confirm."""
     doubtful = step.remaskable & (step.left_out_logp.exp() < step.params.remask_threshold)
     return lowest(step.left_out_logp, doubtful, count - 1), count

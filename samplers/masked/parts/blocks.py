@@ -24,7 +24,7 @@ from gen.samplers.masked.step import MaskedStep
 
 @dataclass(frozen=True)
 class BlockParams(Params):
-    """``block_length``: positions of a block, at least 1 where blocks have a length."""
+    """``block_length``: positions per block, at least 1 if blocks have a length."""
 
     block_length: int = integer(0)
 

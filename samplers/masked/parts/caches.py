@@ -59,7 +59,7 @@ BLIND_BLOCKS = ("whole", "fixed")  # block schedules that read the canvas alone
 
 @dataclass(frozen=True)
 class CacheParams(Params):
-    """``cache_refresh``: forward passes from one refresh to the next at most; 0 is the policy's own
+    """``cache_refresh``: maximum number of forward passes between refreshes; 0 is the policy's own
     number, or none."""
 
     cache_refresh: int = integer(0)
@@ -74,15 +74,15 @@ class GreedyCacheParams(CacheParams):
 
 @dataclass(frozen=True)
 class FreeCacheParams(CacheParams):
-    """``cache_settle``: positions that end a block are computed once more."""
+    """``cache_settle``: whether the end of a block is computed once more."""
 
     cache_settle: bool = flag(False)
 
 
 @dataclass(frozen=True)
 class VicinityParams(CacheParams):
-    """``cache_before``, ``cache_after``: positions around the block. ``cache_warmup``: forward
-    passes at the start that compute everything."""
+    """``cache_before``, ``cache_after``: positions computed before and after the block.
+    ``cache_warmup``: forward passes at the start that compute everything."""
 
     cache_before: int = integer(16)
     cache_after: int = integer(16)
@@ -177,7 +177,7 @@ def delayed_greedy(step: MaskedStep, slots: Slots) -> Plan:
 
 @register("cache_policy", "freecache", params=FreeCacheParams)
 def freecache(step: MaskedStep, slots: Slots) -> Plan:
-    """Keep the keys of complete blocks for ever."""
+    """Keep the keys of complete blocks until the end."""
     compute = _from_block(step, slots)
     if step.params.cache_settle:
         compute = compute | _turned(slots)

@@ -44,13 +44,14 @@ class NoiseParams(Params):
 
 @dataclass(frozen=True)
 class DensityParams(Params):
-    """``density_width``: standard deviation of the Gaussian mean, in positions."""
+    """``density_width``: standard deviation of the Gaussian weights, in positions."""
 
     density_width: float = number(10.0, least=1e-9)
 
 
 @register("order", "confidence", params=NoiseParams)
 def confidence(step: MaskedStep) -> Tensor:
+    """Scores positions by log p(x_i) of the proposed token, plus noise that decreases."""
     return noisy(step, 1 - step.progress)
 
 
@@ -68,22 +69,26 @@ def noisy(step: MaskedStep, share: Tensor) -> Tensor:
 
 @register("order", "top")
 def top(step: MaskedStep) -> Tensor:
+    """Scores positions by the log-probability of the likeliest token."""
     return step.confidence_logprobs().amax(-1).double()
 
 
 @register("order", "margin")
 def margin(step: MaskedStep) -> Tensor:
+    """Scores positions by the gap between the probabilities of the two best tokens."""
     first, second = step.confidence_logprobs().double().exp().topk(2, -1).values.unbind(-1)
     return first - second
 
 
 @register("order", "entropy")
 def entropy(step: MaskedStep) -> Tensor:
+    """Scores positions by negative entropy: certain positions come first."""
     return -torch.special.entr(step.confidence_logprobs().double().exp()).sum(-1)
 
 
 @register("order", "density", params=DensityParams)
 def density(step: MaskedStep) -> Tensor:
+    """Scores positions by log p(x_i) plus the log share of committed positions nearby."""
     position = step.positions[0].double()
     near = torch.exp(-0.5 * ((position[:, None] - position) / step.params.density_width) ** 2)
     known = (~step.masked).double() @ near / near.sum(0)
@@ -98,14 +103,14 @@ def random(step: MaskedStep) -> Tensor:
 
 @register("order", "halton")
 def halton(step: MaskedStep) -> Tensor:
-    """A low-discrepancy sequence over the grid: what is committed together lies far apart (arXiv
+    """Low-discrepancy sequence over the grid: positions committed together lie far apart (arXiv
     2503.17076)."""
     return -halton_rank(step).double()
 
 
 @register("order", "halton_rolled")
 def halton_rolled(step: MaskedStep) -> Tensor:
-    """The same sequence, begun at a random cell of its own for every item."""
+    """Halton sequence that begins at a random cell for every item."""
     num_cells = step.space.length
     first = step.rng.uniform(step.rows, step.positions[:, :1] * 0, "roll", None)
     return -((halton_rank(step) + (first * num_cells).long()) % num_cells).double()
@@ -131,5 +136,5 @@ def streams(step: MaskedStep) -> Tensor:
 
 @register("order", "raster")
 def raster(step: MaskedStep) -> Tensor:
-    """First to last."""
+    """Scores positions from the first to the last."""
     return -step.positions.double()

@@ -20,7 +20,7 @@ from gen.samplers.masked.step import ROUNDED_UP, needs
 
 @dataclass(frozen=True)
 class PowerParams(Params):
-    """``exponent``: above 1, few positions first."""
+    """``exponent``: power of the schedule; above 1, few positions come first."""
 
     exponent: float = number(2.0, least=1e-9)
 
@@ -33,7 +33,7 @@ def cosine(r: Tensor, exponent: float) -> Tensor:
 
 @register("schedule", "linear")
 def linear(r: Tensor, exponent: float) -> Tensor:
-    """Falls as 1 - r: as many positions in every step."""
+    """Falls as 1 - r: the same number of positions in every step."""
     return 1 - r
 
 

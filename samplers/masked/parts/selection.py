@@ -47,21 +47,21 @@ class ThresholdParams(Params):
 
 @dataclass(frozen=True)
 class TwoThresholdParams(ThresholdParams):
-    """``low_threshold``: the lower confidence that is enough for some positions."""
+    """``low_threshold``: lower confidence threshold, which applies to some positions."""
 
     low_threshold: float = number(0.6)
 
 
 @dataclass(frozen=True)
 class EntropyParams(Params):
-    """``entropy_bound``: in nats."""
+    """``entropy_bound``: bound on the entropy, in nats."""
 
     entropy_bound: float = number(0.1)
 
 
 @dataclass(frozen=True)
 class HistoryParams(Params):
-    """``history``: forward passes through which something must hold."""
+    """``history``: number of forward passes for which a condition must hold."""
 
     history: int = integer(2, least=1)
 

@@ -24,11 +24,11 @@ from gen.samplers.masked.step import MaskedStep, highest
 
 @register("selector", "schedule")
 def schedule(step: MaskedStep) -> Tensor:
-    """Takes as many as the schedule says, highest score first."""
+    """Selects as many positions as the schedule sets, highest score first."""
     return highest(step.score, step.eligible, step.quota)
 
 
 @register("selector", "threshold", params=ThresholdParams)
 def threshold(step: MaskedStep) -> Tensor:
-    """Takes all that are confident."""
+    """Selects all confident positions."""
     return confident(step)

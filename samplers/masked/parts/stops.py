@@ -20,14 +20,14 @@ from gen.samplers.masked.step import MaskedStep
 
 @register("stop", "filled")
 def filled(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
-    """Stops when no position is masked any more."""
+    """Stops when no position is masked."""
     return torch.zeros_like(step.rows, dtype=torch.bool), canvas
 
 
 @register("stop", "end")
 def end(step: MaskedStep, canvas: Tensor) -> tuple[Tensor, Tensor]:
-    """Stops when nothing can come before the eos token any more. Raises ``GenError`` for a space
-    without one."""
+    """Stops when all positions before the first eos token are committed. Raises ``GenError`` for a
+    space without an eos token."""
     if step.space.eos_token_id is None:
         raise GenError(
             "sampler.stop is 'end', which needs an id that ends a row (TokenSpace.eos_token_id);"

@@ -56,8 +56,8 @@ def test_jacobi_never_drafts_an_end(monkeypatch, coupling, init):
         assert Watched.drafts > 100 and (Watched.ends > 0) == control
 
 
-class LawWithTheEnd(JacobiDrafter):
-    """Takes its drafts, which are never the end, for draws from a law that knows one."""
+class DistributionWithTheEnd(JacobiDrafter):
+    """Takes its drafts, which are never the end, for draws from a distribution that knows one."""
 
     def verify(self, step, output):
         logp, verdict = output.logprobs, super().verify(step, output)
@@ -68,9 +68,11 @@ class LawWithTheEnd(JacobiDrafter):
 
 
 @pytest.mark.parametrize("coupling", [c for c in COUPLINGS if c != "gumbel"])
-def test_control_drafts_without_an_end_are_not_from_the_law_with_one(monkeypatch, coupling):
+def test_control_drafts_without_an_end_are_not_from_the_distribution_with_one(
+    monkeypatch, coupling
+):
     assert error(jacobi(coupling=coupling, window=3), with_end(4)) < EXACT
-    monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", LawWithTheEnd)
+    monkeypatch.setattr(speculative_jacobi, "JacobiDrafter", DistributionWithTheEnd)
     assert error(jacobi(coupling=coupling, window=3), with_end(4)) > WRONG
 
 

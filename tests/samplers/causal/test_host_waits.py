@@ -45,6 +45,8 @@ SPACES = {
 COUPLINGS, INITS, POLICIES, VERIFIERS = (
     registry.table(kind) for kind in ("coupling", "initialiser", "length_policy", "verifier")
 )
+STOPPING = [name for name, policy in POLICIES.items() if policy.needs_probability]
+POLICIES = [name for name, policy in POLICIES.items() if not policy.needs_same_tokens]
 RELAXED = [name for name, rule in VERIFIERS.items() if rule.relaxed]
 
 JACOBI = [
@@ -251,7 +253,7 @@ def test_what_drafts_for_itself_never_waits(monkeypatch, spec, space):
 def test_a_chain_waits_only_for_a_stop_rule_and_then_once_per_call(monkeypatch, spec, space):
     drafter = watched(monkeypatch, spec, SPACES[space])
     assert none(drafter.verified) and sum(drafter.calls) > 2
-    if spec["policy"] == "confidence":
+    if spec["policy"] in STOPPING:
         assert all(
             set(waits) <= {"_local_scalar_dense"} and len(waits) <= calls
             for waits, calls in zip(drafter.proposed, drafter.calls, strict=True)
@@ -333,8 +335,8 @@ WHOLE = [
 
 @pytest.mark.parametrize("spec", WHOLE, ids=lambda x: x if isinstance(x, str) else x["coupling"])
 def test_a_round_of_a_network_waits_once_in_all(spec):
-    """For one copy to the host, which is then an array there. The forward call, the law and
-    guidance are in it."""
+    """For one copy to the host, which is then an array there. The forward call, the distribution
+    and guidance are in it."""
     assert all(waits == ["cpu", "numpy"] for waits in causal_rounds(spec))
 
 
@@ -361,8 +363,8 @@ STEPS = [
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.thinned(3)
 def test_a_step_of_a_masked_network_waits_once_in_all(name):
-    """To know which rows are done. The law, what is proposed and chosen and the schedule are in
-    it."""
+    """To know which rows are done. The distribution, what is proposed and chosen and the schedule
+    are in it."""
     sampler, sampling = resolve_sampler(name, GUIDED)
     space = replace(TokenSpace.codes((4, 5), 24, 20), mask_token_id=22)
     steps = between_calls(

@@ -1,5 +1,5 @@
-"""What decoding holds in memory: the weights, the keys and values, one law of a window, and little
-else. And the meter that says so (``live_bytes``)."""
+"""What decoding holds in memory: the weights, the keys and values, one distribution of a window,
+and little else. And the meter that says so (``live_bytes``)."""
 
 from __future__ import annotations
 
@@ -194,8 +194,8 @@ class Case:
 
 
 SPACES: dict[int, TokenSpace] = {}
-# hidden, layers, V: the law is large beside the weights; the weights are large beside all; so are
-# they and the keys and values, at any batch
+# hidden, layers, V: the distribution is large beside the weights; the weights are large beside all;
+# so are they and the keys and values, at any batch
 SHAPES = {
     "sampling": (64, 2, 4096),
     "weights": (256, 6, 512),
@@ -210,8 +210,8 @@ SAMPLERS = {
 }
 
 
-# a coupling that compares laws has the one that its drafts came from besides the new one
-LAWS = {"jacobi-gumbel_shared": 2, "jacobi-fresh": 2, "jacobi-maximal": 2}
+# a coupling that compares distributions has the one that its drafts came from besides the new one
+DISTRIBUTIONS = {"jacobi-gumbel_shared": 2, "jacobi-fresh": 2, "jacobi-maximal": 2}
 
 
 def case(shape: str, rows: int, window: int, distributions: int = 1) -> Case:
@@ -251,10 +251,12 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "shape", "rows", "window"), CASES)
 @pytest.mark.thinned(4)
-def test_decoding_holds_little_more_than_weights_keys_and_one_law(name, shape, rows, window):
-    """Or as many laws as the method compares. Where the model's own forward takes more, as with
-    many rows of a narrow model, hardly more than that."""
-    this = case(shape, rows, window, LAWS.get(name, 1))
+def test_decoding_holds_little_more_than_weights_keys_and_one_distribution(
+    name, shape, rows, window
+):
+    """Or as many distributions as the method compares. Where the model's own forward takes more, as
+    with many rows of a narrow model, hardly more than that."""
+    this = case(shape, rows, window, DISTRIBUTIONS.get(name, 1))
     meter = this.decode(sampler_of(name, window))
     if rows > 8 and this.share(meter) > ALLOWED:
         own = this.decode(frugal(window, kept=this.distributions - 1))
@@ -263,12 +265,12 @@ def test_decoding_holds_little_more_than_weights_keys_and_one_law(name, shape, r
         assert this.share(meter) <= ALLOWED, this.report(meter)
 
 
-# --- controls: the bound can be met, and one law more does not meet it
+# --- controls: the bound can be met, and one distribution more does not meet it
 
 
 def frugal(window: int, kept: int = 0) -> Callable:
-    """A loop that takes the likeliest ids of a window, and keeps so many laws besides the one at
-    work."""
+    """A loop that takes the likeliest ids of a window, and keeps so many distributions besides the
+    one at work."""
 
     def decode(target: CausalTarget, rng) -> None:
         distributions: list[Tensor] = []
@@ -290,22 +292,23 @@ def test_control_the_bound_is_met_by_a_loop_that_keeps_nothing(rows, window):
 
 
 @pytest.mark.parametrize(("rows", "window"), [(8, 16), (8, 32)])
-def test_control_one_law_more_is_too_much(rows, window):
+def test_control_one_distribution_more_is_too_much(rows, window):
     this = case("sampling", rows, window)
     meter = this.decode(frugal(window, kept=1))
     assert this.share(meter) > ALLOWED, this.report(meter)
     assert " 2 x " in meter.largest(1) and "4096]" in meter.largest(1).splitlines()[0], (
-        "the law at work and the one that is kept lead the list"
+        "the distribution at work and the one that is kept lead the list"
     )
 
 
 @pytest.mark.parametrize(
     "name", [name for name in SAMPLERS if name != "autoregressive"]
-)  # of which the law is small beside its weights
+)  # of which the distribution is small beside its weights
 @pytest.mark.thinned(3)
-def test_control_a_sampler_that_keeps_the_last_law_is_found(name):
-    """Whatever a sampler holds by itself, one law more is one law more, and too much."""
-    this, sampler = case("sampling", 8, 32, LAWS.get(name, 1)), sampler_of(name, 32)
+def test_control_a_sampler_that_keeps_the_last_distribution_is_found(name):
+    """Whatever a sampler holds by itself, one distribution more is one distribution more, and too
+    much."""
+    this, sampler = case("sampling", 8, 32, DISTRIBUTIONS.get(name, 1)), sampler_of(name, 32)
     kept: list[Tensor] = []
 
     def hoarder(target, rng):

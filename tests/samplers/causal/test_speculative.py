@@ -1,5 +1,5 @@
-"""Speculative decoding with a draft model: what it promises about the law, computed exactly on
-every outcome of its draws.
+"""Speculative decoding with a draft model: what it promises about the distribution, computed
+exactly on every outcome of its draws.
 
 The controls break one part each and must miss by more than 1e-3.
 """
@@ -11,8 +11,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from enumeration import ScriptedRNG, distance, enumerate_law
-from tabular import EMPTY, PROMPTS, TabularCausal, causal_law, causal_target, space_of
+from enumeration import ScriptedRNG, distance, enumerate_distribution
+from tabular import EMPTY, PROMPTS, TabularCausal, causal_distribution, causal_target, space_of
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -27,9 +27,10 @@ from gen.samplers.verifiers.base import POINT, ROW, UNIFORM, Block, Proposal, To
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
 COMBINED = SamplingParams(temperature=0.7, top_k=2, guidance_scale=2.0)
-LAWS = {"plain": SamplingParams(), "combined": COMBINED}
+SAMPLING_CASES = {"plain": SamplingParams(), "combined": COMBINED}
 VERIFIERS = ["token", "block"]
-POLICIES = list(registry.table("length_policy"))
+# the batch decides about the others, whose drafts do not change the tokens: test_length_policies.py
+POLICIES = [n for n, p in registry.table("length_policy").items() if not p.needs_same_tokens]
 speculative = registry.get("sampler", "speculative")
 autoregressive = registry.get("sampler", "autoregressive")
 
@@ -56,26 +57,26 @@ def error(sampler, sampling: SamplingParams, space: TokenSpace) -> float:
         target, draft = both(context)
         return sampler(target, rng, draft=draft).tokens
 
-    found = enumerate_law(decode, CONTEXTS)
-    expected = [causal_law(model, space, sampling, c) for c in range(CONTEXTS)]
+    found = enumerate_distribution(decode, CONTEXTS)
+    expected = [causal_distribution(model, space, sampling, c) for c in range(CONTEXTS)]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
-        "the law is too simple to test anything"
+        "the distribution is too simple to test anything"
     )
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
 @pytest.mark.parametrize("length", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.thinned(3)
-def test_law_for_every_policy_and_length(verifier, policy, length, sampling):
+def test_distribution_for_every_policy_and_length(verifier, policy, length, sampling):
     sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=length)
     assert error(sampler, sampling, space_of((4,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_law_over_many_rounds(verifier):
+def test_distribution_over_many_rounds(verifier):
     """Six places of two ids: caches are caught up with after every kind of outcome."""
     for policy in POLICIES:
         sampler = speculative(
@@ -96,7 +97,7 @@ def test_law_over_many_rounds(verifier):
 )
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.thinned(2)
-def test_law_when_drafts_have_a_law_of_their_own(verifier, draft):
+def test_distribution_when_drafts_have_a_distribution_of_their_own(verifier, draft):
     sampling = SamplingParams(temperature=0.7, guidance_scale=2.0)
     for policy in POLICIES:
         sampler = speculative(verifier=verifier, policy=policy, num_speculative_tokens=2, **draft)
@@ -104,7 +105,7 @@ def test_law_when_drafts_have_a_law_of_their_own(verifier, draft):
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_law_where_legal_ids_depend_on_the_place(verifier):
+def test_distribution_where_legal_ids_depend_on_the_place(verifier):
     legal = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
     sampler = speculative(verifier=verifier, num_speculative_tokens=2)
     assert error(sampler, SamplingParams(), TokenSpace((3,), 4, legal)) < EXACT
@@ -114,7 +115,7 @@ def test_law_where_legal_ids_depend_on_the_place(verifier):
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_control_drafts_from_another_law_than_the_stored_one(monkeypatch, verifier):
+def test_control_drafts_from_another_distribution_than_the_stored_one(monkeypatch, verifier):
     """Drawn at temperature 0.5, claimed to be drawn at 1."""
 
     def draw(self, step, column, sampling, active):
@@ -135,7 +136,7 @@ def test_control_drafts_from_another_law_than_the_stored_one(monkeypatch, verifi
     )
 
 
-def test_control_residual_replaced_by_the_law(monkeypatch):
+def test_control_residual_replaced_by_the_distribution(monkeypatch):
     monkeypatch.setattr(Token, "residual", lambda self, proposal, logp: logp)
     assert error(speculative(num_speculative_tokens=2), SamplingParams(), space_of((3,), 3)) > WRONG
 
@@ -176,8 +177,8 @@ def test_control_doubtful_drafts_are_dropped(monkeypatch):
 
 
 def test_control_a_draft_cache_that_lacks_the_last_draft(monkeypatch):
-    """It changes what is drafted but not the law of what is committed: drafts still come from the
-    law that is stored."""
+    """It changes what is drafted but not the distribution of what is committed: drafts still come
+    from the distribution that is stored."""
 
     def plain():
         return run_tokens(speculative(num_speculative_tokens=2), SamplingParams())
@@ -209,7 +210,7 @@ def accepted_on_average(verifier: str, policy: str, length: int) -> list[float]:
 
     return [
         math.fsum(k * mass for (k,), mass in sampling.items())
-        for sampling in enumerate_law(decode, CONTEXTS)
+        for sampling in enumerate_distribution(decode, CONTEXTS)
     ]
 
 
@@ -225,8 +226,9 @@ def test_block_accepts_at_least_as_many_drafts(policy):
             assert max(b - t for t, b in zip(token, block, strict=True)) > WRONG
 
 
-def test_chains_of_one_draft_are_judged_alike_whatever_law_it_came_from():
-    """The same coins and tokens from both verifiers, for rows, uniform laws and point masses."""
+def test_chains_of_one_draft_are_judged_alike_whatever_distribution_it_came_from():
+    """The same coins and tokens from both verifiers, for rows, uniform distributions and point
+    masses."""
     generator = torch.Generator().manual_seed(0)
     p, q = (
         torch.randn(300, 1, 6, generator=generator, dtype=torch.float64).log_softmax(-1)
@@ -334,7 +336,7 @@ def test_unguided_drafts_cost_one_half():
         assert max(small.calls) == rows
 
 
-def test_a_target_under_another_law_keeps_its_condition():
+def test_a_target_under_another_distribution_keeps_its_condition():
     sampling, space = SamplingParams(guidance_scale=2.0), space_of((3,), 3)
     model = TabularCausal.with_params(sampling, 3)
     target = causal_target(model, space, sampling, [1, 0])

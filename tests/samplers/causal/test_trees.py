@@ -108,8 +108,14 @@ def test_control_a_path_that_is_not_moved_to_its_positions_gives_other_tokens(mo
     assert not torch.equal(out.tokens, plain.tokens)
 
 
+class Chains(TabularCausal):
+    """Model that takes no trees."""
+
+    forward_tree = None
+
+
 def test_a_model_of_chains_refuses_a_tree():
-    model = TabularCausal(4)
+    model = Chains(4)
     known = torch.zeros(1, POSITIONS, dtype=torch.long)
     for space in (TokenSpace.codes((POSITIONS,), 4, 4), with_end(POSITIONS, 4)):
         now = causal_target(model, space, SamplingParams(), [0])

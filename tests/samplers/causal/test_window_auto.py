@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from enumeration import distance, enumerate_law
-from tabular import TabularCausal, causal_law, causal_target
+from enumeration import distance, enumerate_distribution
+from tabular import TabularCausal, causal_distribution, causal_target
 
 from gen.core.errors import GenError
 from gen.core.registry import registry
@@ -183,14 +183,16 @@ def jacobi_error(
             target, rng, drafter(window(3), part, first, space, target.legal)
         ).tokens
 
-    found = enumerate_law(decode, CONTEXTS, rows=1)
-    return max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
+    found = enumerate_distribution(decode, CONTEXTS, rows=1)
+    return max(
+        distance(found[c], causal_distribution(model, space, sampling, c)) for c in range(CONTEXTS)
+    )
 
 
 @pytest.mark.parametrize("init", ["uniform", "repeat"])
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.thinned(2)
-def test_windows_that_follow_what_was_accepted_keep_the_law(coupling, init):
+def test_windows_that_follow_what_was_accepted_keep_the_distribution(coupling, init):
     assert jacobi_error(coupling, init, ByHistory) < EXACT
 
 
@@ -208,7 +210,7 @@ def test_control_drafts_left_out_for_their_value_do_not(coupling):
     assert jacobi_error(coupling, "uniform", ByHistory, ByValue) > WRONG
 
 
-def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
+def test_chains_whose_length_follows_what_was_accepted_keep_the_distribution():
     model, small, sampling, space = (
         TabularCausal(2),
         TabularCausal(2, seed=5),
@@ -223,9 +225,12 @@ def test_chains_whose_length_follows_what_was_accepted_keep_the_law():
             target, rng, ModelDrafter(draft, IdChain(TOKEN, target.legal), lengths)
         ).tokens
 
-    found = enumerate_law(decode, CONTEXTS, rows=1)
+    found = enumerate_distribution(decode, CONTEXTS, rows=1)
     assert (
-        max(distance(found[c], causal_law(model, space, sampling, c)) for c in range(CONTEXTS))
+        max(
+            distance(found[c], causal_distribution(model, space, sampling, c))
+            for c in range(CONTEXTS)
+        )
         < EXACT
     )
 
@@ -335,7 +340,7 @@ def test_a_deterministic_job_refuses_what_a_clock_decides():
     with pytest.raises(
         GenError,
         match=(
-            "sampler.window of jobs.0 in here is 'auto', which a clock decides; expected a number"
+            "sampler.window of jobs.0 in here is 'auto', which depends on timing; expected a number"
         ),
     ):
         make_job(tree, where="here")

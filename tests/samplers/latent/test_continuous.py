@@ -1,5 +1,5 @@
-"""Samplers of latents on models in closed form: laws by Kolmogorov and Smirnov on 20,000 items,
-samples by equality.
+"""Samplers of latents on models in closed form: distributions by Kolmogorov and Smirnov on 20,000
+items, samples by equality.
 
 Given the latents before it, a latent of these models is a Gaussian; so what a sampler made,
 standardised with the moments that its own prefix implies, must be independent standard normal
@@ -100,7 +100,7 @@ def test_ks_by_hand():
 
 
 @pytest.mark.parametrize(("sigmas", "channels"), PATHS.values(), ids=PATHS)
-def test_the_target_alone_has_the_law_in_closed_form(sigmas, channels):
+def test_the_target_alone_has_the_distribution_in_closed_form(sigmas, channels):
     target, draft = models(sigmas, channels)
     tokens = run(autoregressive(), target).tokens
     assert fit(standardised(target, tokens)) > FITS
@@ -110,7 +110,7 @@ def test_the_target_alone_has_the_law_in_closed_form(sigmas, channels):
 @pytest.mark.parametrize("ratio", [0.7, 1.4])
 @pytest.mark.parametrize(("sigmas", "channels"), PATHS.values(), ids=PATHS)
 @pytest.mark.thinned(2)
-def test_exact_mode_has_the_law_of_the_target(sigmas, channels, ratio):
+def test_exact_mode_has_the_distribution_of_the_target(sigmas, channels, ratio):
     target, draft = models(sigmas, channels, ratio)
     out = run(speculative(num_speculative_tokens=2), target, draft)
     assert fit(standardised(target, out.tokens)) > FITS
@@ -167,7 +167,7 @@ def keeps_drafts_after_a_rejection(monkeypatch):
     "breaks", [draws_from_the_target, inverts_the_ratio, keeps_drafts_after_a_rejection]
 )
 @pytest.mark.parametrize("paths", ["1-step", "3-step-2d"])
-def test_control_a_broken_rule_has_another_law(monkeypatch, paths, breaks):
+def test_control_a_broken_rule_has_another_distribution(monkeypatch, paths, breaks):
     breaks(monkeypatch)
     target, draft = models(*PATHS[paths])
     assert (
@@ -198,7 +198,7 @@ def test_few_tries_stay_within_the_bound():
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.1])
-def test_laws_that_are_far_apart_do_not_underflow(ratio):
+def test_distributions_that_are_far_apart_do_not_underflow(ratio):
     target, draft = models((0.6,), ratio=ratio, shift=30.0)
     for mode in ("exact", "relaxed"):
         out = run(speculative(num_speculative_tokens=2, mode=mode), target, draft, 3, 5000)

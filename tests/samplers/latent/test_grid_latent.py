@@ -127,7 +127,7 @@ def test_a_causal_target_agrees_with_the_full_forward_under_ragged_acceptance(se
             target.keep(left)
 
 
-def test_a_guided_path_law_is_that_of_guided_predictions():
+def test_a_guided_path_distribution_is_that_of_guided_predictions():
     """Mean and deviation of a step, by hand: u + s (c - u), and the temperature on the
     deviation."""
     target = target_of("causal", [0, 1])

@@ -1,5 +1,5 @@
-"""Latents through the whole pipeline: the autoencoder frontend, the law, editing, and what does not
-fit together."""
+"""Latents through the whole pipeline: the autoencoder frontend, the distribution, editing, and what
+does not fit together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kl() -> KL:
     return KL.from_pretrained(ZOO / "image-kl")
 
 
-def test_pictures_survive_the_autoencoder(kl):
+def test_images_survive_the_autoencoder(kl):
     rng = np.random.default_rng(0)
     images = [shapes.draw(c, rng) for c in shapes.captions(4, seed=5, held=True)]
     x = torch.stack([kl.preprocess(p) for p in images])
@@ -68,7 +68,7 @@ def test_a_model_of_another_autoencoder_is_refused(tmp_path):
         Pipeline("image", tmp_path / "image-causal-latents")(RING, "continuous_jacobi", **SAMPLING)
 
 
-def test_the_default_law_has_nothing_that_is_about_ids():
+def test_the_default_distribution_has_nothing_that_is_about_ids():
     pipe = Pipeline("image", "image-mar")
     out = pipe(RING, {"name": "mar", "steps": 2})
     assert out.sampling.guidance_scale == 2.0 and out.sampling.top_k == 0

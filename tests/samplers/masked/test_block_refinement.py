@@ -170,7 +170,7 @@ def test_calls_after_the_last_mask_are_as_many_and_one(both):
     assert found[0] != found[2]
 
 
-def test_another_knob_is_another_text(both):
+def test_another_parameter_is_another_text(both):
     """The controls; and a batch with a cache of blocks gives what the pipeline gives for each
     row."""
     usual, prompts = {"threshold": 0.3, "editing_threshold": 0.2, **USUAL}, texts(4, 12)

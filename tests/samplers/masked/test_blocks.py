@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from block_bench import target_of
-from enumeration import distance, enumerate_law
+from enumeration import distance, enumerate_distribution
 from tabular import TabularBlocks, space_of
 
 from gen.core.errors import GenError
@@ -64,14 +64,14 @@ def test_with_one_place_per_step_it_is_sequential_decoding_and_otherwise_not(sam
     space = space_of((2, 2), 2, masked=True)
     model = TabularBlocks(space.vocab_size, block_length=2, low=0.0, spread=1.5)
     sampler = frame_blocks(steps=steps, order="raster", schedule="linear")
-    found = enumerate_law(
+    found = enumerate_distribution(
         lambda rng, c: sampler(target_of(model, space, sampling, c), rng).tokens, 2
     )
     error = max(distance(f, sampling_of(model, space, sampling, c)) for c, f in enumerate(found))
     assert error < EXACT if steps == 2 else error > WRONG
 
 
-def test_control_a_block_that_is_not_handed_on_gives_another_law(monkeypatch):
+def test_control_a_block_that_is_not_handed_on_gives_another_distribution(monkeypatch):
     monkeypatch.setattr(
         BlockTarget,
         "commit",
@@ -80,7 +80,7 @@ def test_control_a_block_that_is_not_handed_on_gives_another_law(monkeypatch):
     space = space_of((2, 2), 2, masked=True)
     model = TabularBlocks(space.vocab_size, block_length=2, low=0.0, spread=1.5)
     sampler = frame_blocks(steps=2, order="raster", schedule="linear")
-    found = enumerate_law(
+    found = enumerate_distribution(
         lambda rng, c: sampler(target_of(model, space, SamplingParams(), c), rng).tokens, 2
     )
     assert (
@@ -155,7 +155,7 @@ def test_the_cache_gives_what_full_recomputation_gives():
                 expected = SamplingParams()(
                     recomputed(model, target.prompt, known, canvas), None, space.legal[:6]
                 )
-            # the law ends with the last id that may come; behind it nothing has any mass
+            # the distribution ends with the last id that may come; behind it nothing has any mass
             assert (
                 sampling.shape[-1] == 6
                 and torch.allclose(sampling, expected[..., :6], atol=1e-12)

@@ -252,7 +252,9 @@ def test_networks_with_caches_and_conditions_of_different_lengths(policy, sampli
     """``test_masked_cache``'s: the canvases are uneven."""
 
     def make(rows=None):
-        return caches.target(caches.model("llama"), caches.LAWS[sampling], rows, ragged=True)
+        return caches.target(
+            caches.model("llama"), caches.SAMPLING_CASES[sampling], rows, ragged=True
+        )
 
     few = make()
     few.at_most(2)
@@ -423,7 +425,7 @@ def test_control_a_target_that_keeps_what_was_another_items_is_found(
     assert not same(name, decode(name, at_most=2)[0])
 
 
-def test_control_drafts_from_another_items_law_are_found(monkeypatch):
+def test_control_drafts_from_another_items_distribution_are_found(monkeypatch):
     draft = marginal_orders.draft
 
     def forgetful(run):
@@ -453,7 +455,7 @@ def test_targets_say_which_rows_cannot_be_replaced():
     assert not BlockTarget.replaces.fget(of)
 
 
-def test_a_fresh_target_of_another_law_has_the_same_items():
+def test_a_fresh_target_of_another_distribution_has_the_same_items():
     of = MaskedTarget(TabularMasked(V), prompts(list(range(N))), space(), SamplingParams())
     of.at_most(3)
     of.replace(torch.tensor([False, True, False]))

@@ -31,7 +31,7 @@ from gen.samplers.masked.guided.guided_diffusion import Judge
 IDS, POSITIONS, MASK, ROWS = 4, 10, 4, 5
 SPACE = space_of((2, 5), IDS, masked=True)
 ENDING = replace(SPACE, eos_token_id=3)
-LAWS = {
+SAMPLING_CASES = {
     "plain": SamplingParams(),
     "guided": SamplingParams(temperature=0.8, top_k=3, guidance_scale=1.5),
 }
@@ -49,7 +49,7 @@ def canvas() -> torch.Tensor:
 
 def run(
     sampler,
-    sampling: SamplingParams = LAWS["plain"],
+    sampling: SamplingParams = SAMPLING_CASES["plain"],
     rows: list[int] | None = None,
     space: TokenSpace = SPACE,
     start: torch.Tensor | None = None,
@@ -122,7 +122,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
 @pytest.mark.parametrize("params", RULES, ids=str)
 def test_tokens_and_calls_are_those_of_the_reference(params, sampling):
     out = run(guided(**params), sampling)
@@ -146,7 +146,7 @@ def greedy(space: TokenSpace, sampling: SamplingParams) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("space", [SPACE, ENDING], ids=["one length", "rows that end"])
-@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
 def test_corrected_to_its_first_choice_it_is_the_judge(sampling, space):
     """Whatever is proposed, in at most a call per token; with two choices, or without the
     correction, it is not."""
@@ -253,7 +253,7 @@ def test_a_judge_of_other_tokens_is_refused():
     def target():
         return masked_target(MODEL, SPACE, SamplingParams(), [0])
 
-    with pytest.raises(GenError, match="judges with a causal model and got none"):
+    with pytest.raises(GenError, match="needs a causal model to verify tokens"):
         guided()(target(), CounterRNG([1]))
     for space, said in (
         (

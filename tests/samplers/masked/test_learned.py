@@ -1,9 +1,8 @@
 """The trained filter of Learn2PD: what it reads, learns and commits, and where it is found; and the
 presets ``learn2pd`` and ``window_diffusion``.
 
-What can be learned is shown on the oracle of text tasks, a masked model whose law is that of the
-right answers: one place per call is always right.
-"""
+What can be learned is shown on the oracle of text tasks, a masked model whose distribution is that
+of the right answers: one place per call is always right."""
 
 from __future__ import annotations
 
@@ -354,7 +353,7 @@ def test_an_embedded_filter_goes_by_its_name(folders, tmp_path, monkeypatch):
     )
     for name, said in {
         "shape-filtre": (
-            "unknown filter 'shape-filtre' in the zoo; it is no folder .* Did you mean"
+            "unknown filter 'shape-filtre' in the zoo; it is not a folder .* Did you mean"
             " 'shape-filter'. Known: shape-filter$"
         ),
         "": (
@@ -414,7 +413,7 @@ def test_what_is_no_filter_is_refused_in_one_line(folders, tmp_path):
         ),
     ],
 )
-def test_knobs_are_checked(param, value, said):
+def test_parameters_are_checked(param, value, said):
     with pytest.raises(GenError, match=said):
         resolve_sampler({"name": "learn2pd", param: value})
 
@@ -451,7 +450,7 @@ def test_learn2pd_is_for_rows_that_end(folders):
 def windowed(net, sampling="plain", **params):
     sampler, _ = resolve_sampler({"name": "window_diffusion", **params})
     return sampler(
-        caches.target(net, caches.LAWS[sampling]),
+        caches.target(net, caches.SAMPLING_CASES[sampling]),
         CounterRNG([31 * r + 7 for r in range(caches.ROWS)]),
         canvas=caches.canvas(),
     )

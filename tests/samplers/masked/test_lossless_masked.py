@@ -1,10 +1,9 @@
 """Lossless decoding of masked models: FreeDave gives the tokens of one position per step, exact
-speculation their law, both in fewer calls.
+speculation their distribution, both in fewer calls.
 
-References are plain Python and know nothing of chains. Laws are compared exactly (``enumeration``):
-production code on every outcome of its draws. Each control breaks one rule and must miss by more
-than 1e-3, or give other tokens.
-"""
+References are plain Python and know nothing of chains. Distributions are compared exactly
+(``enumeration``): production code on every outcome of its draws. Each control breaks one rule and
+must miss by more than 1e-3, or give other tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from enumeration import distance, enumerate_law, hashed
+from enumeration import distance, enumerate_distribution, hashed
 from tabular import PROMPTS, TabularMasked, masked_target, space_of
 from torch import Tensor
 
@@ -32,7 +31,7 @@ from gen.samplers.verifiers import base as verifiers
 
 EXACT, WRONG = 1e-12, 1e-3
 CONTEXTS = len(PROMPTS)
-LAWS = {
+SAMPLING_CASES = {
     "plain": SamplingParams(),
     "greedy": SamplingParams(temperature=0.0),
     "guided": SamplingParams(guidance_scale=2.0),
@@ -45,9 +44,8 @@ exact = registry.get("sampler", "exact_speculative")
 
 class Coupled(ModelAdapter):
     """A masked model whose places pull at each other a little: z_i = a_i + sum_j w(j, x_j)_i over
-    the known places j. The order that its laws give changes with what is known, but not altogether.
-    Every condition has an a and a w of its own.
-    """
+    the known places j. The order that its distributions give changes with what is known, but not
+    altogether. Every condition has an a and a w of its own."""
 
     device, dtype = torch.device("cpu"), torch.float64
 
@@ -86,10 +84,10 @@ def models(space: TokenSpace):
 # --- the references
 
 
-def laws_at(
+def distributions_at(
     model, space: TokenSpace, sampling: SamplingParams, context: int, canvas, raw: bool
 ) -> tuple[Tensor, Tensor]:
-    """The final law, and the one that orders look at: [T, V] each."""
+    """The final distribution, and the one that orders look at: [T, V] each."""
 
     def ask(*prompt):
         return model.forward(torch.tensor([[*prompt, *canvas]]), space.length)[0]
@@ -122,10 +120,10 @@ def put(canvas, position: int, token: int) -> tuple[int, ...]:
     return (*canvas[:position], token, *canvas[position + 1 :])
 
 
-def ordered_law(
+def ordered_distribution(
     model, space: TokenSpace, sampling: SamplingParams, context: int, order: str, raw: bool = True
 ) -> dict[tuple[int, ...], float]:
-    """The law of filling one place after the other, each time the one whose turn it is."""
+    """The distribution of filling one place after the other, each time the one whose turn it is."""
 
     def number(n):
         return hashed(context, n, "order", None)
@@ -137,7 +135,7 @@ def ordered_law(
         if space.mask_token_id not in canvas:
             found[canvas] += mass
             continue
-        final, judged = laws_at(model, space, sampling, context, canvas, raw)
+        final, judged = distributions_at(model, space, sampling, context, canvas, raw)
         (position,) = turn(order, judged, space, canvas, number)
         todo += [
             (put(canvas, position, v), mass * p)
@@ -156,7 +154,7 @@ def static(
         0
     ].tolist()
     while space.mask_token_id in canvas:
-        final, judged = laws_at(
+        final, judged = distributions_at(
             model, space, sampling, context, canvas, sampler.confidence_on == "raw"
         )
         for n in turn(
@@ -224,7 +222,7 @@ def run(
 )
 @pytest.mark.thinned(3)
 def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, sampling):
-    calls, fewer, sampling = 0, 0, LAWS[sampling]
+    calls, fewer, sampling = 0, 0, SAMPLING_CASES[sampling]
     for model in models(SPACE):
         plain = freedave(num_drafts=1, order=order)
         expected = run(plain, model, sampling)
@@ -244,7 +242,9 @@ def test_freedave_gives_the_tokens_of_static_decoding_in_no_more_calls(order, sa
 
 @pytest.mark.parametrize("k", [2, 3, 20])
 def test_several_places_per_step_are_those_of_static_decoding_too(k):
-    for model, sampling in itertools.product(models(SPACE), (LAWS["plain"], LAWS["greedy"])):
+    for model, sampling in itertools.product(
+        models(SPACE), (SAMPLING_CASES["plain"], SAMPLING_CASES["greedy"])
+    ):
         sampler = freedave(num_drafts=3, tokens_per_step=k)
         assert sampler.guarantee == "approximate" and freedave().guarantee == "same_tokens"
         found = run(sampler, model, sampling)
@@ -257,7 +257,10 @@ def test_several_places_per_step_are_those_of_static_decoding_too(k):
 
 def test_drafts_save_most_where_places_hardly_depend_on_each_other():
     calls = {
-        c: sum(s.nfe for s in run(freedave(num_drafts=8), Coupled(SPACE, c), LAWS["plain"]).stats)
+        c: sum(
+            s.nfe
+            for s in run(freedave(num_drafts=8), Coupled(SPACE, c), SAMPLING_CASES["plain"]).stats
+        )
         for c in (0.0, 0.1, 2.0)
     }
     assert calls[0.0] < calls[0.1] < calls[2.0]
@@ -289,13 +292,15 @@ def test_control_noise_of_the_step_costs_calls(monkeypatch):
 
 def test_control_without_the_order_check_the_tokens_are_others(monkeypatch):
     model = Coupled(SPACE, 1.0)
-    expected = run(freedave(num_drafts=1), model, LAWS["greedy"]).tokens
+    expected = run(freedave(num_drafts=1), model, SAMPLING_CASES["greedy"]).tokens
     monkeypatch.setattr(
         marginal_orders,
         "same_positions",
         lambda turn, positions: torch.ones(positions.shape[:-1], dtype=torch.bool),
     )
-    assert not torch.equal(run(freedave(num_drafts=8), model, LAWS["greedy"]).tokens, expected)
+    assert not torch.equal(
+        run(freedave(num_drafts=8), model, SAMPLING_CASES["greedy"]).tokens, expected
+    )
 
 
 # --- exact speculation, and what both have
@@ -306,8 +311,8 @@ def test_control_without_the_order_check_the_tokens_are_others(monkeypatch):
 )
 def test_at_temperature_zero_exact_speculation_is_freedave(order, verifier):
     for model in models(SPACE):
-        one = run(freedave(order=order), model, LAWS["greedy"])
-        other = run(exact(order=order, verifier=verifier), model, LAWS["greedy"])
+        one = run(freedave(order=order), model, SAMPLING_CASES["greedy"])
+        other = run(exact(order=order, verifier=verifier), model, SAMPLING_CASES["greedy"])
         assert torch.equal(one.tokens, other.tokens) and [s.nfe for s in one.stats] == [
             s.nfe for s in other.stats
         ]
@@ -315,7 +320,9 @@ def test_at_temperature_zero_exact_speculation_is_freedave(order, verifier):
 
 def test_a_single_draft_is_sequential_decoding():
     for model in models(SPACE):
-        one, other = (run(s(num_drafts=1), model, LAWS["combined"]) for s in (freedave, exact))
+        one, other = (
+            run(s(num_drafts=1), model, SAMPLING_CASES["combined"]) for s in (freedave, exact)
+        )
         assert torch.equal(one.tokens, other.tokens) and all(
             s.nfe == s.tokens and not s.acceptance_histogram for s in other.stats
         )
@@ -327,9 +334,9 @@ def test_a_single_draft_is_sequential_decoding():
 )
 def test_a_row_is_the_same_alone_and_in_the_batch(sampler):
     for model in models(SPACE):
-        whole = run(sampler, model, LAWS["combined"])
+        whole = run(sampler, model, SAMPLING_CASES["combined"])
         for rows in ([4], [16, 3, 7]):
-            part = run(sampler, model, LAWS["combined"], rows)
+            part = run(sampler, model, SAMPLING_CASES["combined"], rows)
             assert torch.equal(part.tokens, whole.tokens[rows])
             for a, b in zip(part.stats, [whole.stats[r] for r in rows], strict=True):
                 assert (a.nfe, a.tokens_computed, a.acceptance_histogram) == (
@@ -379,9 +386,10 @@ def test_every_call_fills_a_place_and_no_more_than_it_has_canvases(make, drafts)
             )
 
 
-def test_confidence_is_of_the_raw_law_unless_the_final_one_is_asked_for():
-    """At temperature 0 the final law is equally sure of every place, so that the first is next."""
-    model, sampling = Coupled(SPACE, 1.0), LAWS["greedy"]
+def test_confidence_is_of_the_raw_distribution_unless_the_final_one_is_asked_for():
+    """At temperature 0 the final distribution is equally sure of every place, so that the first is
+    next."""
+    model, sampling = Coupled(SPACE, 1.0), SAMPLING_CASES["greedy"]
     raw, shaped, raster = (
         run(s, model, sampling).tokens
         for s in (freedave(), freedave(confidence_on="shaped"), freedave(order="raster"))
@@ -390,21 +398,23 @@ def test_confidence_is_of_the_raw_law_unless_the_final_one_is_asked_for():
     assert torch.equal(run(freedave(order="top"), model, sampling).tokens, raw)
 
 
-# --- exact laws
+# --- exact distributions
 
 
 def error(sampler, sampling: SamplingParams, model, space: TokenSpace, contexts: int = 1) -> float:
     """The largest error of a probability, over contexts that are decoded in one ragged batch."""
-    found = enumerate_law(
+    found = enumerate_distribution(
         lambda rng, context: sampler(masked_target(model, space, sampling, context), rng).tokens,
         contexts,
     )
     expected = [
-        ordered_law(model, space, sampling, c, sampler.order, sampler.confidence_on == "raw")
+        ordered_distribution(
+            model, space, sampling, c, sampler.order, sampler.confidence_on == "raw"
+        )
         for c in range(contexts)
     ]
     assert all(len(x) > 1 and max(x.values()) < 0.95 for x in expected), (
-        "the law is too simple to test anything"
+        "the distribution is too simple to test anything"
     )
     return max(distance(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -419,7 +429,7 @@ MODEL_FOUR, MODEL_THREE = Coupled(FOUR, 1.0, seed=1), Coupled(THREE, 1.0, seed=1
     ("order", "verifier"),
     [*((order, "token") for order in ORDERS), ("confidence", "block"), ("random", "block")],
 )
-def test_exact_speculation_has_the_law_of_sequential_decoding(order, verifier):
+def test_exact_speculation_has_the_distribution_of_sequential_decoding(order, verifier):
     assert (
         error(
             exact(num_drafts=3, order=order, verifier=verifier), SamplingParams(), MODEL_FOUR, FOUR
@@ -430,7 +440,7 @@ def test_exact_speculation_has_the_law_of_sequential_decoding(order, verifier):
 
 @pytest.mark.parametrize("order", ["confidence", "entropy", "random"])
 @pytest.mark.parametrize("make", [exact, freedave])
-def test_laws_of_models_that_change_their_mind_and_of_filtered_laws(make, order):
+def test_distributions_of_models_that_change_their_mind_and_of_filtered_distributions(make, order):
     assert (
         error(
             make(num_drafts=3, order=order),
@@ -454,7 +464,7 @@ def test_assd_is_exact_in_random_order():
 
 
 @pytest.mark.parametrize("order", ["confidence", "margin", "random"])
-def test_freedave_has_the_law_of_sequential_decoding(order):
+def test_freedave_has_the_distribution_of_sequential_decoding(order):
     assert error(freedave(num_drafts=2, order=order), SamplingParams(), MODEL_FOUR, FOUR) < EXACT
 
 
@@ -462,7 +472,7 @@ def test_freedave_has_the_law_of_sequential_decoding(order):
 
 
 @pytest.mark.parametrize("order", ["confidence", "margin", "entropy"])
-def test_control_no_order_check_loses_the_law(monkeypatch, order):
+def test_control_no_order_check_loses_the_distribution(monkeypatch, order):
     monkeypatch.setattr(
         marginal_orders,
         "same_positions",
@@ -475,7 +485,7 @@ def test_control_no_order_check_loses_the_law(monkeypatch, order):
 
 
 @pytest.mark.parametrize("order", ["confidence", "raster"])
-def test_control_the_law_in_place_of_the_residual(monkeypatch, order):
+def test_control_the_distribution_in_place_of_the_residual(monkeypatch, order):
     monkeypatch.setattr(verifiers.Token, "residual", lambda self, proposal, logp: logp)
     assert error(exact(num_drafts=3, order=order), SamplingParams(), MODEL_THREE, THREE) > WRONG
 
@@ -489,7 +499,7 @@ def test_control_all_drafts_kept_is_parallel_decoding(monkeypatch):
     assert error(exact(num_drafts=3, order="raster"), SamplingParams(), MODEL_THREE, THREE) > WRONG
 
 
-def sampled_law(
+def sampled_distribution(
     model, space: TokenSpace, sampling: SamplingParams, context: int
 ) -> dict[tuple[int, ...], float]:
     """One place per step, the one whose id, drawn anew at every step, is the most likely."""
@@ -501,7 +511,7 @@ def sampled_law(
         if not empty:
             found[canvas] += mass
             continue
-        p = laws_at(model, space, sampling, context, canvas, raw=False)[0].exp().tolist()
+        p = distributions_at(model, space, sampling, context, canvas, raw=False)[0].exp().tolist()
         for ids in itertools.product(range(space.mask_token_id), repeat=len(empty)):
             best = max(zip(empty, ids, strict=True), key=lambda x: (p[x[0]][x[1]], -x[0]))
             todo.append(
@@ -527,7 +537,7 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     model, sampler = Coupled(space), freedave(num_drafts=1)
     assert error(sampler, SamplingParams(), model, space) < EXACT
     monkeypatch.setitem(registry._kinds["order"], "top", looks)
-    found = enumerate_law(
+    found = enumerate_distribution(
         lambda rng, context: (
             sampler(masked_target(model, space, SamplingParams(), context), rng).tokens
         ),
@@ -535,7 +545,8 @@ def test_control_noise_of_the_place_with_an_order_that_looks_at_ids(monkeypatch)
     )
     assert (
         max(
-            distance(a, sampled_law(model, space, SamplingParams(), c)) for c, a in enumerate(found)
+            distance(a, sampled_distribution(model, space, SamplingParams(), c))
+            for c, a in enumerate(found)
         )
         > WRONG
     )
@@ -562,7 +573,7 @@ def test_what_cannot_be_done_is_said(name):
         sampler(target, CounterRNG([1]))
 
 
-def test_knobs_of_one_sampler_alone():
+def test_parameters_of_one_sampler_alone():
     with pytest.raises(GenError, match="token"):
         exact(verifier="typical")
     with pytest.raises(GenError, match="tokens_per_step is 0"):

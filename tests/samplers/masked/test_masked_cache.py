@@ -15,9 +15,9 @@ import pytest
 import torch
 from cache_bench import (
     BASE,
-    LAWS,
     MASK,
     ROWS,
+    SAMPLING_CASES,
     SPACE,
     P,
     Sampler,
@@ -58,14 +58,14 @@ CASES = [
 
 @cache
 def uncached(name: str, sampling: str) -> Tensor:
-    return decode(target(model(name), LAWS[sampling])).tokens
+    return decode(target(model(name), SAMPLING_CASES[sampling])).tokens
 
 
 def errors(
     monkeypatch, of: MaskedTarget, everywhere: bool = False, then: Tensor | None = None, **params
 ) -> float:
-    """The largest error of a fresh law that could be committed (or of any fresh one) in a run,
-    against the model without a cache. ``then``: the tokens that must come out."""
+    """The largest error of a fresh distribution that could be committed (or of any fresh one) in a
+    run, against the model without a cache. ``then``: the tokens that must come out."""
     found, predict, prepare = [], CachedMaskedTarget.predict, CachedMaskedTarget.prepare
 
     def noted(self, step):
@@ -98,7 +98,7 @@ def test_refreshing_every_call_is_no_cache(policy, name, sampling, monkeypatch):
     assert (
         errors(
             monkeypatch,
-            target(model(name), LAWS[sampling]),
+            target(model(name), SAMPLING_CASES[sampling]),
             True,
             uncached(name, sampling),
             cache=policy,
@@ -110,7 +110,10 @@ def test_refreshing_every_call_is_no_cache(policy, name, sampling, monkeypatch):
 
 @pytest.mark.parametrize("policy", APPROXIMATE)
 def test_control_refreshing_as_published_is_not(policy, monkeypatch):
-    assert errors(monkeypatch, target(model("llama_shifted"), LAWS["guided"]), cache=policy) > WRONG
+    assert (
+        errors(monkeypatch, target(model("llama_shifted"), SAMPLING_CASES["guided"]), cache=policy)
+        > WRONG
+    )
 
 
 @pytest.mark.parametrize(("name", "sampling"), CASES)
@@ -122,7 +125,9 @@ def test_with_one_layer_a_policy_is_exact_if_it_computes_all_that_changed(
     once they are computed again."""
 
     def of():
-        return target(model(name, layers=1), LAWS[sampling], ragged=name.startswith("llama"))
+        return target(
+            model(name, layers=1), SAMPLING_CASES[sampling], ragged=name.startswith("llama")
+        )
 
     assert errors(monkeypatch, of(), cache=policy, cache_settle=True) < EXACT
     if policy == "freecache":
@@ -177,7 +182,7 @@ def test_one_block_that_is_all_there_is_leaves_nothing_to_keep(policy, monkeypat
     def empty(sampling):
         return torch.zeros(ROWS, 0, dtype=torch.long) if sampling.guided else None
 
-    for sampling in LAWS.values():
+    for sampling in SAMPLING_CASES.values():
         of = MaskedTarget(
             model("llama"), torch.zeros(ROWS, 0, dtype=torch.long), SPACE, sampling, empty(sampling)
         )
@@ -218,8 +223,8 @@ def test_what_delayed_keeps_was_computed_as_what_it_is(monkeypatch):
 
 
 def test_to_a_window_what_is_behind_it_does_not_exist():
-    """The first law of the places in it is that of a canvas that ends there; control: with all
-    places seen it is not."""
+    """The first distribution of the places in it is that of a canvas that ends there; control: with
+    all places seen it is not."""
     net, space = model("llama"), TokenSpace.codes((6,), 8, V, MASK)
     short = target(net, space=space).predict(torch.full((ROWS, 6), MASK)).logprobs
     for width, same in ((6, True), (64, False)):
@@ -250,7 +255,7 @@ def test_to_a_window_what_is_behind_it_does_not_exist():
 @pytest.mark.parametrize(("name", "sampling"), CASES[1:3])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_row_is_the_same_alone_and_in_a_batch(policy, name, sampling):
-    net, sampling, ragged = model(name), LAWS[sampling], not name.startswith("grid")
+    net, sampling, ragged = model(name), SAMPLING_CASES[sampling], not name.startswith("grid")
     whole = decode(target(net, sampling, ragged=ragged), cache=policy)
     rows = [[1], [3, 2], [0]][POLICIES.index(policy) % 3]
     part = decode(target(net, sampling, rows, ragged), rows, cache=policy)
@@ -258,11 +263,11 @@ def test_a_row_is_the_same_alone_and_in_a_batch(policy, name, sampling):
     assert [s.nfe for s in part.stats] == [whole.stats[r].nfe for r in rows]
 
 
-@pytest.mark.parametrize("sampling", LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING_CASES)
 @pytest.mark.parametrize("name", ["llama", "llama_shifted"])
 def test_padding_changes_nothing(name, sampling):
     """Not that of the batch, not more of it, and whatever ids it holds."""
-    net, sampling = model(name), LAWS[sampling]
+    net, sampling = model(name), SAMPLING_CASES[sampling]
     found = target(net, sampling, ragged=True).predict(canvas()).logprobs
     more = target(net, sampling, ragged=True, extra=3).predict(canvas()).logprobs
     assert torch.equal(found, more)
@@ -448,7 +453,7 @@ def test_what_a_cache_cannot_do_is_said_at_once():
         of.prepare(step)
 
 
-def test_schedules_that_look_at_a_law_and_shadows_are_refused():
+def test_schedules_that_look_at_a_distribution_and_shadows_are_refused():
     names = [n for n in registry.table("block_schedule") if n not in ("whole", "fixed")]
     for name in names:
         with pytest.raises(GenError, match=f"sampler.blocks is {name!r}; expected whole or fixed"):

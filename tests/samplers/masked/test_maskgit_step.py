@@ -181,7 +181,7 @@ def test_counts_of_masked_places_are_the_schedulers():
 
 
 def test_a_canvas_that_is_partly_given_is_kept_by_both(folders):
-    """diffusers counts what stays masked from the whole picture unless it is told the share that
+    """diffusers counts what stays masked from the whole image unless it is told the share that
     was masked at the start."""
     from diffusers import AmusedScheduler
 

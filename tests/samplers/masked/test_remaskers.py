@@ -15,11 +15,11 @@ from block_bench import target_of as block_target
 from latent_bench import run as run_latents
 from masked_bench import (
     IDS,
-    LAWS,
     MASK,
     MODEL,
     POSITIONS,
     ROWS,
+    SAMPLING_CASES,
     SPACE,
     canvas,
     check_given,
@@ -111,7 +111,7 @@ def reference(sampler, sampling: SamplingParams, row: int) -> list[int]:
     return state
 
 
-@pytest.mark.parametrize("sampling", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING_CASES.values(), ids=SAMPLING_CASES)
 @pytest.mark.parametrize("temperature", [0.0, 4.5])
 @pytest.mark.parametrize("remasker", PLAIN)
 def test_tokens_are_those_of_the_reference(remasker, temperature, sampling):
@@ -128,7 +128,7 @@ def test_tokens_are_those_of_the_reference(remasker, temperature, sampling):
 
 
 @pytest.mark.parametrize("param", ["remask_threshold", "remask_margin"])
-def test_the_knobs_of_secondary_are_felt_and_switch_it_off(param):
+def test_the_parameters_of_secondary_are_felt_and_switch_it_off(param):
     off = {"remask_threshold": 0.0, "remask_margin": 1.0}
 
     def sampler(**params):

@@ -29,7 +29,8 @@ GREEDY = {
     "blocks": "fixed",
     "block_length": SIZE,
 }
-KNOBS = {  # so that each of them does something to a model that says something else in every step
+# values at which each remasker changes the output of a model whose answer changes in every step
+PARAMETERS = {
     "edit": {"edit_threshold": 0.45, "max_post_steps": 3},
     "wino": {"remask_threshold": 0.2, "selector": "wide_in", "conf_threshold": 0.3},
     "below_threshold": {"remask_threshold": 0.3},
@@ -384,7 +385,7 @@ def decode(
 def test_decoding_is_that_of_the_reference(name, sampling):
     """Tokens, calls and places, in blocks, of rows that are given a part, all and nothing; the off
     switch is the control."""
-    sampler = masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS[name]))
+    sampler = masked_iterative(steps=11, remasker=name, **(GREEDY | PARAMETERS[name]))
     rows = [0, 1, 4] if sampling.guided else range(ROWS)
     out = run(sampler, sampling)
     for row in rows:
@@ -393,14 +394,14 @@ def test_decoding_is_that_of_the_reference(name, sampling):
             out.stats[row].nfe,
             out.stats[row].tokens_computed,
         ) == decode(sampler, sampling, row)
-    plain = run(masked_iterative(steps=11, **(GREEDY | KNOBS[name])), sampling)
+    plain = run(masked_iterative(steps=11, **(GREEDY | PARAMETERS[name])), sampling)
     assert not torch.equal(out.tokens, plain.tokens)
 
 
 @pytest.mark.parametrize("name", OFF)
 def test_switched_off_it_is_none(name):
     def sampler(**said):
-        return masked_iterative(steps=11, **(GREEDY | KNOBS[name] | said))
+        return masked_iterative(steps=11, **(GREEDY | PARAMETERS[name] | said))
 
     off, plain = run(sampler(remasker=name, **OFF[name])), run(sampler())
     assert torch.equal(off.tokens, plain.tokens) and [s.nfe for s in off.stats] == [
@@ -410,7 +411,7 @@ def test_switched_off_it_is_none(name):
 
 def test_a_row_stays_in_its_block_while_it_is_edited():
     """The control is a loop that lets it go on: then other places are edited."""
-    sampler = masked_iterative(steps=11, remasker="edit", **(GREEDY | KNOBS["edit"]))
+    sampler = masked_iterative(steps=11, remasker="edit", **(GREEDY | PARAMETERS["edit"]))
     out = run(sampler, trace=True)
     assert out.tokens[0].tolist() != decode(sampler, SamplingParams(), 0, hold=False)[0]
     for trace in out.traces:
@@ -419,7 +420,9 @@ def test_a_row_stays_in_its_block_while_it_is_edited():
 
 
 def test_an_edited_place_is_removed_and_committed_in_one_step():
-    out = run(masked_iterative(steps=11, remasker="edit", **(GREEDY | KNOBS["edit"])), trace=True)
+    out = run(
+        masked_iterative(steps=11, remasker="edit", **(GREEDY | PARAMETERS["edit"])), trace=True
+    )
     edits = 0
     for row, trace in enumerate(out.traces):
         state, late = (dict(enumerate(canvas()[row].tolist())) for _ in range(2))
@@ -453,7 +456,7 @@ def test_calls_after_the_last_mask_are_bounded_and_end_with_the_edits():
 
 
 def test_rows_with_shadows_are_the_same_alone():
-    sampler = masked_iterative(steps=11, remasker="wino", **(GREEDY | KNOBS["wino"]))
+    sampler = masked_iterative(steps=11, remasker="wino", **(GREEDY | PARAMETERS["wino"]))
     whole = run(sampler, trace=True)
     assert sum(len(step.removed) for trace in whole.traces for step in trace) > 0
     for row in (0, 4):
@@ -475,7 +478,7 @@ def test_control_a_shadow_that_sees_itself_is_noticed(monkeypatch):
     monkeypatch.setitem(registry._kinds["remasker"], "broken", sees_itself)
 
     def sampler(name):
-        return masked_iterative(steps=11, remasker=name, **(GREEDY | KNOBS["wino"]))
+        return masked_iterative(steps=11, remasker=name, **(GREEDY | PARAMETERS["wino"]))
 
     assert (
         run(sampler("broken")).tokens[0].tolist() != decode(sampler("wino"), SamplingParams(), 0)[0]

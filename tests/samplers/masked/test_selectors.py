@@ -28,8 +28,8 @@ masked_iterative = registry.get("sampler", "masked_iterative")
 
 @dataclass
 class Row:
-    """A row in a step: ``eligible`` places, ``open`` ones, ``known`` ones; id, law (probabilities),
-    confidence and score of each."""
+    """A row in a step: ``eligible`` places, ``open`` ones, ``known`` ones; id, distribution
+    (probabilities), confidence and score of each."""
 
     k: object
     eligible: list[int]
@@ -261,7 +261,7 @@ def probabilities(logits_of, sampling: SamplingParams) -> list[list[float]]:
 
 
 def with_credit(s: Row) -> None:
-    """The law, confidence and ids of a row after what was likely before has been added."""
+    """The distribution, confidence and ids of a row after what was likely before has been added."""
     k = s.memory["credit"] = (
         {}
         if s.begins
@@ -350,7 +350,7 @@ def reference(
     return state, steps
 
 
-LAWS = {
+SAMPLING_CASES = {
     "plain": SamplingParams(),
     "guided": SamplingParams(temperature=0.7, top_k=3, guidance_scale=1.2),
 }
@@ -369,7 +369,11 @@ def check_run(sampler, rule, sampling: SamplingParams) -> int:
 
 @pytest.mark.parametrize(
     ("blocks", "sampling"),
-    [("whole", LAWS["plain"]), ("fixed", LAWS["guided"]), ("lookahead", LAWS["plain"])],
+    [
+        ("whole", SAMPLING_CASES["plain"]),
+        ("fixed", SAMPLING_CASES["guided"]),
+        ("lookahead", SAMPLING_CASES["plain"]),
+    ],
 )
 @pytest.mark.parametrize("name", RULES)
 def test_a_run_is_that_of_its_rule(name, blocks, sampling):
@@ -380,7 +384,7 @@ def test_a_run_is_that_of_its_rule(name, blocks, sampling):
     assert several > 0 or name in (
         "klass",
         "coherent",
-    )  # this model's laws jump about; see the next test
+    )  # this model's distributions jump about; see the next test
 
 
 @pytest.mark.parametrize("name", ["klass", "coherent"])
@@ -392,8 +396,8 @@ def test_what_is_steady_is_committed_together(name):
     def sampler(**params):
         return masked_iterative(selector=name, **daring | SUREST | params)
 
-    assert check_run(sampler(), RULES[name], LAWS["plain"]) > 0
-    check_run(sampler(history=3), RULES[name], LAWS["plain"])
+    assert check_run(sampler(), RULES[name], SAMPLING_CASES["plain"]) > 0
+    check_run(sampler(history=3), RULES[name], SAMPLING_CASES["plain"])
 
     def calls(s):
         return sum(x.nfe for x in run(s).stats)
@@ -407,7 +411,7 @@ def test_credit_is_that_of_its_rule(selector, blocks):
     sampler = masked_iterative(
         selector=selector, blocks=blocks, block_length=7, **DARING | SUREST | {"proposer": "credit"}
     )
-    check_run(sampler, RULES[selector], LAWS["plain"])
+    check_run(sampler, RULES[selector], SAMPLING_CASES["plain"])
     plain = run(
         masked_iterative(selector=selector, blocks=blocks, block_length=7, **DARING | SUREST)
     )
@@ -502,6 +506,8 @@ def test_control_a_broken_selector_fails_its_rule(name, broken):
 
 def test_control_a_broken_rule_fails_the_run():
     sampler = resolve_sampler({"name": "fast_dllm", "conf_threshold": 0.5, "block_length": 7})[0]
-    check_run(sampler, RULES["threshold"], LAWS["plain"])
+    check_run(sampler, RULES["threshold"], SAMPLING_CASES["plain"])
     with pytest.raises(AssertionError):
-        check_run(sampler, lambda s: {i for i in s.eligible if s.conf[i] >= 0.6}, LAWS["plain"])
+        check_run(
+            sampler, lambda s: {i for i in s.eligible if s.conf[i] >= 0.6}, SAMPLING_CASES["plain"]
+        )

@@ -196,13 +196,17 @@ def test_a_threshold_that_everything_reaches_means_one_call_per_block(name, para
         ] == calls
 
 
-def test_klass_waits_for_as_many_laws_as_its_history():
+def test_klass_waits_for_as_many_distributions_as_its_history():
     def sampler(history):
         return masked_iterative(
             selector="klass", conf_threshold=0, kl_threshold=1e9, history=history, **SUREST
         )
 
-    for history in (1, 2, 5):  # nothing has a law before, then one place more is known in each step
+    for history in (
+        1,
+        2,
+        5,
+    ):  # nothing has a distribution before, then one place more is known in each step
         assert counts(sampler(history)) == [
             [1] * min(history, w) + [w - history] * (w > history) for w in WANTED
         ]
@@ -219,7 +223,9 @@ def test_credit_without_weight_is_the_plain_threshold():
 
 
 @pytest.mark.parametrize("confidence_on", ["raw", "shaped"])
-def test_credit_is_forgotten_when_a_block_begins_and_its_law_is_what_is_judged(confidence_on):
+def test_credit_is_forgotten_when_a_block_begins_and_its_distribution_is_what_is_judged(
+    confidence_on,
+):
     credit, moved, seen = registry.get("proposer", "credit"), 0, 0
     for seed in range(4):
         for step in states(
@@ -357,11 +363,11 @@ def test_names_of_other_libraries_are_understood():
     [
         (
             {"name": "fast_dllm", "threshold": 0.7, "conf_threshold": 0.8},
-            "got 'threshold' and 'conf_threshold' in a.yaml, which are one parameter",
+            "got 'threshold' and 'conf_threshold' in a.yaml, which are names of the same parameter",
         ),
         (
             {"name": "fast_dllm", "remasking": "random", "alg": "entropy"},
-            "got 'remasking' and 'alg' in a.yaml, which are one parameter, order",
+            "got 'remasking' and 'alg' in a.yaml, which are names of the same parameter, order",
         ),
         (
             {"name": "fast_dllm", "remasking": "entropy"},

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from enumeration import enumerate_law
+from enumeration import enumerate_distribution
 
 from gen.__main__ import main
 from gen.bench.oracle import contenders, dial
@@ -48,11 +48,11 @@ def fully(oracle: Oracle) -> torch.Tensor:
     return torch.full((1, oracle.length), oracle.mask_token_id)
 
 
-# --- The law
+# --- The distribution
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_the_law_is_that_of_the_answers_that_agree(op):
+def test_the_distribution_is_that_of_the_answers_that_agree(op):
     """Against its definition, for every canvas that an answer leads to."""
     task = task_of(op, 3)
     oracle, right = Oracle([task]), answers(task)
@@ -71,7 +71,7 @@ def test_the_law_is_that_of_the_answers_that_agree(op):
         assert torch.allclose(got, expected, atol=1e-12)
 
 
-def test_a_canvas_that_no_answer_agrees_with_has_the_law_of_the_nearest_ones():
+def test_a_canvas_that_no_answer_agrees_with_has_the_distribution_of_the_nearest_ones():
     oracle = Oracle([SHUFFLE])
     a, b, c, d = (oracle.words.index(w) for w in "3120")
     hole = oracle.mask_token_id
@@ -92,7 +92,7 @@ def test_a_canvas_that_no_answer_agrees_with_has_the_law_of_the_nearest_ones():
         )
 
 
-def test_rows_have_the_law_of_their_own_task_whatever_stands_beside_them():
+def test_rows_have_the_distribution_of_their_own_task_whatever_stands_beside_them():
     tasks = some_tasks()
     target = oracle_target([*tasks, tasks[0]])
     blank = target.space.empty(target.rows)
@@ -215,7 +215,7 @@ def test_a_sampler_is_exactly_as_good_as_its_groups(task, groups):
     """Every outcome of the production sampler, with its probability."""
     oracle = Oracle([task])
     sampler, sampling = resolve_sampler({**LINEAR, "order": "raster", "steps": len(groups)})
-    found = enumerate_law(
+    found = enumerate_distribution(
         lambda rng, context: sampler(oracle.target([task] * len(context), sampling), rng).tokens, 1
     )[0]
     right = {tuple(oracle.canvas(a)) for a in answers(task)}
@@ -351,7 +351,7 @@ def test_the_bench_finds_whatever_is_registered(puzzles, monkeypatch):
     assert dial({"name": "plain", "selector": "all_of_them"}, {}, probe) == (
         None,
         [],
-    )  # one call, whatever its knobs are
+    )  # one call, whatever its parameters are
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Causal decoders that search or follow a rule, without drafts."""

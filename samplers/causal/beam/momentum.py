@@ -1,0 +1,130 @@
+"""Momentum decoding: the most likely token, unless it repeats what the text holds already.
+
+Of the ``candidates`` most likely tokens v, with text x_1 .. x_n (prompt included):
+
+    x_{n+1} = argmax p(v) - resistance * f(r(v))
+    r(v)    tokens of the longest end of (x_1 .. x_n, v) that stands in x_1 .. x_n; 0 if v does not
+    f(r)    r up to 5, infinite above; equal values go to the more likely token
+
+A new token meets no resistance, so the rule is greedy decoding until the text begins to repeat.
+
+Reference: Lan et al., "Momentum Decoding: Open-ended Text Generation As Graph Exploration" (arXiv
+2212.02175). ``resistance`` 0.2, 5 candidates and f are those of their code for GPT2-XL.
+Guarantee: approximate, a deterministic rule: no seed changes the tokens. Resistance 0 is greedy
+decoding.
+Parameters: ``resistance``, ``candidates``.
+Preset: ``momentum``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gen.core.method import GREEDY_DECODING, Limit, method
+from gen.core.params import integer, number
+from gen.core.registry import register
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.beam.base import DeterministicSampler
+from gen.samplers.engine.causal_loop import Draft, Drafter, Verdict, decode_causal
+from gen.samplers.engine.hypotheses import first_largest
+
+LONGEST = 6  # repetitions of so many tokens and more meet an infinite resistance
+
+
+class Resistance(Drafter):
+    """Drafter that drafts nothing: every step takes the token that the rule chooses.
+
+    Args:
+        target: the target, for its prompts.
+        strength: factor of the resistance.
+        candidates: most likely tokens that compete.
+    """
+
+    window = 1
+
+    def __init__(self, target: CausalTarget, strength: float, candidates: int):
+        self.target, self.strength, self.candidates = target, strength, candidates
+        self.texts = torch.zeros(0, 0, dtype=torch.long)
+        self.lengths = torch.zeros(0, dtype=torch.long)
+
+    def propose(self, step, tokens):
+        rows = self.target.rows
+        prompt, length = self.target.prompt[:rows], self.target.prompt_length[:rows]
+        self.texts, self.lengths = joined(prompt, length, tokens), length + step.start
+        return Draft(tokens[:, :0], step.valid[:, :0])
+
+    def verify(self, step, output):
+        ids, logprobs = first_largest(
+            output.logprobs[:, 0], min(self.candidates, output.logprobs.shape[-1])
+        )
+        repeated = longest_repetition(self.texts, self.lengths, ids, LONGEST)
+        resistance = torch.where(repeated < LONGEST, repeated.to(logprobs), torch.inf)
+        score = logprobs.exp()
+        if self.strength:
+            score = score - self.strength * resistance
+        score = score.masked_fill(logprobs == -torch.inf, -torch.inf)
+        # a row whose candidates all are beyond any resistance takes the first one, the most likely
+        best = score.sort(dim=-1, descending=True, stable=True).indices[:, :1]
+        return Verdict(torch.zeros_like(step.start), ids.gather(1, best))
+
+
+def joined(prompt: Tensor, length: Tensor, tokens: Tensor) -> Tensor:
+    """Put tokens [b, T] behind the first ``length`` [b] tokens of prompts [b, P]: [b, P + T]."""
+    column = torch.arange(prompt.shape[1] + tokens.shape[1], device=prompt.device)
+    source = column + torch.where(column < length[:, None], 0, (prompt.shape[1] - length)[:, None])
+    last = prompt.shape[1] + tokens.shape[1] - 1
+    return torch.cat([prompt, tokens], 1).gather(1, source.clamp_max(last))
+
+
+def longest_repetition(texts: Tensor, lengths: Tensor, ids: Tensor, longest: int) -> Tensor:
+    """Measure which repetition each candidate would make.
+
+    Args:
+        texts: long [b, S]; the first ``lengths`` tokens of each count.
+        lengths: long [b].
+        ids: candidates, long [b, K].
+        longest: repetitions are counted up to this length.
+
+    Returns:
+        Tokens of the longest end of (text, candidate) that stands in the text, long [b, K].
+    """
+    column = torch.arange(texts.shape[1], device=texts.device)
+    matches = torch.zeros_like(texts)  # tokens before a position that equal the end of the text
+    still = (column < lengths[:, None]).long()
+    for back in range(1, longest):
+        before = texts.roll(back, 1)
+        end = texts.gather(1, (lengths - back).clamp_min(0)[:, None])
+        still = still * ((before == end) & (column >= back) & (lengths[:, None] >= back)).long()
+        matches = matches + still
+    found = (texts[:, None] == ids[..., None]) & (column < lengths[:, None])[:, None]
+    return torch.where(found, matches[:, None] + 1, 0).amax(-1)
+
+
+@method(
+    "momentum",
+    sampler="momentum_decoding",
+    about="greedy decoding with a resistance against tokens that repeat the text",
+    paper="2212.02175",
+    title="Momentum Decoding: Open-ended Text Generation As Graph Exploration",
+    limit=Limit(GREEDY_DECODING, {"resistance": 0.0}),
+)
+@register("sampler", "momentum_decoding")
+@dataclass(frozen=True)
+class Momentum(DeterministicSampler):
+    """Take the most likely token unless it repeats the text.
+
+    ``resistance``: probability that a candidate loses per token of the repetition it would make.
+    ``candidates``: most likely tokens that compete.
+    """
+
+    resistance: float = number(0.2)
+    candidates: int = integer(5, least=1)
+
+    papers = ("2212.02175",)
+
+    def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
+        drafter = Resistance(target, self.resistance, self.candidates)
+        return decode_causal(target, rng, drafter, trace=trace, callback=callback)

@@ -1,0 +1,82 @@
+"""Drafter that grows a tree of drafts in some shape, from the distributions of any source."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gen.models.targets.base import StepOutput, legal_at
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.drafters.base import Nodes
+from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
+from gen.samplers.engine.failed import failed_draws
+from gen.samplers.engine.rows import RowStore
+from gen.samplers.engine.tree import Tree, TreeBuilder
+from gen.samplers.verifiers.base import POINT, ROW, Proposal, Verifier
+
+
+class NodeDrafter(Drafter):
+    """Drafter of trees.
+
+    Args:
+        target: the model.
+        nodes: distributions of the drafts.
+        shape: which nodes get children.
+        draws: how siblings are drawn.
+        verifier: decides which drafts are accepted.
+    """
+
+    def __init__(
+        self, target: CausalTarget, nodes: Nodes, shape: Shape, draws: str, verifier: Verifier
+    ):
+        self.nodes, self.shape, self.draws, self.verifier = nodes, shape, draws, verifier
+        self.targets, self.legal = tuple(nodes.targets), target.legal
+        self.tree: Tree | None = None
+
+    @property
+    def stores(self) -> tuple[RowStore, ...]:
+        return (self.store, *self.nodes.stores)
+
+    @property
+    def nfe(self) -> list[int] | None:
+        return self.nodes.nfe
+
+    @property
+    def window(self) -> int:
+        return 1 + self.shape.nodes
+
+    def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
+        self.tree = None
+        if step.positions.shape[1] == 1:
+            nothing = step.valid[:, :0]
+            return Draft(tokens[:, :0], nothing)
+        builder = TreeBuilder(step, tokens, self.nodes, self.draws, self.shape.is_chain)
+        self.shape.grow(builder)
+        self.nodes.count_passes(step, builder.passes)
+        self.tree = tree = builder.finish()
+        row = torch.arange(len(tokens), device=tokens.device)[:, None]
+        failed = tree.exists & failed_draws(tree.tokens, tree.logq[row, tree.parents + 1])
+        parents = None if self.shape.is_chain else tree.parents
+        return Draft(tree.tokens, tree.exists, parents, failed)
+
+    def verify(self, step: CausalStep, output: StepOutput) -> Verdict:
+        tree, logp = self.tree, output.logprobs
+        if tree is None:
+            ids = step.categorical(logp, "token", step.valid, shared=True)
+            return Verdict(torch.zeros_like(step.start), ids)
+        self.nodes.learn(step, tree, output)
+        if not tree.is_chain:
+            return self.verifier.verify_tree(step, tree, logp)
+        length = tree.tokens.shape[1]
+        kind = torch.where(tree.random, ROW, POINT)
+        legal = legal_at(self.legal, step.positions[:, :length])
+        logq = tree.logq[:, :length].to(logp.dtype)
+        proposal = Proposal(tree.tokens, kind, logq, legal)
+        return self.verifier.verify(step, proposal, tree.exists, logp)
+
+    def observe(self, step: CausalStep, num_accepted: np.ndarray, num_drafted: np.ndarray) -> None:
+        self.nodes.observe(step, num_accepted, num_drafted)
+        committed = np.minimum(num_accepted + 1, step.widths)
+        self.shape.over(step.positions.shape[1], step.starts, committed)

@@ -1,0 +1,1 @@
+"""Length policies: how many tokens a draft model drafts in a round."""

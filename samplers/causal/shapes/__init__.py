@@ -1,0 +1,1 @@
+"""Shapes of drafts: which nodes of a tree get children."""

@@ -1,0 +1,61 @@
+"""Paths that are drawn independently of each other, after a common trunk if there is one.
+
+trunk 0:   K paths from the root (Sun et al., "SpecTr", arXiv 2310.15141)
+trunk n:   a chain of n drafts, then K paths from its end (delayed branching: paths that part at
+           once share nothing, and the first drafts are the likeliest to be accepted)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gen.core.params import Params, integer
+from gen.core.registry import register
+from gen.samplers.causal.shapes.base import Shape
+from gen.samplers.engine.tree import WITH_REPLACEMENT, TreeBuilder
+
+
+@dataclass(frozen=True)
+class PathParams(Params):
+    """Parameters of independent paths.
+
+    Attributes:
+        paths: number of paths.
+        path_length: drafts of each path, behind the trunk.
+        trunk: drafts before the paths part.
+    """
+
+    paths: int = integer(4, least=1)
+    path_length: int = integer(4, least=1)
+    trunk: int = integer(0)
+
+
+@register("shape", "paths", params=PathParams)
+class Paths(Shape):
+    """Paths that are drawn independently of each other, behind a common trunk."""
+
+    takes = (WITH_REPLACEMENT,)
+
+    @property
+    def nodes(self) -> int:
+        return self.params.trunk + self.params.paths * self.params.path_length
+
+    @property
+    def depth(self) -> int:
+        return self.params.trunk + self.params.path_length
+
+    def grow(self, builder: TreeBuilder) -> None:
+        tip = [-1]
+        for _ in range(self.params.trunk):
+            builder.add(builder.columns(tip))
+            builder.expand()
+            tip = [builder.size - 1]
+        first = builder.size
+        for _ in range(self.params.paths):
+            builder.add(builder.columns(tip))
+        tips = list(range(first, builder.size))
+        for _ in range(self.params.path_length - 1):
+            builder.expand()
+            first = builder.size
+            builder.add(builder.columns(tips))
+            tips = list(range(first, builder.size))

@@ -1,0 +1,85 @@
+"""k-sequential selection: k independent drafts at a node share one acceptance rule.
+
+At a node with target distribution p, draft distribution q and k drafts that are there:
+
+    beta(rho) = sum over v of min(q(v), p(v) / rho)
+    rho       = the smallest in [1, k] with 1 - (1 - beta)^k <= rho beta
+    accept draft x with probability min(1, p(x) / (rho q(x))), one after the other
+    else draw from norm(p - min(q, p / rho) (1 - (1 - beta)^k) / beta)
+
+k is the number of paths that agree with what is accepted so far. Sun et al., "SpecTr: Fast
+Speculative Decoding via Optimal Transport" (arXiv 2310.15141).
+
+Guarantee: what is committed is distributed as p, if the paths were drawn independently of each
+other. It accepts at least 1 - 1/e times as often as the best rule.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gen.core.registry import register
+from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.tree import WITH_REPLACEMENT
+from gen.samplers.verifiers.tree import (
+    TreeVerifier,
+    coins,
+    first_with_path,
+    node,
+    representative,
+)
+
+BISECTIONS = 60
+
+
+@register("verifier", "k_seq")
+class KSeq(TreeVerifier):
+    """The rule of SpecTr for paths that were drawn independently of each other."""
+
+    draws = (WITH_REPLACEMENT,)
+
+    def walk(self, step, tree, logp):
+        b, length = tree.tokens.shape
+        first = first_with_path(tree)
+        context = [representative(first, tree.parents[:, c]) for c in range(length)]
+        at = torch.full((b,), -1, dtype=torch.long, device=logp.device)
+
+        def enter():
+            """Read the distributions at the rows' nodes, and the rule for their drafts."""
+            alive = torch.zeros_like(at)
+            for c in range(length):
+                alive += tree.exists[:, c] & (context[c] == at)
+            p, q = node(logp, at).exp(), node(tree.logq, at).to(logp.dtype).exp()
+            return p, q, alive, smallest_factor(p, q, alive)
+
+        p, q, alive, rho = enter()
+        for column in range(length):
+            turn = tree.exists[:, column] & (context[column] == at)
+            if not may_be_any(turn):
+                continue
+            ids = tree.tokens[:, column, None]
+            chance = (p.gather(1, ids) / (rho * q.gather(1, ids)))[:, 0]
+            kept = coins(step, tree, column, chance.clamp_max(1).nan_to_num(0.0), turn)
+            at = torch.where(kept, first[:, column], at)
+            if may_be_any(kept):
+                p, q, alive, rho = enter()
+        common = torch.minimum(q, p / rho)
+        beta = common.sum(1, keepdim=True)
+        share = torch.where(beta > 0, (1 - (1 - beta) ** alive[:, None]) / beta, 0)
+        rest = (p - common * share).clamp_min_(0)
+        total = rest.sum(1, keepdim=True)
+        rest = torch.where((alive[:, None] > 0) & (total > 0), rest / total, p)
+        return at, rest.log()
+
+
+def smallest_factor(p: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Find the rho of the module's rule, [b, 1], for p and q [b, V] and k drafts, long [b]."""
+    most = k.clamp_min(1)[:, None].to(p.dtype)
+    low, high = torch.ones_like(most), most.clone()
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        beta = torch.minimum(q, p / middle).sum(1, keepdim=True)
+        enough = 1 - (1 - beta) ** most <= middle * beta
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high
