@@ -37,6 +37,11 @@ DECIDES = {
     "cache": "the positions that a pass computes ([below](#caches))",
 }
 
+GUARANTEED = {
+    "same_tokens": "same tokens",
+    "same_distribution": "exact",
+}
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Writes a Markdown table."""
@@ -66,10 +71,24 @@ def methods() -> str:
 def verifiers() -> str:
     """Lists the verifiers of drafts."""
     rows = [
-        [f"`{name}`", "approximate" if verifier.relaxed else "exact", first_line(verifier)]
+        [
+            f"`{name}`",
+            "approximate" if verifier.relaxed else GUARANTEED[verifier.guarantee],
+            "chains, trees" if verifier.judges_trees else "chains",
+            first_line(verifier),
+        ]
         for name, verifier in registry.table("verifier").items()
     ]
-    return table(["verifier", "guarantee", "rule"], rows)
+    return table(["verifier", "guarantee", "judges", "rule"], rows)
+
+
+def shapes() -> str:
+    """Lists the shapes of drafts, and how each can draw siblings."""
+    rows = [
+        [f"`{name}`", ", ".join(f"`{way}`" for way in shape.takes), first_line(shape)]
+        for name, shape in registry.table("shape").items()
+    ]
+    return table(["shape", "ways to draw siblings", "drafts"], rows)
 
 
 def policies() -> str:
@@ -165,6 +184,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verifiers": verifiers,
     "policies": policies,
     "drafters": drafters,
+    "shapes": shapes,
     "samplers": samplers,
     "presets": presets,
     "papers": papers,

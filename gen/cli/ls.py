@@ -13,6 +13,7 @@ from gen.core.tables import EMPTY, columns
 # for --json and the pages; a line must fit a terminal
 LONG = (
     "params",
+    "draws",
     "reference",
     "papers",
     "paper",
@@ -21,7 +22,6 @@ LONG = (
     "options",
     "tested",
     "limit",
-    "draws",
 )
 
 

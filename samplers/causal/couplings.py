@@ -52,10 +52,12 @@ class Coupling:
     Attributes:
         guarantee: what the coupling does to the distribution.
         compares: whether it looks at the distribution that a draft came from.
+        keeps_noise: whether all drafts of a position have the same noise, that of the position.
     """
 
     guarantee = "same_distribution"
     compares = True
+    keeps_noise = False
 
     def step(
         self,
@@ -158,6 +160,8 @@ class Maximal(_Verified):
 class GumbelShared(_Verified):
     """Coupling whose drafts share the noise of their position; coins and residuals do not."""
 
+    keeps_noise = True
+
     def redraft(self, step, proposal, past, kept, chance, next_logprobs):
         return step.categorical(next_logprobs, "token", past, shared=True)
 
@@ -169,6 +173,7 @@ class Gumbel(Coupling):
 
     guarantee = "same_tokens"
     compares = False
+    keeps_noise = True
 
     def step(self, step, proposal, drafted, logp, next_logprobs):
         ids = step.categorical(logp, "token", step.valid, shared=True)

@@ -22,15 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.core.sampler import Preset, Sampler
+from gen.core.token_space import TokenSpace
 from gen.models.targets.base import StepOutput, legal_at
-from gen.samplers.causal.couplings import without_eos
+from gen.models.targets.causal import CausalTarget
+from gen.samplers.causal.couplings import Coupling, without_eos
+from gen.samplers.causal.initialisers.base import Entering, Initialiser
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Verdict, decode_causal
 from gen.samplers.engine.host import to_device
-from gen.samplers.engine.rows import RowState
+from gen.samplers.engine.rows import RowState, RowStore
 from gen.samplers.engine.window import AUTO, AutoWidth, Windowed, checked, width_of
-from gen.samplers.verifiers.base import ROW, Proposal
+from gen.samplers.verifiers.base import ROW, PositionVerifier, Proposal
 
 
 class JacobiDrafter(Windowed):
@@ -43,10 +47,26 @@ class JacobiDrafter(Windowed):
     logq: RowState = RowState()  # their distributions [b, n, V]
     kind = RowState()  # and which kind those are, [b, n]
 
-    def __init__(self, window: int | AutoWidth, coupling, init, space, legal: Tensor):
+    def __init__(
+        self,
+        window: int | AutoWidth,
+        coupling: Coupling,
+        init: Initialiser,
+        space: TokenSpace,
+        legal: Tensor,
+    ):
         super().__init__(window)
         self.coupling, self.init, self.space, self.legal = coupling, init, space, legal
+        self.targets = init.targets
         self._nothing_legal = legal[None, :0]  # bool [1, 0, V]
+
+    @property
+    def stores(self) -> tuple[RowStore, ...]:
+        return (self.store, *self.init.stores)
+
+    @property
+    def nfe(self) -> list[int] | None:
+        return self.init.nfe
 
     def propose(self, step: CausalStep, tokens: Tensor) -> Draft:
         b, width = step.positions.shape
@@ -59,33 +79,60 @@ class JacobiDrafter(Windowed):
                 torch.zeros(b, 0, self.legal.shape[1], device=tokens.device),
             )
         drafts, drafted = _resize(self.tokens, length), step.valid[:, :length]
-        compares = self.coupling.compares
+        compares, redrafts = self.coupling.compares, self.init.redrafts
         kind, logq, legal = self.kind, self.logq, self._nothing_legal
-        if compares:
+        if compares or redrafts:
             kind, logq = _resize(kind, length), _resize(logq, length)
-            if length:
-                legal = self._legal(step.positions[:, :length])
-        room = np.minimum(step.widths, length)
-        if (self.carried < room).any():
-            first = int(self.carried.min())
-            entering = drafted[:, first:] & to_device(
-                np.arange(first, length) >= self.carried[:, None], tokens.device
-            )
-
-            def canvas() -> Tensor:
-                """Join committed tokens and drafts so far, [b, T]."""
-                carried = torch.cat([drafted[:, :first], drafted[:, first:] & ~entering], 1)
-                total = tokens.shape[1]  # what is not carried goes to a position behind all others
-                at = torch.where(carried, step.positions[:, :length], total)
-                return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, drafts)[:, :total]
-
-            here = legal[:, first:] if compares else self._legal(step.positions[:, first:length])
-            new, new_kind = self.init(step, canvas, self.space, first, here, entering)
-            drafts[:, first:] = torch.where(entering, new, drafts[:, first:])
+        if compares and length:
+            legal = self._legal(step.positions[:, :length])
+        room, failed = np.minimum(step.widths, length), None
+        if length and (redrafts or (self.carried < room).any()):
+            entering = self._entering(step, tokens, drafts, drafted, legal)
+            if redrafts:
+                entering.logp = logq
+            filled, first, active = self.init.fill(entering), entering.first, entering.active
+            drafts[:, first:] = torch.where(active, filled.tokens, drafts[:, first:])
+            if filled.failed is not None:
+                failed = torch.zeros_like(drafted)
+                failed[:, first:] = filled.failed
             if compares:
-                kind[:, first:] = torch.where(entering, new_kind, kind[:, first:])
+                kind[:, first:] = torch.where(active, filled.kind, kind[:, first:])
+            if compares and filled.logq is not None:
+                logq = logq.to(torch.promote_types(logq.dtype, filled.logq.dtype))
+                new = filled.logq.to(logq.dtype)
+                logq[:, first:] = torch.where(active[..., None], new, logq[:, first:])
         self.drafted, self.proposal = drafted, Proposal(drafts, kind, logq, legal)
-        return Draft(drafts, drafted)
+        if failed is None and self.targets:
+            failed = torch.zeros_like(drafted)
+        return Draft(drafts, drafted, failed=failed)
+
+    def _entering(
+        self, step: CausalStep, tokens: Tensor, drafts: Tensor, drafted: Tensor, legal: Tensor
+    ) -> Entering:
+        """Describe the positions that are to be drafted.
+
+        Args:
+            step: context of the step.
+            tokens: committed tokens [b, T].
+            drafts: drafts so far [b, L].
+            drafted: drafts that a row has or gets, bool [b, L].
+            legal: allowed tokens of the drafts [b, L, V], where the coupling compares.
+        """
+        length = drafts.shape[1]
+        begins, ends = np.minimum(self.carried, length), np.minimum(step.widths, length)
+        entering = drafted & to_device(np.arange(length) >= begins[:, None], tokens.device)
+
+        def canvas() -> Tensor:
+            """Join committed tokens and drafts so far, [b, T]."""
+            total = tokens.shape[1]  # what is not carried goes to a position behind all others
+            at = torch.where(drafted & ~entering, step.positions[:, :length], total)
+            return torch.cat([tokens, tokens[:, :1]], 1).scatter_(1, at, drafts)[:, :total]
+
+        first = 0 if self.init.redrafts else int(begins.min())
+        active = drafted if self.init.redrafts else entering[:, first:]
+        compares = self.coupling.compares
+        here = legal[:, first:] if compares else self._legal(step.positions[:, first:length])
+        return Entering(step, first, begins, ends, active, here, compares, tokens, canvas)
 
     def _legal(self, positions: Tensor) -> Tensor:
         """Look up the tokens that may be drafted at positions [b, n]: bool [b, n, V]."""
@@ -109,7 +156,7 @@ class JacobiDrafter(Windowed):
             width - 1
         )
         self.tokens = ids.gather(1, inside)
-        if compares:
+        if compares or self.init.redrafts:
             # one distribution less while the next one is made
             self.logq = None
             del self.proposal, proposal
@@ -139,12 +186,20 @@ class SpeculativeJacobi(Sampler):
 
     ``window``: positions computed per forward pass, or auto: as many as make the time per token
     least (``auto_width``). ``coupling``: fresh, maximal, gumbel_shared or gumbel. ``init``:
-    uniform, random, repeat or repeat_above.
+    uniform, random, repeat, repeat_above, model, table or model_table.
+
+    Of an ``init`` with a draft model: ``draft_model``, a model's name; None for the modality's own.
+    ``draft_rounds``: its forward passes per round at most; None for as many as change a draft.
+    ``redraft``: it corrects the drafts that are carried on as well; None where the coupling keeps
+    the noise of positions (gumbel, gumbel_shared), the others cannot.
     """
 
     coupling: str = "gumbel"
     window: int | str = 64
     init: str = "uniform"
+    draft_model: str | None = None
+    draft_rounds: int | None = 3
+    redraft: bool | None = None
 
     papers = ("2410.01699", "2002.09928")
     protocol = "causal"
@@ -152,25 +207,72 @@ class SpeculativeJacobi(Sampler):
 
     def __post_init__(self) -> None:
         checked(self.window, "sampler.window")
-        registry.get("coupling", self.coupling, "sampler.coupling")
+        coupling = registry.get("coupling", self.coupling, "sampler.coupling")
         registry.get("initialiser", self.init, "sampler.init")
+        rounds, model = self.draft_rounds, self.draft_model
+        if model is not None and not isinstance(model, str):
+            raise bad_value(
+                "sampler.draft_model",
+                model,
+                "the name of a model, or None for the modality's own",
+            )
+        if rounds is not None and (type(rounds) is not int or rounds < 1):
+            raise bad_value("sampler.draft_rounds", rounds, "an integer of at least 1, or None")
+        if self.redraft is not None and not isinstance(self.redraft, bool):
+            raise bad_value("sampler.redraft", self.redraft, "true, false or None")
+        if self.redraft and not coupling.keeps_noise:
+            raise bad_value(
+                "sampler.redraft",
+                self.redraft,
+                f"false or None, because the coupling {self.coupling} draws drafts with new noise;"
+                " gumbel and gumbel_shared keep that of their positions",
+            )
+
+    @property
+    def redrafts(self) -> bool:
+        """True where a draft model corrects drafts that are carried on."""
+        keeps_noise = registry.get("coupling", self.coupling).keeps_noise
+        return keeps_noise if self.redraft is None else self.redraft
 
     @property
     def guarantee(self) -> str:
         return registry.get("coupling", self.coupling).guarantee
 
     @property
+    def drafted(self) -> bool:
+        return registry.get("initialiser", self.init).needs_draft_model
+
+    @property
     def timed(self) -> bool:
         return self.window == AUTO
 
+    def drafter(
+        self,
+        target: CausalTarget,
+        draft: CausalTarget | None,
+        verifier: PositionVerifier | None = None,
+        window: int | AutoWidth | None = None,
+    ) -> JacobiDrafter:
+        """Make the drafter of one call.
+
+        Args:
+            target: the model.
+            draft: target of the draft model, where ``init`` needs one.
+            verifier: decides which drafts are accepted; None for the coupling's own.
+            window: window of the drafter; None for that of the parameters.
+        """
+        coupling = registry.get("coupling", self.coupling)
+        init = registry.get("initialiser", self.init).make(self, target, draft)
+        return JacobiDrafter(
+            width_of(self.window, self, target) if window is None else window,
+            coupling() if verifier is None else coupling(verifier),
+            init,
+            target.space,
+            target.legal,
+        )
+
     def __call__(self, target, rng, *, draft=None, canvas=None, trace=False, callback=None):
-        coupling, init = (
-            registry.get("coupling", self.coupling)(),
-            registry.get("initialiser", self.init),
-        )
-        drafter = JacobiDrafter(
-            width_of(self.window, self, target), coupling, init, target.space, target.legal
-        )
+        drafter = self.drafter(target, draft)
         return decode_causal(target, rng, drafter, trace=trace, callback=callback)
 
 

@@ -18,7 +18,7 @@ from gen.core.errors import bad_value
 from gen.core.registry import register, registry
 from gen.samplers.causal.drafters.base import DraftSource
 from gen.samplers.causal.drafters.model import ModelDrafted
-from gen.samplers.causal.jacobi import JacobiDrafter, SpeculativeJacobi
+from gen.samplers.causal.jacobi import SpeculativeJacobi
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.window import width_of
 
@@ -34,10 +34,8 @@ class JacobiDrafts(DraftSource):
 
     @classmethod
     def make(cls, sampler, target, draft, verifier):
-        coupling = registry.get("coupling", sampler.coupling)(verifier)
-        init = registry.get("initialiser", sampler.init)
         window = width_of(sampler.window, sampler, target)
-        return JacobiDrafter(window, coupling, init, target.space, target.legal)
+        return sampler.jacobi().drafter(target, draft, verifier, window)
 
 
 @register("sampler", "relaxed_acceptance")
@@ -70,7 +68,7 @@ class RelaxedAcceptance(ModelDrafted):
             raise bad_value("sampler.verifier", self.verifier, f"a relaxed one: {known}")
         self._rule()
         registry.get("drafter", self.drafter, "sampler.drafter").check(self)
-        SpeculativeJacobi(self.coupling, self.window, self.init)
+        self.jacobi()
         if self.coupling == "gumbel":
             raise bad_value(
                 "sampler.coupling",
@@ -90,9 +88,14 @@ class RelaxedAcceptance(ModelDrafted):
     def guarantee(self) -> str:
         return self._rule().guarantee
 
+    def jacobi(self) -> SpeculativeJacobi:
+        """Make the sampler that the drafter jacobi is of."""
+        return SpeculativeJacobi(self.coupling, self.window, self.init, self.draft_model)
+
     @property
     def drafted(self) -> bool:
-        return self._source().needs_draft_model
+        needs = self._source().needs_draft_model
+        return needs or (self.drafter == "jacobi" and self.jacobi().drafted)
 
     @property
     def timed(self) -> bool:

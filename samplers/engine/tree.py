@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gen.samplers.engine.causal_loop import CausalStep, StepContext
+from gen.samplers.engine.host import may_be_any
 
 # how the children of a node are drawn from the distribution at it
 WITH_REPLACEMENT = "with_replacement"  # independently of each other
@@ -60,10 +61,10 @@ class Tree:
     def select(self, columns: Tensor) -> Tree:
         """Take some columns of each row, long [b, n]: in their order, with all their ancestors."""
         row = torch.arange(len(columns), device=columns.device)[:, None]
-        place = torch.full_like(self.parents, -1)
-        place[row, columns] = torch.arange(columns.shape[1], device=columns.device)
+        new_column = torch.full_like(self.parents, -1)
+        new_column[row, columns] = torch.arange(columns.shape[1], device=columns.device)
         parents = self.parents[row, columns]
-        parents = torch.where(parents < 0, parents, place.gather(1, parents.clamp_min(0)))
+        parents = torch.where(parents < 0, parents, new_column.gather(1, parents.clamp_min(0)))
         nodes = torch.cat([torch.zeros_like(columns[:, :1]), columns + 1], 1)
         taken = (x[row, columns] for x in (self.tokens, self.exists, self.depth, self.random))
         tokens, exists, depth, random = taken
@@ -82,13 +83,14 @@ class Tree:
         path = torch.zeros(len(last), length + 1, dtype=torch.long, device=last.device)
         for _ in range(length):
             # the root's depth of 0 is written to the last column, which is cut off
-            depth = self._depth_of(last)
+            depth = self.depth_of(last)
             where = torch.where(depth > 0, depth - 1, length)
             path.scatter_(1, where[:, None], last.clamp_min(0)[:, None])
             last = torch.where(last < 0, last, self._parent_of(last))
         return path[:, :length]
 
-    def _depth_of(self, column: Tensor) -> Tensor:
+    def depth_of(self, column: Tensor) -> Tensor:
+        """Look up the depth of a draft of each row, long [b]; -1, the root, has depth 0."""
         depth = self.depth.gather(1, column.clamp_min(0)[:, None])[:, 0]
         return torch.where(column < 0, 0, depth)
 
@@ -145,6 +147,10 @@ class TreeBuilder:
         source: distributions of the nodes.
         draws: how siblings are drawn, one of ``DRAWS``.
         is_chain: whether every node gets one child.
+
+    Attributes:
+        passes: times that each row asked the source, long [b]. A row counts what it would need
+            alone: what the source said because other rows asked counts once the row needs it.
     """
 
     def __init__(
@@ -164,16 +170,13 @@ class TreeBuilder:
         # distribution of the next child of the root and of each draft, [b, n + 1, V]
         self.rest = root.clone()
         self._asked = 0  # drafts whose own distribution is known
+        self._alone = torch.zeros_like(step.start)  # drafts of which each row asked that
+        self.passes = (self.room > 1).long()
 
     @property
     def size(self) -> int:
         """Drafts so far."""
         return self.tree.tokens.shape[1]
-
-    @property
-    def expanded(self) -> int:
-        """Drafts whose own distribution is known."""
-        return self._asked
 
     @property
     def most_depth(self) -> int:
@@ -204,8 +207,28 @@ class TreeBuilder:
 
     def expand(self) -> None:
         """Ask the source for the distributions after the newest drafts, in one forward pass."""
-        if self._asked == self.size:
-            return
+        if self._asked < self.size:
+            self._count(self.tree.exists[:, self._asked :].any(1))
+            self._ask()
+
+    def expand_for(self, nodes: Tensor) -> None:
+        """Ask the source where rows need the distribution of a draft that nobody asked for.
+
+        Args:
+            nodes: the node that each row needs, long [b, 1]; -1 for the root.
+        """
+        if self.size:
+            column = nodes.clamp_min(0)
+            exists = _taken(self.tree.exists, column)[:, 0]
+            self._count((nodes[:, 0] >= self._alone) & exists)
+            if self._asked < self.size and may_be_any(nodes >= self._asked):
+                self._ask()
+
+    def _count(self, needed: Tensor) -> None:
+        self.passes = self.passes + needed
+        self._alone = torch.where(needed, self.size, self._alone)
+
+    def _ask(self) -> None:
         logq = self.source.extend(self.step, self.tree, self._asked)
         self.tree.logq = torch.cat([self.tree.logq, logq], 1)
         self.rest, self._asked = torch.cat([self.rest, logq], 1), self.size
@@ -240,7 +263,7 @@ class TreeBuilder:
             Log-probabilities of the children among what their earlier siblings left, [b, n].
         """
         tree, first, n = self.tree, self.size, parents.shape[1]
-        assert parents.numel() == 0 or int(parents.max()) < self._asked, "expand comes first"
+        assert not parents.is_cpu or bool((parents < self._asked).all()), "expand comes first"
         above = parents.clamp_min(0)
         depth = torch.where(parents < 0, 0, _taken(tree.depth, above)) + 1
         exists = (parents < 0) | _taken(tree.exists, above)

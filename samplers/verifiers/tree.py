@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from gen.samplers.engine.causal_loop import StepContext, Verdict
-from gen.samplers.engine.tree import (
-    RANKS,
-    Tree,
-    node_positions,
-)
+from gen.samplers.engine.host import may_be_any
+from gen.samplers.engine.tree import RANKS, Tree, node_positions
 from gen.samplers.verifiers.base import ROW, Proposal, Verifier
 
 
@@ -38,23 +35,43 @@ class TreeVerifier(Verifier):
         """
         raise NotImplementedError
 
-    def next_token(self, step: StepContext, last_depth: Tensor, logprobs: Tensor) -> Tensor:
-        """Draw the token [b] after the accepted path from ``logprobs`` [b, V]."""
-        here = (step.start + last_depth)[:, None]
-        every = torch.ones_like(here, dtype=torch.bool)
-        draws = step.rng.categorical(
-            logprobs[:, None], step.rows, here, "residual", step.round, every
-        )
-        return draws[:, 0]
+    def next_token(self, step: StepContext, tree: Tree, last: Tensor, logprobs: Tensor) -> Tensor:
+        """Draw the token after the accepted path.
+
+        A bonus token, where no draft was rejected, has the noise of its position: a row without
+        drafts draws the same in a batch whose other rows have some.
+
+        Args:
+            step: context of the step.
+            tree: drafts of the step.
+            last: last accepted column, -1 for the root, long [b].
+            logprobs: distribution of the token, log-probabilities [b, V].
+
+        Returns:
+            Tokens, long [b, 1].
+        """
+        here = (step.start + tree.depth_of(last))[:, None]
+        has_children = (tree.exists & (tree.parents == last[:, None])).any(1, keepdim=True)
+        drawn = torch.zeros_like(here)
+        for purpose, turn, active in (
+            ("residual", step.round, has_children),
+            ("token", None, ~has_children),
+        ):
+            if may_be_any(active):
+                new = step.rng.categorical(
+                    logprobs[:, None], step.rows, here, purpose, turn, active
+                )
+                drawn = torch.where(active, new, drawn)
+        return drawn
 
     def verify_tree(self, step: StepContext, tree: Tree, logp: Tensor) -> Verdict:
         """Accept a path and draw the token after it; arguments as in ``walk``."""
         last, logprobs = self.walk(step, tree, logp)
-        count = tree._depth_of(last)
+        count = tree.depth_of(last)
         path = tree.path(last, tree.tokens.shape[1])
         tokens = torch.cat([tree.tokens.gather(1, path), torch.zeros_like(path[:, :1])], 1)
-        drawn = self.next_token(step, count, logprobs)
-        return Verdict(count, tokens.scatter(1, count[:, None], drawn[:, None]), path)
+        drawn = self.next_token(step, tree, last, logprobs)
+        return Verdict(count, tokens.scatter(1, count[:, None], drawn), path)
 
     def verify(
         self, step: StepContext, proposal: Proposal, drafted: Tensor, logp: Tensor

@@ -79,9 +79,10 @@ SPECS |= {
     f"remask-{m}": {"name": "masked_iterative", "remasker": m, "steps": 5}
     for m in registry.table("remasker")
 }
+CHAINS = [v for v in EXACT if not registry.get("verifier", v).judges_trees]
 SPECS |= {
     f"{v}-{p}": {"name": "speculative", "verifier": v, "policy": p, "num_speculative_tokens": 3}
-    for v in EXACT
+    for v in CHAINS
     for p, policy in registry.table("length_policy").items()
     if not policy.needs_same_tokens
 }
@@ -90,6 +91,40 @@ SPECS |= {
     f"follow-{p}": {"name": "speculative", "verifier": "follow", "policy": p}
     for p, policy in registry.table("length_policy").items()
     if policy.needs_same_tokens
+}
+TREES = {
+    "chain": {"num_speculative_tokens": 3},
+    "branching": {"branching": "2-2-1"},
+    "paths": {"paths": 2, "path_length": 3, "trunk": 1},
+}  # other shapes: a few drafts
+
+
+def tree(shape: str, verifier: str, drafter: str = "model") -> dict:
+    """A spec of ``speculative`` with a tree of drafts, whose shape gets few of them."""
+    size = {"nodes": 6, "tree_depth": 3, "beam_width": 2}
+    declared = registry.params_of("shape", shape)
+    known = () if declared is None else declared.__dataclass_fields__
+    chosen = TREES.get(shape, {k: v for k, v in size.items() if k in known})
+    parts = {"drafter": drafter, "shape": shape, "verifier": verifier}
+    return {"name": "speculative", **parts, **chosen}
+
+
+def drawable(shape: str, verifier: str, drafter: str = "model") -> bool:
+    """Whether there is a way to draw siblings that all of these parts take."""
+    users = {"shape": shape, "verifier": verifier, "drafter": drafter}
+    kinds = {kind: registry.get(kind, name) for kind, name in users.items()}
+    ways = set(kinds["verifier"].draws) & set(kinds["drafter"].draws)
+    return kinds["drafter"].shapes and bool(ways & set(kinds["shape"].takes))
+
+
+SHAPES = registry.table("shape")
+JUDGES = [v for v in EXACT if v not in CHAINS]
+# every verifier of trees with a chain and a tree, and every shape once
+SPECS |= {f"{v}-chain": tree("chain", v) for v in JUDGES}
+SPECS |= {
+    f"{v}-{s}": tree(s, v)
+    for n, s in enumerate(s for s in SHAPES if s != "chain")
+    for v in [v for v in (JUDGES[n:] + JUDGES) if drawable(s, v)][:1]
 }
 SPECS |= {
     "speculative-unguided": {
@@ -116,6 +151,11 @@ SPECS |= {
     for d in registry.table("drafter")
     if d not in ("jacobi", "model")  # which the specs above have
 }
+SPECS |= {
+    f"tree-{d}": tree("branching", "recursive", d)
+    for d, source in registry.table("drafter").items()
+    if d != "model" and drawable("branching", "recursive", d)
+}
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "guidance_scale": 1.5}
 
 
@@ -125,6 +165,9 @@ def sampling_for(name: str) -> dict:
     preset = PRESETS.get(name)
     doubtful = name.startswith("selector-") or name in ("dream", "exact_speculative", "freedave")
     doubt = {"temperature": 2.0, "guidance_scale": 1.0} if doubtful else {}
+    verifier = SPECS[name].get("verifier")
+    if verifier is not None and registry.get("verifier", verifier).needs_greedy:
+        doubt = {"temperature": 0.0}
     return {
         k: v for k, v in (SAMPLING | doubt).items() if preset is None or k not in preset.sampling
     }

@@ -26,12 +26,13 @@ class ModelCache:
 class CausalModel(Protocol):
     """tokens [B, L] at absolute positions [B, L] against a cache -> logits [B, L, V] of the
     positions after them. One whose ``keeps`` is true takes ``keep=n`` as well: logits of the last n
-    tokens alone."""
+    tokens alone. One whose ``superposes`` is true is a ``SuperposedModel`` as well."""
 
     vocab_size: int
     device: torch.device
     dtype: torch.dtype
     keeps: bool
+    superposes: bool
 
     def new_cache(self, slots: int) -> Any:
         """An empty cache, see ``ModelCache``."""
@@ -58,7 +59,7 @@ class TreeModel(Protocol):
 
 
 class SuperposedModel(Protocol):
-    """Causal model whose adapter says ``superposes``: it takes mixtures of tokens as inputs."""
+    """Causal model that takes mixtures of tokens as inputs."""
 
     def forward_superposed(
         self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: Any

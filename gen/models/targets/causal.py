@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gen.core.errors import GenError
-from gen.models.adapters.language_models import ModelAdapter
 from gen.models.adapters.protocols import (
     CausalModel,
     HiddenStateModel,
@@ -123,7 +122,7 @@ class CausalTarget(Target):
         Raises:
             GenError: the model takes token ids alone, or a constraint reads the tokens before.
         """
-        if not (isinstance(self.model, ModelAdapter) and self.model.superposes):
+        if not self.model.superposes:
             raise GenError(
                 f"{method} needs a model that takes weighted sums of embeddings, and"
                 f" {type(self.model).__name__} takes token ids alone; expected a causal language"

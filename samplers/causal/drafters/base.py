@@ -60,6 +60,14 @@ class Nodes(RowOwner):
         """
         raise NotImplementedError
 
+    def count_passes(self, step: CausalStep, passes: Tensor) -> None:
+        """Add the forward passes that the drafts of a step took, where ``nfe`` has them.
+
+        Args:
+            step: context of the step.
+            passes: times that each row asked ``begin`` and ``extend``, long [b].
+        """
+
     def learn(self, step: CausalStep, tree: Tree, output: StepOutput) -> None:
         """Read what the target said after the root and each draft of the step.
 

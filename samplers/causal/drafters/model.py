@@ -208,6 +208,41 @@ def _where(at: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(at.view(-1, *[1] * (one.ndim - 1)), one, other)
 
 
+def require_same_tokens(target: CausalTarget, draft: TargetT | None) -> TargetT:
+    """Return the target of the draft model.
+
+    Args:
+        target: the model.
+        draft: target of the draft model for the same items.
+
+    Raises:
+        GenError: the draft model is missing, or speaks of other ids.
+    """
+    if draft is None:
+        raise GenError(
+            "this sampler drafts with a second model and got none; name one in sampler.draft_model"
+        )
+    ours, theirs = target.space, draft.space
+    if (
+        ours.kind != theirs.kind
+        or ours.channels != theirs.channels
+        or ours.vocab_size != theirs.vocab_size
+    ):
+
+        def size(s):
+            return f"{s.channels} channels" if s.channels else f"{s.vocab_size} ids"
+
+        raise GenError(f"the draft model has {size(theirs)}; expected the target's {size(ours)}")
+    if target.legal.shape != draft.legal.shape or not torch.equal(
+        target.legal, draft.legal.to(target.device)
+    ):
+        raise GenError(
+            "the draft model's positions or legal ids are not the target's; expected a model of"
+            " the same tokens"
+        )
+    return draft
+
+
 class ModelNodes(Nodes):
     """Distributions of a draft model.
 
@@ -227,22 +262,23 @@ class ModelNodes(Nodes):
     def nfe(self) -> list[int]:
         return self.num_passes.tolist()
 
+    def count_passes(self, step, passes):
+        self.num_passes.index_add_(0, step.rows, passes)
+
     def begin(self, step, tokens):
-        self.num_passes.index_add_(0, step.rows, torch.ones_like(step.rows))
         given, at = unseen(step, tokens, self.known)
         self.root, self.known = given[:, -1:], step.starts
         return self.draft.predict(given, at).logprobs[:, -1]
 
     def extend(self, step, tree, first):
-        exists = tree.exists[:, first:]
-        self.num_passes.index_add_(0, step.rows, exists.any(1).long())
         if tree.is_chain:
+            exists = tree.exists[:, first:]
             at = torch.where(
                 exists, step.start[:, None] + tree.depth[:, first:], step.start[:, None]
             )
             given = torch.where(exists, tree.tokens[:, first:], self.root)
             return self.draft.predict(given, at).logprobs
-        valid = torch.cat([torch.ones_like(exists[:, :1]), tree.exists], 1)
+        valid = torch.cat([torch.ones_like(tree.exists[:, :1]), tree.exists], 1)
         depth = torch.cat([torch.zeros_like(tree.depth[:, :1]), tree.depth], 1)
         at = step.start[:, None] + torch.where(valid, depth, 0)
         given = torch.where(valid, torch.cat([self.root, tree.tokens], 1), self.root)
@@ -320,31 +356,7 @@ class DraftsWithModel:
         Raises:
             GenError: the draft model is missing, or speaks of other ids.
         """
-        if draft is None:
-            raise GenError(
-                "this sampler drafts with a second model and got none; name one in"
-                " sampler.draft_model"
-            )
-        ours, theirs = target.space, draft.space
-        if (
-            ours.kind != theirs.kind
-            or ours.channels != theirs.channels
-            or ours.vocab_size != theirs.vocab_size
-        ):
-
-            def size(s):
-                return f"{s.channels} channels" if s.channels else f"{s.vocab_size} ids"
-
-            raise GenError(
-                f"the draft model has {size(theirs)}; expected the target's {size(ours)}"
-            )
-        if target.legal.shape != draft.legal.shape or not torch.equal(
-            target.legal, draft.legal.to(target.device)
-        ):
-            raise GenError(
-                "the draft model's positions or legal ids are not the target's; expected a model of"
-                " the same tokens"
-            )
+        draft = require_same_tokens(target, draft)
         chosen = {"temperature": self.draft_temperature, "guidance_scale": self.draft_guidance}
         sampling = dataclasses.replace(
             draft.sampling, **{k: v for k, v in chosen.items() if v is not None}

@@ -54,6 +54,7 @@ class NodeDrafter(Drafter):
             return Draft(tokens[:, :0], nothing)
         builder = TreeBuilder(step, tokens, self.nodes, self.draws, self.shape.is_chain)
         self.shape.grow(builder)
+        self.nodes.count_passes(step, builder.passes)
         self.tree = tree = builder.finish()
         row = torch.arange(len(tokens), device=tokens.device)[:, None]
         failed = tree.exists & failed_draws(tree.tokens, tree.logq[row, tree.parents + 1])

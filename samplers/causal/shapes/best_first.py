@@ -58,7 +58,12 @@ class BestFirst(Shape):
         dtype = builder.rest.dtype
         left = torch.zeros(b, 1, dtype=dtype, device=device)  # log of every node's value
         for _ in range(self.params.nodes):
-            at = self._best(builder, left)
+            if builder.tree.draws == RANKS:
+                builder.expand()
+                at = (left + builder.rest.amax(-1)).argmax(1, keepdim=True)
+            else:
+                at = left.argmax(1, keepdim=True)
+                builder.expand_for(at - 1)
             before = left.gather(1, at)
             mass = builder.add(at - 1)
             exists = builder.tree.exists[:, -1:]
@@ -69,14 +74,3 @@ class BestFirst(Shape):
             deep = builder.tree.depth[:, -1:] >= self.params.tree_depth
             left = left.scatter(1, at, remains)
             left = torch.cat([left, torch.where(deep, -torch.inf, new)], 1)
-
-    def _best(self, builder: TreeBuilder, left: torch.Tensor) -> torch.Tensor:
-        """Find the node [b, 1] that gets the next child, 0 for the root."""
-        values = left
-        if builder.tree.draws == RANKS:
-            builder.expand()
-            values = left + builder.rest.amax(-1)
-        at = values.argmax(1, keepdim=True)
-        if builder.size and not (at.is_cpu and int(at.max()) <= builder.expanded):
-            builder.expand()
-        return at

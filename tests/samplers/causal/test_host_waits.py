@@ -52,7 +52,8 @@ RELAXED = [name for name, rule in VERIFIERS.items() if rule.relaxed]
 JACOBI = [
     {"name": "speculative_jacobi", "coupling": c, "init": i, "window": 4}
     for c in COUPLINGS
-    for i in INITS
+    for i, init in INITS.items()
+    if not init.needs_draft_model
 ]
 JACOBI += [
     {"name": "relaxed_acceptance", "verifier": v, "coupling": c, "window": 4}

@@ -57,7 +57,7 @@ def test_control_the_distribution_of_the_draft_before(monkeypatch, verifier):
         self.left_logq = self.left_logq.roll(1, 1)
 
     monkeypatch.setattr(PearlDrafter, "observe", observe)
-    assert error(pearl(3, verifier), space_of((4,), 3), COMBINED) > WRONG
+    assert error(pearl(3, verifier), space_of((3,), 3)) > WRONG
 
 
 def test_control_an_unlikely_draft_is_not_left_for_the_next_round(monkeypatch):

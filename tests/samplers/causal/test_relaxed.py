@@ -364,7 +364,7 @@ def never_the_first(coupling: str) -> float:
     model = TabularCausal(2)
 
     def decode(rng, context):
-        init = registry.get("initialiser", "uniform")
+        init = registry.get("initialiser", "uniform")()
         part = registry.get("coupling", coupling)(NeverTheFirst())
         target = causal_target(model, space, sampling, context)
         return decode_causal(target, rng, JacobiDrafter(3, part, init, space, target.legal)).tokens

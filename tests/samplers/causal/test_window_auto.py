@@ -18,7 +18,7 @@ from gen.core.sampling_params import SamplingParams
 from gen.core.token_space import TokenSpace
 from gen.samplers.causal.drafters import model as drafting
 from gen.samplers.causal.drafters.model import IdChain, ModelDrafter
-from gen.samplers.causal.jacobi import JacobiDrafter
+from gen.samplers.causal.jacobi import JacobiDrafter, SpeculativeJacobi
 from gen.samplers.engine import window as auto_width
 from gen.samplers.engine.causal_loop import decode_causal
 from gen.samplers.engine.window import LADDER, AutoWidth, Widths
@@ -176,8 +176,9 @@ def jacobi_error(
     model, sampling, space = TabularCausal(ids), SamplingParams(), space_of(length, ids)
 
     def decode(rng, context):
-        part, first = registry.get("coupling", coupling)(), registry.get("initialiser", init)
         target = causal_target(model, space, sampling, context)
+        part = registry.get("coupling", coupling)()
+        first = registry.get("initialiser", init).make(SpeculativeJacobi(), target, None)
         return decode_causal(
             target, rng, drafter(window(3), part, first, space, target.legal)
         ).tokens
@@ -339,7 +340,7 @@ def test_a_deterministic_job_refuses_what_a_clock_decides():
     with pytest.raises(
         GenError,
         match=(
-            "sampler.window of jobs.0 in here is 'auto', which a clock decides; expected a number"
+            "sampler.window of jobs.0 in here is 'auto', which depends on timing; expected a number"
         ),
     ):
         make_job(tree, where="here")
