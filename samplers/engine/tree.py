@@ -98,19 +98,20 @@ class Tree:
         return self.parents.gather(1, column.clamp_min(0)[:, None])[:, 0]
 
 
-def node_positions(step: StepContext, depth: Tensor, first: int) -> Tensor:
+def node_positions(step: StepContext, depth: Tensor, columns: Tensor | int) -> Tensor:
     """Number the noise of drafts: one number per position and column.
 
     Args:
         step: context of the step.
         depth: depth of the drafts, long [b, n].
-        first: column of the first of them.
+        columns: their columns, long [b, n]; or the column of the first of them.
 
     Returns:
         Keys of the noise, long [b, n].
     """
-    column = torch.arange(first + 1, first + 1 + depth.shape[1], device=depth.device)
-    return step.start[:, None] + depth - 1 + column * NODE
+    if isinstance(columns, int):
+        columns = torch.arange(columns, columns + depth.shape[1], device=depth.device)
+    return step.start[:, None] + depth - 1 + (columns + 1) * NODE
 
 
 class NodeSource(Protocol):

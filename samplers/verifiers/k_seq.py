@@ -25,9 +25,9 @@ from gen.samplers.engine.tree import WITH_REPLACEMENT
 from gen.samplers.verifiers.tree import (
     TreeVerifier,
     coins,
+    contexts,
     first_with_path,
     node,
-    representative,
 )
 
 BISECTIONS = 60
@@ -42,25 +42,25 @@ class KSeq(TreeVerifier):
     def walk(self, step, tree, logp):
         b, length = tree.tokens.shape
         first = first_with_path(tree)
-        context = [representative(first, tree.parents[:, c]) for c in range(length)]
+        context = contexts(tree)
         at = torch.full((b,), -1, dtype=torch.long, device=logp.device)
 
         def enter():
             """Read the distributions at the rows' nodes, and the rule for their drafts."""
-            alive = torch.zeros_like(at)
-            for c in range(length):
-                alive += tree.exists[:, c] & (context[c] == at)
+            alive = (tree.exists & (context == at[:, None])).sum(1)
             p, q = node(logp, at).exp(), node(tree.logq, at).to(logp.dtype).exp()
             return p, q, alive, smallest_factor(p, q, alive)
 
         p, q, alive, rho = enter()
         for column in range(length):
-            turn = tree.exists[:, column] & (context[column] == at)
+            turn = tree.exists[:, column] & (context[:, column] == at)
             if not may_be_any(turn):
                 continue
             ids = tree.tokens[:, column, None]
             chance = (p.gather(1, ids) / (rho * q.gather(1, ids)))[:, 0]
-            kept = coins(step, tree, column, chance.clamp_max(1).nan_to_num(0.0), turn)
+            kept = coins(
+                step, tree, torch.full_like(at, column), chance.clamp_max(1).nan_to_num(0.0), turn
+            )
             at = torch.where(kept, first[:, column], at)
             if may_be_any(kept):
                 p, q, alive, rho = enter()

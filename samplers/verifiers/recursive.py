@@ -63,12 +63,13 @@ class Recursive(TreeVerifier):
             own = torch.zeros_like(p).scatter(1, ids, 1.0)
             drawn_from = torch.where(tree.random[:, column, None], q, own)
             chance = (p.gather(1, ids) / drawn_from.gather(1, ids))[:, 0]
-            kept = coins(step, tree, column, chance.clamp_max(1).nan_to_num(0.0), turn)
+            here = torch.full_like(at, column)
+            kept = coins(step, tree, here, chance.clamp_max(1).nan_to_num(0.0), turn)
             lost = (turn & ~kept)[:, None]
             p = torch.where(lost, residual(p, drawn_from), p)
             if tree.draws == WITHOUT_REPLACEMENT:
                 q = torch.where(lost & tree.random[:, column, None], without(q, ids), q)
-            here = torch.full_like(at, column) if first is None else first[:, column]
+            here = here if first is None else first[:, column]
             at = torch.where(kept, here, at)
             p = torch.where(kept[:, None], node(logp, here).exp(), p)
             q = torch.where(kept[:, None], node(tree.logq, here).to(p.dtype).exp(), q)

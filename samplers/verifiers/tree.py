@@ -94,9 +94,21 @@ class TreeVerifier(Verifier):
         return Verdict(verdict.num_accepted, tokens[:, :width])
 
 
-def coins(step: StepContext, tree: Tree, column: int, p: Tensor, active: Tensor) -> Tensor:
-    """Flip the coin of one draft of each row, probability ``p`` [b]: bool [b]."""
-    key = node_positions(step, tree.depth[:, column, None], column)
+def coins(step: StepContext, tree: Tree, column: Tensor, p: Tensor, active: Tensor) -> Tensor:
+    """Flip the coin of one draft of each row.
+
+    Args:
+        step: context of the step.
+        tree: drafts of the step.
+        column: the draft of each row, long [b].
+        p: probability of the coin, [b].
+        active: rows that need it, bool [b].
+
+    Returns:
+        Coins that came up, bool [b].
+    """
+    column = column[:, None]
+    key = node_positions(step, tree.depth.gather(1, column), column)
     flipped = step.rng.flip(p[:, None], step.rows, key, "accept", step.round, active[:, None])
     return flipped[:, 0] & active
 
@@ -106,16 +118,22 @@ def first_with_path(tree: Tree) -> Tensor:
 
     Paths that were drawn independently of each other may be equal: they are one context.
     """
-    first = torch.zeros_like(tree.parents)
+    first, above = torch.zeros_like(tree.parents), torch.zeros_like(tree.parents)
     for column in range(tree.tokens.shape[1]):
-        parent = representative(first, tree.parents[:, column])
-        first[:, column] = column
-        for earlier in range(column):
-            same = (tree.tokens[:, earlier] == tree.tokens[:, column]) & tree.exists[:, earlier]
-            same &= representative(first, tree.parents[:, earlier]) == parent
-            same &= first[:, column] == column
-            first[:, column] = torch.where(same, first[:, earlier], first[:, column])
+        above[:, column] = representative(first, tree.parents[:, column])
+        same = (tree.tokens == tree.tokens[:, column, None]) & (above == above[:, column, None])
+        same = same[:, : column + 1] & tree.exists[:, : column + 1]
+        # the column itself, where it does not exist
+        found = same.byte().argmax(1)
+        first[:, column] = torch.where(same.any(1), found, column)
     return first
+
+
+def contexts(tree: Tree) -> Tensor:
+    """Find the node that each draft follows, by ``first_with_path``: long [b, L], -1 the root."""
+    first = first_with_path(tree)
+    above = [representative(first, tree.parents[:, c]) for c in range(first.shape[1])]
+    return torch.stack(above, 1) if above else first
 
 
 def representative(first: Tensor, columns: Tensor) -> Tensor:

@@ -89,6 +89,14 @@ class MappedLM(CausalLM):
         return logits[..., self.vocabulary.ids.to(logits.device)]
 
     @torch.no_grad()
+    def forward_tree(
+        self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: Any
+    ) -> Tensor:
+        ids = self.vocabulary.to_model(tokens)
+        logits = super().forward_tree(ids, positions, parents, cache)
+        return logits[..., self.vocabulary.ids.to(logits.device)]
+
+    @torch.no_grad()
     def forward_superposed(
         self, tokens: Tensor, weights: Tensor, positions: Tensor, cache: Any
     ) -> Tensor:

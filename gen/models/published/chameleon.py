@@ -44,10 +44,21 @@ class ChameleonLM(MappedLM):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        return self._codes(tokens, positions, cache.at(positions, self.dtype), cache)
+
+    @torch.no_grad()
+    def forward_tree(
+        self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: Any
+    ) -> Tensor:
+        mask = cache.tree(positions, parents, self.dtype)
+        return self._codes(tokens, positions, mask, cache)
+
+    def _codes(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """Compute the logits [B, L, V] of the vocabulary's codes."""
         states = self.model.model(
             input_ids=self.vocabulary.to_model(tokens),
             position_ids=positions,
-            attention_mask=cache.at(positions, self.dtype),
+            attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state

@@ -40,7 +40,18 @@ class JanusLM(CausalLM):
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        mask, inner = cache.at(positions, self.dtype), self.model.model
+        return self._codes(tokens, positions, cache.at(positions, self.dtype), cache)
+
+    @torch.no_grad()
+    def forward_tree(
+        self, tokens: Tensor, positions: Tensor, parents: Tensor, cache: SlotCache
+    ) -> Tensor:
+        mask = cache.tree(positions, parents, self.dtype)
+        return self._codes(tokens, positions, mask, cache)
+
+    def _codes(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: SlotCache) -> Tensor:
+        """Compute the logits [B, L, V] of codes."""
+        inner = self.model.model
         out = inner.language_model(
             inputs_embeds=self.embed(tokens),
             position_ids=positions,

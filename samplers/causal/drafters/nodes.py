@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gen.core.sampling_params import has_no_distribution
 from gen.models.targets.base import StepOutput, legal_at
 from gen.models.targets.causal import CausalTarget
 from gen.samplers.causal.drafters.base import Nodes
 from gen.samplers.causal.shapes.base import Shape
 from gen.samplers.engine.causal_loop import CausalStep, Draft, Drafter, Verdict
-from gen.samplers.engine.failed import failed_draws
 from gen.samplers.engine.rows import RowStore
 from gen.samplers.engine.tree import Tree, TreeBuilder
 from gen.samplers.verifiers.base import POINT, ROW, Proposal, Verifier
@@ -56,8 +56,8 @@ class NodeDrafter(Drafter):
         self.shape.grow(builder)
         self.nodes.count_passes(step, builder.passes)
         self.tree = tree = builder.finish()
-        row = torch.arange(len(tokens), device=tokens.device)[:, None]
-        failed = tree.exists & failed_draws(tree.tokens, tree.logq[row, tree.parents + 1])
+        nowhere = has_no_distribution(tree.logq)  # [b, L + 1], by node
+        failed = tree.exists & nowhere.gather(1, tree.parents + 1)
         parents = None if self.shape.is_chain else tree.parents
         return Draft(tree.tokens, tree.exists, parents, failed)
 

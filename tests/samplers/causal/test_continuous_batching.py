@@ -33,6 +33,14 @@ SPECS = {
         "verifier": "block",
     },
     "gsd": "typical",
+    "tree": {
+        "name": "speculative",
+        "shape": "best_first",
+        "verifier": "traversal",
+        "nodes": 5,
+        "tree_depth": 3,
+    },
+    "paths": {"name": "speculative", "shape": "paths", "verifier": "k_seq", "path_length": 2},
 }
 
 

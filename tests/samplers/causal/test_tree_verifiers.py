@@ -1,0 +1,202 @@
+"""Verifiers of trees: what each mistake does to the distribution, which tokens ``follow`` gives,
+and how many drafts the verifiers accept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from constraint_bench import CONTEXTS, EXACT, SAMPLING_CASES, WRONG, error, models, run, speculative
+from enumeration import enumerate_distribution
+from tabular import causal_target, space_of
+
+from gen.core.registry import registry
+from gen.core.sampling_params import SamplingParams
+from gen.core.token_space import TokenSpace
+from gen.samplers.causal.drafters.nodes import NodeDrafter
+from gen.samplers.causal.shapes.branching import Branching
+from gen.samplers.engine.tree import WITH_REPLACEMENT, WITHOUT_REPLACEMENT
+from gen.samplers.verifiers.follow import Follow
+from gen.samplers.verifiers.tree import TreeVerifier, node
+
+SHAPES = {
+    "chain": {"num_speculative_tokens": 3},
+    "branching": {"branching": "2-2-1"},
+    "paths": {"paths": 2, "path_length": 2, "trunk": 1},
+    "best_first": {"nodes": 6, "tree_depth": 3},
+    "stochastic_beam": {"beam_width": 2, "tree_depth": 3},
+    "beam": {"beam_width": 2, "tree_depth": 3, "nodes": 5},
+    "optimal": {"nodes": 6, "tree_depth": 3, "acceptance_by_rank": "0.5,0.3"},
+}
+KNOWN = [name for name, source in registry.table("drafter").items() if source.shapes]
+WAYS = [
+    (drafter, shape, way)
+    for drafter in KNOWN
+    for shape, kind in registry.table("shape").items()
+    for way in kind.takes
+    if way in registry.get("drafter", drafter).draws
+]
+
+
+# --- the tokens of plain autoregression
+
+
+def test_every_shape_is_here():
+    assert set(SHAPES) == set(registry.table("shape"))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    autoregressive = registry.get("sampler", "autoregressive")()
+    cold = SamplingParams(temperature=0.0)
+    return {"guided": run(autoregressive), "cold": run(autoregressive, sampling=cold)}
+
+
+@pytest.mark.parametrize(("drafter", "shape", "way"), WAYS)
+@pytest.mark.thinned(2)
+def test_follow_gives_the_tokens_of_autoregression(drafter, shape, way, plain):
+    parts = {"drafter": drafter, "shape": shape, "draws": way, **SHAPES[shape]}
+    out = run(speculative(verifier="follow", **parts))
+    assert torch.equal(out.tokens, plain["guided"].tokens)
+    out = run(speculative(verifier="greedy", **parts), sampling=SamplingParams(temperature=0.0))
+    assert torch.equal(out.tokens, plain["cold"].tokens)
+
+
+def test_drafts_with_the_noise_of_the_position_are_accepted_more_often():
+    tree = {"shape": "branching", "branching": "1-1-1", "verifier": "follow"}
+    accepted = {
+        way: sum(sum(s.acceptance_histogram[1:]) for s in run(speculative(draws=way, **tree)).stats)
+        for way in ("position_noise", "with_replacement")
+    }
+    assert accepted["position_noise"] > accepted["with_replacement"]
+
+
+# --- controls: every mistake is seen
+
+TREE = {"shape": "branching", "branching": "2-1", "draws": WITH_REPLACEMENT}
+SPACE, SHORT = space_of((3,), 3), space_of((2,), 3)
+
+
+def spoil(monkeypatch, change):
+    """Change every tree between drafting and verifying."""
+    propose = NodeDrafter.propose
+
+    def spoilt(self, step, tokens):
+        draft = propose(self, step, tokens)
+        if self.tree is not None:
+            change(self.tree)
+            draft.exists = self.tree.exists
+        return draft
+
+    monkeypatch.setattr(NodeDrafter, "propose", spoilt)
+
+
+@pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
+def test_control_siblings_without_replacement_are_not_independent(verifier, monkeypatch):
+    sampler = speculative(verifier=verifier, **TREE)
+    make = NodeDrafter.__init__
+
+    def without(self, target, nodes, shape, draws, rule):
+        make(self, target, nodes, shape, WITHOUT_REPLACEMENT, rule)
+
+    monkeypatch.setattr(NodeDrafter, "__init__", without)
+    spoil(monkeypatch, lambda tree: setattr(tree, "draws", WITH_REPLACEMENT))
+    assert error(sampler, SHORT) > WRONG
+
+
+@pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
+def test_control_the_draft_distribution_of_another_node(verifier, monkeypatch):
+    spoil(monkeypatch, lambda tree: setattr(tree, "logq", tree.logq[:, [1, 0, 2, *range(3, 5)]]))
+    assert error(speculative(verifier=verifier, **TREE), SHORT) > WRONG
+
+
+def drop_unlikely(tree):
+    """Drop drafts whose value turned out unlikely, with all that follows them."""
+    row = torch.arange(len(tree.tokens))[:, None]
+    mass = tree.logq[row, tree.parents + 1].gather(-1, tree.tokens[..., None])[..., 0]
+    tree.exists = tree.exists & (mass > -1.0)
+    for column in range(tree.tokens.shape[1]):
+        above = tree.parents[:, column, None]
+        there = tree.exists.gather(1, above.clamp_min(0)) | (above < 0)
+        tree.exists[:, column] &= there[:, 0]
+
+
+@pytest.mark.parametrize("verifier", ["recursive", "traversal", "k_seq"])
+def test_control_a_draft_dropped_for_its_value(verifier, monkeypatch):
+    spoil(monkeypatch, drop_unlikely)
+    assert error(speculative(verifier=verifier, **TREE), SHORT) > WRONG
+
+
+class DrawPerChild(Follow):
+    """Draws a token of the target for every child, not one for the node."""
+
+    guarantee = "same_distribution"
+    draws = (WITH_REPLACEMENT, WITHOUT_REPLACEMENT)
+
+    def verify_tree(self, step, tree, logp):
+        return TreeVerifier.verify_tree(self, step, tree, logp)
+
+    def walk(self, step, tree, logp):
+        at = torch.full_like(step.start, -1)
+        for column in range(tree.tokens.shape[1]):
+            turn = tree.exists[:, column] & (tree.parents[:, column] == at)
+            key = step.start[:, None] + (column + 1) * 1000
+            drawn = step.rng.categorical(
+                node(logp, at)[:, None], step.rows, key, "accept", step.round, turn[:, None]
+            )[:, 0]
+            at = torch.where(turn & (drawn == tree.tokens[:, column]), column, at)
+        return at, node(logp, at)
+
+
+def test_control_two_target_draws_at_one_node(monkeypatch):
+    table = {**registry._kinds["verifier"], "follow": DrawPerChild}
+    monkeypatch.setitem(registry._kinds, "verifier", table)
+    assert error(speculative(verifier="follow", **TREE), SHORT) > WRONG
+
+
+# --- how much they accept
+
+
+def accepted(space: TokenSpace, sampling=SAMPLING_CASES["plain"], **params) -> list[float]:
+    """Expected accepted drafts of the first forward pass, by context."""
+    target, small = models(space, sampling)
+    sampler = speculative(**params)
+
+    def decode(rng, context):
+        now, draft = (causal_target(m, space, sampling, context) for m in (target, small))
+        traces = sampler(now, rng, draft=draft, trace=True).traces
+        return torch.tensor([[len(trace[0].accepted)] for trace in traces])
+
+    found = enumerate_distribution(decode, CONTEXTS)
+    return [sum(count[0] * mass for count, mass in f.items()) for f in found]
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_on_a_chain_a_verifier_of_trees_is_one_of_chains(length):
+    """One draft after the other, or all of them together."""
+    chain = {"num_speculative_tokens": length}
+    for tree, known in (("recursive", "token"), ("traversal", "block"), ("k_seq", "token")):
+        assert accepted(SPACE, verifier=tree, **chain) == pytest.approx(
+            accepted(SPACE, verifier=known, **chain), abs=EXACT
+        )
+
+
+@pytest.mark.parametrize("way", [WITH_REPLACEMENT, WITHOUT_REPLACEMENT, "ranks"])
+def test_traversal_accepts_at_least_as_many_as_recursive(way):
+    tree = {"shape": "branching", "branching": "2-1", "draws": way}
+    more = accepted(SPACE, verifier="traversal", **tree)
+    less = accepted(SPACE, verifier="recursive", **tree)
+    assert all(a >= b - EXACT for a, b in zip(more, less, strict=True))
+    assert way == "ranks" or max(a - b for a, b in zip(more, less, strict=True)) > WRONG
+
+
+def test_a_tree_accepts_more_than_its_first_path():
+    chain = accepted(SPACE, verifier="recursive", num_speculative_tokens=2)
+    tree = accepted(SPACE, verifier="recursive", shape="branching", branching="2-1")
+    assert all(a > b for a, b in zip(tree, chain, strict=True))
+
+
+def test_a_budget_of_branching_counts_every_level():
+    params = replace(registry.params_of("shape", "branching")(), branching="3-2-1")
+    assert (Branching(params).nodes, Branching(params).depth) == (3 + 6 + 6, 3)
